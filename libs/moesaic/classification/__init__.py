@@ -1,0 +1,1 @@
+"""How is a classification asked of a language model, and how is its answer read?"""

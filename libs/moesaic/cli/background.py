@@ -1,0 +1,85 @@
+"""A suite in the background: started, watched until it is ready, and stopped."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from moesaic.cli.child import last_lines
+from moesaic.cli.outcome import CommandError, Exit
+from moesaic.cli.state import StateFile, SuiteState
+
+POLL_S = 0.1
+KILL_WAIT_S = 10.0
+
+
+def start_in_background(flags: Sequence[str]) -> SuiteState:
+    """Start ``moesaic up`` with these flags in a session of its own; return once it is ready.
+
+    Raises:
+        CommandError: it ended before it was ready; the text is what it said, the status its own.
+    """
+    state_file = StateFile()
+    state_file.directory.mkdir(parents=True, exist_ok=True)
+    log = state_file.directory / "supervisor.log"
+    if running := state_file.running():
+        raise CommandError(
+            f"a suite already runs in this directory at {running.url} (pid {running.pid}): "
+            "stop it with 'moesaic down'"
+        )
+    with log.open("wb") as output:
+        supervisor = subprocess.Popen(
+            [sys.executable, "-m", "moesaic.cli", "up", *flags],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    try:
+        while supervisor.poll() is None:
+            state = state_file.running()
+            if state is not None and state.pid == supervisor.pid and state.state == "ready":
+                # It outlives this process, which must not warn that it did not wait for it.
+                supervisor.returncode = 0
+                return state
+            time.sleep(POLL_S)
+    except KeyboardInterrupt:
+        supervisor.terminate()
+        supervisor.wait()
+        raise CommandError("interrupted, the suite is stopped", Exit.INTERRUPTED) from None
+    said = "\n".join(last_lines(log, 30)).strip()
+    raise CommandError(f"the suite did not start; {log} says:\n{said}", _status(supervisor))
+
+
+def _status(supervisor: "subprocess.Popen[bytes]") -> Exit:
+    try:
+        return Exit(supervisor.returncode or Exit.ERROR)
+    except ValueError:
+        return Exit.ERROR
+
+
+def stop_suite(timeout_s: float) -> str:
+    """Stop the suite of this directory and wait for its end; returns what happened, for people."""
+    state_file = StateFile()
+    state = state_file.running()
+    if state is None:
+        return "nothing runs in this directory"
+    os.kill(state.pid, signal.SIGTERM)
+    if _gone(state, timeout_s):
+        return f"stopped the suite at {state.url}"
+    if state.alive:
+        os.kill(state.pid, signal.SIGKILL)  # its processes die with it
+        _gone(state, KILL_WAIT_S)
+    state_file.path.unlink(missing_ok=True)
+    return f"killed the suite at {state.url}: it had not finished after {timeout_s:g} s"
+
+
+def _gone(state: SuiteState, within_s: float) -> bool:
+    end = time.monotonic() + within_s
+    while state.alive:
+        if time.monotonic() >= end:
+            return False
+        time.sleep(POLL_S)
+    return True

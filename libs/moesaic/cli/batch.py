@@ -1,0 +1,92 @@
+"""Classify many rows at once over REST."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+
+from moesaic.cli.gateway_client import client_settings, problem_of
+from moesaic.cli.rows import BadRow, Row
+
+ATTEMPTS = 4
+LONGEST_WAIT_S = 10.0
+BUSY_STATUSES = frozenset({429, 503})
+
+Result = dict[str, Any]
+
+
+async def classify_rows(
+    url: str,
+    rows: Iterator[Row | BadRow],
+    request: dict[str, Any],
+    concurrency: int,
+    done: Callable[[Row | BadRow, Result], None],
+) -> None:
+    """Classify ``rows`` with up to ``concurrency`` requests at once.
+
+    Args:
+        url: the gateway's address.
+        rows: read one by one, as requests become free.
+        request: the fields that all requests share.
+        concurrency: how many requests run at once.
+        done: gets each row with its result, in the order of completion: ``{"id", "label", "index", "probs"}`` (and
+            ``"correct"`` where the right label is known), or ``{"id", "error": {"code", "message"}}``.
+    """
+    limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
+    async with httpx.AsyncClient(limits=limits, **client_settings(url)) as client:
+
+        async def work() -> None:
+            for row in rows:  # all workers take from the same iterator
+                result = (
+                    await _classify(client, row, request) if isinstance(row, Row) else _bad(row)
+                )
+                done(row, result)
+
+        async with asyncio.TaskGroup() as workers:
+            for _ in range(concurrency):
+                workers.create_task(work())
+
+
+def _bad(row: BadRow) -> Result:
+    return _failed(row, "invalid_row", row.problem)
+
+
+def _failed(row: Row | BadRow, code: object, message: str) -> Result:
+    return {"id": row.row_id, "error": {"code": code, "message": message}}
+
+
+async def _classify(client: httpx.AsyncClient, row: Row, request: dict[str, Any]) -> Result:
+    body = {**request, "input": row.text, "labels": list(row.labels)}
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            response = await client.post("/v1/classify", json=body)
+        except httpx.HTTPError as error:
+            return _failed(row, "unreachable", f"{error or type(error).__name__}")
+        if response.status_code not in BUSY_STATUSES or attempt == ATTEMPTS:
+            break
+        await asyncio.sleep(_wait_s(response))
+    if not response.is_success:
+        problem = problem_of(response)
+        return _failed(row, problem["code"], problem["message"])
+    try:
+        answer = response.json()["data"][0]
+        return _result(row, str(answer["label"]), list(answer["probs"]))
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        return _failed(row, "bad_answer", f"the answer has no {error}")
+
+
+def _wait_s(response: httpx.Response) -> float:
+    """How long the server asks to wait, within reason."""
+    try:
+        return min(float(response.headers.get("Retry-After", 1.0)), LONGEST_WAIT_S)
+    except ValueError:
+        return 1.0
+
+
+def _result(row: Row, label: str, probs: list[float]) -> Result:
+    index = row.labels.index(label)
+    result: Result = {"id": row.row_id, "label": label, "index": index, "probs": probs}
+    if row.label is not None:
+        result["correct"] = index == row.label
+    return result

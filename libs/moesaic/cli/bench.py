@@ -1,0 +1,66 @@
+"""``moesaic bench``: measure what the project claims."""
+
+from importlib.util import find_spec
+from typing import Annotated, Any, Literal
+
+import typer
+
+from moesaic.cli.console import print_table, say
+from moesaic.cli.outcome import CommandError, Exit
+
+
+def bench(
+    name: Annotated[Literal["parity", "hop"], typer.Argument(help="What to measure.")],
+    quick: Annotated[bool, typer.Option("--quick", help="Less data, within 45 seconds.")] = False,
+    json_to: Annotated[
+        str | None,
+        typer.Option(
+            "--json", metavar="FILE|-", help="Write the result as JSON; - prints it last."
+        ),
+    ] = None,
+) -> None:
+    """Run one benchmark and print its figures."""
+    import json
+    from importlib import import_module
+    from pathlib import Path
+
+    from moesaic.cli.machine import commit, gemm_gflops, machine_facts
+
+    if find_spec("benchmarks") is None:
+        raise CommandError("benchmarks need the sources: run this in the project's directory")
+    module = import_module(f"benchmarks.{name}")
+    say(f"{name}: measuring{', quick' if quick else ''}")
+    before = gemm_gflops()
+    measured = module.run(quick)
+    probe = {"gemm_gflops_before": before, "gemm_gflops_after": gemm_gflops()}
+    result = {
+        "name": name,
+        "commit": commit(),
+        "machine": {**machine_facts(), **probe},
+        "config": measured["config"],
+        "figures": measured["figures"],
+        "paper": measured.get("paper", {}),
+        "notes": list(measured["notes"]),
+    }
+    print_table(("figure", "value"), flattened(result["figures"]), title=name)
+    for note in result["notes"]:
+        print(f"note: {note}")
+    if json_to == "-":
+        print(json.dumps(result, ensure_ascii=False))
+    elif json_to:
+        try:
+            Path(json_to).write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+        except OSError as error:
+            raise CommandError(f"--json {json_to}: {error.strerror}", Exit.USAGE) from error
+
+
+def flattened(figures: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Nested figures as rows of (dotted name, value)."""
+    rows: list[tuple[str, str]] = []
+    for key, value in figures.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict):
+            rows += flattened(value, f"{name}.")
+        else:
+            rows.append((name, f"{value:.6g}" if isinstance(value, float) else str(value)))
+    return rows

@@ -1,0 +1,29 @@
+"""``moesaic doctor``: is this machine fit to run a suite, and if not, what helps?"""
+
+from typing import Annotated
+
+import typer
+
+from moesaic.cli.console import print_json, print_table
+from moesaic.cli.options import JsonOption
+from moesaic.cli.outcome import Exit
+
+
+def doctor(
+    model: Annotated[str, typer.Option(help="Model directory to check.")] = "models/demo",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the gateway.")] = 8000,
+    as_json: JsonOption = False,
+) -> None:
+    """Check this machine; exit status 3 if something must be fixed first."""
+    import msgspec
+
+    from moesaic.cli.checks import run_checks
+
+    findings = run_checks(model, port)
+    if as_json:
+        print_json(msgspec.to_builtins(findings))
+    else:
+        rows = [(f.name, f.status, f.detail, f.fix) for f in findings]
+        print_table(("check", "status", "found", "what to do"), rows)
+    if any(finding.status == "fail" for finding in findings):
+        raise typer.Exit(Exit.UNHEALTHY)

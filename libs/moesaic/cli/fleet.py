@@ -1,0 +1,99 @@
+"""What the services of a cluster say about themselves over gRPC."""
+
+import asyncio
+from typing import Any
+
+import grpc
+
+from moesaic.cluster.channels import CONTROL_TIMEOUT_S, channel
+from moesaic.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
+
+STATES = {
+    admin_pb2.SERVICE_STATE_UNSPECIFIED: "unknown",
+    admin_pb2.SERVICE_STATE_STARTING: "starting",
+    admin_pb2.SERVICE_STATE_READY: "ready",
+    admin_pb2.SERVICE_STATE_DRAINING: "draining",
+}
+UNREACHABLE = "unreachable"
+
+Facts = dict[str, Any]
+
+
+async def service_facts(role: str, worker_id: str, admin_address: str) -> Facts:
+    """One service as its ``AdminService`` shows it; state ``unreachable`` if it does not answer."""
+    facts: Facts = {"role": role, "id": worker_id, "admin_address": admin_address}
+    async with channel(admin_address) as connection:
+        stub = admin_pb2_grpc.AdminServiceStub(connection)
+        try:
+            info = await stub.GetInfo(admin_pb2.GetInfoRequest(), timeout=CONTROL_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            return {**facts, "state": UNREACHABLE, "waiting_for": [error.code().name.lower()]}
+    return {
+        **facts,
+        "state": STATES.get(info.state, "unknown"),
+        "pid": info.pid,
+        "generation": info.generation,
+        "version": info.version,
+        "uptime_s": round(info.uptime_s, 1),
+        "epoch": info.epoch,
+        "data_address": info.data_address,
+        "model_digest": info.model_digest,
+        "waiting_for": list(info.waiting_for),
+    }
+
+
+async def fleet_addresses(scheduler: str) -> dict[str, tuple[str, str]]:
+    """Role and admin address of every registered worker by its id; empty if the scheduler is away."""
+    async with channel(scheduler) as connection:
+        stub = scheduler_pb2_grpc.SchedulerServiceStub(connection)
+        try:
+            reply = await stub.GetFleet(scheduler_pb2.GetFleetRequest(), timeout=CONTROL_TIMEOUT_S)
+        except grpc.aio.AioRpcError:
+            return {}
+    return {worker.worker_id: (worker.role, worker.admin_address) for worker in reply.workers}
+
+
+async def placement_facts(scheduler: str) -> Facts | None:
+    """The committed placement in short; None if there is none, or nobody to ask."""
+    async with channel(scheduler) as connection:
+        stub = scheduler_pb2_grpc.SchedulerServiceStub(connection)
+        try:
+            reply = await stub.GetPlacement(
+                scheduler_pb2.GetPlacementRequest(), timeout=CONTROL_TIMEOUT_S
+            )
+        except grpc.aio.AioRpcError:
+            return None
+    placement = reply.placement
+    held = [
+        [
+            sorted(expert for expert in layer.workers[index].expert_ids if expert >= 0)
+            for layer in placement.layers
+        ]
+        for index in range(len(placement.workers))
+    ]
+    return {
+        "epoch": placement.epoch,
+        "layers": [layer.layer for layer in placement.layers],
+        "workers": [
+            {"id": worker.worker_id, "generation": worker.generation, "experts": experts}
+            for worker, experts in zip(placement.workers, held, strict=True)
+        ],
+    }
+
+
+async def gather_facts(
+    known: dict[str, tuple[str, str]], scheduler: str | None
+) -> tuple[list[Facts], Facts | None]:
+    """Every service, known beforehand or registered with the scheduler, and the placement.
+
+    Args:
+        known: role and admin address by id.
+        scheduler: the scheduler's admin address, if there is one.
+    """
+    registered = await fleet_addresses(scheduler) if scheduler else {}
+    services = {**registered, **known}
+    facts = await asyncio.gather(
+        *(service_facts(role, name, address) for name, (role, address) in services.items())
+    )
+    placement = await placement_facts(scheduler) if scheduler else None
+    return list(facts), placement

@@ -1,0 +1,52 @@
+"""What must hold before a suite starts; every problem names the flag or variable to change."""
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from moesaic.cli.outcome import CommandError, Exit
+
+if TYPE_CHECKING:
+    from moesaic.models.config import ModelConfig
+
+
+def check_model(model: str) -> "ModelConfig":
+    """Read a model's configuration.
+
+    Raises:
+        CommandError: there is no model that can be served at ``--model``.
+    """
+    from moesaic.errors import CheckpointError
+    from moesaic.models.config import load_config
+
+    if not Path(model).is_dir():
+        raise CommandError(
+            f"--model {model}: no such directory; give one with config.json, tokenizer.json and "
+            "safetensors files",
+            Exit.USAGE,
+        )
+    try:
+        return load_config(Path(model))
+    except CheckpointError as error:
+        raise CommandError(f"--model {model}: {error}", Exit.USAGE) from error
+
+
+def check_redis(url: str) -> None:
+    """Make sure that a Redis server answers at ``url``.
+
+    Raises:
+        CommandError: naming ``REDIS_URL`` (its password hidden) and what happened.
+    """
+    from moesaic.cluster import redis_clients
+    from moesaic.errors import InvalidInput, NotReady
+
+    try:
+        asyncio.run(redis_clients.check_redis(url))
+    except InvalidInput as error:
+        raise CommandError(f"REDIS_URL: {error.fix}", Exit.USAGE) from error
+    except NotReady as error:
+        raise CommandError(
+            f"REDIS_URL: {error}; start that server, correct the address, or unset REDIS_URL to "
+            "get a server of the suite's own",
+            Exit.UNHEALTHY,
+        ) from error

@@ -1,0 +1,61 @@
+"""Is the gateway ready, and if not, what is missing?"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+
+from moesaic.cli.gateway_client import client_settings
+from moesaic.cli.outcome import CommandError, Exit
+
+POLL_S = 0.25
+ASK_TIMEOUT_S = 5.0
+SETTLE_S = 2.0  # what is missing for less than this is not worth a line
+
+
+async def readiness(client: httpx.AsyncClient) -> list[str] | None:
+    """What keeps the gateway from being ready: empty if nothing does, None if it does not answer."""
+    try:
+        response = await client.get("/readyz", timeout=ASK_TIMEOUT_S)
+    except httpx.HTTPError:
+        return None
+    if response.status_code == 200:
+        return []
+    try:
+        return _missing(response.json())
+    except ValueError:
+        return [f"status {response.status_code}"]
+
+
+def _missing(body: Any) -> list[str]:
+    """The failing checks in the body of ``/readyz``."""
+    failing = body.get("failing") if isinstance(body, dict) else None
+    if isinstance(failing, dict):
+        return [f"{name}: {why}" for name, why in failing.items()]
+    return [str(check) for check in failing or ["not ready"]]
+
+
+async def await_ready(url: str, within_s: float, announce: Callable[[str, str], None]) -> None:
+    """Return once the gateway at ``url`` is ready; announce what it waits for.
+
+    Raises:
+        CommandError: it is not ready ``within_s`` seconds from now.
+    """
+    loop = asyncio.get_running_loop()
+    started = since = loop.time()
+    missing: list[str] | None = None
+    announced: list[str] | None = None
+    async with httpx.AsyncClient(**client_settings(url)) as client:
+        while loop.time() - started < within_s:
+            now_missing = await readiness(client)
+            if now_missing == []:
+                return
+            if now_missing != missing:
+                missing, since = now_missing, loop.time()
+            elif missing and missing != announced and loop.time() - since >= SETTLE_S:
+                announced = missing
+                announce("suite", f"waits for {'; '.join(missing)}")
+            await asyncio.sleep(POLL_S)
+    detail = "; ".join(missing) if missing else "the gateway does not answer"
+    raise CommandError(f"not ready after {within_s:g} s: {detail}", Exit.TIMEOUT)

@@ -1,0 +1,126 @@
+"""``moesaic status``: every service, whether requests are taken, and who holds which experts."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from moesaic.cli.console import print_json, print_table
+from moesaic.cli.options import JsonOption, UrlOption
+from moesaic.cli.outcome import CommandError, Exit
+
+if TYPE_CHECKING:
+    from moesaic.cli.state import SuiteState
+
+ROLES = ("gateway", "scheduler", "attention", "expert")
+
+
+def status(
+    scheduler: Annotated[
+        str,
+        typer.Option(
+            envvar="MOESAIC_SCHEDULER",
+            help="Admin address of the scheduler, host:port, of a suite that was not started here.",
+        ),
+    ] = "",
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the services of a suite; exit status 3 unless requests are taken."""
+    import asyncio
+
+    from moesaic.cli.gateway_client import gateway_url
+    from moesaic.cli.state import StateFile
+
+    suite = StateFile().running()
+    if suite is None and not (scheduler or url):
+        raise CommandError(
+            "nothing runs in this directory; start a suite with 'moesaic up', "
+            "or name one with --url and --scheduler",
+            Exit.UNHEALTHY,
+        )
+    facts = asyncio.run(_facts(gateway_url(url), suite, scheduler))
+    if as_json:
+        print_json(facts)
+    else:
+        _print(facts)
+    if not facts["ready"]:
+        raise typer.Exit(Exit.UNHEALTHY)
+
+
+async def _facts(url: str, suite: "SuiteState | None", scheduler: str) -> dict[str, Any]:
+    import httpx
+
+    from moesaic.cli.fleet import gather_facts
+    from moesaic.cli.gateway_client import client_settings
+    from moesaic.cli.readiness import readiness
+
+    processes = suite.processes if suite else []
+    known = {p.name: (p.role, p.admin_address) for p in processes if p.admin_address}
+    if not scheduler:
+        scheduler = next((p.admin_address for p in processes if p.role == "scheduler"), "")
+    services, placement = await gather_facts(known, scheduler or None)
+    restarts = {p.name: p.restarts for p in processes}
+    for service in services:
+        service["restarts"] = restarts.get(service["id"])
+    async with httpx.AsyncClient(**client_settings(url)) as client:
+        missing = await readiness(client)
+    return {
+        "url": url,
+        "ready": missing == [],
+        "waiting_for": ["the gateway does not answer"] if missing is None else missing,
+        "services": sorted(services, key=_order),
+        "placement": placement,
+    }
+
+
+def _order(service: dict[str, Any]) -> tuple[int, str]:
+    role = service["role"]
+    return (ROLES.index(role) if role in ROLES else len(ROLES), service["id"])
+
+
+def _print(facts: dict[str, Any]) -> None:
+    waits = "; ".join(facts["waiting_for"])
+    print(f"{facts['url']} is {'ready' if facts['ready'] else f'not ready: {waits}'}")
+    columns = ("role", "id", "pid", "state", "admin", "data", "epoch", "restarts", "waiting for")
+    print_table(
+        columns,
+        [
+            (
+                service["role"],
+                service["id"],
+                service.get("pid", ""),
+                service["state"],
+                service["admin_address"],
+                service.get("data_address", ""),
+                service.get("epoch") or "",
+                service["restarts"] or "",
+                "; ".join(service["waiting_for"]),
+            )
+            for service in facts["services"]
+        ],
+    )
+    placement = facts["placement"]
+    if placement:
+        print(f"placement of epoch {placement['epoch']}, {len(placement['layers'])} MoE layers")
+        rows = [(worker["id"], experts_text(worker["experts"])) for worker in placement["workers"]]
+        print_table(("worker", "experts"), rows)
+
+
+def experts_text(by_layer: Sequence[Sequence[int]]) -> str:
+    """Which experts a worker holds: the ranges, if all layers are alike, else counts per layer."""
+    if all(experts == by_layer[0] for experts in by_layer):
+        return f"{ranges(by_layer[0])} in every layer" if by_layer and by_layer[0] else "none"
+    counts = [len(experts) for experts in by_layer]
+    return f"{min(counts)} to {max(counts)} a layer, different ones"
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers in short: ``0-3, 7, 9-10``."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ", ".join(f"{p[0]}-{p[-1]}" if len(p) > 1 else str(p[0]) for p in parts)

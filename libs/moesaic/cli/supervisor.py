@@ -1,0 +1,175 @@
+"""Keeps the processes of a suite running, and stops them in order."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from moesaic.cli.child import Child, last_lines
+from moesaic.cli.ports import free_ports
+from moesaic.cli.restart import Again, GiveUp, RestartPolicy
+from moesaic.cli.state import ProcessState
+from moesaic.cli.suite import LOOPBACK, STOP_ORDER, Service
+
+GRACE_S = 35.0  # a little more than the services give their own running work
+
+
+class ServiceFailed(Exception):
+    """A service cannot run, so the suite stops."""
+
+    def __init__(self, name: str, reason: str, log: Path, lines: Sequence[str]) -> None:
+        self.name = name
+        shown = "\n".join(f"  | {line}" for line in lines)
+        super().__init__(f"{name}: {reason}; the end of {log}:\n{shown or '  | (empty)'}")
+
+
+def command_of(service: Service, admin_port: int, metrics_port: int) -> list[str]:
+    """The command line that starts a service on the given ports."""
+    ports = ("--admin-port", str(admin_port), "--metrics-port", str(metrics_port))
+    return [sys.executable, "-m", f"services.{service.role}", *service.flags, *ports]
+
+
+@dataclass
+class _Kept:
+    """A service with its current child."""
+
+    service: Service
+    shown: ProcessState
+    policy: RestartPolicy = field(default_factory=RestartPolicy)
+    child: Child | None = None
+
+
+class Supervisor:
+    """Runs services until it is told to stop.
+
+    Args:
+        services: what to run.
+        environment: of every service; a service's own entries come on top.
+        log_directory: gets one ``<name>.log`` per service.
+        announce: called with (name, line for people) when a service comes or goes.
+        changed: called after every change of ``processes``.
+        command: makes a service's command line from its admin and metrics port.
+    """
+
+    def __init__(
+        self,
+        services: Sequence[Service],
+        environment: Mapping[str, str],
+        log_directory: Path,
+        *,
+        announce: Callable[[str, str], None],
+        changed: Callable[[], None],
+        command: Callable[[Service, int, int], list[str]] = command_of,
+    ) -> None:
+        self._environment = environment
+        self._announce, self._changed, self._command = announce, changed, command
+        self._kept = [
+            _Kept(
+                service,
+                ProcessState(
+                    name=service.name,
+                    role=service.role,
+                    log=str(log_directory / f"{service.name}.log"),
+                ),
+            )
+            for service in services
+        ]
+
+    @property
+    def processes(self) -> list[ProcessState]:
+        """Every service as it is now."""
+        return [kept.shown for kept in self._kept]
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Keep all services running until ``stop`` is set, then stop them in order; nothing is left behind.
+
+        Raises:
+            ServiceFailed: a service cannot be kept running.
+        """
+        stopped = asyncio.create_task(stop.wait())
+        keepers = {kept.service.name: asyncio.create_task(self._keep(kept)) for kept in self._kept}
+        try:
+            done, _ = await asyncio.wait(
+                {stopped, *keepers.values()}, return_when=asyncio.FIRST_COMPLETED
+            )
+            for failed in done - {stopped}:
+                await failed  # raises
+        finally:
+            stopped.cancel()
+            for keeper in keepers.values():  # nothing is restarted from here on
+                keeper.cancel()
+            await asyncio.gather(stopped, *keepers.values(), return_exceptions=True)
+            await self._stop_in_order()
+
+    def kill(self) -> None:
+        """End every process at once."""
+        for kept in self._kept:
+            if kept.child is not None:
+                kept.child.kill()
+
+    async def _keep(self, kept: _Kept) -> None:
+        """Start a service, and start it again whenever it exits."""
+        name = kept.service.name
+        while True:
+            child = await self._start(kept)
+            status = await child.wait()
+            kept.shown.pid = 0
+            self._changed()
+            verdict = kept.policy.exited(status, child.ran_s)
+            log = Path(kept.shown.log)
+            match verdict:
+                case GiveUp(reason):
+                    reason = f"{_exit_text(status)}, and {reason}"
+                    raise ServiceFailed(name, reason, log, last_lines(log))
+                case Again(delay_s):
+                    ran = f"after {child.ran_s:.1f} s"
+                    self._announce(
+                        name, f"{_exit_text(status)} {ran}, starts again in {delay_s:g} s"
+                    )
+                    await asyncio.sleep(delay_s)
+                    kept.shown.restarts += 1
+
+    async def _start(self, kept: _Kept) -> Child:
+        service, shown = kept.service, kept.shown
+        # New ports at every start: an old one may have been taken meanwhile.
+        admin_port, metrics_port = free_ports(2)
+        environment = {**self._environment, **dict(service.environment)}
+        command = self._command(service, admin_port, metrics_port)
+        child = await Child.start(command, environment, Path(shown.log))
+        kept.child = child
+        shown.pid = child.pid
+        shown.admin_address = f"{LOOPBACK}:{admin_port}"
+        shown.metrics_address = f"{LOOPBACK}:{metrics_port}"
+        self._announce(service.name, f"started (pid {child.pid})")
+        self._changed()
+        return child
+
+    async def _stop_in_order(self) -> None:
+        for role in STOP_ORDER:
+            running = [
+                kept.child
+                for kept in self._kept
+                if kept.service.role == role and kept.child is not None and kept.child.running
+            ]
+            await asyncio.gather(*(child.stop(GRACE_S) for child in running))
+        for kept in self._kept:
+            if kept.shown.pid:
+                kept.shown.pid = 0
+        self._changed()
+
+
+def _exit_text(status: int) -> str:
+    if status >= 0:
+        return f"exited with status {status}"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was killed by signal {-status}"
+
+
+def child_environment(redis_url: str, secret: str) -> dict[str, str]:
+    """The environment of the services: this process's own, and what must not show in a list of processes."""
+    return {**os.environ, "MOESAIC_REDIS_URL": redis_url, "MOESAIC_SECRET": secret}

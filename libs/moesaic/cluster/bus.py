@@ -1,0 +1,293 @@
+"""Control metadata over Redis: documents, leases, compare-and-set, and streams that hint at news.
+
+State lives in documents; a stream entry only says that one changed. So a reader that missed
+entries, or a Redis that lost them, costs nothing but a look at the documents.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any, TypeVar
+
+import msgspec
+import structlog
+from prometheus_client import Counter
+from redis.exceptions import RedisError, WatchError
+
+from moesaic.cluster.redis_clients import (
+    BLOCK_S,
+    COMMAND_TIMEOUT_S,
+    CONTROL_PLANE_UP,
+    check_redis,
+    outages,
+    public_url,
+    redis_client,
+)
+from moesaic.errors import NotReady, PeerLost
+
+log = structlog.get_logger()
+T = TypeVar("T")
+Decoder = msgspec.msgpack.Decoder
+
+_RETENTION_MS = 3600_000  # stream entries are hints; an hour of them is for people
+_MAX_DEAD_LETTERS = 1000
+_MAX_DEAD_LETTER_BYTES = 4096
+_BACKOFF_S = (0.1, 2.0)  # first and longest wait between attempts to reach Redis
+
+_dead_letters = Counter(
+    "moesaic_stream_dead_letters", "stream entries that could not be read", ["stream"]
+)
+
+
+class Bus:
+    """One cluster's keys on one Redis; every name below is prefixed ``moesaic:{cluster}:``.
+
+    Every call but ``watch`` raises ``PeerLost`` when Redis does not do what was asked within a
+    second; whether a write was done is then unknown. Nothing is repeated by itself.
+
+    Attributes:
+        last_lost: monotonic time at which Redis last failed us; -inf if it never did.
+    """
+
+    def __init__(self, redis_url: str, cluster: str) -> None:
+        self._url, self._prefix = redis_url, f"moesaic:{{{cluster}}}:"
+        name = f"moesaic-{cluster}"
+        self._writer = redis_client(redis_url, name, timeout_s=COMMAND_TIMEOUT_S)
+        # Its answers may take as long as a read may block, and some more for the way.
+        self._reader = redis_client(redis_url, name, timeout_s=BLOCK_S + 2.0)
+        self._newest_ms: dict[str, int] = {}
+        self.last_lost = float("-inf")
+
+    @classmethod
+    @asynccontextmanager
+    async def connect(
+        cls, redis_url: str, cluster: str, waiting_for: list[str] | None = None
+    ) -> AsyncIterator["Bus"]:
+        """A bus on a Redis that answers; while it does not, wait and say so.
+
+        Args:
+            redis_url: ``redis://``, ``rediss://`` or ``unix://``.
+            cluster: keeps clusters on one Redis apart.
+            waiting_for: a list for people, such as ``ServiceStatus.waiting_for``; it names Redis
+                while this waits.
+
+        Raises:
+            InvalidInput: the URL is wrong in a way that waiting does not cure.
+        """
+        await _reachable(redis_url, [] if waiting_for is None else waiting_for)
+        bus = cls(redis_url, cluster)
+        CONTROL_PLANE_UP.set(1)
+        try:
+            yield bus
+        finally:
+            await bus._writer.aclose()
+            await bus._reader.aclose()
+
+    async def put(self, name: str, message: msgspec.Struct, *, ttl_s: int | None = None) -> None:
+        """Store a document, for good or for ``ttl_s`` seconds."""
+        with self._noting_outages():
+            await self._writer.set(self._key(name), encode(message), ex=ttl_s)
+
+    async def get(self, name: str, decoder: Decoder[T]) -> T | None:
+        """A document; none if it is not there or cannot be read, which is logged."""
+        return (await self.get_all([name], decoder))[0]
+
+    async def get_all(self, names: Iterable[str], decoder: Decoder[T]) -> list[T | None]:
+        """Documents in the order of their names, as ``get`` has them."""
+        names = list(names)
+        if not names:
+            return []
+        with self._noting_outages():
+            values = await self._writer.mget([self._key(name) for name in names])
+        return [
+            None if value is None else _document(name, value, decoder)
+            for name, value in zip(names, values, strict=True)
+        ]
+
+    async def get_bytes(self, name: str) -> bytes | None:
+        """A plain value, as ``compare_and_set`` writes it."""
+        with self._noting_outages():
+            value: bytes | None = await self._writer.get(self._key(name))
+        return value
+
+    async def delete(self, name: str) -> None:
+        """Remove a key; nothing happens if it is not there."""
+        with self._noting_outages():
+            await self._writer.delete(self._key(name))
+
+    async def add_member(self, name: str, member: str) -> None:
+        """Put a member into a set."""
+        with self._noting_outages():
+            await self._writer.sadd(self._key(name), member)
+
+    async def remove_member(self, name: str, member: str) -> None:
+        """Take a member out of a set."""
+        with self._noting_outages():
+            await self._writer.srem(self._key(name), member)
+
+    async def members(self, name: str) -> list[str]:
+        """The members of a set, sorted."""
+        with self._noting_outages():
+            found = await self._writer.smembers(self._key(name))
+        return sorted(member.decode(errors="replace") for member in found)
+
+    async def compare_and_set(
+        self,
+        expected: Mapping[str, bytes | None],
+        values: Mapping[str, bytes | None],
+        *,
+        ttl_s: int | None = None,
+    ) -> bool:
+        """Set ``values`` together if all of ``expected`` still hold; ``None`` is an absent key.
+
+        Returns:
+            Whether they were set. If not, nothing was.
+        """
+        watched = [self._key(name) for name in expected]
+        with self._noting_outages():
+            async with self._writer.pipeline(transaction=True) as transaction:
+                await transaction.watch(*watched)
+                if await transaction.mget(watched) != list(expected.values()):
+                    return False
+                transaction.multi()
+                for name, value in values.items():
+                    if value is None:
+                        transaction.delete(self._key(name))
+                    else:
+                        transaction.set(self._key(name), value, ex=ttl_s)
+                try:
+                    await transaction.execute()
+                except WatchError:
+                    return False
+        return True
+
+    async def append(self, stream: str, message: msgspec.Struct) -> None:
+        """Add an entry to a stream, and trim what is older than an hour."""
+        newest_ms = self._newest_ms.get(stream)  # Redis's clock, not ours
+        with self._noting_outages():
+            entry_id = await self._writer.xadd(
+                self._key(stream),
+                {"t": str(type(message).__struct_config__.tag), "p": encode(message)},
+                minid=None if newest_ms is None else max(0, newest_ms - _RETENTION_MS),
+                approximate=True,
+            )
+        self._newest_ms[stream] = int(entry_id.split(b"-")[0])
+
+    async def watch(self, stream: str, decoder: Decoder[T]) -> AsyncIterator[T | None]:
+        """Every entry from now on, and ``None`` whenever the reader should look for itself.
+
+        That is at the start, after two seconds without news, and each time Redis was lost or came
+        back. An entry that cannot be read goes to ``dlq:<stream>``. The iterator never ends.
+        """
+        last_id: bytes | None = None
+        backoff_s = _BACKOFF_S[0]
+        while True:
+            try:
+                with self._noting_outages():
+                    if last_id is None:
+                        last_id = await self._newest_id(stream)
+                        entries = []
+                    else:
+                        entries = await self._read(stream, last_id)
+                backoff_s = _BACKOFF_S[0]
+            except PeerLost as error:
+                log.debug("redis.lost", cause=error.cause)
+                last_id, entries = None, []  # a Redis that lost its data counts its own ids
+                await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+                backoff_s = min(2 * backoff_s, _BACKOFF_S[1])
+            for entry_id, fields in entries:
+                last_id = entry_id
+                message: T | None = await self._decoded(stream, entry_id, fields, decoder)
+                yield message
+            if not entries:
+                yield None
+
+    async def _newest_id(self, stream: str) -> bytes:
+        newest = await self._writer.xrevrange(self._key(stream), count=1)
+        return newest[0][0] if newest else b"0-0"
+
+    async def _read(self, stream: str, last_id: bytes) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        answer = await self._reader.xread(
+            {self._key(stream): last_id}, count=100, block=int(BLOCK_S * 1000)
+        )
+        return answer[0][1] if answer else []
+
+    async def _decoded(
+        self, stream: str, entry_id: bytes, fields: dict[bytes, bytes], decoder: Decoder[T]
+    ) -> T | None:
+        payload = fields.get(b"p", b"")
+        try:
+            return decoder.decode(payload)
+        except msgspec.DecodeError as error:
+            tag = fields.get(b"t", b"").decode(errors="replace")
+            if _another_version(tag, decoder):  # a newer peer's; the documents tell the rest
+                log.warning("entry.version_unknown", stream=stream, type=tag)
+                return None
+            await self._dead_letter(stream, entry_id, payload, str(error))
+            return None
+
+    async def _dead_letter(self, stream: str, entry_id: bytes, payload: bytes, why: str) -> None:
+        _dead_letters.labels(stream).inc()
+        log.error("entry.refused", stream=stream, entry_id=entry_id.decode(), cause=why)
+        # All readers of the stream meet this entry. Under its own id Redis keeps only the first.
+        with suppress(RedisError, OSError):
+            await self._writer.xadd(
+                self._key(f"dlq:{stream}"),
+                {"p": payload[:_MAX_DEAD_LETTER_BYTES], "why": why[:200]},
+                id=entry_id,
+                maxlen=_MAX_DEAD_LETTERS,
+                approximate=True,
+            )
+
+    @contextmanager
+    def _noting_outages(self) -> Iterator[None]:
+        try:
+            with outages(self._url):
+                yield
+        except PeerLost:
+            self.last_lost = time.monotonic()
+            raise
+
+    def _key(self, name: str) -> str:
+        return self._prefix + name
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """A message as it is stored."""
+    return msgspec.msgpack.encode(message)
+
+
+async def _reachable(redis_url: str, waiting_for: list[str]) -> None:
+    said, backoff_s = f"redis at {public_url(redis_url)}", _BACKOFF_S[0]
+    while True:
+        try:
+            await check_redis(redis_url)
+        except NotReady as error:
+            if said not in waiting_for:
+                waiting_for.append(said)
+            log.warning("service.waiting", waiting_for=str(error))
+            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+            backoff_s = min(2 * backoff_s, _BACKOFF_S[1])
+        else:
+            if said in waiting_for:
+                waiting_for.remove(said)
+            return
+
+
+def _document(name: str, value: bytes, decoder: Decoder[T]) -> T | None:
+    try:
+        return decoder.decode(value)
+    except msgspec.DecodeError as error:
+        log.error("document.refused", name=name, cause=str(error))
+        return None
+
+
+def _another_version(tag: str, decoder: Decoder[Any]) -> bool:
+    known = getattr(getattr(decoder.type, "__struct_config__", None), "tag", None)
+    return isinstance(known, str) and tag != known and _kind(tag) == _kind(known)
+
+
+def _kind(tag: str) -> str:
+    return tag.rpartition(".v")[0]

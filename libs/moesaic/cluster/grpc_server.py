@@ -1,0 +1,143 @@
+"""The gRPC server of a service: health, reflection, channelz, admin, and what the service adds."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+from grpc_channelz.v1 import channelz
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+from grpc_reflection.v1alpha import reflection
+
+from moesaic.cluster.admin import AdminServicer, DrainHook, ServiceStatus
+from moesaic.cluster.channels import SERVER_OPTIONS
+from moesaic.errors import InvalidInput
+from moesaic.settings import ServiceSettings
+from moesaic.v1 import admin_pb2_grpc
+
+__all__ = ["AdminServer", "DrainHook", "ServiceStatus", "admin_server"]
+
+_MAX_CONCURRENT_CALLS = 1024
+_LAST_ANSWERS_S = 0.5  # what calls that still run get when the server closes
+
+
+class AdminServer:
+    """A running server.
+
+    Attributes:
+        address: ``host:port`` at which others reach it.
+        status: what ``GetInfo`` and the health service show; the service keeps it true.
+        stop_requested: set by ``Shutdown``; the service's own stop event if it gave one.
+    """
+
+    def __init__(
+        self, address: str, status: ServiceStatus, stop: asyncio.Event, admin: AdminServicer
+    ) -> None:
+        self.address, self.status, self.stop_requested = address, status, stop
+        self._admin = admin
+
+    @property
+    def grace_s(self) -> float:
+        """What running work gets to finish: as set, or as the ``Shutdown`` call said."""
+        return self._admin.grace_s
+
+    def on_drain(self, hook: DrainHook) -> None:
+        """Await ``hook(True)`` in ``Drain`` and ``Shutdown``, ``hook(False)`` in ``Undrain``."""
+        self._admin.on_drain.append(hook)
+
+
+@asynccontextmanager
+async def admin_server(
+    settings: ServiceSettings,
+    role: str,
+    *,
+    worker_id: str,
+    generation: int = 0,
+    register: Callable[[grpc.aio.Server], None] = lambda server: None,
+    stop: asyncio.Event | None = None,
+) -> AsyncIterator[AdminServer]:
+    """Serve the calls every service has, and those ``register`` adds, until the block ends.
+
+    The server answers from the start; its health is NOT_SERVING until the status is ``ready``. A
+    generation that is not known yet can be set later, ``admin.status.generation``.
+
+    Raises:
+        InvalidInput: the port cannot be listened on.
+    """
+    status = ServiceStatus(role, worker_id, generation)
+    stop = stop or asyncio.Event()
+    admin, health = AdminServicer(settings, status, stop), HealthServicer()
+    server = grpc.aio.server(options=SERVER_OPTIONS, maximum_concurrent_rpcs=_MAX_CONCURRENT_CALLS)
+    services = _Services(server)
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, services)  # type: ignore[arg-type]
+    register(services)  # type: ignore[arg-type]
+    names = ["", *services.names]
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    channelz.add_channelz_servicer(server)  # type: ignore[arg-type]
+    reflection.enable_server_reflection(
+        [
+            *services.names,
+            "grpc.health.v1.Health",
+            "grpc.channelz.v1.Channelz",
+            reflection.SERVICE_NAME,
+        ],
+        server,
+    )
+    port = _listen(server, settings.host, settings.admin_port)
+    for name in names:
+        await health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+    await server.start()
+    follower = asyncio.create_task(_follow(status, health, names), name="health")
+    try:
+        yield AdminServer(_join(settings.reachable_host, port), status, stop, admin)
+    finally:
+        follower.cancel()
+        await health.enter_graceful_shutdown()
+        await server.stop(_LAST_ANSWERS_S)
+
+
+class _Services:
+    """Passes registrations on to a server and keeps the services' names."""
+
+    def __init__(self, server: grpc.aio.Server) -> None:
+        self.names: list[str] = []
+        self._server = server
+
+    def add_generic_rpc_handlers(self, handlers: Any) -> None:
+        self._server.add_generic_rpc_handlers(handlers)
+
+    def add_registered_method_handlers(self, service_name: str, handlers: Any) -> None:
+        self.names.append(service_name)
+        self._server.add_registered_method_handlers(service_name, handlers)  # type: ignore[attr-defined]
+
+
+async def _follow(status: ServiceStatus, health: HealthServicer, names: list[str]) -> None:
+    """Keep the health of every service what the status says."""
+    while True:
+        await status.changed.wait()
+        status.changed.clear()
+        serving = status.state == "ready"
+        for name in names:
+            await health.set(
+                name,
+                health_pb2.HealthCheckResponse.SERVING
+                if serving
+                else health_pb2.HealthCheckResponse.NOT_SERVING,
+            )
+
+
+def _listen(server: grpc.aio.Server, host: str, port: int) -> int:
+    try:
+        return server.add_insecure_port(_join(host, port))
+    except RuntimeError as error:
+        raise InvalidInput(
+            "admin_port",
+            f"cannot listen on {_join(host, port)}: the port is in use or the address is not of "
+            "this host; choose another with --admin-port or --host",
+        ) from error
+
+
+def _join(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

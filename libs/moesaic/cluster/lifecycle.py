@@ -1,0 +1,98 @@
+"""How a service's process ends: by a signal, by its operator, or by an error."""
+
+import asyncio
+import os
+import signal
+import sys
+import traceback
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from typing import Any, Literal, NoReturn
+
+import structlog
+
+from moesaic.errors import MoesaicError
+
+log = structlog.get_logger()
+
+EXIT_ERROR = 1
+EXIT_UNHEALTHY = 3  # something this process needs cannot be reached
+
+
+class StopEvent(asyncio.Event):
+    """Set once the process shall stop.
+
+    Set while the service still starts, that is before anything waits for it, it cuts the start
+    short: ``task`` is cancelled.
+    """
+
+    def __init__(self, task: "asyncio.Task[Any]") -> None:
+        super().__init__()
+        self._task, self._awaited, self.cut_short = task, False, False
+
+    async def wait(self) -> Literal[True]:
+        """Wait until the process shall stop."""
+        self._awaited = True
+        return await super().wait()
+
+    def set(self) -> None:
+        """Ask the process to stop; asking again changes nothing."""
+        if not self.is_set() and not self._awaited:
+            self.cut_short = True
+            self._task.cancel()
+        super().set()
+
+
+@asynccontextmanager
+async def stop_event() -> AsyncIterator[StopEvent]:
+    """An event that the first SIGTERM or SIGINT sets; a second one exits at once."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None  # a coroutine always runs in a task
+    stop = StopEvent(task)
+
+    def on_signal(number: signal.Signals) -> None:
+        if stop.is_set():
+            os._exit(128 + number)
+        log.info("service.stopping", signal=number.name)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+    try:
+        yield stop
+    except asyncio.CancelledError:
+        if not stop.cut_short:
+            raise
+        task.uncancel()
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+def run_service(serve: Coroutine[Any, Any, None]) -> NoReturn:
+    """Run a service to its end and exit: 0, or after one line on standard error 1 or 3.
+
+    Status 3 says that something the service needs cannot be reached, and a later try may help. An
+    error that is not ours is a bug: its traceback goes to standard error.
+    """
+    try:
+        asyncio.run(serve)
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    except Exception as error:
+        causes = list(_leaves(error))
+        ours = [cause for cause in causes if isinstance(cause, MoesaicError)]
+        if len(ours) < len(causes):
+            traceback.print_exception(error)
+            sys.exit(EXIT_ERROR)
+        print(f"error: {ours[0]}", file=sys.stderr)
+        sys.exit(EXIT_UNHEALTHY if ours[0].retryable else EXIT_ERROR)
+    sys.exit(0)
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error

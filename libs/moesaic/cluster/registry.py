@@ -1,0 +1,192 @@
+"""Who is in the cluster: leases that processes hold, and a view of all that are held."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import msgspec
+import structlog
+
+from moesaic.cluster.bus import Bus, encode
+from moesaic.cluster.changes import Changes
+from moesaic.errors import InvalidInput, PeerLost
+from moesaic.messages.registry import RegistryHint, WorkerRecord
+
+log = structlog.get_logger()
+
+LEASE_S = 6
+RENEW_S = 2.0
+STREAM = "ctl:registry"
+_INDEX = "workers"  # a set of worker ids, so that nobody has to scan for leases
+_GENERATION_S = 30 * 86400  # ids made of random letters must not pile up
+_WAIT_S = 1.0
+
+_records = msgspec.msgpack.Decoder(WorkerRecord)
+_hints = msgspec.msgpack.Decoder(RegistryHint)
+
+
+class Lease:
+    """This process's place in the registry."""
+
+    def __init__(self, bus: Bus, record: WorkerRecord) -> None:
+        self.record = record
+        self._bus, self._held = bus, False
+
+    async def update(self, **changes: Any) -> None:
+        """Change fields of the record, such as ``state``; without Redis, as soon as it is back."""
+        before, self.record = self.record, msgspec.structs.replace(self.record, **changes)
+        if self.record != before:
+            await self._announce("changed")
+
+    async def renew(self) -> None:
+        """Write the record for another ``LEASE_S``.
+
+        Raises:
+            InvalidInput: a later start of this worker id holds the lease.
+            PeerLost: Redis did not answer.
+        """
+        name, record = _key(self.record.worker_id), self.record
+        held = await self._bus.get(name, _records)
+        if held is not None and held.generation > record.generation:
+            raise InvalidInput(
+                "worker_id",
+                f"{record.worker_id} is taken by a process started later (pid {held.pid} on "
+                f"{held.node or 'an unknown host'}); give each process its own --worker-id",
+            )
+        await self._bus.add_member(_INDEX, record.worker_id)
+        await self._bus.put(name, record, ttl_s=LEASE_S)
+        if held is None:  # the first time, or after Redis lost it
+            log.info("lease.taken", worker_id=record.worker_id, generation=record.generation)
+            await self._hint("joined")
+
+    async def keep(self) -> None:
+        """Renew for ever; Redis may come and go."""
+        while True:
+            try:
+                await self.renew()
+                self._held = True
+            except PeerLost as error:
+                if self._held:
+                    log.warning("lease.not_renewed", cause=str(error))
+                self._held = False
+            await asyncio.sleep(RENEW_S)
+
+    async def release(self) -> None:
+        """Give the lease up, if Redis answers and it is still ours."""
+        name = _key(self.record.worker_id)
+        with suppress(PeerLost):
+            held = await self._bus.get(name, _records)
+            if held is None or held.generation != self.record.generation:
+                return
+            # Only if it is still what was read: a successor may have taken it meanwhile.
+            if await self._bus.compare_and_set({name: encode(held)}, {name: None}):
+                await self._bus.remove_member(_INDEX, self.record.worker_id)
+                await self._hint("left")
+
+    async def _announce(self, event: str) -> None:
+        with suppress(PeerLost):  # the next renewal tells it
+            await self.renew()
+            await self._hint(event)
+
+    async def _hint(self, event: Any) -> None:
+        record = self.record
+        await self._bus.append(
+            STREAM,
+            RegistryHint(worker_id=record.worker_id, generation=record.generation, event=event),
+        )
+
+
+@asynccontextmanager
+async def registered(bus: Bus, record: WorkerRecord) -> AsyncIterator[Lease]:
+    """Hold a lease for the length of the block, through any outage of Redis.
+
+    Raises:
+        InvalidInput: (in a group) a later start of the same worker id took the lease over.
+    """
+    lease = Lease(bus, record)
+    async with asyncio.TaskGroup() as tasks:
+        with suppress(PeerLost):
+            await lease.renew()
+        keeper = tasks.create_task(lease.keep(), name="lease")
+        try:
+            yield lease
+        finally:
+            keeper.cancel()
+            await lease.release()
+
+
+class Fleet(Changes):
+    """All live records, kept fresh.
+
+    Attributes:
+        workers: by worker id. A record goes when its lease does. While Redis is gone, and for one
+            lease after it came back, nothing goes: its absence says nothing about the workers.
+        stale: Redis does not answer; this is the last that was known.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.workers: dict[str, WorkerRecord] = {}
+        self.stale = True
+
+    async def refresh(self, bus: Bus) -> None:
+        """Read all records."""
+        try:
+            names = await bus.members(_INDEX)
+            found = await bus.get_all([_key(name) for name in names], _records)
+        except PeerLost as error:
+            if not self.stale:
+                log.warning("fleet.stale", cause=str(error))
+                self.stale = True
+                self.note_change()
+            return
+        live = {record.worker_id: record for record in found if record is not None}
+        if time.monotonic() < bus.last_lost + LEASE_S:  # they may not have had time to come back
+            live = {**self.workers, **live}
+        if live != self.workers or self.stale:
+            self.workers, self.stale = live, False
+            self.note_change()
+
+
+@asynccontextmanager
+async def watch_fleet(bus: Bus) -> AsyncIterator[Fleet]:
+    """A view of the registry for the length of the block; filled, if Redis answers, at once."""
+    fleet = Fleet()
+
+    async def follow() -> None:
+        async for _ in bus.watch(STREAM, _hints):
+            await fleet.refresh(bus)
+
+    await fleet.refresh(bus)
+    async with asyncio.TaskGroup() as tasks:
+        follower = tasks.create_task(follow(), name="fleet")
+        try:
+            yield fleet
+        finally:
+            follower.cancel()
+
+
+async def next_generation(bus: Bus, worker_id: str) -> int:
+    """A number that grows with every start of this worker id; waits for Redis if it must.
+
+    It is at least the time of day, so that a Redis that lost its data does not hand out a number
+    for the second time.
+    """
+    name = f"generation:{worker_id}"
+    while True:
+        try:
+            stored = await bus.get_bytes(name)
+            last = int(stored) if stored and stored.isdigit() else 0
+            generation = max(last + 1, int(time.time()))
+            value = str(generation).encode()
+            if await bus.compare_and_set({name: stored}, {name: value}, ttl_s=_GENERATION_S):
+                return generation
+        except PeerLost as error:
+            log.warning("service.waiting", waiting_for=str(error))
+            await asyncio.sleep(_WAIT_S)
+
+
+def _key(worker_id: str) -> str:
+    return f"worker:{worker_id}"

@@ -1,0 +1,1 @@
+"""How hidden states meet experts, behind one interface: ``local`` and ``routed``."""

@@ -1,0 +1,53 @@
+"""What the engine asks of any dispatcher."""
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Step:
+    """One forward pass. It pins one placement epoch for all its layers."""
+
+    step_id: bytes  # 16 bytes, unique; frames carry it
+    epoch: int
+    route: Any = field(default=None, repr=False, compare=False)  # the dispatcher's own view of the pinned placement
+
+
+class Dispatcher(Protocol):
+    """Brings hidden states to the routed experts and back. Lives on the engine thread's event loop."""
+
+    def begin_step(self) -> Step:
+        """Pin the newest placement whose experts can all be reached.
+
+        Raises:
+            NotReady: there is none at the moment; a later try may succeed.
+        """
+        ...
+
+    async def dispatch(self, step: Step, layer: int, hidden_states: Tensor) -> Tensor:
+        """The gate-weighted sum of each row's routed experts.
+
+        Args:
+            step: from ``begin_step``.
+            layer: index of the decoder layer.
+            hidden_states: ``[T, H]``, normed.
+
+        Returns:
+            ``[T, H]``, same dtype.
+
+        Raises:
+            ExpertUnavailable: some expert could not be reached; the step may be run again.
+            StaleEpoch: the pinned placement was retired; begin a new step.
+        """
+        ...
+
+    async def reachable(self) -> None:
+        """Wait until ``begin_step`` may succeed."""
+        ...
+
+    @property
+    def waiting_for(self) -> list[str]:
+        """What keeps ``begin_step`` from succeeding, for people; empty when nothing does."""
+        ...

@@ -1,0 +1,188 @@
+"""The serving side of ``routed``: gate, own share of the experts, and the epochs that may ask for them."""
+
+import time
+from dataclasses import dataclass, replace
+
+import torch
+import xxhash
+from torch import Tensor
+
+from moesaic.dispatch.slots import LoadResult, SlotTable, load_table
+from moesaic.errors import ExpertUnavailable, InvalidInput, NotReady, StaleEpoch
+from moesaic.messages.placement import EMPTY_SLOT, Placement
+from moesaic.models.checkpoint import Checkpoint
+from moesaic.models.config import ModelConfig
+from moesaic.models.gate import Gate
+from moesaic.placement.assignment import assign_holders
+from moesaic.transport.frame import Frame, FrameKind
+
+RETIRE_AFTER_S = 10.0  # frames of the epoch before are answered this long after a commit: longer than any step
+
+
+def assignment_digest(topk_ids: Tensor, serving: Tensor) -> int:
+    """64 bits that two workers share only if they chose the same experts and the same holders.
+
+    Args:
+        topk_ids: int32 ``[T, k]``.
+        serving: int32 ``[E]``, the worker index that serves each expert.
+    """
+    digest = xxhash.xxh3_64(topk_ids.cpu().contiguous().numpy())
+    digest.update(serving.numpy())
+    return digest.intdigest()
+
+
+@dataclass(frozen=True)
+class Tenure:
+    """One epoch on this worker: its placement, its slots, and what was derived from the two."""
+
+    placement: Placement
+    worker_idx: int
+    table: SlotTable
+    committed_s: float | None = None  # monotonic time of the commit, None while only prepared
+
+
+class ExpertHost:
+    """Answers layer requests for every epoch that is prepared, in force, or just retired.
+
+    Loading may run on any one thread at a time; ``answer`` runs on the engine thread and sees tables only whole.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        config: ModelConfig,
+        worker_id: str,
+        slots_per_layer: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """Read the gates; experts come with the first placement."""
+        self._checkpoint, self._config, self._worker_id = checkpoint, config, worker_id
+        self.slots_per_layer = slots_per_layer
+        self._dtype, self._device = dtype, device
+        self._gates = {
+            layer: Gate.load(checkpoint, config, layer, dtype, device) for layer in config.moe_layers
+        }
+        self._tenures: dict[int, Tenure] = {}
+        self._serving_cache: dict[tuple[int, int, bytes], tuple[Tensor, Tensor]] = {}
+        self.epoch = 0  # in force
+        self.rows_computed = 0
+
+    def prepare(self, placement: Placement) -> LoadResult:
+        """Load what ``placement`` wants here. Repeating it changes nothing.
+
+        Raises:
+            InvalidInput: it is for another checkpoint, names more slots than there are, or leaves this worker out.
+            StaleEpoch: a later epoch is in force already.
+            CheckpointError: an expert could not be read; nothing has changed.
+        """
+        if placement.epoch < self.epoch:
+            raise StaleEpoch(placement.epoch, self.epoch)
+        if placement.model_digest != self._config.digest:
+            raise InvalidInput("placement.model_digest", f"is for another checkpoint; this is {self._config.digest}")
+        names = [worker.worker_id for worker in placement.workers]
+        if self._worker_id not in names:
+            raise InvalidInput("placement.workers", f"must name {self._worker_id}")
+        idx = names.index(self._worker_id)
+        wanted = {layer: placement.slots[i][idx] for i, layer in enumerate(placement.layers)}
+        longest = max((len(experts) for experts in wanted.values()), default=0)
+        if longest > self.slots_per_layer:
+            raise InvalidInput("placement.slots", f"has {longest} slots in a layer, there are {self.slots_per_layer}")
+        known = self._tenures.get(placement.epoch)
+        if known is not None and known.placement == placement:
+            return LoadResult(known.table, 0, sum(e != EMPTY_SLOT for s in wanted.values() for e in s))
+        current = self._tenures.get(self.epoch)
+        result = load_table(
+            self._checkpoint, self._config, wanted, self._dtype, self._device, current.table if current else None
+        )
+        self._tenures = {**self._tenures, placement.epoch: Tenure(placement, idx, result.table)}
+        return result
+
+    def commit(self, epoch: int) -> None:
+        """Put a prepared epoch in force. Repeating it changes nothing.
+
+        Raises:
+            NotReady: the epoch was not prepared here.
+            StaleEpoch: a later one is in force.
+        """
+        if epoch < self.epoch:
+            raise StaleEpoch(epoch, self.epoch)
+        if epoch not in self._tenures:
+            raise NotReady(f"epoch {epoch} was not prepared on {self._worker_id}")
+        if epoch > self.epoch:
+            committed = replace(self._tenures[epoch], committed_s=time.monotonic())
+            keep = {e: t for e, t in self._tenures.items() if e in (self.epoch, epoch)}
+            self._tenures = {**keep, epoch: committed}
+            self.epoch = epoch
+            self._serving_cache = {}
+
+    def abort(self, epoch: int) -> None:
+        """Forget an epoch that was prepared and will not be committed; does nothing if it is in force or unknown."""
+        if epoch > self.epoch:
+            self._tenures = {e: t for e, t in self._tenures.items() if e != epoch}
+
+    def retire(self) -> None:
+        """Free epochs older than the one in force, once no step can still ask for them."""
+        current = self._tenures.get(self.epoch)
+        if current and current.committed_s and time.monotonic() - current.committed_s > RETIRE_AFTER_S:
+            if any(epoch < self.epoch for epoch in self._tenures):
+                self._tenures = {e: t for e, t in self._tenures.items() if e >= self.epoch}
+
+    def slots(self) -> dict[int, tuple[int, ...]]:
+        """The expert in every slot of the epoch in force, by layer."""
+        current = self._tenures.get(self.epoch)
+        return {layer: s.experts for layer, s in current.table.layers.items()} if current else {}
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of distinct expert weights held, over all epochs."""
+        layers = {id(s): s for t in self._tenures.values() for s in t.table.layers.values()}
+        return sum(s.nbytes for s in layers.values())
+
+    async def answer(self, request: Frame) -> Frame:
+        """Compute this worker's share of one layer for one batch.
+
+        The request's tensors are hidden states ``[T, H]``; then int32 ``[1, n]``, the live workers' indices; then, only
+        if the sender has gated itself, float32 ``[T, k]`` weights and int32 ``[T, k]`` ids. The reply's tensor is the
+        partial sum ``[T, H]``, its digest that of the assignment.
+        """
+        tenure = self._tenures.get(request.epoch)
+        if tenure is None:
+            raise StaleEpoch(request.epoch, self.epoch)
+        if request.layer not in self._gates or len(request.tensors) not in (2, 4):
+            raise InvalidInput("frame.layer", f"no MoE layer {request.layer} with {len(request.tensors)} tensors")
+        hidden, live = request.tensors[0], request.tensors[1]
+        if hidden.shape[1] != self._config.hidden_size:
+            raise InvalidInput("frame.tensors", f"hidden size is {self._config.hidden_size}, got {hidden.shape[1]}")
+        if len(request.tensors) == 4:
+            topk_weights, topk_ids = request.tensors[2], request.tensors[3]
+        else:
+            topk_weights, topk_ids = self._gates[request.layer](hidden.to(self._device))
+        serving, mine = self._serving(tenure, request.layer, live)
+        missing = serving[topk_ids.long().cpu()] < 0
+        if bool(missing.any()):
+            raise ExpertUnavailable(request.layer, int(topk_ids.cpu()[missing].unique().numel()))
+        partial = tenure.table.compute(request.layer, hidden.to(self._device), topk_weights, topk_ids, mine)
+        self.rows_computed += hidden.shape[0]
+        return Frame(
+            kind=FrameKind.REPLY,
+            request_id=request.request_id,
+            epoch=request.epoch,
+            layer=request.layer,
+            seq=request.seq,
+            digest=assignment_digest(topk_ids, serving),
+            tensors=[partial.cpu()],
+        )
+
+    def _serving(self, tenure: Tenure, layer: int, live: Tensor) -> tuple[Tensor, Tensor]:
+        key = (tenure.placement.epoch, layer, live.numpy().tobytes())
+        found = self._serving_cache.get(key)
+        if found is None:
+            placement = tenure.placement
+            serving = torch.from_numpy(
+                assign_holders(placement.holders(layer), len(placement.workers), live.flatten().tolist())
+            )
+            served = (serving == tenure.worker_idx).tolist()
+            mine = tenure.table.slot_of_expert(layer, placement.num_experts, served).to(self._device)
+            found = self._serving_cache[key] = (serving, mine)
+        return found

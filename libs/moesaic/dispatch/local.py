@@ -1,0 +1,47 @@
+"""``local``: all experts are in this process."""
+
+import os
+
+import torch
+from torch import Tensor
+
+from moesaic.dispatch.contract import Step
+from moesaic.dispatch.slots import load_table
+from moesaic.models.checkpoint import Checkpoint
+from moesaic.models.config import ModelConfig
+from moesaic.models.gate import Gate
+
+
+class LocalDispatcher:
+    """Computes every expert itself; its epoch is 0 and never changes."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, config: ModelConfig, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """Read the gates and all experts of ``checkpoint``."""
+        everything = list(range(config.moe.num_experts))
+        self._gates = {
+            layer: Gate.load(checkpoint, config, layer, dtype, device) for layer in config.moe_layers
+        }
+        self._table = load_table(
+            checkpoint, config, dict.fromkeys(config.moe_layers, everything), dtype, device
+        ).table
+        self._slots = torch.arange(config.moe.num_experts, device=device)
+
+    @property
+    def waiting_for(self) -> list[str]:
+        """Nothing, ever."""
+        return []
+
+    def begin_step(self) -> Step:
+        """A step of the one placement there is."""
+        return Step(os.urandom(16), epoch=0)
+
+    async def dispatch(self, step: Step, layer: int, hidden_states: Tensor) -> Tensor:
+        """See ``Dispatcher.dispatch``; nothing here can be unreachable."""
+        topk_weights, topk_ids = self._gates[layer](hidden_states)
+        combined = self._table.compute(layer, hidden_states, topk_weights, topk_ids, self._slots)
+        return combined.to(hidden_states.dtype)
+
+    async def reachable(self) -> None:
+        """Returns at once."""

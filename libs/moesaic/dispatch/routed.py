@@ -1,0 +1,219 @@
+"""``routed``: rows go to the expert workers, which gate them, compute their shares, and send partial sums back.
+
+Direct sends: every attention worker to every expert worker that serves an expert of the layer (JANUS section 3.2 calls this
+the strawman; it is what the two-phase exchange is measured against). The gate runs on the expert side, so a request frame
+carries the hidden states once and no routing (JANUS section 3.3). That is only right if all workers choose the same experts:
+each reply carries a digest of its choice, and if two differ the layer is asked again with this side's own choice in the frame.
+"""
+
+import asyncio
+import itertools
+import os
+from dataclasses import dataclass
+
+import structlog
+import torch
+from prometheus_client import Counter
+from torch import Tensor
+
+from moesaic.dispatch.contract import Step
+from moesaic.errors import ExpertUnavailable, MoesaicError, NotReady, StaleEpoch
+from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.models.gate import Gate
+from moesaic.placement.assignment import NO_HOLDER, assign_holders
+from moesaic.transport.contract import Link, Network
+from moesaic.transport.frame import Frame, FrameKind
+
+log = structlog.get_logger()
+
+DIVERGENCES = Counter(
+    "moesaic_gate_divergence_total", "Layers whose expert workers chose different experts for the same rows"
+)
+DIAL_TIMEOUT_S = 5.0
+DIAL_BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)  # the last one repeats
+
+WorkerKey = tuple[str, int]  # worker id, generation
+
+
+@dataclass(frozen=True)
+class Route:
+    """A placement with the workers that can be reached now."""
+
+    placement: Placement
+    live: tuple[int, ...]  # indices into placement.workers
+    links: dict[int, Link]  # by index
+    targets: dict[int, tuple[int, ...]]  # layer -> indices of workers that serve at least one of its experts
+
+
+def plan_route(placement: Placement, links: dict[int, Link]) -> Route | None:
+    """Assign every expert of every layer to a live worker; None if some expert has none."""
+    live = tuple(sorted(links))
+    targets = {}
+    for layer in placement.layers:
+        serving = assign_holders(placement.holders(layer), len(placement.workers), live)
+        if (serving == NO_HOLDER).any():
+            return None
+        targets[layer] = tuple(sorted(set(serving.tolist())))
+    return Route(placement, live, links, targets)
+
+
+class RoutedDispatcher:
+    """Keeps links to the placed expert workers and sends each layer's rows to them."""
+
+    def __init__(self, network: Network, gates: dict[int, Gate], timeout_s: float) -> None:
+        """Use ``network`` for tensors; wait at most ``timeout_s`` for one layer's replies."""
+        self._network, self._gates, self._timeout_s = network, gates, timeout_s
+        self._newest: Placement | None = None  # what to switch to
+        self._in_use: Placement | None = None  # what the last step pinned
+        self._links: dict[WorkerKey, Link] = {}
+        self._dialling: dict[WorkerKey, asyncio.Task[None]] = {}
+        self._route: Route | None = None
+        self._changed = asyncio.Event()
+        self._seq = itertools.count(1)
+
+    def set_placement(self, placement: Placement) -> None:
+        """Learn a committed placement; the switch happens at a later step's begin, once its workers are linked."""
+        if self._newest is None or placement.epoch > self._newest.epoch:
+            self._newest = placement
+            self._refresh()
+
+    @property
+    def waiting_for(self) -> list[str]:
+        """See ``Dispatcher.waiting_for``."""
+        if self._newest is None:
+            return ["a placement from the scheduler"]
+        if self._current_route() is not None:
+            return []
+        unlinked = [w.worker_id for w in self._newest.workers if self._link_to(w) is None]
+        return [f"expert workers of epoch {self._newest.epoch}: {', '.join(unlinked)}"]
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next step would pin; 0 if none can be."""
+        route = self._current_route()
+        return route.placement.epoch if route else 0
+
+    def begin_step(self) -> Step:
+        """See ``Dispatcher.begin_step``."""
+        route = self._current_route()
+        if route is None:
+            raise NotReady(f"waiting for {'; '.join(self.waiting_for)}", code="expert_unavailable")
+        return Step(os.urandom(16), route.placement.epoch, route)
+
+    async def reachable(self) -> None:
+        """See ``Dispatcher.reachable``."""
+        while self._current_route() is None:
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def dispatch(self, step: Step, layer: int, hidden_states: Tensor) -> Tensor:
+        """See ``Dispatcher.dispatch``."""
+        replies = await self._ask(step, layer, [hidden_states.cpu()])
+        if len({reply.digest for reply in replies}) > 1:
+            DIVERGENCES.inc()
+            log.warning("gate.diverged", layer=layer, epoch=step.epoch, digests=[hex(r.digest) for r in replies])
+            topk_weights, topk_ids = self._gates[layer](hidden_states)
+            replies = await self._ask(step, layer, [hidden_states.cpu(), topk_weights.cpu(), topk_ids.cpu()])
+        combined = replies[0].tensors[0].float()
+        for reply in replies[1:]:  # in the order of the placement's workers: the sum does not depend on who was first
+            combined = combined + reply.tensors[0]
+        return combined.to(hidden_states.device, hidden_states.dtype)
+
+    async def _ask(self, step: Step, layer: int, tensors: list[Tensor]) -> list[Frame]:
+        route: Route = step.route
+        live = torch.tensor([route.live], dtype=torch.int32)
+        calls = [
+            (
+                route.links[idx],
+                Frame(
+                    kind=FrameKind.REQUEST,
+                    request_id=step.step_id,
+                    epoch=step.epoch,
+                    layer=layer,
+                    seq=next(self._seq),
+                    tensors=[tensors[0], live, *tensors[1:]],
+                ),
+            )
+            for idx in route.targets[layer]
+        ]
+        outcomes = await self._network.exchange(calls, self._timeout_s)
+        replies: list[Frame] = []
+        for (link, _), outcome in zip(calls, outcomes, strict=True):
+            if isinstance(outcome, StaleEpoch):
+                raise outcome
+            if isinstance(outcome, MoesaicError):
+                self._route = None
+                self._refresh()
+                log.warning("expert_worker.failed", peer=link.peer, layer=layer, epoch=step.epoch, cause=str(outcome))
+                raise ExpertUnavailable(layer, cause=f"{link.peer}: {outcome.code}") from outcome
+            if not outcome.tensors or outcome.tensors[0].shape != tensors[0].shape:
+                link.discard("reply has another shape")
+                raise ExpertUnavailable(layer, cause=f"{link.peer}: reply has another shape")
+            replies.append(outcome)
+        return replies
+
+    def _current_route(self) -> Route | None:
+        """The route of the newest placement that can be served; kept until a link or the placement changes."""
+        route = self._route
+        if route and route.placement is self._newest and all(link.alive for link in route.links.values()):
+            return route
+        self._route = None
+        for placement in self._known_placements():
+            links = {idx: link for idx, w in enumerate(placement.workers) if (link := self._link_to(w)) is not None}
+            route = plan_route(placement, links)
+            if route is not None:
+                if self._in_use is not placement:
+                    log.info("route.switched", epoch=placement.epoch, workers=len(route.live))
+                self._route, self._in_use = route, placement
+                break
+        self._refresh()
+        return self._route
+
+    def _known_placements(self) -> list[Placement]:
+        known = [p for p in (self._newest, self._in_use) if p is not None]
+        return known[:1] if len(known) == 2 and known[0] is known[1] else known
+
+    def _link_to(self, worker: PlacedWorker) -> Link | None:
+        link = self._links.get((worker.worker_id, worker.generation))
+        return link if link is not None and link.alive else None
+
+    def _refresh(self) -> None:
+        """Dial what is placed and not linked; drop links that no known placement names."""
+        wanted = {(w.worker_id, w.generation): w for p in self._known_placements() for w in p.workers}
+        for key in [key for key in self._links if key not in wanted]:
+            self._links.pop(key).discard("no longer placed")
+        for key in [key for key in self._dialling if key not in wanted]:
+            self._dialling.pop(key).cancel()
+        for key, worker in wanted.items():
+            if self._link_to(worker) is None and key not in self._dialling:
+                self._dialling[key] = asyncio.ensure_future(self._dial(key, worker))
+
+    async def _dial(self, key: WorkerKey, worker: PlacedWorker) -> None:
+        attempt = 0
+        try:
+            while True:
+                try:
+                    self._links[key] = await self._network.connect(
+                        worker.data_address, worker.worker_id, DIAL_TIMEOUT_S
+                    )
+                    break
+                except MoesaicError as error:
+                    if attempt in (0, 10):
+                        log.info("expert_worker.unreachable", peer=worker.worker_id, cause=str(error))
+                    await asyncio.sleep(DIAL_BACKOFF_S[min(attempt, len(DIAL_BACKOFF_S) - 1)])
+                    attempt += 1
+            log.info("expert_worker.linked", peer=worker.worker_id, generation=worker.generation)
+        finally:
+            if self._dialling.get(key) is asyncio.current_task():
+                del self._dialling[key]
+        self._route = None  # plan again, with this worker
+        self._changed.set()
+
+    async def close(self) -> None:
+        """Stop dialling and drop all links."""
+        for task in self._dialling.values():
+            task.cancel()
+        await asyncio.gather(*self._dialling.values(), return_exceptions=True)
+        for link in self._links.values():
+            link.discard("closing")
+        self._links = {}

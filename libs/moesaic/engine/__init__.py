@@ -1,0 +1,1 @@
+"""From requests to steps: KV blocks, batching, sampling, the step loop."""

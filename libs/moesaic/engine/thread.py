@@ -1,0 +1,45 @@
+"""The engine thread: a second event loop, which owns torch and UCXX, beside the main loop, which must always answer."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class EngineThread:
+    """Runs coroutines and plain calls on the engine loop, from the main loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await ``work`` on the engine loop."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    def call(self, function: Callable[..., object], *arguments: object) -> None:
+        """Call ``function`` on the engine loop, soon; calls keep their order."""
+        self._loop.call_soon_threadsafe(function, *arguments)
+
+
+@asynccontextmanager
+async def engine_thread() -> AsyncIterator[EngineThread]:
+    """Start the thread with an idle loop; leaving cancels what still runs there and stops it."""
+    started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+
+    async def idle() -> None:
+        stop = asyncio.Event()
+        started.set_result((asyncio.get_running_loop(), stop))
+        await stop.wait()
+
+    thread = threading.Thread(target=asyncio.run, args=(idle(),), name="engine", daemon=True)
+    thread.start()
+    loop, stop = await asyncio.wrap_future(started)
+    try:
+        yield EngineThread(loop)
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        await asyncio.to_thread(thread.join)

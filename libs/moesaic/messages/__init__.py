@@ -1,0 +1,1 @@
+"""What services tell each other over Redis: versioned msgspec structs, encoded as msgpack."""

@@ -1,0 +1,43 @@
+"""Which expert every slot holds."""
+
+import msgspec
+
+EMPTY_SLOT = -1
+
+
+class PlacedWorker(msgspec.Struct, frozen=True, kw_only=True):
+    """An expert worker as the placement knows it."""
+
+    worker_id: str
+    generation: int
+    admin_address: str
+    data_address: str
+
+
+class Placement(msgspec.Struct, frozen=True, kw_only=True, tag="placement.v1"):
+    """The placement document: per layer and worker, the expert in each slot. Its epoch only grows.
+
+    ``slots[i][n][s]`` is the expert in slot ``s`` of worker ``n`` for decoder layer ``layers[i]``; -1 is an empty slot.
+    """
+
+    epoch: int
+    model_digest: str
+    num_experts: int
+    workers: list[PlacedWorker]
+    layers: list[int]
+    slots: list[list[list[int]]]
+
+    def holders(self, layer: int) -> list[list[int]]:
+        """For each expert of a decoder layer, the indices of the workers that hold it, ascending."""
+        held: list[list[int]] = [[] for _ in range(self.num_experts)]
+        for worker_idx, experts in enumerate(self.slots[self.layers.index(layer)]):
+            for expert_id in experts:
+                if expert_id != EMPTY_SLOT and worker_idx not in held[expert_id]:
+                    held[expert_id].append(worker_idx)
+        return held
+
+
+class PlacementHint(msgspec.Struct, frozen=True, kw_only=True, tag="placement-hint.v1"):
+    """A placement was committed; read the document."""
+
+    epoch: int

@@ -1,0 +1,39 @@
+"""Who is in the cluster."""
+
+from typing import Literal
+
+import msgspec
+
+Role = Literal["gateway", "attention", "expert", "scheduler"]
+WorkerState = Literal["starting", "ready", "draining"]
+
+
+class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="worker.v1"):
+    """One registered process; the value of its lease key.
+
+    An expert worker is ``ready`` when it can take a placement, an attention worker when it can take requests.
+    """
+
+    worker_id: str
+    generation: int  # grows with every start of this worker id
+    role: Role
+    state: WorkerState
+    admin_address: str  # gRPC, host:port
+    data_address: str = ""  # UCXX, host:port; empty if it receives no tensors
+    metrics_address: str = ""  # HTTP, host:port
+    node: str = ""  # host name
+    pid: int = 0
+    version: str = ""
+    model_digest: str = ""
+    slots_per_layer: int = 0  # expert workers: capacity
+    num_experts: int = 0  # expert workers: experts per layer of the model they have
+    layers: list[int] = []  # expert workers: the decoder layers that have experts
+    dispatch: str = ""  # attention workers: local or routed
+
+
+class RegistryHint(msgspec.Struct, frozen=True, kw_only=True, tag="registry-hint.v1"):
+    """A worker's record changed or went away; read the records again."""
+
+    worker_id: str
+    generation: int
+    event: Literal["joined", "changed", "left"]

@@ -1,0 +1,1 @@
+"""What is happening? Logs and metrics of a process."""

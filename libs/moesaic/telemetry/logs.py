@@ -1,0 +1,123 @@
+"""JSON lines on standard output: ``ts level event service instance``, then the event's fields."""
+
+import logging
+import re
+import sys
+from collections.abc import MutableMapping
+from datetime import UTC, datetime
+from typing import Any
+
+import structlog
+
+from moesaic.errors import InvalidInput
+
+LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+_SEVERITY = LEVELS | {"critical": 50, "exception": 40}
+_SECRET_KEY = re.compile(r"(^|[_-])(authorization|api[_-]?key|password|token|secret|cookie)$", re.I)
+_URL_CREDENTIALS = re.compile(r"(://)[^/\s@]*@")
+_HIDDEN = "***"
+
+Event = MutableMapping[str, Any]
+
+
+class _Threshold:
+    """The least severe level that is written; shared, so that bound loggers follow a change."""
+
+    severity = LEVELS["info"]
+
+
+class _Lines:
+    """Writes one line an event. A full disk or a closed pipe costs the line, not the process."""
+
+    def msg(self, line: str) -> None:
+        try:
+            sys.stdout.write(line + "\n")
+            sys.stdout.flush()
+        except (OSError, ValueError):  # ValueError: the stream is closed
+            pass
+
+    debug = info = warning = error = critical = exception = msg
+
+
+class _LibraryHandler(logging.Handler):
+    """Sends what libraries log through ``logging`` down the same road."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        level = record.levelname.lower()
+        write = getattr(structlog.get_logger(), level if level in _SEVERITY else "warning")
+        try:
+            text = record.getMessage()
+        except (TypeError, ValueError):  # the library's arguments do not fit its own format
+            text = str(record.msg)
+        write("library.logged", logger=record.name, message=text, exc_info=record.exc_info)
+
+
+def configure_logging(service: str, instance: str, level: str) -> None:
+    """Send this process's events to standard output as JSON lines, named after the process.
+
+    Context variables bound with ``structlog.contextvars`` are merged into each event; values under
+    keys that name a secret, and credentials in URLs, are hidden. Libraries are heard from
+    ``warning`` up.
+
+    Raises:
+        InvalidInput: ``level`` is not one of ``LEVELS``.
+    """
+
+    def name_process(_: Any, method: str, event: Event) -> Event:
+        head = {
+            "ts": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "level": "error" if method == "exception" else method,
+            "event": event.pop("event", ""),
+            "service": service,
+            "instance": instance,
+        }
+        return {**head, **event}
+
+    set_level(level)
+    structlog.configure(
+        processors=[
+            _drop_quiet,
+            structlog.contextvars.merge_contextvars,
+            name_process,
+            structlog.processors.format_exc_info,
+            _redact,
+            structlog.processors.JSONRenderer(default=str, ensure_ascii=False),
+        ],
+        wrapper_class=structlog.BoundLogger,
+        logger_factory=lambda *_: _Lines(),
+        cache_logger_on_first_use=False,
+    )
+    logging.basicConfig(handlers=[_LibraryHandler()], level=logging.WARNING, force=True)
+
+
+def set_level(level: str) -> None:
+    """Change the least severe level that is written, from now on and everywhere.
+
+    Raises:
+        InvalidInput: ``level`` is not one of ``LEVELS``.
+    """
+    if level not in LEVELS:
+        raise InvalidInput("level", f"must be one of {', '.join(LEVELS)}, got {level!r}")
+    _Threshold.severity = LEVELS[level]
+
+
+def _drop_quiet(_: Any, method: str, event: Event) -> Event:
+    if _SEVERITY.get(method, 0) < _Threshold.severity:
+        raise structlog.DropEvent
+    return event
+
+
+def _redact(_: Any, __: str, event: Event) -> Event:
+    return {key: _redacted(key, value) for key, value in event.items()}
+
+
+def _redacted(key: str, value: Any) -> Any:
+    if isinstance(value, dict):
+        return {inner: _redacted(str(inner), item) for inner, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_redacted(key, item) for item in value]
+    if _SECRET_KEY.search(key) and value is not None and not isinstance(value, (int, float)):
+        return _HIDDEN
+    if isinstance(value, str) and "://" in value:
+        return _URL_CREDENTIALS.sub(rf"\1{_HIDDEN}@", value)
+    return value

@@ -1,0 +1,42 @@
+"""Where metrics are read. Each room declares its own, with ``prometheus_client``."""
+
+from prometheus_client import REGISTRY, start_http_server
+from prometheus_client.samples import Sample
+
+from moesaic.errors import InvalidInput
+
+
+def serve_metrics(host: str, port: int) -> str:
+    """Answer ``GET /metrics`` on a thread of its own for as long as the process lives.
+
+    Returns:
+        The address, ``host:port``, with the port that was taken if ``port`` is 0.
+
+    Raises:
+        InvalidInput: the address cannot be listened on.
+    """
+    try:
+        server, _ = start_http_server(port, addr=host)
+    except OSError as error:
+        cause = error.strerror or str(error)
+        raise InvalidInput(
+            "metrics_port",
+            f"cannot listen on {host}:{port}: {cause}; "
+            "choose another with --metrics-port or --host",
+        ) from error
+    return f"{host}:{server.server_port}"
+
+
+def snapshot() -> dict[str, float]:
+    """Every counter and gauge, and the sums and counts of histograms, by name and labels."""
+    return {
+        _series(sample): sample.value
+        for metric in REGISTRY.collect()
+        for sample in metric.samples
+        if not sample.name.endswith(("_bucket", "_created"))
+    }
+
+
+def _series(sample: Sample) -> str:
+    labels = ",".join(f'{name}="{value}"' for name, value in sorted(sample.labels.items()))
+    return f"{sample.name}{{{labels}}}" if labels else sample.name

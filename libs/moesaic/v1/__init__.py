@@ -1,0 +1,1 @@
+"""Generated stubs of protos/moesaic/v1; made by ``make proto``."""

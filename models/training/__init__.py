@@ -1,0 +1,1 @@
+"""How the demo checkpoint in ``models/demo`` is made: ``python -m models.training --help``."""

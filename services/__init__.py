@@ -1,0 +1,1 @@
+"""The deployable services; none imports another."""

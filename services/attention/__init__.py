@@ -1,0 +1,1 @@
+"""One replica of all non-expert weights, and the engine."""

@@ -1,0 +1,5 @@
+"""``python -m services.attention``."""
+
+from services.attention.main import main
+
+main()

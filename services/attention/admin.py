@@ -1,0 +1,134 @@
+"""AttentionService: streams of commands to the engine, streams of events back."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+
+import grpc
+import structlog
+
+from moesaic.cluster.statuses import errors_as_status
+from moesaic.engine.engine import Engine, Load
+from moesaic.engine.requests import Event, FailureEvent, FinishEvent, RequestKey
+from moesaic.engine.thread import EngineThread
+from moesaic.errors import InvalidInput, MoesaicError, NotReady
+from moesaic.models.config import ModelConfig
+from moesaic.v1 import attention_pb2 as pb
+from moesaic.v1 import attention_pb2_grpc
+from services.attention.wire import decode_submit, encode_event
+
+log = structlog.get_logger()
+
+MAX_QUEUED_EVENTS = 65536  # a gateway that reads so slowly that this fills up has its stream ended
+
+
+class AttentionAdmin(attention_pb2_grpc.AttentionServiceServicer):
+    """Owns the streams; lives on the main loop."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._config = config
+        self._thread: EngineThread | None = None
+        self._engine: Engine | None = None
+        self._streams: dict[int, asyncio.Queue[Event | None]] = {}
+        self._next_stream = itertools.count(1)
+        self._open: set[RequestKey] = set()
+        self.draining = False
+        self.load = Load(0, 0, 0, 0, 0, ("the checkpoint to be loaded",))
+
+    def attach(self, thread: EngineThread, engine: Engine) -> None:
+        """Start taking requests."""
+        self._thread, self._engine = thread, engine
+
+    @property
+    def num_open(self) -> int:
+        """Requests that were taken and have not ended."""
+        return len(self._open)
+
+    def deliver(self, events: list[Event]) -> None:
+        """Hand a step's events to their streams; on the main loop."""
+        for event in events:
+            if event.key not in self._open:
+                continue  # cancelled meanwhile
+            if isinstance(event, FinishEvent | FailureEvent):
+                self._open.discard(event.key)
+            queue = self._streams.get(event.key.stream)
+            if queue is None:
+                continue
+            if queue.qsize() >= MAX_QUEUED_EVENTS:
+                log.error("stream.overflow", stream=event.key.stream)
+                queue.put_nowait(None)
+                continue
+            queue.put_nowait(event)
+
+    def fail_open(self, error: MoesaicError) -> None:
+        """End every request that is open with ``error``."""
+        for key in list(self._open):
+            self._cancel(key)
+            queue = self._streams.get(key.stream)
+            if queue is not None:
+                queue.put_nowait(FailureEvent(key, error))
+
+    async def Execute(
+        self, request_iterator: AsyncIterator[pb.ExecuteRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.ExecuteResponse]:
+        """One gateway's stream; when it ends, its requests are cancelled."""
+        async with errors_as_status(context):
+            stream = next(self._next_stream)
+            queue = self._streams[stream] = asyncio.Queue()
+            reader = asyncio.create_task(self._read(request_iterator, stream, queue))
+            try:
+                while (event := await queue.get()) is not None:
+                    yield encode_event(event)
+            finally:
+                reader.cancel()
+                del self._streams[stream]
+                for key in [key for key in self._open if key.stream == stream]:
+                    self._cancel(key)
+
+    async def _read(
+        self, commands: AsyncIterator[pb.ExecuteRequest], stream: int, queue: asyncio.Queue[Event | None]
+    ) -> None:
+        try:
+            async for command in commands:
+                if command.WhichOneof("command") == "cancel":
+                    self._cancel(RequestKey(command.cancel.request_id, command.cancel.attempt, stream))
+                else:
+                    self._submit(command.submit, stream, queue)
+        finally:
+            queue.put_nowait(None)
+
+    def _submit(self, submit: pb.Submit, stream: int, queue: asyncio.Queue[Event | None]) -> None:
+        key = RequestKey(submit.request_id, submit.attempt, stream)
+        try:
+            if self._engine is None or self._thread is None:
+                raise NotReady("this attention worker is still loading")
+            if self.draining:
+                raise NotReady("this attention worker is draining", code="draining")
+            if key in self._open:
+                raise InvalidInput("request_id", f"{submit.request_id!r} is running already")
+            request = decode_submit(
+                submit, stream, self._config.vocab_size, tuple(self._config.eos_token_ids)
+            )
+        except MoesaicError as error:
+            queue.put_nowait(FailureEvent(key, error))
+            return
+        self._open.add(key)
+        self._thread.call(self._engine.submit, request)
+
+    def _cancel(self, key: RequestKey) -> None:
+        self._open.discard(key)
+        if self._engine is not None and self._thread is not None:
+            self._thread.call(self._engine.cancel, key)
+
+    async def GetLoad(
+        self, request: pb.GetLoadRequest, context: grpc.aio.ServicerContext
+    ) -> pb.GetLoadResponse:
+        """What there is to do now."""
+        load = self.load
+        return pb.GetLoadResponse(
+            num_running=load.num_running,
+            num_waiting=load.num_waiting,
+            kv_blocks_used=load.kv_blocks_used,
+            kv_blocks_total=load.kv_blocks_total,
+            epoch=load.epoch,
+        )

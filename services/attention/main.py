@@ -1,0 +1,206 @@
+"""An attention worker: builds the parts, serves, drains."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import structlog
+import torch
+
+import moesaic
+from moesaic.cluster.bus import Bus
+from moesaic.cluster.grpc_server import AdminServer, admin_server
+from moesaic.cluster.lifecycle import run_service, stop_event
+from moesaic.cluster.registry import PlacementView, next_generation, registered, watch_placement
+from moesaic.dispatch.contract import Dispatcher
+from moesaic.dispatch.local import LocalDispatcher
+from moesaic.dispatch.routed import RoutedDispatcher
+from moesaic.engine.batching import Limits
+from moesaic.engine.blocks import BLOCK_SIZE
+from moesaic.engine.engine import Engine
+from moesaic.engine.requests import Event
+from moesaic.engine.thread import EngineThread, engine_thread
+from moesaic.errors import NotReady
+from moesaic.messages.registry import WorkerRecord
+from moesaic.models.checkpoint import Checkpoint
+from moesaic.models.config import ModelConfig, load_config
+from moesaic.models.decoder import Decoder
+from moesaic.models.gate import Gate
+from moesaic.settings import load_settings
+from moesaic.telemetry.logs import configure_logging
+from moesaic.telemetry.metrics import serve_metrics
+from moesaic.transport.frame import FrameLimits
+from moesaic.transport.ucx import UcxNetwork
+from moesaic.v1 import attention_pb2_grpc
+from services.attention.admin import AttentionAdmin
+from services.attention.settings import AttentionSettings
+
+log = structlog.get_logger()
+
+OBSERVE_EVERY_S = 0.25
+
+
+async def serve(settings: AttentionSettings) -> None:
+    """Serve until SIGTERM or SIGINT. The parts start top down and stop bottom up, errors or not."""
+    worker_id = settings.identity("attention")
+    configure_logging("attention", worker_id, settings.log_level)
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    config = load_config(Path(settings.model))  # before anything listens: a bad directory should fail at once
+    async with AsyncExitStack() as parts:
+        stop = await parts.enter_async_context(stop_event())
+        service = AttentionAdmin(config)
+        admin = await parts.enter_async_context(
+            admin_server(
+                settings,
+                "attention",
+                worker_id=worker_id,
+                stop=stop,
+                register=lambda server: attention_pb2_grpc.add_AttentionServiceServicer_to_server(service, server),
+            )
+        )
+        metrics_address = serve_metrics(settings.host, settings.metrics_port)
+        bus = await parts.enter_async_context(Bus.connect(settings.redis_url, settings.cluster))
+        generation = admin.status.generation = await next_generation(bus, worker_id)
+        admin.status.model_digest = config.digest
+        thread = await parts.enter_async_context(engine_thread())
+        main_loop = asyncio.get_running_loop()
+
+        def emit(events: list[Event]) -> None:
+            main_loop.call_soon_threadsafe(service.deliver, events)
+
+        checkpoint = Checkpoint(Path(settings.model))
+        decoder = await asyncio.to_thread(
+            Decoder.load, checkpoint, config, getattr(torch, settings.dtype), torch.device(settings.device)
+        )
+        dispatcher = await _open_dispatcher(settings, worker_id, config, checkpoint, bus, thread, parts)
+        engine = await thread.run(_open_engine(settings, config, decoder, dispatcher, emit))
+        service.attach(thread, engine)
+        lease = await parts.enter_async_context(
+            registered(
+                bus,
+                WorkerRecord(
+                    worker_id=worker_id,
+                    generation=generation,
+                    role="attention",
+                    state="starting",
+                    admin_address=admin.address,
+                    metrics_address=metrics_address,
+                    node=socket.gethostname(),
+                    version=moesaic.__version__,
+                    model_digest=config.digest,
+                    dispatch=settings.dispatch,
+                ),
+            )
+        )
+        async with asyncio.TaskGroup() as tasks:
+            stepping = tasks.create_task(thread.run(engine.run()))
+            watching = tasks.create_task(_observe(service, admin, thread, engine))
+            await lease.update(state="ready")
+            admin.status.set_state("ready")
+            log.info("worker.ready", dispatch=settings.dispatch, generation=generation)
+
+            async def drain(on: bool) -> None:
+                service.draining = on
+                await lease.update(state="draining" if on else "ready")
+
+            admin.on_drain(drain)
+            await stop.wait()
+            admin.status.set_state("draining")
+            await drain(True)
+            log.info("worker.draining", open=service.num_open)
+            await _finish_running(service, admin.grace_s)
+            stepping.cancel()
+            watching.cancel()
+
+
+async def _open_dispatcher(
+    settings: AttentionSettings,
+    worker_id: str,
+    config: ModelConfig,
+    checkpoint: Checkpoint,
+    bus: Bus,
+    thread: EngineThread,
+    parts: AsyncExitStack,
+) -> Dispatcher:
+    dtype, device = getattr(torch, settings.dtype), torch.device(settings.device)
+    if settings.dispatch == "local":
+        return await asyncio.to_thread(LocalDispatcher, checkpoint, config, dtype, device)
+    gates = {layer: Gate.load(checkpoint, config, layer, dtype, device) for layer in config.moe_layers}
+
+    async def connect() -> tuple[UcxNetwork, RoutedDispatcher]:
+        network = UcxNetwork(
+            worker_id,
+            "attention",
+            settings.secret.get_secret_value().encode(),
+            FrameLimits.of_hidden_size(config.hidden_size),
+            transports=settings.transports,
+        )
+        return network, RoutedDispatcher(network, gates, settings.expert_timeout_s)
+
+    network, dispatcher = await thread.run(connect())
+    parts.push_async_callback(lambda: thread.run(network.close()))
+    parts.push_async_callback(lambda: thread.run(dispatcher.close()))
+    view = await parts.enter_async_context(watch_placement(bus))
+    follower = asyncio.create_task(_follow_placement(view, thread, dispatcher, config.digest))
+    parts.callback(follower.cancel)
+    return dispatcher
+
+
+async def _open_engine(
+    settings: AttentionSettings,
+    config: ModelConfig,
+    decoder: Decoder,
+    dispatcher: Dispatcher,
+    emit: Callable[[list[Event]], None],
+) -> Engine:
+    limits = Limits(
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_num_queued_reqs=settings.max_num_queued_reqs,
+        max_model_len=min(config.max_positions, settings.kv_blocks * BLOCK_SIZE),
+    )
+    return Engine(decoder, dispatcher, limits, settings.kv_blocks, emit, settings.recovery_s)
+
+
+async def _follow_placement(
+    view: PlacementView, thread: EngineThread, dispatcher: RoutedDispatcher, model_digest: str
+) -> None:
+    """Tell the dispatcher of every placement that is for this checkpoint."""
+    while True:
+        placement = view.current
+        if placement is not None:
+            if placement.model_digest == model_digest:
+                thread.call(dispatcher.set_placement, placement)
+            else:
+                log.error("placement.foreign", epoch=placement.epoch, model_digest=placement.model_digest)
+        await view.changed()
+
+
+async def _observe(service: AttentionAdmin, admin: AdminServer, thread: EngineThread, engine: Engine) -> None:
+    """Bring what the engine knows to the main loop, where operators ask for it."""
+
+    async def look() -> None:
+        service.load = engine.load()
+
+    while True:
+        await thread.run(look())
+        admin.status.epoch = service.load.epoch
+        admin.status.waiting_for = list(service.load.waiting_for)
+        await asyncio.sleep(OBSERVE_EVERY_S)
+
+
+async def _finish_running(service: AttentionAdmin, grace_s: float) -> None:
+    try:
+        async with asyncio.timeout(grace_s):
+            while service.num_open:
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        service.fail_open(NotReady("this attention worker stopped", code="draining"))
+
+
+def main() -> None:
+    """Entry point of ``moesaic-attention``."""
+    run_service(serve(load_settings(AttentionSettings)))

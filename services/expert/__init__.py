@@ -1,0 +1,1 @@
+"""Expert slots, the gate, and grouped experts."""

@@ -1,0 +1,5 @@
+"""``python -m services.expert``."""
+
+from services.expert.main import main
+
+main()

@@ -1,0 +1,244 @@
+"""What callers may send: the fields of each route, with their bounds.
+
+Unknown fields are let through and noted; fields that would change the answer in a way that cannot be honoured yet are
+refused by name (``unsupported.py``) rather than ignored.
+"""
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from moesaic.errors import InvalidInput
+
+MAX_PROMPTS = 1024
+MAX_CHOICES = 16
+MAX_STOPS = 4
+MAX_TOP_LOGPROBS = 20
+INT64 = 1 << 63
+
+TokenId = Annotated[int, Field(ge=0, lt=1 << 32)]
+
+
+class Wire(BaseModel):
+    """Base of every request body."""
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False, protected_namespaces=())
+
+    model: str | None = Field(None, description="name of the served model")
+
+
+class Extension(BaseModel):
+    """The ``moesaic`` object of a request."""
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+
+    quality: Literal["standard", "exact"] = "standard"
+    min_threshold: float | None = Field(None, ge=0, le=1)
+    deadline_ms: int | None = Field(None, ge=1, le=86_400_000)
+    priority: int = Field(0, ge=-(1 << 31), lt=1 << 31)
+    provenance: bool = False
+
+
+class InferenceWire(Wire):
+    """What every inference route takes."""
+
+    user: str | None = None
+    request_id: str | None = None
+    moesaic: Extension = Field(default_factory=Extension)
+
+    @field_validator("moesaic", mode="before")
+    @classmethod
+    def _none_is_empty(cls, value: Any) -> Any:
+        return {} if value is None else value
+
+
+class StreamOptions(BaseModel):
+    """``stream_options`` of a streamed request."""
+
+    model_config = ConfigDict(extra="allow")
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class GenerationWire(InferenceWire):
+    """What chat and plain completions have in common."""
+
+    max_tokens: int | None = Field(None, ge=1, lt=1 << 31)
+    min_tokens: int = Field(0, ge=0, lt=1 << 31)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1, lt=1 << 31)
+    min_p: float | None = Field(None, ge=0, le=1)
+    seed: int | None = Field(None, ge=-INT64, lt=INT64)
+    n: int = Field(1, ge=1, le=MAX_CHOICES)
+    stop: str | list[str] | None = None
+    stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=128)
+    ignore_eos: bool = False
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+
+    @field_validator(
+        *("min_tokens", "n", "stop_token_ids", "ignore_eos", "stream", "skip_special_tokens"),
+        *("include_stop_str_in_output", "return_token_ids", "return_tokens_as_token_ids"),
+        mode="wrap",
+    )
+    @classmethod
+    def _none_is_default(cls, value: Any, handler: Callable[[Any], Any], info: Any) -> Any:
+        if value is None:
+            return cls.model_fields[info.field_name].get_default(call_default_factory=True)
+        return handler(value)
+
+    @field_validator("stop")
+    @classmethod
+    def _stop_is_bounded(cls, stop: str | list[str] | None) -> str | list[str] | None:
+        strings = as_list(stop)
+        if len(strings) > MAX_STOPS or not all(0 < len(string) <= 1024 for string in strings):
+            raise ValueError(f"must be at most {MAX_STOPS} strings of 1 to 1024 characters")
+        return stop
+
+    @model_validator(mode="after")
+    def _options_need_a_stream(self) -> "GenerationWire":
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options needs stream to be true")
+        return self
+
+    @property
+    def stops(self) -> list[str]:
+        """The stop strings as a list."""
+        return as_list(self.stop)
+
+
+class TextPart(BaseModel):
+    """One part of a message's content."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+    text: str | None = None
+
+
+class Message(BaseModel):
+    """One turn of a conversation."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+
+    def for_template(self, field: str) -> dict[str, str]:
+        """The turn as chat templates take it.
+
+        Raises:
+            InvalidInput: it holds something other than text.
+        """
+        if self.role in ("tool", "function") or (self.model_extra or {}).get("tool_calls"):
+            raise InvalidInput(field, "tools are not supported yet", code="unsupported_parameter")
+        parts = [TextPart(type="text", text=self.content)] if isinstance(self.content, str) else self.content
+        for part in parts or []:
+            if part.type not in ("text", "input_text") or part.text is None:
+                what = f"content of type {part.type[:40]!r} is not supported, only text"
+                raise InvalidInput(f"{field}.content", what, code="unsupported_parameter")
+        text = "\n".join(part.text or "" for part in parts or [])
+        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+
+
+class ChatWire(GenerationWire):
+    """Body of ``/v1/chat/completions``."""
+
+    messages: list[Message] = Field(min_length=1, max_length=4096)
+    max_completion_tokens: int | None = Field(None, ge=1, lt=1 << 31)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class CompletionWire(GenerationWire):
+    """Body of ``/v1/completions``; ``prompt`` is a text, a list of texts, token ids, or a list of those."""
+
+    prompt: Any = Field(
+        ...,
+        json_schema_extra={
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"type": "string"}},
+                {"type": "array", "items": {"type": "integer"}},
+                {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
+            ]
+        },
+    )
+    logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    echo: bool | None = None
+    add_special_tokens: bool = True
+
+    @field_validator("prompt")
+    @classmethod
+    def _prompts(cls, value: Any) -> list[str | list[int]]:
+        # Checked by hand: a union of four types reports every item four times over.
+        prompts = [value] if _is_prompt(value) else value
+        if not isinstance(prompts, list) or not all(_is_prompt(prompt) for prompt in prompts):
+            raise ValueError("must be a string, a list of strings, token ids, or a list of those")
+        if not 1 <= len(prompts) <= MAX_PROMPTS:
+            raise ValueError(f"must hold 1 to {MAX_PROMPTS} prompts, got {len(prompts)}")
+        return prompts
+
+
+class LabelWire(BaseModel):
+    """A label with its description."""
+
+    model_config = ConfigDict(extra="allow")
+
+    label: str
+    description: str | None = None
+
+
+class ClassifyWire(InferenceWire):
+    """Body of ``/v1/classify``."""
+
+    input: str | list[str]
+    labels: list[str | LabelWire] | None = None
+    instruction: str | None = Field(None, max_length=10_000)
+    method: Literal["auto", "token", "choice", "sequence"] = "auto"
+    top_k: int | None = Field(None, ge=1)
+
+    @field_validator("input")
+    @classmethod
+    def _input_is_bounded(cls, value: str | list[str]) -> str | list[str]:
+        if not 1 <= len(as_list(value)) <= MAX_PROMPTS:
+            raise ValueError(f"must hold 1 to {MAX_PROMPTS} texts, got {len(value)}")
+        return value
+
+
+class TokenizeWire(Wire):
+    """Body of ``/tokenize``: a prompt or messages."""
+
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    return_token_strs: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeWire(Wire):
+    """Body of ``/detokenize``."""
+
+    tokens: list[Annotated[int, Field(ge=0, lt=INT64)]]
+
+
+def as_list(value: str | list[str] | None) -> list[str]:
+    """One, many or none as a list."""
+    return [value] if isinstance(value, str) else value or []
+
+
+def _is_prompt(value: Any) -> bool:
+    if isinstance(value, str):
+        return True
+    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)

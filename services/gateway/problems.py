@@ -1,0 +1,120 @@
+"""Errors as callers see them: one OpenAI-shaped body, one status, headers that say whether a retry helps."""
+
+import re
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from moesaic.errors import InvalidInput, ModelNotFound, MoesaicError
+
+MAX_PROBLEMS = 10
+MAX_INPUT_CHARS = 200
+MAX_MESSAGE_CHARS = 1000
+_NOT_FIELDS = re.compile(r"^(body|query|path|header|function-(wrap|before|after|plain)|list\[|dict\[|\w*\[)|^str$|^int$")
+# Addresses, file paths and pointers are nobody's business outside.
+_PRIVATE = re.compile(
+    r"(\w+://\S+)|(\b\d{1,3}(\.\d{1,3}){3}(:\d+)?\b)|(\b[\w.-]+:\d{2,5}\b)|((?<![\w/])(/[\w.@+-]+){2,}/?)|(0x[0-9a-fA-F]+)"
+)
+
+
+class Body(msgspec.Struct):
+    """The inside of ``{"error": ...}``."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class Problem(msgspec.Struct):
+    """An error ready to be sent."""
+
+    status: int
+    body: Body
+    retryable: bool = False
+    retry_after_s: float | None = None
+    allow: str | None = None
+
+    def response(self) -> Response:
+        """The whole HTTP answer."""
+        return Response(
+            msgspec.json.encode({"error": self.body}), self.status, self.headers(), "application/json"
+        )
+
+    def headers(self) -> dict[str, str]:
+        """``Retry-After`` where waiting helps; ``x-should-retry`` wherever clients would guess."""
+        headers = {"x-should-retry": "true" if self.retryable else "false"}
+        if self.retryable:
+            headers["retry-after"] = str(max(1, round(self.retry_after_s or 1.0)))
+        if self.status == HTTPStatus.UNAUTHORIZED:
+            headers["www-authenticate"] = "Bearer"
+        if self.allow:
+            headers["allow"] = self.allow
+        return headers
+
+
+def problem_of(error: BaseException) -> Problem:
+    """Translate any error; what is not ours becomes ``internal_error`` without its text."""
+    if not isinstance(error, MoesaicError):
+        return problem(500, "internal_error", "internal error; the gateway's log has it under this request id")
+    status = error.http_status
+    param = getattr(error, "field", None) or ("model" if isinstance(error, ModelNotFound) else None)
+    message = str(error)
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        message = _PRIVATE.sub("…", message)
+        param = None
+    return Problem(
+        status,
+        Body(message[:MAX_MESSAGE_CHARS], _type(status), param, error.code),
+        # A caller who gave us a deadline may give another; the gateway knows if something was sent already.
+        retryable=error.retryable or status == HTTPStatus.GATEWAY_TIMEOUT,
+        retry_after_s=getattr(error, "retry_after_s", None),
+    )
+
+
+def problem(status: int, code: str, message: str, *, param: str | None = None) -> Problem:
+    """An error that has no exception of its own."""
+    return Problem(status, Body(message, _type(status), param, code))
+
+
+def invalid_fields(errors: Sequence[Any]) -> InvalidInput:
+    """One error out of a validator's many: bounded however long the body was."""
+    parts: list[str] = []
+    for error in errors[:MAX_PROBLEMS]:
+        name = field_name(error["loc"])
+        text = _reason(error)
+        given = error.get("input")
+        if error["type"] != "missing" and isinstance(given, (str, int, float, bool)):
+            text += f", got {repr(given)[:MAX_INPUT_CHARS]}"
+        parts.append(f"{name}: {text}"[:MAX_MESSAGE_CHARS])
+    more = f" (and {len(errors) - MAX_PROBLEMS} more)" if len(errors) > MAX_PROBLEMS else ""
+    field, _, first = parts[0].partition(": ")
+    return InvalidInput(field, "; ".join([first, *parts[1:]])[:MAX_MESSAGE_CHARS] + more)
+
+
+def field_name(loc: Sequence[str | int]) -> str:
+    """``messages[0].content`` out of a validator's path."""
+    name = ""
+    for step in loc:
+        if isinstance(step, int):
+            name += f"[{step}]"
+        elif not _NOT_FIELDS.match(step) and not step[:1].isupper():
+            name += f".{step[:60]}" if name else step[:60]
+    return name or "body"
+
+
+def _reason(error: Any) -> str:
+    if error["type"] == "json_invalid":
+        return f"not valid JSON: {error.get('ctx', {}).get('error', 'cannot be read')}"
+    if field_name(error["loc"]) == "body" and error["type"] in ("model_attributes_type", "missing", "dict_type"):
+        return "must be a JSON object, sent with content-type application/json"
+    text = str(error["msg"]).removeprefix("Value error, ")
+    return text[:1].lower() + text[1:]
+
+
+def _type(status: int) -> str:
+    special = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+    return special.get(status, "invalid_request_error" if status < 500 else "server_error")

@@ -1,0 +1,47 @@
+"""Stop strings: found in the detokenised text, wherever tokens break it."""
+
+from collections.abc import Sequence
+
+
+class StopFinder:
+    """Withholds text that may be the beginning of a stop string until it is known.
+
+    The stop string whose occurrence ends first wins, the longest of several that end together. What is emitted does
+    not depend on how the text was cut into pieces.
+    """
+
+    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
+        self._stops = sorted(set(stops), key=len, reverse=True)
+        self._include = include
+        self._held = ""
+        self.hit: str | None = None
+
+    def feed(self, text: str) -> str:
+        """Take more text, give what may be shown; after a hit, ``hit`` names it and nothing more is shown."""
+        if self.hit is not None:
+            return ""
+        if not self._stops:
+            return text
+        text = self._held + text
+        found = [(at + len(stop), -len(stop), stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
+            end, _, self.hit = min(found)
+            self._held = ""
+            return text[: end if self._include else end - len(self.hit)]
+        keep = self._undecided(text)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def flush(self) -> str:
+        """The withheld text: no more is coming."""
+        held, self._held = self._held, ""
+        return held
+
+    def _undecided(self, text: str) -> int:
+        """Length of the longest ending of ``text`` that begins some stop string."""
+        longest = min(len(text), max(map(len, self._stops)) - 1)
+        for length in range(longest, 0, -1):
+            ending = text[-length:]
+            if any(len(stop) > length and stop.startswith(ending) for stop in self._stops):
+                return length
+        return 0

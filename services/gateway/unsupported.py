@@ -1,0 +1,57 @@
+"""Known fields that cannot be honoured yet, and the values of them that change nothing."""
+
+from typing import Any
+
+import structlog
+
+from moesaic.errors import InvalidInput
+from services.gateway.fields import Wire
+
+log = structlog.get_logger()
+
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "allowed_token_ids": ([],),
+    "audio": (),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "cache_salt": (),
+    "chat_template": (),
+    "continue_final_message": (False,),
+    "frequency_penalty": (0,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "length_penalty": (1,),
+    "logit_bias": ({},),
+    "logprob_token_ids": ([],),
+    "modalities": (["text"],),
+    "presence_penalty": (0,),
+    "prompt_logprobs": (),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": ({},),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+}
+
+
+def check_extras(body: Wire) -> None:
+    """Refuse what cannot be honoured; note what is unknown.
+
+    Raises:
+        InvalidInput: with code ``unsupported_parameter`` and the field's name.
+    """
+    extras = body.model_extra or {}
+    for name, value in extras.items():
+        if name in _NEUTRAL and value is not None and value not in _NEUTRAL[name]:
+            neutral = " or ".join(repr(v) for v in _NEUTRAL[name])
+            fix = f"is not supported yet; leave it out{f' or send {neutral}' if neutral else ''}"
+            raise InvalidInput(name, fix, code="unsupported_parameter")
+    if unknown := sorted(name[:60] for name in extras if name not in _NEUTRAL)[:20]:
+        log.debug("request.fields_ignored", fields=unknown)

@@ -1,0 +1,247 @@
+"""The attention workers: one ordered ``Execute`` stream to each, kept open as long as it is registered."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import grpc
+import structlog
+
+from moesaic.cluster.channels import channel
+from moesaic.errors import MoesaicError, NotReady, Overloaded, PeerLost
+from moesaic.messages.registry import WorkerRecord
+from moesaic.v1.attention_pb2 import (
+    Cancel,
+    ExecuteRequest,
+    ExecuteResponse,
+    Failure,
+    Finished,
+    Scores,
+    Submit,
+    Tokens,
+)
+from moesaic.v1.attention_pb2_grpc import AttentionServiceAsyncStub, AttentionServiceStub
+from services.gateway import metrics
+from services.gateway.router import route
+
+log = structlog.get_logger()
+
+CONNECT_S = 2.0
+BACKOFF_S = (0.1, 2.0)  # first and longest pause between two tries
+MAX_UNSENT = 4096  # commands that may wait for a worker to read them
+
+Event = Tokens | Scores | Finished | Failure | MoesaicError
+Key = tuple[str, int]  # worker id and generation: a restarted worker is another one
+
+
+class FleetView(Protocol):
+    """What is needed of ``moesaic.cluster.registry.Fleet``."""
+
+    workers: dict[str, WorkerRecord]
+
+    async def changed(self) -> None:
+        """Wait for the next change."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """One attempt of one sequence, as its worker's stream knows it."""
+
+    submit: Submit
+    cost_tokens: int
+    deliver: Callable[[Event], None]
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """What events name it by."""
+        return self.submit.request_id, self.submit.attempt
+
+
+class Worker:
+    """One attention worker and the stream to it."""
+
+    def __init__(self, record: WorkerRecord, idle_s: float) -> None:
+        self.record = record
+        self.connected = False
+        self.outstanding_tokens = 0
+        self._idle_s = idle_s
+        self._tasks: dict[tuple[str, int], Task] = {}
+        self._unsent: asyncio.Queue[ExecuteRequest] = asyncio.Queue()
+        self._stream: grpc.aio.StreamStreamCall[ExecuteRequest, ExecuteResponse] | None = None
+        self._heard_at = 0.0
+        self._retired = asyncio.Event()
+
+    @property
+    def key(self) -> Key:
+        """Tells this life of the worker from its others."""
+        return self.record.worker_id, self.record.generation
+
+    @property
+    def accepting(self) -> bool:
+        """Whether new work may be given to it."""
+        return self.connected and not self._retired.is_set() and self.record.state == "ready"
+
+    def submit(self, task: Task) -> None:
+        """Give it a task; its events come through ``task.deliver``, the last one is terminal.
+
+        Raises:
+            Overloaded: the worker does not read its commands.
+        """
+        if self._unsent.qsize() >= MAX_UNSENT:
+            raise Overloaded("the attention worker does not take requests fast enough")
+        if not self._tasks:
+            self._heard_at = asyncio.get_running_loop().time()
+        self._tasks[task.key] = task
+        self.outstanding_tokens += task.cost_tokens
+        self._unsent.put_nowait(ExecuteRequest(submit=task.submit))
+
+    def cancel(self, task: Task) -> None:
+        """Tell it to stop a task; no more events of it are delivered."""
+        if self._forget(task.key) is not None:
+            request_id, attempt = task.key
+            cancel = Cancel(request_id=request_id, attempt=attempt)
+            self._unsent.put_nowait(ExecuteRequest(cancel=cancel))
+
+    def retire(self) -> None:
+        """Give it nothing new, and hang up when its last task is done."""
+        self._retired.set()
+        if not self._tasks and self._stream is not None:
+            self._stream.cancel()
+
+    async def run(self) -> None:
+        """Keep the stream open until the worker is retired and idle."""
+        pause_s = BACKOFF_S[0]
+        while not self._retired.is_set():
+            try:
+                async with channel(self.record.admin_address) as connection:
+                    await asyncio.wait_for(connection.channel_ready(), CONNECT_S)
+                    pause_s = BACKOFF_S[0]
+                    cause = await self._talk(AttentionServiceStub(connection))
+            except TimeoutError:
+                cause = "cannot be reached"
+            if not self._retired.is_set():
+                log.warning("worker.disconnected", worker_id=self.record.worker_id, cause=cause)
+                await self._pause(pause_s * random.uniform(0.5, 1.5))
+                pause_s = min(2 * pause_s, BACKOFF_S[1])
+
+    async def _pause(self, seconds: float) -> None:
+        try:
+            await asyncio.wait_for(self._retired.wait(), seconds)
+        except TimeoutError:
+            return
+
+    async def _talk(self, stub: AttentionServiceAsyncStub) -> str:
+        """Read events until the stream ends; says why it did."""
+        self._unsent = asyncio.Queue()
+        stream = self._stream = stub.Execute(self._commands(self._unsent))
+        self.connected = True
+        self._heard_at = asyncio.get_running_loop().time()
+        log.info("worker.connected", worker_id=self.record.worker_id)
+        watch = asyncio.create_task(self._watch(stream))
+        cause = "ended its stream"
+        try:
+            while (response := await stream.read()) is not grpc.aio.EOF:
+                self._take(response)
+        except grpc.aio.AioRpcError as error:
+            cause = f"connection broke ({error.code().name.lower()})"
+        except asyncio.CancelledError:
+            if not stream.cancelled() or (me := asyncio.current_task()) is None or me.cancelling():
+                raise
+            cause = "sent nothing for too long"
+        finally:
+            self.connected, self._stream = False, None
+            watch.cancel()
+            stream.cancel()
+            self._lose_all(cause)
+        return cause
+
+    async def _commands(self, unsent: asyncio.Queue[ExecuteRequest]) -> AsyncIterator[ExecuteRequest]:
+        while True:
+            yield await unsent.get()
+
+    def _take(self, response: ExecuteResponse) -> None:
+        self._heard_at = asyncio.get_running_loop().time()
+        kind = response.WhichOneof("event")
+        if kind is None:
+            return  # an event of a later version
+        key = (response.request_id, response.attempt)
+        terminal = kind in ("finished", "failure")
+        task = self._forget(key) if terminal else self._tasks.get(key)
+        if task is not None:
+            task.deliver(getattr(response, kind))
+
+    def _forget(self, key: tuple[str, int]) -> Task | None:
+        task = self._tasks.pop(key, None)
+        if task is not None:
+            self.outstanding_tokens -= task.cost_tokens
+        if not self._tasks and self._retired.is_set() and self._stream is not None:
+            self._stream.cancel()
+        return task
+
+    def _lose_all(self, cause: str) -> None:
+        tasks, self._tasks, self.outstanding_tokens = self._tasks, {}, 0
+        for task in tasks.values():
+            task.deliver(PeerLost("an attention worker", cause))
+
+    async def _watch(self, stream: grpc.aio.StreamStreamCall[ExecuteRequest, ExecuteResponse]) -> None:
+        """Hang up on a worker that owes answers and is silent: its work is carried on elsewhere."""
+        while True:
+            await asyncio.sleep(self._idle_s / 4)
+            silent_s = asyncio.get_running_loop().time() - self._heard_at
+            if self._tasks and silent_s > self._idle_s:
+                stream.cancel()
+
+
+class Workers:
+    """All attention workers in the cluster, as far as they can be reached."""
+
+    def __init__(self, idle_s: float) -> None:
+        self._idle_s = idle_s
+        self._workers: dict[Key, Worker] = {}
+
+    @property
+    def accepting(self) -> list[Worker]:
+        """Those that new work may go to."""
+        return [worker for worker in self._workers.values() if worker.accepting]
+
+    def submit(self, task: Task, excluded: set[Key]) -> Worker:
+        """Give a task to the worker that the router picks.
+
+        Raises:
+            NotReady: no worker is left.
+            Overloaded: the worker does not take it.
+        """
+        load = {worker.key: worker.outstanding_tokens for worker in self.accepting}
+        key = route(load, excluded)
+        if key is None:
+            raise NotReady("no attention worker can take requests", code="no_attention_worker")
+        self._workers[key].submit(task)
+        return self._workers[key]
+
+    async def follow(self, fleet: FleetView) -> None:
+        """Open and close streams as workers come and go; runs until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                self._sync(fleet.workers, group)
+                await fleet.changed()
+
+    def _sync(self, records: dict[str, WorkerRecord], group: asyncio.TaskGroup) -> None:
+        attention = [r for r in records.values() if r.role == "attention" and r.state != "starting"]
+        registered = {(record.worker_id, record.generation): record for record in attention}
+        for key, record in registered.items():
+            if key in self._workers:
+                self._workers[key].record = record
+            elif record.state == "ready":
+                self._workers[key] = Worker(record, self._idle_s)
+                group.create_task(self._keep(self._workers[key]), name=f"worker {record.worker_id}")
+        for key in self._workers.keys() - registered.keys():
+            self._workers[key].retire()
+
+    async def _keep(self, worker: Worker) -> None:
+        try:
+            await worker.run()
+        finally:
+            del self._workers[worker.key]
