@@ -13,7 +13,8 @@ import moesaic
 from moesaic.cluster.bus import Bus
 from moesaic.cluster.grpc_server import AdminServer, admin_server
 from moesaic.cluster.lifecycle import run_service, stop_event
-from moesaic.cluster.registry import PlacementView, next_generation, registered, watch_placement
+from moesaic.cluster.placement_view import PlacementView, watch_placement
+from moesaic.cluster.registry import next_generation, registered
 from moesaic.dispatch.contract import Dispatcher
 from moesaic.dispatch.local import LocalDispatcher
 from moesaic.dispatch.routed import RoutedDispatcher

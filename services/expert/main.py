@@ -91,6 +91,8 @@ async def serve(settings: ExpertSettings) -> None:
                     version=moesaic.__version__,
                     model_digest=config.digest,
                     slots_per_layer=slots,
+                    num_experts=config.moe.num_experts,
+                    layers=list(config.moe_layers),
                 ),
             )
         )

@@ -8,10 +8,9 @@ from types import TracebackType
 
 import structlog
 
-from moesaic.errors import DeadlineExceeded, MoesaicError, NotReady, PeerLost
+from moesaic.errors import DeadlineExceeded, MoesaicError, PeerLost
 from moesaic.v1.attention_pb2 import (
     FINISH_REASON_LENGTH,
-    FINISH_REASON_STOP,
     Failure,
     Finished,
     Generation,
@@ -73,19 +72,200 @@ class Deadline:
         return DeadlineExceeded("the request", self.budget_ms)
 
 
-@dataclass
-class Sequence_:
+@dataclass(eq=False)
+class Run:
     """One prompt with what is to be made of it, and how far that is."""
 
     prompt: Sequence[int]
     work: Generation | Scoring
-    end_token_ids: frozenset[int] = frozenset()  # tokens that end a generation
     token_ids: list[int] = field(default_factory=list)  # of the answer, so far
-    attempt: int = 0
     done: bool = False
-    worker: Worker | None = None
-    task: Task | None = None
-    workers: list[str] = field(default_factory=list)  # ids of all that worked on it
+    attempt: int = 0
+    start: int = 0  # tokens there were when this attempt began
+    fruitless: int = 0  # losses in a row that brought nothing
     tried: set[Key] = field(default_factory=set)
-    base: int = 0  # tokens there were when this attempt began
-    fruitless: int = 0  # attempts in a row that brought nothing
+    worker_ids: list[str] = field(default_factory=list)  # of all attempts
+    under_way: tuple[Worker, Task] | None = None
+
+    def submit(self, request_id: str, deadline_ms: int) -> Submit:
+        """The command for the next attempt: the prompt, continued from the tokens there are."""
+        self.attempt += 1
+        self.start = len(self.token_ids)
+        submit = Submit(
+            request_id=request_id,
+            attempt=self.attempt,
+            token_ids=[*self.prompt, *self.token_ids],
+            deadline_ms=deadline_ms,
+        )
+        if isinstance(self.work, Scoring):
+            submit.scoring.CopyFrom(self.work)
+        else:
+            submit.generation.CopyFrom(self.work)
+            submit.generation.max_tokens -= self.start
+            submit.generation.min_tokens = max(0, self.work.min_tokens - self.start)
+        return submit
+
+    @property
+    def cost_tokens(self) -> int:
+        """Tokens that a worker has to compute at most."""
+        if isinstance(self.work, Scoring):
+            return len(self.prompt) + sum(len(c.token_ids) for c in self.work.candidates)
+        return len(self.prompt) + self.work.max_tokens
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a generation has all the tokens it may have."""
+        return isinstance(self.work, Generation) and len(self.token_ids) >= self.work.max_tokens
+
+
+class Execution:
+    """Carries out the runs of one request; leaving the block cancels what is still under way."""
+
+    def __init__(
+        self, workers: Workers, request_id: str, runs: Sequence[Run], deadline: Deadline
+    ) -> None:
+        self.runs = runs
+        self._workers, self._request_id, self._deadline = workers, request_id, deadline
+        self._waiting = deque(range(len(runs)))
+        self._num_open = len(runs)
+        self._events: deque[tuple[int, int, Event]] = deque()  # run, attempt, event
+        self._arrived = asyncio.Event()
+        self._aborted: MoesaicError | None = None
+
+    async def __aenter__(self) -> "Execution":
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for run in self.runs:
+            self.cancel(run)
+
+    def abort(self, error: MoesaicError) -> None:
+        """Make the request fail at its next step."""
+        self._aborted = error
+        self._arrived.set()
+
+    def cancel(self, run: Run) -> None:
+        """End a run: its worker stops, and no more events of it come."""
+        if not run.done:
+            run.done = True
+            self._num_open -= 1
+            if run.under_way is not None:
+                worker, task = run.under_way
+                worker.cancel(task)
+
+    async def next_events(self) -> list[tuple[int, Tokens | Scores | Finished]]:
+        """Wait for events and give all there are, each with its run's index; none when all runs have ended.
+
+        Raises:
+            MoesaicError: the request cannot be completed.
+        """
+        while self._num_open:
+            self._fill_window()
+            await self._wait()
+            accepted = []
+            while self._events:
+                idx, attempt, event = self._events.popleft()
+                run = self.runs[idx]
+                if run.done or attempt != run.attempt:
+                    continue
+                if (wanted := self._accept(idx, run, event)) is not None:
+                    accepted.append((idx, wanted))
+            if accepted:
+                return accepted
+        return []
+
+    async def _wait(self) -> None:
+        if not self._events and self._aborted is None:
+            self._arrived.clear()
+            try:
+                async with asyncio.timeout_at(self._deadline.at):
+                    await self._arrived.wait()
+            except TimeoutError:
+                raise self._deadline.exceeded() from None
+        if self._aborted is not None:
+            raise self._aborted
+        if asyncio.get_running_loop().time() > self._deadline.at:
+            raise self._deadline.exceeded()
+
+    def _fill_window(self) -> None:
+        under_way = self._num_open - len(self._waiting)
+        while self._waiting and under_way < WINDOW:
+            self._start(self._waiting.popleft(), set())
+            under_way += 1
+
+    def _start(self, idx: int, excluded: set[Key]) -> None:
+        run = self.runs[idx]
+        submit = run.submit(f"{self._request_id}-{idx}", self._deadline.remaining_ms())
+        attempt = run.attempt
+        task = Task(submit, run.cost_tokens, lambda event: self._deliver(idx, attempt, event))
+        worker = self._workers.submit(task, excluded)
+        run.under_way = (worker, task)
+        run.worker_ids.append(worker.record.worker_id)
+
+    def _deliver(self, idx: int, attempt: int, event: Event) -> None:
+        if len(self._events) >= MAX_BUFFERED:
+            self._aborted = self._aborted or SlowClient()
+        else:
+            self._events.append((idx, attempt, event))
+        self._arrived.set()
+
+    def _accept(self, idx: int, run: Run, event: Event) -> Tokens | Scores | Finished | None:
+        """What of an event is news; a loss sets the run going elsewhere."""
+        if isinstance(event, Tokens):
+            return self._accept_tokens(idx, run, event)
+        if isinstance(event, Finished):
+            run.done = True
+            self._num_open -= 1
+            return event
+        if isinstance(event, Scores):
+            return event
+        error = WorkFailed(event) if isinstance(event, Failure) else event
+        if error.code not in _TRY_ELSEWHERE:
+            raise error
+        return self._try_elsewhere(idx, run, error)
+
+    def _accept_tokens(self, idx: int, run: Run, event: Tokens) -> Tokens | Finished | None:
+        known = len(run.token_ids) - run.start  # of this attempt
+        if event.token_index > known:
+            gap = f"token {known} expected, {event.token_index} came"
+            self._hang_up(run)
+            return self._try_elsewhere(idx, run, PeerLost("an attention worker", gap))
+        if repeated := min(known - event.token_index, len(event.token_ids)):
+            metrics.duplicates.inc(repeated)
+            event = Tokens(
+                token_index=known,
+                token_ids=event.token_ids[repeated:],
+                logprobs=event.logprobs[repeated:],
+            )
+        run.token_ids.extend(event.token_ids)
+        return event if event.token_ids else None
+
+    def _try_elsewhere(self, idx: int, run: Run, cause: MoesaicError) -> Finished | None:
+        """Go on from the tokens there are on another worker: sampling is by seed and position, so nothing changes."""
+        if run.is_full:  # only the worker's last word was lost
+            run.done = True
+            self._num_open -= 1
+            return Finished(reason=FINISH_REASON_LENGTH, prompt_tokens=len(run.prompt))
+        assert run.under_way is not None  # it was given to somebody, or nothing could come back
+        run.tried.add(run.under_way[0].key)
+        run.fruitless = 1 if len(run.token_ids) > run.start else run.fruitless + 1
+        if run.fruitless > 1:
+            raise cause
+        try:
+            self._start(idx, run.tried)
+        except MoesaicError:
+            raise cause from None
+        metrics.reruns.labels(cause.code).inc()
+        log.warning("request.rerun", cause=cause.code, sequence=idx, tokens=len(run.token_ids))
+        return None
+
+    @staticmethod
+    def _hang_up(run: Run) -> None:
+        if run.under_way is not None:
+            worker, task = run.under_way
+            worker.cancel(task)

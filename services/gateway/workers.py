@@ -40,9 +40,10 @@ class FleetView(Protocol):
     """What is needed of ``moesaic.cluster.registry.Fleet``."""
 
     workers: dict[str, WorkerRecord]
+    version: int
 
-    async def changed(self) -> None:
-        """Wait for the next change."""
+    async def changed(self, since: int | None = None) -> None:
+        """Wait for the next change after version ``since``."""
         ...
 
 
@@ -104,6 +105,11 @@ class Worker:
             request_id, attempt = task.key
             cancel = Cancel(request_id=request_id, attempt=attempt)
             self._unsent.put_nowait(ExecuteRequest(cancel=cancel))
+
+    def readmit(self, record: WorkerRecord) -> None:
+        """Take over its newest record; its lease may have lapsed for a while."""
+        self.record = record
+        self._retired.clear()
 
     def retire(self) -> None:
         """Give it nothing new, and hang up when its last task is done."""
@@ -225,15 +231,16 @@ class Workers:
         """Open and close streams as workers come and go; runs until cancelled."""
         async with asyncio.TaskGroup() as group:
             while True:
+                version = fleet.version
                 self._sync(fleet.workers, group)
-                await fleet.changed()
+                await fleet.changed(version)
 
     def _sync(self, records: dict[str, WorkerRecord], group: asyncio.TaskGroup) -> None:
         attention = [r for r in records.values() if r.role == "attention" and r.state != "starting"]
         registered = {(record.worker_id, record.generation): record for record in attention}
         for key, record in registered.items():
             if key in self._workers:
-                self._workers[key].record = record
+                self._workers[key].readmit(record)
             elif record.state == "ready":
                 self._workers[key] = Worker(record, self._idle_s)
                 group.create_task(self._keep(self._workers[key]), name=f"worker {record.worker_id}")

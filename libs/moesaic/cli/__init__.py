@@ -1,1 +1,1 @@
-"""What can I ask of it? The ``moesaic`` command. Nothing here imports torch when the command starts."""
+"""What can I ask of it? The ``moesaic`` command, which starts without torch."""

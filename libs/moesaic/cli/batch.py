@@ -30,8 +30,9 @@ async def classify_rows(
         rows: read one by one, as requests become free.
         request: the fields that all requests share.
         concurrency: how many requests run at once.
-        done: gets each row with its result, in the order of completion: ``{"id", "label", "index", "probs"}`` (and
-            ``"correct"`` where the right label is known), or ``{"id", "error": {"code", "message"}}``.
+        done: gets each row with its result, in the order of completion:
+            ``{"id", "label", "index", "probs"}``, with ``"correct"`` where the right label is
+            known, or ``{"id", "error": {"code", "message"}}``.
     """
     limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
     async with httpx.AsyncClient(limits=limits, **client_settings(url)) as client:

@@ -17,7 +17,7 @@ _libc = ctypes.CDLL(
 
 
 def die_with(parent_pid: int) -> Callable[[], None]:
-    """What a child runs before ``exec`` so that the kernel kills it when its parent dies, however that dies."""
+    """What a child runs before ``exec``: the kernel kills it when its parent dies, however."""
 
     def before_exec() -> None:
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -28,7 +28,7 @@ def die_with(parent_pid: int) -> Callable[[], None]:
 
 
 class Child:
-    """A running child process. It leads a process group of its own: Ctrl-C reaches only the supervisor."""
+    """A running child process, in a session of its own: Ctrl-C reaches only the supervisor."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process

@@ -1,5 +1,6 @@
 """Results go to standard output, everything said about the work to standard error."""
 
+import contextlib
 import json
 import sys
 import time
@@ -11,14 +12,14 @@ if TYPE_CHECKING:
 
 
 def print_json(value: Any) -> None:
-    """Write one JSON value to standard output: indented for a terminal, on one line for programs."""
+    """Write one JSON value to standard output: indented for people, on one line for programs."""
     print(
         json.dumps(value, indent=2 if sys.stdout.isatty() else None, ensure_ascii=False), flush=True
     )
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> None:
-    """Write a table to standard output; colour and box lines only where a terminal can show them."""
+    """Write a table to standard output, with colour only where a terminal can show it."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -38,7 +39,8 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
 
 def say(text: str) -> None:
     """Write one line about the work to standard error."""
-    print(text, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # the terminal may be gone; the work goes on
+        print(text, file=sys.stderr, flush=True)
 
 
 def say_at_time(text: str) -> None:

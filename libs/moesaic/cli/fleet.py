@@ -43,7 +43,7 @@ async def service_facts(role: str, worker_id: str, admin_address: str) -> Facts:
 
 
 async def fleet_addresses(scheduler: str) -> dict[str, tuple[str, str]]:
-    """Role and admin address of every registered worker by its id; empty if the scheduler is away."""
+    """Role and admin address of every registered worker by id; empty without a scheduler."""
     async with channel(scheduler) as connection:
         stub = scheduler_pb2_grpc.SchedulerServiceStub(connection)
         try:

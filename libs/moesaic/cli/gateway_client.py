@@ -44,7 +44,8 @@ def reported(url: str) -> Iterator[None]:
         raise CommandError(problem_of(error.response)["message"], status) from error
     except httpx.ConnectError as error:
         raise CommandError(
-            f"nothing answers at {url}; start a suite with 'moesaic up', or give its address with --url or MOESAIC_URL",
+            f"nothing answers at {url}; start a suite with 'moesaic up', or give its address with "
+            "--url or MOESAIC_URL",
             Exit.UNHEALTHY,
         ) from error
     except httpx.TimeoutException as error:
@@ -54,7 +55,7 @@ def reported(url: str) -> Iterator[None]:
 
 
 def problem_of(response: httpx.Response) -> dict[str, Any]:
-    """The ``error`` object of an answer, also of one that is not ours: ``message`` and ``code`` at least."""
+    """The ``error`` object of any answer, ours or not: ``message`` and ``code`` at least."""
     try:
         error = response.json()["error"]
         return {**error, "message": str(error["message"]), "code": error.get("code")}

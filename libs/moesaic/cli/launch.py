@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 from moesaic.cli.console import say_at_time
 from moesaic.cli.cores import usable_cores
@@ -15,17 +16,17 @@ from moesaic.cli.outcome import CommandError, Exit
 from moesaic.cli.ports import check_port
 from moesaic.cli.preflight import check_model, check_redis
 from moesaic.cli.readiness import await_ready
-from moesaic.cli.redis_keeper import own_redis
+from moesaic.cli.redis_keeper import OwnRedis, own_redis
 from moesaic.cli.state import StateFile, SuiteState, process_start_time
 from moesaic.cli.suite import Service, SuiteOptions, services_of, url_of
-from moesaic.cli.supervisor import ServiceFailed, Supervisor, child_environment
+from moesaic.cli.supervisor import ServiceFailed, Supervisor
 
 NAME_WIDTH = 12
 
+OnReady = Callable[[SuiteState], None]
 
-def run_suite(
-    options: SuiteOptions, ready_within_s: float, on_ready: Callable[[SuiteState], None]
-) -> None:
+
+def run_suite(options: SuiteOptions, ready_within_s: float, on_ready: OnReady) -> None:
     """Run a suite in the foreground until SIGTERM or SIGINT.
 
     Args:
@@ -45,6 +46,7 @@ def run_suite(
         redis_url = os.environ.get("MOESAIC_REDIS_URL") or os.environ.get("REDIS_URL") or ""
         if redis_url:
             check_redis(redis_url)
+        keep_previous_logs(state_file.directory, services)
         suite = _Suite(options, services, state_file)
         asyncio.run(suite.run(redis_url, ready_within_s, on_ready))
 
@@ -55,93 +57,83 @@ class _Suite:
     def __init__(
         self, options: SuiteOptions, services: list[Service], state_file: StateFile
     ) -> None:
-        self._services, self._file = services, state_file
-        pid = os.getpid()
+        self._file = state_file
         self._state = SuiteState(
-            pid=pid,
-            start_time=process_start_time(pid) or 0,
+            pid=os.getpid(),
+            start_time=process_start_time(os.getpid()) or 0,
             state="starting",
             url=url_of(options),
             topology=options.topology,
             model=options.model,
             processes=[],
         )
-        self._supervisor: Supervisor | None = None
+        self._redis: OwnRedis | None = None
+        self._stop = asyncio.Event()
+        self._supervisor = Supervisor(
+            services, state_file.directory, announce=announce, changed=self._write
+        )
 
-    async def run(
-        self, redis_url: str, ready_within_s: float, on_ready: Callable[[SuiteState], None]
-    ) -> None:
-        stop = asyncio.Event()
-        with self._stop_on_signals(stop):
+    async def run(self, redis_url: str, ready_within_s: float, on_ready: OnReady) -> None:
+        """Run until stopped; with a Redis of its own unless one is given."""
+        self._write()
+        with self._stop_on_signals():
             if redis_url:
-                await self._serve(redis_url, stop, ready_within_s, on_ready)
-            else:
-                async with own_redis(self._file.directory / "redis", announce) as url:
-                    await self._serve(url, stop, ready_within_s, on_ready)
+                await self._serve(redis_url, ready_within_s, on_ready)
+                return
+            redis_directory = self._file.directory / "redis"
+            async with own_redis(redis_directory, announce, self._write) as self._redis:
+                await self._serve(self._redis.url, ready_within_s, on_ready)
 
-    async def _serve(
-        self,
-        redis_url: str,
-        stop: asyncio.Event,
-        ready_within_s: float,
-        on_ready: Callable[[SuiteState], None],
-    ) -> None:
-        secret = os.environ.get("MOESAIC_SECRET") or secrets.token_hex(32)
-        logs = self._file.directory
-        keep_previous_logs(logs, self._services)
-        supervisor = self._supervisor = Supervisor(
-            self._services,
-            child_environment(redis_url, secret),
-            logs,
-            announce=announce,
-            changed=self._changed,
-        )
-        running = asyncio.create_task(supervisor.run(stop))
+    async def _serve(self, redis_url: str, ready_within_s: float, on_ready: OnReady) -> None:
+        # Through the environment: flags can be read by every user of the machine.
+        environment = {
+            **os.environ,
+            "MOESAIC_REDIS_URL": redis_url,
+            "MOESAIC_SECRET": os.environ.get("MOESAIC_SECRET") or secrets.token_hex(32),
+        }
+        logs = [(p.name, Path(p.log)) for p in self._supervisor.processes]
+        warnings = asyncio.create_task(show_warnings(logs, announce))
+        running = asyncio.create_task(self._supervisor.run(environment, self._stop))
         ready = asyncio.create_task(await_ready(self._state.url, ready_within_s, announce))
-        warnings = asyncio.create_task(
-            show_warnings([(p.name, Path(p.log)) for p in supervisor.processes], announce)
-        )
         try:
             await asyncio.wait({running, ready}, return_when=asyncio.FIRST_COMPLETED)
-            if ready.done():
+            if ready.done() and not self._stop.is_set():
                 ready.result()
-                self._set("ready")
+                self._enter("ready")
                 on_ready(self._state)
             await running
         except ServiceFailed as error:
             raise CommandError(str(error), Exit.UNHEALTHY) from error
         finally:
-            if self._state.state != "stopping":
-                self._set("stopping")
-            stop.set()
+            self._stop.set()
+            self._enter("stopping")
             ready.cancel()
             await asyncio.gather(ready, running, return_exceptions=True)
             warnings.cancel()
+            await asyncio.gather(warnings, return_exceptions=True)
 
-    def _set(self, state: str) -> None:
-        self._state.state = state  # type: ignore[assignment]
+    def _enter(self, state: Literal["ready", "stopping"]) -> None:
+        self._state.state = state
+        self._write()
+
+    def _write(self) -> None:
+        redis = [self._redis.shown] if self._redis else []
+        self._state.processes = [*redis, *self._supervisor.processes]
         self._file.write(self._state)
 
-    def _changed(self) -> None:
-        if self._supervisor is not None:
-            self._state.processes = self._supervisor.processes
-            self._file.write(self._state)
-
     @contextmanager
-    def _stop_on_signals(self, stop: asyncio.Event) -> Iterator[None]:
-        """The first SIGTERM or SIGINT stops in order, a second one ends everything at once."""
+    def _stop_on_signals(self) -> Iterator[None]:
+        """The first SIGTERM, Ctrl-C or lost terminal stops in order, the next ends all at once."""
         loop = asyncio.get_running_loop()
 
         def on_signal(number: signal.Signals) -> None:
-            if stop.is_set():
-                if self._supervisor is not None:
-                    self._supervisor.kill()
+            if self._stop.is_set():
+                self._supervisor.kill()
                 os._exit(128 + number)  # what may be left dies with this process
-            announce("suite", "stopping; again to stop at once")
-            self._set("stopping")
-            stop.set()
+            announce("suite", "stopping; the same again stops at once")
+            self._stop.set()
 
-        numbers = (signal.SIGTERM, signal.SIGINT)
+        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         for number in numbers:
             loop.add_signal_handler(number, on_signal, number)
         try:

@@ -1,4 +1,4 @@
-"""What the services' logs hold that the terminal should show: warnings and errors, each at most once in a while."""
+"""What the terminal shows of the services' logs: warnings and errors, each once in a while."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ class LogTail:
 
 
 def warning_text(line: str) -> tuple[str, str] | None:
-    """Event name and one line for people of a JSON log line at warning or above; None for every other line."""
+    """Event and line for people of a JSON log line at warning or above; None for any other."""
     try:
         entry = json.loads(line)
     except ValueError:
@@ -48,7 +48,7 @@ def warning_text(line: str) -> tuple[str, str] | None:
 async def show_warnings(
     logs: Iterable[tuple[str, Path]], announce: Callable[[str, str], None]
 ) -> None:
-    """Announce new warnings of the named logs until cancelled; one event of one service once in ten seconds."""
+    """Announce new warnings of the named logs until cancelled, no event twice in ten seconds."""
     tails = [(name, LogTail(path)) for name, path in logs]
     shown: dict[tuple[str, str], float] = {}
     while True:

@@ -36,7 +36,7 @@ def installed_version(package: str) -> str | None:
 
 
 def commit() -> str:
-    """The commit of the sources, with ``-dirty`` after it if they were changed since; or unknown."""
+    """The commit of the sources, with ``-dirty`` if they were changed since; or unknown."""
     try:
         described = subprocess.run(
             ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"],
@@ -51,7 +51,7 @@ def commit() -> str:
 
 
 def gemm_gflops() -> float:
-    """A fixed matrix product's rate, in GFLOP/s: shows whether the machine was as fast before as after."""
+    """The rate of a fixed matrix product in GFLOP/s: shows if the machine's speed drifted."""
     import torch
 
     left, right = torch.ones(PROBE_SIZE, PROBE_SIZE), torch.ones(PROBE_SIZE, PROBE_SIZE)

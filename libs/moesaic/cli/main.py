@@ -1,4 +1,4 @@
-"""The ``moesaic`` command. Commands import what they need when they run, so that the start stays quick."""
+"""The ``moesaic`` command. Commands import what they need when they run: the start is quick."""
 
 import sys
 

@@ -41,5 +41,6 @@ def check_port(host: str, port: int) -> None:
         except OSError as error:
             problem = error.strerror or str(error)
             raise CommandError(
-                f"--port {port}: cannot listen on {host}:{port} ({problem.lower()}); stop what uses it, or give another"
+                f"--port {port}: cannot listen on {host}:{port} ({problem.lower()}); "
+                "stop what uses it, or give another"
             ) from error

@@ -15,7 +15,7 @@ SETTLE_S = 2.0  # what is missing for less than this is not worth a line
 
 
 async def readiness(client: httpx.AsyncClient) -> list[str] | None:
-    """What keeps the gateway from being ready: empty if nothing does, None if it does not answer."""
+    """What keeps the gateway from being ready: empty if nothing, None without an answer."""
     try:
         response = await client.get("/readyz", timeout=ASK_TIMEOUT_S)
     except httpx.HTTPError:

@@ -27,8 +27,8 @@ class GiveUp:
 class RestartPolicy:
     """The restarts of one service.
 
-    Delays double from 1 s to 30 s. A service that never got past its start is given up after three tries; one that has
-    run before is restarted for as long as it takes.
+    Delays double from 1 s to 30 s. A service that never got past its start is given up after three
+    tries; one that has run before is restarted for as long as it takes.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class RestartPolicy:
         self._has_run = False
 
     def exited(self, status: int, ran_s: float) -> Again | GiveUp:
-        """Decide after an exit with ``status`` (negative: a signal) that came ``ran_s`` seconds after the start."""
+        """Decide after an exit with ``status`` (negative: a signal), ``ran_s`` after the start."""
         if status == STATUS_BAD_SETTINGS:
             return GiveUp("its settings are wrong")
         self._has_run = self._has_run or ran_s >= EARLY_S

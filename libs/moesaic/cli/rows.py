@@ -1,4 +1,4 @@
-"""Rows to classify: ``{"id", "text", "labels": [...], "label": index}`` as JSON lines, compressed or not."""
+"""Rows to classify: JSON lines ``{"id", "text", "labels": [...], "label": index}``."""
 
 import gzip
 import json

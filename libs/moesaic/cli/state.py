@@ -1,6 +1,7 @@
 """The state file: what suite runs in this directory, if any.
 
-A suite is known by its process id together with that process's start time, so that a reused id is not taken for it.
+A suite is known by its process id together with that process's start time, so that a reused id is
+not taken for it.
 """
 
 import fcntl
@@ -47,7 +48,7 @@ class SuiteState(msgspec.Struct, kw_only=True):
 
 
 def process_start_time(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None if it is gone or only waits to be reaped."""
+    """When a process started, in clock ticks since boot; None if it is gone or a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):

@@ -8,7 +8,7 @@ from moesaic.cli.outcome import CommandError, Exit
 
 Topology = Literal["local", "disaggregated"]
 # Who stops first: nobody takes work for others that are gone already.
-STOP_ORDER = ("gateway", "attention", "expert", "scheduler", "redis")
+STOP_ORDER = ("gateway", "attention", "expert", "scheduler")
 LOOPBACK = "127.0.0.1"
 
 
@@ -46,9 +46,9 @@ def slots_per_layer(options: SuiteOptions, num_experts: int) -> int:
     slots = options.slots_per_layer * options.experts
     if slots < num_experts:
         raise CommandError(
-            f"--slots-per-layer {options.slots_per_layer}: {options.experts} expert workers hold {slots} of the model's "
-            f"{num_experts} experts per layer; give --slots-per-layer {math.ceil(num_experts / options.experts)} or more "
-            f"--experts",
+            f"--slots-per-layer {options.slots_per_layer}: {options.experts} expert workers hold "
+            f"{slots} of the model's {num_experts} experts per layer; give --slots-per-layer "
+            f"{math.ceil(num_experts / options.experts)} or more --experts",
             Exit.USAGE,
         )
     return options.slots_per_layer
@@ -61,7 +61,7 @@ def services_of(options: SuiteOptions, num_experts: int, cores: int) -> list[Ser
     num_computing = options.attention + num_experts_workers
     threads = max(1, cores // num_computing)
     crowded = num_computing + 2 > cores  # the gateway and the scheduler want time as well
-    environment = (("OMP_NUM_THREADS", str(threads)),)
+    environment: tuple[tuple[str, str], ...] = (("OMP_NUM_THREADS", str(threads)),)
     if crowded:  # threads that spin while they wait would take the cores from those that work
         environment += (("OMP_WAIT_POLICY", "passive"),)
 

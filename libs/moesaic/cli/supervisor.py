@@ -1,7 +1,6 @@
 """Keeps the processes of a suite running, and stops them in order."""
 
 import asyncio
-import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from moesaic.cli.child import Child, last_lines
 from moesaic.cli.ports import free_ports
-from moesaic.cli.restart import Again, GiveUp, RestartPolicy
+from moesaic.cli.restart import GiveUp, RestartPolicy
 from moesaic.cli.state import ProcessState
 from moesaic.cli.suite import LOOPBACK, STOP_ORDER, Service
 
@@ -22,8 +21,8 @@ class ServiceFailed(Exception):
 
     def __init__(self, name: str, reason: str, log: Path, lines: Sequence[str]) -> None:
         self.name = name
-        shown = "\n".join(f"  | {line}" for line in lines)
-        super().__init__(f"{name}: {reason}; the end of {log}:\n{shown or '  | (empty)'}")
+        shown = "\n".join(f"  | {line}" for line in lines) or "  | (empty)"
+        super().__init__(f"{name} {reason}; the end of {log}:\n{shown}")
 
 
 def command_of(service: Service, admin_port: int, metrics_port: int) -> list[str]:
@@ -47,7 +46,6 @@ class Supervisor:
 
     Args:
         services: what to run.
-        environment: of every service; a service's own entries come on top.
         log_directory: gets one ``<name>.log`` per service.
         announce: called with (name, line for people) when a service comes or goes.
         changed: called after every change of ``processes``.
@@ -57,51 +55,47 @@ class Supervisor:
     def __init__(
         self,
         services: Sequence[Service],
-        environment: Mapping[str, str],
         log_directory: Path,
         *,
         announce: Callable[[str, str], None],
         changed: Callable[[], None],
         command: Callable[[Service, int, int], list[str]] = command_of,
     ) -> None:
-        self._environment = environment
         self._announce, self._changed, self._command = announce, changed, command
-        self._kept = [
-            _Kept(
-                service,
-                ProcessState(
-                    name=service.name,
-                    role=service.role,
-                    log=str(log_directory / f"{service.name}.log"),
-                ),
-            )
-            for service in services
-        ]
+        self._kept = []
+        for service in services:
+            log = str(log_directory / f"{service.name}.log")
+            shown = ProcessState(name=service.name, role=service.role, log=log)
+            self._kept.append(_Kept(service, shown))
 
     @property
     def processes(self) -> list[ProcessState]:
         """Every service as it is now."""
         return [kept.shown for kept in self._kept]
 
-    async def run(self, stop: asyncio.Event) -> None:
-        """Keep all services running until ``stop`` is set, then stop them in order; nothing is left behind.
+    async def run(self, environment: Mapping[str, str], stop: asyncio.Event) -> None:
+        """Keep all services running until ``stop`` is set, then stop them in order.
+
+        Nothing is left behind, however this ends.
+
+        Args:
+            environment: of every service; a service's own entries come on top.
+            stop: asks for the end.
 
         Raises:
             ServiceFailed: a service cannot be kept running.
         """
         stopped = asyncio.create_task(stop.wait())
-        keepers = {kept.service.name: asyncio.create_task(self._keep(kept)) for kept in self._kept}
+        keepers = [asyncio.create_task(self._keep(kept, environment)) for kept in self._kept]
+        tasks = {stopped, *keepers}
         try:
-            done, _ = await asyncio.wait(
-                {stopped, *keepers.values()}, return_when=asyncio.FIRST_COMPLETED
-            )
-            for failed in done - {stopped}:
-                await failed  # raises
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                await task  # raises if a service failed
         finally:
-            stopped.cancel()
-            for keeper in keepers.values():  # nothing is restarted from here on
-                keeper.cancel()
-            await asyncio.gather(stopped, *keepers.values(), return_exceptions=True)
+            for task in tasks:  # nothing is restarted from here on
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             await self._stop_in_order()
 
     def kill(self) -> None:
@@ -110,36 +104,31 @@ class Supervisor:
             if kept.child is not None:
                 kept.child.kill()
 
-    async def _keep(self, kept: _Kept) -> None:
+    async def _keep(self, kept: _Kept, environment: Mapping[str, str]) -> None:
         """Start a service, and start it again whenever it exits."""
-        name = kept.service.name
+        name, log = kept.service.name, Path(kept.shown.log)
         while True:
-            child = await self._start(kept)
+            child = await self._start(kept, environment)
             status = await child.wait()
+            ran_s = child.ran_s
             kept.shown.pid = 0
             self._changed()
-            verdict = kept.policy.exited(status, child.ran_s)
-            log = Path(kept.shown.log)
-            match verdict:
-                case GiveUp(reason):
-                    reason = f"{_exit_text(status)}, and {reason}"
-                    raise ServiceFailed(name, reason, log, last_lines(log))
-                case Again(delay_s):
-                    ran = f"after {child.ran_s:.1f} s"
-                    self._announce(
-                        name, f"{_exit_text(status)} {ran}, starts again in {delay_s:g} s"
-                    )
-                    await asyncio.sleep(delay_s)
-                    kept.shown.restarts += 1
+            verdict = kept.policy.exited(status, ran_s)
+            if isinstance(verdict, GiveUp):
+                reason = f"{_exit_text(status)}, and {verdict.reason}"
+                raise ServiceFailed(name, reason, log, last_lines(log))
+            again = f"starts again in {verdict.delay_s:g} s"
+            self._announce(name, f"{_exit_text(status)} after {ran_s:.1f} s, {again}")
+            await asyncio.sleep(verdict.delay_s)
+            kept.shown.restarts += 1
 
-    async def _start(self, kept: _Kept) -> Child:
+    async def _start(self, kept: _Kept, environment: Mapping[str, str]) -> Child:
         service, shown = kept.service, kept.shown
         # New ports at every start: an old one may have been taken meanwhile.
         admin_port, metrics_port = free_ports(2)
-        environment = {**self._environment, **dict(service.environment)}
         command = self._command(service, admin_port, metrics_port)
-        child = await Child.start(command, environment, Path(shown.log))
-        kept.child = child
+        own_environment = {**environment, **dict(service.environment)}
+        child = kept.child = await Child.start(command, own_environment, Path(shown.log))
         shown.pid = child.pid
         shown.admin_address = f"{LOOPBACK}:{admin_port}"
         shown.metrics_address = f"{LOOPBACK}:{metrics_port}"
@@ -149,16 +138,12 @@ class Supervisor:
 
     async def _stop_in_order(self) -> None:
         for role in STOP_ORDER:
-            running = [
-                kept.child
-                for kept in self._kept
-                if kept.service.role == role and kept.child is not None and kept.child.running
-            ]
-            await asyncio.gather(*(child.stop(GRACE_S) for child in running))
-        for kept in self._kept:
-            if kept.shown.pid:
+            ending = [kept for kept in self._kept if kept.service.role == role and kept.child]
+            children = [kept.child for kept in ending if kept.child and kept.child.running]
+            await asyncio.gather(*(child.stop(GRACE_S) for child in children))
+            for kept in ending:
                 kept.shown.pid = 0
-        self._changed()
+            self._changed()
 
 
 def _exit_text(status: int) -> str:
@@ -168,8 +153,3 @@ def _exit_text(status: int) -> str:
         return f"was killed by {signal.Signals(-status).name}"
     except ValueError:
         return f"was killed by signal {-status}"
-
-
-def child_environment(redis_url: str, secret: str) -> dict[str, str]:
-    """The environment of the services: this process's own, and what must not show in a list of processes."""
-    return {**os.environ, "MOESAIC_REDIS_URL": redis_url, "MOESAIC_SECRET": secret}

@@ -54,7 +54,7 @@ class Tally:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % confidence interval of the accuracy (Wilson's score interval); None if there is no accuracy."""
+        """The 95 % interval of the accuracy (Wilson's score interval); None without accuracy."""
         if self.accuracy is None:
             return None
         share, count, square = self.accuracy, self.judged, Z_95**2

@@ -19,7 +19,7 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from moesaic.errors import InvalidInput, NotReady, PeerLost
+from moesaic.errors import InvalidInput, MoesaicError, NotReady, PeerLost
 
 COMMAND_TIMEOUT_S = 1.0
 BLOCK_S = 2.0  # how long a read waits for news
@@ -76,16 +76,8 @@ async def check_redis(redis_url: str) -> None:
     try:
         async with asyncio.timeout(2 * COMMAND_TIMEOUT_S):
             await client.ping()
-    except BusyLoadingError as error:
-        raise NotReady(f"{where}: still loading its data") from error
-    except (AuthenticationError, NoPermissionError) as error:
-        raise InvalidInput("redis_url", f"{where}: refuses these credentials: {error}") from error
-    except InvalidResponse as error:
-        raise InvalidInput("redis_url", f"{where}: what answers there is not Redis") from error
-    except ResponseError as error:
-        raise InvalidInput("redis_url", f"{where}: {error}") from error
     except (RedisError, OSError) as error:
-        raise NotReady(f"{where}: {_cause(error)}") from error
+        raise _diagnosis(where, error) from error
     finally:
         await client.aclose()
 
@@ -99,6 +91,20 @@ def outages(redis_url: str) -> Iterator[None]:
         CONTROL_PLANE_UP.set(0)
         raise PeerLost(f"redis at {public_url(redis_url)}", _cause(error)) from error
     CONTROL_PLANE_UP.set(1)
+
+
+def _diagnosis(where: str, error: BaseException) -> MoesaicError:
+    while isinstance(error.__cause__, RedisError):  # on a Unix socket redis-py wraps the cause
+        error = error.__cause__
+    if isinstance(error, BusyLoadingError):
+        return NotReady(f"{where}: still loading its data")
+    if isinstance(error, (AuthenticationError, NoPermissionError)):
+        return InvalidInput("redis_url", f"{where}: refuses these credentials: {error}")
+    if isinstance(error, InvalidResponse):
+        return InvalidInput("redis_url", f"{where}: what answers there is not Redis")
+    if isinstance(error, ResponseError):
+        return InvalidInput("redis_url", f"{where}: {error}")
+    return NotReady(f"{where}: {_cause(error)}")
 
 
 def _cause(error: BaseException) -> str:

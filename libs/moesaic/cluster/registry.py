@@ -11,8 +11,19 @@ import structlog
 
 from moesaic.cluster.bus import Bus, encode
 from moesaic.cluster.changes import Changes
+from moesaic.cluster.placement_view import PlacementView, watch_placement
 from moesaic.errors import InvalidInput, PeerLost
 from moesaic.messages.registry import RegistryHint, WorkerRecord
+
+__all__ = [
+    "Fleet",
+    "Lease",
+    "PlacementView",
+    "next_generation",
+    "registered",
+    "watch_fleet",
+    "watch_placement",
+]
 
 log = structlog.get_logger()
 

@@ -79,6 +79,7 @@ def configure_logging(service: str, instance: str, level: str) -> None:
             _drop_quiet,
             structlog.contextvars.merge_contextvars,
             name_process,
+            structlog.dev.set_exc_info,
             structlog.processors.format_exc_info,
             _redact,
             structlog.processors.JSONRenderer(default=str, ensure_ascii=False),

@@ -1,0 +1,86 @@
+#   Everything runs in .venv; all it needs is Python >= 3.11 with its venv module.
+#   make up      serve the demo model (Ctrl-C stops)     make down    stop a suite in the background
+#   make test    what must pass before a commit          make bench   measure what the project claims
+#   make fmt     format the sources                  make lint    the quick part of make test
+#   make proto   generate the stubs from protos/     make gpu     the checks that need a CUDA device
+#   make lock    pin the versions that .venv holds
+
+PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3.14 python3,\
+            $(if $(shell $(name) -c 'import sys, venv, ensurepip; print(sys.version_info >= (3, 11) or "")' 2>/dev/null),$(name))))
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+STUBS := libs/moesaic/v1
+
+.DEFAULT_GOAL := help
+.PHONY: help up down test fmt lint proto bench gpu lock
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+up: .venv/installed-all
+	@$(BIN)/moesaic up $(ARGS)
+
+down: .venv/installed-all
+	@$(BIN)/moesaic down
+
+# Quick checks first: what fails soon should not wait for what takes long.
+test: lint
+	@echo 'pytest'
+	@$(BIN)/pytest -q -m 'not slow and not gpu'
+
+lint: .venv/installed-dev
+	@echo 'ruff, layers, types'
+	@$(BIN)/ruff check -q .
+	@$(BIN)/ruff format -q --check .
+	@$(BIN)/lint-imports --no-logo > .venv/lint-imports.log || { cat .venv/lint-imports.log; exit 1; }
+	@$(BIN)/mypy --no-error-summary libs services benchmarks
+
+fmt: .venv/installed-dev
+	@$(BIN)/ruff check -q --fix .
+	@$(BIN)/ruff format -q .
+
+bench: .venv/installed-dev
+	@$(BIN)/moesaic bench parity $(ARGS)
+	@$(BIN)/moesaic bench hop $(ARGS)
+
+# The checks marked gpu; without a CUDA device there is nothing to check.
+gpu: .venv/installed-dev
+	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
+	  $(BIN)/pytest -q -m gpu || [ $$? -eq 5 ]; \
+	else \
+	  echo 'no CUDA device here: the checks marked gpu are skipped'; \
+	fi
+
+# The stubs are committed, so that nobody needs the compiler to run the services.
+proto: .venv/installed-dev
+	@$(BIN)/python -m grpc_tools.protoc -I protos --python_out=libs --grpc_python_out=libs \
+	  --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy --mypy_out=libs \
+	  --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc --mypy_grpc_out=libs \
+	  protos/moesaic/v1/*.proto
+	@touch $(STUBS)/__init__.py
+
+# Pin what .venv holds now. To move to newer versions: rm -rf .venv constraints.txt, make a new
+# .venv by hand with pip install -e '.[all,dev]', test, then make lock.
+lock:
+	@$(BIN)/python -m pip --disable-pip-version-check list --format=freeze \
+	  | grep -Ev '^(moesaic|pip|setuptools|wheel)==' | sed 's/+[A-Za-z0-9.]*$$//' | LC_ALL=C sort -f > constraints.txt
+	@echo "constraints.txt: $$(wc -l < constraints.txt) versions"
+
+.venv/bin/python:
+	@if [ -z '$(PYTHON)' ]; then \
+	  echo 'Moesaic needs Python 3.11 or newer with its venv module: install it (Debian: apt install python3 python3-venv),' >&2; \
+	  echo 'or name it: make PYTHON=/path/to/python3' >&2; exit 1; fi
+	@echo 'making .venv with $(PYTHON)'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo '$(PYTHON) is older than Python 3.11: name a newer one, make PYTHON=/path/to/python3' >&2; exit 1; }
+	@$(PYTHON) -m venv .venv || { rm -rf .venv; exit 1; }
+
+.venv/installed-all: pyproject.toml constraints.txt | .venv/bin/python
+	@echo 'installing the services into .venv (some minutes the first time)'
+	@$(PIP) install -c constraints.txt -e '.[all]'
+	@touch $@
+
+.venv/installed-dev: pyproject.toml constraints.txt | .venv/bin/python
+	@echo 'installing the services and the tools of development into .venv (some minutes the first time)'
+	@$(PIP) install -c constraints.txt -e '.[all,dev]'
+	@touch $@ .venv/installed-all

@@ -1,0 +1,1 @@
+"""One benchmark per claim of the README; ``moesaic bench`` runs them."""

@@ -1,0 +1,1 @@
+"""Kernels: one a file, each with its contract."""

@@ -1,0 +1,130 @@
+"""The decoder: everything of a model but the routed experts and their gates."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from moesaic.models.architecture import LatentAttention, ModelConfig
+from moesaic.models.attention import AttentionLayer
+from moesaic.models.attention_plan import plan_attention
+from moesaic.models.checkpoint import Checkpoint
+from moesaic.models.grouped_query import GroupedQueryLayer
+from moesaic.models.kv_cache import KVCache
+from moesaic.models.latent import LatentLayer
+from moesaic.models.mlp import GatedMLP, SharedExpert
+from moesaic.models.rope import RotaryEmbedding
+from moesaic.models.step_batch import StepBatch
+from moesaic.models.tensor_names import EMBEDDING, FINAL_NORM, HEAD, layer_prefix
+from moesaic.models.tensor_reader import TensorReader
+
+MoELayer = Callable[[int, Tensor], Awaitable[Tensor]]
+"""The routed experts: index of the decoder layer, normed hidden states ``[T, H]`` -> their weighted sum ``[T, H]``.
+
+The decoder calls it, computes the shared expert, then awaits the result. So a plain function that sends its frames
+before it returns an awaitable overlaps the two; a coroutine function is right too, but starts only when awaited. It must
+not change the hidden states.
+"""
+
+
+@dataclass(frozen=True)
+class _Layer:
+    attention_norm: Tensor  # [H]
+    attention: AttentionLayer
+    mlp_norm: Tensor  # [H]
+    dense: GatedMLP | None  # None: a sparse layer
+    shared: SharedExpert | None
+
+
+class Decoder:
+    """One replica of a model's non-expert weights. Holds no state of any sequence."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layers: list[_Layer],
+        embedding: Tensor,
+        norm: Tensor,
+        head: Tensor,
+    ) -> None:
+        """Take the weights; ``load`` reads them. ``embedding`` and ``head`` are ``[vocab, H]``."""
+        self.config, self.dtype, self.device = config, embedding.dtype, embedding.device
+        self._layers, self._embedding, self._norm, self._head = layers, embedding, norm, head
+        latent = isinstance(config.attention, LatentAttention)
+        self._rotary = RotaryEmbedding(
+            config.rope, config.attention.rotary_dim, interleaved=latent, device=self.device
+        )
+        # Latent attention rotates in float32, whatever the model's dtype.
+        self._rotation_dtype = torch.float32 if latent else self.dtype
+        self._window = (
+            None
+            if isinstance(config.attention, LatentAttention)
+            else config.attention.sliding_window
+        )
+
+    @classmethod
+    def load(
+        cls, checkpoint: Checkpoint, config: ModelConfig, dtype: torch.dtype, device: torch.device
+    ) -> "Decoder":
+        """Read all weights but those of routed experts and their gates.
+
+        Raises:
+            CheckpointError: a tensor is missing, mis-shaped or cannot be read.
+        """
+        reader = TensorReader(checkpoint, dtype, device)
+        layers = [
+            _load_layer(reader.under(layer_prefix(i)), config, i) for i in range(config.num_layers)
+        ]
+        shape = (config.vocab_size, config.hidden_size)
+        embedding = reader.read(EMBEDDING, *shape)
+        head = embedding if config.tie_word_embeddings else reader.read(HEAD, *shape)
+        return cls(config, layers, embedding, reader.read(FINAL_NORM, config.hidden_size), head)
+
+    def new_kv_cache(self, num_blocks: int, block_size: int = 16) -> KVCache:
+        """An empty cache that fits this decoder."""
+        return KVCache(self.config, num_blocks, block_size, self.dtype, self.device)
+
+    async def forward(self, batch: StepBatch, cache: KVCache, moe: MoELayer) -> Tensor:
+        """One forward pass; writes the rows' keys and values to ``cache``.
+
+        Returns:
+            float32 ``[R, vocab]``: the next-token logits of ``batch.logit_rows``.
+        """
+        positions = batch.positions.to(self.device)
+        plan = plan_attention(batch, cache.block_size, self._window, self.device)
+        rotation = self._rotary.rotation(positions, self._rotation_dtype)
+        hidden = F.embedding(batch.token_ids.to(self.device), self._embedding)  # [T, H]
+        for index, layer in enumerate(self._layers):
+            hidden = hidden + layer.attention(
+                self._rms_norm(hidden, layer.attention_norm), rotation, plan, cache
+            )
+            normed = self._rms_norm(hidden, layer.mlp_norm)
+            if layer.dense is not None:
+                hidden = hidden + layer.dense(normed)
+                continue
+            routed = moe(index, normed)  # may be in flight while the shared expert is computed
+            if layer.shared is not None:
+                hidden = hidden + layer.shared(normed)
+            hidden = hidden + (await routed).to(hidden.dtype)
+        wanted = self._rms_norm(hidden[batch.logit_rows.to(self.device)], self._norm)
+        return F.linear(wanted, self._head).float()
+
+    def _rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(x, x.shape[-1:], weight, self.config.rms_norm_eps)
+
+
+def _load_layer(reader: TensorReader, config: ModelConfig, index: int) -> _Layer:
+    attention = reader.under("self_attn.")
+    dense = index not in config.moe_layers
+    mlp = reader.under("mlp.")
+    return _Layer(
+        attention_norm=reader.read("input_layernorm.weight", config.hidden_size),
+        attention=LatentLayer.load(attention, config, config.attention, index)
+        if isinstance(config.attention, LatentAttention)
+        else GroupedQueryLayer.load(attention, config, config.attention, index),
+        mlp_norm=reader.read("post_attention_layernorm.weight", config.hidden_size),
+        dense=GatedMLP.load(mlp, config.hidden_size, config.dense_size) if dense else None,
+        shared=None if dense else SharedExpert.load(mlp, config),
+    )

@@ -1,0 +1,70 @@
+"""The gate: the learned layer that picks each token's top-k experts."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from moesaic.models.architecture import MoE, ModelConfig
+from moesaic.models.checkpoint import Checkpoint
+from moesaic.models.tensor_names import moe_prefix
+
+
+class Gate:
+    """The gate of one layer."""
+
+    def __init__(self, weight: Tensor, moe: MoE) -> None:
+        """Take ``weight`` ``[E, H]``."""
+        self._weight, self._moe = weight, moe
+
+    @classmethod
+    def load(
+        cls,
+        checkpoint: Checkpoint,
+        config: ModelConfig,
+        layer: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> "Gate":
+        """Read the gate of decoder layer ``layer``.
+
+        Raises:
+            CheckpointError: its tensor is missing, mis-shaped or cannot be read.
+        """
+        shape = (config.moe.num_experts, config.hidden_size)
+        gate_dtype = torch.float32 if config.moe.float32_gate else dtype
+        name = moe_prefix(checkpoint, layer) + "gate.weight"
+        return cls(checkpoint.read(name, shape, gate_dtype, device), config.moe)
+
+    def __call__(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+        """Choose experts for the rows of ``hidden_states`` ``[T, H]``.
+
+        Returns:
+            topk_weights: float32 ``[T, k]``, normalised and scaled as the family demands, ready to multiply expert
+                outputs with; topk_ids: int32 ``[T, k]``, heaviest first.
+        """
+        return select_experts(
+            F.linear(hidden_states.to(self._weight.dtype), self._weight), self._moe
+        )
+
+
+def select_experts(gate_logits: Tensor, moe: MoE) -> tuple[Tensor, Tensor]:
+    """Choose the top-k experts of each token from its ``gate_logits`` (any float, ``[T, E]``).
+
+    Softmax runs over all experts in float32. Group-limited routing first keeps the ``topk_group`` groups whose best
+    expert scores highest (DeepSeek-V2, arXiv:2405.04434, section 2.2.2).
+
+    Returns:
+        topk_weights: float32 ``[T, k]``; topk_ids: int32 ``[T, k]``, heaviest first.
+    """
+    scores = gate_logits.softmax(dim=-1, dtype=torch.float32)
+    if moe.topk_method == "group_limited_greedy":
+        grouped = scores.view(scores.shape[0], moe.n_group, -1)  # [T, G, E / G]
+        best_groups = grouped.amax(dim=-1).topk(moe.topk_group, dim=-1).indices  # [T, topk_group]
+        kept = torch.zeros_like(grouped[..., 0]).scatter_(-1, best_groups, 1.0)
+        scores = (grouped * kept.unsqueeze(-1)).flatten(-2)
+    topk_weights, topk_ids = scores.topk(moe.top_k, dim=-1)
+    if moe.norm_topk_prob:
+        topk_weights = topk_weights / topk_weights.sum(dim=-1, keepdim=True)
+    if moe.routed_scaling_factor != 1.0:
+        topk_weights = topk_weights * moe.routed_scaling_factor
+    return topk_weights, topk_ids.to(torch.int32)

@@ -1,0 +1,140 @@
+"""Multi-head latent attention: DeepSeek-V2 (arXiv:2405.04434, section 2.1)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from moesaic.models.architecture import LatentAttention, ModelConfig
+from moesaic.models.attention import attend
+from moesaic.models.attention_plan import AttentionPlan
+from moesaic.models.kv_cache import KVCache
+from moesaic.models.rope import Rotation
+from moesaic.models.tensor_reader import TensorReader
+
+_LATENT_NORM_EPS = 1e-6  # of the norms inside attention, whatever rms_norm_eps says
+
+
+@dataclass(frozen=True)
+class LatentLayer:
+    """The attention of one decoder layer; a cached row is the normed latent, then the rotated key of all heads."""
+
+    layer: int
+    shape: LatentAttention
+    q_kv_down: (
+        Tensor  # [Q + latent + rope, H]; Q is q_lora_rank, or heads * (nope + rope) without one
+    )
+    q_kv_bias: Tensor | None
+    q_norm: Tensor | None  # [q_lora_rank]
+    q_up: Tensor | None  # [heads * (nope + rope), q_lora_rank]
+    kv_norm: Tensor  # [latent]
+    kv_up: Tensor  # [heads * (nope + v), latent]
+    output: Tensor  # [H, heads * v]
+    output_bias: Tensor | None
+    scale: float
+
+    @classmethod
+    def load(
+        cls, reader: TensorReader, config: ModelConfig, shape: LatentAttention, layer: int
+    ) -> "LatentLayer":
+        """Read the layer's weights from under ``...self_attn.``; raises ``CheckpointError``."""
+        hidden, heads, latent, rank = (
+            config.hidden_size,
+            shape.num_heads,
+            shape.kv_lora_rank,
+            shape.q_lora_rank,
+        )
+        qk_dim = shape.qk_nope_head_dim + shape.qk_rope_head_dim
+        q_name, q_size = ("q_proj", heads * qk_dim) if rank is None else ("q_a_proj", rank)
+        kv_size = latent + shape.qk_rope_head_dim
+        q = reader.read(f"{q_name}.weight", q_size, hidden)
+        kv = reader.read("kv_a_proj_with_mqa.weight", kv_size, hidden)
+        bias = None
+        if shape.bias:  # a full query projection has none
+            kv_bias = reader.read("kv_a_proj_with_mqa.bias", kv_size)
+            bias = torch.cat(
+                (
+                    kv_bias.new_zeros(q_size)
+                    if rank is None
+                    else reader.read(f"{q_name}.bias", q_size),
+                    kv_bias,
+                )
+            )
+        return cls(
+            layer,
+            shape,
+            torch.cat((q, kv)),
+            bias,
+            None if rank is None else reader.read("q_a_layernorm.weight", rank),
+            None if rank is None else reader.read("q_b_proj.weight", heads * qk_dim, rank),
+            reader.read("kv_a_layernorm.weight", latent),
+            reader.read(
+                "kv_b_proj.weight", heads * (shape.qk_nope_head_dim + shape.v_head_dim), latent
+            ),
+            reader.read("o_proj.weight", hidden, heads * shape.v_head_dim),
+            reader.read("o_proj.bias", hidden) if shape.bias else None,
+            qk_dim**-0.5 * (config.rope.yarn.softmax_scale if config.rope.yarn else 1.0),
+        )
+
+    def __call__(
+        self, hidden_states: Tensor, rotation: Rotation, plan: AttentionPlan, cache: KVCache
+    ) -> Tensor:
+        """See ``AttentionLayer``."""
+        shape = self.shape
+        down = F.linear(hidden_states, self.q_kv_down, self.q_kv_bias)
+        queries, latent, rope_key = torch.split(
+            down, [down.shape[1] - shape.kv_width, shape.kv_lora_rank, shape.qk_rope_head_dim], -1
+        )
+        latent = F.rms_norm(latent, latent.shape[-1:], self.kv_norm, _LATENT_NORM_EPS)
+        rope_key = rotation(rope_key.unsqueeze(1)).squeeze(1)
+        cache.write(self.layer, plan.write_slots, torch.cat((latent, rope_key), dim=-1))
+
+        if self.q_up is not None:
+            queries = F.rms_norm(queries, queries.shape[-1:], self.q_norm, _LATENT_NORM_EPS)
+            queries = F.linear(queries, self.q_up)
+        nope, rope = self._query_parts(queries.view(len(queries), shape.num_heads, -1))
+        queries = torch.cat((nope, rotation(rope)), dim=-1)  # [T, heads, nope + rope]
+        attended = attend(self, queries, plan, cache, self.layer)
+        return F.linear(attended, self.output, self.output_bias)
+
+    def single(self, queries: Tensor, cached: Tensor, mask: Tensor) -> Tensor:
+        """See ``Heads.single``. The up-projections are absorbed: scores and sums are over latents."""
+        key_up, value_up = self._up_projections()
+        nope, rope = self._query_parts(queries)
+        latent_queries = torch.einsum("bhn,hnl->bhl", nope, key_up)
+        grouped = torch.cat((latent_queries, rope), dim=-1).unsqueeze(1)  # [B, 1, heads, kv_width]
+        shared = cached.unsqueeze(1)  # [B, 1, L, kv_width]: keys; values but for the last columns
+        out = F.scaled_dot_product_attention(
+            grouped, shared, shared, attn_mask=mask, scale=self.scale
+        )
+        latent = out[:, 0, :, : self.shape.kv_lora_rank]  # [B, heads, latent]
+        return torch.einsum("bhl,hvl->bhv", latent, value_up).flatten(1)
+
+    def run(self, queries: Tensor, cached: Tensor, mask: Tensor | None) -> Tensor:
+        """See ``Heads.run``. Over many rows, expanding keys and values beats the wide latents."""
+        latent, rope_key = cached[:, : self.shape.kv_lora_rank], cached[:, self.shape.kv_lora_rank :]
+        key_up, value_up = self._up_projections()
+        nope = torch.einsum("sl,hnl->hsn", latent, key_up)
+        keys = torch.cat((nope, rope_key.expand(len(nope), -1, -1)), dim=-1)  # [heads, L, nope + rope]
+        values = torch.einsum("sl,hvl->hsv", latent, value_up)
+        # With values as wide as keys torch has a fused attention that never holds all scores.
+        padded = F.pad(values, (0, max(0, keys.shape[-1] - values.shape[-1])))
+        out = F.scaled_dot_product_attention(
+            queries.transpose(0, 1).unsqueeze(0),
+            keys.unsqueeze(0),
+            padded.unsqueeze(0),
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=self.scale,
+        )
+        return out[0, ..., : self.shape.v_head_dim].transpose(0, 1).flatten(1)
+
+    def _query_parts(self, queries: Tensor) -> tuple[Tensor, Tensor]:
+        width = self.shape.qk_nope_head_dim
+        return queries[..., :width], queries[..., width:]
+
+    def _up_projections(self) -> tuple[Tensor, Tensor]:
+        """Views of ``kv_up``: for keys ``[heads, nope, latent]``, for values ``[heads, v, latent]``."""
+        by_head = self.kv_up.view(self.shape.num_heads, -1, self.shape.kv_lora_rank)
+        return by_head[:, : self.shape.qk_nope_head_dim], by_head[:, self.shape.qk_nope_head_dim :]

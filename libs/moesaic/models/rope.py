@@ -1,0 +1,76 @@
+"""Rotary position embedding."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from moesaic.models.architecture import Rope, Yarn
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """The rotations of one step's rows, by their positions.
+
+    A pair ``(a, b)`` turns into ``(a cos - b sin, b cos + a sin)``. Pairs are ``(i, i + d/2)``, or neighbours where
+    ``interleaved``. With the sign kept in ``sin``, either is one multiply and one multiply-add.
+    """
+
+    cos: Tensor  # [T, 1, d]
+    sin: Tensor  # [T, 1, d], negative at the first of each pair
+    interleaved: bool
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Rotate ``x`` ``[T, heads, d]``."""
+        if self.interleaved:
+            swapped = x.reshape(*x.shape[:-1], -1, 2).flip(-1).flatten(-2)
+        else:
+            swapped = x.roll(x.shape[-1] // 2, dims=-1)
+        return torch.addcmul(x * self.cos, swapped, self.sin).to(x.dtype)
+
+
+class RotaryEmbedding:
+    """Makes the rotations for given positions."""
+
+    def __init__(self, rope: Rope, dim: int, *, interleaved: bool, device: torch.device) -> None:
+        """Prepare the frequencies of a rotated width of ``dim``."""
+        self._frequencies = _frequencies(rope, dim).to(device)  # float32 [d / 2]
+        self._scale = rope.yarn.rotation_scale if rope.yarn else 1.0
+        self._interleaved = interleaved
+
+    def rotation(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
+        """The rotations at ``positions`` (int64 ``[T]``), computed in float32 and kept as ``dtype``."""
+        angles = torch.outer(positions.float(), self._frequencies)
+        cos, sin = angles.cos() * self._scale, angles.sin() * self._scale
+        if self._interleaved:
+            cos, sin = (
+                cos.repeat_interleave(2, dim=-1),
+                torch.stack((-sin, sin), dim=-1).flatten(-2),
+            )
+        else:
+            cos, sin = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+        return Rotation(cos.unsqueeze(1).to(dtype), sin.unsqueeze(1).to(dtype), self._interleaved)
+
+
+def _frequencies(rope: Rope, dim: int) -> Tensor:
+    frequencies = 1.0 / rope.theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+    if rope.yarn is None:
+        return frequencies
+    low, high = _yarn_bounds(rope.yarn, rope.theta, dim)
+    ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    return frequencies * (1 - ramp) + frequencies / rope.yarn.factor * ramp
+
+
+def _yarn_bounds(yarn: Yarn, theta: float, dim: int) -> tuple[float, float]:
+    """Between which dimensions the frequencies go over from kept to slowed (arXiv:2309.00071, section 3.2)."""
+
+    def dimension(rotations: float) -> float:
+        wavelengths = yarn.original_max_positions / (rotations * 2 * math.pi)
+        return dim * math.log(wavelengths) / (2 * math.log(theta))
+
+    low, high = dimension(yarn.beta_fast), dimension(yarn.beta_slow)
+    if yarn.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    return low, high if high != low else high + 0.001  # a ramp of no width would divide by zero

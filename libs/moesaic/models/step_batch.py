@@ -1,0 +1,23 @@
+"""What one forward pass computes."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass
+class StepBatch:
+    """One forward pass over rows of several sequences, flattened.
+
+    The rows of a sequence are consecutive positions, and each attends to position 0 up to its own. So a prompt, a chunk
+    of one, the rest of one whose prefix is cached, and a decoded token are all the same thing. Sequences may share
+    leading blocks, which a step only reads.
+    """
+
+    token_ids: Tensor  # int64 [T]
+    positions: Tensor  # int64 [T], absolute
+    sequence_rows: list[int]  # rows of each sequence, in order, at least 1 each; they sum to T
+    block_tables: list[
+        list[int]
+    ]  # KV blocks of each sequence, in order; they cover all positions up to this step's
+    logit_rows: Tensor  # int64 [R]: rows whose next-token logits are wanted

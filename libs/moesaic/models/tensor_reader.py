@@ -1,0 +1,30 @@
+"""A checkpoint read under one prefix, to one dtype and device."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from moesaic.models.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True)
+class TensorReader:
+    """What the layers' ``load`` functions read their weights with."""
+
+    checkpoint: Checkpoint
+    dtype: torch.dtype
+    device: torch.device
+    prefix: str = ""
+
+    def under(self, prefix: str) -> "TensorReader":
+        """The reader of the tensors whose names go on with ``prefix``."""
+        return replace(self, prefix=self.prefix + prefix)
+
+    def read(self, name: str, *shape: int) -> Tensor:
+        """The tensor ``name`` under the prefix.
+
+        Raises:
+            CheckpointError: it is missing, mis-shaped or cannot be read.
+        """
+        return self.checkpoint.read(self.prefix + name, shape, self.dtype, self.device)

@@ -1,0 +1,135 @@
+"""Should there be a new placement, and which? If none can be made, what is missing?"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from moesaic.messages.placement import EMPTY_SLOT, PlacedWorker, Placement
+from moesaic.messages.registry import WorkerRecord
+from moesaic.placement.coverage import missing_experts
+from moesaic.placement.uniform import Slots, refill, uniform
+
+Incarnation = tuple[str, int]  # worker id and generation: one start of one worker
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to do now: make ``proposal`` the placement, or, if there is none, wait."""
+
+    proposal: Placement | None = None  # its epoch is 0; whoever commits it chooses one
+    urgent: bool = False  # experts are missing now, so do not wait for newcomers to settle
+    waiting_for: list[str] = field(default_factory=list)  # for people
+
+
+def decide(current: Placement | None, records: Iterable[WorkerRecord]) -> Decision:
+    """Compare the committed placement with the expert workers there are.
+
+    A placement is due when the workers that can take one are not those that are placed: the first
+    ones came, one came or went, or one restarted and lost what it held. Workers keep the slots
+    they had; one that restarted gets back what it had.
+    """
+    experts = [record for record in records if record.role == "expert"]
+    missing = missing_experts(current, {incarnation(r) for r in experts}) if current else {}
+    usable, strangers = _of_one_model(current, [r for r in experts if _can_be_placed(r)])
+    waiting_for = [
+        f"expert worker {r.worker_id}: has model {r.model_digest[:12]}, "
+        f"others have {usable[0].model_digest[:12]}"
+        for r in strangers
+    ]
+    if shortfall := _shortfall(current, usable):
+        needed = missing or not current
+        return Decision(waiting_for=[*waiting_for, shortfall] if needed else waiting_for)
+    placed = {(w.worker_id, w.generation): w for w in current.workers} if current else {}
+    if {incarnation(r) for r in usable} == placed.keys():
+        return Decision(waiting_for=waiting_for)
+    return Decision(_propose(current, usable), bool(missing), waiting_for)
+
+
+def incarnation(record: WorkerRecord) -> Incarnation:
+    """Which start of which worker this is."""
+    return record.worker_id, record.generation
+
+
+def _can_be_placed(record: WorkerRecord) -> bool:
+    return record.state == "ready" and min(record.slots_per_layer, record.num_experts) > 0
+
+
+def _of_one_model(
+    current: Placement | None, records: Sequence[WorkerRecord]
+) -> tuple[list[WorkerRecord], list[WorkerRecord]]:
+    """The workers of the model that is served, by worker id, and those of other models.
+
+    It is the placement's model while anyone has it, else the one that most slots are for.
+    """
+    slots: Counter[str] = Counter()
+    for record in records:
+        slots[record.model_digest] += record.slots_per_layer
+    if current and current.model_digest in slots:
+        served = current.model_digest
+    else:
+        served = max(slots, key=lambda digest: (slots[digest], digest), default="")
+    ordered = sorted(records, key=lambda record: record.worker_id)
+    return (
+        [record for record in ordered if record.model_digest == served],
+        [record for record in ordered if record.model_digest != served],
+    )
+
+
+def _shortfall(current: Placement | None, usable: Sequence[WorkerRecord]) -> str:
+    """Why these workers cannot hold every expert, for people; empty if they can."""
+    if usable:
+        num_experts = usable[0].num_experts
+    elif current:
+        num_experts = current.num_experts
+    else:
+        return "expert workers: none registered"
+    slots = sum(min(record.slots_per_layer, num_experts) for record in usable)
+    if slots >= num_experts:
+        return ""
+    return f"expert workers: {slots} of {num_experts} slots per layer registered"
+
+
+def _propose(current: Placement | None, usable: Sequence[WorkerRecord]) -> Placement:
+    model = usable[0]
+    if current and (current.model_digest, current.num_experts, current.layers) == (
+        model.model_digest,
+        model.num_experts,
+        model.layers,
+    ):
+        slots = refill(model.num_experts, _held(current, usable))
+    else:
+        slots = uniform(
+            model.num_experts, len(model.layers), [record.slots_per_layer for record in usable]
+        )
+    return Placement(
+        epoch=0,
+        model_digest=model.model_digest,
+        num_experts=model.num_experts,
+        workers=[
+            PlacedWorker(
+                worker_id=record.worker_id,
+                generation=record.generation,
+                admin_address=record.admin_address,
+                data_address=record.data_address,
+            )
+            for record in usable
+        ],
+        layers=list(model.layers),
+        slots=slots,
+    )
+
+
+def _held(current: Placement, usable: Sequence[WorkerRecord]) -> list[Slots]:
+    """What each worker holds, or held before it restarted, cut or filled up to its slots."""
+    place = {worker.worker_id: idx for idx, worker in enumerate(current.workers)}
+    return [
+        [
+            _fitted(layer[place[r.worker_id]] if r.worker_id in place else [], r.slots_per_layer)
+            for r in usable
+        ]
+        for layer in current.slots
+    ]
+
+
+def _fitted(slots: Sequence[int], num_slots: int) -> list[int]:
+    return [*slots[:num_slots], *[EMPTY_SLOT] * (num_slots - len(slots))]

@@ -1,0 +1,1 @@
+"""How do tensors move? Frames, authenticated links, and the networks that carry them."""

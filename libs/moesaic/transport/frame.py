@@ -1,0 +1,233 @@
+"""The one message of the tensor plane: a fixed header, then the tensors, then an opaque body.
+
+Layout (little-endian, 128 bytes): magic 4s, version u16, header_len u16, kind u8, number of tensors u8, flags u16,
+layer i32, threshold f32, 4 zero bytes, request_id 16s, epoch u64, seq u64, nbytes u64, digest u64, four times (dtype u32,
+rows u32, cols u32), checksum u64. The payload holds each tensor row-major, padded with zeros to 64 bytes, then the body.
+The checksum is xxh3-64 of the payload, seeded with xxh3-64 of the header before it: it finds damage, not forgery.
+"""
+
+import struct
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import xxhash
+from torch import Tensor
+
+from moesaic.errors import FrameError, InvalidInput
+
+Message = npt.NDArray[np.uint8]
+
+MAGIC = b"MOES"
+VERSION = 1
+HEADER_BYTES = 128
+MAX_TENSORS = 4
+_HEADER = struct.Struct("<4sHHBBHif4x16sQQQQ12I")  # all but the checksum
+_CHECKSUM = struct.Struct("<Q")
+_ALIGNMENT = 64  # of each tensor in the payload, for vector loads
+_DTYPE_OF_CODE = dict(
+    enumerate((torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64), start=1)
+)
+_CODE_OF_DTYPE = {dtype: code for code, dtype in _DTYPE_OF_CODE.items()}
+
+
+class FrameKind(IntEnum):
+    """What a frame is for."""
+
+    REQUEST = 1
+    REPLY = 2
+    ERROR = 3
+    PING = 4
+    PONG = 5
+    HELLO = 16  # the handshake, in this order
+    CHALLENGE = 17
+    PROOF = 18
+    WELCOME = 19
+    OFFER = 20
+    ACCEPT = 21
+
+
+@dataclass(frozen=True)
+class FrameLimits:
+    """The largest frame a receiver believes; nothing larger is ever allocated."""
+
+    max_rows: int
+    max_cols: int
+    max_bytes: int  # header and payload
+
+    @classmethod
+    def of_hidden_size(cls, hidden_size: int, max_rows: int = 16_384) -> "FrameLimits":
+        """Room for fp32 hidden states ``[max_rows, hidden_size]`` with two routing tables of up to 64 choices."""
+        max_cols = max(hidden_size, 4096)  # a list of workers is one row, however small the model
+        return cls(max_rows, max_cols, max_rows * 4 * (hidden_size + 128) + (1 << 16))
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Frame:
+    """One message: who asks what, and up to four tensors ``[rows, cols]``.
+
+    A reply repeats ``request_id``, ``seq``, ``epoch`` and ``layer`` of its request. ``flags``, ``digest`` and ``body``
+    mean what the two ends agree on; an ERROR carries its cause in ``body``.
+    """
+
+    kind: FrameKind
+    request_id: bytes = bytes(16)  # of the step
+    epoch: int = 0
+    layer: int = 0
+    seq: int = 0
+    threshold: float = 1.0
+    flags: int = 0
+    digest: int = 0
+    tensors: list[Tensor] = field(default_factory=list)
+    body: bytes = b""
+
+    def encode(self) -> Message:
+        """Write header and payload into one new buffer; each tensor is copied once, from whatever device it is on.
+
+        Raises:
+            InvalidInput: a field does not fit its place, or a tensor is not 2-D of a supported dtype.
+        """
+        table = _table_of(self.tensors)
+        starts, body_start = _layout([tensor.nbytes for tensor in self.tensors])
+        memory = np.empty(body_start + len(self.body), np.uint8)
+        for tensor, start in zip(self.tensors, starts, strict=True):
+            end = start + tensor.nbytes
+            if tensor.nbytes:
+                place = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=start)
+                place.view(tensor.shape).copy_(tensor)
+            memory[end : _aligned(end)] = 0  # never send what the memory held before
+        if self.body:
+            memory[body_start:] = np.frombuffer(self.body, np.uint8)
+        if len(self.request_id) != 16:
+            raise InvalidInput("request_id", f"must be 16 bytes, got {len(self.request_id)}")
+        fixed = (MAGIC, VERSION, HEADER_BYTES, self.kind, len(self.tensors), self.flags, self.layer, self.threshold)
+        rest = (self.request_id, self.epoch, self.seq, memory.size - HEADER_BYTES, self.digest)
+        try:
+            _HEADER.pack_into(memory, 0, *fixed, *rest, *table)
+        except (struct.error, OverflowError) as error:
+            raise InvalidInput("frame", f"a header field does not fit: {error}") from error
+        _CHECKSUM.pack_into(memory, _HEADER.size, _checksum(memory))
+        return memory
+
+    @classmethod
+    def decode(cls, message: Message, limits: FrameLimits) -> "Frame":
+        """Read a received message; the tensors share its memory.
+
+        Raises:
+            FrameError: some field is not what a sender of ours writes, or the message is damaged or too large.
+        """
+        header = _read_header(message, limits)
+        (_, _, _, kind, num_tensors, flags, layer, threshold, request_id, epoch, seq, nbytes, digest, *table) = header
+        if nbytes != message.size - HEADER_BYTES:
+            raise FrameError("nbytes", f"says {nbytes}, {message.size - HEADER_BYTES} came")
+        if _CHECKSUM.unpack_from(message, _HEADER.size)[0] != _checksum(message):
+            raise FrameError("checksum", "the message is damaged")
+        if not 0.0 <= threshold <= 1.0:
+            raise FrameError("threshold", f"must be in 0..1, got {threshold}")
+        tensors, body_start = _read_tensors(message, num_tensors, table, limits)
+        return cls(
+            kind=kind,
+            request_id=request_id,
+            epoch=epoch,
+            layer=layer,
+            seq=seq,
+            threshold=threshold,
+            flags=flags,
+            digest=digest,
+            tensors=tensors,
+            body=message[body_start:].tobytes(),
+        )
+
+    def answers(self, request: "Frame") -> str | None:
+        """Name the first field in which this reply is not one to ``request``; None if it is."""
+        for name in ("request_id", "seq", "epoch", "layer"):
+            if getattr(self, name) != getattr(request, name):
+                return name
+        return None
+
+
+def payload_bytes(header: Message, limits: FrameLimits) -> int:
+    """How many bytes follow this header ``uint8[128]``; for streams, where a length comes first.
+
+    Raises:
+        FrameError: it is no header of ours, or more would follow than ``limits`` allow.
+    """
+    return int(_read_header(header, limits)[11])
+
+
+def _read_header(message: Message, limits: FrameLimits) -> list[Any]:
+    if message.size < HEADER_BYTES:
+        raise FrameError("header", f"needs {HEADER_BYTES} bytes, got {message.size}")
+    header = list(_HEADER.unpack_from(message))
+    magic, version, header_len, kind, nbytes = *header[:4], header[11]
+    if magic != MAGIC:
+        raise FrameError("magic", f"expected {MAGIC!r}, got {magic!r}")
+    if version != VERSION:
+        raise FrameError("version", f"this side speaks {VERSION}, got {version}")
+    if header_len != HEADER_BYTES:
+        raise FrameError("header_len", f"must be {HEADER_BYTES}, got {header_len}")
+    if HEADER_BYTES + nbytes > limits.max_bytes:
+        raise FrameError("nbytes", f"at most {limits.max_bytes - HEADER_BYTES} are allowed, got {nbytes}")
+    try:
+        header[3] = FrameKind(kind)
+    except ValueError:
+        raise FrameError("kind", f"unknown kind {kind}") from None
+    return header
+
+
+def _read_tensors(
+    message: Message, num_tensors: int, table: list[int], limits: FrameLimits
+) -> tuple[list[Tensor], int]:
+    if num_tensors > MAX_TENSORS:
+        raise FrameError("num_tensors", f"at most {MAX_TENSORS}, got {num_tensors}")
+    entries = list(zip(table[::3], table[1::3], table[2::3], strict=True))[:num_tensors]
+    for idx, (code, rows, cols) in enumerate(entries):
+        if code not in _DTYPE_OF_CODE:
+            raise FrameError(f"tensors[{idx}].dtype", f"unknown code {code}")
+        if rows > limits.max_rows or cols > limits.max_cols:
+            raise FrameError(f"tensors[{idx}].shape", f"{rows} x {cols} exceeds {limits.max_rows} x {limits.max_cols}")
+    dtypes = [_DTYPE_OF_CODE[code] for code, _, _ in entries]
+    sizes = [rows * cols * dtype.itemsize for (_, rows, cols), dtype in zip(entries, dtypes, strict=True)]
+    starts, body_start = _layout(sizes)
+    if body_start > message.size:
+        raise FrameError("tensors", f"need {body_start - HEADER_BYTES} bytes, {message.size - HEADER_BYTES} came")
+    tensors = [
+        torch.frombuffer(message, dtype=dtype, count=rows * cols, offset=start).view(rows, cols)
+        if rows * cols
+        else torch.empty(rows, cols, dtype=dtype)
+        for (_, rows, cols), dtype, start in zip(entries, dtypes, starts, strict=True)
+    ]
+    return tensors, body_start
+
+
+def _table_of(tensors: list[Tensor]) -> list[int]:
+    if len(tensors) > MAX_TENSORS:
+        raise InvalidInput("tensors", f"a frame holds at most {MAX_TENSORS}, got {len(tensors)}")
+    table = []
+    for idx, tensor in enumerate(tensors):
+        if tensor.dim() != 2 or tensor.dtype not in _CODE_OF_DTYPE:
+            found = f"{tensor.dtype} {list(tensor.shape)}"
+            raise InvalidInput(f"tensors[{idx}]", f"must be 2-D of f32, f16, bf16, i32 or i64, got {found}")
+        table += [_CODE_OF_DTYPE[tensor.dtype], *tensor.shape]
+    return table + [0] * (3 * (MAX_TENSORS - len(tensors)))
+
+
+def _layout(sizes: list[int]) -> tuple[list[int], int]:
+    """Where tensors of these many bytes start, and where the body does."""
+    starts, end = [], HEADER_BYTES
+    for size in sizes:
+        starts.append(end)
+        end = _aligned(end + size)
+    return starts, end
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // _ALIGNMENT) * _ALIGNMENT
+
+
+def _checksum(message: Message) -> int:
+    seed = xxhash.xxh3_64_intdigest(message[: _HEADER.size])
+    return xxhash.xxh3_64_intdigest(message[HEADER_BYTES:], seed=seed)

@@ -1,0 +1,88 @@
+"""One answer as text, growing: tokens in, printable pieces out, up to its end or a stop string."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from moesaic.v1.attention_pb2 import FINISH_REASON_LENGTH, Finished, TokenLogprob, Tokens
+from services.gateway.stopping import StopFinder
+
+FinishReason = Literal["stop", "length"]
+
+
+class TextDecoder(Protocol):
+    """What is needed of ``moesaic.models.tokenizer.StreamDecoder``."""
+
+    def feed(self, token_ids: Sequence[int]) -> str:
+        """The text that these tokens complete."""
+        ...
+
+    def flush(self) -> str:
+        """The text of what was incomplete."""
+        ...
+
+
+@dataclass
+class Piece:
+    """What is new of one answer."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: Sequence[TokenLogprob] = ()
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None  # the stop string or token that the caller asked for
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What ends an answer besides the model's own end tokens."""
+
+    stops: Sequence[str] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    include_stop: bool = False
+    min_tokens: int = 0  # stop strings count only after that many
+
+
+class Choice:
+    """One answer."""
+
+    def __init__(self, index: int, decoder: TextDecoder, ending: Ending) -> None:
+        self.index = index
+        self.num_tokens = 0
+        self.finished = False
+        self._decoder, self._ending = decoder, ending
+        self._finder = StopFinder(ending.stops, include=ending.include_stop)
+
+    def feed(self, tokens: Tokens) -> Piece:
+        """Take tokens; the piece has a finish reason if they complete a stop string, and the rest is dropped."""
+        text, used = [], 0
+        for token_id in tokens.token_ids:
+            used += 1
+            self.num_tokens += 1
+            new = self._decoder.feed([token_id])
+            text.append(self._finder.feed(new) if self.num_tokens > self._ending.min_tokens else new)
+            if self._finder.hit is not None:
+                break
+        piece = Piece(self.index, "".join(text), list(tokens.token_ids[:used]), tokens.logprobs[:used])
+        if self._finder.hit is not None:
+            self.finished = True
+            piece.finish_reason, piece.stop_reason = "stop", self._finder.hit
+        return piece
+
+    def finish(self, finished: Finished) -> Piece:
+        """Take the worker's last word."""
+        self.finished = True
+        text = self._finder.feed(self._decoder.flush())
+        if self._finder.hit is None:
+            text += self._finder.flush()
+        if finished.reason == FINISH_REASON_LENGTH and self._finder.hit is None:
+            return Piece(self.index, text, [], finish_reason="length")
+        stop_reason: str | int | None = self._finder.hit
+        if finished.HasField("stop_token_id"):
+            self.num_tokens += 1  # it was generated, though it is not part of the answer
+            if finished.stop_token_id in self._ending.stop_token_ids and stop_reason is None:
+                stop_reason = finished.stop_token_id
+                if self._ending.include_stop:
+                    text += self._decoder.feed([finished.stop_token_id]) + self._decoder.flush()
+        return Piece(self.index, text, [], finish_reason="stop", stop_reason=stop_reason)

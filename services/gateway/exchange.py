@@ -1,0 +1,76 @@
+"""One HTTP request from its first byte to its last: what is logged and counted of it, once."""
+
+import time
+from dataclasses import dataclass, field
+from typing import Literal
+
+import structlog
+
+from services.gateway import metrics
+from services.gateway.problems import Problem
+
+log = structlog.get_logger()
+
+Outcome = Literal["done", "errored", "cancelled"]
+CLIENT_CLOSED = 499
+
+
+@dataclass(eq=False)
+class Exchange:
+    """Filled in by whoever handles the request."""
+
+    request_id: str
+    method: str
+    started: float = field(default_factory=time.monotonic)
+    route: str = "other"
+    model: str = ""  # only ever the served model's name: it becomes a label
+    status: int = 0
+    code: str = ""
+    stream: bool = False
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    attempts: int = 0
+    admitted: bool = False
+    _last_token: float | None = None
+    _outcome: Outcome | None = None
+
+    def note_tokens(self, count: int) -> None:
+        """Tokens, or scores, were made: times the first and the gaps."""
+        now = time.monotonic()
+        if self._last_token is None:
+            metrics.ttft_s.labels(self.route, self.model).observe(now - self.started)
+        elif count:
+            metrics.itl_s.labels(self.route, self.model).observe(now - self._last_token)
+        self._last_token = now
+        self.completion_tokens += count
+
+    def fail(self, problem: Problem) -> None:
+        """It ends with this error."""
+        self.status = self.status or problem.status
+        self.code = problem.body.code or ""
+        cancelled = problem.status == CLIENT_CLOSED
+        self._outcome = self._outcome or ("cancelled" if cancelled else "errored")
+
+    def close(self) -> None:
+        """The one place where a request is logged and counted; called once, when nothing more is sent."""
+        outcome: Outcome = self._outcome or ("done" if 0 < self.status < 400 else "errored")
+        took_s = time.monotonic() - self.started
+        metrics.requests.labels(self.route, self.model, self.status, outcome).inc()
+        metrics.e2e_s.labels(self.route, self.model).observe(took_s)
+        if self.prompt_tokens:
+            metrics.prompt_tokens.labels(self.route, self.model).inc(self.prompt_tokens)
+            metrics.generation_tokens.labels(self.route, self.model).inc(self.completion_tokens)
+        log.info(
+            "request.finished",
+            request_id=self.request_id,
+            method=self.method,
+            route=self.route,
+            status=self.status,
+            outcome=outcome,
+            code=self.code or None,
+            stream=self.stream,
+            took_s=round(took_s, 4),
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.completion_tokens,
+            attempts=self.attempts,
+        )

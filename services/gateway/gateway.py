@@ -1,0 +1,113 @@
+"""What the routes share: the model's language, the workers, and who is let in."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from starlette.requests import Request
+
+from moesaic.errors import ModelNotFound, MoesaicError, NotReady, Overloaded
+from moesaic.messages.placement import Placement
+from moesaic.messages.registry import WorkerRecord
+from services.gateway import metrics
+from services.gateway.exchange import Exchange
+from services.gateway.execution import Deadline, Execution, Run
+from services.gateway.fields import InferenceWire, Wire
+from services.gateway.language import Language
+from services.gateway.readiness import lacks
+from services.gateway.settings import GatewaySettings
+from services.gateway.unsupported import check_extras
+from services.gateway.workers import Workers
+
+
+class Gateway:
+    """One gateway process. ``fleet`` and ``placement`` are views that others keep fresh."""
+
+    def __init__(self, settings: GatewaySettings, model_name: str, language: Language) -> None:
+        self.settings, self.model_name, self.language = settings, model_name, language
+        self.workers = Workers(settings.stream_idle_s)
+        self.draining = False
+        self.num_inflight = 0
+        self.records: dict[str, WorkerRecord] = {}
+        self.placement: Placement | None = None
+        self._executions: set[Execution] = set()
+
+    def failing_checks(self) -> dict[str, MoesaicError]:
+        """What keeps requests from being answered; empty when ready."""
+        return lacks(self.draining, self.workers.accepting, self.placement, self.records)
+
+    def check_model(self, exchange: Exchange, body: Wire) -> None:
+        """Check what every body has in common.
+
+        Raises:
+            ModelNotFound: another model is asked for.
+            InvalidInput: a field cannot be honoured.
+        """
+        if body.model is not None and body.model != self.model_name:
+            raise ModelNotFound(body.model[:200], self.model_name)
+        exchange.model = self.model_name
+        check_extras(body)
+
+    def admit(self, exchange: Exchange) -> None:
+        """Let a request in; ``release`` lets it out again.
+
+        Raises:
+            NotReady, ExpertUnavailable: it could not be answered now.
+            Overloaded: there are too many already.
+        """
+        for check, error in self.failing_checks().items():
+            metrics.rejections.labels(check).inc()
+            raise error
+        if self.num_inflight >= self.settings.max_inflight:
+            metrics.rejections.labels("max_inflight").inc()
+            raise Overloaded(f"{self.num_inflight} requests are in the house")
+        self.num_inflight += 1
+        exchange.admitted = True
+
+    def release(self, exchange: Exchange) -> None:
+        """A request is over, admitted or not."""
+        if exchange.admitted:
+            self.num_inflight -= 1
+            exchange.admitted = False
+
+    def deadline(self, request: Request, body: InferenceWire) -> Deadline:
+        """The least of what the caller and the settings allow, from now on."""
+        budgets_ms: list[float] = [self.settings.request_timeout_s * 1000]
+        if body.moesaic.deadline_ms is not None:
+            budgets_ms.append(body.moesaic.deadline_ms)
+        header = request.headers.get("x-request-timeout-ms", "")
+        if header.isdecimal() and int(header) > 0:
+            budgets_ms.append(int(header))
+        return Deadline.after(min(budgets_ms))
+
+    @asynccontextmanager
+    async def execution(
+        self, answer_id: str, runs: Sequence[Run], deadline: Deadline
+    ) -> AsyncIterator[Execution]:
+        """Carry out the runs of one request; those still under way at the end are cancelled."""
+        async with Execution(self.workers, answer_id, runs, deadline) as execution:
+            self._executions.add(execution)
+            try:
+                yield execution
+            finally:
+                self._executions.discard(execution)
+
+    def abort_all(self) -> None:
+        """End every running request with an error that says that a retry helps."""
+        error = NotReady("the gateway is stopping", code="draining")
+        for execution in self._executions:
+            execution.abort(error)
+
+
+def gateway_of(request: Request) -> Gateway:
+    """The gateway that serves a request."""
+    gateway: Any = request.app.state.gateway
+    assert isinstance(gateway, Gateway)  # the app is made with one
+    return gateway
+
+
+def exchange_of(request: Request) -> Exchange:
+    """The exchange that a request is."""
+    exchange: Any = request.scope["state"]["exchange"]
+    assert isinstance(exchange, Exchange)  # the outermost layer makes one
+    return exchange

@@ -1,0 +1,163 @@
+"""A generation of one REST request: n answers to each of its prompts, as text."""
+
+import secrets
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from dataclasses import dataclass
+
+from moesaic.errors import InvalidInput
+from moesaic.v1.attention_pb2 import Finished, Generation, Sampling, Tokens
+from services.gateway.choices import Choice, Ending, Piece
+from services.gateway.exchange import Exchange
+from services.gateway.execution import Deadline, Run
+from services.gateway.fields import INT64, GenerationWire
+from services.gateway.gateway import Gateway
+from services.gateway.replies import EpochTokens, Provenance, Usage, usage_of
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What bounds the length of an answer."""
+
+    max_model_tokens: int  # prompt and answer together
+    max_tokens: int | None  # as asked for
+    default_max_tokens: int | None  # None: whatever fits
+
+    def of(self, prompt: Sequence[int], field: str) -> int:
+        """Tokens that the answer to a prompt may have.
+
+        Raises:
+            InvalidInput: the prompt is empty, or does not leave room.
+        """
+        if not prompt:
+            raise InvalidInput(field, "must not be empty")
+        room = self.max_model_tokens - len(prompt)
+        asked = self.max_tokens if self.max_tokens is not None else 1
+        if room < asked:
+            fix = (
+                f"this model's context is {self.max_model_tokens} tokens; the prompt has {len(prompt)} "
+                f"and the answer needs {asked}; shorten the prompt or lower max_tokens"
+            )
+            raise InvalidInput(field, fix, code="context_length_exceeded")
+        return self.max_tokens or min(room, self.default_max_tokens or room)
+
+
+def runs_of(
+    body: GenerationWire,
+    prompts: Sequence[Sequence[int]],
+    limits: Limits,
+    field: str,
+    top_logprobs: int | None,
+) -> list[Run]:
+    """The runs of a request, prompt by prompt, ``n`` each.
+
+    Raises:
+        InvalidInput: a prompt does not fit, or the fields contradict each other.
+    """
+    # Without a seed of the caller's we pick one: it lets another worker go on where one was lost.
+    seed = body.seed if body.seed is not None else secrets.randbits(63)
+    runs = []
+    for i, prompt in enumerate(prompts):
+        max_tokens = limits.of(prompt, field if len(prompts) == 1 else f"{field}[{i}]")
+        if body.min_tokens > max_tokens:
+            fix = f"must be at most max_tokens ({max_tokens}), got {body.min_tokens}"
+            raise InvalidInput("min_tokens", fix)
+        for k in range(body.n):
+            work = Generation(
+                max_tokens=max_tokens,
+                min_tokens=body.min_tokens,
+                stop_token_ids=body.stop_token_ids,
+                ignore_eos=body.ignore_eos,
+                sampling=Sampling(
+                    temperature=1.0 if body.temperature is None else body.temperature,
+                    top_p=1.0 if body.top_p is None else body.top_p,
+                    top_k=max(0, body.top_k or 0),
+                    min_p=body.min_p or 0.0,
+                    seed=(seed + k + INT64) % (2 * INT64) - INT64,
+                ),
+                top_logprobs=top_logprobs,
+            )
+            runs.append(Run(prompt, work))
+    return runs
+
+
+class Answers:
+    """The answers to one request, growing."""
+
+    def __init__(
+        self, gateway: Gateway, exchange: Exchange, body: GenerationWire, runs: Sequence[Run]
+    ) -> None:
+        self.runs = runs
+        ending = Ending(
+            body.stops,
+            frozenset(body.stop_token_ids),
+            body.include_stop_str_in_output,
+            body.min_tokens,
+        )
+        self.choices = [
+            Choice(i, gateway.language.decoder(skip_special_tokens=body.skip_special_tokens), ending)
+            for i in range(len(runs))
+        ]
+        self._gateway, self._exchange, self._n = gateway, exchange, body.n
+        self._wants_workers = body.moesaic.provenance
+        self._finished: list[Finished] = []
+        self.prompt_tokens = exchange.prompt_tokens = sum(len(run.prompt) for run in runs[:: body.n])
+
+    async def pieces(self, answer_id: str, deadline: Deadline) -> AsyncGenerator[list[Piece], None]:
+        """Carry the request out and give what is new, until every choice has its finish reason."""
+        async with self._gateway.execution(answer_id, self.runs, deadline) as execution:
+            try:
+                while events := await execution.next_events():
+                    pieces = []
+                    for i, event in events:
+                        choice = self.choices[i]
+                        if choice.finished:
+                            continue  # a stop string was found earlier in this batch
+                        if isinstance(event, Tokens):
+                            pieces.append(choice.feed(event))
+                            if choice.finished:
+                                execution.cancel(self.runs[i])
+                        elif isinstance(event, Finished):
+                            self._finished.append(event)
+                            pieces.append(choice.finish(event))
+                    self._exchange.note_tokens(sum(len(piece.token_ids) for piece in pieces))
+                    yield list(_joined(pieces))
+            finally:
+                self._exchange.attempts = sum(run.attempt for run in self.runs)
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens so far."""
+        completion_tokens = sum(choice.num_tokens for choice in self.choices)
+        return usage_of(self.prompt_tokens, completion_tokens, self._cached_tokens)
+
+    @property
+    def provenance(self) -> Provenance:
+        """Where it was computed, as far as workers told: one whose answer was cut short tells nothing."""
+        tokens: dict[int, int] = {}
+        for finished in self._finished:
+            for span in finished.epochs:
+                tokens[span.epoch] = tokens.get(span.epoch, 0) + span.tokens
+        workers = sorted({worker_id for run in self.runs for worker_id in run.worker_ids})
+        return Provenance(
+            [EpochTokens(epoch, count) for epoch, count in sorted(tokens.items())],
+            self._cached_tokens,
+            workers if self._wants_workers else None,
+        )
+
+    @property
+    def _cached_tokens(self) -> int:
+        cached = sum(finished.cached_tokens for finished in self._finished)
+        return min(cached, self.prompt_tokens)
+
+
+def _joined(pieces: Iterable[Piece]) -> Iterable[Piece]:
+    """Pieces of one choice that arrived together become one: a chunk each would only cost time."""
+    joined: dict[int, Piece] = {}
+    for piece in pieces:
+        first = joined.setdefault(piece.index, piece)
+        if first is not piece:
+            first.text += piece.text
+            first.token_ids += piece.token_ids
+            first.logprobs = [*first.logprobs, *piece.logprobs]
+            first.finish_reason, first.stop_reason = piece.finish_reason, piece.stop_reason
+    return joined.values()

@@ -1,0 +1,84 @@
+"""The model's tokenizer and chat template. Long texts are worked on by a few threads, not by the event loop."""
+
+import asyncio
+import functools
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from moesaic.classification.dialogue import Dialogue
+from moesaic.errors import InvalidInput
+from moesaic.models.chat import ChatTemplate
+from moesaic.models.config import ModelConfig, load_config
+from moesaic.models.tokenizer import StreamDecoder, Tokenizer
+
+T = TypeVar("T")
+
+NUM_THREADS = 2
+
+
+class Language:
+    """How texts become tokens and back, for the served model."""
+
+    def __init__(self, directory: Path) -> None:
+        self.config: ModelConfig = load_config(directory)
+        self.tokenizer = Tokenizer.load(directory)
+        self._no_template: InvalidInput | None = None
+        self._template: ChatTemplate | None = None
+        try:
+            self._template = ChatTemplate.load(directory)
+        except InvalidInput as error:
+            self._no_template = error
+        self.dialogue = Dialogue.of(self.tokenizer, self._template, self.config.eos_token_ids)
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="language")
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of prompt and answer together."""
+        return self.config.max_positions
+
+    async def off_loop(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Do something slow on one of the threads."""
+        call = functools.partial(work, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text."""
+        return await self.off_loop(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+
+    async def encode_chat(
+        self,
+        messages: Sequence[dict[str, str]],
+        *,
+        add_generation_prompt: bool,
+        template_kwargs: dict[str, Any],
+    ) -> list[int]:
+        """Token ids of a conversation.
+
+        Raises:
+            InvalidInput: the model has no chat template, or it refuses these messages.
+        """
+        if self._template is None:
+            raise self._no_template or InvalidInput("messages", "this model has no chat template")
+        template = self._template
+
+        def render() -> list[int]:
+            text = template.render(
+                messages, add_generation_prompt=add_generation_prompt, **template_kwargs
+            )
+            return self.tokenizer.encode(text, add_special_tokens=False)
+
+        return await self.off_loop(render)
+
+    def decoder(self, *, skip_special_tokens: bool) -> StreamDecoder:
+        """A fresh decoder for one answer."""
+        return StreamDecoder(self.tokenizer, skip_special_tokens=skip_special_tokens)
+
+    def token_text(self, token_id: int) -> str:
+        """One token on its own."""
+        return self.tokenizer.decode([token_id], skip_special_tokens=False)
+
+    def close(self) -> None:
+        """Let the threads go."""
+        self._threads.shutdown(wait=False, cancel_futures=True)

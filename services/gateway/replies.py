@@ -1,0 +1,166 @@
+"""What callers get: the shapes of the answers. Fields that are at their default are left out where clients allow it."""
+
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+
+class Usage(msgspec.Struct):
+    """Tokens that a request took."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: dict[str, int]
+
+
+def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
+    """Usage with its total."""
+    total = prompt_tokens + completion_tokens
+    return Usage(prompt_tokens, completion_tokens, total, {"cached_tokens": cached_tokens})
+
+
+class EpochTokens(msgspec.Struct):
+    """Tokens computed under one placement."""
+
+    epoch: int
+    tokens: int
+
+
+class Provenance(msgspec.Struct, omit_defaults=True):
+    """The ``moesaic`` object of an answer."""
+
+    epochs: list[EpochTokens]
+    cached_tokens: int
+    workers: list[str] | None = None
+
+
+class TokenEntry(msgspec.Struct):
+    """One token in a chat's log-probabilities."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChosenToken(TokenEntry):
+    """The token that was picked, beside the likeliest ones."""
+
+    top_logprobs: list[TokenEntry]
+
+
+class ChatLogprobs(msgspec.Struct):
+    """Log-probabilities of a chat's answer."""
+
+    content: list[ChosenToken]
+    refusal: None = None
+
+
+class ChatMessage(msgspec.Struct):
+    """The assistant's turn."""
+
+    content: str
+    role: str = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct, kw_only=True):
+    """One answer of a chat."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+    stop_reason: str | int | None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class Delta(msgspec.Struct, omit_defaults=True):
+    """What a chunk adds to the assistant's turn."""
+
+    role: str | None = None
+    content: str | None = None
+
+
+class ChatChunkChoice(msgspec.Struct, kw_only=True):
+    """One answer's share of a chunk."""
+
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None | msgspec.UnsetType = msgspec.UNSET
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class CompletionLogprobs(msgspec.Struct):
+    """Log-probabilities of a plain completion."""
+
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class CompletionChoice(msgspec.Struct, kw_only=True):
+    """One answer of a plain completion, or its share of a chunk."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class Envelope(msgspec.Struct, kw_only=True):
+    """An answer or a chunk of one, around its choices."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[Any]
+    usage: Usage | None | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    moesaic: Provenance | msgspec.UnsetType = msgspec.UNSET
+
+
+class ClassifiedLabel(msgspec.Struct):
+    """One label with its log-probability and its share among the labels."""
+
+    label: str
+    logprob: float
+    prob: float
+
+
+class ClassifiedText(msgspec.Struct):
+    """The answer for one text."""
+
+    index: int
+    label: str
+    probs: list[float]
+    num_classes: int
+    labels: list[ClassifiedLabel]
+    label_mass: float
+
+
+class Classified(msgspec.Struct, kw_only=True):
+    """Answer of ``/v1/classify``."""
+
+    id: str
+    object: str = "list"
+    created: int
+    model: str
+    data: list[ClassifiedText]
+    usage: Usage
+    method: str
+    moesaic: Provenance
+
+
+def reply(body: Any) -> Response:
+    """A successful answer."""
+    return Response(msgspec.json.encode(body), media_type="application/json")

@@ -1,0 +1,5 @@
+"""``python -m services.scheduler``."""
+
+from services.scheduler.main import main
+
+main()

@@ -1,0 +1,120 @@
+"""Epochs and the committed placement in Redis: allocated once, never reused, never lost."""
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import suppress
+
+import grpc
+import structlog
+from prometheus_client import Counter, Gauge
+
+from moesaic.cluster.bus import Bus, encode
+from moesaic.cluster.channels import CONTROL_TIMEOUT_S, channel
+from moesaic.cluster.leadership import Leadership
+from moesaic.cluster.placement_view import POINTER, STREAM, PlacementView, document
+from moesaic.errors import NotReady, PeerLost
+from moesaic.messages.placement import Placement, PlacementHint
+from moesaic.messages.registry import WorkerRecord
+from moesaic.v1 import admin_pb2, admin_pb2_grpc
+
+log = structlog.get_logger()
+
+_COUNTER = "placement:epoch"  # the highest epoch ever allocated, committed or not
+_KEEP_OLD_S = 3600  # how long the document of the epoch before can still be read
+
+_epoch = Gauge("moesaic_placement_epoch", "epoch of the committed placement")
+_republished = Counter("moesaic_placement_republished", "times Redis had lost the placement")
+
+
+class EpochStore:
+    """Writes what only the leader may write; every write is fenced by the leader's lease."""
+
+    def __init__(self, bus: Bus, leadership: Leadership, view: PlacementView) -> None:
+        self._bus, self._leadership, self._view = bus, leadership, view
+        self.floor = 0  # some worker has seen this epoch
+
+    async def allocate(self) -> int:
+        """An epoch greater than any that anyone has seen.
+
+        Raises:
+            NotReady: another scheduler leads now.
+            PeerLost: Redis did not answer.
+        """
+        stored = await self._bus.get_bytes(_COUNTER)
+        epoch = max(_number(stored), await self._pointed(), self._view.epoch, self.floor) + 1
+        await self._write({_COUNTER: stored}, {_COUNTER: b"%d" % epoch})
+        return epoch
+
+    async def commit(self, placement: Placement) -> None:
+        """Make a prepared placement the one; after this no earlier one can be committed.
+
+        Raises:
+            NotReady: another scheduler leads now, or has committed.
+            PeerLost: Redis did not answer, and the outcome is unknown.
+        """
+        before, pointer = self._view.current, await self._bus.get_bytes(POINTER)
+        if _number(pointer) >= placement.epoch:
+            raise NotReady(f"epoch {_number(pointer)} was committed by another scheduler")
+        await self._write({POINTER: pointer}, _documents(placement))
+        self._view.accept(placement)
+        _epoch.set(placement.epoch)
+        with suppress(PeerLost):  # it is committed; readers also look by themselves
+            await self._bus.append(STREAM, PlacementHint(epoch=placement.epoch))
+            if before is not None:
+                await self._bus.put(document(before.epoch), before, ttl_s=_KEEP_OLD_S)
+
+    async def agree(self) -> None:
+        """Take what Redis has, or give a Redis that lost the placement what we remember of it.
+
+        Raises:
+            NotReady: another scheduler leads now.
+            PeerLost: Redis did not answer.
+        """
+        await self._view.refresh(self._bus)
+        current = self._view.current
+        if current is None:
+            return
+        _epoch.set(current.epoch)
+        pointer, stored = await self._bus.get_bytes(POINTER), await self._bus.get_bytes(_COUNTER)
+        if _number(pointer) >= current.epoch:
+            return
+        counter = b"%d" % max(_number(stored), current.epoch)
+        values = {**_documents(current), _COUNTER: counter}
+        await self._write({POINTER: pointer, _COUNTER: stored}, values)
+        _republished.inc()
+        log.warning("placement.republished", epoch=current.epoch)
+        await self._bus.append(STREAM, PlacementHint(epoch=current.epoch))
+
+    async def learn_from(self, records: Iterable[WorkerRecord]) -> None:
+        """Raise the floor to what workers have seen: all that remains if Redis lost its data."""
+        seen = await asyncio.gather(
+            *(_epoch_seen(r.admin_address) for r in records if r.role != "scheduler")
+        )
+        self.floor = max([self.floor, *seen])
+
+    async def _pointed(self) -> int:
+        return _number(await self._bus.get_bytes(POINTER))
+
+    async def _write(
+        self, expected: dict[str, bytes | None], values: dict[str, bytes | None]
+    ) -> None:
+        if not await self._bus.compare_and_set({**self._leadership.fence, **expected}, values):
+            raise NotReady("another scheduler leads now, or wrote at the same time")
+
+
+def _documents(placement: Placement) -> dict[str, bytes | None]:
+    return {document(placement.epoch): encode(placement), POINTER: b"%d" % placement.epoch}
+
+
+def _number(value: bytes | None) -> int:
+    return int(value) if value and value.isdigit() else 0
+
+
+async def _epoch_seen(address: str) -> int:
+    try:
+        async with channel(address) as connection:
+            stub = admin_pb2_grpc.AdminServiceStub(connection)
+            info = await stub.GetInfo(admin_pb2.GetInfoRequest(), timeout=CONTROL_TIMEOUT_S)
+    except grpc.aio.AioRpcError:
+        return 0  # a worker that does not answer cannot take part in a placement either
+    return int(info.epoch)

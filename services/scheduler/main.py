@@ -1,0 +1,103 @@
+"""The scheduler: builds the parts, serves, stops."""
+
+import asyncio
+import os
+import socket
+from contextlib import AsyncExitStack
+
+import structlog
+
+import moesaic
+from moesaic.cluster.bus import Bus
+from moesaic.cluster.grpc_server import ServiceStatus, admin_server
+from moesaic.cluster.leadership import leadership
+from moesaic.cluster.lifecycle import run_service, stop_event
+from moesaic.cluster.placement_view import PlacementView, watch_placement
+from moesaic.cluster.registry import next_generation, registered, watch_fleet
+from moesaic.messages.registry import WorkerRecord
+from moesaic.settings import load_settings
+from moesaic.telemetry.logs import configure_logging
+from moesaic.telemetry.metrics import serve_metrics
+from moesaic.v1 import scheduler_pb2_grpc
+from services.scheduler.admin import SchedulerAdmin
+from services.scheduler.epochs import EpochStore
+from services.scheduler.placer import Placer
+from services.scheduler.settings import SchedulerSettings
+
+log = structlog.get_logger()
+
+_SHOW_S = 0.25
+
+
+async def serve(settings: SchedulerSettings) -> None:
+    """Serve until SIGTERM or SIGINT. The parts start top down and stop bottom up, errors or not."""
+    worker_id = settings.identity("scheduler")
+    configure_logging("scheduler", worker_id, settings.log_level)
+    service = SchedulerAdmin()
+    async with AsyncExitStack() as parts:
+        enter = parts.enter_async_context
+        stop = await enter(stop_event())
+        admin = await enter(
+            admin_server(
+                settings,
+                "scheduler",
+                worker_id=worker_id,
+                stop=stop,
+                register=lambda server: scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(
+                    service, server
+                ),
+            )
+        )
+        metrics_address = serve_metrics(settings.host, settings.metrics_port)
+        bus = await enter(
+            Bus.connect(settings.redis_url, settings.cluster, admin.status.waiting_for)
+        )
+        generation = admin.status.generation = await next_generation(bus, worker_id)
+        record = WorkerRecord(
+            worker_id=worker_id,
+            generation=generation,
+            role="scheduler",
+            state="ready",
+            admin_address=admin.address,
+            metrics_address=metrics_address,
+            node=socket.gethostname(),
+            pid=os.getpid(),
+            version=moesaic.__version__,
+        )
+        view, fleet = await enter(watch_placement(bus)), await enter(watch_fleet(bus))
+        leader = await enter(leadership(bus, "scheduler", worker_id, generation))
+        placer = Placer(
+            fleet,
+            view,
+            leader,
+            EpochStore(bus, leader, view),
+            settle_s=settings.settle_s,
+            prepare_timeout_s=settings.prepare_timeout_s,
+        )
+        service.open(fleet, view, placer)
+        tasks = await enter(asyncio.TaskGroup())
+        running = [
+            tasks.create_task(placer.run(), name="placer"),
+            tasks.create_task(_show(admin.status, view, placer), name="show"),
+        ]
+        await enter(registered(bus, record))
+        admin.status.set_state("ready")
+        log.info("service.ready", admin_address=admin.address, metrics_address=metrics_address)
+        await stop.wait()
+        admin.status.set_state("draining")
+        for task in running:
+            task.cancel()
+
+
+async def _show(status: ServiceStatus, view: PlacementView, placer: Placer) -> None:
+    """Keep what operators see true."""
+    while True:
+        status.waiting_for, status.epoch = placer.waiting_for, view.epoch
+        if view.current is not None:
+            status.model_digest = view.current.model_digest
+        await asyncio.sleep(_SHOW_S)
+
+
+def main() -> None:
+    """Entry point of ``moesaic-scheduler``."""
+    run_service(serve(load_settings(SchedulerSettings)))

@@ -1,0 +1,84 @@
+"""What the scheduler asks of expert workers."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import grpc
+import structlog
+
+from moesaic.cluster.channels import CONTROL_TIMEOUT_S, channel
+from moesaic.cluster.placements import encode_placement
+from moesaic.cluster.statuses import as_error
+from moesaic.errors import MoesaicError
+from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.v1 import expert_pb2 as pb
+from moesaic.v1 import expert_pb2_grpc
+
+log = structlog.get_logger()
+
+
+async def prepare(placement: Placement, timeout_s: float) -> None:
+    """Have all workers load what they lack; the first that fails ends the wait for the others.
+
+    Raises:
+        MoesaicError: the first failure.
+    """
+    try:
+        async with asyncio.TaskGroup() as calls:
+            for worker in placement.workers:
+                calls.create_task(_prepare_one(worker, placement, timeout_s))
+    except* MoesaicError as failures:
+        raise failures.exceptions[0] from failures
+
+
+async def confirm(worker: PlacedWorker, placement: Placement, timeout_s: float) -> None:
+    """Put a committed placement in force on one worker; repeating it changes nothing.
+
+    Preparing comes first, for a worker that has lost what it prepared.
+
+    Raises:
+        MoesaicError: it failed.
+    """
+    await _prepare_one(worker, placement, timeout_s)
+    async with _calling(worker) as stub:
+        await stub.CommitPlacement(
+            pb.CommitPlacementRequest(epoch=placement.epoch), timeout=CONTROL_TIMEOUT_S
+        )
+
+
+async def abort(placement: Placement) -> None:
+    """Have workers free what they prepared; who does not answer frees it with a later epoch."""
+
+    async def abort_one(worker: PlacedWorker) -> None:
+        with suppress(MoesaicError):
+            async with _calling(worker) as stub:
+                await stub.AbortPlacement(
+                    pb.AbortPlacementRequest(epoch=placement.epoch), timeout=CONTROL_TIMEOUT_S
+                )
+
+    await asyncio.gather(*(abort_one(worker) for worker in placement.workers))
+
+
+async def _prepare_one(worker: PlacedWorker, placement: Placement, timeout_s: float) -> None:
+    async with _calling(worker) as stub:
+        answer = await stub.PreparePlacement(
+            pb.PreparePlacementRequest(placement=encode_placement(placement)), timeout=timeout_s
+        )
+    log.info(
+        "placement.prepared",
+        epoch=placement.epoch,
+        worker_id=worker.worker_id,
+        loaded=answer.loaded,
+        kept=answer.kept,
+        load_s=round(answer.seconds, 3),
+    )
+
+
+@asynccontextmanager
+async def _calling(worker: PlacedWorker) -> AsyncIterator["expert_pb2_grpc.ExpertServiceAsyncStub"]:
+    try:
+        async with channel(worker.admin_address) as connection:
+            yield expert_pb2_grpc.ExpertServiceStub(connection)
+    except grpc.aio.AioRpcError as error:
+        raise as_error(error, worker.worker_id) from error

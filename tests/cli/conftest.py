@@ -1,0 +1,182 @@
+"""A directory with a model and stand-in services, and the command run in it as users run it."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from moesaic.cli.state import StateFile, SuiteState, process_start_time
+
+CONFIG = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 64,
+    "moe_intermediate_size": 16,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "rope_scaling": None,
+    "tie_word_embeddings": True,
+    "attention_bias": False,
+    "sliding_window": None,
+    "use_sliding_window": False,
+    "hidden_act": "silu",
+    "eos_token_id": 2,
+    "torch_dtype": "float32",
+}
+
+# What a service does as far as its supervisor sees: it lives, logs, answers, and ends on SIGTERM.
+STAND_IN = """
+import http.server, json, os, signal, sys, threading, time
+name = sys.argv[sys.argv.index("--worker-id") + 1]
+def log(event, level="info"):
+    print(json.dumps({"level": level, "event": event, "t": time.monotonic()}), flush=True)
+def stop(*_):
+    log("service.stopping")
+    if os.environ.get("STUCK") == name:
+        return
+    os._exit(0)
+signal.signal(signal.SIGTERM, stop)
+log("service.started")
+log("flags " + " ".join(sys.argv[1:]))
+log("threads " + os.environ.get("OMP_NUM_THREADS", ""))
+if os.environ.get("BROKEN") == name:
+    print("cannot read the weights", flush=True)
+    sys.exit(int(os.environ.get("BROKEN_STATUS", "1")))
+if os.environ.get("WARNING") == name:
+    log("disk.slow", "warning")
+if "gateway" in name:
+    ready = os.environ.get("NEVER_READY") is None
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200 if ready else 503)
+            self.end_headers()
+            failing = [] if ready else ["no attention worker"]
+            self.wfile.write(json.dumps({"failing": failing}).encode())
+        def log_message(self, *_): pass
+    port = int(sys.argv[sys.argv.index("--port") + 1])
+    http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+while True:
+    signal.pause()
+"""
+
+T = TypeVar("T")
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+def environment(**more: str) -> dict[str, str]:
+    clean = {k: v for k, v in os.environ.items() if "REDIS_URL" not in k and "MOESAIC" not in k}
+    return {**clean, **more}
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "moesaic.cli", *arguments]
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Path:
+    """A directory with a model at ``model`` and stand-ins for the services."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(CONFIG))
+    for role in ("gateway", "scheduler", "attention", "expert"):
+        package = tmp_path / "services" / role
+        package.mkdir(parents=True)
+        (package / "__init__.py").touch()
+        (package / "__main__.py").write_text(STAND_IN)
+    (tmp_path / "services" / "__init__.py").touch()
+    return tmp_path
+
+
+@pytest.fixture
+def run(house: Path) -> Run:
+    """Run the command in the house to its end."""
+
+    def run(*arguments: str, **env: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            command(*arguments),
+            cwd=house,
+            env=environment(**env),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    return run
+
+
+@pytest.fixture
+def start(house: Path) -> Iterator[Start]:
+    """Start the command in the house; what is left of it at the end is killed."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str, **env: str) -> "subprocess.Popen[str]":
+        process = subprocess.Popen(
+            command(*arguments),
+            cwd=house,
+            env=environment(**env),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def suite(house: Path) -> Callable[[str], SuiteState]:
+    """Wait until the suite in the house has reached a state."""
+
+    def wait(state: str) -> SuiteState:
+        def found() -> SuiteState | None:
+            running = StateFile(house / "run").running()
+            return running if running is not None and running.state == state else None
+
+        return eventually(found)
+
+    return wait
+
+
+def eventually(found: Callable[[], T | None]) -> T:
+    """Wait until ``found`` gives something; the test's own time limit ends a wait in vain."""
+    while not (result := found()):
+        time.sleep(0.02)
+    return result
+
+
+@pytest.fixture(name="eventually")
+def eventually_fixture() -> Callable[[Callable[[], object]], object]:
+    return eventually
+
+
+def gone(pids: list[int]) -> bool:
+    return all(process_start_time(pid) is None for pid in pids)
+
+
+@pytest.fixture(name="gone")
+def gone_fixture() -> Callable[[list[int]], bool]:
+    """Whether none of these processes lives."""
+    return gone

@@ -1,0 +1,130 @@
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from moesaic.cli.bench import flattened
+from moesaic.cli.log_tail import LogTail, warning_text
+from moesaic.cli.status import experts_text, ranges
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def test_the_command_starts_without_heavy_packages() -> None:
+    code = "import sys, moesaic.cli.main; print(*sys.modules)"
+
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+
+    heavy = {"torch", "ucxx", "grpc", "httpx", "redis", "numpy", "pydantic", "asyncio"}
+    assert not heavy & set(loaded.split())
+
+
+@pytest.mark.parametrize("command", ["up", "down", "status", "classify", "generate", "bench"])
+def test_every_command_explains_itself(run: Run, command: str) -> None:
+    done = run(command, "--help")
+
+    assert done.returncode == 0
+    assert "Usage" in done.stdout
+
+
+def test_an_unknown_command_is_wrong_use(run: Run) -> None:
+    assert run("fly").returncode == 2
+
+
+def test_status_without_a_suite_says_how_to_start_one(run: Run) -> None:
+    done = run("status")
+
+    assert done.returncode == 3
+    assert "start a suite with 'moesaic up'" in done.stderr
+
+
+def test_down_without_a_suite_is_fine(run: Run) -> None:
+    done = run("down")
+
+    assert (done.returncode, done.stdout) == (0, "nothing runs in this directory\n")
+
+
+def test_serve_hands_its_flags_to_the_service(run: Run, house: Path) -> None:
+    (house / "services" / "expert" / "main.py").write_text(
+        "import sys\ndef main(): print(sys.argv[1:]); raise SystemExit(7)\n"
+    )
+
+    done = run("serve", "expert", "--slots-per-layer", "4", "--help")
+
+    assert done.returncode == 7
+    assert done.stdout == "['--slots-per-layer', '4', '--help']\n"
+
+
+def test_the_last_line_of_a_benchmark_is_its_result(run: Run, house: Path) -> None:
+    (house / "benchmarks").mkdir()
+    (house / "benchmarks" / "__init__.py").touch()
+    (house / "benchmarks" / "hop.py").write_text(
+        "def run(quick):\n"
+        "    print('working')\n"
+        "    return {'config': {'quick': quick}, 'figures': {'a': {'b': 1.5}}, 'notes': ['less']}\n"
+    )
+
+    done = run("bench", "hop", "--quick", "--json", "-")
+
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert set(result) == {"name", "commit", "machine", "config", "figures", "paper", "notes"}
+    assert result["figures"] == {"a": {"b": 1.5}}
+    assert result["machine"]["gemm_gflops_before"] > 0
+    assert "a.b" in done.stdout
+
+
+def test_figures_become_rows() -> None:
+    assert flattened({"a": {"b": 0.123456789, "c": 3}, "d": "x"}) == [
+        ("a.b", "0.123457"),
+        ("a.c", "3"),
+        ("d", "x"),
+    ]
+
+
+def test_doctor_names_what_must_be_fixed(run: Run) -> None:
+    done = run("doctor", "--json", "--model", "model")
+
+    findings = {finding["name"]: finding for finding in json.loads(done.stdout)}
+    assert done.returncode == 3
+    assert findings["model"]["status"] == "fail"
+    assert "no tokenizer.json" in findings["model"]["detail"]
+    assert findings["model"]["fix"]
+    for name in ("python", "packages", "torch", "ucx", "redis", "memlock"):
+        assert findings[name]["status"] == "ok", findings[name]
+
+
+def test_numbers_are_shown_as_ranges() -> None:
+    assert ranges([0, 1, 2, 3, 7, 9, 10]) == "0-3, 7, 9-10"
+
+
+def test_the_experts_of_a_worker_are_shown_in_short() -> None:
+    assert experts_text([[0, 1, 2], [0, 1, 2]]) == "0-2 in every layer"
+    assert experts_text([[0, 1], [3]]) == "1 to 2 a layer, different ones"
+    assert experts_text([[], []]) == "none"
+
+
+def test_only_warnings_and_errors_are_for_the_terminal() -> None:
+    warning = '{"ts": "x", "level": "warning", "event": "redis.lost", "service": "s", "try": 2}'
+
+    assert warning_text(warning) == ("redis.lost", "warning redis.lost try=2")
+    assert warning_text('{"level": "info", "event": "replica.loaded"}') is None
+    assert warning_text("Traceback (most recent call last):") is None
+    assert warning_text("[1, 2]") is None
+
+
+def test_a_log_is_read_line_by_line_as_it_grows(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    tail = LogTail(path)
+    assert tail.new_lines() == []
+
+    path.write_text("one\ntw")
+    first = tail.new_lines()
+    with path.open("a") as log:
+        log.write("o\n")
+
+    assert first == ["one"]
+    assert tail.new_lines() == ["two"]

@@ -1,0 +1,65 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moesaic.cli.outcome import CommandError
+from moesaic.cli.state import StateFile, SuiteState, process_start_time
+
+
+def state_of(pid: int, start_time: int) -> SuiteState:
+    return SuiteState(
+        pid=pid,
+        start_time=start_time,
+        state="ready",
+        url="http://127.0.0.1:8000",
+        topology="local",
+        model="m",
+        processes=[],
+    )
+
+
+def test_a_written_state_of_a_living_process_is_running(tmp_path: Path) -> None:
+    mine = state_of(os.getpid(), process_start_time(os.getpid()) or 0)
+
+    StateFile(tmp_path).write(mine)
+
+    assert StateFile(tmp_path).running() == mine
+
+
+def test_a_state_whose_process_id_was_reused_is_stale(tmp_path: Path) -> None:
+    StateFile(tmp_path).write(state_of(os.getpid(), start_time=1))
+
+    assert StateFile(tmp_path).running() is None
+
+
+def test_a_process_that_only_waits_to_be_reaped_does_not_live() -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.read()  # its end
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+
+    assert process_start_time(process.pid) is None
+    process.communicate()
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"pid": "x"}', b"\xff\xfe"])
+def test_a_damaged_file_is_no_suite(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "moesaic.json").write_bytes(content)
+
+    assert StateFile(tmp_path).running() is None
+
+
+def test_a_directory_has_one_suite_at_a_time(tmp_path: Path) -> None:
+    first, second = StateFile(tmp_path), StateFile(tmp_path)
+    with (
+        first.held(),
+        pytest.raises(CommandError, match="a suite already runs"),
+        second.held(),
+    ):
+        pass
+
+    with StateFile(tmp_path).held():  # free again
+        pass

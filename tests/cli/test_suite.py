@@ -1,0 +1,73 @@
+import pytest
+
+from moesaic.cli.outcome import CommandError, Exit
+from moesaic.cli.suite import Service, SuiteOptions, services_of, url_of
+
+
+def options(**changes: object) -> SuiteOptions:
+    values = {
+        "topology": "disaggregated",
+        "model": "m",
+        "attention": 1,
+        "experts": 2,
+        "slots_per_layer": 0,
+        "host": "127.0.0.1",
+        "port": 8000,
+    }
+    return SuiteOptions(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def flag(service: Service, name: str) -> str:
+    return service.flags[service.flags.index(name) + 1]
+
+
+def test_the_experts_fit_into_the_workers_by_default() -> None:
+    services = services_of(options(experts=3), num_experts=32, cores=8)
+
+    experts = [service for service in services if service.role == "expert"]
+
+    assert [flag(expert, "--slots-per-layer") for expert in experts] == ["11", "11", "11"]
+
+
+def test_too_few_slots_are_refused_with_the_number_that_would_do() -> None:
+    with pytest.raises(CommandError, match="--slots-per-layer 16 or more") as raised:
+        services_of(options(slots_per_layer=15), num_experts=32, cores=8)
+
+    assert raised.value.status == Exit.USAGE
+
+
+def test_the_local_topology_has_no_expert_workers() -> None:
+    services = services_of(options(topology="local", attention=2), num_experts=32, cores=8)
+
+    assert [s.name for s in services] == ["scheduler", "attention-0", "attention-1", "gateway"]
+    assert flag(services[1], "--dispatch") == "local"
+
+
+def test_computing_processes_share_the_cores() -> None:
+    services = services_of(options(attention=1, experts=3), num_experts=8, cores=16)
+
+    attention = next(service for service in services if service.role == "attention")
+
+    assert flag(attention, "--threads") == "4"
+    assert dict(attention.environment) == {"OMP_NUM_THREADS": "4"}
+
+
+def test_threads_wait_passively_where_processes_outnumber_cores() -> None:
+    services = services_of(options(), num_experts=8, cores=2)
+
+    for service in services:
+        computes = service.role in ("attention", "expert")
+        expected = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"} if computes else {}
+        assert dict(service.environment) == expected
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8000"),
+        ("0.0.0.0", "http://127.0.0.1:8000"),
+        ("::1", "http://[::1]:8000"),
+    ],
+)
+def test_the_url_can_be_called_from_this_machine(host: str, url: str) -> None:
+    assert url_of(options(host=host)) == url

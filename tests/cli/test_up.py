@@ -1,0 +1,199 @@
+"""The real command with a real Redis and real child processes that stand in for the services."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from moesaic.cli.ports import free_ports
+from moesaic.cli.state import SuiteState, process_start_time
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+Start = Callable[..., "subprocess.Popen[str]"]
+Wait = Callable[[str], SuiteState]
+Eventually = Callable[[Callable[[], object]], object]
+Gone = Callable[[list[int]], bool]
+
+UP = ("up", "--model", "model", "--port", "0")
+
+
+def pids(state: SuiteState) -> list[int]:
+    return [process.pid for process in state.processes]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_the_suite_and_leaves_nothing_behind(
+    start: Start, suite: Wait, gone: Gone, house: Path, number: signal.Signals
+) -> None:
+    process = start(*UP)
+    ready = suite("ready")
+    assert len(ready.processes) == 6  # with Redis
+    assert all(process_start_time(pid) for pid in pids(ready))
+
+    process.send_signal(number)
+    out, err = process.communicate()
+
+    assert process.returncode == 0
+    assert gone(pids(ready))
+    assert not (house / "run" / "moesaic.json").exists()
+    assert f"curl -s {ready.url}/v1/classify" in out
+    assert "stopping" in err
+
+
+def test_a_second_signal_ends_a_suite_that_does_not_stop(
+    start: Start, suite: Wait, eventually: Eventually, gone: Gone, house: Path
+) -> None:
+    process = start(*UP, STUCK="gateway")
+    ready = suite("ready")
+    process.send_signal(signal.SIGINT)
+    gateway = house / "run" / "gateway.log"
+    eventually(lambda: "service.stopping" in gateway.read_text())
+
+    process.send_signal(signal.SIGINT)
+    process.communicate()
+
+    assert process.returncode == 130
+    eventually(lambda: gone(pids(ready)))
+
+
+def test_nothing_outlives_a_supervisor_that_is_killed(
+    start: Start, suite: Wait, eventually: Eventually, gone: Gone, run: Run
+) -> None:
+    process = start(*UP)
+    ready = suite("ready")
+
+    process.kill()
+    process.communicate()
+
+    eventually(lambda: gone(pids(ready)))
+    down = run("down")
+    assert (down.returncode, down.stdout) == (0, "nothing runs in this directory\n")
+
+
+def test_a_service_and_redis_come_back_after_a_kill(
+    start: Start, suite: Wait, eventually: Eventually
+) -> None:
+    start(*UP)
+    before = {process.name: process for process in suite("ready").processes}
+
+    for name in ("redis", "expert-1"):
+        os.kill(before[name].pid, signal.SIGKILL)
+
+    def back(name: str) -> bool:
+        now = next(process for process in suite("ready").processes if process.name == name)
+        return now.restarts == 1 and now.pid not in (0, before[name].pid)
+
+    eventually(lambda: back("redis") and back("expert-1"))
+
+
+def test_a_detached_suite_serves_until_down(run: Run, suite: Wait, gone: Gone) -> None:
+    up = run(*UP, "--detach", "--json")
+    assert up.returncode == 0, up.stderr
+    facts = json.loads(up.stdout)
+    ready = suite("ready")
+    assert facts["url"] == ready.url
+    assert [process["name"] for process in facts["processes"]] == [
+        "redis",
+        "scheduler",
+        "expert-0",
+        "expert-1",
+        "attention-0",
+        "gateway",
+    ]
+
+    second = run(*UP)
+    down = run("down")
+
+    assert second.returncode == 1
+    assert f"a suite already runs in this directory at {ready.url}" in second.stderr
+    assert (down.returncode, down.stdout) == (0, f"stopped the suite at {ready.url}\n")
+    assert gone([ready.pid, *pids(ready)])
+
+
+def test_a_detached_suite_that_fails_says_why(run: Run) -> None:
+    up = run(*UP, "--detach", BROKEN="expert-1", BROKEN_STATUS="2")
+
+    assert up.returncode == 3
+    assert "expert-1 exited with status 2, and its settings are wrong" in up.stderr
+    assert "cannot read the weights" in up.stderr
+    assert "moesaic.cli" not in up.stderr  # no traceback
+
+
+def test_a_suite_that_does_not_become_ready_says_what_it_waits_for(run: Run) -> None:
+    up = run(*UP, "--timeout", "3", NEVER_READY="1")
+
+    assert up.returncode == 4
+    assert "not ready after 3 s: no attention worker" in up.stderr
+    assert "waits for no attention worker" in up.stderr
+
+
+def test_warnings_of_the_services_show_on_the_terminal(start: Start, suite: Wait) -> None:
+    process = start(*UP, WARNING="attention-0")
+    suite("ready")
+    assert process.stderr is not None
+
+    while "disk.slow" not in (line := process.stderr.readline()):
+        pass
+
+    assert "attention-0" in line
+    assert "warning" in line
+
+
+def test_flags_and_threads_reach_the_services(start: Start, suite: Wait, house: Path) -> None:
+    process = start(*UP, "--experts", "1", "--slots-per-layer", "9")
+    ready = suite("ready")
+    process.terminate()
+    process.communicate()
+
+    log = (house / "run" / "expert-0.log").read_text()
+    address = next(p.admin_address for p in ready.processes if p.name == "expert-0")
+
+    assert "--slots-per-layer 9" in log
+    assert f"--admin-port {address.rpartition(':')[2]}" in log
+    assert "--secret" not in log
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "status", "says"),
+    [
+        (["--model", "nowhere"], {}, 2, "--model nowhere: no such directory"),
+        (["--model", "services"], {}, 2, "--model services: "),
+        (["--slots-per-layer", "3"], {}, 2, "give --slots-per-layer 4 or more --experts"),
+        (["--topology", "local", "--experts", "2"], {}, 2, "--experts: the local topology"),
+        (["--topology", "mesh"], {}, 2, "mesh"),
+        (["--host", "no.such.host.invalid"], {}, 2, "--host no.such.host.invalid"),
+        ([], {"REDIS_URL": "http://127.0.0.1"}, 2, "REDIS_URL"),
+        ([], {"REDIS_URL": "redis://user:hidden@127.0.0.1:1/0"}, 3, "***@127.0.0.1:1"),
+    ],
+)
+def test_what_is_wrong_at_the_start_is_named_before_anything_runs(
+    run: Run, house: Path, arguments: list[str], env: dict[str, str], status: int, says: str
+) -> None:
+    up = run(*UP, *arguments, **env)
+
+    assert up.returncode == status
+    # Usage errors come in a box whose lines break anywhere.
+    assert says in up.stderr.replace("\n", " ")
+    assert "hidden" not in up.stderr
+    assert "Traceback" not in up.stderr
+    assert not list(house.glob("run/*.log"))
+
+
+def test_a_port_in_use_is_found_before_anything_runs(run: Run, house: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+
+        up = run("up", "--model", "model", "--port", port)
+
+    assert up.returncode == 1
+    assert f"--port {port}: cannot listen on 127.0.0.1:{port}" in up.stderr
+    assert not list(house.glob("run/*.log"))
+
+
+def test_free_ports_differ() -> None:
+    assert len(set(free_ports(20))) == 20

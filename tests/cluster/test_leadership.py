@@ -1,0 +1,48 @@
+import asyncio
+
+from moesaic.cluster.leadership import Leadership, leadership
+
+
+async def test_one_leads_and_another_takes_over_when_it_resigns(bus):
+    async with leadership(bus, "scheduler", "a", 1) as first:
+        second = Leadership(bus, "scheduler", "b", 1)
+        await second.contend()
+        assert (first.held, second.held, second.leader) == (True, False, "a")
+
+    await second.contend()
+    assert (first.held, second.held, second.leader) == (False, True, "b")
+
+
+async def test_a_leader_that_slept_through_its_lease_cannot_write(bus):
+    paused, successor = (Leadership(bus, "scheduler", name, 1) for name in ("a", "b"))
+    await paused.contend()
+    await bus.delete("leader:scheduler")  # as its expiry does
+    await successor.contend()
+
+    assert paused.held  # it cannot know
+    assert not await bus.compare_and_set({**paused.fence, "x": None}, {"x": b"paused"})
+    assert await bus.compare_and_set({**successor.fence, "x": None}, {"x": b"successor"})
+    await paused.contend()
+    assert not paused.held
+
+
+async def test_a_restarted_scheduler_does_not_wait_for_its_own_lease(bus):
+    killed, restarted = (Leadership(bus, "scheduler", "a", number) for number in (1, 2))
+    await killed.contend()
+
+    await restarted.contend()
+    await killed.contend()
+
+    assert (killed.held, restarted.held) == (False, True)
+
+
+async def test_a_lead_that_cannot_be_renewed_ends_by_the_leaders_own_clock(
+    bus, redis_server, monkeypatch
+):
+    monkeypatch.setattr("moesaic.cluster.leadership.LEASE_S", 1)
+    async with leadership(bus, "scheduler", "a", 1) as claim:
+        assert claim.held
+        redis_server.pause()
+        await asyncio.sleep(1.1)
+        assert not claim.held
+        redis_server.resume()

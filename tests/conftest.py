@@ -1,0 +1,64 @@
+"""A tiny random Qwen3-MoE checkpoint, and the network it was exported from as an independent reference."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from models.training.network import Network, Shape
+
+TINY = Shape(
+    vocab_size=160,
+    hidden_size=32,
+    num_layers=3,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    num_experts=8,
+    top_k=2,
+    expert_size=16,
+    max_positions=512,
+)
+
+
+@dataclass(frozen=True)
+class TinyModel:
+    """A checkpoint directory and its reference."""
+
+    directory: Path
+    network: Network
+
+    @torch.no_grad()
+    def logits(self, tokens: list[int]) -> torch.Tensor:
+        """Reference logits ``[T, V]`` of one sequence, by one forward pass without a cache."""
+        length = len(tokens)
+        mask = torch.ones(length, length).tril().bool()[None, None]
+        hidden, _, _ = self.network(torch.tensor(tokens)[None], mask, torch.arange(length)[None])
+        return self.network.logits(hidden[0])
+
+    def greedy(self, tokens: list[int], count: int) -> list[int]:
+        """Reference continuation by ``count`` tokens."""
+        tokens = list(tokens)
+        for _ in range(count):
+            tokens.append(int(self.logits(tokens)[-1].argmax()))
+        return tokens[-count:]
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    """Random weights, scaled so that logits and gates are far from uniform."""
+    torch.manual_seed(7)
+    network = Network(TINY).eval()
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            scale = 3.0 if "gate.weight" in name else 1.5
+            parameter.mul_(scale if parameter.ndim > 1 else 1.0)
+            parameter.copy_(parameter.bfloat16().float())  # what the exported file holds
+    directory = tmp_path_factory.mktemp("tiny-moe")
+    config = TINY.hf_config({"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0})
+    (directory / "config.json").write_text(json.dumps(config))
+    save_file(network.hf_tensors(), directory / "model.safetensors", metadata={"format": "pt"})
+    return TinyModel(directory, network)

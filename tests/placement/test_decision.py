@@ -1,0 +1,111 @@
+from msgspec.structs import replace
+
+from moesaic.messages.placement import Placement
+from moesaic.messages.registry import WorkerRecord
+from moesaic.placement.decision import decide
+
+
+def worker(name: str, *, slots: int = 4, generation: int = 1, **fields) -> WorkerRecord:
+    return WorkerRecord(
+        worker_id=name,
+        generation=generation,
+        **{"role": "expert", "state": "ready", "model_digest": "model-a"} | fields,
+        admin_address=f"{name}:1",
+        data_address=f"{name}:2",
+        slots_per_layer=slots,
+        num_experts=8,
+        layers=[0, 1],
+    )
+
+
+def placed(*workers: WorkerRecord, current: Placement | None = None) -> Placement:
+    proposal = decide(current, workers).proposal
+    assert proposal is not None
+    return replace(proposal, epoch=1)
+
+
+def test_nothing_is_placed_until_the_slots_cover_all_experts():
+    assert decide(None, []).waiting_for == ["expert workers: none registered"]
+    some = decide(None, [worker("a"), worker("b", state="starting"), worker("c", role="attention")])
+
+    assert some.proposal is None
+    assert some.waiting_for == ["expert workers: 4 of 8 slots per layer registered"]
+
+
+def test_the_first_placement_names_the_workers_in_the_order_of_their_ids():
+    placement = placed(worker("b"), worker("a"))
+
+    assert [w.worker_id for w in placement.workers] == ["a", "b"]
+    assert placement.slots == [[[0, 1, 2, 3], [4, 5, 6, 7]]] * 2
+    assert placement.layers == [0, 1]
+
+
+def test_nothing_is_due_while_the_placed_workers_are_those_there_are():
+    current = placed(worker("a"), worker("b"))
+
+    assert (
+        decide(current, [worker("a"), worker("b"), worker("x", role="attention")]).proposal is None
+    )
+
+
+def test_a_restarted_worker_gets_back_what_it_held_and_at_once_if_it_was_the_only_holder():
+    current = placed(worker("a"), worker("b"))
+
+    decision = decide(current, [worker("a"), worker("b", generation=2)])
+
+    assert decision.urgent
+    assert decision.proposal is not None
+    assert decision.proposal.slots == current.slots
+    assert [w.generation for w in decision.proposal.workers] == [1, 2]
+
+
+def test_a_lost_worker_is_waited_for_if_the_others_have_no_room():
+    current = placed(worker("a"), worker("b"))
+
+    decision = decide(current, [worker("a")])
+
+    assert decision.proposal is None
+    assert decision.waiting_for == ["expert workers: 4 of 8 slots per layer registered"]
+
+
+def test_survivors_with_room_take_over_and_keep_what_they_have():
+    current = placed(worker("a", slots=6), worker("b", slots=6), worker("c", slots=6))
+
+    decision = decide(current, [worker("a", slots=6), worker("c", slots=6)])
+
+    assert decision.proposal is not None
+    assert not decision.urgent  # every expert had a replica elsewhere
+    for before, after in zip(current.slots, decision.proposal.slots, strict=True):
+        assert after[0] == before[0]
+        assert sorted({*after[0], *after[1]}) == list(range(8))
+
+
+def test_a_draining_worker_is_replaced_while_it_still_serves():
+    current = placed(worker("a"), worker("b"))
+
+    decision = decide(current, [worker("a"), worker("b", state="draining"), worker("c")])
+
+    assert decision.proposal is not None
+    assert not decision.urgent
+    assert [w.worker_id for w in decision.proposal.workers] == ["a", "c"]
+    assert decision.proposal.slots == [[[0, 1, 2, 3], [4, 5, 6, 7]]] * 2
+
+
+def test_a_worker_of_another_model_is_left_out_and_said():
+    current = placed(worker("a"), worker("b"))
+    stranger = worker("c", slots=100, model_digest="model-b")
+
+    decision = decide(current, [worker("a"), worker("b"), stranger])
+
+    assert decision.proposal is None
+    assert decision.waiting_for == ["expert worker c: has model model-b, others have model-a"]
+
+
+def test_a_model_that_nobody_has_any_more_gives_way():
+    current = placed(worker("a"), worker("b"))
+
+    decision = decide(current, [worker("a", generation=2, model_digest="model-b", slots=8)])
+
+    assert decision.urgent
+    assert decision.proposal is not None
+    assert decision.proposal.model_digest == "model-b"
