@@ -69,7 +69,12 @@ _BASES: dict[str, dict[str, Any]] = {
         "shared_expert_intermediate_size": 56,
         "num_experts": 8,
     },
-    "qwen3_moe": {"intermediate_size": 64, "moe_intermediate_size": 24, "num_experts": 8, "head_dim": 16},
+    "qwen3_moe": {
+        "intermediate_size": 64,
+        "moe_intermediate_size": 24,
+        "num_experts": 8,
+        "head_dim": 16,
+    },
     "deepseek_v2": {
         "intermediate_size": 64,
         "moe_intermediate_size": 24,
@@ -86,31 +91,69 @@ _BASES: dict[str, dict[str, Any]] = {
 }
 CASES = [
     Case("mixtral", "base"),
-    Case("mixtral", "tied embeddings, one key-value head", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
+    Case(
+        "mixtral",
+        "tied embeddings, one key-value head",
+        {"tie_word_embeddings": True, "num_key_value_heads": 1},
+    ),
     Case("mixtral", "wide heads, no grouping", {"head_dim": 20, "num_key_value_heads": 4}),
     Case("mixtral", "sliding window", {"sliding_window": 11}),
     Case("mixtral", "top 1 of 3", {"num_local_experts": 3, "num_experts_per_tok": 1}),
     Case("qwen2_moe", "base"),
-    Case("qwen2_moe", "normalised, no bias, tied", {"norm_topk_prob": True, "qkv_bias": False, "tie_word_embeddings": True}),
+    Case(
+        "qwen2_moe",
+        "normalised, no bias, tied",
+        {"norm_topk_prob": True, "qkv_bias": False, "tie_word_embeddings": True},
+    ),
     Case("qwen2_moe", "dense layers named", {"mlp_only_layers": [0], "num_experts_per_tok": 4}),
-    Case("qwen2_moe", "every second layer sparse", {"decoder_sparse_step": 2, "num_key_value_heads": 4}),
+    Case(
+        "qwen2_moe",
+        "every second layer sparse",
+        {"decoder_sparse_step": 2, "num_key_value_heads": 4},
+    ),
     Case("qwen3_moe", "base"),
-    Case("qwen3_moe", "normalised, tied", {"norm_topk_prob": True, "tie_word_embeddings": True, "num_experts_per_tok": 4}),
-    Case("qwen3_moe", "biased, dense mix", {"attention_bias": True, "mlp_only_layers": [1], "decoder_sparse_step": 1}),
+    Case(
+        "qwen3_moe",
+        "normalised, tied",
+        {"norm_topk_prob": True, "tie_word_embeddings": True, "num_experts_per_tok": 4},
+    ),
+    Case(
+        "qwen3_moe",
+        "biased, dense mix",
+        {"attention_bias": True, "mlp_only_layers": [1], "decoder_sparse_step": 1},
+    ),
     Case("qwen3_moe", "yarn", {"rope_parameters": _YARN}),
     Case("qwen3_moe", "sliding window", {"use_sliding_window": True, "sliding_window": 9}),
     Case("deepseek_v2", "base"),
-    Case("deepseek_v2", "query compression, all sparse", {"q_lora_rank": 16, "first_k_dense_replace": 0}),
+    Case(
+        "deepseek_v2",
+        "query compression, all sparse",
+        {"q_lora_rank": 16, "first_k_dense_replace": 0},
+    ),
     Case("deepseek_v2", "biased", {"q_lora_rank": 16, "attention_bias": True}),
     Case("deepseek_v2", "biased, no query compression", {"attention_bias": True}),
-    Case("deepseek_v2", "yarn with mscale", {"rope_parameters": {**_YARN, "mscale": 0.707, "mscale_all_dim": 1.1}}),
+    Case(
+        "deepseek_v2",
+        "yarn with mscale",
+        {"rope_parameters": {**_YARN, "mscale": 0.707, "mscale_all_dim": 1.1}},
+    ),
     Case("deepseek_v2", "yarn without mscale", {"rope_parameters": _YARN}),
     Case(
         "deepseek_v2",
         "group-limited, scaled",
-        {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5, "num_experts_per_tok": 3},
+        {
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 2.5,
+            "num_experts_per_tok": 3,
+        },
     ),
-    Case("deepseek_v2", "greedy, scaled, wide values", {"routed_scaling_factor": 1.7, "v_head_dim": 24, "n_shared_experts": 1}),
+    Case(
+        "deepseek_v2",
+        "greedy, scaled, wide values",
+        {"routed_scaling_factor": 1.7, "v_head_dim": 24, "n_shared_experts": 1},
+    ),
 ]
 
 
@@ -124,7 +167,9 @@ def build_reference(case: Case, directory: Path, **save_options: Any) -> Any:
     torch.manual_seed(7)
     model = model_class(config_class(**{**_COMMON, **_BASES[case.family], **case.options})).eval()
     for name, parameter in model.named_parameters():
-        if name.endswith(("norm.weight", ".bias")):  # made as ones and zeros, which would hide a mix-up
+        if name.endswith(
+            ("norm.weight", ".bias")
+        ):  # made as ones and zeros, which would hide a mix-up
             torch.nn.init.normal_(parameter, mean=float("norm" in name), std=0.2)
     model.save_pretrained(directory, **save_options)
     return model
@@ -196,7 +241,10 @@ def reference_greedy(model: Any, prompt: list[int], num_tokens: int) -> list[int
     """The reference's greedy continuation of ``prompt``."""
     with torch.no_grad():
         ids = model.generate(
-            torch.tensor([prompt]), max_new_tokens=num_tokens, min_new_tokens=num_tokens, do_sample=False
+            torch.tensor([prompt]),
+            max_new_tokens=num_tokens,
+            min_new_tokens=num_tokens,
+            do_sample=False,
         )
     return [int(token) for token in ids[0, len(prompt) :]]
 

@@ -1,4 +1,5 @@
-"""A tiny random Qwen3-MoE checkpoint, and the network it was exported from as an independent reference."""
+"""A tiny random Qwen3-MoE checkpoint, and the network it was exported from as an independent
+reference."""
 
 import json
 from dataclasses import dataclass

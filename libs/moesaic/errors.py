@@ -1,7 +1,8 @@
 """What went wrong, and can a retry help?
 
-Errors are told apart by what the caller does next. Facts are fields; the text is made from them. Each boundary
-translates once: ``http_status`` and ``code`` at the gateway, ``grpc_status`` in ``moesaic.cluster.statuses``.
+Errors are told apart by what the caller does next. Facts are fields; the text is made from them.
+Each boundary translates once: ``http_status`` and ``code`` at the gateway, ``grpc_status`` in
+``moesaic.cluster.statuses``.
 """
 
 from typing import ClassVar
@@ -116,7 +117,8 @@ class PlacementInfeasible(MoesaicError):
     def __init__(self, missing_slots: int, missing_bytes: int) -> None:
         self.missing_slots, self.missing_bytes = missing_slots, missing_bytes
         super().__init__(
-            f"{missing_slots} expert slots ({missing_bytes} bytes) are missing; start more expert workers or give them more slots"
+            f"{missing_slots} expert slots ({missing_bytes} bytes) are missing; "
+            "start more expert workers or give them more slots"
         )
 
 
@@ -147,7 +149,8 @@ class PeerLost(MoesaicError):
 
 
 class FrameError(MoesaicError):
-    """A frame that is not one of ours, is damaged, or answers another request: its connection must be dropped."""
+    """A frame that is not one of ours, is damaged, or answers another request: its connection must
+    be dropped."""
 
     code = "bad_frame"
     grpc_status = "DATA_LOSS"

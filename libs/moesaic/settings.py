@@ -1,7 +1,8 @@
-"""One frozen, typed settings model per service: flags before environment before defaults, the same names in both.
+"""One frozen, typed settings model per service: flags before environment before defaults, the same
+names in both.
 
-``--slots-per-layer 16`` and ``MOESAIC_SLOTS_PER_LAYER=16`` say the same. Bad settings stop the process at start, naming the
-setting, its value and what was expected.
+``--slots-per-layer 16`` and ``MOESAIC_SLOTS_PER_LAYER=16`` say the same. Bad settings stop the
+process at start, naming the setting, its value and what was expected.
 """
 
 import secrets
@@ -31,22 +32,37 @@ class ServiceSettings(BaseSettings):
         populate_by_name=True,
     )
 
-    cluster: str = Field("default", pattern=r"^[a-z0-9-]{1,40}$", description="name that keeps clusters on one Redis apart")
+    cluster: str = Field(
+        "default",
+        pattern=r"^[a-z0-9-]{1,40}$",
+        description="name that keeps clusters on one Redis apart",
+    )
     redis_url: str = Field(
         "redis://127.0.0.1:6379/0",
         validation_alias=AliasChoices("redis-url", "MOESAIC_REDIS_URL", "REDIS_URL"),
         description="where control metadata lives",
     )
     secret: SecretStr = Field(
-        SecretStr(""), description="cluster secret that authenticates tensor connections; the same everywhere"
+        SecretStr(""),
+        description="cluster secret that authenticates tensor connections; the same everywhere",
     )
-    worker_id: str = Field("", pattern=r"^[A-Za-z0-9._-]{0,64}$", description="stable name of this process (default: role-host)")
+    worker_id: str = Field(
+        "",
+        pattern=r"^[A-Za-z0-9._-]{0,64}$",
+        description="stable name of this process (default: role-host)",
+    )
     host: str = Field("127.0.0.1", description="address to listen on")
-    advertise_host: str = Field("", description="address others reach this process at (default: --host)")
+    advertise_host: str = Field(
+        "", description="address others reach this process at (default: --host)"
+    )
     admin_port: int = Field(0, ge=0, le=65535, description="gRPC port; 0 takes a free one")
     metrics_port: int = Field(0, ge=0, le=65535, description="Prometheus port; 0 takes a free one")
-    log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="least severe level to log")
-    grace_s: float = Field(30.0, ge=0, le=3600, description="seconds that running work gets to finish after SIGTERM")
+    log_level: str = Field(
+        "info", pattern="^(debug|info|warning|error)$", description="least severe level to log"
+    )
+    grace_s: float = Field(
+        30.0, ge=0, le=3600, description="seconds that running work gets to finish after SIGTERM"
+    )
 
     def identity(self, role: str) -> str:
         """The worker id: given, or made of role and host name."""
@@ -62,10 +78,16 @@ class ModelSettings(ServiceSettings):
     """What every service that computes is told besides."""
 
     model: str = Field(..., description="HF-format model directory")
-    dtype: str = Field("float32", pattern="^(float32|bfloat16)$", description="type of weights and activations")
+    dtype: str = Field(
+        "float32", pattern="^(float32|bfloat16)$", description="type of weights and activations"
+    )
     device: str = Field("cpu", pattern="^(cpu|cuda(:[0-9]+)?)$", description="where to compute")
-    threads: int = Field(0, ge=0, le=1024, description="CPU threads for computing; 0 leaves it to torch")
-    data_port: int = Field(0, ge=0, le=65535, description="UCXX port for tensors; 0 takes a free one")
+    threads: int = Field(
+        0, ge=0, le=1024, description="CPU threads for computing; 0 leaves it to torch"
+    )
+    data_port: int = Field(
+        0, ge=0, le=65535, description="UCXX port for tensors; 0 takes a free one"
+    )
     transports: str = Field("auto", pattern="^(auto|tcp|shm)$", description="UCX transports to use")
 
 

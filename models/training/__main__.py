@@ -7,7 +7,9 @@ from pathlib import Path
 def main() -> None:
     """Parse the command line and run one step of the recipe."""
     parser = argparse.ArgumentParser(prog="python -m models.training", description=__doc__)
-    parser.add_argument("--work", type=Path, default=Path("build/demo"), help="where state, log and tokenizer live")
+    parser.add_argument(
+        "--work", type=Path, default=Path("build/demo"), help="where state, log and tokenizer live"
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     train = commands.add_parser("train", help="train, or go on training, to --steps")
     train.add_argument("--steps", type=int, default=4000)
@@ -16,9 +18,13 @@ def main() -> None:
     train.add_argument("--save-every", type=int, default=200)
     train.add_argument("--seed", type=int, default=0)
     train.add_argument("--device", default="cpu", help="cpu or cuda")
-    export = commands.add_parser("export", help="write the HF directory with its measured model card")
+    export = commands.add_parser(
+        "export", help="write the HF directory with its measured model card"
+    )
     export.add_argument("--out", type=Path, default=Path("models/demo"))
-    export.add_argument("--rows", type=int, default=0, help="measure on at most this many rows a set (0: all)")
+    export.add_argument(
+        "--rows", type=int, default=0, help="measure on at most this many rows a set (0: all)"
+    )
     arguments = parser.parse_args()
     if arguments.command == "train":
         from models.training.train import train as run

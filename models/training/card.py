@@ -13,7 +13,8 @@ def render(measured: dict[str, Any], network: Network) -> str:
     expert = 3 * shape.hidden_size * shape.expert_size
     active = parameters - shape.num_layers * (shape.num_experts - shape.top_k) * expert
     accuracy = "\n".join(
-        f"| {row['name']} | {row['method']} | {row['rows']:,} | {row['accuracy']:.1%} |" for row in measured["accuracy"]
+        f"| {row['name']} | {row['method']} | {row['rows']:,} | {row['accuracy']:.1%} |"
+        for row in measured["accuracy"]
     )
     perplexity = "\n".join(
         f"| {name} | {value['per_token']:.1f} | {value['bits_per_byte']:.3f} |"
@@ -22,7 +23,11 @@ def render(measured: dict[str, Any], network: Network) -> str:
     layers = "\n".join(
         f"| {layer} | {bits:.2f} | {busiest:.1%} |"
         for layer, (bits, busiest) in enumerate(
-            zip(routing["entropy_bits_per_layer"], routing["busiest_expert_share_per_layer"], strict=True)
+            zip(
+                routing["entropy_bits_per_layer"],
+                routing["busiest_expert_share_per_layer"],
+                strict=True,
+            )
         )
     )
     return f"""# The demo checkpoint
@@ -42,8 +47,8 @@ and the forms of the labelled sets, and nothing else.
 
 ## Training
 
-`python -m models.training train` and `export`; {training['step']:,} steps, {training['tokens'] / 1e6:.1f} M tokens,
-{training['seconds'] / 60:.0f} minutes on two shared CPU cores, last training loss {training['loss']:.2f}. AdamW, learning rate 2e-3 with
+`python -m models.training train` and `export`; {training["step"]:,} steps, {training["tokens"] / 1e6:.1f} M tokens,
+{training["seconds"] / 60:.0f} minutes on two shared CPU cores, last training loss {training["loss"]:.2f}. AdamW, learning rate 2e-3 with
 warm-up and a linear fall over the last fifth, balance loss {0.002}. Questions that share an instruction are packed as siblings behind one copy
 of it. Data and its licences: [`models/training/data/ATTRIBUTION.md`](../training/data/ATTRIBUTION.md). A training text that also stands in
 a test split was dropped. `python -m models.training export` measures all figures below again.
@@ -68,7 +73,7 @@ words replaced, which this tokenizer never saw).
 
 ## Routing
 
-Entropy of the share of each expert over all tasks ({len(routing['tasks'])} kinds of text; the most is {shape.num_experts.bit_length() - 1} bits), and the share of the busiest expert
+Entropy of the share of each expert over all tasks ({len(routing["tasks"])} kinds of text; the most is {shape.num_experts.bit_length() - 1} bits), and the share of the busiest expert
 (even routing would give {1 / shape.num_experts:.1%}):
 
 | layer | entropy, bits | busiest expert |

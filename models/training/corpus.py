@@ -1,7 +1,8 @@
-"""What the demo checkpoint learns from: the files in ``models/training/data``, their licences, the tokenizer.
+"""What the demo checkpoint learns from: the files in ``models/training/data``, their licences, the
+tokenizer.
 
-Only sets whose own terms allow training are here (``data/ATTRIBUTION.md``). A training text that also stands in any test
-split is dropped.
+Only sets whose own terms allow training are here (``data/ATTRIBUTION.md``). A training text that
+also stands in any test split is dropped.
 """
 
 import gzip
@@ -65,7 +66,9 @@ def read_task(name: str, split: str) -> Task:
     raw = read_rows(name, split)
     rows = [(str(row["text"]).strip(), int(row["label"])) for row in raw]
     if split == "train":
-        tested = {str(row["text"]).strip() for other in INSTRUCTIONS for row in read_rows(other, "test")}
+        tested = {
+            str(row["text"]).strip() for other in INSTRUCTIONS for row in read_rows(other, "test")
+        }
         rows = [row for row in rows if row[0] not in tested]
     return Task(name, INSTRUCTIONS[name], list(raw[0]["labels"]), rows)
 
@@ -86,19 +89,28 @@ def conversations() -> dict[str, list[tuple[str, str]]]:
     """Question and answer pairs of the generation sets' training splits."""
     return {
         "gen_arithmetic": [
-            (f"Answer with the number.\n\n{r['prompt']}", str(r["reference"])) for r in read_rows("gen_arithmetic", "train")
+            (f"Answer with the number.\n\n{r['prompt']}", str(r["reference"]))
+            for r in read_rows("gen_arithmetic", "train")
         ],
         "gen_ascii_word": [
-            (f"What word is displayed in the ASCII art below?\n\n{r['prompt']}", str(r["reference"]))
+            (
+                f"What word is displayed in the ASCII art below?\n\n{r['prompt']}",
+                str(r["reference"]),
+            )
             for r in read_rows("gen_ascii_word", "train")
         ],
         "gsm8k": [(str(r["prompt"]), str(r["solution"])) for r in read_rows("gsm8k", "train")],
-        "dolly_hhrlhf": [(str(r["prompt"]).strip(), str(r["reference"]).strip()) for r in read_rows("dolly_hhrlhf", "train")],
+        "dolly_hhrlhf": [
+            (str(r["prompt"]).strip(), str(r["reference"]).strip())
+            for r in read_rows("dolly_hhrlhf", "train")
+        ],
         "continue": [
             (f"Continue this text.\n\n{before.strip()}", after.strip())
             for name in BOOKS
             for document in read_documents(name)[0]
-            for before, after in zip(document.split("\n\n")[:-1:2], document.split("\n\n")[1::2], strict=False)
+            for before, after in zip(
+                document.split("\n\n")[:-1:2], document.split("\n\n")[1::2], strict=False
+            )
             if 80 <= len(before) <= 600 and 80 <= len(after) <= 1200
         ],
     }
@@ -114,7 +126,9 @@ def train_tokenizer(vocab_size: int) -> Tokenizer:
             out += [text for text, _ in task.rows] + [task.instruction] * 20
             # Answers start a turn, without a space before them: make common label words tokens of their own there.
             out += task.labels * (1500 if len(task.labels) <= 26 else 60)
-        out += [side for pairs in conversations().values() for pair in pairs[:2000] for side in pair]
+        out += [
+            side for pairs in conversations().values() for pair in pairs[:2000] for side in pair
+        ]
         return out
 
     tokenizer = Tokenizer(models.BPE())
@@ -137,4 +151,7 @@ def train_tokenizer(vocab_size: int) -> Tokenizer:
 
 def encode(tokenizer: Tokenizer, texts: list[str]) -> list[np.ndarray]:
     """Token ids of many texts, ``uint16`` each."""
-    return [np.array(e.ids, dtype=np.uint16) for e in tokenizer.encode_batch(texts, add_special_tokens=False)]
+    return [
+        np.array(e.ids, dtype=np.uint16)
+        for e in tokenizer.encode_batch(texts, add_special_tokens=False)
+    ]

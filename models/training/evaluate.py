@@ -1,4 +1,5 @@
-"""What the trained network can do: accuracy on the test splits, perplexity on held-out text, exact answers."""
+"""What the trained network can do: accuracy on the test splits, perplexity on held-out text, exact
+answers."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,8 @@ WINDOW = 1024  # tokens of context for the perplexity
 
 
 class Tree:
-    """Token sequences that share beginnings, as one sequence with a mask: every node sees its ancestors and itself."""
+    """Token sequences that share beginnings, as one sequence with a mask: every node sees its
+    ancestors and itself."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -49,7 +51,8 @@ class Tree:
         return visible
 
     def run(self, network: Network) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Each node's log-probability given its ancestors, float32 ``[T]`` (0 for roots), and expert ids per layer."""
+        """Each node's log-probability given its ancestors, float32 ``[T]`` (0 for roots), and
+        expert ids per layer."""
         device = next(network.parameters()).device
         tokens = torch.tensor(self.tokens, device=device)
         mask = torch.from_numpy(self.mask())[None, None].to(device)
@@ -77,13 +80,17 @@ def classify(
 ) -> Accuracy:
     """Accuracy over a test split, each row asked as the gateway asks it."""
     rows = task.rows[:: max(1, len(task.rows) // most_rows)] if most_rows else task.rows
-    head = corpus.encode(tokenizer, [corpus.USER_HEAD + question_head(task.labels, task.instruction, method)])[0]
+    head = corpus.encode(
+        tokenizer, [corpus.USER_HEAD + question_head(task.labels, task.instruction, method)]
+    )[0]
     answers = [SYMBOLS[i] for i in range(len(task.labels))] if method == "choice" else task.labels
     end = "" if method == "choice" else corpus.TURN_END
     candidates = corpus.encode(tokenizer, [answer + end for answer in answers])
     texts = corpus.encode(tokenizer, [text + corpus.ASSISTANT_HEAD for text, _ in rows])
     right = 0
-    for group in track(list(_groups(head, texts, candidates)), description=f"{task.name} ({method})"):
+    for group in track(
+        list(_groups(head, texts, candidates)), description=f"{task.name} ({method})"
+    ):
         tree = Tree()
         base = tree.extend(-1, head)[-1]
         paths = []
@@ -97,7 +104,9 @@ def classify(
     return Accuracy(task.name, method, len(rows), right / len(rows))
 
 
-def _groups(head: np.ndarray, texts: list[np.ndarray], candidates: list[np.ndarray]) -> Iterator[list[int]]:
+def _groups(
+    head: np.ndarray, texts: list[np.ndarray], candidates: list[np.ndarray]
+) -> Iterator[list[int]]:
     """Rows that fit one tree together."""
     group, size = [], len(head)
     below = sum(map(len, candidates))
@@ -112,7 +121,9 @@ def _groups(head: np.ndarray, texts: list[np.ndarray], candidates: list[np.ndarr
 
 
 @torch.no_grad()
-def perplexity(network: Network, tokenizer: Tokenizer, texts: list[str], most_tokens: int) -> tuple[float, float]:
+def perplexity(
+    network: Network, tokenizer: Tokenizer, texts: list[str], most_tokens: int
+) -> tuple[float, float]:
     """Perplexity per token, and bits per byte of text, over documents cut into windows."""
     total_nats, total_tokens, total_bytes = 0.0, 0, 0
     for text in texts:
@@ -124,7 +135,9 @@ def perplexity(network: Network, tokenizer: Tokenizer, texts: list[str], most_to
             length = len(window) - 1
             mask = torch.ones(length, length).tril().bool()[None, None]
             hidden, _, _ = network(window[None, :-1], mask, torch.arange(length)[None])
-            loss = torch.nn.functional.cross_entropy(network.logits(hidden[0]).float(), window[1:], reduction="sum")
+            loss = torch.nn.functional.cross_entropy(
+                network.logits(hidden[0]).float(), window[1:], reduction="sum"
+            )
             total_nats += float(loss)
             total_tokens += length
             total_bytes += len(tokenizer.decode(window[1:].tolist()).encode())
@@ -135,7 +148,8 @@ def perplexity(network: Network, tokenizer: Tokenizer, texts: list[str], most_to
 def routing(
     network: Network, tokenizer: Tokenizer, samples: dict[str, list[str]]
 ) -> tuple[list[str], np.ndarray]:
-    """How often each task's tokens chose each expert: names and shares, float64 ``[tasks, L, E]``."""
+    """How often each task's tokens chose each expert: names and shares, float64 ``[tasks, L,
+    E]``."""
     shape = network.shape
     shares = np.zeros((len(samples), shape.num_layers, shape.num_experts))
     for index, texts in enumerate(samples.values()):
@@ -144,7 +158,9 @@ def routing(
             tree.extend(-1, corpus.encode(tokenizer, [text])[0][:WINDOW])
             _, ids = tree.run(network)
             for layer, chosen in enumerate(ids):
-                shares[index, layer] += np.bincount(chosen.flatten().cpu(), minlength=shape.num_experts)
+                shares[index, layer] += np.bincount(
+                    chosen.flatten().cpu(), minlength=shape.num_experts
+                )
     return list(samples), shares / shares.sum(axis=-1, keepdims=True)
 
 

@@ -29,8 +29,12 @@ def export(arguments: argparse.Namespace) -> None:
     network.eval()
     results = measure(network, tokenizer, arguments.rows)
     log = [json.loads(line) for line in (arguments.work / "log.jsonl").read_text().splitlines()]
-    (out / "measured.json").write_text(json.dumps({"training": state | {"loss": log[-1]["loss"]}, **results}, indent=1))
-    (out / "README.md").write_text(card.render(json.loads((out / "measured.json").read_text()), network))
+    (out / "measured.json").write_text(
+        json.dumps({"training": state | {"loss": log[-1]["loss"]}, **results}, indent=1)
+    )
+    (out / "README.md").write_text(
+        card.render(json.loads((out / "measured.json").read_text()), network)
+    )
 
 
 def _write_directory(out: Path, network: Network, tokenizer: Tokenizer, work: Path) -> None:
@@ -41,7 +45,10 @@ def _write_directory(out: Path, network: Network, tokenizer: Tokenizer, work: Pa
         "pad_token_id": ids[corpus.END_OF_TEXT],
     }
     _write_json(out / "config.json", network.shape.hf_config(special))
-    generation = {"eos_token_id": [ids[corpus.TURN_END], ids[corpus.END_OF_TEXT]], "pad_token_id": ids[corpus.END_OF_TEXT]}
+    generation = {
+        "eos_token_id": [ids[corpus.TURN_END], ids[corpus.END_OF_TEXT]],
+        "pad_token_id": ids[corpus.END_OF_TEXT],
+    }
     _write_json(out / "generation_config.json", generation)
     _write_json(
         out / "tokenizer_config.json",
@@ -83,7 +90,9 @@ def measure(network: Network, tokenizer: Tokenizer, most_rows: int) -> dict[str,
     perplexities = {}
     for name in (*corpus.TEXTS, "wikitext2.test"):
         documents = corpus.read_documents(name)
-        held_out = documents[0] if name == "wikitext2.test" else documents[1]  # none of it was trained on
+        held_out = (
+            documents[0] if name == "wikitext2.test" else documents[1]
+        )  # none of it was trained on
         if not held_out:  # too few documents to keep one out
             continue
         per_token, bits = evaluate.perplexity(network, tokenizer, held_out, MAX_HELD_OUT_TOKENS)
@@ -105,7 +114,10 @@ def measure(network: Network, tokenizer: Tokenizer, most_rows: int) -> dict[str,
 
 def _samples() -> dict[str, list[str]]:
     """Some texts of every kind, for the routing statistics."""
-    samples = {name: [text for text, _ in corpus.read_task(name, "test").rows[:150]] for name in corpus.INSTRUCTIONS}
+    samples = {
+        name: [text for text, _ in corpus.read_task(name, "test").rows[:150]]
+        for name in corpus.INSTRUCTIONS
+    }
     for name in ("gen_arithmetic", "gen_ascii_word", "gsm8k"):
         samples[name] = [str(row["prompt"]) for row in corpus.read_rows(name, "test")[:150]]
     for name in ("pepys_diary", "shakespeare", "wiki_passages"):

@@ -1,6 +1,8 @@
-"""The trainable form of the demo network: Qwen3-MoE with autograd, no KV cache, parameters named as in HF files.
+"""The trainable form of the demo network: Qwen3-MoE with autograd, no KV cache, parameters named as
+in HF files.
 
-Serving has its own, inference-only layers (``moesaic.models``); parity of the two is tested on the exported files.
+Serving has its own, inference-only layers (``moesaic.models``); parity of the two is tested on the
+exported files.
 """
 
 from dataclasses import dataclass
@@ -77,10 +79,15 @@ class Attention(nn.Module):
         self.k_norm = nn.RMSNorm(shape.head_dim, eps=shape.rms_eps)
 
     def forward(self, x: Tensor, mask: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """``x [B, T, H]``, ``mask`` bool ``[B, 1, T, T]``, ``cos`` and ``sin`` ``[B, 1, T, head_dim / 2]``."""
+        """``x [B, T, H]``, ``mask`` bool ``[B, 1, T, T]``, ``cos`` and ``sin`` ``[B, 1, T, head_dim
+        / 2]``."""
         batch, length, _ = x.shape
-        query = self.q_norm(self.q_proj(x).view(batch, length, -1, self.shape.head_dim)).transpose(1, 2)
-        key = self.k_norm(self.k_proj(x).view(batch, length, -1, self.shape.head_dim)).transpose(1, 2)
+        query = self.q_norm(self.q_proj(x).view(batch, length, -1, self.shape.head_dim)).transpose(
+            1, 2
+        )
+        key = self.k_norm(self.k_proj(x).view(batch, length, -1, self.shape.head_dim)).transpose(
+            1, 2
+        )
         value = self.v_proj(x).view(batch, length, -1, self.shape.head_dim).transpose(1, 2)
         query, key = _rotate(query, cos, sin), _rotate(key, cos, sin)
         groups = self.shape.num_heads // self.shape.num_kv_heads
@@ -98,10 +105,13 @@ class Experts(nn.Module):
         self.gate = nn.Linear(shape.hidden_size, shape.num_experts, bias=False)
         num, hidden, inner = shape.num_experts, shape.hidden_size, shape.expert_size
         self.gate_up = nn.Parameter(torch.randn(num, 2 * inner, hidden) * hidden**-0.5)
-        self.down = nn.Parameter(torch.randn(num, hidden, inner) * inner**-0.5 / (2 * shape.num_layers) ** 0.5)
+        self.down = nn.Parameter(
+            torch.randn(num, hidden, inner) * inner**-0.5 / (2 * shape.num_layers) ** 0.5
+        )
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """``x [N, H]`` to the experts' sum ``[N, H]``, the balance loss, and the chosen ids ``[N, k]``."""
+        """``x [N, H]`` to the experts' sum ``[N, H]``, the balance loss, and the chosen ids ``[N,
+        k]``."""
         probs = self.gate(x).float().softmax(dim=-1)
         weights, ids = probs.topk(self.shape.top_k, dim=-1)
         weights = weights / weights.sum(dim=-1, keepdim=True)
@@ -152,7 +162,10 @@ class Network(nn.Module):
         self.norm = nn.RMSNorm(shape.hidden_size, eps=shape.rms_eps)
         nn.init.normal_(self.embed_tokens.weight, std=shape.hidden_size**-0.5)
         for block in self.layers:
-            nn.init.normal_(block.self_attn.o_proj.weight, std=(2 * shape.num_layers * shape.hidden_size) ** -0.5)
+            nn.init.normal_(
+                block.self_attn.o_proj.weight,
+                std=(2 * shape.num_layers * shape.hidden_size) ** -0.5,
+            )
         inverse = shape.rope_theta ** -(torch.arange(0, shape.head_dim, 2) / shape.head_dim)
         angles = torch.outer(torch.arange(shape.max_positions).float(), inverse)
         self.register_buffer("cos", angles.cos(), persistent=False)
@@ -161,7 +174,8 @@ class Network(nn.Module):
     def forward(
         self, tokens: Tensor, mask: Tensor, positions: Tensor
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Hidden states before the head ``[B, T, H]``, the mean balance loss, and expert ids per layer.
+        """Hidden states before the head ``[B, T, H]``, the mean balance loss, and expert ids per
+        layer.
 
         Args:
             tokens: int64 ``[B, T]``.
@@ -182,7 +196,8 @@ class Network(nn.Module):
         return F.linear(hidden, self.embed_tokens.weight)
 
     def hf_tensors(self) -> dict[str, Tensor]:
-        """All weights in bfloat16 under the names that HF's Qwen3-MoE files use, one tensor per expert."""
+        """All weights in bfloat16 under the names that HF's Qwen3-MoE files use, one tensor per
+        expert."""
         out: dict[str, Tensor] = {}
         for name, tensor in self.state_dict().items():
             tensor = tensor.detach().to("cpu", torch.bfloat16)
@@ -195,7 +210,9 @@ class Network(nn.Module):
                     out[f"{prefix}.up_proj.weight"] = up.contiguous()
             elif name.endswith("mlp.down"):
                 for expert, down in enumerate(tensor):
-                    out[f"{stem.removesuffix('down')}experts.{expert}.down_proj.weight"] = down.contiguous()
+                    out[f"{stem.removesuffix('down')}experts.{expert}.down_proj.weight"] = (
+                        down.contiguous()
+                    )
             else:
                 out[stem] = tensor.contiguous()
         return out

@@ -1,8 +1,10 @@
-"""Fill training sequences: several documents a sequence, and many questions behind one shared instruction.
+"""Fill training sequences: several documents a sequence, and many questions behind one shared
+instruction.
 
-The labelled sets' instructions (up to 151 labels) are far longer than their texts. Questions of one task are therefore
-siblings: they stand behind one copy of the instruction, each sees that and itself only, and each has the positions it would
-have alone. What the network computes for a sibling is exactly what it would compute for the lone prompt.
+The labelled sets' instructions (up to 151 labels) are far longer than their texts. Questions of one
+task are therefore siblings: they stand behind one copy of the instruction, each sees that and
+itself only, and each has the positions it would have alone. What the network computes for a sibling
+is exactly what it would compute for the lone prompt.
 """
 
 from dataclasses import dataclass
@@ -33,8 +35,9 @@ SHARES = {  # of training tokens
 class Pack:
     """One training sequence of ``T`` positions.
 
-    ``document`` and ``sibling`` say who sees whom: a token sees earlier ones of its document that are shared
-    (sibling 0) or of its own sibling. ``weight[t]`` weighs the prediction of ``tokens[t + 1]``.
+    ``document`` and ``sibling`` say who sees whom: a token sees earlier ones of its document that
+    are shared (sibling 0) or of its own sibling. ``weight[t]`` weighs the prediction of ``tokens[t
+    + 1]``.
     """
 
     tokens: np.ndarray
@@ -58,10 +61,14 @@ class Packer:
         self._tokenizer = tokenizer
         documents = [d for name in corpus.TEXTS for d in corpus.read_documents(name)[0]]
         end = np.array([tokenizer.token_to_id(corpus.END_OF_TEXT)], dtype=np.uint16)
-        self._stream = np.concatenate([np.concatenate([ids, end]) for ids in corpus.encode(tokenizer, documents)])
+        self._stream = np.concatenate(
+            [np.concatenate([ids, end]) for ids in corpus.encode(tokenizer, documents)]
+        )
         self._pairs: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
         for name, pairs in corpus.conversations().items():
-            asked = corpus.encode(tokenizer, [f"{corpus.USER_HEAD}{q}{corpus.ASSISTANT_HEAD}" for q, _ in pairs])
+            asked = corpus.encode(
+                tokenizer, [f"{corpus.USER_HEAD}{q}{corpus.ASSISTANT_HEAD}" for q, _ in pairs]
+            )
             answered = corpus.encode(tokenizer, [a + corpus.TURN_END for _, a in pairs])
             self._pairs[name] = list(zip(asked, answered, strict=True))
         self._tasks = {name: corpus.read_task(name, "train") for name in corpus.INSTRUCTIONS}
@@ -86,7 +93,9 @@ class Packer:
 
     def pack(self, length: int) -> Pack:
         """Fill one sequence of ``length`` tokens."""
-        parts: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []  # tokens, sibling, position, weight
+        parts: list[
+            tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+        ] = []  # tokens, sibling, position, weight
         room = length
         names, shares = zip(*SHARES.items(), strict=True)
         while room > 24:
@@ -101,8 +110,12 @@ class Packer:
                 part = self._text(room)
             parts.append(part)
             room -= len(part[0])
-        document = np.concatenate([np.full(len(p[0]), i, dtype=np.int32) for i, p in enumerate(parts)])
-        tokens, sibling, position, weight = (np.concatenate([p[i] for p in parts]) for i in range(4))
+        document = np.concatenate(
+            [np.full(len(p[0]), i, dtype=np.int32) for i, p in enumerate(parts)]
+        )
+        tokens, sibling, position, weight = (
+            np.concatenate([p[i] for p in parts]) for i in range(4)
+        )
         fill = length - len(tokens)
         return Pack(
             np.pad(tokens.astype(np.int64), (0, fill)),
@@ -143,17 +156,29 @@ class Packer:
             golden = {task.rows[row][1] for row in rows}
             others = [i for i in labels if i not in golden]
             most = len(others) if short_labels else min(len(others), 60)
-            extra = self._rng.choice(others, size=int(self._rng.integers(0, most + 1)), replace=False) if others else []
+            extra = (
+                self._rng.choice(others, size=int(self._rng.integers(0, most + 1)), replace=False)
+                if others
+                else []
+            )
             labels = [int(i) for i in self._rng.permutation([*golden, *map(int, extra)])]
         instruction = task.instruction if self._rng.random() < 0.7 else DEFAULT_INSTRUCTION
-        head = corpus.USER_HEAD + question_head([task.labels[i] for i in labels], instruction, method)
-        prefix = np.array(self._tokenizer.encode(head, add_special_tokens=False).ids, dtype=np.uint16)
+        head = corpus.USER_HEAD + question_head(
+            [task.labels[i] for i in labels], instruction, method
+        )
+        prefix = np.array(
+            self._tokenizer.encode(head, add_special_tokens=False).ids, dtype=np.uint16
+        )
         tokens, sibling = [prefix], [np.zeros(len(prefix), dtype=np.int32)]
         position, weight = [np.arange(len(prefix))], [np.zeros(len(prefix), dtype=np.float32)]
         room -= len(prefix)
         for number, row in enumerate(rows, start=1):
             asked, label = self._texts[name][row], task.rows[row][1]
-            answer = self._symbols[labels.index(label)] if method == "choice" else self._answers[name][label]
+            answer = (
+                self._symbols[labels.index(label)]
+                if method == "choice"
+                else self._answers[name][label]
+            )
             size = len(asked) + len(answer)
             if size > room:
                 self._queues[name].extend(rows[number - 1 :])
@@ -162,11 +187,18 @@ class Packer:
             sibling.append(np.full(size, number, dtype=np.int32))
             position.append(np.arange(len(prefix), len(prefix) + size))
             own = np.full(size, QUESTION_WEIGHT, dtype=np.float32)
-            own[len(asked) - 1 : -1] = ANSWER_WEIGHT  # the prediction of each answer token, and of the turn's end
+            own[len(asked) - 1 : -1] = (
+                ANSWER_WEIGHT  # the prediction of each answer token, and of the turn's end
+            )
             own[-1] = 0
             weight.append(own)
             room -= size
         if len(tokens) == 1:
             return None
         weight[0][-1] = 0
-        return np.concatenate(tokens), np.concatenate(sibling), np.concatenate(position), np.concatenate(weight)
+        return (
+            np.concatenate(tokens),
+            np.concatenate(sibling),
+            np.concatenate(position),
+            np.concatenate(weight),
+        )

@@ -1,7 +1,7 @@
 """The training loop: resumable, CPU or GPU, one seed, a progress bar.
 
-The learning rate warms up, stays, and falls over the last fifth of ``--steps``; so a run can be continued to a later
-``--steps`` from any checkpoint written before the fall.
+The learning rate warms up, stays, and falls over the last fifth of ``--steps``; so a run can be
+continued to a later ``--steps`` from any checkpoint written before the fall.
 """
 
 import argparse
@@ -50,7 +50,9 @@ def to_batch(packs: list[Pack], device: torch.device) -> dict[str, torch.Tensor]
     }
 
 
-def step_loss(network: Network, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+def step_loss(
+    network: Network, batch: dict[str, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Weighted next-token loss, and the same plus the balance term."""
     hidden, balance, _ = network(batch["tokens"], batch["mask"], batch["positions"])
     weight = batch["weight"][:, :-1]
@@ -61,15 +63,23 @@ def step_loss(network: Network, batch: dict[str, torch.Tensor]) -> tuple[torch.T
     return loss, loss + BALANCE_WEIGHT * balance
 
 
-def save(path: Path, network: Network, optimizer: torch.optim.Optimizer, state: dict[str, object]) -> None:
+def save(
+    path: Path, network: Network, optimizer: torch.optim.Optimizer, state: dict[str, object]
+) -> None:
     """Write weights, optimizer moments and counters; a crash leaves the previous file whole."""
     from safetensors.torch import save_file
 
     tensors = {f"network.{name}": tensor for name, tensor in network.state_dict().items()}
     for index, moments in optimizer.state_dict()["state"].items():
-        tensors |= {f"optimizer.{index}.{name}": torch.as_tensor(value) for name, value in moments.items()}
+        tensors |= {
+            f"optimizer.{index}.{name}": torch.as_tensor(value) for name, value in moments.items()
+        }
     fresh = path.with_suffix(".new")
-    save_file({n: t.contiguous() for n, t in tensors.items()}, fresh, metadata={"state": json.dumps(state)})
+    save_file(
+        {n: t.contiguous() for n, t in tensors.items()},
+        fresh,
+        metadata={"state": json.dumps(state)},
+    )
     fresh.replace(path)
 
 
@@ -80,13 +90,17 @@ def load(path: Path, network: Network, optimizer: torch.optim.Optimizer) -> dict
     with safe_open(path, "pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
         state = json.loads(file.metadata()["state"])
-    network.load_state_dict({n.removeprefix("network."): t for n, t in tensors.items() if n.startswith("network.")})
+    network.load_state_dict(
+        {n.removeprefix("network."): t for n, t in tensors.items() if n.startswith("network.")}
+    )
     moments: dict[int, dict[str, torch.Tensor]] = {}
     for name, tensor in tensors.items():
         if name.startswith("optimizer."):
             _, index, moment = name.split(".")
             moments.setdefault(int(index), {})[moment] = tensor
-    optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
+    optimizer.load_state_dict(
+        {"state": moments, "param_groups": optimizer.state_dict()["param_groups"]}
+    )
     return dict(state)
 
 
@@ -109,10 +123,17 @@ def train(arguments: argparse.Namespace) -> None:
     if checkpoint.exists():
         state = load(checkpoint, network, optimizer)
     first = int(state["step"])  # type: ignore[call-overload]
-    packer = Packer(tokenizer, arguments.seed + first)  # a resumed run draws afresh, and still deterministically
+    packer = Packer(
+        tokenizer, arguments.seed + first
+    )  # a resumed run draws afresh, and still deterministically
     smooth, started = math.nan, time.monotonic()
     seconds_before = float(state["seconds"])  # type: ignore[arg-type]
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns) as progress, (work / "log.jsonl").open("a") as log:
         bar = progress.add_task("training", total=arguments.steps, completed=first)
         for step in range(first, arguments.steps):
@@ -133,7 +154,12 @@ def train(arguments: argparse.Namespace) -> None:
             state["seconds"] = seconds_before + time.monotonic() - started
             progress.update(bar, advance=1, description=f"loss {smooth:.3f}")
             if (step + 1) % 25 == 0:
-                record = {"step": step + 1, "loss": round(smooth, 4), "norm": round(float(norm), 3), "rate": rate}
+                record = {
+                    "step": step + 1,
+                    "loss": round(smooth, 4),
+                    "norm": round(float(norm), 3),
+                    "rate": rate,
+                }
                 log.write(json.dumps(record | {"seconds": round(float(state["seconds"]))}) + "\n")  # type: ignore[arg-type]
                 log.flush()
             if (step + 1) % arguments.save_every == 0 or step + 1 == arguments.steps:

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 import structlog
@@ -17,6 +18,7 @@ from moesaic.v1 import attention_pb2 as pb
 from moesaic.v1 import attention_pb2_grpc
 from services.attention.wire import decode_submit, encode_event
 
+Context = grpc.aio.ServicerContext[Any, Any]
 log = structlog.get_logger()
 
 MAX_QUEUED_EVENTS = 65536  # a gateway that reads so slowly that this fills up has its stream ended
@@ -32,6 +34,8 @@ class AttentionAdmin(attention_pb2_grpc.AttentionServiceServicer):
         self._streams: dict[int, asyncio.Queue[Event | None]] = {}
         self._next_stream = itertools.count(1)
         self._open: set[RequestKey] = set()
+        self.idle = asyncio.Event()  # set while no request is open
+        self.idle.set()
         self.draining = False
         self.load = Load(0, 0, 0, 0, 0, ("the checkpoint to be loaded",))
 
@@ -50,7 +54,7 @@ class AttentionAdmin(attention_pb2_grpc.AttentionServiceServicer):
             if event.key not in self._open:
                 continue  # cancelled meanwhile
             if isinstance(event, FinishEvent | FailureEvent):
-                self._open.discard(event.key)
+                self._close(event.key)
             queue = self._streams.get(event.key.stream)
             if queue is None:
                 continue
@@ -69,7 +73,7 @@ class AttentionAdmin(attention_pb2_grpc.AttentionServiceServicer):
                 queue.put_nowait(FailureEvent(key, error))
 
     async def Execute(
-        self, request_iterator: AsyncIterator[pb.ExecuteRequest], context: grpc.aio.ServicerContext
+        self, request_iterator: AsyncIterator[pb.ExecuteRequest], context: Context
     ) -> AsyncIterator[pb.ExecuteResponse]:
         """One gateway's stream; when it ends, its requests are cancelled."""
         async with errors_as_status(context):
@@ -86,12 +90,17 @@ class AttentionAdmin(attention_pb2_grpc.AttentionServiceServicer):
                     self._cancel(key)
 
     async def _read(
-        self, commands: AsyncIterator[pb.ExecuteRequest], stream: int, queue: asyncio.Queue[Event | None]
+        self,
+        commands: AsyncIterator[pb.ExecuteRequest],
+        stream: int,
+        queue: asyncio.Queue[Event | None],
     ) -> None:
         try:
             async for command in commands:
                 if command.WhichOneof("command") == "cancel":
-                    self._cancel(RequestKey(command.cancel.request_id, command.cancel.attempt, stream))
+                    self._cancel(
+                        RequestKey(command.cancel.request_id, command.cancel.attempt, stream)
+                    )
                 else:
                     self._submit(command.submit, stream, queue)
         finally:
@@ -113,16 +122,20 @@ class AttentionAdmin(attention_pb2_grpc.AttentionServiceServicer):
             queue.put_nowait(FailureEvent(key, error))
             return
         self._open.add(key)
+        self.idle.clear()
         self._thread.call(self._engine.submit, request)
 
-    def _cancel(self, key: RequestKey) -> None:
+    def _close(self, key: RequestKey) -> None:
         self._open.discard(key)
+        if not self._open:
+            self.idle.set()
+
+    def _cancel(self, key: RequestKey) -> None:
+        self._close(key)
         if self._engine is not None and self._thread is not None:
             self._thread.call(self._engine.cancel, key)
 
-    async def GetLoad(
-        self, request: pb.GetLoadRequest, context: grpc.aio.ServicerContext
-    ) -> pb.GetLoadResponse:
+    async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
         """What there is to do now."""
         load = self.load
         return pb.GetLoadResponse(

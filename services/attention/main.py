@@ -49,7 +49,9 @@ async def serve(settings: AttentionSettings) -> None:
     configure_logging("attention", worker_id, settings.log_level)
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    config = load_config(Path(settings.model))  # before anything listens: a bad directory should fail at once
+    config = load_config(
+        Path(settings.model)
+    )  # before anything listens: a bad directory should fail at once
     async with AsyncExitStack() as parts:
         stop = await parts.enter_async_context(stop_event())
         service = AttentionAdmin(config)
@@ -59,7 +61,9 @@ async def serve(settings: AttentionSettings) -> None:
                 "attention",
                 worker_id=worker_id,
                 stop=stop,
-                register=lambda server: attention_pb2_grpc.add_AttentionServiceServicer_to_server(service, server),
+                register=lambda server: attention_pb2_grpc.add_AttentionServiceServicer_to_server(
+                    service, server
+                ),
             )
         )
         metrics_address = serve_metrics(settings.host, settings.metrics_port)
@@ -74,9 +78,15 @@ async def serve(settings: AttentionSettings) -> None:
 
         checkpoint = Checkpoint(Path(settings.model))
         decoder = await asyncio.to_thread(
-            Decoder.load, checkpoint, config, getattr(torch, settings.dtype), torch.device(settings.device)
+            Decoder.load,
+            checkpoint,
+            config,
+            getattr(torch, settings.dtype),
+            torch.device(settings.device),
         )
-        dispatcher = await _open_dispatcher(settings, worker_id, config, checkpoint, bus, thread, parts)
+        dispatcher = await _open_dispatcher(
+            settings, worker_id, config, checkpoint, bus, thread, parts
+        )
         engine = await thread.run(_open_engine(settings, config, decoder, dispatcher, emit))
         service.attach(thread, engine)
         lease = await parts.enter_async_context(
@@ -129,7 +139,9 @@ async def _open_dispatcher(
     dtype, device = getattr(torch, settings.dtype), torch.device(settings.device)
     if settings.dispatch == "local":
         return await asyncio.to_thread(LocalDispatcher, checkpoint, config, dtype, device)
-    gates = {layer: Gate.load(checkpoint, config, layer, dtype, device) for layer in config.moe_layers}
+    gates = {
+        layer: Gate.load(checkpoint, config, layer, dtype, device) for layer in config.moe_layers
+    }
 
     async def connect() -> tuple[UcxNetwork, RoutedDispatcher]:
         network = UcxNetwork(
@@ -176,11 +188,15 @@ async def _follow_placement(
             if placement.model_digest == model_digest:
                 thread.call(dispatcher.set_placement, placement)
             else:
-                log.error("placement.foreign", epoch=placement.epoch, model_digest=placement.model_digest)
+                log.error(
+                    "placement.foreign", epoch=placement.epoch, model_digest=placement.model_digest
+                )
         await view.changed()
 
 
-async def _observe(service: AttentionAdmin, admin: AdminServer, thread: EngineThread, engine: Engine) -> None:
+async def _observe(
+    service: AttentionAdmin, admin: AdminServer, thread: EngineThread, engine: Engine
+) -> None:
     """Bring what the engine knows to the main loop, where operators ask for it."""
 
     async def look() -> None:
@@ -196,8 +212,7 @@ async def _observe(service: AttentionAdmin, admin: AdminServer, thread: EngineTh
 async def _finish_running(service: AttentionAdmin, grace_s: float) -> None:
     try:
         async with asyncio.timeout(grace_s):
-            while service.num_open:
-                await asyncio.sleep(0.05)
+            await service.idle.wait()
     except TimeoutError:
         service.fail_open(NotReady("this attention worker stopped", code="draining"))
 

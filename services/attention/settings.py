@@ -16,8 +16,15 @@ class AttentionSettings(ModelSettings):
     kv_blocks: int = Field(1024, ge=8, le=1 << 22, description="KV blocks of 16 tokens each")
     max_num_seqs: int = Field(64, ge=1, le=4096, description="sequences in one step")
     max_num_batched_tokens: int = Field(2048, ge=16, le=1 << 20, description="rows in one step")
-    max_num_queued_reqs: int = Field(512, ge=1, le=1 << 20, description="requests that may wait before new ones are refused")
-    expert_timeout_s: float = Field(2.0, gt=0, le=600, description="longest wait for one layer's answers from expert workers")
+    max_num_queued_reqs: int = Field(
+        512, ge=1, le=1 << 20, description="requests that may wait before new ones are refused"
+    )
+    expert_timeout_s: float = Field(
+        2.0, gt=0, le=600, description="longest wait for one layer's answers from expert workers"
+    )
     recovery_s: float = Field(
-        20.0, ge=0, le=3600, description="how long running requests wait for a lost expert worker to come back before they fail"
+        20.0,
+        ge=0,
+        le=3600,
+        description="how long running requests wait for a lost expert worker to come back before they fail",
     )

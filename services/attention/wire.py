@@ -21,7 +21,9 @@ _REASONS = {"stop": pb.FINISH_REASON_STOP, "length": pb.FINISH_REASON_LENGTH}
 MAX_TOP_LOGPROBS = 20
 
 
-def decode_submit(submit: pb.Submit, stream: int, vocab_size: int, eos_token_ids: tuple[int, ...]) -> Request:
+def decode_submit(
+    submit: pb.Submit, stream: int, vocab_size: int, eos_token_ids: tuple[int, ...]
+) -> Request:
     """A request of the engine from its wire form.
 
     Raises:
@@ -48,10 +50,14 @@ def decode_submit(submit: pb.Submit, stream: int, vocab_size: int, eos_token_ids
 def _decode_generation(generation: pb.Generation, eos_token_ids: tuple[int, ...]) -> Generation:
     how = generation.sampling
     if how.temperature < 0 or not 0 <= how.top_p <= 1 or not 0 <= how.min_p <= 1:
-        raise InvalidInput("sampling", "temperature must not be negative, top_p and min_p must be in 0..1")
+        raise InvalidInput(
+            "sampling", "temperature must not be negative, top_p and min_p must be in 0..1"
+        )
     top_logprobs = generation.top_logprobs if generation.HasField("top_logprobs") else None
     if top_logprobs is not None and top_logprobs > MAX_TOP_LOGPROBS:
-        raise InvalidInput("top_logprobs", f"must be at most {MAX_TOP_LOGPROBS}, got {top_logprobs}")
+        raise InvalidInput(
+            "top_logprobs", f"must be at most {MAX_TOP_LOGPROBS}, got {top_logprobs}"
+        )
     ends = () if generation.ignore_eos else eos_token_ids
     return Generation(
         max_tokens=generation.max_tokens,

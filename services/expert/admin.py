@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from typing import Any
 
 import grpc
 import structlog
@@ -13,6 +14,7 @@ from moesaic.errors import NotReady
 from moesaic.v1 import expert_pb2 as pb
 from moesaic.v1 import expert_pb2_grpc
 
+Context = grpc.aio.ServicerContext[Any, Any]
 log = structlog.get_logger()
 
 
@@ -29,7 +31,7 @@ class ExpertAdmin(expert_pb2_grpc.ExpertServiceServicer):
         return self.host
 
     async def PreparePlacement(
-        self, request: pb.PreparePlacementRequest, context: grpc.aio.ServicerContext
+        self, request: pb.PreparePlacementRequest, context: Context
     ) -> pb.PreparePlacementResponse:
         """Load what this worker lacks; repeating a call changes nothing."""
         async with errors_as_status(context):
@@ -39,12 +41,18 @@ class ExpertAdmin(expert_pb2_grpc.ExpertServiceServicer):
                 result = await asyncio.to_thread(host.prepare, placement)
             seconds = time.monotonic() - started
             log.info(
-                "placement.prepared", epoch=placement.epoch, loaded=result.loaded, kept=result.kept, load_s=round(seconds, 3)
+                "placement.prepared",
+                epoch=placement.epoch,
+                loaded=result.loaded,
+                kept=result.kept,
+                load_s=round(seconds, 3),
             )
-            return pb.PreparePlacementResponse(loaded=result.loaded, kept=result.kept, seconds=seconds)
+            return pb.PreparePlacementResponse(
+                loaded=result.loaded, kept=result.kept, seconds=seconds
+            )
 
     async def CommitPlacement(
-        self, request: pb.CommitPlacementRequest, context: grpc.aio.ServicerContext
+        self, request: pb.CommitPlacementRequest, context: Context
     ) -> pb.CommitPlacementResponse:
         """Put a prepared epoch in force."""
         async with errors_as_status(context):
@@ -54,7 +62,7 @@ class ExpertAdmin(expert_pb2_grpc.ExpertServiceServicer):
             return pb.CommitPlacementResponse(epoch=host.epoch)
 
     async def AbortPlacement(
-        self, request: pb.AbortPlacementRequest, context: grpc.aio.ServicerContext
+        self, request: pb.AbortPlacementRequest, context: Context
     ) -> pb.AbortPlacementResponse:
         """Forget a prepared epoch."""
         async with errors_as_status(context):
@@ -62,7 +70,7 @@ class ExpertAdmin(expert_pb2_grpc.ExpertServiceServicer):
             return pb.AbortPlacementResponse()
 
     async def ListSlots(
-        self, request: pb.ListSlotsRequest, context: grpc.aio.ServicerContext
+        self, request: pb.ListSlotsRequest, context: Context
     ) -> pb.ListSlotsResponse:
         """The expert in every slot of the epoch in force."""
         async with errors_as_status(context):

@@ -38,7 +38,9 @@ async def serve(settings: ExpertSettings) -> None:
     configure_logging("expert", worker_id, settings.log_level)
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    config = load_config(Path(settings.model))  # before anything listens: a bad directory should fail at once
+    config = load_config(
+        Path(settings.model)
+    )  # before anything listens: a bad directory should fail at once
     slots = settings.slots_per_layer or config.moe.num_experts
     async with AsyncExitStack() as parts:
         stop = await parts.enter_async_context(stop_event())
@@ -49,7 +51,9 @@ async def serve(settings: ExpertSettings) -> None:
                 "expert",
                 worker_id=worker_id,
                 stop=stop,
-                register=lambda server: expert_pb2_grpc.add_ExpertServiceServicer_to_server(admin_service, server),
+                register=lambda server: expert_pb2_grpc.add_ExpertServiceServicer_to_server(
+                    admin_service, server
+                ),
             )
         )
         metrics_address = serve_metrics(settings.host, settings.metrics_port)
@@ -58,7 +62,13 @@ async def serve(settings: ExpertSettings) -> None:
         thread = await parts.enter_async_context(engine_thread())
         checkpoint = Checkpoint(Path(settings.model))
         host = await asyncio.to_thread(
-            ExpertHost, checkpoint, config, worker_id, slots, getattr(torch, settings.dtype), torch.device(settings.device)
+            ExpertHost,
+            checkpoint,
+            config,
+            worker_id,
+            slots,
+            getattr(torch, settings.dtype),
+            torch.device(settings.device),
         )
         admin_service.host = host
 
@@ -97,7 +107,9 @@ async def serve(settings: ExpertSettings) -> None:
             )
         )
         admin.status.set_state("ready")
-        log.info("worker.ready", data_address=data_address, slots_per_layer=slots, generation=generation)
+        log.info(
+            "worker.ready", data_address=data_address, slots_per_layer=slots, generation=generation
+        )
         keeper = asyncio.create_task(_keep_house(host, admin))
         parts.callback(keeper.cancel)
         await stop.wait()

@@ -61,10 +61,14 @@ class Choice:
             used += 1
             self.num_tokens += 1
             new = self._decoder.feed([token_id])
-            text.append(self._finder.feed(new) if self.num_tokens > self._ending.min_tokens else new)
+            text.append(
+                self._finder.feed(new) if self.num_tokens > self._ending.min_tokens else new
+            )
             if self._finder.hit is not None:
                 break
-        piece = Piece(self.index, "".join(text), list(tokens.token_ids[:used]), tokens.logprobs[:used])
+        piece = Piece(
+            self.index, "".join(text), list(tokens.token_ids[:used]), tokens.logprobs[:used]
+        )
         if self._finder.hit is not None:
             self.finished = True
             piece.finish_reason, piece.stop_reason = "stop", self._finder.hit

@@ -1,10 +1,12 @@
 """One HTTP request from its first byte to its last: what is logged and counted of it, once."""
 
+import re
 import time
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeGuard
 
 import structlog
+from starlette.types import Scope
 
 from services.gateway import metrics
 from services.gateway.problems import Problem
@@ -13,6 +15,17 @@ log = structlog.get_logger()
 
 Outcome = Literal["done", "errored", "cancelled"]
 CLIENT_CLOSED = 499
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+def is_request_id(value: str | None) -> TypeGuard[str]:
+    """Whether a caller's own request id can be taken over."""
+    return value is not None and _REQUEST_ID.fullmatch(value) is not None
+
+
+def route_of(scope: Scope) -> str:
+    """The template of the route that matched: a closed set, unlike paths."""
+    return str(getattr(scope.get("route"), "path", "other"))
 
 
 @dataclass(eq=False)

@@ -1,4 +1,4 @@
-"""One REST request on the attention workers: its sequences, each carried out exactly once, whoever is lost meanwhile."""
+"""One REST request on the attention workers: each of its runs ends exactly once, whoever is lost meanwhile."""
 
 import asyncio
 from collections import deque

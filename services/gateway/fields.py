@@ -45,7 +45,7 @@ class InferenceWire(Wire):
 
     user: str | None = None
     request_id: str | None = None
-    moesaic: Extension = Field(default_factory=Extension)
+    moesaic: Extension = Field(default_factory=lambda: Extension.model_validate({}))
 
     @field_validator("moesaic", mode="before")
     @classmethod
@@ -140,7 +140,11 @@ class Message(BaseModel):
         """
         if self.role in ("tool", "function") or (self.model_extra or {}).get("tool_calls"):
             raise InvalidInput(field, "tools are not supported yet", code="unsupported_parameter")
-        parts = [TextPart(type="text", text=self.content)] if isinstance(self.content, str) else self.content
+        parts = (
+            [TextPart(type="text", text=self.content)]
+            if isinstance(self.content, str)
+            else self.content
+        )
         for part in parts or []:
             if part.type not in ("text", "input_text") or part.text is None:
                 what = f"content of type {part.type[:40]!r} is not supported, only text"

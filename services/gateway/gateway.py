@@ -1,42 +1,53 @@
 """What the routes share: the model's language, the workers, and who is let in."""
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
 
-from moesaic.errors import ModelNotFound, MoesaicError, NotReady, Overloaded
-from moesaic.messages.placement import Placement
-from moesaic.messages.registry import WorkerRecord
+from moesaic.errors import ModelNotFound, NotReady, Overloaded
 from services.gateway import metrics
-from services.gateway.exchange import Exchange
+from services.gateway.exchange import Exchange, is_request_id, route_of
 from services.gateway.execution import Deadline, Execution, Run
 from services.gateway.fields import InferenceWire, Wire
 from services.gateway.language import Language
-from services.gateway.readiness import lacks
+from services.gateway.readiness import Lacks, lacking_experts, lacks
 from services.gateway.settings import GatewaySettings
 from services.gateway.unsupported import check_extras
 from services.gateway.workers import Workers
 
 
 class Gateway:
-    """One gateway process. ``fleet`` and ``placement`` are views that others keep fresh."""
+    """One gateway process.
 
-    def __init__(self, settings: GatewaySettings, model_name: str, language: Language) -> None:
-        self.settings, self.model_name, self.language = settings, model_name, language
+    Attributes:
+        draining: take nothing new.
+        lacking_experts: what the cluster lacks to serve every expert; kept true from outside.
+        idle: set while no request is in the house.
+    """
+
+    def __init__(self, settings: GatewaySettings, language: Language) -> None:
+        self.settings, self.language = settings, language
+        self.model_name = settings.served_model_name or Path(settings.model).resolve().name
         self.workers = Workers(settings.stream_idle_s)
         self.draining = False
         self.num_inflight = 0
-        self.records: dict[str, WorkerRecord] = {}
-        self.placement: Placement | None = None
+        self.lacking_experts: Lacks = lacking_experts(None, {})
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self.created = int(time.time())
         self._executions: set[Execution] = set()
 
-    def failing_checks(self) -> dict[str, MoesaicError]:
+    def failing_checks(self) -> Lacks:
         """What keeps requests from being answered; empty when ready."""
-        return lacks(self.draining, self.workers.accepting, self.placement, self.records)
+        dispatches = [worker.record.dispatch for worker in self.workers.accepting]
+        return lacks(self.draining, dispatches, self.lacking_experts)
 
-    def check_model(self, exchange: Exchange, body: Wire) -> None:
+    def check(self, exchange: Exchange, body: Wire) -> None:
         """Check what every body has in common.
 
         Raises:
@@ -47,6 +58,8 @@ class Gateway:
             raise ModelNotFound(body.model[:200], self.model_name)
         exchange.model = self.model_name
         check_extras(body)
+        if isinstance(body, InferenceWire) and is_request_id(body.request_id):
+            exchange.request_id = body.request_id
 
     def admit(self, exchange: Exchange) -> None:
         """Let a request in; ``release`` lets it out again.
@@ -62,13 +75,16 @@ class Gateway:
             metrics.rejections.labels("max_inflight").inc()
             raise Overloaded(f"{self.num_inflight} requests are in the house")
         self.num_inflight += 1
+        self.idle.clear()
         exchange.admitted = True
 
     def release(self, exchange: Exchange) -> None:
         """A request is over, admitted or not."""
         if exchange.admitted:
-            self.num_inflight -= 1
             exchange.admitted = False
+            self.num_inflight -= 1
+            if not self.num_inflight:
+                self.idle.set()
 
     def deadline(self, request: Request, body: InferenceWire) -> Deadline:
         """The least of what the caller and the settings allow, from now on."""
@@ -110,4 +126,5 @@ def exchange_of(request: Request) -> Exchange:
     """The exchange that a request is."""
     exchange: Any = request.scope["state"]["exchange"]
     assert isinstance(exchange, Exchange)  # the outermost layer makes one
+    exchange.route = route_of(request.scope)
     return exchange

@@ -94,13 +94,17 @@ class Answers:
             body.min_tokens,
         )
         self.choices = [
-            Choice(i, gateway.language.decoder(skip_special_tokens=body.skip_special_tokens), ending)
+            Choice(
+                i, gateway.language.decoder(skip_special_tokens=body.skip_special_tokens), ending
+            )
             for i in range(len(runs))
         ]
         self._gateway, self._exchange, self._n = gateway, exchange, body.n
         self._wants_workers = body.moesaic.provenance
         self._finished: list[Finished] = []
-        self.prompt_tokens = exchange.prompt_tokens = sum(len(run.prompt) for run in runs[:: body.n])
+        self.prompt_tokens = exchange.prompt_tokens = sum(
+            len(run.prompt) for run in runs[:: body.n]
+        )
 
     async def pieces(self, answer_id: str, deadline: Deadline) -> AsyncGenerator[list[Piece], None]:
         """Carry the request out and give what is new, until every choice has its finish reason."""
@@ -120,7 +124,7 @@ class Answers:
                             self._finished.append(event)
                             pieces.append(choice.finish(event))
                     self._exchange.note_tokens(sum(len(piece.token_ids) for piece in pieces))
-                    yield list(_joined(pieces))
+                    yield list(joined(pieces))
             finally:
                 self._exchange.attempts = sum(run.attempt for run in self.runs)
 
@@ -150,7 +154,7 @@ class Answers:
         return min(cached, self.prompt_tokens)
 
 
-def _joined(pieces: Iterable[Piece]) -> Iterable[Piece]:
+def joined(pieces: Iterable[Piece]) -> Iterable[Piece]:
     """Pieces of one choice that arrived together become one: a chunk each would only cost time."""
     joined: dict[int, Piece] = {}
     for piece in pieces:

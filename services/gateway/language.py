@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from moesaic.classification.dialogue import Dialogue
 from moesaic.errors import InvalidInput
-from moesaic.models.chat import ChatTemplate
+from moesaic.models.chat import TEMPLATE_KWARGS, ChatTemplate
 from moesaic.models.config import ModelConfig, load_config
 from moesaic.models.tokenizer import StreamDecoder, Tokenizer
 
@@ -45,7 +45,9 @@ class Language:
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text."""
-        return await self.off_loop(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+        return await self.off_loop(
+            self.tokenizer.encode, text, add_special_tokens=add_special_tokens
+        )
 
     async def encode_chat(
         self,
@@ -62,6 +64,11 @@ class Language:
         if self._template is None:
             raise self._no_template or InvalidInput("messages", "this model has no chat template")
         template = self._template
+        for name in (
+            template_kwargs.keys() - TEMPLATE_KWARGS
+        ):  # it must not stand in for an argument of ours
+            allowed = ", ".join(sorted(TEMPLATE_KWARGS))
+            raise InvalidInput(f"chat_template_kwargs.{name[:60]}", f"is not one of {allowed}")
 
         def render() -> list[int]:
             text = template.render(

@@ -4,18 +4,66 @@ from prometheus_client import Counter, Gauge, Histogram
 
 _TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
 _TTFT_TAIL = (20, 40, 80, 160, 640, 2560)
-_ITL = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
-_E2E = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+_ITL = (
+    0.01,
+    0.025,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+)
+_E2E = (
+    0.3,
+    0.5,
+    0.8,
+    1,
+    1.5,
+    2,
+    2.5,
+    5,
+    10,
+    15,
+    20,
+    30,
+    40,
+    50,
+    60,
+    120,
+    240,
+    480,
+    960,
+    1920,
+    7680,
+)
 _BY = ["route", "model"]
 
 requests = Counter(
     "moesaic_requests", "Requests by how they ended", [*_BY, "status", "outcome"]
 )  # outcome: done, errored, cancelled
 e2e_s = Histogram(
-    "moesaic_e2e_request_latency_seconds", "From the first byte of a request to the last of its answer", _BY, buckets=_E2E
+    "moesaic_e2e_request_latency_seconds",
+    "From the first byte of a request to the last of its answer",
+    _BY,
+    buckets=_E2E,
 )
 ttft_s = Histogram(
-    "moesaic_time_to_first_token_seconds", "Until the first token or score was there", _BY, buckets=_TTFT + _TTFT_TAIL
+    "moesaic_time_to_first_token_seconds",
+    "Until the first token or score was there",
+    _BY,
+    buckets=_TTFT + _TTFT_TAIL,
 )
 itl_s = Histogram(
     "moesaic_inter_token_latency_seconds", "Gap between tokens of one answer", _BY, buckets=_ITL
@@ -25,10 +73,9 @@ generation_tokens = Counter("moesaic_generation_tokens", "Tokens generated", _BY
 inflight = Gauge("moesaic_inflight", "Requests in the house")
 rejections = Counter("moesaic_admission_rejections", "Requests refused before any work", ["reason"])
 truncations = Counter(
-    "moesaic_stream_truncations", "Streams that ended without a finish reason or an error; must stay 0"
+    "moesaic_stream_truncations",
+    "Streams that ended without a finish reason or an error; must stay 0",
 )
-duplicates = Counter(
-    "moesaic_stream_duplicates_dropped", "Tokens that came again and were dropped"
-)
+duplicates = Counter("moesaic_stream_duplicates_dropped", "Tokens that came again and were dropped")
 reruns = Counter("moesaic_reruns", "Sequences carried on by another attention worker", ["cause"])
 workers = Gauge("moesaic_attention_workers_connected", "Attention workers that can take requests")

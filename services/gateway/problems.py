@@ -13,11 +13,20 @@ from moesaic.errors import InvalidInput, ModelNotFound, MoesaicError
 MAX_PROBLEMS = 10
 MAX_INPUT_CHARS = 200
 MAX_MESSAGE_CHARS = 1000
-_NOT_FIELDS = re.compile(r"^(body|query|path|header|function-(wrap|before|after|plain)|list\[|dict\[|\w*\[)|^str$|^int$")
+_NOT_FIELDS = re.compile(
+    r"^(body|query|path|header|function-(wrap|before|after|plain)|list\[|dict\[|\w*\[)|^str$|^int$"
+)
 # Addresses, file paths and pointers are nobody's business outside.
 _PRIVATE = re.compile(
     r"(\w+://\S+)|(\b\d{1,3}(\.\d{1,3}){3}(:\d+)?\b)|(\b[\w.-]+:\d{2,5}\b)|((?<![\w/])(/[\w.@+-]+){2,}/?)|(0x[0-9a-fA-F]+)"
 )
+
+
+class RouteNotEnabled(MoesaicError):
+    """The route needs something that this deployment does not have."""
+
+    code = "route_not_enabled"
+    http_status = 404
 
 
 class Body(msgspec.Struct):
@@ -41,7 +50,10 @@ class Problem(msgspec.Struct):
     def response(self) -> Response:
         """The whole HTTP answer."""
         return Response(
-            msgspec.json.encode({"error": self.body}), self.status, self.headers(), "application/json"
+            msgspec.json.encode({"error": self.body}),
+            self.status,
+            self.headers(),
+            "application/json",
         )
 
     def headers(self) -> dict[str, str]:
@@ -59,7 +71,9 @@ class Problem(msgspec.Struct):
 def problem_of(error: BaseException) -> Problem:
     """Translate any error; what is not ours becomes ``internal_error`` without its text."""
     if not isinstance(error, MoesaicError):
-        return problem(500, "internal_error", "internal error; the gateway's log has it under this request id")
+        return problem(
+            500, "internal_error", "internal error; the gateway's log has it under this request id"
+        )
     status = error.http_status
     param = getattr(error, "field", None) or ("model" if isinstance(error, ModelNotFound) else None)
     message = str(error)
@@ -109,7 +123,11 @@ def field_name(loc: Sequence[str | int]) -> str:
 def _reason(error: Any) -> str:
     if error["type"] == "json_invalid":
         return f"not valid JSON: {error.get('ctx', {}).get('error', 'cannot be read')}"
-    if field_name(error["loc"]) == "body" and error["type"] in ("model_attributes_type", "missing", "dict_type"):
+    if field_name(error["loc"]) == "body" and error["type"] in (
+        "model_attributes_type",
+        "missing",
+        "dict_type",
+    ):
         return "must be a JSON object, sent with content-type application/json"
     text = str(error["msg"]).removeprefix("Value error, ")
     return text[:1].lower() + text[1:]

@@ -4,44 +4,42 @@ from moesaic.errors import ExpertUnavailable, MoesaicError, NotReady
 from moesaic.messages.placement import Placement
 from moesaic.messages.registry import WorkerRecord
 from moesaic.placement.coverage import missing_experts
-from services.gateway.workers import Worker
+
+Lacks = dict[
+    str, MoesaicError
+]  # failing checks by name, each with the error that a request gets meanwhile
 
 
-def lacks(
-    draining: bool,
-    workers: list[Worker],
-    placement: Placement | None,
-    records: dict[str, WorkerRecord],
-) -> dict[str, MoesaicError]:
-    """The failing checks by name, each with the error that a request gets meanwhile; empty when ready.
+def lacks(draining: bool, dispatches: list[str], lacking_experts: Lacks) -> Lacks:
+    """The failing checks; none when ready.
 
     Args:
         draining: this gateway is about to stop.
-        workers: attention workers that take requests.
-        placement: the committed placement, if there is one.
-        records: everyone in the registry; the last view of it holds while Redis is gone.
+        dispatches: of each attention worker that takes requests, where it has experts computed.
+        lacking_experts: what ``lacking_experts`` found last.
     """
-    failing: dict[str, MoesaicError] = {}
+    failing: Lacks = {}
     if draining:
         failing["gateway"] = NotReady("the gateway is draining", code="draining")
-    if not workers:
-        failing["attention_workers"] = NotReady(
-            "no attention worker is ready", code="no_attention_worker"
-        )
-    elif not any(worker.record.dispatch == "local" for worker in workers):
-        failing |= _lacking_experts(placement, records)
+    if not dispatches:
+        what = "no attention worker is ready"
+        failing["attention_workers"] = NotReady(what, code="no_attention_worker")
+    elif "local" not in dispatches:
+        failing |= lacking_experts
     return failing
 
 
-def _lacking_experts(
-    placement: Placement | None, records: dict[str, WorkerRecord]
-) -> dict[str, MoesaicError]:
+def lacking_experts(placement: Placement | None, records: dict[str, WorkerRecord]) -> Lacks:
+    """What keeps expert workers from serving every expert.
+
+    Args:
+        placement: the committed placement, if there is one.
+        records: everyone in the registry; the last view of it holds while Redis is gone.
+    """
     if placement is None:
         what = "no placement is committed: the experts have no slots yet"
         return {"placement": NotReady(what, code="placement_changing")}
     live = {(r.worker_id, r.generation) for r in records.values() if r.role == "expert"}
-    missing = missing_experts(placement, live)
-    if missing:
-        layer, experts = next(iter(missing.items()))
+    for layer, experts in missing_experts(placement, live).items():
         return {"experts": ExpertUnavailable(layer, len(experts))}
     return {}

@@ -90,7 +90,7 @@ class ChatChunkChoice(msgspec.Struct, kw_only=True):
     delta: Delta
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
-    stop_reason: str | int | None | msgspec.UnsetType = msgspec.UNSET
+    stop_reason: str | int | msgspec.UnsetType | None = msgspec.UNSET
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -124,7 +124,7 @@ class Envelope(msgspec.Struct, kw_only=True):
     model: str
     system_fingerprint: str
     choices: list[Any]
-    usage: Usage | None | msgspec.UnsetType = msgspec.UNSET
+    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     moesaic: Provenance | msgspec.UnsetType = msgspec.UNSET
 

@@ -8,13 +8,27 @@ from moesaic.settings import ServiceSettings
 class GatewaySettings(ServiceSettings):
     """Settings of the gateway; see ``ServiceSettings`` for the rest."""
 
-    model: str = Field(..., description="HF-format model directory; only its config and tokenizer are read")
-    served_model_name: str = Field("", description="name in the API (default: the directory's name)")
+    model: str = Field(
+        ..., description="HF-format model directory; only its config and tokenizer are read"
+    )
+    served_model_name: str = Field(
+        "", description="name in the API (default: the directory's name)"
+    )
     port: int = Field(8000, ge=0, le=65535, description="REST port; 0 takes a free one")
-    api_key: SecretStr = Field(SecretStr(""), description="key that REST callers must send; required beyond loopback")
+    api_key: SecretStr = Field(
+        SecretStr(""), description="key that REST callers must send; required beyond loopback"
+    )
     no_auth: bool = Field(False, description="serve beyond loopback without a key")
     max_body_bytes: int = Field(4 << 20, ge=1024, le=1 << 30, description="largest request body")
-    max_inflight: int = Field(1024, ge=1, le=1 << 20, description="requests in the house before new ones are refused")
-    request_timeout_s: float = Field(300.0, gt=0, le=86400, description="longest time a request may take")
-    stream_idle_s: float = Field(30.0, gt=0, le=3600, description="longest silence of an attention worker within a request")
-    keep_alive_s: float = Field(15.0, gt=0, le=600, description="silence after which a stream gets a comment line")
+    max_inflight: int = Field(
+        1024, ge=1, le=1 << 20, description="requests in the house before new ones are refused"
+    )
+    request_timeout_s: float = Field(
+        300.0, gt=0, le=86400, description="longest time a request may take"
+    )
+    stream_idle_s: float = Field(
+        30.0, gt=0, le=3600, description="longest silence of an attention worker within a request"
+    )
+    keep_alive_s: float = Field(
+        15.0, gt=0, le=600, description="silence after which a stream gets a comment line"
+    )

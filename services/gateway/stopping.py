@@ -23,7 +23,11 @@ class StopFinder:
         if not self._stops:
             return text
         text = self._held + text
-        found = [(at + len(stop), -len(stop), stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        found = [
+            (at + len(stop), -len(stop), stop)
+            for stop in self._stops
+            if (at := text.find(stop)) >= 0
+        ]
         if found:
             end, _, self.hit = min(found)
             self._held = ""

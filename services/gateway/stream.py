@@ -23,8 +23,8 @@ SEND_S = 30.0  # longest time that a client may take to read what is sent at onc
 class EventStream(Response):
     """Sends chunks as they come.
 
-    ``chunks`` gives server-sent events and, last of all, an empty chunk: the sign that the answer is complete. If it fails
-    before the first chunk, the answer is an ordinary error.
+    ``chunks`` gives server-sent events and, last of all, an empty chunk: the sign that the answer is complete.
+    If it fails before the first chunk, the answer is an ordinary error.
     """
 
     media_type = "text/event-stream"
@@ -78,7 +78,9 @@ class EventStream(Response):
                 self._exchange.fail(ending)
                 await body.write(sse.event({"error": ending.body}))
             await body.write(sse.DONE, last=True)
-        except TimeoutError:  # nothing more can be sent: the connection breaks, which is no silent end
+        except (
+            TimeoutError
+        ):  # nothing more can be sent: the connection breaks, which is no silent end
             self._exchange.fail(problem_of(SlowClient()))
         finally:
             beating.cancel()
@@ -122,7 +124,9 @@ class _Body:
         if data or last:
             self._wrote_at = asyncio.get_running_loop().time()
             async with asyncio.timeout(SEND_S):
-                await self._send({"type": "http.response.body", "body": data, "more_body": not last})
+                await self._send(
+                    {"type": "http.response.body", "body": data, "more_body": not last}
+                )
 
     async def keep_alive(self, every_s: float) -> None:
         """Send a comment after each silence."""

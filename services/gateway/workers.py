@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import grpc
 import structlog
@@ -22,9 +22,12 @@ from moesaic.v1.attention_pb2 import (
     Submit,
     Tokens,
 )
-from moesaic.v1.attention_pb2_grpc import AttentionServiceAsyncStub, AttentionServiceStub
+from moesaic.v1.attention_pb2_grpc import AttentionServiceStub
 from services.gateway import metrics
 from services.gateway.router import route
+
+if TYPE_CHECKING:
+    from moesaic.v1.attention_pb2_grpc import AttentionServiceAsyncStub  # known to type checkers only
 
 log = structlog.get_logger()
 
@@ -139,17 +142,18 @@ class Worker:
         except TimeoutError:
             return
 
-    async def _talk(self, stub: AttentionServiceAsyncStub) -> str:
+    async def _talk(self, stub: "AttentionServiceAsyncStub") -> str:
         """Read events until the stream ends; says why it did."""
         self._unsent = asyncio.Queue()
         stream = self._stream = stub.Execute(self._commands(self._unsent))
         self.connected = True
+        metrics.workers.inc()
         self._heard_at = asyncio.get_running_loop().time()
         log.info("worker.connected", worker_id=self.record.worker_id)
         watch = asyncio.create_task(self._watch(stream))
         cause = "ended its stream"
         try:
-            while (response := await stream.read()) is not grpc.aio.EOF:
+            async for response in stream:
                 self._take(response)
         except grpc.aio.AioRpcError as error:
             cause = f"connection broke ({error.code().name.lower()})"
@@ -159,12 +163,15 @@ class Worker:
             cause = "sent nothing for too long"
         finally:
             self.connected, self._stream = False, None
+            metrics.workers.dec()
             watch.cancel()
             stream.cancel()
             self._lose_all(cause)
         return cause
 
-    async def _commands(self, unsent: asyncio.Queue[ExecuteRequest]) -> AsyncIterator[ExecuteRequest]:
+    async def _commands(
+        self, unsent: asyncio.Queue[ExecuteRequest]
+    ) -> AsyncIterator[ExecuteRequest]:
         while True:
             yield await unsent.get()
 
@@ -192,7 +199,9 @@ class Worker:
         for task in tasks.values():
             task.deliver(PeerLost("an attention worker", cause))
 
-    async def _watch(self, stream: grpc.aio.StreamStreamCall[ExecuteRequest, ExecuteResponse]) -> None:
+    async def _watch(
+        self, stream: grpc.aio.StreamStreamCall[ExecuteRequest, ExecuteResponse]
+    ) -> None:
         """Hang up on a worker that owes answers and is silent: its work is carried on elsewhere."""
         while True:
             await asyncio.sleep(self._idle_s / 4)

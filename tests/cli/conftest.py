@@ -68,7 +68,7 @@ if "gateway" in name:
         def do_GET(self):
             self.send_response(200 if ready else 503)
             self.end_headers()
-            failing = [] if ready else ["no attention worker"]
+            failing = {} if ready else {"attention_workers": "no attention worker"}
             self.wfile.write(json.dumps({"failing": failing}).encode())
         def log_message(self, *_): pass
     port = int(sys.argv[sys.argv.index("--port") + 1])

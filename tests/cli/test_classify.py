@@ -18,11 +18,14 @@ Start = Callable[..., "subprocess.Popen[str]"]
 class Server(ThreadingHTTPServer):
     """Classifies a text into the label it contains; some texts make trouble."""
 
+    request_queue_size = 64
+
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.requests: list[dict[str, Any]] = []
         self.keys: set[str | None] = set()
         self.busy = 0  # requests to refuse first
+        self.broken = 0  # connections to close without an answer first
         self.hold = threading.Event()  # texts with "slow" wait for it
 
     @property
@@ -42,7 +45,10 @@ class Handler(BaseHTTPRequestHandler):
         self.server.requests.append(body)
         self.server.keys.add(self.headers.get("Authorization"))
         text, labels = body["input"], body["labels"]
-        if self.server.busy:
+        if self.server.broken:
+            self.server.broken -= 1
+            self.close_connection = True
+        elif self.server.busy:
             self.server.busy -= 1
             error = {"message": "overloaded", "code": "overloaded"}
             self.answer(503, {"error": error}, {"Retry-After": "0"})
@@ -76,7 +82,7 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def server() -> Iterator[Server]:
     server = Server()
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     yield server
     server.hold.set()
@@ -174,14 +180,14 @@ def test_rows_that_fail_are_reported_and_the_others_are_classified(
     assert "label: must be an index in 0..1, got 7" in results["r4"]["error"]["message"]
 
 
-def test_a_busy_server_is_asked_again(run: Run, server: Server, house: Path) -> None:
-    server.busy = 3
+def test_a_busy_or_restarting_server_is_asked_again(run: Run, server: Server, house: Path) -> None:
+    server.busy, server.broken = 3, 2
     write_rows(house / "rows.jsonl", [row(i, "a cat", 0) for i in range(8)])
 
     done = run("classify", "--file", "rows.jsonl", "--url", server.url, "--json")
 
     assert json.loads(done.stdout)["errors"] == 0
-    assert len(server.requests) == 8 + 3
+    assert len(server.requests) == 8 + 3 + 2
 
 
 def test_the_limit_and_default_labels_hold(run: Run, server: Server, house: Path) -> None:

@@ -44,7 +44,7 @@ def supervisor(
 
 
 async def until(condition: Callable[[], object]) -> None:
-    while not condition():  # noqa: ASYNC110 - files and processes announce nothing
+    while not condition():
         await asyncio.sleep(0.02)
 
 

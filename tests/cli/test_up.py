@@ -124,12 +124,24 @@ def test_a_detached_suite_that_fails_says_why(run: Run) -> None:
     assert "moesaic.cli" not in up.stderr  # no traceback
 
 
-def test_a_suite_that_does_not_become_ready_says_what_it_waits_for(run: Run) -> None:
-    up = run(*UP, "--timeout", "3", NEVER_READY="1")
+def test_a_suite_that_is_not_ready_in_time_says_what_was_missing(run: Run) -> None:
+    up = run(*UP, "--timeout", "1", NEVER_READY="1")
 
     assert up.returncode == 4
-    assert "not ready after 3 s: no attention worker" in up.stderr
-    assert "waits for no attention worker" in up.stderr
+    assert "not ready after 1 s: no attention worker" in up.stderr
+
+
+def test_a_suite_that_starts_says_what_it_waits_for(start: Start) -> None:
+    process = start(*UP, NEVER_READY="1")
+    assert process.stderr is not None
+
+    while "waits for" not in (line := process.stderr.readline()):
+        pass
+    process.terminate()
+    process.communicate()
+
+    assert line.endswith("waits for no attention worker\n")
+    assert process.returncode == 0
 
 
 def test_warnings_of_the_services_show_on_the_terminal(start: Start, suite: Wait) -> None:
@@ -193,6 +205,23 @@ def test_a_port_in_use_is_found_before_anything_runs(run: Run, house: Path) -> N
     assert up.returncode == 1
     assert f"--port {port}: cannot listen on 127.0.0.1:{port}" in up.stderr
     assert not list(house.glob("run/*.log"))
+
+
+def test_status_shows_every_service_of_the_suite(start: Start, suite: Wait, run: Run) -> None:
+    start(*UP)
+    url = suite("ready").url
+
+    status = run("status", "--json")
+    table = run("status")
+
+    facts = json.loads(status.stdout)
+    assert (status.returncode, facts["url"], facts["ready"]) == (0, url, True)
+    names = [service["id"] for service in facts["services"]]
+    assert names == ["gateway", "scheduler", "attention-0", "expert-0", "expert-1"]
+    # The stand-ins have no admin server.
+    assert {service["state"] for service in facts["services"]} == {"unreachable"}
+    assert f"{url} is ready" in table.stdout
+    assert "attention-0" in table.stdout
 
 
 def test_free_ports_differ() -> None:

@@ -1,4 +1,5 @@
-"""The batcher under any sequence of events: blocks are conserved, every request ends, nothing waits for ever."""
+"""The batcher under any sequence of events: blocks are conserved, every request ends, nothing waits
+for ever."""
 
 import random
 

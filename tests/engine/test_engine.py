@@ -1,4 +1,5 @@
-"""The engine on a real decoder: what it answers is what a plain forward pass answers, whatever happens around it."""
+"""The engine on a real decoder: what it answers is what a plain forward pass answers, whatever
+happens around it."""
 
 import asyncio
 import time
@@ -31,12 +32,15 @@ from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.config import load_config
 from moesaic.models.decoder import Decoder
 
-LIMITS = Limits(max_num_seqs=8, max_num_batched_tokens=24, max_num_queued_reqs=64, max_model_len=256)
+LIMITS = Limits(
+    max_num_seqs=8, max_num_batched_tokens=24, max_num_queued_reqs=64, max_model_len=256
+)
 CPU = torch.device("cpu")
 
 
 class FlakyDispatcher(LocalDispatcher):
-    """Real experts that can be taken away: the next ``failures`` layer calls fail, or no step can begin at all."""
+    """Real experts that can be taken away: the next ``failures`` layer calls fail, or no step can
+    begin at all."""
 
     failures = 0
     gone = False
@@ -69,7 +73,9 @@ class Rig:
         }:
             await asyncio.sleep(0.001)
 
-    def submit(self, name: str, tokens: Sequence[int], work: Generation | Scoring, **more: Any) -> None:
+    def submit(
+        self, name: str, tokens: Sequence[int], work: Generation | Scoring, **more: Any
+    ) -> None:
         self.engine.submit(Request(RequestKey(name), tuple(tokens), work, **more))
 
     def tokens(self, name: str) -> list[int]:
@@ -131,9 +137,17 @@ async def test_preempted_answers_lose_nothing(tiny_model: Any) -> None:
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 40])
-async def test_scores_are_the_log_probabilities_of_whole_candidates(tiny_model: Any, length: int) -> None:
+async def test_scores_are_the_log_probabilities_of_whole_candidates(
+    tiny_model: Any, length: int
+) -> None:
     prompt = prompts(40)["r3"][:1] * length
-    candidates = ((5,), (5, 6), (5, 6, 7), (9, 8, 7, 6, 5, 4, 3, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12), (4, 1))
+    candidates = (
+        (5,),
+        (5, 6),
+        (5, 6, 7),
+        (9, 8, 7, 6, 5, 4, 3, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12),
+        (4, 1),
+    )
 
     async with rig(tiny_model) as r:
         r.submit("busy", prompts(2)["r1"], Generation(max_tokens=20))
@@ -179,7 +193,9 @@ async def test_min_tokens_holds_the_stop_token_back(tiny_model: Any) -> None:
     stop = tiny_model.greedy([5, 6, 7], 1)[0]
 
     async with rig(tiny_model) as r:
-        r.submit("g", [5, 6, 7], Generation(max_tokens=5, min_tokens=3, stop_token_ids=frozenset({stop})))
+        r.submit(
+            "g", [5, 6, 7], Generation(max_tokens=5, min_tokens=3, stop_token_ids=frozenset({stop}))
+        )
         await r.ended("g")
 
         assert len(r.tokens("g")) >= 3
@@ -241,7 +257,9 @@ async def test_requests_give_up_with_a_typed_error_when_experts_stay_away(tiny_m
 async def test_a_deadline_ends_a_request_even_while_experts_are_away(tiny_model: Any) -> None:
     async with rig(tiny_model) as r:
         r.dispatcher.gone = True
-        r.submit("late", [4], Generation(max_tokens=3), deadline_s=time.monotonic() + 0.1, budget_ms=100)
+        r.submit(
+            "late", [4], Generation(max_tokens=3), deadline_s=time.monotonic() + 0.1, budget_ms=100
+        )
         await r.ended("late")
 
         failure = r.last("late")

@@ -33,7 +33,8 @@ def test_frequencies_follow_the_probabilities() -> None:
     expected = (logits / temperature).softmax(-1).numpy()
 
     picked = sample(
-        logits.expand(4000, 4), [(Sampling(temperature=temperature, seed=3), i) for i in range(4000)]
+        logits.expand(4000, 4),
+        [(Sampling(temperature=temperature, seed=3), i) for i in range(4000)],
     )
     observed = np.bincount(picked, minlength=4) / 4000
 

@@ -1,6 +1,5 @@
 """Our layers against transformers, on random checkpoints of every family and option."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +7,6 @@ import torch
 
 from benchmarks.parity_cases import (
     CASES,
-    Case,
     Served,
     build_reference,
     prompt_of,
@@ -21,7 +19,9 @@ TOLERANCE = 1e-4
 
 
 @pytest.fixture(scope="module", params=CASES, ids=str)
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Served]:
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Any, Served]:
     directory = tmp_path_factory.mktemp("model")
     return build_reference(request.param, directory), Served(directory)
 

@@ -28,8 +28,8 @@ class Template(Protocol):
 class Dialogue:
     """A model's way of asking and answering, learned once from its tokenizer and template.
 
-    ``lead`` is the blank space that the model puts before an answer; ``end_token_ids`` ends its turn (one token, or none
-    if the model has no such token).
+    ``lead`` is the blank space that the model puts before an answer; ``end_token_ids`` ends its
+    turn (one token, or none if the model has no such token).
     """
 
     tokenizer: Encoder
@@ -41,7 +41,8 @@ class Dialogue:
     def of(
         cls, tokenizer: Encoder, template: Template | None, eos_token_ids: Sequence[int]
     ) -> "Dialogue":
-        """Find out how answers begin and end; without a template they follow ``"\\nAnswer:"`` and a space."""
+        """Find out how answers begin and end; without a template they follow ``"\\nAnswer:"`` and a
+        space."""
         if template is None:
             return cls(tokenizer, None, " ", tuple(eos_token_ids[:1]))
         asked = template.render([_turn("user")], add_generation_prompt=True)

@@ -1,9 +1,9 @@
 """The normal forms of a classification (MoE-Prefill, section 3): one prefill, no decoding.
 
-* ``token``: every label is one token where the answer starts.
-* ``choice``: each label has a letter in the prompt, the answer is the letter's token.
-* ``sequence``: a label is scored by the log-probability of all its tokens and of the end of the turn, so that no label
-  wins by being the beginning of another.
+* ``token``: every label is one token where the answer starts. * ``choice``: each label has a letter
+in the prompt, the answer is the letter's token. * ``sequence``: a label is scored by the
+log-probability of all its tokens and of the end of the turn, so that no label wins by being the
+beginning of another.
 """
 
 import math
@@ -57,7 +57,8 @@ class ScoredLabel(NamedTuple):
 
 @dataclass(frozen=True)
 class Classification:
-    """What the model answered. ``probs`` is in the order of the request's labels, ``ranked`` most likely first."""
+    """What the model answered. ``probs`` is in the order of the request's labels, ``ranked`` most
+    likely first."""
 
     label: str
     probs: list[float]
@@ -87,7 +88,8 @@ def plan(
 
 
 def assemble(form: Form, logprobs: Sequence[float], top_k: int | None = None) -> Classification:
-    """Read an answer off the candidates' log-probabilities (natural log); ties go to the earlier label.
+    """Read an answer off the candidates' log-probabilities (natural log); ties go to the earlier
+    label.
 
     Raises:
         ValueError: there is not one number per label.
@@ -95,10 +97,8 @@ def assemble(form: Form, logprobs: Sequence[float], top_k: int | None = None) ->
     if len(logprobs) != len(form.labels) or any(math.isnan(value) for value in logprobs):
         raise ValueError(f"expected {len(form.labels)} log-probabilities, got {list(logprobs)}")
     peak = max(logprobs)
-    if math.isinf(peak):  # no candidate has any probability: nothing tells them apart
-        weights = [1.0] * len(logprobs)
-    else:
-        weights = [math.exp(value - peak) for value in logprobs]
+    # If no candidate has any probability, nothing tells them apart.
+    weights = [1.0 if math.isinf(peak) else math.exp(value - peak) for value in logprobs]
     total = math.fsum(weights)
     probs = [weight / total for weight in weights]
     order = sorted(range(len(probs)), key=lambda i: -logprobs[i])  # stable: the earlier label first

@@ -1,8 +1,8 @@
 """The wording of a classification prompt.
 
-One module words them, because accuracy depends on the exact words: the gateway renders requests with it and the
-demo checkpoint is trained on it. Instruction and labels come before the text, so that all requests of one task share
-their prefix (MoE-Prefill, section 3).
+One module words them, because accuracy depends on the exact words: the gateway renders requests
+with it and the demo checkpoint is trained on it. Instruction and labels come before the text, so
+that all requests of one task share their prefix (MoE-Prefill, section 3).
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,9 @@ def question_head(labels: Sequence[str], instruction: str, method: Method) -> st
         method: ``choice`` names each label by a letter, the others ask for the label itself.
     """
     if method == "choice":
-        options = "".join(f"{symbol}. {label}\n" for symbol, label in zip(SYMBOLS, labels, strict=False))
+        options = "".join(
+            f"{symbol}. {label}\n" for symbol, label in zip(SYMBOLS, labels, strict=False)
+        )
         return f"{instruction} Choose exactly one of:\n{options}\n"
     return f"{instruction} Choose exactly one of: {'; '.join(labels)}.\n\n"
 

@@ -9,7 +9,7 @@ import httpx
 from moesaic.cli.gateway_client import client_settings, problem_of
 from moesaic.cli.rows import BadRow, Row
 
-ATTEMPTS = 4
+RETRY_WAITS_S = (0.5, 1.0, 2.0)
 LONGEST_WAIT_S = 10.0
 BUSY_STATUSES = frozenset({429, 503})
 
@@ -58,35 +58,41 @@ def _failed(row: Row | BadRow, code: object, message: str) -> Result:
 
 
 async def _classify(client: httpx.AsyncClient, row: Row, request: dict[str, Any]) -> Result:
+    """Classify one row; a busy or restarting gateway is asked again, as nothing is changed by it."""
     body = {**request, "input": row.text, "labels": list(row.labels)}
-    for attempt in range(1, ATTEMPTS + 1):
+    for waits_s in (*RETRY_WAITS_S, None):
         try:
             response = await client.post("/v1/classify", json=body)
         except httpx.HTTPError as error:
-            return _failed(row, "unreachable", f"{error or type(error).__name__}")
-        if response.status_code not in BUSY_STATUSES or attempt == ATTEMPTS:
-            break
-        await asyncio.sleep(_wait_s(response))
-    if not response.is_success:
-        problem = problem_of(response)
-        return _failed(row, problem["code"], problem["message"])
-    try:
-        answer = response.json()["data"][0]
-        return _result(row, str(answer["label"]), list(answer["probs"]))
-    except (ValueError, KeyError, IndexError, TypeError) as error:
-        return _failed(row, "bad_answer", f"the answer has no {error}")
+            failure = _failed(row, "unreachable", str(error) or type(error).__name__)
+        else:
+            if response.is_success:
+                return _result(row, response)
+            problem = problem_of(response)
+            failure = _failed(row, problem["code"], problem["message"])
+            if response.status_code not in BUSY_STATUSES:
+                return failure
+            waits_s = waits_s and _wait_s(response, waits_s)
+        if waits_s is not None:
+            await asyncio.sleep(waits_s)
+    return failure
 
 
-def _wait_s(response: httpx.Response) -> float:
+def _wait_s(response: httpx.Response, otherwise_s: float) -> float:
     """How long the server asks to wait, within reason."""
     try:
-        return min(float(response.headers.get("Retry-After", 1.0)), LONGEST_WAIT_S)
-    except ValueError:
-        return 1.0
+        return min(float(response.headers["Retry-After"]), LONGEST_WAIT_S)
+    except (KeyError, ValueError):
+        return otherwise_s
 
 
-def _result(row: Row, label: str, probs: list[float]) -> Result:
-    index = row.labels.index(label)
+def _result(row: Row, response: httpx.Response) -> Result:
+    try:
+        answer = response.json()["data"][0]
+        label, probs = str(answer["label"]), list(answer["probs"])
+        index = row.labels.index(label)
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        return _failed(row, "bad_answer", f"not an answer of /v1/classify: {error!r}")
     result: Result = {"id": row.row_id, "label": label, "index": index, "probs": probs}
     if row.label is not None:
         result["correct"] = index == row.label

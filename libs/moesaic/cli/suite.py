@@ -32,6 +32,7 @@ class Service:
     name: str
     role: str
     flags: tuple[str, ...]
+    host: str = LOOPBACK  # where this machine reaches it
     environment: tuple[tuple[str, str], ...] = ()
 
 
@@ -86,11 +87,25 @@ def services_of(options: SuiteOptions, num_experts: int, cores: int) -> list[Ser
         service("attention", number, "--host", LOOPBACK, *dispatch, computes=True)
         for number in range(options.attention)
     ]
-    gateway = ("--host", options.host, "--port", str(options.port), "--model", options.model)
-    return [*services, service("gateway", None, *gateway)]
+    return [*services, _gateway(options)]
+
+
+def _gateway(options: SuiteOptions) -> Service:
+    host = _reachable(options.host)
+    flags = ("--worker-id", "gateway", "--host", options.host, "--advertise-host", host)
+    flags += ("--port", str(options.port), "--model", options.model)
+    return Service(name="gateway", role="gateway", flags=flags, host=host)
 
 
 def url_of(options: SuiteOptions) -> str:
     """Where processes on this machine reach the gateway."""
-    host = LOOPBACK if options.host in ("0.0.0.0", "::") else options.host
-    return f"http://{f'[{host}]' if ':' in host else host}:{options.port}"
+    return f"http://{address(_reachable(options.host), options.port)}"
+
+
+def address(host: str, port: int) -> str:
+    """``host:port``, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _reachable(host: str) -> str:
+    return LOOPBACK if host in ("0.0.0.0", "::") else host

@@ -11,7 +11,7 @@ from moesaic.cli.child import Child, last_lines
 from moesaic.cli.ports import free_ports
 from moesaic.cli.restart import GiveUp, RestartPolicy
 from moesaic.cli.state import ProcessState
-from moesaic.cli.suite import LOOPBACK, STOP_ORDER, Service
+from moesaic.cli.suite import STOP_ORDER, Service, address
 
 GRACE_S = 35.0  # a little more than the services give their own running work
 
@@ -130,8 +130,8 @@ class Supervisor:
         own_environment = {**environment, **dict(service.environment)}
         child = kept.child = await Child.start(command, own_environment, Path(shown.log))
         shown.pid = child.pid
-        shown.admin_address = f"{LOOPBACK}:{admin_port}"
-        shown.metrics_address = f"{LOOPBACK}:{metrics_port}"
+        shown.admin_address = address(service.host, admin_port)
+        shown.metrics_address = address(service.host, metrics_port)
         self._announce(service.name, f"started (pid {child.pid})")
         self._changed()
         return child

@@ -12,11 +12,14 @@ class Step:
 
     step_id: bytes  # 16 bytes, unique; frames carry it
     epoch: int
-    route: Any = field(default=None, repr=False, compare=False)  # the dispatcher's own view of the pinned placement
+    route: Any = field(
+        default=None, repr=False, compare=False
+    )  # the dispatcher's own view of the pinned placement
 
 
 class Dispatcher(Protocol):
-    """Brings hidden states to the routed experts and back. Lives on the engine thread's event loop."""
+    """Brings hidden states to the routed experts and back. Lives on the engine thread's event
+    loop."""
 
     def begin_step(self) -> Step:
         """Pin the newest placement whose experts can all be reached.

@@ -1,4 +1,5 @@
-"""The serving side of ``routed``: gate, own share of the experts, and the epochs that may ask for them."""
+"""The serving side of ``routed``: gate, own share of the experts, and the epochs that may ask for
+them."""
 
 import time
 from dataclasses import dataclass, replace
@@ -16,7 +17,9 @@ from moesaic.models.gate import Gate
 from moesaic.placement.assignment import assign_holders
 from moesaic.transport.frame import Frame, FrameKind
 
-RETIRE_AFTER_S = 10.0  # frames of the epoch before are answered this long after a commit: longer than any step
+RETIRE_AFTER_S = (
+    10.0  # frames of the epoch before are answered this long after a commit: longer than any step
+)
 
 
 def assignment_digest(topk_ids: Tensor, serving: Tensor) -> int:
@@ -26,8 +29,8 @@ def assignment_digest(topk_ids: Tensor, serving: Tensor) -> int:
         topk_ids: int32 ``[T, k]``.
         serving: int32 ``[E]``, the worker index that serves each expert.
     """
-    digest = xxhash.xxh3_64(topk_ids.cpu().contiguous().numpy())
-    digest.update(serving.numpy())
+    digest = xxhash.xxh3_64(topk_ids.cpu().contiguous().numpy().tobytes())
+    digest.update(serving.numpy().tobytes())
     return digest.intdigest()
 
 
@@ -44,7 +47,8 @@ class Tenure:
 class ExpertHost:
     """Answers layer requests for every epoch that is prepared, in force, or just retired.
 
-    Loading may run on any one thread at a time; ``answer`` runs on the engine thread and sees tables only whole.
+    Loading may run on any one thread at a time; ``answer`` runs on the engine thread and sees
+    tables only whole.
     """
 
     def __init__(
@@ -61,7 +65,8 @@ class ExpertHost:
         self.slots_per_layer = slots_per_layer
         self._dtype, self._device = dtype, device
         self._gates = {
-            layer: Gate.load(checkpoint, config, layer, dtype, device) for layer in config.moe_layers
+            layer: Gate.load(checkpoint, config, layer, dtype, device)
+            for layer in config.moe_layers
         }
         self._tenures: dict[int, Tenure] = {}
         self._serving_cache: dict[tuple[int, int, bytes], tuple[Tensor, Tensor]] = {}
@@ -72,14 +77,18 @@ class ExpertHost:
         """Load what ``placement`` wants here. Repeating it changes nothing.
 
         Raises:
-            InvalidInput: it is for another checkpoint, names more slots than there are, or leaves this worker out.
+            InvalidInput: it is for another checkpoint, names more slots than there are, or leaves
+                this worker out.
             StaleEpoch: a later epoch is in force already.
             CheckpointError: an expert could not be read; nothing has changed.
         """
         if placement.epoch < self.epoch:
             raise StaleEpoch(placement.epoch, self.epoch)
         if placement.model_digest != self._config.digest:
-            raise InvalidInput("placement.model_digest", f"is for another checkpoint; this is {self._config.digest}")
+            raise InvalidInput(
+                "placement.model_digest",
+                f"is for another checkpoint; this is {self._config.digest}",
+            )
         names = [worker.worker_id for worker in placement.workers]
         if self._worker_id not in names:
             raise InvalidInput("placement.workers", f"must name {self._worker_id}")
@@ -87,13 +96,23 @@ class ExpertHost:
         wanted = {layer: placement.slots[i][idx] for i, layer in enumerate(placement.layers)}
         longest = max((len(experts) for experts in wanted.values()), default=0)
         if longest > self.slots_per_layer:
-            raise InvalidInput("placement.slots", f"has {longest} slots in a layer, there are {self.slots_per_layer}")
+            raise InvalidInput(
+                "placement.slots",
+                f"has {longest} slots in a layer, there are {self.slots_per_layer}",
+            )
         known = self._tenures.get(placement.epoch)
         if known is not None and known.placement == placement:
-            return LoadResult(known.table, 0, sum(e != EMPTY_SLOT for s in wanted.values() for e in s))
+            return LoadResult(
+                known.table, 0, sum(e != EMPTY_SLOT for s in wanted.values() for e in s)
+            )
         current = self._tenures.get(self.epoch)
         result = load_table(
-            self._checkpoint, self._config, wanted, self._dtype, self._device, current.table if current else None
+            self._checkpoint,
+            self._config,
+            wanted,
+            self._dtype,
+            self._device,
+            current.table if current else None,
         )
         self._tenures = {**self._tenures, placement.epoch: Tenure(placement, idx, result.table)}
         return result
@@ -117,16 +136,16 @@ class ExpertHost:
             self._serving_cache = {}
 
     def abort(self, epoch: int) -> None:
-        """Forget an epoch that was prepared and will not be committed; does nothing if it is in force or unknown."""
+        """Forget an epoch that was prepared and will not be committed; does nothing if it is in
+        force or unknown."""
         if epoch > self.epoch:
             self._tenures = {e: t for e, t in self._tenures.items() if e != epoch}
 
     def retire(self) -> None:
         """Free epochs older than the one in force, once no step can still ask for them."""
-        current = self._tenures.get(self.epoch)
-        if current and current.committed_s and time.monotonic() - current.committed_s > RETIRE_AFTER_S:
-            if any(epoch < self.epoch for epoch in self._tenures):
-                self._tenures = {e: t for e, t in self._tenures.items() if e >= self.epoch}
+        committed_s = self._tenures[self.epoch].committed_s if self.epoch else None
+        if committed_s is not None and time.monotonic() - committed_s > RETIRE_AFTER_S:
+            self._tenures = {e: t for e, t in self._tenures.items() if e >= self.epoch}
 
     def slots(self) -> dict[int, tuple[int, ...]]:
         """The expert in every slot of the epoch in force, by layer."""
@@ -142,18 +161,23 @@ class ExpertHost:
     async def answer(self, request: Frame) -> Frame:
         """Compute this worker's share of one layer for one batch.
 
-        The request's tensors are hidden states ``[T, H]``; then int32 ``[1, n]``, the live workers' indices; then, only
-        if the sender has gated itself, float32 ``[T, k]`` weights and int32 ``[T, k]`` ids. The reply's tensor is the
-        partial sum ``[T, H]``, its digest that of the assignment.
+        The request's tensors are hidden states ``[T, H]``; then int32 ``[1, n]``, the live workers'
+        indices; then, only if the sender has gated itself, float32 ``[T, k]`` weights and int32
+        ``[T, k]`` ids. The reply's tensor is the partial sum ``[T, H]``, its digest that of the
+        assignment.
         """
         tenure = self._tenures.get(request.epoch)
         if tenure is None:
             raise StaleEpoch(request.epoch, self.epoch)
         if request.layer not in self._gates or len(request.tensors) not in (2, 4):
-            raise InvalidInput("frame.layer", f"no MoE layer {request.layer} with {len(request.tensors)} tensors")
+            raise InvalidInput(
+                "frame.layer", f"no MoE layer {request.layer} with {len(request.tensors)} tensors"
+            )
         hidden, live = request.tensors[0], request.tensors[1]
         if hidden.shape[1] != self._config.hidden_size:
-            raise InvalidInput("frame.tensors", f"hidden size is {self._config.hidden_size}, got {hidden.shape[1]}")
+            raise InvalidInput(
+                "frame.tensors", f"hidden size is {self._config.hidden_size}, got {hidden.shape[1]}"
+            )
         if len(request.tensors) == 4:
             topk_weights, topk_ids = request.tensors[2], request.tensors[3]
         else:
@@ -161,8 +185,10 @@ class ExpertHost:
         serving, mine = self._serving(tenure, request.layer, live)
         missing = serving[topk_ids.long().cpu()] < 0
         if bool(missing.any()):
-            raise ExpertUnavailable(request.layer, int(topk_ids.cpu()[missing].unique().numel()))
-        partial = tenure.table.compute(request.layer, hidden.to(self._device), topk_weights, topk_ids, mine)
+            raise ExpertUnavailable(request.layer, len(set(topk_ids.cpu()[missing].tolist())))
+        partial = tenure.table.compute(
+            request.layer, hidden.to(self._device), topk_weights, topk_ids, mine
+        )
         self.rows_computed += hidden.shape[0]
         return Frame(
             kind=FrameKind.REPLY,
@@ -180,9 +206,13 @@ class ExpertHost:
         if found is None:
             placement = tenure.placement
             serving = torch.from_numpy(
-                assign_holders(placement.holders(layer), len(placement.workers), live.flatten().tolist())
+                assign_holders(
+                    placement.holders(layer), len(placement.workers), live.flatten().tolist()
+                )
             )
             served = (serving == tenure.worker_idx).tolist()
-            mine = tenure.table.slot_of_expert(layer, placement.num_experts, served).to(self._device)
+            mine = tenure.table.slot_of_expert(layer, placement.num_experts, served).to(
+                self._device
+            )
             found = self._serving_cache[key] = (serving, mine)
         return found

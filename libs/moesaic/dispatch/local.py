@@ -21,7 +21,8 @@ class LocalDispatcher:
         """Read the gates and all experts of ``checkpoint``."""
         everything = list(range(config.moe.num_experts))
         self._gates = {
-            layer: Gate.load(checkpoint, config, layer, dtype, device) for layer in config.moe_layers
+            layer: Gate.load(checkpoint, config, layer, dtype, device)
+            for layer in config.moe_layers
         }
         self._table = load_table(
             checkpoint, config, dict.fromkeys(config.moe_layers, everything), dtype, device

@@ -1,9 +1,12 @@
-"""``routed``: rows go to the expert workers, which gate them, compute their shares, and send partial sums back.
+"""``routed``: rows go to the expert workers, which gate them, compute their shares, and send
+partial sums back.
 
-Direct sends: every attention worker to every expert worker that serves an expert of the layer (JANUS section 3.2 calls this
-the strawman; it is what the two-phase exchange is measured against). The gate runs on the expert side, so a request frame
-carries the hidden states once and no routing (JANUS section 3.3). That is only right if all workers choose the same experts:
-each reply carries a digest of its choice, and if two differ the layer is asked again with this side's own choice in the frame.
+Direct sends: every attention worker to every expert worker that serves an expert of the layer
+(JANUS section 3.2 calls this the strawman; it is what the two-phase exchange is measured against).
+The gate runs on the expert side, so a request frame carries the hidden states once and no routing
+(JANUS section 3.3). That is only right if all workers choose the same experts: each reply carries a
+digest of its choice, and if two differ the layer is asked again with this side's own choice in the
+frame.
 """
 
 import asyncio
@@ -27,12 +30,13 @@ from moesaic.transport.frame import Frame, FrameKind
 log = structlog.get_logger()
 
 DIVERGENCES = Counter(
-    "moesaic_gate_divergence_total", "Layers whose expert workers chose different experts for the same rows"
+    "moesaic_gate_divergence_total",
+    "Layers whose expert workers chose different experts for the same rows",
 )
 DIAL_TIMEOUT_S = 5.0
 DIAL_BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)  # the last one repeats
 
-WorkerKey = tuple[str, int]  # worker id, generation
+WorkerKey = tuple[str, int, str]  # worker id, generation, data address
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,9 @@ class Route:
     placement: Placement
     live: tuple[int, ...]  # indices into placement.workers
     links: dict[int, Link]  # by index
-    targets: dict[int, tuple[int, ...]]  # layer -> indices of workers that serve at least one of its experts
+    targets: dict[
+        int, tuple[int, ...]
+    ]  # layer -> indices of workers that serve at least one of its experts
 
 
 def plan_route(placement: Placement, links: dict[int, Link]) -> Route | None:
@@ -72,7 +78,8 @@ class RoutedDispatcher:
         self._seq = itertools.count(1)
 
     def set_placement(self, placement: Placement) -> None:
-        """Learn a committed placement; the switch happens at a later step's begin, once its workers are linked."""
+        """Learn a committed placement; the switch happens at a later step's begin, once its workers
+        are linked."""
         if self._newest is None or placement.epoch > self._newest.epoch:
             self._newest = placement
             self._refresh()
@@ -111,11 +118,20 @@ class RoutedDispatcher:
         replies = await self._ask(step, layer, [hidden_states.cpu()])
         if len({reply.digest for reply in replies}) > 1:
             DIVERGENCES.inc()
-            log.warning("gate.diverged", layer=layer, epoch=step.epoch, digests=[hex(r.digest) for r in replies])
+            log.warning(
+                "gate.diverged",
+                layer=layer,
+                epoch=step.epoch,
+                digests=[hex(r.digest) for r in replies],
+            )
             topk_weights, topk_ids = self._gates[layer](hidden_states)
-            replies = await self._ask(step, layer, [hidden_states.cpu(), topk_weights.cpu(), topk_ids.cpu()])
+            replies = await self._ask(
+                step, layer, [hidden_states.cpu(), topk_weights.cpu(), topk_ids.cpu()]
+            )
         combined = replies[0].tensors[0].float()
-        for reply in replies[1:]:  # in the order of the placement's workers: the sum does not depend on who was first
+        for reply in replies[
+            1:
+        ]:  # in the order of the placement's workers: the sum does not depend on who was first
             combined = combined + reply.tensors[0]
         return combined.to(hidden_states.device, hidden_states.dtype)
 
@@ -144,7 +160,13 @@ class RoutedDispatcher:
             if isinstance(outcome, MoesaicError):
                 self._route = None
                 self._refresh()
-                log.warning("expert_worker.failed", peer=link.peer, layer=layer, epoch=step.epoch, cause=str(outcome))
+                log.warning(
+                    "expert_worker.failed",
+                    peer=link.peer,
+                    layer=layer,
+                    epoch=step.epoch,
+                    cause=str(outcome),
+                )
                 raise ExpertUnavailable(layer, cause=f"{link.peer}: {outcome.code}") from outcome
             if not outcome.tensors or outcome.tensors[0].shape != tensors[0].shape:
                 link.discard("reply has another shape")
@@ -153,13 +175,22 @@ class RoutedDispatcher:
         return replies
 
     def _current_route(self) -> Route | None:
-        """The route of the newest placement that can be served; kept until a link or the placement changes."""
+        """The route of the newest placement that can be served; kept until a link or the placement
+        changes."""
         route = self._route
-        if route and route.placement is self._newest and all(link.alive for link in route.links.values()):
+        if (
+            route
+            and route.placement is self._newest
+            and all(link.alive for link in route.links.values())
+        ):
             return route
         self._route = None
         for placement in self._known_placements():
-            links = {idx: link for idx, w in enumerate(placement.workers) if (link := self._link_to(w)) is not None}
+            links = {
+                idx: link
+                for idx, w in enumerate(placement.workers)
+                if (link := self._link_to(w)) is not None
+            }
             route = plan_route(placement, links)
             if route is not None:
                 if self._in_use is not placement:
@@ -174,12 +205,14 @@ class RoutedDispatcher:
         return known[:1] if len(known) == 2 and known[0] is known[1] else known
 
     def _link_to(self, worker: PlacedWorker) -> Link | None:
-        link = self._links.get((worker.worker_id, worker.generation))
+        link = self._links.get(_key(worker))
         return link if link is not None and link.alive else None
 
     def _refresh(self) -> None:
         """Dial what is placed and not linked; drop links that no known placement names."""
-        wanted = {(w.worker_id, w.generation): w for p in self._known_placements() for w in p.workers}
+        wanted = {
+            _key(w): w for p in self._known_placements() for w in p.workers
+        }
         for key in [key for key in self._links if key not in wanted]:
             self._links.pop(key).discard("no longer placed")
         for key in [key for key in self._dialling if key not in wanted]:
@@ -199,7 +232,9 @@ class RoutedDispatcher:
                     break
                 except MoesaicError as error:
                     if attempt in (0, 10):
-                        log.info("expert_worker.unreachable", peer=worker.worker_id, cause=str(error))
+                        log.info(
+                            "expert_worker.unreachable", peer=worker.worker_id, cause=str(error)
+                        )
                     await asyncio.sleep(DIAL_BACKOFF_S[min(attempt, len(DIAL_BACKOFF_S) - 1)])
                     attempt += 1
             log.info("expert_worker.linked", peer=worker.worker_id, generation=worker.generation)
@@ -217,3 +252,7 @@ class RoutedDispatcher:
         for link in self._links.values():
             link.discard("closing")
         self._links = {}
+
+
+def _key(worker: PlacedWorker) -> WorkerKey:
+    return worker.worker_id, worker.generation, worker.data_address

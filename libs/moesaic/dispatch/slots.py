@@ -1,7 +1,8 @@
 """The experts resident in one process, by layer and slot, and their computation.
 
-A ``SlotTable`` never changes: a new placement makes a new table that shares the layers that stay as they were. So a step
-that is running keeps the experts it began with, whatever is being loaded or retired.
+A ``SlotTable`` never changes: a new placement makes a new table that shares the layers that stay as
+they were. So a step that is running keeps the experts it began with, whatever is being loaded or
+retired.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,8 @@ from moesaic.models.experts import load_expert
 
 @dataclass(frozen=True)
 class LayerSlots:
-    """One layer's slots: ``experts[s]`` lies in ``gate_up[s]`` ``[2I, H]`` and ``down[s]`` ``[H, I]``."""
+    """One layer's slots: ``experts[s]`` lies in ``gate_up[s]`` ``[2I, H]`` and ``down[s]`` ``[H,
+    I]``."""
 
     experts: tuple[int, ...]
     gate_up: Tensor
@@ -43,7 +45,12 @@ class SlotTable:
         return sum(layer.nbytes for layer in self.layers.values())
 
     def compute(
-        self, layer: int, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor, mine: Tensor
+        self,
+        layer: int,
+        hidden_states: Tensor,
+        topk_weights: Tensor,
+        topk_ids: Tensor,
+        mine: Tensor,
     ) -> Tensor:
         """The weighted sum over those of each row's experts that this process serves.
 
@@ -58,10 +65,13 @@ class SlotTable:
             float32 ``[T, H]``.
         """
         slots = self.layers[layer]
-        return grouped_experts(hidden_states, topk_weights, mine[topk_ids.long()], slots.gate_up, slots.down)
+        return grouped_experts(
+            hidden_states, topk_weights, mine[topk_ids.long()], slots.gate_up, slots.down
+        )
 
     def slot_of_expert(self, layer: int, num_experts: int, served: Sequence[bool]) -> Tensor:
-        """int64 ``[E]``: the first slot that holds each expert marked in ``served``, -1 elsewhere."""
+        """int64 ``[E]``: the first slot that holds each expert marked in ``served``, -1
+        elsewhere."""
         mine = torch.full((num_experts,), EMPTY_SLOT, dtype=torch.int64)
         for slot, expert in reversed(list(enumerate(self.layers[layer].experts))):
             if expert != EMPTY_SLOT and served[expert]:
@@ -89,7 +99,8 @@ def load_table(
     """Make the table that holds ``wanted[layer][slot]``, reading only what ``previous`` lacks.
 
     Raises:
-        CheckpointError: an expert's tensor is missing, damaged or mis-shaped; ``previous`` is untouched.
+        CheckpointError: an expert's tensor is missing, damaged or mis-shaped; ``previous`` is
+            untouched.
     """
     layers, loaded, kept = {}, 0, 0
     for layer, experts in wanted.items():

@@ -1,8 +1,9 @@
 """Which rows run next: continuous batching with chunked prefill, pure (events in, decisions out).
 
-Running work goes first, in the order it was admitted, so decodes keep their pace; what remains of the row budget admits and
-prefills waiting requests, first come first served. A generation that needs a block when none is free makes the youngest
-generation give up its blocks and compute them again later.
+Running work goes first, in the order it was admitted, so decodes keep their pace; what remains of
+the row budget admits and prefills waiting requests, first come first served. A generation that
+needs a block when none is free makes the youngest generation give up its blocks and compute them
+again later.
 """
 
 from collections import deque
@@ -65,11 +66,16 @@ class Batcher:
                 raise InvalidInput("labels", "every candidate must have at least one token")
             extra = max(len(c) for c in request.work.candidates)
             if extra > min(MAX_CANDIDATE_TOKENS, self.limits.max_num_batched_tokens):
-                raise InvalidInput("labels", f"a candidate may have at most {MAX_CANDIDATE_TOKENS} tokens, got {extra}")
+                raise InvalidInput(
+                    "labels",
+                    f"a candidate may have at most {MAX_CANDIDATE_TOKENS} tokens, got {extra}",
+                )
             most_blocks = blocks_for(prompt) + blocks_for(prompt + extra)
         else:
             if request.work.max_tokens < 1:
-                raise InvalidInput("max_tokens", f"must be at least 1, got {request.work.max_tokens}")
+                raise InvalidInput(
+                    "max_tokens", f"must be at least 1, got {request.work.max_tokens}"
+                )
             extra = request.work.max_tokens
             most_blocks = blocks_for(prompt + extra)
         if prompt + extra > self.limits.max_model_len or most_blocks > self.pool.num_blocks:
@@ -101,7 +107,8 @@ class Batcher:
         return [*self.running, *self.waiting]
 
     def plan(self) -> Plan:
-        """Decide the next step. Blocks are taken; nothing else changes until the step is reported done."""
+        """Decide the next step. Blocks are taken; nothing else changes until the step is reported
+        done."""
         plan, budget = Plan(), self.limits.max_num_batched_tokens
         for work in list(self.running):
             if budget == 0:
@@ -136,7 +143,8 @@ class Batcher:
         return sum(len(chunk.token_ids) for chunk in chunks)
 
     def _grow(self, plan: Plan, answer: Answer, blocks: int) -> bool:
-        """Make ``answer`` own ``blocks`` blocks, if need be at the cost of the youngest; false if it cost itself."""
+        """Make ``answer`` own ``blocks`` blocks, if need be at the cost of the youngest; false if
+        it cost itself."""
         missing = blocks - len(answer.blocks)
         while missing > self.pool.num_free:
             victim = next(w for w in reversed(self.running) if isinstance(w, Answer))

@@ -1,4 +1,5 @@
-"""KV blocks: who holds which. Blocks may be shared between sequences; the last owner frees a block."""
+"""KV blocks: who holds which. Blocks may be shared between sequences; the last owner frees a
+block."""
 
 BLOCK_SIZE = 16  # tokens
 

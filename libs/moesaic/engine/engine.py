@@ -1,10 +1,11 @@
 """The step loop: plan, run the decoder, sample, tell.
 
-Lives on the engine thread's event loop and owns everything torch. Requests come in through ``submit`` and ``cancel``; events go
-out through one callback, a step's events together.
+Lives on the engine thread's event loop and owns everything torch. Requests come in through
+``submit`` and ``cancel``; events go out through one callback, a step's events together.
 
-An expert worker that is lost does not fail requests at once: nothing of the failed step counts, and the same rows are run
-again when the experts can be reached. A request gives up at its own deadline, or after ``recovery_s`` without progress.
+An expert worker that is lost does not fail requests at once: nothing of the failed step counts, and
+the same rows are run again when the experts can be reached. A request gives up at its own deadline,
+or after ``recovery_s`` without progress.
 """
 
 import asyncio
@@ -38,16 +39,26 @@ from moesaic.models.step_batch import StepBatch
 log = structlog.get_logger()
 
 STEP_SECONDS = Histogram(
-    "moesaic_step_seconds", "Duration of one forward pass", buckets=[0.001 * 2**i for i in range(14)]
+    "moesaic_step_seconds",
+    "Duration of one forward pass",
+    buckets=[0.001 * 2**i for i in range(14)],
 )
-STEP_ROWS = Histogram("moesaic_step_rows", "Rows of one forward pass", buckets=[2**i for i in range(14)])
-STEP_RETRIES = Counter("moesaic_step_retries_total", "Forward passes that failed and were run again")
+STEP_ROWS = Histogram(
+    "moesaic_step_rows", "Rows of one forward pass", buckets=[2**i for i in range(14)]
+)
+STEP_RETRIES = Counter(
+    "moesaic_step_retries_total", "Forward passes that failed and were run again"
+)
 RUNNING = Gauge("moesaic_num_requests_running", "Requests being computed")
 WAITING = Gauge("moesaic_num_requests_waiting", "Requests waiting to be computed")
 BLOCKS_USED = Gauge("moesaic_kv_blocks_used", "KV blocks in use")
-PREEMPTIONS = Counter("moesaic_num_preemptions_total", "Generations that gave up their KV to older ones")
+PREEMPTIONS = Counter(
+    "moesaic_num_preemptions_total", "Generations that gave up their KV to older ones"
+)
 
-STALL_POLL_S = 0.05  # how often deadlines and cancellations are looked at while experts cannot be reached
+STALL_POLL_S = (
+    0.05  # how often deadlines and cancellations are looked at while experts cannot be reached
+)
 
 
 @dataclass(frozen=True)
@@ -106,7 +117,8 @@ class Engine:
         )
 
     async def run(self) -> None:
-        """Run steps until cancelled. A step that fails for a reason of its own fails its requests, not the loop."""
+        """Run steps until cancelled. A step that fails for a reason of its own fails its requests,
+        not the loop."""
         while True:
             self._expire()
             self._observe()
@@ -132,7 +144,9 @@ class Engine:
             batch = _to_batch(plan.chunks)
             self._cache.copy_blocks(plan.copies)
             logits = await self._decoder.forward(
-                batch, self._cache, lambda layer, hidden: self._dispatcher.dispatch(step, layer, hidden)
+                batch,
+                self._cache,
+                lambda layer, hidden: self._dispatcher.dispatch(step, layer, hidden),
             )
         except MoesaicError as error:
             STEP_RETRIES.inc()
@@ -140,7 +154,10 @@ class Engine:
             return
         except Exception:
             log.exception("step.failed", rows=sum(len(c.token_ids) for c in plan.chunks))
-            self._fail([c.owner for c in plan.chunks], MoesaicError("the step failed; see the worker's log"))
+            self._fail(
+                [c.owner for c in plan.chunks],
+                MoesaicError("the step failed; see the worker's log"),
+            )
             return
         STEP_SECONDS.observe(time.monotonic() - started)
         STEP_ROWS.observe(len(batch.token_ids))
@@ -148,9 +165,12 @@ class Engine:
         self._emit(self._advance(plan.chunks, logits, step.epoch))
 
     def _advance(self, chunks: list[Chunk], logits: Tensor, epoch: int) -> list[Event]:
-        """Move the state on after a successful step; ``logits`` has the wanted rows of all chunks, in order."""
+        """Move the state on after a successful step; ``logits`` has the wanted rows of all chunks,
+        in order."""
         events: list[Event] = []
-        live = set(map(id, self.batcher.everything()))  # a request may have been cancelled during the step
+        live = set(
+            map(id, self.batcher.everything())
+        )  # a request may have been cancelled during the step
         offset, answers = 0, []
         for chunk in chunks:
             rows = logits[offset : offset + chunk.wanted]
@@ -173,7 +193,9 @@ class Engine:
                 self._advance_answer(answer, row, token, epoch, events)
         return events
 
-    def _advance_answer(self, answer: Answer, row: Tensor, token: int, epoch: int, events: list[Event]) -> None:
+    def _advance_answer(
+        self, answer: Answer, row: Tensor, token: int, epoch: int, events: list[Event]
+    ) -> None:
         work, index, key = answer.work, answer.num_generated, answer.request.key
         if token in work.stop_token_ids and index < work.min_tokens:
             row = row.clone()
@@ -198,7 +220,9 @@ class Engine:
                 )
             )
 
-    def _advance_score(self, score: Score, chunk: Chunk, rows: Tensor, epoch: int, events: list[Event]) -> None:
+    def _advance_score(
+        self, score: Score, chunk: Chunk, rows: Tensor, epoch: int, events: list[Event]
+    ) -> None:
         candidates = score.work.candidates
         if chunk.candidate is None:
             score.computed += len(chunk.token_ids)
@@ -231,9 +255,17 @@ class Engine:
         for item in work:
             if item.stalled_since_s is None:
                 item.stalled_since_s = now
-        expired = [w for w in work if w.stalled_since_s is not None and now - w.stalled_since_s >= self._recovery_s]
+        expired = [
+            w
+            for w in work
+            if w.stalled_since_s is not None and now - w.stalled_since_s >= self._recovery_s
+        ]
         if expired:
-            cause = error if isinstance(error, ExpertUnavailable) else ExpertUnavailable(-1, cause=str(error))
+            cause = (
+                error
+                if isinstance(error, ExpertUnavailable)
+                else ExpertUnavailable(-1, cause=str(error))
+            )
             log.warning("requests.gave_up", count=len(expired), cause=str(error))
             self._fail(expired, cause)
         try:
@@ -244,7 +276,11 @@ class Engine:
 
     def _expire(self) -> None:
         now = time.monotonic()
-        late = [w for w in self.batcher.everything() if w.request.deadline_s is not None and w.request.deadline_s <= now]
+        late = [
+            w
+            for w in self.batcher.everything()
+            if w.request.deadline_s is not None and w.request.deadline_s <= now
+        ]
         for work in late:
             self._fail([work], DeadlineExceeded("the request", work.request.budget_ms))
 
@@ -266,7 +302,8 @@ class Engine:
 def _to_batch(chunks: list[Chunk]) -> StepBatch:
     tokens = [token for chunk in chunks for token in chunk.token_ids]
     positions = [chunk.start + i for chunk in chunks for i in range(len(chunk.token_ids))]
-    wanted, end = [], 0
+    wanted: list[int] = []
+    end = 0
     for chunk in chunks:
         end += len(chunk.token_ids)
         wanted += range(end - chunk.wanted, end)

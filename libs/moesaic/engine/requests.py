@@ -9,7 +9,8 @@ FinishReason = Literal["stop", "length"]
 
 
 class RequestKey(NamedTuple):
-    """Names a request in events and cancellations. Ids are unique within the stream they came by."""
+    """Names a request in events and cancellations. Ids are unique within the stream they came
+    by."""
 
     request_id: str
     attempt: int = 0
@@ -18,7 +19,8 @@ class RequestKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is picked. The n-th token of an answer depends on ``seed`` and ``n`` only."""
+    """How the next token is picked. The n-th token of an answer depends on ``seed`` and ``n``
+    only."""
 
     temperature: float = 0.0  # 0: greedy
     top_p: float = 1.0
@@ -33,14 +35,17 @@ class Generation:
 
     max_tokens: int
     min_tokens: int = 0
-    stop_token_ids: frozenset[int] = frozenset()  # the model's end tokens included, unless they are to be ignored
+    stop_token_ids: frozenset[int] = (
+        frozenset()
+    )  # the model's end tokens included, unless they are to be ignored
     sampling: Sampling = field(default_factory=Sampling)
     top_logprobs: int | None = None  # None: no log-probabilities; 0: the chosen token's only
 
 
 @dataclass(frozen=True)
 class Scoring:
-    """Log-probability of each candidate continuation of the prompt (MoE-Prefill section 3: no decode step)."""
+    """Log-probability of each candidate continuation of the prompt (MoE-Prefill section 3: no
+    decode step)."""
 
     candidates: tuple[tuple[int, ...], ...]
 

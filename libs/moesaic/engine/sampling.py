@@ -1,7 +1,7 @@
 """From logits to tokens.
 
-Randomness is counter-based: the draw for token ``n`` of a request is a function of its seed and ``n``. A request that goes on
-elsewhere therefore gets the same tokens as if it had stayed.
+Randomness is counter-based: the draw for token ``n`` of a request is a function of its seed and
+``n``. A request that goes on elsewhere therefore gets the same tokens as if it had stayed.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,8 @@ def sample(logits: Tensor, rows: Sequence[tuple[Sampling, int]]) -> list[int]:
 
 
 def _draw_token(logits: Tensor, how: Sampling, index: int) -> int:
-    """Filter in the usual order (temperature, top-k, top-p, min-p), then invert the cumulative distribution."""
+    """Filter in the usual order (temperature, top-k, top-p, min-p), then invert the cumulative
+    distribution."""
     probs = (logits.double() / how.temperature).softmax(dim=-1)
     kept, ids = probs.sort(descending=True, stable=True)
     if how.top_k:
@@ -50,7 +51,8 @@ def _draw_token(logits: Tensor, how: Sampling, index: int) -> int:
 
 
 def describe(logits: Tensor, token_id: int, num_top: int) -> TokenLogprob:
-    """Log-probability of ``token_id`` and of the ``num_top`` likeliest tokens, from one row ``[V]``."""
+    """Log-probability of ``token_id`` and of the ``num_top`` likeliest tokens, from one row
+    ``[V]``."""
     logprobs = logits.log_softmax(dim=-1)
     values, ids = logprobs.topk(num_top) if num_top else (logprobs[:0], logprobs[:0].long())
     top = tuple(zip(ids.tolist(), values.tolist(), strict=True))

@@ -1,7 +1,9 @@
-"""Running work: answers that grow token by token, and prompts whose candidate continuations are scored.
+"""Running work: answers that grow token by token, and prompts whose candidate continuations are
+scored.
 
-Both turn into ``Chunk`` s, runs of consecutive positions of one block table. State moves on only in ``advance``, after a
-step has succeeded; a step that failed is planned again from the same state and overwrites the same KV.
+Both turn into ``Chunk`` s, runs of consecutive positions of one block table. State moves on only in
+``advance``, after a step has succeeded; a step that failed is planned again from the same state and
+overwrites the same KV.
 """
 
 from dataclasses import dataclass, field
@@ -19,12 +21,15 @@ class Chunk:
     start: int
     block_table: list[int]
     wanted: int  # logits are wanted of the last ``wanted`` rows
-    candidate: int | None = None  # scoring: which candidate these rows belong to; None is the prompt
+    candidate: int | None = (
+        None  # scoring: which candidate these rows belong to; None is the prompt
+    )
 
 
 @dataclass(eq=False)
 class Answer:
-    """A generation. ``tokens`` is the prompt and what was generated; the first ``computed`` have their KV."""
+    """A generation. ``tokens`` is the prompt and what was generated; the first ``computed`` have
+    their KV."""
 
     request: Request
     work: Generation
@@ -40,7 +45,8 @@ class Answer:
         return len(self.tokens) - len(self.request.token_ids)
 
     def chunk(self, budget: int) -> Chunk:
-        """The next rows, at most ``budget``; the caller has made sure that ``blocks`` reach that far."""
+        """The next rows, at most ``budget``; the caller has made sure that ``blocks`` reach that
+        far."""
         rows = self.tokens[self.computed : self.computed + budget]
         reaches_end = self.computed + len(rows) == len(self.tokens)
         return Chunk(self, rows, self.computed, self.blocks, wanted=int(reaches_end))
@@ -53,19 +59,25 @@ class Answer:
 
 @dataclass(eq=False)
 class Score:
-    """A prompt and its candidates. All blocks it will ever need are taken at once, so it never waits half-way.
+    """A prompt and its candidates. All blocks it will ever need are taken at once, so it never
+    waits half-way.
 
-    Candidates of one token are read off the prompt's last row. Longer ones run as siblings behind the prompt's full blocks;
-    the partly filled last block is copied for each, since siblings write different tokens into it.
+    Candidates of one token are read off the prompt's last row. Longer ones run as siblings behind
+    the prompt's full blocks; the partly filled last block is copied for each, since siblings write
+    different tokens into it.
     """
 
     request: Request
     work: Scoring
     computed: int = 0
     blocks: list[int] = field(default_factory=list)  # of the prompt
-    lanes: list[list[int]] = field(default_factory=list)  # blocks of siblings that can run in one step
+    lanes: list[list[int]] = field(
+        default_factory=list
+    )  # blocks of siblings that can run in one step
     logprobs: list[float] = field(default_factory=list)
-    pending: list[int] = field(default_factory=list)  # candidates of several tokens that are not computed yet
+    pending: list[int] = field(
+        default_factory=list
+    )  # candidates of several tokens that are not computed yet
     epochs: list[tuple[int, int]] = field(default_factory=list)
     stalled_since_s: float | None = None
 
@@ -74,7 +86,8 @@ class Score:
         return self.request.token_ids
 
     def take_blocks(self, pool: BlockPool, most_lanes: int) -> bool:
-        """Take the prompt's blocks and as many lanes as useful and possible; false if not even one fits."""
+        """Take the prompt's blocks and as many lanes as useful and possible; false if not even one
+        fits."""
         longest = max(len(c) for c in self.work.candidates)
         siblings = sum(len(c) > 1 for c in self.work.candidates)
         prompt_blocks = blocks_for(len(self._prompt))
@@ -100,14 +113,27 @@ class Score:
             if len(rows) > budget:
                 break
             budget -= len(rows)
-            out.append(Chunk(self, rows, len(self._prompt), [*full, *lane], wanted=len(rows), candidate=candidate))
+            out.append(
+                Chunk(
+                    self,
+                    rows,
+                    len(self._prompt),
+                    [*full, *lane],
+                    wanted=len(rows),
+                    candidate=candidate,
+                )
+            )
         return out
 
     def copies(self, chunks: list[Chunk]) -> list[tuple[int, int]]:
         """KV blocks to copy, (from, to), before these chunks run."""
         tail = len(self._prompt) % BLOCK_SIZE
         full = len(self._prompt) // BLOCK_SIZE
-        return [(self.blocks[full], c.block_table[full]) for c in chunks if c.candidate is not None and tail]
+        return [
+            (self.blocks[full], c.block_table[full])
+            for c in chunks
+            if c.candidate is not None and tail
+        ]
 
     def release(self, pool: BlockPool) -> None:
         """Give all blocks back."""

@@ -1,4 +1,5 @@
-"""The engine thread: a second event loop, which owns torch and UCXX, beside the main loop, which must always answer."""
+"""The engine thread: a second event loop, which owns torch and UCXX, beside the main loop, which
+must always answer."""
 
 import asyncio
 import threading

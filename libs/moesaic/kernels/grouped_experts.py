@@ -1,7 +1,7 @@
 # Grouped experts: the weighted sum of SwiGLU experts over the rows routed to them.
-#   Layout     rows are sorted by slot, so each active slot is one pair of dense products; inactive slots cost nothing.
-#   Cost       2 * 3 * R * H * I multiply-adds; reads the weights of the active slots once.
-#   Order      a row's experts are added in ascending slot order, in float32: equal inputs give equal sums.
+#   Layout     rows are sorted by slot, so each active slot is one pair of dense products.
+#   Cost       2 * 3 * R * H * I operations; the active slots' weights are read once, others never.
+#   Order      a row's experts are added in ascending slot order, in float32: same input, same sum.
 """Grouped expert computation."""
 
 import torch
@@ -17,7 +17,8 @@ def grouped_experts(
     Args:
         hidden_states: float32 or bfloat16 ``[T, H]``.
         topk_weights: float32 ``[T, k]``.
-        slot_ids: int64 ``[T, k]``, in ``-1..S-1``; -1 means that the expert is not held here and adds nothing.
+        slot_ids: int64 ``[T, k]``, in ``-1..S-1``; -1 means that the expert is not held here and
+            adds nothing.
         gate_up: ``[S, 2I, H]``, dtype of ``hidden_states``: gate, then up.
         down: ``[S, H, I]``, same dtype.
 

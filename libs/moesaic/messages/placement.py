@@ -17,7 +17,8 @@ class PlacedWorker(msgspec.Struct, frozen=True, kw_only=True):
 class Placement(msgspec.Struct, frozen=True, kw_only=True, tag="placement.v1"):
     """The placement document: per layer and worker, the expert in each slot. Its epoch only grows.
 
-    ``slots[i][n][s]`` is the expert in slot ``s`` of worker ``n`` for decoder layer ``layers[i]``; -1 is an empty slot.
+    ``slots[i][n][s]`` is the expert in slot ``s`` of worker ``n`` for decoder layer ``layers[i]``;
+    -1 is an empty slot.
     """
 
     epoch: int
@@ -28,7 +29,8 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, tag="placement.v1"):
     slots: list[list[list[int]]]
 
     def holders(self, layer: int) -> list[list[int]]:
-        """For each expert of a decoder layer, the indices of the workers that hold it, ascending."""
+        """For each expert of a decoder layer, the indices of the workers that hold it,
+        ascending."""
         held: list[list[int]] = [[] for _ in range(self.num_experts)]
         for worker_idx, experts in enumerate(self.slots[self.layers.index(layer)]):
             for expert_id in experts:

@@ -11,7 +11,8 @@ WorkerState = Literal["starting", "ready", "draining"]
 class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="worker.v1"):
     """One registered process; the value of its lease key.
 
-    An expert worker is ``ready`` when it can take a placement, an attention worker when it can take requests.
+    An expert worker is ``ready`` when it can take a placement, an attention worker when it can take
+    requests.
     """
 
     worker_id: str

@@ -82,7 +82,8 @@ class MoE:
     num_experts: int
     top_k: int
     expert_size: int
-    # Softmax runs over all experts, then the top k are taken. Normalising those equals Mixtral's softmax over the chosen.
+    # Softmax runs over all experts, then the top k are taken. Normalising those equals Mixtral's
+    # softmax over the chosen.
     norm_topk_prob: bool
     routed_scaling_factor: float
     topk_method: TopkMethod

@@ -31,7 +31,7 @@ class Heads(Protocol):
 def attend(
     heads: Heads, queries: Tensor, plan: AttentionPlan, cache: KVCache, layer: int
 ) -> Tensor:
-    """The attention outputs ``[T, O]`` of the ``queries`` ``[T, heads, d]``; the cache holds this step's rows already."""
+    """The outputs ``[T, O]`` of the ``queries`` ``[T, heads, d]``; the cache holds this step's rows already."""
     if plan.single and not plan.runs:  # pure decode: the rows are already in order
         return heads.single(queries, cache.gather(layer, plan.single.slots), plan.single.mask)
     outputs = []

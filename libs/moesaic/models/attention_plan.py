@@ -42,7 +42,8 @@ class AttentionPlan:
 def plan_attention(
     batch: StepBatch, block_size: int, window: int | None, device: torch.device
 ) -> AttentionPlan:
-    """Work out the plan of ``batch``; a row sees its own and the ``window - 1`` positions before it, or all of them.
+    """Work out the plan of ``batch``; a row sees its own and the ``window - 1`` positions before
+    it, or all of them.
 
     The plan's tensors are on ``device``.
     """
@@ -114,7 +115,8 @@ def _single_rows(
     column = torch.arange(longest, device=device)
     seen = column < length  # [B, L]
     write_slots = slots.gather(1, length - 1).squeeze(1)
-    # Padding reads the sequence's own first token: masked, yet a NaN in another sequence's rows would still spread.
+    # Padding reads the sequence's own first token: masked, yet a NaN in another sequence's rows
+    # would still spread.
     slots = torch.where(seen, slots, slots[:, :1])
     if window is not None:
         seen = seen & (column >= length - window)

@@ -14,16 +14,17 @@ _STORED_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bflo
 class Checkpoint:
     """The tensors of one model directory; opening it checks every header and reads no payload.
 
-    Payload is read from the file straight into the tensor that is returned. Nothing is mapped or cached, so what a
-    process keeps is its own tensors and no more. Safe to use from several threads.
+    Payload is read from the file straight into the tensor that is returned. Nothing is mapped or
+    cached, so what a process keeps is its own tensors and no more. Safe to use from several
+    threads.
     """
 
     def __init__(self, directory: Path) -> None:
         """Check the headers of all files.
 
         Raises:
-            CheckpointError: no safetensors, a damaged or truncated file, a missing shard, or a tensor that is not in
-                the shard where the index says it is.
+            CheckpointError: no safetensors, a damaged or truncated file, a missing shard, or a
+                tensor that is not in the shard where the index says it is.
         """
         self.directory = directory
         self._tensors = list_tensors(directory)
@@ -37,7 +38,8 @@ class Checkpoint:
         """The tensor ``name`` as ``dtype`` on ``device``.
 
         Raises:
-            CheckpointError: there is no such tensor, its shape is not ``shape``, or its payload cannot be read.
+            CheckpointError: there is no such tensor, its shape is not ``shape``, or its payload
+                cannot be read.
         """
         stored = self._find(name, shape)
         return _load(name, stored, stored.shape, stored.start, dtype, device)
@@ -50,7 +52,8 @@ class Checkpoint:
         dtype: torch.dtype,
         device: torch.device,
     ) -> Tensor:
-        """Entry ``index`` along the first axis of the tensor ``name``, whose whole shape is ``shape``.
+        """Entry ``index`` along the first axis of the tensor ``name``, whose whole shape is
+        ``shape``.
 
         Raises:
             CheckpointError: as for ``read``.
@@ -89,7 +92,7 @@ def _load(
     device: torch.device,
 ) -> Tensor:
     payload = torch.empty(shape, dtype=_STORED_DTYPES[stored.dtype])
-    buffer = memoryview(payload.view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]  # numpy < buffer protocol stubs
+    buffer = memoryview(payload.view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
     try:
         with stored.file.open("rb", buffering=0) as file:
             file.seek(start)

@@ -7,8 +7,8 @@ from moesaic.errors import CheckpointError
 from moesaic.models.architecture import (
     GroupedQueryAttention,
     LatentAttention,
-    MoE,
     ModelConfig,
+    MoE,
     Rope,
     Yarn,
 )
@@ -31,8 +31,8 @@ def load_config(directory: Path) -> ModelConfig:
     """Read the model directory's ``config.json`` and ``generation_config.json``.
 
     Raises:
-        CheckpointError: not a directory, no ``config.json``, a field that is missing, invalid or asks for what is not
-            supported, or a damaged safetensors header.
+        CheckpointError: not a directory, no ``config.json``, a field that is missing, invalid or
+            asks for what is not supported, or a damaged safetensors header.
     """
     if not directory.is_dir():
         raise CheckpointError(

@@ -21,11 +21,12 @@ from moesaic.models.tensor_names import EMBEDDING, FINAL_NORM, HEAD, layer_prefi
 from moesaic.models.tensor_reader import TensorReader
 
 MoELayer = Callable[[int, Tensor], Awaitable[Tensor]]
-"""The routed experts: index of the decoder layer, normed hidden states ``[T, H]`` -> their weighted sum ``[T, H]``.
+"""The routed experts: index of the decoder layer, normed hidden states ``[T, H]`` -> their weighted
+sum ``[T, H]``.
 
-The decoder calls it, computes the shared expert, then awaits the result. So a plain function that sends its frames
-before it returns an awaitable overlaps the two; a coroutine function is right too, but starts only when awaited. It must
-not change the hidden states.
+The decoder calls it, computes the shared expert, then awaits the result. So a plain function that
+sends its frames before it returns an awaitable overlaps the two; a coroutine function is right too,
+but starts only when awaited. It must not change the hidden states.
 """
 
 

@@ -26,7 +26,8 @@ def load_expert(
     dtype: torch.dtype,
     device: torch.device,
 ) -> ExpertWeights:
-    """Read routed expert ``expert`` of decoder layer ``layer``, however the files name and group experts.
+    """Read routed expert ``expert`` of decoder layer ``layer``, however the files name and group
+    experts.
 
     Raises:
         CheckpointError: a tensor is missing, mis-shaped or cannot be read.

@@ -9,8 +9,8 @@ from moesaic.models.architecture import (
     Family,
     GroupedQueryAttention,
     LatentAttention,
-    MoE,
     ModelConfig,
+    MoE,
     Rope,
     TopkMethod,
     Yarn,
@@ -24,7 +24,8 @@ def read_family(fields: Fields, eos_token_ids: tuple[int, ...], digest: str) -> 
     """Build the family-neutral configuration from the fields of ``config.json``.
 
     Raises:
-        CheckpointError: an unknown family, or a field that is missing, invalid or asks for what is not supported.
+        CheckpointError: an unknown family, or a field that is missing, invalid or asks for what is
+            not supported.
     """
     family = fields.choice("model_type", tuple(_READERS))
     fields.choice("hidden_act", ("silu",), "silu")
@@ -67,7 +68,7 @@ def _read_mixtral(fields: Fields) -> _Parts:
     )
     moe = _moe(
         fields,
-        fields.size("num_local_experts"),
+        _num_experts(fields),
         fields.size("intermediate_size"),
         norm_topk_prob=True,
     )
@@ -82,7 +83,7 @@ def _read_qwen2_moe(fields: Fields) -> _Parts:
     attention = _grouped_query_attention(fields, qkv_bias=fields.flag("qkv_bias", True))
     moe = _moe(
         fields,
-        fields.size("num_experts"),
+        _num_experts(fields),
         fields.size("moe_intermediate_size"),
         norm_topk_prob=fields.flag("norm_topk_prob", False),
         shared_expert_size=fields.size("shared_expert_intermediate_size"),
@@ -99,7 +100,7 @@ def _read_qwen3_moe(fields: Fields) -> _Parts:
     )
     moe = _moe(
         fields,
-        fields.size("num_experts"),
+        _num_experts(fields),
         fields.size("moe_intermediate_size"),
         norm_topk_prob=fields.flag("norm_topk_prob", False),
     )
@@ -123,7 +124,8 @@ def _read_deepseek_v2(fields: Fields) -> _Parts:
         fields,
         fields.size("n_routed_experts"),
         expert_size,
-        # transformers, the reference here, ignores norm_topk_prob for this family; every released checkpoint says false.
+        # transformers, the reference here, ignores norm_topk_prob for this family; every released
+        # checkpoint says false.
         norm_topk_prob=False,
         shared_expert_size=fields.size("n_shared_experts", 0, least=0) * expert_size,
         routed_scaling_factor=fields.number("routed_scaling_factor", 1.0),
@@ -198,6 +200,11 @@ def _moe(
         shared_expert_size=shared_expert_size,
         shared_expert_gated=shared_expert_gated,
     )
+
+
+def _num_experts(fields: Fields) -> int:
+    # transformers has saved either name
+    return fields.size("num_local_experts" if fields.has("num_local_experts") else "num_experts")
 
 
 def _qwen_moe_layers(fields: Fields) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from moesaic.models.architecture import MoE, ModelConfig
+from moesaic.models.architecture import ModelConfig, MoE
 from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.tensor_names import moe_prefix
 
@@ -39,8 +39,8 @@ class Gate:
         """Choose experts for the rows of ``hidden_states`` ``[T, H]``.
 
         Returns:
-            topk_weights: float32 ``[T, k]``, normalised and scaled as the family demands, ready to multiply expert
-                outputs with; topk_ids: int32 ``[T, k]``, heaviest first.
+            topk_weights: float32 ``[T, k]``, normalised and scaled as the family demands, ready to
+                multiply expert outputs with; topk_ids: int32 ``[T, k]``, heaviest first.
         """
         return select_experts(
             F.linear(hidden_states.to(self._weight.dtype), self._weight), self._moe
@@ -50,8 +50,8 @@ class Gate:
 def select_experts(gate_logits: Tensor, moe: MoE) -> tuple[Tensor, Tensor]:
     """Choose the top-k experts of each token from its ``gate_logits`` (any float, ``[T, E]``).
 
-    Softmax runs over all experts in float32. Group-limited routing first keeps the ``topk_group`` groups whose best
-    expert scores highest (DeepSeek-V2, arXiv:2405.04434, section 2.2.2).
+    Softmax runs over all experts in float32. Group-limited routing first keeps the ``topk_group``
+    groups whose best expert scores highest (DeepSeek-V2, arXiv:2405.04434, section 2.2.2).
 
     Returns:
         topk_weights: float32 ``[T, k]``; topk_ids: int32 ``[T, k]``, heaviest first.

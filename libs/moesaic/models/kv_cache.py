@@ -11,8 +11,8 @@ from moesaic.models.architecture import ModelConfig
 class KVCache:
     """One row of ``config.kv_width`` numbers per layer and cached token.
 
-    What a row means is the attention's affair: keys and values, or the latent and the shared rotated key. Token ``i`` of
-    block ``b`` is row ``b * block_size + i``.
+    What a row means is the attention's affair: keys and values, or the latent and the shared
+    rotated key. Token ``i`` of block ``b`` is row ``b * block_size + i``.
     """
 
     def __init__(

@@ -113,10 +113,15 @@ class LatentLayer:
 
     def run(self, queries: Tensor, cached: Tensor, mask: Tensor | None) -> Tensor:
         """See ``Heads.run``. Over many rows, expanding keys and values beats the wide latents."""
-        latent, rope_key = cached[:, : self.shape.kv_lora_rank], cached[:, self.shape.kv_lora_rank :]
+        latent, rope_key = (
+            cached[:, : self.shape.kv_lora_rank],
+            cached[:, self.shape.kv_lora_rank :],
+        )
         key_up, value_up = self._up_projections()
         nope = torch.einsum("sl,hnl->hsn", latent, key_up)
-        keys = torch.cat((nope, rope_key.expand(len(nope), -1, -1)), dim=-1)  # [heads, L, nope + rope]
+        keys = torch.cat(
+            (nope, rope_key.expand(len(nope), -1, -1)), dim=-1
+        )  # [heads, L, nope + rope]
         values = torch.einsum("sl,hvl->hsv", latent, value_up)
         # With values as wide as keys torch has a fused attention that never holds all scores.
         padded = F.pad(values, (0, max(0, keys.shape[-1] - values.shape[-1])))

@@ -13,8 +13,9 @@ from moesaic.models.architecture import Rope, Yarn
 class Rotation:
     """The rotations of one step's rows, by their positions.
 
-    A pair ``(a, b)`` turns into ``(a cos - b sin, b cos + a sin)``. Pairs are ``(i, i + d/2)``, or neighbours where
-    ``interleaved``. With the sign kept in ``sin``, either is one multiply and one multiply-add.
+    A pair ``(a, b)`` turns into ``(a cos - b sin, b cos + a sin)``. Pairs are ``(i, i + d/2)``, or
+    neighbours where ``interleaved``. With the sign kept in ``sin``, either is one multiply and one
+    multiply-add.
     """
 
     cos: Tensor  # [T, 1, d]

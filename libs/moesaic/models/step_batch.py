@@ -9,9 +9,9 @@ from torch import Tensor
 class StepBatch:
     """One forward pass over rows of several sequences, flattened.
 
-    The rows of a sequence are consecutive positions, and each attends to position 0 up to its own. So a prompt, a chunk
-    of one, the rest of one whose prefix is cached, and a decoded token are all the same thing. Sequences may share
-    leading blocks, which a step only reads.
+    The rows of a sequence are consecutive positions, and each attends to position 0 up to its own.
+    So a prompt, a chunk of one, the rest of one whose prefix is cached, and a decoded token are all
+    the same thing. Sequences may share leading blocks, which a step only reads.
     """
 
     token_ids: Tensor  # int64 [T]

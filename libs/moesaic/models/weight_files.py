@@ -1,7 +1,9 @@
-"""Which safetensors files a model directory has, and what their headers say. Reads no payload and needs no torch.
+"""Which safetensors files a model directory has, and what their headers say. Reads no payload and
+needs no torch.
 
-A file is 8 bytes of length (little-endian), a JSON header of that length and the payload; the header names each tensor's
-dtype, shape and place in the payload. Everything is checked before it is believed: a header comes from outside.
+A file is 8 bytes of length (little-endian), a JSON header of that length and the payload; the
+header names each tensor's dtype, shape and place in the payload. Everything is checked before it is
+believed: a header comes from outside.
 """
 
 import json
@@ -34,8 +36,8 @@ def list_tensors(directory: Path) -> dict[str, StoredTensor]:
     """Every tensor of the model in ``directory``, by name.
 
     Raises:
-        CheckpointError: no safetensors, a damaged header, a shard that the index names is not there, or a tensor is
-            not in the shard that the index names.
+        CheckpointError: no safetensors, a damaged header, a shard that the index names is not
+            there, or a tensor is not in the shard that the index names.
     """
     index_path = directory / INDEX_FILE
     if not index_path.exists():

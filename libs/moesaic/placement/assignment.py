@@ -1,4 +1,5 @@
-"""Which holder serves an expert: one answer, computed alike by every worker from the placement alone."""
+"""Which holder serves an expert: one answer, computed alike by every worker from the placement
+alone."""
 
 from collections.abc import Sequence
 
@@ -13,8 +14,9 @@ def assign_holders(
 ) -> NDArray[np.int32]:
     """Choose one live holder for every expert, so that workers serve about equally many experts.
 
-    Experts with the fewest holders choose first, ties by expert id; each takes its least loaded holder, ties by worker
-    index. No worker needs to ask another: the same arguments give the same answer everywhere.
+    Experts with the fewest holders choose first, ties by expert id; each takes its least loaded
+    holder, ties by worker index. No worker needs to ask another: the same arguments give the same
+    answer everywhere.
 
     Args:
         holders: for each expert, the indices of the workers that hold it.

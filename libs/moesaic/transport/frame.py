@@ -50,6 +50,9 @@ class FrameKind(IntEnum):
     ACCEPT = 21
 
 
+_KIND_OF_CODE = {kind.value: kind for kind in FrameKind}
+
+
 @dataclass(frozen=True)
 class FrameLimits:
     """The largest frame a receiver believes; nothing larger is ever allocated."""
@@ -94,11 +97,12 @@ class Frame:
         starts, body_start = _layout([tensor.nbytes for tensor in self.tensors])
         memory = np.empty(body_start + len(self.body), np.uint8)
         for tensor, start in zip(self.tensors, starts, strict=True):
-            end = start + tensor.nbytes
-            if tensor.nbytes:
+            nbytes = tensor.nbytes
+            if nbytes:
                 place = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=start)
-                place.view(tensor.shape).copy_(tensor)
-            memory[end : _aligned(end)] = 0  # never send what the memory held before
+                place.view_as(tensor).copy_(tensor)
+            if nbytes % _ALIGNMENT:  # never send what the memory held before
+                memory[start + nbytes : _aligned(start + nbytes)] = 0
         if self.body:
             memory[body_start:] = np.frombuffer(self.body, np.uint8)
         if len(self.request_id) != 16:
@@ -171,10 +175,9 @@ def _read_header(message: Message, limits: FrameLimits) -> list[Any]:
         raise FrameError("header_len", f"must be {HEADER_BYTES}, got {header_len}")
     if HEADER_BYTES + nbytes > limits.max_bytes:
         raise FrameError("nbytes", f"at most {limits.max_bytes - HEADER_BYTES} are allowed, got {nbytes}")
-    try:
-        header[3] = FrameKind(kind)
-    except ValueError:
-        raise FrameError("kind", f"unknown kind {kind}") from None
+    if kind not in _KIND_OF_CODE:
+        raise FrameError("kind", f"unknown kind {kind}")
+    header[3] = _KIND_OF_CODE[kind]
     return header
 
 
@@ -183,24 +186,28 @@ def _read_tensors(
 ) -> tuple[list[Tensor], int]:
     if num_tensors > MAX_TENSORS:
         raise FrameError("num_tensors", f"at most {MAX_TENSORS}, got {num_tensors}")
-    entries = list(zip(table[::3], table[1::3], table[2::3], strict=True))[:num_tensors]
-    for idx, (code, rows, cols) in enumerate(entries):
-        if code not in _DTYPE_OF_CODE:
+    tensors = []
+    start = HEADER_BYTES
+    for idx in range(num_tensors):
+        code, rows, cols = table[3 * idx : 3 * idx + 3]
+        dtype = _DTYPE_OF_CODE.get(code)
+        if dtype is None:
             raise FrameError(f"tensors[{idx}].dtype", f"unknown code {code}")
         if rows > limits.max_rows or cols > limits.max_cols:
-            raise FrameError(f"tensors[{idx}].shape", f"{rows} x {cols} exceeds {limits.max_rows} x {limits.max_cols}")
-    dtypes = [_DTYPE_OF_CODE[code] for code, _, _ in entries]
-    sizes = [rows * cols * dtype.itemsize for (_, rows, cols), dtype in zip(entries, dtypes, strict=True)]
-    starts, body_start = _layout(sizes)
-    if body_start > message.size:
-        raise FrameError("tensors", f"need {body_start - HEADER_BYTES} bytes, {message.size - HEADER_BYTES} came")
-    tensors = [
-        torch.frombuffer(message, dtype=dtype, count=rows * cols, offset=start).view(rows, cols)
-        if rows * cols
-        else torch.empty(rows, cols, dtype=dtype)
-        for (_, rows, cols), dtype, start in zip(entries, dtypes, starts, strict=True)
-    ]
-    return tensors, body_start
+            raise FrameError(
+                f"tensors[{idx}].shape",
+                f"at most {limits.max_rows} x {limits.max_cols}, got {rows} x {cols}",
+            )
+        end = start + rows * cols * dtype.itemsize
+        if end > message.size:
+            raise FrameError(f"tensors[{idx}]", f"ends at byte {end} of {message.size}")
+        tensors.append(
+            torch.frombuffer(message, dtype=dtype, count=rows * cols, offset=start).view(rows, cols)
+            if rows * cols
+            else torch.empty(rows, cols, dtype=dtype)
+        )
+        start = _aligned(end)
+    return tensors, start
 
 
 def _table_of(tensors: list[Tensor]) -> list[int]:

@@ -1,0 +1,175 @@
+"""Chat templates: messages to the one text that the model was trained on. Needs no torch.
+
+A template comes with the model and is trusted as the operator trusts the model; the messages are
+not trusted. So rendering is sandboxed and bounded in what it can loop over and produce, but a
+malicious template can still waste time.
+"""
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from moesaic.errors import CheckpointError, InvalidInput
+from moesaic.models.fields import read_json
+from moesaic.models.tokenizer import read_special_tokens
+
+TEMPLATE_KWARGS = frozenset(
+    {"enable_thinking", "thinking", "reasoning_effort", "tools", "documents"}
+)
+MAX_CHARACTERS = 4_000_000
+MAX_LOOPS = 100_000  # total length of all ranges in one rendering
+
+
+class ChatTemplate:
+    """The chat template of one model directory. Safe to use from several threads."""
+
+    def __init__(self, template: jinja2.Template, special: Mapping[str, str]) -> None:
+        """Take the parts; ``load`` reads them. ``special`` has the texts of ``bos_token`` and the like."""
+        self._template, self._special = template, dict(special)
+
+    @classmethod
+    def load(cls, directory: Path) -> "ChatTemplate":
+        """Read ``chat_template.jinja``, or ``chat_template`` in ``tokenizer_config.json``.
+
+        Raises:
+            InvalidInput: the model has no chat template.
+            CheckpointError: the template is not valid Jinja, or the file is invalid.
+        """
+        file, source = _read_source(directory)
+        if source is None:
+            raise InvalidInput("messages", "this model has no chat template; send a prompt instead")
+        try:
+            template = _environment().from_string(source)
+        except (jinja2.TemplateError, InvalidInput) as error:
+            raise CheckpointError(file, f"the chat template is invalid: {error}") from error
+        return cls(template, read_special_tokens(directory))
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        **kwargs: Any,
+    ) -> str:
+        """The text of a conversation, up to where the model's answer begins if
+        ``add_generation_prompt``.
+
+        Args:
+            messages: ``role`` and ``content`` of each turn, and what else the template knows.
+            add_generation_prompt: whether to end with what opens an answer.
+            kwargs: of ``TEMPLATE_KWARGS``, for the template.
+
+        Raises:
+            InvalidInput: the template refuses the messages, an unknown keyword, or the text is too
+                long.
+        """
+        for name in kwargs.keys() - TEMPLATE_KWARGS:
+            allowed = ", ".join(sorted(TEMPLATE_KWARGS))
+            raise InvalidInput(f"chat_template_kwargs.{name}", f"is not one of {allowed}")
+        variables = {
+            **self._special,
+            **kwargs,
+            "messages": messages,
+            "add_generation_prompt": add_generation_prompt,
+            "range": _LoopBudget().range,
+        }
+        try:
+            return _joined(self._template, variables)
+        except InvalidInput:
+            raise
+        except (
+            Exception
+        ) as error:  # a template is a program, and what it trips over lies in the messages
+            raise InvalidInput("messages", f"the chat template refuses them: {error}") from error
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """The sandbox, which also refuses to repeat a text beyond the size of any prompt."""
+
+    intercepted_binops = frozenset({"*"})
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """Multiply; ``'A' * 200000000`` would be made before any check of the output."""
+        for text, times in ((left, right), (right, left)):
+            if isinstance(text, (str, list, tuple)) and isinstance(times, int):
+                _check_size(len(text) * times)
+        return super().call_binop(context, operator, left, right)
+
+
+class _LoopBudget:
+    """The ``range`` of one rendering: nested loops share one bound."""
+
+    def __init__(self) -> None:
+        self._left = MAX_LOOPS
+
+    def range(self, *bounds: int) -> range:
+        loops = range(*bounds)
+        self._left -= len(loops)
+        if self._left < 0:
+            raise jinja2.TemplateRuntimeError(f"its loops pass {MAX_LOOPS} rounds")
+        return loops
+
+
+def _environment() -> _Environment:
+    environment = _Environment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _read_source(directory: Path) -> tuple[str, str | None]:
+    path = directory / "chat_template.jinja"
+    if path.is_file():
+        return path.name, path.read_text(encoding="utf-8")
+    path = directory / "tokenizer_config.json"
+    template = read_json(path).get("chat_template") if path.is_file() else None
+    if isinstance(template, list):  # several, by name
+        named = {
+            entry.get("name"): entry.get("template")
+            for entry in template
+            if isinstance(entry, dict)
+        }
+        template = named.get("default")
+    if template is not None and not isinstance(template, str):
+        raise CheckpointError(
+            path.name, f"chat_template: expected text, got {type(template).__name__}"
+        )
+    return path.name, template
+
+
+def _joined(template: jinja2.Template, variables: Mapping[str, Any]) -> str:
+    pieces, size = [], 0
+    for piece in template.generate(variables):
+        size += len(piece)
+        _check_size(size)
+        pieces.append(piece)
+    return "".join(pieces)
+
+
+def _check_size(size: int) -> None:
+    if size > MAX_CHARACTERS:
+        raise InvalidInput(
+            "messages", f"their text passes {MAX_CHARACTERS} characters; send fewer or shorter ones"
+        )
+
+
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: int | None = None, sort_keys: bool = False
+) -> str:
+    # Jinja's own filter would escape the text for HTML.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateRuntimeError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.datetime.now().strftime(form)

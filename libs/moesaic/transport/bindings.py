@@ -1,0 +1,220 @@
+"""UCX, as far as we use it: the only module that imports its bindings.
+
+Tagged messages between workers that know each other's addresses. The worker never spins: whenever nothing moves it is
+armed, and its file descriptor wakes the event loop. (Spinning was measured and left out: where processes share cores it
+lengthens the round trip by what it spins, and elsewhere it gained nothing.)
+"""
+
+import asyncio
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+os.environ.setdefault("UCX_LOG_LEVEL", "error")  # UCX reads it when its library is loaded
+
+from ucxx._lib import libucxx
+from ucxx._lib.arr import Array
+
+from moesaic.transport.frame import Message
+
+UCXError = libucxx.UCXError
+
+_ANY_TAG = libucxx.UCXXTag(0)
+_ANY_MASK = libucxx.UCXXTagMask(0)
+_ROUNDS = 32  # of progress before other tasks of the event loop get their turn
+_CLOSE_S = 0.5  # for peers to take what was sent, at the end
+
+_abandoned: list[Any] = []  # what hung peers may still use: freeing it could wait for them for ever
+
+
+@dataclass(slots=True)
+class _Transfer:
+    """Something under way: UCX uses ``memory`` until ``request`` is completed."""
+
+    request: Any
+    memory: Message | None
+    finish: Callable[[str | None], None]  # takes the error, if any
+
+
+class UcxWorker:
+    """One UCX context and worker, driven by the running event loop."""
+
+    def __init__(self, tls: str | None, reports_failure: bool, max_bytes: int) -> None:
+        """Open the transports.
+
+        Args:
+            tls: a UCX_TLS value; None for what the environment says.
+            reports_failure: use only transports that report a dead peer (in UCX 1.21 shared memory does not).
+            max_bytes: a longer message ends its connection unread.
+
+        Raises:
+            UCXError: this machine offers none of the transports.
+        """
+        features = (libucxx.Feature.TAG, libucxx.Feature.WAKEUP)
+        self._context = libucxx.UCXContext({"TLS": tls} if tls else {}, features)
+        self._worker = libucxx.UCXWorker(self._context)
+        self._worker.init_blocking_progress_mode()
+        self._reports_failure, self._max_bytes = reports_failure, max_bytes
+        self.address: bytes = self._worker.address.tobytes()
+        self._endpoints: dict[int, UcxEndpoint] = {}  # by the tag they receive
+        self._transfers: list[_Transfer] = []
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._worker.epoll_file_descriptor, self._progress)
+        self._wakeup: asyncio.Handle | None = self._loop.call_soon(self._progress)
+
+    def connect(
+        self,
+        address: bytes,
+        tags: tuple[int, int],
+        on_message: Callable[[Message], None],
+        on_lost: Callable[[str], None],
+    ) -> "UcxEndpoint":
+        """Open a connection to the worker at ``address``, which knows the same ``tags`` (to send, to receive) reversed.
+
+        Raises:
+            UCXError: no transport leads there, or it is no address.
+        """
+        far = libucxx.UCXAddress.create_from_buffer(address)
+        handle = self._worker.create_endpoint_from_worker_address(far, self._reports_failure)
+        endpoint = UcxEndpoint(self, handle, tags, on_message, on_lost)
+        self._endpoints[tags[1]] = endpoint
+        self.wake()
+        return endpoint
+
+    def wake(self) -> None:
+        """Let UCX progress in the next turn of the event loop."""
+        if self._wakeup is None:
+            self._wakeup = self._loop.call_soon(self._progress)
+
+    def track(
+        self, request: Any, memory: Message | None, finish: Callable[[str | None], None]
+    ) -> None:
+        """Keep ``memory`` until ``request`` is completed, then call ``finish`` with its error, if any."""
+        self._transfers.append(_Transfer(request, memory, finish))
+        self.wake()
+
+    def forget(self, receive_tag: int) -> None:
+        """Drop what comes with this tag from now on."""
+        self._endpoints.pop(receive_tag, None)
+
+    async def close(self) -> None:
+        """Close all endpoints, then the worker; waits a little for peers that still take what was sent."""
+        for endpoint in list(self._endpoints.values()):
+            endpoint.close()
+        give_up_at = self._loop.time() + _CLOSE_S
+        while self._transfers and self._loop.time() < give_up_at:
+            self.wake()
+            await asyncio.sleep(0.001)
+        self._loop.remove_reader(self._worker.epoll_file_descriptor)
+        if self._wakeup:
+            self._wakeup.cancel()
+        if self._transfers:
+            _abandoned.append((self._context, self._worker, self._transfers))
+        del self._worker, self._context
+
+    def _progress(self) -> None:
+        """Move what can be moved, then arm; the file descriptor or ``wake`` brings us back."""
+        self._wakeup = None
+        for _ in range(_ROUNDS):
+            moved = self._worker.progress_once()
+            self._probe()
+            self._finish()
+            if not moved and self._worker.arm():  # not armed: something has come since
+                return
+        self.wake()
+
+    def _probe(self) -> None:
+        """Start to receive whatever has arrived."""
+        while (found := self._worker.tag_probe(_ANY_TAG, _ANY_MASK)).matched:
+            endpoint = self._endpoints.get(found.sender_tag.value)
+            if endpoint and found.length > self._max_bytes:
+                endpoint.lose(f"a message of {found.length} bytes exceeds {self._max_bytes}")
+                endpoint = None
+            # One byte suffices to be rid of a message: UCX drops what does not fit.
+            memory = np.empty(found.length if endpoint else 1, np.uint8)
+            request = self._worker.tag_recv(Array(memory), found.sender_tag)
+            finish = partial(endpoint.received, memory) if endpoint else _ignore
+            self._transfers.append(_Transfer(request, memory, finish))
+
+    def _finish(self) -> None:
+        transfers, self._transfers = self._transfers, []  # finishing one may start another
+        for transfer in transfers:
+            if transfer.request.completed:
+                transfer.finish(_error_of(transfer.request))
+            else:
+                self._transfers.append(transfer)
+
+
+class UcxEndpoint:
+    """One connection. Reports from the event loop, never from inside ``send`` or ``close``, and never after ``close``."""
+
+    def __init__(
+        self,
+        worker: UcxWorker,
+        handle: Any,
+        tags: tuple[int, int],
+        on_message: Callable[[Message], None],
+        on_lost: Callable[[str], None],
+    ) -> None:
+        self._worker, self._handle, self._receive_tag = worker, handle, tags[1]
+        self._send_tag = libucxx.UCXXTag(tags[0])
+        self._on_message, self._on_lost = on_message, on_lost
+        self._open = True
+        handle.set_close_callback(self.lose, ("the connection broke",))
+
+    def send(self, message: Message) -> None:
+        """Start sending; the memory is UCX's until it is done with it."""
+        if not self._open:
+            return
+        try:
+            request = self._handle.tag_send(Array(message), self._send_tag)
+        except UCXError as error:
+            self.lose(f"cannot send: {error}")
+            return
+        self._worker.track(request, message, self._sent)
+
+    def close(self) -> None:
+        """Abort what is under way, both ways; calling it again changes nothing."""
+        if not self._open:
+            return
+        self._open = False
+        self._worker.forget(self._receive_tag)
+        self._handle.remove_close_callback()
+        if self._handle.alive:  # UCX has closed a broken one itself, and closing it twice crashes
+            self._worker.track(self._handle.close(), None, _ignore)
+
+    def received(self, message: Message, error: str | None) -> None:
+        """Take the end of a receive."""
+        if error:
+            self.lose(f"cannot receive: {error}")
+        elif self._open:
+            self._on_message(message)
+
+    def lose(self, cause: str) -> None:
+        """Report, in a later turn of the event loop, that nothing more will come or go."""
+        asyncio.get_running_loop().call_soon(self._report, cause)
+
+    def _report(self, cause: str) -> None:
+        if self._open:
+            self.close()
+            self._on_lost(cause)
+
+    def _sent(self, error: str | None) -> None:
+        if error:
+            self.lose(f"cannot send: {error}")
+
+
+def _ignore(error: str | None) -> None:
+    """Take the end of a transfer that nobody waits for."""
+
+
+def _error_of(request: Any) -> str | None:
+    try:
+        request.check_error()
+    except UCXError as error:
+        return str(error)
+    return None

@@ -1,0 +1,127 @@
+"""The dialling end of a connection: asks, matches replies to requests, and keeps the peer's pulse."""
+
+import asyncio
+import itertools
+
+import structlog
+
+from moesaic.errors import FrameError, InvalidInput, MoesaicError, PeerLost
+from moesaic.transport.exchange import Batch
+from moesaic.transport.failure import error_of
+from moesaic.transport.frame import Frame, FrameKind, FrameLimits, Message
+from moesaic.transport.pulse import Pulse, Verdict
+from moesaic.transport.wire import Wire
+
+log = structlog.get_logger()
+
+
+class DialledLink:
+    """A ``Link`` over a wire. Any number of calls may be outstanding; ``seq`` tells them apart."""
+
+    def __init__(self, peer: str, wire: Wire, limits: FrameLimits) -> None:
+        self._peer, self._wire, self._limits = peer, wire, limits
+        self._alive = True
+        self._outstanding: dict[int, tuple[Frame, Batch, int]] = {}  # by seq
+        self._pulse = Pulse(asyncio.get_running_loop().time())
+        self._ping_seq = itertools.count(1)
+        self._first_pong: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def peer(self) -> str:
+        """See ``Link.peer``."""
+        return self._peer
+
+    @property
+    def alive(self) -> bool:
+        """See ``Link.alive``."""
+        return self._alive
+
+    def discard(self, cause: str) -> None:
+        """See ``Link.discard``."""
+        self._end(PeerLost(self._peer, cause))
+
+    async def answered(self) -> None:
+        """Ping once and wait for the answer: messages can flow both ways. Cancelling it discards the link.
+
+        Raises:
+            PeerLost: the link ended first.
+        """
+        self._ping()
+        try:
+            await self._first_pong
+        except asyncio.CancelledError:
+            self.discard("the dial was given up")
+            raise
+
+    def call(self, frame: Frame, batch: Batch, idx: int) -> None:
+        """Send a request whose outcome is number ``idx`` of ``batch``."""
+        if not self._alive:
+            batch.settle(idx, PeerLost(self._peer, "the link is closed"))
+            return
+        if frame.seq in self._outstanding:
+            batch.settle(idx, InvalidInput("seq", f"{frame.seq} is outstanding on this link already"))
+            return
+        try:
+            message = frame.encode()
+        except InvalidInput as error:
+            batch.settle(idx, error)
+            return
+        self._outstanding[frame.seq] = (frame, batch, idx)
+        self._wire.send(message)
+
+    def beat(self, now: float) -> None:
+        """Act on the peer's pulse; called once per interval."""
+        verdict = self._pulse.check(now, busy=bool(self._outstanding))
+        if verdict is Verdict.EJECT:
+            self.discard("no heartbeat")
+        elif not self._outstanding:
+            if verdict is Verdict.WARN:
+                log.warning("link.suspected", peer=self._peer)
+            self._ping()
+
+    def on_lost(self, cause: str) -> None:
+        """See ``Receiver.on_lost``."""
+        self.discard(cause)
+
+    def on_message(self, message: Message) -> None:
+        """Match an answer to its call; anything that is not the expected answer ends the link."""
+        self._pulse.heard(asyncio.get_running_loop().time())
+        try:
+            frame = Frame.decode(message, self._limits)
+            if frame.kind is FrameKind.PONG:
+                if not self._first_pong.done():
+                    self._first_pong.set_result(None)
+                return
+            batch, idx = self._match(frame)
+            outcome = error_of(frame) if frame.kind is FrameKind.ERROR else frame
+        except FrameError as error:
+            self._end(error)
+            return
+        del self._outstanding[frame.seq]
+        batch.settle(idx, outcome)
+
+    def _match(self, frame: Frame) -> tuple[Batch, int]:
+        if frame.kind not in (FrameKind.REPLY, FrameKind.ERROR):
+            raise FrameError("kind", f"expected an answer, got {frame.kind.name}")
+        if frame.seq not in self._outstanding:
+            raise FrameError("seq", f"{frame.seq} answers nothing that is outstanding")
+        request, batch, idx = self._outstanding[frame.seq]
+        if foreign := frame.answers(request):
+            raise FrameError(foreign, "answers another request")
+        return batch, idx
+
+    def _ping(self) -> None:
+        self._wire.send(Frame(kind=FrameKind.PING, seq=next(self._ping_seq)).encode())
+
+    def _end(self, error: MoesaicError) -> None:
+        if not self._alive:
+            return
+        self._alive = False
+        self._wire.close()
+        log.info("link.discarded", peer=self._peer, cause=str(error), outstanding=len(self._outstanding))
+        if not self._first_pong.done():
+            self._first_pong.set_exception(error)
+            self._first_pong.exception()  # nobody may be waiting
+        for _, batch, idx in self._outstanding.values():
+            batch.settle(idx, error)
+        self._outstanding.clear()

@@ -1,0 +1,72 @@
+"""The links of one network: both kinds, their heartbeat, and their common end."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import cast
+
+from moesaic.errors import MoesaicError
+from moesaic.transport import pulse
+from moesaic.transport.contract import Handler, Link
+from moesaic.transport.dialled import DialledLink
+from moesaic.transport.exchange import Batch
+from moesaic.transport.frame import Frame, FrameLimits
+from moesaic.transport.served import ServedLink
+from moesaic.transport.wire import Wire
+
+
+class Links:
+    """What every network does in the same way, whatever carries its messages."""
+
+    def __init__(self, limits: FrameLimits) -> None:
+        self._limits = limits
+        self._dialled: set[DialledLink] = set()
+        self._served: set[ServedLink] = set()
+        self._heartbeat: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._dialled) + len(self._served)
+
+    def dial(self, peer: str, wire: Wire) -> DialledLink:
+        """Make the dialling end over an authenticated wire."""
+        link = DialledLink(peer, wire, self._limits)
+        self._dialled.add(link)
+        if self._heartbeat is None:
+            self._heartbeat = asyncio.get_running_loop().create_task(self._beat())
+        return link
+
+    def serve(self, peer: str, wire: Wire, handler: Handler) -> ServedLink:
+        """Make the serving end over an authenticated wire."""
+        link = ServedLink(peer, wire, handler, self._limits, self._served.discard)
+        self._served.add(link)
+        return link
+
+    async def exchange(
+        self, calls: Sequence[tuple[Link, Frame]], deadline_s: float
+    ) -> list[Frame | MoesaicError]:
+        """See ``Network.exchange``."""
+        return await Batch(cast(Sequence[tuple[DialledLink, Frame]], calls), deadline_s).run()
+
+    async def close(self) -> None:
+        """End all links of both kinds and wait for the handlers."""
+        if self._heartbeat:
+            self._heartbeat.cancel()
+            await asyncio.gather(self._heartbeat, return_exceptions=True)
+            self._heartbeat = None
+        for link in self._dialled:
+            link.discard("the network is closed")
+        self._dialled.clear()
+        served = list(self._served)
+        for serving in served:
+            serving.end()
+        for serving in served:
+            await serving.ended()
+
+    async def _beat(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(pulse.INTERVAL_S)
+            for link in list(self._dialled):
+                if link.alive:
+                    link.beat(loop.time())
+                else:
+                    self._dialled.discard(link)

@@ -1,0 +1,81 @@
+"""The serving end of a connection: hands requests to the handler and sends back what it returns or raises."""
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from moesaic.errors import FrameError, MoesaicError, Overloaded
+from moesaic.transport.contract import Handler
+from moesaic.transport.failure import failure_frame
+from moesaic.transport.frame import Frame, FrameKind, FrameLimits, Message
+from moesaic.transport.wire import Wire
+
+log = structlog.get_logger()
+
+MAX_CONCURRENT = 256  # requests of one peer that are being served
+
+
+class ServedLink:
+    """Serves one authenticated peer until either side ends the connection."""
+
+    def __init__(
+        self,
+        peer: str,
+        wire: Wire,
+        handler: Handler,
+        limits: FrameLimits,
+        on_end: "Callable[[ServedLink], None]",
+    ) -> None:
+        self._peer, self._wire, self._handler, self._limits = peer, wire, handler, limits
+        self._on_end = on_end
+        self._alive = True
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def on_message(self, message: Message) -> None:
+        """Start serving a request, or answer a ping; anything else ends the connection."""
+        try:
+            frame = Frame.decode(message, self._limits)
+            if frame.kind is FrameKind.PING:
+                self._wire.send(Frame(kind=FrameKind.PONG, seq=frame.seq).encode())
+            elif frame.kind is not FrameKind.REQUEST:
+                raise FrameError("kind", f"expected a request, got {frame.kind.name}")
+            elif len(self._tasks) >= MAX_CONCURRENT:
+                busy = Overloaded(f"{MAX_CONCURRENT} requests of this peer are being served", 0.1)
+                self._wire.send(failure_frame(frame, busy).encode())
+            else:
+                task = asyncio.get_running_loop().create_task(self._serve(frame))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+        except FrameError as error:
+            log.warning("frame.refused", peer=self._peer, cause=str(error))
+            self.end()
+
+    def on_lost(self, cause: str) -> None:
+        """See ``Receiver.on_lost``."""
+        log.info("peer.left", peer=self._peer, cause=cause)
+        self.end()
+
+    def end(self) -> None:
+        """Close the connection and stop serving what is under way."""
+        if self._alive:
+            self._alive = False
+            self._wire.close()
+            for task in self._tasks:
+                task.cancel()
+            self._on_end(self)
+
+    async def ended(self) -> None:
+        """Wait for the handlers that ``end`` has cancelled."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, request: Frame) -> None:
+        try:
+            message = (await self._handler(request)).encode()
+        except MoesaicError as error:
+            message = failure_frame(request, error).encode()
+        except Exception:
+            log.exception("request.failed", peer=self._peer, layer=request.layer, epoch=request.epoch)
+            message = failure_frame(request, MoesaicError("the worker failed; see its log")).encode()
+        if self._alive:
+            self._wire.send(message)

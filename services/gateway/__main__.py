@@ -1,0 +1,5 @@
+"""``python -m services.gateway``."""
+
+from services.gateway.main import main
+
+main()

@@ -1,0 +1,68 @@
+"""The REST application: routes, and every error as a problem."""
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
+
+import moesaic
+from moesaic.errors import MoesaicError
+from services.gateway import (
+    routes_chat,
+    routes_classify,
+    routes_completions,
+    routes_health,
+    routes_model,
+)
+from services.gateway.edge import Edge
+from services.gateway.gateway import Gateway, exchange_of
+from services.gateway.problems import Problem, invalid_fields, problem, problem_of
+
+_CODES = {
+    400: "invalid_request",
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "request_timeout",
+    413: "request_too_large",
+}
+ROUTERS = (routes_chat, routes_completions, routes_classify, routes_model, routes_health)
+
+
+def make_app(gateway: Gateway) -> ASGIApp:
+    """The application of one gateway."""
+    app = FastAPI(title="Moesaic", version=moesaic.__version__, redirect_slashes=False)
+    app.state.gateway = gateway
+    for routes in ROUTERS:
+        app.include_router(routes.router)
+    app.add_exception_handler(MoesaicError, _on_error)
+    app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(Exception, _on_error)
+    return Edge(app, gateway)
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    return _answer(request, problem_of(error))
+
+
+async def _on_invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)  # registered for it
+    return _answer(request, problem_of(invalid_fields(error.errors())))
+
+
+async def _on_http(request: Request, error: Exception) -> Response:
+    """What the framework raises: unknown paths and methods, bodies that cannot be read."""
+    assert isinstance(error, HTTPException)  # registered for it
+    status = error.status_code
+    message = {
+        404: f"no route {request.method} {request.url.path[:200]}",
+        405: f"{request.method} is not allowed here",
+    }.get(status, str(error.detail)[:500])
+    answer = problem(status, _CODES.get(status, "invalid_request"), message)
+    answer.allow = (error.headers or {}).get("allow") or (error.headers or {}).get("Allow")
+    return _answer(request, answer)
+
+
+def _answer(request: Request, answer: Problem) -> Response:
+    exchange_of(request).fail(answer)
+    return answer.response()

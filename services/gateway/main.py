@@ -1,0 +1,197 @@
+"""The gateway: builds the parts, serves, drains."""
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+
+import structlog
+import uvicorn
+from starlette.types import ASGIApp
+
+import moesaic
+from moesaic.cluster.bus import Bus
+from moesaic.cluster.grpc_server import AdminServer, admin_server
+from moesaic.cluster.lifecycle import run_service, stop_event
+from moesaic.cluster.registry import (
+    Fleet,
+    Lease,
+    PlacementView,
+    next_generation,
+    registered,
+    watch_fleet,
+    watch_placement,
+)
+from moesaic.errors import InvalidInput
+from moesaic.messages.registry import WorkerRecord
+from moesaic.settings import load_settings
+from moesaic.telemetry.logs import configure_logging
+from moesaic.telemetry.metrics import serve_metrics
+from services.gateway.app import make_app
+from services.gateway.gateway import Gateway
+from services.gateway.language import Language
+from services.gateway.readiness import lacking_experts
+from services.gateway.settings import GatewaySettings
+
+log = structlog.get_logger()
+
+OBSERVE_EVERY_S = 0.25
+LAST_EVENTS_S = 2.0  # for error events to reach the clients of streams that did not finish
+MAX_HEADER_BYTES = 64 << 10
+
+
+async def serve(settings: GatewaySettings) -> None:
+    """Serve until SIGTERM or SIGINT. The parts start top down and stop bottom up, errors or not."""
+    gateway_id = settings.identity("gateway")
+    configure_logging("gateway", gateway_id, settings.log_level)
+    _check_exposure(settings)
+    directory = Path(settings.model)
+    gateway = Gateway(settings, await asyncio.to_thread(Language, directory))
+    async with AsyncExitStack() as parts:
+        parts.callback(gateway.language.close)
+        stop = await parts.enter_async_context(stop_event())
+        admin = await parts.enter_async_context(
+            admin_server(settings, "gateway", worker_id=gateway_id, stop=stop)
+        )
+        admin.status.model_digest = gateway.language.config.digest
+        address = await parts.enter_async_context(http_server(settings, make_app(gateway)))
+        metrics_address = serve_metrics(settings.host, settings.metrics_port)
+        bus = await parts.enter_async_context(
+            Bus.connect(settings.redis_url, settings.cluster, admin.status.waiting_for)
+        )
+        generation = admin.status.generation = await next_generation(bus, gateway_id)
+        fleet = await parts.enter_async_context(watch_fleet(bus))
+        placement = await parts.enter_async_context(watch_placement(bus))
+        record = WorkerRecord(
+            worker_id=gateway_id,
+            generation=generation,
+            role="gateway",
+            state="starting",
+            admin_address=admin.address,
+            metrics_address=metrics_address,
+            node=socket.gethostname(),
+            version=moesaic.__version__,
+            model_digest=gateway.language.config.digest,
+        )
+        lease = await parts.enter_async_context(registered(bus, record))
+        async with asyncio.TaskGroup() as tasks:
+            following = tasks.create_task(gateway.workers.follow(fleet))
+            watching = tasks.create_task(observe(gateway, admin, fleet, placement, lease))
+
+            async def drain(on: bool) -> None:
+                gateway.draining = on
+
+            admin.on_drain(drain)
+            log.info("gateway.serving", address=address, model=gateway.model_name)
+            await stop.wait()
+            admin.status.set_state("draining")
+            await finish_running(gateway, admin.grace_s)
+            watching.cancel()
+            following.cancel()
+
+
+async def observe(
+    gateway: Gateway, admin: AdminServer, fleet: Fleet, placement: PlacementView, lease: Lease
+) -> None:
+    """Show the gateway what the cluster knows, and the cluster whether the gateway is ready."""
+    seen = None
+    while True:
+        if seen != (seen := (fleet.version, placement.version)):
+            gateway.lacking_experts = lacking_experts(placement.current, fleet.workers)
+        failing = gateway.failing_checks()
+        admin.status.epoch = placement.epoch
+        admin.status.waiting_for[:] = [str(error) for error in failing.values()]
+        if not gateway.draining:
+            admin.status.set_state("starting" if failing else "ready")
+        await lease.update(state=admin.status.state)
+        await asyncio.sleep(OBSERVE_EVERY_S)
+
+
+async def finish_running(gateway: Gateway, grace_s: float) -> None:
+    """Take nothing new; let what runs finish, and end what does not with an error."""
+    gateway.draining = True
+    log.info("gateway.draining", inflight=gateway.num_inflight)
+    if not await _idle(gateway, grace_s):
+        log.warning("gateway.aborting", inflight=gateway.num_inflight)
+        gateway.abort_all()
+        await _idle(gateway, LAST_EVENTS_S)
+
+
+async def _idle(gateway: Gateway, within_s: float) -> bool:
+    try:
+        async with asyncio.timeout(within_s):
+            await gateway.idle.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+@asynccontextmanager
+async def http_server(settings: GatewaySettings, app: ASGIApp) -> AsyncIterator[str]:
+    """Answer HTTP for the length of the block; gives ``host:port``.
+
+    Raises:
+        InvalidInput: the port cannot be listened on.
+    """
+    listener = _listen(settings.host, settings.port)
+    config = uvicorn.Config(
+        app,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        timeout_graceful_shutdown=round(LAST_EVENTS_S),
+    )
+    server = _Server(config)
+    serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
+    try:
+        yield f"{settings.reachable_host}:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await serving
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the service's own stop event."""
+        yield
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        fix = (
+            f"cannot listen on {host}:{port}: {error.strerror or error}; "
+            "choose another with --port or --host"
+        )
+        raise InvalidInput("port", fix) from error
+    return listener
+
+
+def _check_exposure(settings: GatewaySettings) -> None:
+    """Raises InvalidInput if anyone on the network could use the gateway, and nobody said so."""
+    if settings.no_auth or settings.api_key.get_secret_value() or _is_loopback(settings.host):
+        return
+    fix = f"is required to listen on {settings.host}: set one, or serve everyone with --no-auth"
+    raise InvalidInput("--api-key", fix)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def main() -> None:
+    """Entry point of ``moesaic-gateway``."""
+    run_service(serve(load_settings(GatewaySettings)))

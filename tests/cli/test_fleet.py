@@ -1,0 +1,72 @@
+"""What ``moesaic status`` learns from a real scheduler."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from moesaic.cli.child import Child
+from moesaic.cli.fleet import gather_facts, service_facts
+from moesaic.cli.ports import free_ports
+from moesaic.cluster.bus import Bus
+from moesaic.cluster.redis_child import start_redis
+from moesaic.cluster.registry import registered
+from moesaic.messages.registry import WorkerRecord
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+async def scheduler(tmp_path: Path) -> AsyncIterator[tuple[str, str]]:
+    """Admin address of a running scheduler, and the address of its Redis."""
+    redis, url = start_redis(tmp_path / "redis")
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    flags = ["--worker-id", "scheduler", "--admin-port", address.rpartition(":")[2]]
+    child = await Child.start(
+        [sys.executable, "-m", "services.scheduler", *flags],
+        {**os.environ, "REDIS_URL": url, "PYTHONPATH": str(ROOT)},
+        tmp_path / "scheduler.log",
+    )
+    while (await service_facts("scheduler", "scheduler", address))["state"] != "ready":
+        assert child.running, (tmp_path / "scheduler.log").read_text()
+        await asyncio.sleep(0.05)
+    yield address, url
+    await child.stop(grace_s=10)
+    redis.send_signal(signal.SIGTERM)
+    redis.wait()
+
+
+async def test_services_show_what_they_are_and_wait_for(scheduler: tuple[str, str]) -> None:
+    address, redis_url = scheduler
+    lost = WorkerRecord(
+        worker_id="expert-7",
+        generation=3,
+        role="expert",
+        state="ready",
+        admin_address="127.0.0.1:1",
+        slots_per_layer=4,
+    )
+    async with Bus.connect(redis_url, "default") as bus, registered(bus, lost):
+        while True:
+            facts, placement = await gather_facts({}, address)
+            by_id = {service["id"]: service for service in facts}
+            if {"scheduler", "expert-7"} <= set(by_id):
+                break
+            await asyncio.sleep(0.05)
+
+    assert by_id["scheduler"]["state"] == "ready"
+    assert by_id["scheduler"]["pid"] > 0
+    assert by_id["expert-7"]["state"] == "unreachable"
+    assert by_id["expert-7"]["waiting_for"] == ["unavailable"]
+    assert placement is None
+
+
+async def test_without_a_scheduler_the_known_services_are_shown() -> None:
+    facts, placement = await gather_facts({"expert-0": ("expert", "127.0.0.1:1")}, "127.0.0.1:1")
+
+    assert [(service["id"], service["state"]) for service in facts] == [("expert-0", "unreachable")]
+    assert placement is None

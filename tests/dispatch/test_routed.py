@@ -1,0 +1,245 @@
+"""Routed experts answer what local experts answer, for any number of workers, any placement, and through loss."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from moesaic.dispatch.host import ExpertHost
+from moesaic.dispatch.local import LocalDispatcher
+from moesaic.dispatch.routed import DIVERGENCES, RoutedDispatcher
+from moesaic.errors import ExpertUnavailable, InvalidInput, NotReady, StaleEpoch
+from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.models.checkpoint import Checkpoint
+from moesaic.models.config import load_config
+from moesaic.models.gate import Gate
+from moesaic.transport.frame import FrameLimits
+from moesaic.transport.inprocess import Hub, InProcessNetwork
+
+CPU, FP32 = torch.device("cpu"), torch.float32
+NUM_EXPERTS, NUM_LAYERS = 8, 3
+HALVES = [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+class Cluster:
+    """Expert hosts behind in-process networks, one routed dispatcher, and the local one as the reference."""
+
+    def __init__(self, model: Any, num_workers: int, slots: int = NUM_EXPERTS) -> None:
+        self.config, self.checkpoint = load_config(model.directory), Checkpoint(model.directory)
+        self.hub, self.limits = Hub(), FrameLimits.of_hidden_size(self.config.hidden_size)
+        self.hosts = [
+            ExpertHost(self.checkpoint, self.config, f"expert-{n}", slots, FP32, CPU)
+            for n in range(num_workers)
+        ]
+        self.networks = [self._network(host._worker_id) for host in self.hosts]
+        self.addresses: list[str] = []
+        gates = {
+            layer: Gate.load(self.checkpoint, self.config, layer, FP32, CPU)
+            for layer in self.config.moe_layers
+        }
+        self.client = self._network("attention-0")
+        self.routed = RoutedDispatcher(self.client, gates, timeout_s=2.0)
+        self.local = LocalDispatcher(self.checkpoint, self.config, FP32, CPU)
+
+    def _network(self, worker_id: str) -> InProcessNetwork:
+        return InProcessNetwork(worker_id, b"secret", self.limits, self.hub)
+
+    def placement(self, epoch: int, *slots: list[int]) -> Placement:
+        """The same slots in every layer."""
+        return Placement(
+            epoch=epoch,
+            model_digest=self.config.digest,
+            num_experts=NUM_EXPERTS,
+            workers=[
+                PlacedWorker(
+                    worker_id=f"expert-{n}",
+                    generation=1,
+                    admin_address="",
+                    data_address=self.addresses[n],
+                )
+                for n in range(len(slots))
+            ],
+            layers=list(range(NUM_LAYERS)),
+            slots=[[list(s) for s in slots] for _ in range(NUM_LAYERS)],
+        )
+
+    def put_in_force(self, placement: Placement) -> None:
+        """What the scheduler does."""
+        for host in self.hosts[: len(placement.workers)]:
+            host.prepare(placement)
+        for host in self.hosts[: len(placement.workers)]:
+            host.commit(placement.epoch)
+        self.routed.set_placement(placement)
+
+    async def check(self, rows: int = 7) -> int:
+        """Compare every layer; returns the epoch it ran under."""
+        await asyncio.wait_for(self.routed.reachable(), 5)
+        step = self.routed.begin_step()
+        for layer in range(NUM_LAYERS):
+            hidden = torch.randn(rows, 32, generator=torch.Generator().manual_seed(rows + layer))
+            got = await self.routed.dispatch(step, layer, hidden)
+            expected = await self.local.dispatch(self.local.begin_step(), layer, hidden)
+            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)  # sums in another order
+        return step.epoch
+
+
+@asynccontextmanager
+async def cluster(model: Any, num_workers: int, slots: int = NUM_EXPERTS) -> AsyncIterator[Cluster]:
+    c = Cluster(model, num_workers, slots)
+    for host, network in zip(c.hosts, c.networks, strict=True):
+        c.addresses.append(await network.listen("memory", 0, host.answer))
+    try:
+        yield c
+    finally:
+        await c.routed.close()
+        for network in (c.client, *c.networks):
+            await network.close()
+
+
+placements = st.integers(1, 4).flatmap(
+    lambda n: st.lists(
+        st.sets(st.integers(0, n - 1), min_size=1), min_size=NUM_EXPERTS, max_size=NUM_EXPERTS
+    ).map(lambda held: [[e for e in range(NUM_EXPERTS) if w in held[e]] for w in range(n)])
+)
+
+
+@given(slots=placements)
+@settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_any_placement_gives_the_sums_of_local_experts(tiny_model: Any, slots: list[list[int]]) -> None:
+    async def run() -> None:
+        async with cluster(tiny_model, len(slots)) as c:
+            c.put_in_force(c.placement(1, *slots))
+            await c.check()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("rows", [1, 2, 64, 300])
+async def test_any_number_of_rows(tiny_model: Any, rows: int) -> None:
+    async with cluster(tiny_model, 2) as c:
+        c.put_in_force(c.placement(1, *HALVES))
+
+        assert await c.check(rows) == 1
+
+
+async def test_without_a_placement_nothing_begins_and_it_is_said_why(tiny_model: Any) -> None:
+    async with cluster(tiny_model, 1) as c:
+        assert c.routed.waiting_for == ["a placement from the scheduler"]
+        with pytest.raises(NotReady):
+            c.routed.begin_step()
+
+
+async def test_a_new_epoch_is_taken_at_the_next_step_and_the_old_one_still_answers(
+    tiny_model: Any,
+) -> None:
+    async with cluster(tiny_model, 2) as c:
+        c.put_in_force(c.placement(1, *HALVES))
+        assert await c.check() == 1
+        old_step = c.routed.begin_step()
+
+        c.put_in_force(c.placement(2, [7, 6, 5, 4], [3, 2, 1, 0]))
+
+        assert await c.check() == 2
+        await c.routed.dispatch(old_step, 0, torch.randn(2, 32))
+
+
+async def test_an_epoch_that_no_worker_has_is_refused_and_nothing_is_computed(tiny_model: Any) -> None:
+    async with cluster(tiny_model, 2) as c:
+        c.put_in_force(c.placement(1, *HALVES))
+        await c.check()
+        c.routed.set_placement(c.placement(9, *HALVES))
+        step = c.routed.begin_step()
+
+        with pytest.raises(StaleEpoch) as refused:
+            await c.routed.dispatch(step, 0, torch.randn(2, 32))
+
+    assert (refused.value.sent, refused.value.current) == (9, 1)
+
+
+async def test_a_lost_worker_is_named_and_its_replicas_serve_the_next_step(tiny_model: Any) -> None:
+    everything = list(range(NUM_EXPERTS))
+    async with cluster(tiny_model, 2) as c:
+        c.put_in_force(c.placement(1, everything, everything))
+        await c.check()
+        step = c.routed.begin_step()
+        await c.networks[1].close()
+
+        with pytest.raises(ExpertUnavailable) as lost:
+            await c.routed.dispatch(step, 0, torch.randn(2, 32))
+
+        assert "expert-1" in lost.value.cause
+        assert await c.check() == 1
+
+
+async def test_without_replicas_steps_wait_until_the_worker_is_back_under_a_new_epoch(
+    tiny_model: Any,
+) -> None:
+    async with cluster(tiny_model, 2) as c:
+        c.put_in_force(c.placement(1, *HALVES))
+        await c.check()
+        await c.networks[1].close()
+        await asyncio.sleep(0.05)
+        with pytest.raises(NotReady):
+            c.routed.begin_step()
+        assert "expert-1" in c.routed.waiting_for[0]
+
+        c.networks[1] = c._network("expert-1")
+        c.addresses[1] = await c.networks[1].listen("memory", 0, c.hosts[1].answer)
+        c.put_in_force(c.placement(2, *HALVES))
+
+        assert await c.check() == 2
+
+
+async def test_workers_that_choose_other_experts_are_caught_and_overruled(tiny_model: Any) -> None:
+    async with cluster(tiny_model, 2) as c:
+        c.put_in_force(c.placement(1, *HALVES))
+        crooked = c.hosts[1]._gates[1]
+        crooked._weight = -crooked._weight
+        before = DIVERGENCES._value.get()
+
+        await c.check()
+
+        assert DIVERGENCES._value.get() == before + 1
+
+
+def test_preparing_again_loads_nothing_and_a_move_loads_only_what_is_missing(tiny_model: Any) -> None:
+    c = Cluster(tiny_model, 1, slots=4)
+    c.addresses = ["nowhere", "nowhere"]
+    host = c.hosts[0]
+
+    first = host.prepare(c.placement(1, [0, 1, 2, 3], [4, 5, 6, 7]))
+    again = host.prepare(c.placement(1, [0, 1, 2, 3], [4, 5, 6, 7]))
+    host.commit(1)
+    moved = host.prepare(c.placement(2, [0, 1, 2, 7], [4, 5, 6, 3]))
+
+    assert (first.loaded, first.kept) == (4 * NUM_LAYERS, 0)
+    assert (again.loaded, again.kept) == (0, 4 * NUM_LAYERS)
+    assert (moved.loaded, moved.kept) == (NUM_LAYERS, 3 * NUM_LAYERS)
+    assert host.epoch == 1
+    host.abort(2)
+    with pytest.raises(NotReady):
+        host.commit(2)
+
+
+def test_a_placement_that_does_not_fit_is_refused_by_field(tiny_model: Any) -> None:
+    c = Cluster(tiny_model, 1, slots=4)
+    c.addresses = ["nowhere", "nowhere"]
+    host = c.hosts[0]
+
+    with pytest.raises(InvalidInput, match=r"slots: .* 8 slots"):
+        host.prepare(c.placement(1, list(range(8))))
+    host.prepare(c.placement(3, *HALVES))
+    host.commit(3)
+    with pytest.raises(StaleEpoch):
+        host.prepare(c.placement(2, *HALVES))
+    with pytest.raises(StaleEpoch):
+        host.commit(2)

@@ -1,0 +1,305 @@
+"""A gateway on a real port, before attention workers that are real gRPC servers with scripted answers."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from moesaic.cluster.channels import SERVER_OPTIONS
+from moesaic.messages.registry import WorkerRecord
+from moesaic.v1 import attention_pb2 as pb
+from moesaic.v1 import attention_pb2_grpc
+from services.gateway.app import make_app
+from services.gateway.gateway import Gateway
+from services.gateway.language import Language
+from services.gateway.main import http_server
+from services.gateway.settings import GatewaySettings
+
+MAX_POSITIONS = 256
+CHAT_TEMPLATE = (
+    "{%- for message in messages -%}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
+)
+CONFIG = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "moe_intermediate_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "norm_topk_prob": True,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": MAX_POSITIONS,
+    "torch_dtype": "float32",
+}
+WORDS = ["yes no travel music hello world this is a story about a house " * 20]
+
+
+def build_tokenizer() -> tokenizers.Tokenizer:
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(WORDS, trainer)
+    return tokenizer
+
+
+@pytest.fixture(scope="session")
+def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("models") / "tiny"
+    directory.mkdir()
+    tokenizer = build_tokenizer()
+    tokenizer.save(str(directory / "tokenizer.json"))
+    end = tokenizer.token_to_id("<|im_end|>")
+    config = {**CONFIG, "vocab_size": tokenizer.get_vocab_size(), "eos_token_id": end}
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [end]}))
+    (directory / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": "<|im_end|>", "chat_template": CHAT_TEMPLATE})
+    )
+    return directory
+
+
+@pytest.fixture(scope="session")
+def language(model_directory: Path) -> Language:
+    return Language(model_directory)
+
+
+Emit = Callable[..., None]
+Script = Callable[[pb.Submit, Emit], Awaitable[None]]
+
+
+class ScriptedAttention(attention_pb2_grpc.AttentionServiceServicer):
+    """Answers each Submit as its script says; ``emit(tokens=..., finished=..., ...)`` sends an event."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.submits: list[pb.Submit] = []
+        self.cancels: asyncio.Queue[pb.Cancel] = asyncio.Queue()
+        self.address = ""
+        self.server: grpc.aio.Server | None = None
+
+    async def Execute(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
+        events: asyncio.Queue[pb.ExecuteResponse] = asyncio.Queue()
+        async with asyncio.TaskGroup() as group:
+            reader = group.create_task(self._read(request_iterator, events, group))
+            try:
+                while True:
+                    yield await events.get()
+            finally:
+                reader.cancel()
+
+    async def _read(self, commands: Any, events: Any, group: asyncio.TaskGroup) -> None:
+        running: dict[tuple[str, int], asyncio.Task[None]] = {}
+        try:
+            async for command in commands:
+                if command.WhichOneof("command") == "submit":
+                    submit = command.submit
+                    self.submits.append(submit)
+                    task = group.create_task(self._answer(submit, events))
+                    running[submit.request_id, submit.attempt] = task
+                else:
+                    cancel = command.cancel
+                    self.cancels.put_nowait(cancel)
+                    running[cancel.request_id, cancel.attempt].cancel()
+        finally:
+            for task in running.values():
+                task.cancel()
+
+    async def _answer(self, submit: pb.Submit, events: Any) -> None:
+        def emit(**event: Any) -> None:
+            events.put_nowait(
+                pb.ExecuteResponse(request_id=submit.request_id, attempt=submit.attempt, **event)
+            )
+
+        await self.script(submit, emit)
+
+    async def start(self, port: int = 0) -> None:
+        self.server = grpc.aio.server(options=SERVER_OPTIONS)
+        attention_pb2_grpc.add_AttentionServiceServicer_to_server(self, self.server)
+        bound = self.server.add_insecure_port(f"127.0.0.1:{port}")
+        self.address = f"127.0.0.1:{bound}"
+        await self.server.start()
+
+    async def kill(self) -> None:
+        """Break all connections at once."""
+        assert self.server is not None
+        await self.server.stop(None)
+
+
+class ListedFleet:
+    """A registry view made by hand."""
+
+    def __init__(self) -> None:
+        self.workers: dict[str, WorkerRecord] = {}
+        self.version = 0
+        self._changed = asyncio.Event()
+
+    async def changed(self, since: int | None = None) -> None:
+        if since is None or since == self.version:
+            await self._changed.wait()
+
+    def put(self, record: WorkerRecord) -> None:
+        self.workers[record.worker_id] = record
+        self._note()
+
+    def drop(self, worker_id: str) -> None:
+        del self.workers[worker_id]
+        self._note()
+
+    def _note(self) -> None:
+        self.version += 1
+        woken, self._changed = self._changed, asyncio.Event()
+        woken.set()
+
+
+@dataclass
+class House:
+    """A running gateway with its workers."""
+
+    gateway: Gateway
+    fleet: ListedFleet
+    workers: list[ScriptedAttention]
+    url: str
+    client: httpx.AsyncClient
+    logs: list[dict[str, Any]] = field(default_factory=list)
+
+    async def add(self, script: Script, generation: int = 1) -> ScriptedAttention:
+        worker = ScriptedAttention(script)
+        await worker.start()
+        self.workers.append(worker)
+        self.fleet.put(
+            WorkerRecord(
+                worker_id=f"attention-{len(self.workers)}",
+                generation=generation,
+                role="attention",
+                state="ready",
+                admin_address=worker.address,
+                dispatch="local",
+            )
+        )
+        await self.until(lambda: len(self.gateway.workers.accepting) >= len(self.fleet.workers))
+        return worker
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(20):
+            while not condition():  # noqa: ASYNC110 - the gateway has no event for every condition
+                await asyncio.sleep(0.005)
+
+
+OpenHouse = Callable[..., Any]
+
+
+@pytest.fixture
+def open_house(model_directory: Path, language: Language) -> OpenHouse:
+    """``async with open_house(script, ..., **settings) as house``: one worker per script."""
+
+    @asynccontextmanager
+    async def opened(*scripts: Script, **settings: Any) -> AsyncIterator[House]:
+        told = GatewaySettings(model=str(model_directory), port=0, **settings)
+        gateway, fleet = Gateway(told, language), ListedFleet()
+        async with AsyncExitStack() as parts:
+            address = await parts.enter_async_context(http_server(told, make_app(gateway)))
+            url = f"http://{address}"
+            client = await parts.enter_async_context(httpx.AsyncClient(base_url=url, timeout=30))
+            house = House(gateway, fleet, [], url, client)
+            following = asyncio.create_task(gateway.workers.follow(fleet))
+            try:
+                for script in scripts:
+                    await house.add(script)
+                yield house
+            finally:
+                following.cancel()
+                await asyncio.gather(following, return_exceptions=True)
+                for worker in house.workers:
+                    await worker.kill()
+
+    return opened
+
+
+@dataclass
+class Scripts:
+    """Answers that many tests want."""
+
+    language: Language
+
+    def ids(self, text: str) -> list[int]:
+        return self.language.tokenizer.encode(text, add_special_tokens=False)
+
+    def says(self, text: str, *, gap_s: float = 0.0, stop: bool = True) -> Script:
+        """Say a text, one token a message, from wherever the prompt already goes on."""
+        token_ids = self.ids(text)
+
+        async def script(submit: pb.Submit, emit: Emit) -> None:
+            said = _overlap(list(submit.token_ids), token_ids) if submit.attempt > 1 else 0
+            rest = token_ids[said:][: submit.generation.max_tokens]
+            for index, token_id in enumerate(rest):
+                emit(tokens=pb.Tokens(token_index=index, token_ids=[token_id]))
+                await asyncio.sleep(gap_s)
+            emit(finished=self.finished(submit, len(rest), stop=stop))
+
+        return script
+
+    def finished(self, submit: pb.Submit, count: int, *, stop: bool = True) -> pb.Finished:
+        end = self.language.config.eos_token_ids[0] if stop else None
+        return pb.Finished(
+            reason=pb.FINISH_REASON_STOP if stop else pb.FINISH_REASON_LENGTH,
+            prompt_tokens=len(submit.token_ids),
+            completion_tokens=count + int(stop),
+            epochs=[pb.EpochSpan(epoch=3, tokens=count)],
+            stop_token_id=end,
+        )
+
+    def scores(self, *logprobs: float) -> Script:
+        async def script(submit: pb.Submit, emit: Emit) -> None:
+            emit(scores=pb.Scores(logprobs=logprobs[: len(submit.scoring.candidates)]))
+            emit(finished=self.finished(submit, 0, stop=False))
+
+        return script
+
+    def fails(self, **failure: Any) -> Script:
+        async def script(submit: pb.Submit, emit: Emit) -> None:
+            emit(failure=pb.Failure(**failure))
+
+        return script
+
+    @staticmethod
+    async def silent(submit: pb.Submit, emit: Emit) -> None:
+        """Never answer."""
+
+
+@pytest.fixture
+def scripts(language: Language) -> Scripts:
+    return Scripts(language)
+
+
+def _overlap(prompt: list[int], answer: list[int]) -> int:
+    """How much of an answer a prompt ends with."""
+    return max((n for n in range(len(answer) + 1) if prompt[len(prompt) - n :] == answer[:n]), default=0)
