@@ -161,8 +161,8 @@ def build_reference(case: Case, directory: Path, **save_options: Any) -> Any:
     """Make the case's random model with transformers, save it to ``directory`` and return it, in eval mode."""
     import transformers
 
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     config_class, model_class = (getattr(transformers, name) for name in _CLASSES[case.family])
     torch.manual_seed(7)
     model = model_class(config_class(**{**_COMMON, **_BASES[case.family], **case.options})).eval()

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 import structlog
 
 import moesaic
+from moesaic.cluster.background import background
 from moesaic.cluster.bus import Bus
 from moesaic.cluster.grpc_server import ServiceStatus, admin_server
 from moesaic.cluster.leadership import leadership
@@ -75,18 +76,13 @@ async def serve(settings: SchedulerSettings) -> None:
             prepare_timeout_s=settings.prepare_timeout_s,
         )
         service.open(fleet, view, placer)
-        tasks = await enter(asyncio.TaskGroup())
-        running = [
-            tasks.create_task(placer.run(), name="placer"),
-            tasks.create_task(_show(admin.status, view, placer), name="show"),
-        ]
+        await enter(background(placer.run(), "placer"))
+        await enter(background(_show(admin.status, view, placer), "show"))
         await enter(registered(bus, record))
         admin.status.set_state("ready")
         log.info("service.ready", admin_address=admin.address, metrics_address=metrics_address)
         await stop.wait()
         admin.status.set_state("draining")
-        for task in running:
-            task.cancel()
 
 
 async def _show(status: ServiceStatus, view: PlacementView, placer: Placer) -> None:

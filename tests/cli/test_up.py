@@ -135,12 +135,12 @@ def test_a_suite_that_starts_says_what_it_waits_for(start: Start) -> None:
     process = start(*UP, NEVER_READY="1")
     assert process.stderr is not None
 
-    while "waits for" not in (line := process.stderr.readline()):
+    while "not ready yet" not in (line := process.stderr.readline()):
         pass
     process.terminate()
     process.communicate()
 
-    assert line.endswith("waits for no attention worker\n")
+    assert line.endswith("not ready yet: no attention worker\n")
     assert process.returncode == 0
 
 
@@ -204,6 +204,7 @@ def test_a_port_in_use_is_found_before_anything_runs(run: Run, house: Path) -> N
 
     assert up.returncode == 1
     assert f"--port {port}: cannot listen on 127.0.0.1:{port}" in up.stderr
+    assert f"pid {os.getpid()}" in up.stderr
     assert not list(house.glob("run/*.log"))
 
 

@@ -223,7 +223,7 @@ async def test_a_redis_that_is_not_there_yet_is_waited_for(redis_server):
             await bus.put("a", PlacementHint(epoch=1))
 
     connecting = asyncio.create_task(connect())
-    while not waiting_for:  # noqa: ASYNC110 - a plain list
+    while not waiting_for:
         await asyncio.sleep(0.01)
     assert waiting_for == [f"redis at {redis_server.url}"]
     redis_server.start()

@@ -1,5 +1,8 @@
+import pytest
+
 from moesaic.cluster.bus import encode
 from moesaic.cluster.placement_view import PlacementView, watch_placement
+from moesaic.errors import PeerLost
 from moesaic.messages.placement import Placement, PlacementHint
 
 
@@ -37,6 +40,8 @@ async def test_the_epoch_never_goes_back_and_an_outage_changes_nothing(bus, redi
     await publish(bus, 5)
     async with watch_placement(bus) as view:
         redis_server.kill(lose_data=True)
+        with pytest.raises(PeerLost):
+            await view.refresh(bus)
         assert view.epoch == 5
         redis_server.start()
         await publish(bus, 3)

@@ -1,5 +1,4 @@
 import asyncio
-from contextlib import AsyncExitStack
 
 import pytest
 
@@ -44,11 +43,16 @@ async def test_a_reader_that_remembers_the_version_misses_no_change(bus, record)
 
 
 async def test_the_old_start_of_a_worker_gives_way_to_the_new(bus, record):
-    async with AsyncExitStack() as successor:
+    async def hold(generation: int) -> None:
+        async with registered(bus, record(generation=generation)):
+            await asyncio.Event().wait()
+
+    old = asyncio.create_task(hold(1))
+    while not await bus.members("workers"):
+        await asyncio.sleep(0.01)
+    async with registered(bus, record(generation=2)):
         with pytest.raises(ExceptionGroup) as caught:
-            async with registered(bus, record(generation=1)):
-                await successor.enter_async_context(registered(bus, record(generation=2)))
-                await asyncio.Event().wait()
+            await old
 
         (error,) = caught.value.exceptions
         assert isinstance(error, InvalidInput)

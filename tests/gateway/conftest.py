@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import grpc
 import httpx
 import pytest
 import tokenizers
+from structlog.testing import capture_logs
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from moesaic.cluster.channels import SERVER_OPTIONS
@@ -189,7 +190,7 @@ class House:
     workers: list[ScriptedAttention]
     url: str
     client: httpx.AsyncClient
-    logs: list[dict[str, Any]] = field(default_factory=list)
+    logs: list[Any]
 
     async def add(self, script: Script, generation: int = 1) -> ScriptedAttention:
         worker = ScriptedAttention(script)
@@ -226,10 +227,11 @@ def open_house(model_directory: Path, language: Language) -> OpenHouse:
         told = GatewaySettings(model=str(model_directory), port=0, **settings)
         gateway, fleet = Gateway(told, language), ListedFleet()
         async with AsyncExitStack() as parts:
+            logs = parts.enter_context(capture_logs())
             address = await parts.enter_async_context(http_server(told, make_app(gateway)))
             url = f"http://{address}"
             client = await parts.enter_async_context(httpx.AsyncClient(base_url=url, timeout=30))
-            house = House(gateway, fleet, [], url, client)
+            house = House(gateway, fleet, [], url, client, logs)
             following = asyncio.create_task(gateway.workers.follow(fleet))
             try:
                 for script in scripts:
@@ -260,8 +262,10 @@ class Scripts:
         async def script(submit: pb.Submit, emit: Emit) -> None:
             said = _overlap(list(submit.token_ids), token_ids) if submit.attempt > 1 else 0
             rest = token_ids[said:][: submit.generation.max_tokens]
+            asked = submit.generation.HasField("top_logprobs")
+            logprobs = [pb.TokenLogprob(logprob=-0.5)] if asked else []
             for index, token_id in enumerate(rest):
-                emit(tokens=pb.Tokens(token_index=index, token_ids=[token_id]))
+                emit(tokens=pb.Tokens(token_index=index, token_ids=[token_id], logprobs=logprobs))
                 await asyncio.sleep(gap_s)
             emit(finished=self.finished(submit, len(rest), stop=stop))
 
@@ -302,4 +306,6 @@ def scripts(language: Language) -> Scripts:
 
 def _overlap(prompt: list[int], answer: list[int]) -> int:
     """How much of an answer a prompt ends with."""
-    return max((n for n in range(len(answer) + 1) if prompt[len(prompt) - n :] == answer[:n]), default=0)
+    return max(
+        (n for n in range(len(answer) + 1) if prompt[len(prompt) - n :] == answer[:n]), default=0
+    )

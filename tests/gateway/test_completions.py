@@ -14,7 +14,11 @@ def events_of(text: str) -> list[object]:
 
 async def test_a_chat_is_answered_with_usage_and_epochs(open_house, scripts) -> None:
     async with open_house(scripts.says("hello world")) as house:
-        body = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "moesaic": {"provenance": True}}
+        body = {
+            "model": "tiny",
+            "messages": [{"role": "user", "content": "hello"}],
+            "moesaic": {"provenance": True},
+        }
 
         response = await house.client.post("/v1/chat/completions", json=body)
 
@@ -34,20 +38,31 @@ async def test_a_chat_is_answered_with_usage_and_epochs(open_house, scripts) -> 
     assert response.headers["x-request-id"].startswith("req-")
 
 
-async def test_the_prompt_is_the_rendered_chat_and_fills_the_context(open_house, scripts, language) -> None:
+async def test_the_prompt_is_the_rendered_chat_and_fills_the_context(
+    open_house, scripts, language
+) -> None:
     async with open_house(scripts.says("yes")) as house:
-        body = {"messages": [{"role": "system", "content": "a"}, {"role": "user", "content": [{"type": "text", "text": "b"}]}]}
+        body = {
+            "messages": [
+                {"role": "system", "content": "a"},
+                {"role": "user", "content": [{"type": "text", "text": "b"}]},
+            ]
+        }
         await house.client.post("/v1/chat/completions", json=body)
         [submit] = house.workers[0].submits
 
-    rendered = "<|im_start|>system\na<|im_end|>\n<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\n"
+    rendered = (
+        "<|im_start|>system\na<|im_end|>\n<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\n"
+    )
     assert list(submit.token_ids) == scripts.ids(rendered)
     assert submit.generation.max_tokens == language.max_tokens - len(submit.token_ids)
     assert submit.generation.sampling.temperature == 1.0
     assert not submit.generation.HasField("top_logprobs")
 
 
-async def test_a_stream_opens_with_the_role_and_ends_with_reason_usage_and_done(open_house, scripts) -> None:
+async def test_a_stream_opens_with_the_role_and_ends_with_reason_usage_and_done(
+    open_house, scripts
+) -> None:
     async with open_house(scripts.says("this is a story")) as house:
         body = {
             "messages": [{"role": "user", "content": "hello"}],
@@ -80,7 +95,9 @@ async def test_continuous_usage_stands_on_every_chunk(open_house, scripts) -> No
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_stop_string_cuts_the_text_and_cancels_the_work(open_house, scripts, stream: bool) -> None:
+async def test_a_stop_string_cuts_the_text_and_cancels_the_work(
+    open_house, scripts, stream: bool
+) -> None:
     async with open_house(scripts.says("this is a story about a house", gap_s=0.01)) as house:
         body = {"prompt": "hello", "max_tokens": 100, "stop": ["story ab"], "stream": stream}
         response = await house.client.post("/v1/completions", json=body)
@@ -119,13 +136,26 @@ async def test_many_prompts_are_given_to_workers_a_window_at_a_time(open_house, 
 async def test_default_and_explicit_limits_reach_the_worker(open_house, scripts) -> None:
     async with open_house(scripts.says("yes")) as house:
         await house.client.post("/v1/completions", json={"prompt": [5, 6, 7]})
-        fields = {"max_tokens": 9, "min_tokens": 2, "top_k": -1, "top_p": 0.5, "ignore_eos": True, "temperature": 0}
-        await house.client.post("/v1/completions", json={"prompt": [5, 6, 7], "logprobs": 2, **fields})
+        fields = {
+            "max_tokens": 9,
+            "min_tokens": 2,
+            "top_k": -1,
+            "top_p": 0.5,
+            "ignore_eos": True,
+            "temperature": 0,
+        }
+        await house.client.post(
+            "/v1/completions", json={"prompt": [5, 6, 7], "logprobs": 2, **fields}
+        )
         first, second = (submit.generation for submit in house.workers[0].submits)
 
     assert first.max_tokens == 16
     assert (second.max_tokens, second.min_tokens, second.ignore_eos) == (9, 2, True)
-    assert (second.sampling.temperature, second.sampling.top_p, second.sampling.top_k) == (0, 0.5, 0)
+    assert (second.sampling.temperature, second.sampling.top_p, second.sampling.top_k) == (
+        0,
+        0.5,
+        0,
+    )
     assert second.top_logprobs == 2
 
 
@@ -143,7 +173,11 @@ async def test_logprobs_come_in_the_shape_of_the_route(open_house, scripts) -> N
         plain = await house.client.post("/v1/completions", json={"prompt": "a", "logprobs": 1})
         chat = await house.client.post(
             "/v1/chat/completions",
-            json={"messages": [{"role": "user", "content": "a"}], "logprobs": True, "top_logprobs": 1},
+            json={
+                "messages": [{"role": "user", "content": "a"}],
+                "logprobs": True,
+                "top_logprobs": 1,
+            },
         )
 
     text, other_text = scripts.language.token_text(token_id), scripts.language.token_text(other)
@@ -170,10 +204,14 @@ async def test_token_ids_are_returned_when_asked_for(open_house, scripts) -> Non
 
 async def test_line_separators_are_escaped_in_streams(open_house, scripts) -> None:
     async with open_house(scripts.says("a\u2028b\u2029c\x85d")) as house:
-        response = await house.client.post("/v1/completions", json={"prompt": "a", "stream": True, "max_tokens": 50})
+        response = await house.client.post(
+            "/v1/completions", json={"prompt": "a", "stream": True, "max_tokens": 50}
+        )
 
     assert not {"\u2028", "\u2029", "\x85"} & set(response.text)
-    assert "".join(c["choices"][0]["text"] for c in events_of(response.text)) == "a\u2028b\u2029c\x85d"
+    assert (
+        "".join(c["choices"][0]["text"] for c in events_of(response.text)) == "a\u2028b\u2029c\x85d"
+    )
 
 
 async def test_silence_is_filled_with_comments(open_house, scripts) -> None:
@@ -186,6 +224,7 @@ async def test_silence_is_filled_with_comments(open_house, scripts) -> None:
 
 async def test_request_ids_are_adopted_or_replaced(open_house, scripts) -> None:
     async with open_house(scripts.says("yes")) as house:
+
         async def sent(given: str) -> httpx.Response:
             return await house.client.get("/v1/models", headers={"x-request-id": given})
 

@@ -49,8 +49,8 @@ def start_in_background(flags: Sequence[str]) -> SuiteState:
         supervisor.terminate()
         supervisor.wait()
         raise CommandError("interrupted, the suite is stopped", Exit.INTERRUPTED) from None
-    said = "\n".join(last_lines(log, 30)).strip()
-    raise CommandError(f"the suite did not start; {log} says:\n{said}", _status(supervisor))
+    lines = [line.removeprefix("moesaic: ") for line in last_lines(log, 30)]
+    raise CommandError("the suite did not start\n" + "\n".join(lines), _status(supervisor))
 
 
 def _status(supervisor: "subprocess.Popen[bytes]") -> Exit:

@@ -110,10 +110,15 @@ def report(run: FileRun, verbose: bool, as_json: bool) -> None:
         print_table(
             ("label", "rows", "predicted", "correct", "recall", "precision"),
             [
-                (name, c.rows, c.predicted, c.correct, f"{c.recall:.3f}", f"{c.precision:.3f}")
+                (name, c.rows, c.predicted, c.correct, rate_text(c.recall), rate_text(c.precision))
                 for name, c in sorted(tally.labels.items())
             ],
         )
+
+
+def rate_text(rate: float | None) -> str:
+    """A share for people."""
+    return "-" if rate is None else f"{rate:.3f}"
 
 
 def _summary(tally: Tally, rows_per_s: float, elapsed_s: float) -> dict[str, Any]:

@@ -36,6 +36,7 @@ def generate(
     else:
         route = "/v1/chat/completions"
         body["messages"] = [{"role": "user", "content": prompt}]
+    streaming = False
     try:
         with reported(address), httpx.Client(**client_settings(address)) as client:
             body["model"] = first_model(client)
@@ -43,12 +44,14 @@ def generate(
                 if not response.is_success:
                     response.read()
                     response.raise_for_status()
+                streaming = True
                 for piece in text_pieces(response.iter_lines()):
                     print(piece, end="", flush=True)
     except KeyboardInterrupt:
         raise CommandError("interrupted", Exit.INTERRUPTED) from None
     finally:
-        print()
+        if streaming:
+            print()
 
 
 def text_pieces(lines: Iterable[str]) -> Iterator[str]:

@@ -41,6 +41,20 @@ def check_port(host: str, port: int) -> None:
         except OSError as error:
             problem = error.strerror or str(error)
             raise CommandError(
-                f"--port {port}: cannot listen on {host}:{port} ({problem.lower()}); "
+                f"--port {port}: cannot listen on {host}:{port} ({problem.lower()}{_user(port)}); "
                 "stop what uses it, or give another"
             ) from error
+
+
+def _user(port: int) -> str:
+    """Who listens on a port, where this user may know it."""
+    import psutil
+
+    try:
+        for connection in psutil.net_connections("tcp"):
+            listens = connection.status == psutil.CONN_LISTEN and connection.pid
+            if listens and connection.laddr and connection.laddr.port == port:
+                return f" by {psutil.Process(connection.pid).name()}, pid {connection.pid}"
+    except psutil.Error:
+        pass
+    return ""

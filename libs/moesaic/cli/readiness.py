@@ -53,7 +53,7 @@ async def await_ready(url: str, within_s: float, announce: Callable[[str, str], 
                 missing, since = now_missing, loop.time()
             elif missing and missing != announced and loop.time() - since >= SETTLE_S:
                 announced = missing
-                announce("suite", f"waits for {'; '.join(missing)}")
+                announce("suite", f"not ready yet: {'; '.join(missing)}")
             await asyncio.sleep(POLL_S)
     detail = "; ".join(missing) if missing else "the gateway does not answer"
     raise CommandError(f"not ready after {within_s:g} s: {detail}", Exit.TIMEOUT)

@@ -1,7 +1,8 @@
 """Which processes make a suite, and with what flags? Pure."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from moesaic.cli.outcome import CommandError, Exit
@@ -10,6 +11,7 @@ Topology = Literal["local", "disaggregated"]
 # Who stops first: nobody takes work for others that are gone already.
 STOP_ORDER = ("gateway", "attention", "expert", "scheduler")
 LOOPBACK = "127.0.0.1"
+GRACE_S = 30.0  # what running work gets to finish
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +35,7 @@ class Service:
     role: str
     flags: tuple[str, ...]
     host: str = LOOPBACK  # where this machine reaches it
-    environment: tuple[tuple[str, str], ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def slots_per_layer(options: SuiteOptions, num_experts: int) -> int:
@@ -57,44 +59,46 @@ def slots_per_layer(options: SuiteOptions, num_experts: int) -> int:
 
 def services_of(options: SuiteOptions, num_experts: int, cores: int) -> list[Service]:
     """The services of a suite, each with its share of ``cores``."""
-    disaggregated = options.topology == "disaggregated"
-    num_experts_workers = options.experts if disaggregated else 0
-    num_computing = options.attention + num_experts_workers
-    threads = max(1, cores // num_computing)
-    crowded = num_computing + 2 > cores  # the gateway and the scheduler want time as well
-    environment: tuple[tuple[str, str], ...] = (("OMP_NUM_THREADS", str(threads)),)
-    if crowded:  # threads that spin while they wait would take the cores from those that work
-        environment += (("OMP_WAIT_POLICY", "passive"),)
+    routed = options.topology == "disaggregated"
+    num_computing = options.attention + (options.experts if routed else 0)
+    threads = str(max(1, cores // num_computing))
+    environment = {"OMP_NUM_THREADS": threads}
+    if num_computing + 2 > cores:  # the gateway and the scheduler want time as well
+        # Threads that spin while they wait would take the cores from those that work.
+        environment["OMP_WAIT_POLICY"] = "passive"
 
-    def service(role: str, number: int | None, *flags: str, computes: bool = False) -> Service:
-        name = role if number is None else f"{role}-{number}"
-        flags = ("--worker-id", name, *flags)
-        if computes:
-            flags += ("--model", options.model, "--threads", str(threads))
-        return Service(
-            name=name, role=role, flags=flags, environment=environment if computes else ()
-        )
+    def computing(role: str, number: int, *flags: str) -> Service:
+        flags += ("--model", options.model, "--threads", threads)
+        return _service(f"{role}-{number}", role, *flags, environment=environment)
 
-    services = [service("scheduler", None, "--host", LOOPBACK)]
-    if disaggregated:
-        slots = ("--slots-per-layer", str(slots_per_layer(options, num_experts)))
-        services += [
-            service("expert", number, "--host", LOOPBACK, *slots, computes=True)
-            for number in range(num_experts_workers)
-        ]
-    dispatch = ("--dispatch", "routed" if disaggregated else "local")
-    services += [
-        service("attention", number, "--host", LOOPBACK, *dispatch, computes=True)
-        for number in range(options.attention)
-    ]
-    return [*services, _gateway(options)]
+    services = [_service("scheduler", "scheduler")]
+    if routed:
+        slots = str(slots_per_layer(options, num_experts))
+        numbers = range(options.experts)
+        services += [computing("expert", n, "--slots-per-layer", slots) for n in numbers]
+    dispatch = "routed" if routed else "local"
+    numbers = range(options.attention)
+    services += [computing("attention", n, "--dispatch", dispatch) for n in numbers]
+    flags = ("--port", str(options.port), "--model", options.model)
+    return [*services, _service("gateway", "gateway", *flags, host=options.host)]
 
 
-def _gateway(options: SuiteOptions) -> Service:
-    host = _reachable(options.host)
-    flags = ("--worker-id", "gateway", "--host", options.host, "--advertise-host", host)
-    flags += ("--port", str(options.port), "--model", options.model)
-    return Service(name="gateway", role="gateway", flags=flags, host=host)
+def _service(
+    name: str,
+    role: str,
+    *flags: str,
+    host: str = LOOPBACK,
+    environment: Mapping[str, str] | None = None,
+) -> Service:
+    reachable = _reachable(host)
+    place = ("--worker-id", name, "--host", host, "--advertise-host", reachable)
+    return Service(
+        name=name,
+        role=role,
+        flags=(*place, "--grace-s", str(GRACE_S), *flags),
+        host=reachable,
+        environment=environment or {},
+    )
 
 
 def url_of(options: SuiteOptions) -> str:

@@ -11,9 +11,9 @@ from moesaic.cli.child import Child, last_lines
 from moesaic.cli.ports import free_ports
 from moesaic.cli.restart import GiveUp, RestartPolicy
 from moesaic.cli.state import ProcessState
-from moesaic.cli.suite import STOP_ORDER, Service, address
+from moesaic.cli.suite import GRACE_S, STOP_ORDER, Service, address
 
-GRACE_S = 35.0  # a little more than the services give their own running work
+CLOSE_S = 5.0  # what a service gets to close after its grace time
 
 
 class ServiceFailed(Exception):
@@ -127,7 +127,7 @@ class Supervisor:
         # New ports at every start: an old one may have been taken meanwhile.
         admin_port, metrics_port = free_ports(2)
         command = self._command(service, admin_port, metrics_port)
-        own_environment = {**environment, **dict(service.environment)}
+        own_environment = {**environment, **service.environment}
         child = kept.child = await Child.start(command, own_environment, Path(shown.log))
         shown.pid = child.pid
         shown.admin_address = address(service.host, admin_port)
@@ -140,7 +140,7 @@ class Supervisor:
         for role in STOP_ORDER:
             ending = [kept for kept in self._kept if kept.service.role == role and kept.child]
             children = [kept.child for kept in ending if kept.child and kept.child.running]
-            await asyncio.gather(*(child.stop(GRACE_S) for child in children))
+            await asyncio.gather(*(child.stop(GRACE_S + CLOSE_S) for child in children))
             for kept in ending:
                 kept.shown.pid = 0
             self._changed()

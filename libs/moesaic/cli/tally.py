@@ -15,14 +15,14 @@ class LabelCount:
     correct: int = 0
 
     @property
-    def recall(self) -> float:
-        """Share of its rows that were found; NaN without rows."""
-        return self.correct / self.rows if self.rows else math.nan
+    def recall(self) -> float | None:
+        """Share of its rows that were found; None without rows."""
+        return self.correct / self.rows if self.rows else None
 
     @property
-    def precision(self) -> float:
-        """Share of its predictions that were right; NaN without predictions."""
-        return self.correct / self.predicted if self.predicted else math.nan
+    def precision(self) -> float | None:
+        """Share of its predictions that were right; None without predictions."""
+        return self.correct / self.predicted if self.predicted else None
 
 
 @dataclass

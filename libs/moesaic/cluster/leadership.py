@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager, suppress
 
 import structlog
 
+from moesaic.cluster.background import background
 from moesaic.cluster.bus import Bus
 from moesaic.errors import PeerLost
 
@@ -85,10 +86,8 @@ async def leadership(
     claim = Leadership(bus, role, worker_id, generation)
     with suppress(PeerLost):
         await claim.contend()
-    async with asyncio.TaskGroup() as tasks:
-        keeper = tasks.create_task(claim.keep(), name="leadership")
-        try:
+    try:
+        async with background(claim.keep(), "leadership"):
             yield claim
-        finally:
-            keeper.cancel()
-            await claim.resign()
+    finally:
+        await claim.resign()

@@ -1,12 +1,12 @@
 """The committed placement, as every process sees it."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 import msgspec
 import structlog
 
+from moesaic.cluster.background import background
 from moesaic.cluster.bus import Bus
 from moesaic.cluster.changes import Changes
 from moesaic.errors import PeerLost
@@ -65,12 +65,8 @@ async def watch_placement(bus: Bus) -> AsyncIterator[PlacementView]:
 
     with suppress(PeerLost):
         await view.refresh(bus)
-    async with asyncio.TaskGroup() as tasks:
-        follower = tasks.create_task(follow(), name="placement")
-        try:
-            yield view
-        finally:
-            follower.cancel()
+    async with background(follow(), "placement"):
+        yield view
 
 
 async def committed_epoch(bus: Bus) -> int:

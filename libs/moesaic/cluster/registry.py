@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import structlog
 
+from moesaic.cluster.background import background
 from moesaic.cluster.bus import Bus, encode
 from moesaic.cluster.changes import Changes
 from moesaic.cluster.placement_view import PlacementView, watch_placement
@@ -117,15 +118,13 @@ async def registered(bus: Bus, record: WorkerRecord) -> AsyncIterator[Lease]:
         InvalidInput: (in a group) a later start of the same worker id took the lease over.
     """
     lease = Lease(bus, record)
-    async with asyncio.TaskGroup() as tasks:
-        with suppress(PeerLost):
-            await lease.renew()
-        keeper = tasks.create_task(lease.keep(), name="lease")
-        try:
+    with suppress(PeerLost):
+        await lease.renew()
+    try:
+        async with background(lease.keep(), "lease"):
             yield lease
-        finally:
-            keeper.cancel()
-            await lease.release()
+    finally:
+        await lease.release()
 
 
 class Fleet(Changes):
@@ -171,12 +170,8 @@ async def watch_fleet(bus: Bus) -> AsyncIterator[Fleet]:
             await fleet.refresh(bus)
 
     await fleet.refresh(bus)
-    async with asyncio.TaskGroup() as tasks:
-        follower = tasks.create_task(follow(), name="fleet")
-        try:
-            yield fleet
-        finally:
-            follower.cancel()
+    async with background(follow(), "fleet"):
+        yield fleet
 
 
 async def next_generation(bus: Bus, worker_id: str) -> int:

@@ -25,25 +25,28 @@ def grouped_experts(
     Returns:
         float32 ``[T, H]``.
     """
-    combined = torch.zeros(hidden_states.shape, dtype=torch.float32, device=hidden_states.device)
+    slot_ids, ascending = slot_ids.sort(dim=1)
+    topk_weights = topk_weights.gather(1, ascending)
     order = slot_ids.reshape(-1).argsort(stable=True)  # [T * k], those not held here first
     counts = (slot_ids.reshape(-1) + 1).bincount(minlength=gate_up.shape[0] + 1).tolist()
     order = order[counts[0] :]  # [R]
-    if not len(order):
-        return combined
-    rows = order // slot_ids.shape[1]  # [R]: the row of each routed row
 
-    routed = hidden_states.index_select(0, rows)  # [R, H]
+    routed = hidden_states.index_select(0, order // slot_ids.shape[1])  # [R, H]
     gate, up = _per_slot(routed, gate_up, counts[1:]).chunk(2, dim=-1)
     expert_out = _per_slot(F.silu(gate) * up, down, counts[1:])  # [R, H]
-    weights = topk_weights.reshape(-1).index_select(0, order)  # [R]
-    return combined.index_add_(0, rows, expert_out.float() * weights.unsqueeze(-1))
+
+    # Each row sums its own k outputs: adding routed rows to their row in place would leave the order, on a GPU, to chance.
+    by_choice = expert_out.new_zeros(slot_ids.numel(), expert_out.shape[1], dtype=torch.float32)
+    by_choice.index_copy_(0, order, expert_out.float())
+    return torch.bmm(topk_weights.unsqueeze(1), by_choice.view(*slot_ids.shape, -1)).squeeze(1)
 
 
 def _per_slot(x: Tensor, weights: Tensor, counts: list[int]) -> Tensor:
     """``x @ weights[s].T`` for the ``counts[s]`` rows of each slot ``s``: ``[R, A]``, ``[S, B, A]`` -> ``[R, B]``."""
     out = x.new_empty(x.shape[0], weights.shape[1])
     active = [slot for slot, count in enumerate(counts) if count]
+    if not active:
+        return out
     sizes = [counts[slot] for slot in active]
     parts = zip(active, torch.split(x, sizes), torch.split(out, sizes), strict=True)
     for slot, part, part_out in parts:

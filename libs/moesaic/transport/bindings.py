@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import structlog
 
 os.environ.setdefault("UCX_LOG_LEVEL", "error")  # UCX reads it when its library is loaded
 
@@ -20,6 +21,8 @@ from ucxx._lib import libucxx
 from ucxx._lib.arr import Array
 
 from moesaic.transport.frame import Message
+
+log = structlog.get_logger()
 
 UCXError = libucxx.UCXError
 
@@ -143,14 +146,17 @@ class UcxWorker:
     def _finish(self) -> None:
         transfers, self._transfers = self._transfers, []  # finishing one may start another
         for transfer in transfers:
-            if transfer.request.completed:
-                transfer.finish(_error_of(transfer.request))
-            else:
+            if not transfer.request.completed:
                 self._transfers.append(transfer)
+                continue
+            try:
+                transfer.finish(_error_of(transfer.request))
+            except Exception:  # one receiver's fault must not stop the others
+                log.exception("message.failed")
 
 
 class UcxEndpoint:
-    """One connection. Reports from the event loop, never from inside ``send`` or ``close``, and never after ``close``."""
+    """One connection. Reports in later turns of the event loop, and never after ``close``."""
 
     def __init__(
         self,

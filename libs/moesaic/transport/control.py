@@ -3,9 +3,12 @@
 import asyncio
 import socket
 from collections.abc import Callable
-from contextlib import suppress
 
-_KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 3))  # s, s, probes
+_KEEPALIVE = (
+    (socket.TCP_KEEPIDLE, 5),
+    (socket.TCP_KEEPINTVL, 2),
+    (socket.TCP_KEEPCNT, 3),
+)  # s, s, probes
 
 
 class Control:

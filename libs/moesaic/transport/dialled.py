@@ -59,7 +59,9 @@ class DialledLink:
             batch.settle(idx, PeerLost(self._peer, "the link is closed"))
             return
         if frame.seq in self._outstanding:
-            batch.settle(idx, InvalidInput("seq", f"{frame.seq} is outstanding on this link already"))
+            batch.settle(
+                idx, InvalidInput("seq", f"{frame.seq} is outstanding on this link already")
+            )
             return
         try:
             message = frame.encode()
@@ -118,7 +120,9 @@ class DialledLink:
             return
         self._alive = False
         self._wire.close()
-        log.info("link.discarded", peer=self._peer, cause=str(error), outstanding=len(self._outstanding))
+        log.info(
+            "link.discarded", peer=self._peer, cause=str(error), outstanding=len(self._outstanding)
+        )
         if not self._first_pong.done():
             self._first_pong.set_exception(error)
             self._first_pong.exception()  # nobody may be waiting

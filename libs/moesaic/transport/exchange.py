@@ -50,7 +50,9 @@ class Batch:
 
     def _give_up(self, cause: str) -> None:
         late = [idx for idx, outcome in enumerate(self._outcomes) if outcome is None]
-        for idx in late:  # all of them first: a discarded link would call the others of this batch lost
+        for (
+            idx
+        ) in late:  # all of them first: a discarded link would call the others of this batch lost
             link, frame = self._calls[idx]
             self.settle(
                 idx, DeadlineExceeded(f"layer {frame.layer} on {link.peer}", self._deadline_s * 1e3)

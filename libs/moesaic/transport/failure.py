@@ -62,7 +62,9 @@ def error_of(frame: Frame) -> MoesaicError:
         failure = _DECODER.decode(frame.body)
         cls = _CLASS_OF_NAME.get(failure.detail.get("error", ""))
         error = (
-            cls(*(failure.detail[name] for name in _FIELDS[cls])) if cls else MoesaicError(failure.message)
+            cls(*(failure.detail[name] for name in _FIELDS[cls]))
+            if cls
+            else MoesaicError(failure.message)
         )
     except (msgspec.DecodeError, KeyError, TypeError, ValueError) as problem:
         raise FrameError("body", f"is not an error: {problem}") from problem

@@ -1,9 +1,10 @@
 """The one message of the tensor plane: a fixed header, then the tensors, then an opaque body.
 
-Layout (little-endian, 128 bytes): magic 4s, version u16, header_len u16, kind u8, number of tensors u8, flags u16,
-layer i32, threshold f32, 4 zero bytes, request_id 16s, epoch u64, seq u64, nbytes u64, digest u64, four times (dtype u32,
-rows u32, cols u32), checksum u64. The payload holds each tensor row-major, padded with zeros to 64 bytes, then the body.
-The checksum is xxh3-64 of the payload, seeded with xxh3-64 of the header before it: it finds damage, not forgery.
+Layout (little-endian, 128 bytes): magic 4s, version u16, header_len u16, kind u8, number of tensors u8,
+flags u16, layer i32, threshold f32, 4 zero bytes, request_id 16s, epoch u64, seq u64, nbytes u64,
+digest u64, four times (dtype u32, rows u32, cols u32), checksum u64. The payload holds each tensor
+row-major, padded with zeros to 64 bytes, then the body. The checksum is xxh3-64 of the payload,
+seeded with xxh3-64 of the header before it: it finds damage, not forgery.
 """
 
 import struct
@@ -99,7 +100,9 @@ class Frame:
         for tensor, start in zip(self.tensors, starts, strict=True):
             nbytes = tensor.nbytes
             if nbytes:
-                place = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=start)
+                place = torch.frombuffer(
+                    memory, dtype=tensor.dtype, count=tensor.numel(), offset=start
+                )
                 place.view_as(tensor).copy_(tensor)
             if nbytes % _ALIGNMENT:  # never send what the memory held before
                 memory[start + nbytes : _aligned(start + nbytes)] = 0
@@ -107,13 +110,22 @@ class Frame:
             memory[body_start:] = np.frombuffer(self.body, np.uint8)
         if len(self.request_id) != 16:
             raise InvalidInput("request_id", f"must be 16 bytes, got {len(self.request_id)}")
-        fixed = (MAGIC, VERSION, HEADER_BYTES, self.kind, len(self.tensors), self.flags, self.layer, self.threshold)
+        fixed = (
+            MAGIC,
+            VERSION,
+            HEADER_BYTES,
+            self.kind,
+            len(self.tensors),
+            self.flags,
+            self.layer,
+            self.threshold,
+        )
         rest = (self.request_id, self.epoch, self.seq, memory.size - HEADER_BYTES, self.digest)
         try:
-            _HEADER.pack_into(memory, 0, *fixed, *rest, *table)
+            _HEADER.pack_into(memory.data, 0, *fixed, *rest, *table)
         except (struct.error, OverflowError) as error:
             raise InvalidInput("frame", f"a header field does not fit: {error}") from error
-        _CHECKSUM.pack_into(memory, _HEADER.size, _checksum(memory))
+        _CHECKSUM.pack_into(memory.data, _HEADER.size, _checksum(memory))
         return memory
 
     @classmethod
@@ -124,10 +136,25 @@ class Frame:
             FrameError: some field is not what a sender of ours writes, or the message is damaged or too large.
         """
         header = _read_header(message, limits)
-        (_, _, _, kind, num_tensors, flags, layer, threshold, request_id, epoch, seq, nbytes, digest, *table) = header
+        (
+            _,
+            _,
+            _,
+            kind,
+            num_tensors,
+            flags,
+            layer,
+            threshold,
+            request_id,
+            epoch,
+            seq,
+            nbytes,
+            digest,
+            *table,
+        ) = header
         if nbytes != message.size - HEADER_BYTES:
             raise FrameError("nbytes", f"says {nbytes}, {message.size - HEADER_BYTES} came")
-        if _CHECKSUM.unpack_from(message, _HEADER.size)[0] != _checksum(message):
+        if _CHECKSUM.unpack_from(message.data, _HEADER.size)[0] != _checksum(message):
             raise FrameError("checksum", "the message is damaged")
         if not 0.0 <= threshold <= 1.0:
             raise FrameError("threshold", f"must be in 0..1, got {threshold}")
@@ -165,7 +192,7 @@ def payload_bytes(header: Message, limits: FrameLimits) -> int:
 def _read_header(message: Message, limits: FrameLimits) -> list[Any]:
     if message.size < HEADER_BYTES:
         raise FrameError("header", f"needs {HEADER_BYTES} bytes, got {message.size}")
-    header = list(_HEADER.unpack_from(message))
+    header = list(_HEADER.unpack_from(message.data))
     magic, version, header_len, kind, nbytes = *header[:4], header[11]
     if magic != MAGIC:
         raise FrameError("magic", f"expected {MAGIC!r}, got {magic!r}")
@@ -174,7 +201,9 @@ def _read_header(message: Message, limits: FrameLimits) -> list[Any]:
     if header_len != HEADER_BYTES:
         raise FrameError("header_len", f"must be {HEADER_BYTES}, got {header_len}")
     if HEADER_BYTES + nbytes > limits.max_bytes:
-        raise FrameError("nbytes", f"at most {limits.max_bytes - HEADER_BYTES} are allowed, got {nbytes}")
+        raise FrameError(
+            "nbytes", f"at most {limits.max_bytes - HEADER_BYTES} are allowed, got {nbytes}"
+        )
     if kind not in _KIND_OF_CODE:
         raise FrameError("kind", f"unknown kind {kind}")
     header[3] = _KIND_OF_CODE[kind]
@@ -217,7 +246,9 @@ def _table_of(tensors: list[Tensor]) -> list[int]:
     for idx, tensor in enumerate(tensors):
         if tensor.dim() != 2 or tensor.dtype not in _CODE_OF_DTYPE:
             found = f"{tensor.dtype} {list(tensor.shape)}"
-            raise InvalidInput(f"tensors[{idx}]", f"must be 2-D of f32, f16, bf16, i32 or i64, got {found}")
+            raise InvalidInput(
+                f"tensors[{idx}]", f"must be 2-D of f32, f16, bf16, i32 or i64, got {found}"
+            )
         table += [_CODE_OF_DTYPE[tensor.dtype], *tensor.shape]
     return table + [0] * (3 * (MAX_TENSORS - len(tensors)))
 
@@ -236,5 +267,5 @@ def _aligned(offset: int) -> int:
 
 
 def _checksum(message: Message) -> int:
-    seed = xxhash.xxh3_64_intdigest(message[: _HEADER.size])
-    return xxhash.xxh3_64_intdigest(message[HEADER_BYTES:], seed=seed)
+    seed = xxhash.xxh3_64_intdigest(message.data[: _HEADER.size])
+    return xxhash.xxh3_64_intdigest(message.data[HEADER_BYTES:], seed=seed)

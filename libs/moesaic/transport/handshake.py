@@ -1,9 +1,10 @@
 """Who is there? Challenge and response with the cluster secret, before anything of UCX is involved.
 
-Over a plain TCP connection: HELLO (the dialler's id, role and nonce), CHALLENGE (the same of the listener), PROOF (the
-dialler's HMAC over both), WELCOME (the listener's). The two HMACs carry different labels, so neither can be reflected, and
-both nonces are fresh, so neither can be replayed. Until PROOF is verified the listener reads at most 1 KiB and answers with
-nothing that depends on the secret.
+Over a plain TCP connection: HELLO (the dialler's id, role and nonce), CHALLENGE (the same of the
+listener), PROOF (the dialler's HMAC over both), WELCOME (the listener's). The two HMACs carry
+different labels, so neither can be reflected, and both nonces are fresh, so neither can be replayed.
+Until PROOF is verified the listener reads at most 1 KiB at a time and says nothing that depends on
+the secret.
 """
 
 import asyncio
@@ -66,9 +67,7 @@ class Session:
         return body
 
 
-async def dial(
-    sock: socket.socket, secret: bytes, worker_id: str, role: str, peer: str
-) -> Session:
+async def dial(sock: socket.socket, secret: bytes, worker_id: str, role: str, peer: str) -> Session:
     """Authenticate as the dialling end, and the listener as ``peer``.
 
     Raises:
@@ -115,7 +114,7 @@ async def accept(sock: socket.socket, secret: bytes, worker_id: str, role: str) 
 async def refuse(sock: socket.socket, error: MoesaicError) -> None:
     """Tell the other end why the connection is about to be closed."""
     message = failure_frame(Frame(kind=FrameKind.ERROR), error).encode()
-    await asyncio.get_running_loop().sock_sendall(sock, message)
+    await asyncio.get_running_loop().sock_sendall(sock, message.data)
 
 
 def _introduce(worker_id: str, role: str) -> bytes:
@@ -139,7 +138,7 @@ def _mac(key: bytes, text: bytes) -> bytes:
 
 async def _send(sock: socket.socket, kind: FrameKind, body: bytes) -> None:
     message = Frame(kind=kind, body=body).encode()
-    await asyncio.get_running_loop().sock_sendall(sock, message)
+    await asyncio.get_running_loop().sock_sendall(sock, message.data)
 
 
 async def _receive(sock: socket.socket, kind: FrameKind, limits: FrameLimits) -> bytes:

@@ -37,7 +37,9 @@ class Hub:
 
     def unbind(self, network: "InProcessNetwork") -> None:
         """Stop all listening of ``network``."""
-        self._listeners = {a: entry for a, entry in self._listeners.items() if entry[0] is not network}
+        self._listeners = {
+            a: entry for a, entry in self._listeners.items() if entry[0] is not network
+        }
 
 
 class InProcessNetwork:

@@ -75,7 +75,11 @@ class ServedLink:
         except MoesaicError as error:
             message = failure_frame(request, error).encode()
         except Exception:
-            log.exception("request.failed", peer=self._peer, layer=request.layer, epoch=request.epoch)
-            message = failure_frame(request, MoesaicError("the worker failed; see its log")).encode()
+            log.exception(
+                "request.failed", peer=self._peer, layer=request.layer, epoch=request.epoch
+            )
+            message = failure_frame(
+                request, MoesaicError("the worker failed; see its log")
+            ).encode()
         if self._alive:
             self._wire.send(message)

@@ -1,33 +1,37 @@
 """The network between processes: authenticated over TCP, then UCX for everything else.
 
-A listener is a plain TCP socket. Only peers that have proved the cluster secret learn a UCX address, and the tag of their
-messages is drawn from the session key, so UCX carries nothing for strangers. Each process has one UCX worker per plane:
-shared memory for peers on its host, the network for the others.
+A listener is a plain TCP socket. Only peers that have proved the cluster secret learn a UCX address,
+and the tags of their messages are drawn from the session key: what comes with any other tag is
+dropped. Each process has one UCX worker per plane: shared memory for peers on its host, the network
+for the others.
 """
 
 import asyncio
+import functools
 import hashlib
 import os
 import socket
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 import structlog
 
-from moesaic.errors import DeadlineExceeded, FrameError, InvalidInput, MoesaicError, Overloaded, PeerLost
+from moesaic.errors import DeadlineExceeded, FrameError, InvalidInput, MoesaicError, PeerLost
 from moesaic.transport import handshake
-from moesaic.transport.bindings import UcxEndpoint, UCXError, UcxWorker
+from moesaic.transport.bindings import UCXError, UcxWorker
 from moesaic.transport.contract import Handler, Link
 from moesaic.transport.control import Control
+from moesaic.transport.dialled import DialledLink
 from moesaic.transport.frame import Frame, FrameKind, FrameLimits, Message
-from moesaic.transport.handshake import Session
 from moesaic.transport.links import Links
 from moesaic.transport.wire import Receiver
 
 log = structlog.get_logger()
+
+_Message = TypeVar("_Message")
 
 Transports = Literal["auto", "tcp", "shm"]
 
@@ -70,7 +74,8 @@ class UcxNetwork:
             role: what we are, such as "expert".
             secret: the cluster secret.
             limits: the largest frames to believe.
-            transports: "auto" uses shared memory on this host and what UCX finds best elsewhere; "tcp" and "shm" only that.
+            transports: "tcp" or "shm" alone, or "auto": shared memory between processes of one host,
+                what UCX finds best between hosts.
 
         Raises:
             InvalidInput: this machine does not offer the transports.
@@ -83,11 +88,195 @@ class UcxNetwork:
 
     async def listen(self, host: str, port: int, handler: Handler) -> str:
         """See ``Network.listen``."""
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            sock = socket.create_server((host, port), backlog=MAX_STRANGERS)
+            sock = socket.create_server((host, port), family=family, backlog=MAX_STRANGERS)
         except OSError as error:
-            raise InvalidInput("address", f"cannot listen on {host}:{port}: {error.strerror}") from error
+            raise InvalidInput(
+                "address", f"cannot listen on {host}:{port}: {error.strerror}"
+            ) from error
         sock.setblocking(False)
-        bound = sock.getsockname()
         self._listeners.append(asyncio.create_task(self._accept(sock, handler)))
-        return f"{bound[0]}:{bound[1]}"
+        return f"{sock.getsockname()[0]}:{sock.getsockname()[1]}"
+
+    async def connect(self, address: str, peer: str, deadline_s: float) -> Link:
+        """See ``Network.connect``."""
+        host, _, port = address.rpartition(":")
+        try:
+            async with asyncio.timeout(deadline_s):
+                link = await self._dial(host, int(port), peer)
+                await link.answered()
+                return link
+        except TimeoutError:
+            raise DeadlineExceeded(f"connecting to {peer} at {address}", deadline_s * 1e3) from None
+        except (OSError, ValueError) as error:
+            raise PeerLost(peer, f"cannot reach {address}: {error}") from error
+        except FrameError as error:
+            raise PeerLost(peer, f"{address} is not one of our listeners: {error}") from error
+
+    async def exchange(
+        self, calls: Sequence[tuple[Link, Frame]], deadline_s: float
+    ) -> list[Frame | MoesaicError]:
+        """See ``Network.exchange``."""
+        return await self._links.exchange(calls, deadline_s)
+
+    async def close(self) -> None:
+        """See ``Network.close``."""
+        doors = [*self._listeners, *self._strangers]
+        for task in doors:
+            task.cancel()
+        await asyncio.gather(*doors, return_exceptions=True)
+        await self._links.close()
+        for plane in self._planes.values():
+            await plane.close()
+        self._planes = {}
+
+    async def _dial(self, host: str, port: int, peer: str) -> DialledLink:
+        loop = asyncio.get_running_loop()
+        family, kind, protocol, _, where = (
+            await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        )[0]
+        with ExitStack() as undo:
+            sock = undo.enter_context(socket.socket(family, kind, protocol))
+            sock.setblocking(False)
+            await loop.sock_connect(sock, where)
+            session = await handshake.dial(sock, self._secret, self._worker_id, self._role, peer)
+            offer = _Offer(
+                _shared_memory_id(), {name: p.address for name, p in self._planes.items()}
+            )
+            await session.send(sock, FrameKind.OFFER, msgspec.msgpack.encode(offer))
+            choice = _decode(await session.receive(sock, FrameKind.ACCEPT), _Choice)
+            tags = (session.tag("dialler"), session.tag("listener"))
+            wire = self._wire(sock, peer, choice.plane, choice.address, tags)
+            link = wire.receiver = self._links.dial(peer, wire)
+            undo.pop_all()
+            return link
+
+    async def _accept(self, listener: socket.socket, handler: Handler) -> None:
+        with listener:
+            while True:
+                try:
+                    sock, _ = await asyncio.get_running_loop().sock_accept(listener)
+                except OSError as error:  # out of file descriptors: others may close some
+                    log.warning("accept.failed", cause=str(error))
+                    await asyncio.sleep(1.0)
+                    continue
+                if len(self._strangers) >= MAX_STRANGERS or len(self._links) >= MAX_LINKS:
+                    sock.close()
+                    continue
+                task = asyncio.create_task(self._admit(sock, handler))
+                self._strangers.add(task)
+                task.add_done_callback(self._strangers.discard)
+
+    async def _admit(self, sock: socket.socket, handler: Handler) -> None:
+        """Give a stranger a short while to prove itself, then serve it."""
+        with ExitStack() as undo:
+            undo.callback(sock.close)
+            try:
+                async with asyncio.timeout(HANDSHAKE_S):
+                    session = await handshake.accept(
+                        sock, self._secret, self._worker_id, self._role
+                    )
+                    offer = _decode(await session.receive(sock, FrameKind.OFFER), _Offer)
+                    plane = self._choose_plane(offer)
+                    tags = (session.tag("listener"), session.tag("dialler"))
+                    wire = self._wire(sock, session.peer, plane, offer.addresses[plane], tags)
+                    link = wire.receiver = self._links.serve(session.peer, wire, handler)
+                    undo.callback(link.end)
+                    choice = _Choice(plane, self._planes[plane].address)
+                    await session.send(sock, FrameKind.ACCEPT, msgspec.msgpack.encode(choice))
+            except TimeoutError:
+                log.info("stranger.dropped", cause=f"did not prove itself within {HANDSHAKE_S} s")
+            except (MoesaicError, OSError) as error:
+                log.info("stranger.dropped", cause=str(error))
+            else:
+                log.info("peer.joined", peer=session.peer, plane=plane)
+                undo.pop_all()
+
+    def _choose_plane(self, offer: _Offer) -> str:
+        usable = [name for name in self._planes if name in offer.addresses]
+        if offer.host != _shared_memory_id():
+            usable = [name for name in usable if name != _SHM]
+        if not usable:
+            raise FrameError(
+                "addresses",
+                f"no common way between {list(self._planes)} and {list(offer.addresses)}",
+            )
+        return usable[0]
+
+    def _wire(
+        self, sock: socket.socket, peer: str, plane: str, address: bytes, tags: tuple[int, int]
+    ) -> "_UcxWire":
+        if plane not in self._planes:
+            raise FrameError("plane", f"{plane!r} was not offered")
+        try:
+            return _UcxWire(self._planes[plane], address, tags, sock)
+        except UCXError as error:
+            raise PeerLost(peer, f"UCX cannot reach it by {plane}: {error}") from error
+
+
+class _UcxWire:
+    """A ``Wire``: a UCX endpoint, and the connection that tells when the peer is gone."""
+
+    receiver: Receiver
+
+    def __init__(
+        self, plane: UcxWorker, address: bytes, tags: tuple[int, int], sock: socket.socket
+    ) -> None:
+        self._endpoint = plane.connect(address, tags, self._arrive, self._lost)
+        self._control = Control(sock, self._lost)
+
+    def send(self, message: Message) -> None:
+        self._endpoint.send(message)
+
+    def close(self) -> None:
+        self._endpoint.close()
+        self._control.close()
+
+    def _arrive(self, message: Message) -> None:
+        self.receiver.on_message(message)
+
+    def _lost(self, cause: str) -> None:
+        self.close()
+        self.receiver.on_lost(cause)
+
+
+def _open_planes(transports: Transports, max_bytes: int) -> dict[str, UcxWorker]:
+    """A UCX worker per plane, best plane first.
+
+    Two, for UCX uses shared memory only for endpoints that need no report of a peer's death, and
+    without one a broken network connection would be fatal.
+    """
+    planes = {}
+    try:
+        if transports in ("auto", "shm"):
+            planes[_SHM] = UcxWorker(_SHM_TLS, reports_failure=False, max_bytes=max_bytes)
+        if transports in ("auto", "tcp"):
+            tls = "tcp" if transports == "tcp" else os.environ.get("UCX_TLS", "^shm")
+            planes[_NET] = UcxWorker(tls, reports_failure=True, max_bytes=max_bytes)
+    except UCXError as error:
+        raise InvalidInput(
+            "transports", f"UCX does not offer {transports!r} here: {error}"
+        ) from error
+    return planes
+
+
+# Mapped segments only. UCX's "shm" also means cma, which reads the peer's memory by process id: if the peer
+# dies in the middle, UCX aborts the reader as well.
+_SHM_TLS = "posix,sysv"
+
+
+@functools.cache
+def _shared_memory_id() -> str:
+    """The same for two processes exactly if each can map the other's memory: one kernel, one view of it."""
+    parts = [Path("/proc/sys/kernel/random/boot_id").read_text()]
+    parts += [os.readlink(f"/proc/self/ns/{namespace}") for namespace in ("ipc", "pid", "user")]
+    parts.append(str(os.stat("/dev/shm").st_dev))
+    return hashlib.sha256("|".join(parts).encode()).hexdigest()
+
+
+def _decode(body: bytes, message: type[_Message]) -> _Message:
+    try:
+        return msgspec.msgpack.decode(body, type=message)
+    except msgspec.DecodeError as error:
+        raise FrameError("body", f"is no {message.__name__}: {error}") from error

@@ -1,0 +1,27 @@
+"""Work that goes on beside a block of code."""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+_ASK_AGAIN_S = 0.5
+
+
+@asynccontextmanager
+async def background(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
+    """Run ``work`` for the length of the block; if it fails, the block is cancelled.
+
+    Raises:
+        ExceptionGroup: with the errors of ``work`` and of the block.
+    """
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(work, name=name)
+        try:
+            yield
+        finally:
+            # Before Python 3.12 asyncio.wait_for, which redis-py sends with, loses a cancellation
+            # that comes just as it ends. One request to stop may thus not be enough.
+            while not task.done():
+                task.cancel()
+                await asyncio.wait([task], timeout=_ASK_AGAIN_S)

@@ -1,0 +1,116 @@
+"""The gateway as a process of its own, with a real registry."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from moesaic.cluster.bus import Bus
+from moesaic.cluster.redis_child import start_redis
+from moesaic.cluster.registry import registered
+from moesaic.messages.registry import WorkerRecord
+
+BLOCK_TORCH = "import sys; sys.modules['torch'] = None; "
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    code = BLOCK_TORCH + "from services.gateway.main import main; main()"
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MOESAIC_")}
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--host", "0.0.0.0"], "--no-auth"),
+        (["--port", "{taken}"], "--port"),
+        (["--redis-url", "http://nowhere", "--port", "0"], "--redis-url"),
+    ],
+)
+def test_what_keeps_it_from_starting_is_said_in_one_line(
+    model_directory: Path, arguments, named
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        arguments = [argument.format(taken=port) for argument in arguments]
+        process = start("--model", str(model_directory), *arguments)
+        _, errors = process.communicate()
+
+    assert process.returncode == 1
+    assert named in errors
+    assert errors.startswith("error: ")
+    assert len(errors.splitlines()) == 1
+
+
+async def test_it_serves_from_the_registry_and_finishes_what_runs_on_sigterm(
+    model_directory: Path, tmp_path: Path, open_house, scripts
+) -> None:
+    redis, url = start_redis(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    gateway = start(
+        "--model", str(model_directory), "--redis-url", url, "--port", port, "--worker-id", "gw"
+    )
+    text = "this is a story about a house"
+    try:
+        async with (
+            open_house(scripts.says(text, gap_s=0.05)) as house,
+            Bus.connect(url, "default") as bus,
+        ):
+            record = WorkerRecord(
+                worker_id="attention-1",
+                generation=1,
+                role="attention",
+                state="ready",
+                admin_address=house.workers[0].address,
+                dispatch="local",
+            )
+            async with (
+                registered(bus, record),
+                httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client,
+            ):
+                await _until_ready(client)
+                asking = asyncio.ensure_future(
+                    client.post("/v1/completions", json={"prompt": "a", "stream": True}, timeout=30)
+                )
+                await house.until(lambda: bool(house.workers[0].submits))
+                gateway.send_signal(signal.SIGTERM)
+                response = await asking
+        output, errors = await asyncio.to_thread(gateway.communicate)
+    finally:
+        gateway.kill()
+        redis.terminate()
+        redis.wait()
+
+    assert gateway.returncode == 0, errors
+    assert not errors
+    data = [line for line in response.text.split("\n\n") if line]
+    assert "".join(json.loads(item[6:])["choices"][0]["text"] for item in data[:-1]) == text
+    assert data[-1] == "data: [DONE]"
+    events = [json.loads(line)["event"] for line in output.splitlines()]
+    assert "gateway.serving" in events
+    assert events.count("request.finished") >= 2
+
+
+async def _until_ready(client: httpx.AsyncClient) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                if (await client.get("/readyz")).status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            await asyncio.sleep(0.1)

@@ -1,0 +1,221 @@
+import asyncio
+import json
+
+import httpx
+import pytest
+
+from moesaic.v1 import attention_pb2 as pb
+
+TEXT = "this is a story about a house"
+BODY = {"prompt": "hello", "max_tokens": 100, "temperature": 0.7}
+
+
+def text_of(stream: str) -> str:
+    data = [
+        line.removeprefix("data: ") for line in stream.split("\n\n") if line.startswith("data: ")
+    ]
+    chunks = [json.loads(item) for item in data[:-1]]
+    assert data[-1] == "[DONE]"
+    assert not any("error" in chunk for chunk in chunks), chunks
+    return "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
+
+
+@pytest.mark.parametrize("said", [0, 1, 5])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_generation_goes_on_where_a_lost_worker_left_it(
+    open_house, scripts, said, stream
+) -> None:
+    dying = asyncio.Event()
+
+    async def script(submit: pb.Submit, emit) -> None:
+        for index, token_id in enumerate(scripts.ids(TEXT)[:said]):
+            emit(tokens=pb.Tokens(token_index=index, token_ids=[token_id]))
+        dying.set()
+
+    async with open_house(script, scripts.says(TEXT)) as house:
+        first, second = house.workers
+        asking = asyncio.ensure_future(
+            house.client.post("/v1/completions", json={**BODY, "stream": stream})
+        )
+        await dying.wait()
+        await asyncio.sleep(0.05)  # let the tokens travel
+        await first.kill()
+        response = await asking
+        [before], [after] = first.submits, second.submits
+
+    text = text_of(response.text) if stream else response.json()["choices"][0]["text"]
+    assert text == TEXT
+    assert list(after.token_ids) == [*before.token_ids, *scripts.ids(TEXT)[:said]]
+    assert after.attempt == 2
+    assert after.generation.max_tokens == 100 - said
+    assert after.generation.sampling == before.generation.sampling
+    if not stream:
+        assert response.json()["usage"]["completion_tokens"] == len(scripts.ids(TEXT)) + 1
+
+
+async def test_a_classification_is_run_again(open_house, scripts) -> None:
+    async with open_house(scripts.silent, scripts.scores(-2.0, -1.0)) as house:
+        first = house.workers[0]
+        body = {"input": "a story", "labels": ["yes", "no"]}
+        asking = asyncio.ensure_future(house.client.post("/v1/classify", json=body))
+        await house.until(lambda: bool(first.submits))
+        await first.kill()
+        answer = (await asking).json()
+
+    assert answer["data"][0]["label"] == "no"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_losing_the_last_worker_is_an_error_that_says_to_retry(
+    open_house, scripts, stream
+) -> None:
+    async def script(submit: pb.Submit, emit) -> None:
+        emit(tokens=pb.Tokens(token_index=0, token_ids=scripts.ids("yes")[:1]))
+
+    async with open_house(script) as house:
+        [worker] = house.workers
+        asking = asyncio.ensure_future(
+            house.client.post("/v1/completions", json={**BODY, "stream": stream})
+        )
+        await house.until(lambda: bool(worker.submits))
+        await asyncio.sleep(0.05)
+        await worker.kill()
+        response = await asking
+
+    if stream:
+        assert response.text.endswith("data: [DONE]\n\n")
+        assert '"code":"worker_lost"' in response.text
+    else:
+        assert response.status_code == 503
+        assert response.json()["error"]["code"] == "worker_lost"
+        assert response.headers["retry-after"]
+
+
+async def test_a_request_that_two_workers_do_not_survive_is_not_tried_a_third_time(
+    open_house, scripts
+) -> None:
+    async with open_house(scripts.silent, scripts.silent, scripts.says(TEXT)) as house:
+        asking = asyncio.ensure_future(house.client.post("/v1/completions", json=BODY))
+        for worker in house.workers[:2]:
+            await house.until(lambda worker=worker: bool(worker.submits))
+            await worker.kill()
+        response = await asking
+
+    assert response.status_code == 503
+    assert not house.workers[2].submits
+
+
+async def test_repeated_tokens_are_dropped_and_a_gap_moves_the_request(open_house, scripts) -> None:
+    ids = scripts.ids(TEXT)
+
+    async def script(submit: pb.Submit, emit) -> None:
+        emit(tokens=pb.Tokens(token_index=0, token_ids=ids[:3]))
+        emit(tokens=pb.Tokens(token_index=1, token_ids=ids[1:4]))
+        emit(tokens=pb.Tokens(token_index=6, token_ids=ids[6:7]))
+
+    async with open_house(script, scripts.says(TEXT)) as house:
+        response = await house.client.post("/v1/completions", json=BODY)
+        cancel = await house.workers[0].cancels.get()
+        [after] = house.workers[1].submits
+
+    assert response.json()["choices"][0]["text"] == TEXT
+    assert cancel.attempt == 1
+    assert list(after.token_ids)[-4:] == ids[:4]
+
+
+async def test_a_draining_worker_s_refusal_sends_the_request_elsewhere(open_house, scripts) -> None:
+    refuses = scripts.fails(code="draining", message="draining", retryable=True, http_status=503)
+    async with open_house(refuses, scripts.says(TEXT)) as house:
+        response = await house.client.post("/v1/completions", json=BODY)
+
+    assert response.json()["choices"][0]["text"] == TEXT
+
+
+async def test_a_silent_worker_is_given_up(open_house, scripts) -> None:
+    async with open_house(scripts.silent, scripts.says(TEXT), stream_idle_s=0.2) as house:
+        response = await house.client.post("/v1/completions", json=BODY)
+
+    assert response.json()["choices"][0]["text"] == TEXT
+
+
+async def test_only_the_last_word_lost_is_no_loss(open_house, scripts) -> None:
+    ids = scripts.ids(TEXT)
+
+    async def script(submit: pb.Submit, emit) -> None:
+        emit(tokens=pb.Tokens(token_index=0, token_ids=ids))
+
+    async with open_house(script) as house:
+        [worker] = house.workers
+        body = {**BODY, "max_tokens": len(ids)}
+        asking = asyncio.ensure_future(house.client.post("/v1/completions", json=body))
+        await house.until(lambda: bool(worker.submits))
+        await asyncio.sleep(0.05)
+        await worker.kill()
+        choice = (await asking).json()["choices"][0]
+
+    assert (choice["text"], choice["finish_reason"]) == (TEXT, "length")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_disconnect_cancels_the_work(open_house, scripts, stream: bool) -> None:
+    async with open_house(scripts.says(TEXT * 5, gap_s=0.02)) as house:
+        [worker] = house.workers
+        body = {**BODY, "stream": stream}
+        async with httpx.AsyncClient(base_url=house.url) as client:
+            asking = asyncio.ensure_future(client.post("/v1/completions", json=body))
+            await house.until(lambda: bool(worker.submits))
+            await asyncio.sleep(0.1)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+        cancel = await asyncio.wait_for(worker.cancels.get(), 10)
+        await house.until(lambda: house.gateway.num_inflight == 0)
+
+    assert cancel.request_id == worker.submits[0].request_id
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_deadline_ends_a_request(open_house, scripts, stream: bool) -> None:
+    async with open_house(scripts.silent) as house:
+        [worker] = house.workers
+        headers = {"x-request-timeout-ms": "150"}
+        response = await house.client.post(
+            "/v1/completions", json={**BODY, "stream": stream}, headers=headers
+        )
+        await asyncio.wait_for(worker.cancels.get(), 10)
+
+    assert response.status_code == 504
+    assert response.json()["error"]["code"] == "deadline_exceeded"
+    assert 0 < worker.submits[0].deadline_ms <= 150
+
+
+async def test_a_deadline_within_a_stream_is_an_error_event(open_house, scripts) -> None:
+    async with open_house(scripts.says(TEXT * 9, gap_s=0.05)) as house:
+        body = {**BODY, "stream": True, "moesaic": {"deadline_ms": 300}}
+        response = await house.client.post("/v1/completions", json=body)
+
+    assert '"code":"deadline_exceeded"' in response.text
+    assert response.text.endswith("data: [DONE]\n\n")
+
+
+async def test_new_requests_go_to_workers_that_come_and_not_to_those_that_leave(
+    open_house, scripts
+) -> None:
+    async with open_house(scripts.says("yes")) as house:
+        await house.add(scripts.says("no"))
+        house.fleet.drop("attention-1")
+        await house.until(lambda: len(house.gateway.workers.accepting) == 1)
+        response = await house.client.post("/v1/completions", json=BODY)
+
+    assert response.json()["choices"][0]["text"] == "no"
+
+
+async def test_a_worker_that_is_back_is_used_again(open_house, scripts) -> None:
+    async with open_house(scripts.says("yes")) as house:
+        [worker] = house.workers
+        await worker.kill()
+        await house.until(lambda: not house.gateway.workers.accepting)
+        await worker.start(int(worker.address.rsplit(":", 1)[1]))
+        await house.until(lambda: bool(house.gateway.workers.accepting))
+        response = await house.client.post("/v1/completions", json=BODY)
+
+    assert response.json()["choices"][0]["text"] == "yes"

@@ -1,0 +1,90 @@
+"""Grouped experts against one expert at a time."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from moesaic.kernels.grouped_experts import grouped_experts
+
+HIDDEN, SIZE = 16, 12
+
+
+def random_case(seed: int, num_tokens: int, top_k: int, num_slots: int) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(seed)
+    return (
+        torch.randn(num_tokens, HIDDEN, generator=generator),
+        torch.rand(num_tokens, top_k, generator=generator),
+        torch.randint(-1, num_slots, (num_tokens, top_k), generator=generator),
+        torch.randn(num_slots, 2 * SIZE, HIDDEN, generator=generator),
+        torch.randn(num_slots, HIDDEN, SIZE, generator=generator),
+    )
+
+
+@given(st.integers(0, 10**6), st.integers(1, 9), st.integers(1, 4), st.integers(1, 6))
+def test_it_equals_one_expert_at_a_time(
+    seed: int, num_tokens: int, top_k: int, num_slots: int
+) -> None:
+    hidden, weights, slots, gate_up, down = random_case(seed, num_tokens, top_k, num_slots)
+
+    combined = grouped_experts(hidden, weights, slots, gate_up, down)
+
+    expected = torch.zeros(num_tokens, HIDDEN, dtype=torch.float64)
+    for token in range(num_tokens):
+        for choice in range(top_k):
+            slot = int(slots[token, choice])
+            if slot >= 0:
+                gate, up = (gate_up[slot].double() @ hidden[token].double()).chunk(2)
+                expected[token] += weights[token, choice] * (
+                    down[slot].double() @ (F.silu(gate) * up)
+                )
+    # float32 sums of 12 to 16 products of size about 1
+    torch.testing.assert_close(combined, expected.float(), atol=2e-4, rtol=1e-4)
+
+
+def test_rows_without_an_expert_here_are_zero() -> None:
+    hidden, weights, slots, gate_up, down = random_case(0, 5, 2, 3)
+    slots[:] = -1
+    assert not grouped_experts(hidden, weights, slots, gate_up, down).any()
+
+    slots[2, 1] = 0
+    combined = grouped_experts(hidden, weights, slots, gate_up, down)
+
+    assert combined.any(dim=1).tolist() == [False, False, True, False, False]
+
+
+def test_shares_of_disjoint_holders_sum_to_the_whole() -> None:
+    hidden, weights, slots, gate_up, down = random_case(1, 8, 4, 6)
+    whole = grouped_experts(hidden, weights, slots, gate_up, down)
+
+    shares = [
+        grouped_experts(hidden, weights, slots.masked_fill(slots % 2 != holder, -1), gate_up, down)
+        for holder in (0, 1)
+    ]
+
+    torch.testing.assert_close(shares[0] + shares[1], whole, atol=1e-4, rtol=1e-5)
+
+
+def test_the_order_of_a_rows_choices_does_not_matter() -> None:
+    hidden, weights, slots, gate_up, down = random_case(2, 6, 4, 5)
+    slots = torch.stack(
+        [torch.randperm(5, generator=torch.Generator().manual_seed(i))[:4] for i in range(6)]
+    )
+
+    whole = grouped_experts(hidden, weights, slots, gate_up, down)
+    turned = grouped_experts(hidden, weights.flip(1), slots.flip(1), gate_up, down)
+
+    assert torch.equal(whole, turned)
+
+
+@pytest.mark.parametrize("num_tokens", [0, 3])
+def test_bfloat16_is_summed_in_float32(num_tokens: int) -> None:
+    hidden, weights, slots, gate_up, down = random_case(3, num_tokens, 2, 3)
+
+    combined = grouped_experts(
+        hidden.bfloat16(), weights, slots, gate_up.bfloat16(), down.bfloat16()
+    )
+
+    assert combined.dtype == torch.float32
+    assert combined.shape == (num_tokens, HIDDEN)

@@ -1,0 +1,195 @@
+"""A real Redis, scheduler processes, and expert workers that only keep what they are told."""
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from moesaic.cluster.bus import Bus
+from moesaic.cluster.channels import channel
+from moesaic.cluster.grpc_server import admin_server
+from moesaic.cluster.placements import decode_placement
+from moesaic.cluster.redis_child import start_redis
+from moesaic.cluster.registry import (
+    Lease,
+    PlacementView,
+    next_generation,
+    registered,
+    watch_placement,
+)
+from moesaic.cluster.statuses import errors_as_status
+from moesaic.errors import MoesaicError, NotReady, StaleEpoch
+from moesaic.messages.placement import Placement
+from moesaic.messages.registry import WorkerRecord
+from moesaic.settings import ServiceSettings
+from moesaic.v1 import expert_pb2 as pb
+from moesaic.v1 import expert_pb2_grpc, scheduler_pb2_grpc
+
+NUM_EXPERTS, LAYERS = 8, [1, 2]
+
+
+class ExpertWorker(expert_pb2_grpc.ExpertServiceServicer):
+    """Keeps placements as a real one does, without weights."""
+
+    def __init__(self, worker_id: str) -> None:
+        self.worker_id, self.generation = worker_id, 0
+        self.lease: Lease
+        self.prepared: dict[int, Placement] = {}
+        self.epoch = 0
+        self.aborted: list[int] = []
+        self.fail_with: MoesaicError | None = None
+        self.may_prepare = asyncio.Event()
+        self.may_prepare.set()
+        self.asked_to_prepare = asyncio.Event()
+        self.committed = asyncio.Condition()
+
+    async def PreparePlacement(self, request, context):
+        async with errors_as_status(context):
+            self.asked_to_prepare.set()
+            await self.may_prepare.wait()
+            if self.fail_with is not None:
+                raise self.fail_with
+            placement = decode_placement(request.placement)
+            if placement.epoch < self.epoch:
+                raise StaleEpoch(placement.epoch, self.epoch)
+            self.prepared[placement.epoch] = placement
+            return pb.PreparePlacementResponse(loaded=1)
+
+    async def CommitPlacement(self, request, context):
+        async with errors_as_status(context):
+            if request.epoch < self.epoch:
+                raise StaleEpoch(request.epoch, self.epoch)
+            if request.epoch not in self.prepared:
+                raise NotReady("not prepared")
+            async with self.committed:
+                self.epoch = request.epoch
+                self.committed.notify_all()
+            return pb.CommitPlacementResponse(epoch=self.epoch)
+
+    async def AbortPlacement(self, request, context):
+        self.aborted.append(request.epoch)
+        self.prepared.pop(request.epoch, None)
+        return pb.AbortPlacementResponse()
+
+    async def ListSlots(self, request, context):
+        return pb.ListSlotsResponse(epoch=self.epoch)
+
+    async def until_epoch(self, epoch: int) -> Placement:
+        async with self.committed:
+            await self.committed.wait_for(lambda: self.epoch >= epoch)
+        return self.prepared[self.epoch]
+
+
+class Suite:
+    """One Redis with what runs on it."""
+
+    def __init__(self, directory: Path, parts: AsyncExitStack) -> None:
+        self._directory, self._parts = directory, parts
+        self.bus: Bus
+        self.view: PlacementView
+        self.start_redis()
+
+    def start_redis(self) -> None:
+        self.redis, self.url = start_redis(self._directory)
+
+    def kill_redis(self, *, lose_data: bool) -> None:
+        self.redis.kill()
+        self.redis.wait()
+        if lose_data:
+            (self._directory / "appendonly.aof").unlink()
+
+    async def until_epoch(self, epoch: int) -> Placement:
+        while self.view.epoch < epoch:
+            await self.view.changed()
+        assert self.view.current is not None
+        return self.view.current
+
+    @asynccontextmanager
+    async def expert(
+        self, worker_id: str, slots: int = 4, digest: str = "model-a", epoch: int = 0
+    ) -> AsyncIterator[ExpertWorker]:
+        worker = ExpertWorker(worker_id)
+        worker.epoch = epoch
+        worker.generation = await next_generation(self.bus, worker_id)
+        async with admin_server(
+            ServiceSettings(),
+            "expert",
+            worker_id=worker_id,
+            generation=worker.generation,
+            register=lambda server: expert_pb2_grpc.add_ExpertServiceServicer_to_server(
+                worker, server
+            ),
+        ) as admin:
+            admin.status.epoch = epoch
+            record = WorkerRecord(
+                worker_id=worker_id,
+                generation=worker.generation,
+                role="expert",
+                state="ready",
+                admin_address=admin.address,
+                data_address=f"{worker_id}:1",
+                model_digest=digest,
+                slots_per_layer=slots,
+                num_experts=NUM_EXPERTS,
+                layers=LAYERS,
+            )
+            async with registered(self.bus, record) as worker.lease:
+                yield worker
+
+    async def scheduler(self, *flags: str, worker_id: str = "scheduler-0") -> "Scheduler":
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "services.scheduler", "--redis-url", self.url),
+            *("--worker-id", worker_id, "--settle-s", "0.3", "--cluster", "test", *flags),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        scheduler = Scheduler(process)
+        self._parts.push_async_callback(scheduler.kill)
+        return scheduler
+
+
+class Scheduler:
+    """A scheduler's process and what it logs."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.log: list[dict] = []
+
+    async def until(self, event: str, **fields: object) -> dict:
+        assert self.process.stdout is not None
+        async for line in self.process.stdout:
+            entry = json.loads(line)
+            self.log.append(entry)
+            if entry["event"] == event and fields.items() <= entry.items():
+                return entry
+        raise AssertionError(f"the scheduler ended before {event}: {self.log}")
+
+    @asynccontextmanager
+    async def stub(self):
+        ready = next((e for e in self.log if e["event"] == "service.ready"), None)
+        ready = ready or await self.until("service.ready")
+        async with channel(ready["admin_address"]) as connection:
+            yield scheduler_pb2_grpc.SchedulerServiceStub(connection)
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    async def kill(self) -> None:
+        if self.process.returncode is None:
+            self.process.kill()
+        await self.process.communicate()
+
+
+@pytest.fixture
+async def suite(tmp_path: Path) -> AsyncIterator[Suite]:
+    async with AsyncExitStack() as parts:
+        suite = Suite(tmp_path / "redis", parts)
+        suite.bus = await parts.enter_async_context(Bus.connect(suite.url, "test"))
+        suite.view = await parts.enter_async_context(watch_placement(suite.bus))
+        yield suite
+    suite.kill_redis(lose_data=False)
