@@ -9,7 +9,6 @@ PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3.14
             $(if $(shell $(name) -c 'import sys, venv, ensurepip; print(sys.version_info >= (3, 11) or "")' 2>/dev/null),$(name))))
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
-STUBS := libs/moesaic/v1
 
 .DEFAULT_GOAL := help
 .PHONY: help up down test fmt lint proto bench gpu lock
@@ -57,7 +56,7 @@ proto: .venv/installed-dev
 	  --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy --mypy_out=libs \
 	  --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc --mypy_grpc_out=libs \
 	  protos/moesaic/v1/*.proto
-	@touch $(STUBS)/__init__.py
+	@touch libs/moesaic/v1/__init__.py
 
 # Pin what .venv holds now. To move to newer versions: rm -rf .venv constraints.txt, make a new
 # .venv by hand with pip install -e '.[all,dev]', test, then make lock.

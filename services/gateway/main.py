@@ -40,6 +40,9 @@ log = structlog.get_logger()
 OBSERVE_EVERY_S = 0.25
 LAST_EVENTS_S = 2.0  # for error events to reach the clients of streams that did not finish
 MAX_HEADER_BYTES = 64 << 10
+KEEP_CONNECTION_S = (
+    75  # longer than clients keep theirs, or they send into a connection that closes
+)
 
 
 async def serve(settings: GatewaySettings) -> None:
@@ -143,6 +146,7 @@ async def http_server(settings: GatewaySettings, app: ASGIApp) -> AsyncIterator[
         access_log=False,
         server_header=False,
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        timeout_keep_alive=KEEP_CONNECTION_S,
         timeout_graceful_shutdown=round(LAST_EVENTS_S),
     )
     server = _Server(config)
@@ -163,7 +167,8 @@ class _Server(uvicorn.Server):
 
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio turns Nagle's algorithm off only where the protocol is named; left on, answers wait 40 ms for an ACK.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))

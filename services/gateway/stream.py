@@ -35,6 +35,7 @@ class EventStream(Response):
         super().__init__(headers=dict(sse.HEADERS))
         del self.headers["content-length"]
         self._exchange, self._chunks, self._keep_alive_s = exchange, chunks, keep_alive_s
+        self._ended = False  # the last bytes are on their way: what comes then is no leaving
         exchange.stream = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -43,10 +44,10 @@ class EventStream(Response):
         leaving = asyncio.ensure_future(gone(receive))
         try:
             await asyncio.wait({writing, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if not writing.done():
-                self._exchange.fail(problem_of(ClientClosed()))
+            if writing.done() or self._ended:
+                await writing
             else:
-                writing.result()
+                self._exchange.fail(problem_of(ClientClosed()))
         finally:
             writing.cancel()
             leaving.cancel()
@@ -58,6 +59,7 @@ class EventStream(Response):
             try:
                 await asyncio.wait({first}, timeout=self._keep_alive_s)
                 if first.done() and isinstance(error := first.exception(), MoesaicError):
+                    self._ended = True
                     self._exchange.fail(problem := problem_of(error))
                     await problem.response()(scope, receive, send)
                     return
@@ -77,10 +79,10 @@ class EventStream(Response):
             if ending is not None:
                 self._exchange.fail(ending)
                 await body.write(sse.event({"error": ending.body}))
+            self._ended = True
             await body.write(sse.DONE, last=True)
-        except (
-            TimeoutError
-        ):  # nothing more can be sent: the connection breaks, which is no silent end
+        except TimeoutError:
+            # Nothing more can be sent: the connection breaks, which is no silent end.
             self._exchange.fail(problem_of(SlowClient()))
         finally:
             beating.cancel()

@@ -27,7 +27,8 @@ from services.gateway import metrics
 from services.gateway.router import route
 
 if TYPE_CHECKING:
-    from moesaic.v1.attention_pb2_grpc import AttentionServiceAsyncStub  # known to type checkers only
+    # Only type checkers know this name.
+    from moesaic.v1.attention_pb2_grpc import AttentionServiceAsyncStub
 
 log = structlog.get_logger()
 

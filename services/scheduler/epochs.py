@@ -98,7 +98,11 @@ class EpochStore:
     async def _write(
         self, expected: dict[str, bytes | None], values: dict[str, bytes | None]
     ) -> None:
-        if not await self._bus.compare_and_set({**self._leadership.fence, **expected}, values):
+        fenced = {**self._leadership.fence, **expected}
+        if await self._bus.compare_and_set(fenced, values):
+            return
+        await self._leadership.contend()  # a Redis that lost its data lost the lease as well
+        if not (self._leadership.held and await self._bus.compare_and_set(fenced, values)):
             raise NotReady("another scheduler leads now, or wrote at the same time")
 
 

@@ -35,10 +35,10 @@ class SmallTemplate:
         self.before = before
 
     def render(self, messages, *, add_generation_prompt: bool) -> str:
-        text = "".join(
-            f"<|im_start|>{turn['role']}\n{self.before if turn['role'] == 'assistant' else ''}{turn['content']}<|im_end|>\n"
-            for turn in messages
-        )
+        text = ""
+        for turn in messages:
+            before = self.before if turn["role"] == "assistant" else ""
+            text += f"<|im_start|>{turn['role']}\n{before}{turn['content']}<|im_end|>\n"
         return text + ("<|im_start|>assistant\n" if add_generation_prompt else "")
 
 

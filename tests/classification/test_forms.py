@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import pytest
@@ -100,7 +101,7 @@ def test_candidates_are_distinct_and_read_as_their_labels(dialogue, tokenizer, n
         assert tokenizer.decode(list(candidate[:-1])) == label.name
     # None is the beginning of another, so they are events that exclude each other.
     ordered = sorted(form.candidates)
-    assert not any(b[: len(a)] == a for a, b in zip(ordered, ordered[1:], strict=False))
+    assert not any(b[: len(a)] == a for a, b in itertools.pairwise(ordered))
 
 
 @relaxed

@@ -105,8 +105,8 @@ def row(number: int, text: str, label: int | None = None) -> dict[str, Any]:
     return {"id": f"r{number}", "text": text, "labels": ["cat", "dog"], **known}
 
 
-def test_one_text_is_classified(run: Run, server: Server) -> None:
-    done = run("classify", "a dog", "--labels", "cat, dog", "--url", server.url, "--json")
+def test_one_text_is_classified(ask: Run, server: Server) -> None:
+    done = ask("classify", "a dog", "--labels", "cat, dog", "--url", server.url, "--json")
 
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["label"] == "dog"
@@ -115,26 +115,26 @@ def test_one_text_is_classified(run: Run, server: Server) -> None:
     ]
 
 
-def test_the_answer_for_people_has_the_likeliest_label_first(run: Run, server: Server) -> None:
-    done = run("classify", "a dog", "--labels", "cat,dog", MOESAIC_URL=server.url)
+def test_the_answer_for_people_has_the_likeliest_label_first(ask: Run, server: Server) -> None:
+    done = ask("classify", "a dog", "--labels", "cat,dog", MOESAIC_URL=server.url)
 
     assert done.stdout.index("dog") < done.stdout.index("cat")
     assert "0.9000" in done.stdout
 
 
-def test_the_key_comes_from_the_environment(run: Run, server: Server) -> None:
-    run("classify", "a dog", "--labels", "cat,dog", "--url", server.url, MOESAIC_API_KEY="k")
+def test_the_key_comes_from_the_environment(ask: Run, server: Server) -> None:
+    ask("classify", "a dog", "--labels", "cat,dog", "--url", server.url, MOESAIC_API_KEY="k")
 
     assert server.keys == {"Bearer k"}
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz"])
-def test_a_file_is_classified_and_judged(run: Run, server: Server, house: Path, name: str) -> None:
+def test_a_file_is_classified_and_judged(ask: Run, server: Server, house: Path, name: str) -> None:
     rows = [row(i, ["a cat", "a dog"][i % 2], label=i % 2) for i in range(40)]
     rows[0]["label"] = 1  # so one answer is wrong
     write_rows(house / name, rows)
 
-    done = run(
+    done = ask(
         "classify", "--file", name, "--out", "out.jsonl", "--url", server.url, "--json",
         "--instruction", "Which animal?", "--method", "token",
     )  # fmt: skip
@@ -155,7 +155,7 @@ def test_a_file_is_classified_and_judged(run: Run, server: Server, house: Path, 
 
 
 def test_rows_that_fail_are_reported_and_the_others_are_classified(
-    run: Run, server: Server, house: Path
+    ask: Run, server: Server, house: Path
 ) -> None:
     rows = [
         row(0, "a cat", 0),
@@ -167,7 +167,7 @@ def test_rows_that_fail_are_reported_and_the_others_are_classified(
     ]
     write_rows(house / "rows.jsonl", rows)
 
-    done = run("classify", "--file", "rows.jsonl", "--out", "out.jsonl", "--url", server.url)
+    done = ask("classify", "--file", "rows.jsonl", "--out", "out.jsonl", "--url", server.url)
 
     assert done.returncode == 0
     assert "2 rows in" in done.stdout
@@ -180,20 +180,20 @@ def test_rows_that_fail_are_reported_and_the_others_are_classified(
     assert "label: must be an index in 0..1, got 7" in results["r4"]["error"]["message"]
 
 
-def test_a_busy_or_restarting_server_is_asked_again(run: Run, server: Server, house: Path) -> None:
+def test_a_busy_or_restarting_server_is_asked_again(ask: Run, server: Server, house: Path) -> None:
     server.busy, server.broken = 3, 2
     write_rows(house / "rows.jsonl", [row(i, "a cat", 0) for i in range(8)])
 
-    done = run("classify", "--file", "rows.jsonl", "--url", server.url, "--json")
+    done = ask("classify", "--file", "rows.jsonl", "--url", server.url, "--json")
 
     assert json.loads(done.stdout)["errors"] == 0
     assert len(server.requests) == 8 + 3 + 2
 
 
-def test_the_limit_and_default_labels_hold(run: Run, server: Server, house: Path) -> None:
+def test_the_limit_and_default_labels_hold(ask: Run, server: Server, house: Path) -> None:
     write_rows(house / "rows.jsonl", [{"text": "a dog"} for _ in range(9)])
 
-    done = run(
+    done = ask(
         "classify", "--file", "rows.jsonl", "--labels", "cat,dog", "--limit", "4",
         "--url", server.url, "--json", "--verbose",
     )  # fmt: skip
@@ -229,25 +229,25 @@ def test_ctrl_c_keeps_what_is_done(
         (["--file", "rows.jsonl.gz"], "--file rows.jsonl.gz: "),
     ],
 )
-def test_wrong_use_is_named(run: Run, house: Path, arguments: list[str], says: str) -> None:
+def test_wrong_use_is_named(ask: Run, house: Path, arguments: list[str], says: str) -> None:
     (house / "rows.jsonl.gz").write_text("not compressed")
 
-    done = run("classify", *arguments)
+    done = ask("classify", *arguments)
 
     assert done.returncode == 2
     assert says in done.stderr
 
 
-def test_an_error_of_the_server_is_shown(run: Run, server: Server) -> None:
-    done = run("classify", "bad", "--labels", "a,b", "--url", server.url)
+def test_an_error_of_the_server_is_shown(ask: Run, server: Server) -> None:
+    done = ask("classify", "bad", "--labels", "a,b", "--url", server.url)
 
     assert done.returncode == 1
     assert done.stderr == "moesaic: input: too bad\n"
 
 
 @pytest.mark.parametrize("command", [["classify", "x", "--labels", "a,b"], ["generate", "x"]])
-def test_without_a_server_the_command_says_what_to_do(run: Run, command: list[str]) -> None:
-    done = run(*command, "--url", "http://127.0.0.1:1")
+def test_without_a_server_the_command_says_what_to_do(ask: Run, command: list[str]) -> None:
+    done = ask(*command, "--url", "http://127.0.0.1:1")
 
     assert done.returncode == 3
     assert "nothing answers at http://127.0.0.1:1; start a suite with 'moesaic up'" in done.stderr

@@ -32,19 +32,19 @@ def test_every_command_explains_itself(command: str) -> None:
     assert "Usage" in done.stdout
 
 
-def test_an_unknown_command_is_wrong_use(run: Run) -> None:
-    assert run("fly").returncode == 2
+def test_an_unknown_command_is_wrong_use(ask: Run) -> None:
+    assert ask("fly").returncode == 2
 
 
-def test_status_without_a_suite_says_how_to_start_one(run: Run) -> None:
-    done = run("status")
+def test_status_without_a_suite_says_how_to_start_one(ask: Run) -> None:
+    done = ask("status")
 
     assert done.returncode == 3
     assert "start a suite with 'moesaic up'" in done.stderr
 
 
-def test_down_without_a_suite_is_fine(run: Run) -> None:
-    done = run("down")
+def test_down_without_a_suite_is_fine(ask: Run) -> None:
+    done = ask("down")
 
     assert (done.returncode, done.stdout) == (0, "nothing runs in this directory\n")
 
@@ -87,8 +87,8 @@ def test_figures_become_rows() -> None:
     ]
 
 
-def test_doctor_names_what_must_be_fixed(run: Run) -> None:
-    done = run("doctor", "--json", "--model", "model")
+def test_doctor_names_what_must_be_fixed(ask: Run) -> None:
+    done = ask("doctor", "--json", "--model", "model")
 
     findings = {finding["name"]: finding for finding in json.loads(done.stdout)}
     assert done.returncode == 3

@@ -184,9 +184,9 @@ def test_flags_and_threads_reach_the_services(start: Start, suite: Wait, house: 
     ],
 )
 def test_what_is_wrong_at_the_start_is_named_before_anything_runs(
-    run: Run, house: Path, arguments: list[str], env: dict[str, str], status: int, says: str
+    ask: Run, house: Path, arguments: list[str], env: dict[str, str], status: int, says: str
 ) -> None:
-    up = run(*UP, *arguments, **env)
+    up = ask(*UP, *arguments, **env)
 
     assert up.returncode == status
     # Usage errors come in a box whose lines break anywhere.
@@ -196,11 +196,11 @@ def test_what_is_wrong_at_the_start_is_named_before_anything_runs(
     assert not list(house.glob("run/*.log"))
 
 
-def test_a_port_in_use_is_found_before_anything_runs(run: Run, house: Path) -> None:
+def test_a_port_in_use_is_found_before_anything_runs(ask: Run, house: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
 
-        up = run("up", "--model", "model", "--port", port)
+        up = ask("up", "--model", "model", "--port", port)
 
     assert up.returncode == 1
     assert f"--port {port}: cannot listen on 127.0.0.1:{port}" in up.stderr

@@ -102,3 +102,12 @@ async def test_starts_at_the_same_moment_get_different_generations(bus, redis_se
         )
 
     assert len(set(numbers)) == 10
+
+
+async def test_a_restart_within_the_old_lease_is_told_at_once(bus, record):
+    await bus.add_member("workers", "expert-0")
+    await bus.put("worker:expert-0", record(generation=1), ttl_s=60)
+    async with watch_fleet(bus) as fleet:
+        assert fleet.workers["expert-0"].generation == 1
+        async with registered(bus, record(generation=2)):
+            await until(fleet, lambda f: f.workers["expert-0"].generation == 2)

@@ -211,7 +211,7 @@ class House:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(20):
-            while not condition():  # noqa: ASYNC110 - the gateway has no event for every condition
+            while not condition():
                 await asyncio.sleep(0.005)
 
 

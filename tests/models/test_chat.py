@@ -11,7 +11,9 @@ from moesaic.errors import CheckpointError, InvalidInput
 from moesaic.models.chat import ChatTemplate
 
 CHATML = """{%- for message in messages %}
-{%- if message.role not in ['system', 'user', 'assistant'] %}{{ raise_exception('unknown role ' ~ message.role) }}{% endif %}
+{%- if message.role not in ['system', 'user', 'assistant'] %}
+{{- raise_exception('unknown role ' ~ message.role) }}
+{%- endif %}
 {{- '<|im_start|>' + message['role'] + '\\n' + message['content'] | trim + eos_token + '\\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}
@@ -53,7 +55,7 @@ def load(directory: Path, template: Any) -> ChatTemplate:
 def test_it_renders_as_transformers_does(
     tmp_path: Path, byte_level_tokenizer: Any, template: str, kwargs: dict[str, Any]
 ) -> None:
-    reference = transformers.PreTrainedTokenizerFast(
+    reference = transformers.PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=byte_level_tokenizer, eos_token="<|im_end|>", chat_template=template
     )
     kwargs = {"add_generation_prompt": True, **kwargs}
@@ -92,9 +94,9 @@ def test_an_invalid_template_is_the_checkpoints_fault_or_refused(
 def test_what_a_template_raises_reaches_the_caller(tmp_path: Path) -> None:
     template = load(tmp_path, CHATML)
 
-    with pytest.raises(InvalidInput, match="messages: .*unknown role robot"):
+    with pytest.raises(InvalidInput, match=r"messages: .*unknown role robot"):
         template.render([{"role": "robot", "content": "x"}])
-    with pytest.raises(InvalidInput, match="messages: .*has no attribute"):
+    with pytest.raises(InvalidInput, match=r"messages: .*has no attribute"):
         load(tmp_path, "{{ messages[0].content.parts[0] }}").render(MESSAGES)
 
 
@@ -103,7 +105,7 @@ def test_what_a_template_raises_reaches_the_caller(tmp_path: Path) -> None:
 )
 def test_only_known_keywords_reach_a_template(tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidInput, match=f"chat_template_kwargs.{name}: is not one of"):
-        load(tmp_path, CHATML).render(MESSAGES, **{name: "x"})
+        load(tmp_path, CHATML).render(MESSAGES, True, **{name: "x"})
 
 
 @pytest.mark.parametrize(

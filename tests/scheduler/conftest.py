@@ -144,7 +144,7 @@ class Suite:
     async def scheduler(self, *flags: str, worker_id: str = "scheduler-0") -> "Scheduler":
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "services.scheduler", "--redis-url", self.url),
-            *("--worker-id", worker_id, "--settle-s", "0.3", "--cluster", "test", *flags),
+            *("--worker-id", worker_id, "--settle-s", "0.05", "--cluster", "test", *flags),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
@@ -161,18 +161,24 @@ class Scheduler:
         self.log: list[dict] = []
 
     async def until(self, event: str, **fields: object) -> dict:
+        """The first such event, whether it was logged already or is still to come."""
+        wanted = {"event": event, **fields}
+
+        def is_it(entry: dict) -> bool:
+            return {name: entry.get(name) for name in wanted} == wanted
+
+        for entry in filter(is_it, self.log):
+            return entry
         assert self.process.stdout is not None
         async for line in self.process.stdout:
-            entry = json.loads(line)
-            self.log.append(entry)
-            if entry["event"] == event and fields.items() <= entry.items():
-                return entry
+            self.log.append(json.loads(line))
+            if is_it(self.log[-1]):
+                return self.log[-1]
         raise AssertionError(f"the scheduler ended before {event}: {self.log}")
 
     @asynccontextmanager
     async def stub(self):
-        ready = next((e for e in self.log if e["event"] == "service.ready"), None)
-        ready = ready or await self.until("service.ready")
+        ready = await self.until("service.ready")
         async with channel(ready["admin_address"]) as connection:
             yield scheduler_pb2_grpc.SchedulerServiceStub(connection)
 

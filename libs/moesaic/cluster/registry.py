@@ -69,7 +69,7 @@ class Lease:
             )
         await self._bus.add_member(_INDEX, record.worker_id)
         await self._bus.put(name, record, ttl_s=LEASE_S)
-        if held is None:  # the first time, or after Redis lost it
+        if held is None or held.generation < record.generation:  # new, or Redis had lost it
             log.info("lease.taken", worker_id=record.worker_id, generation=record.generation)
             await self._hint("joined")
 

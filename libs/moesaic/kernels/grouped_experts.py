@@ -35,10 +35,12 @@ def grouped_experts(
     gate, up = _per_slot(routed, gate_up, counts[1:]).chunk(2, dim=-1)
     expert_out = _per_slot(F.silu(gate) * up, down, counts[1:])  # [R, H]
 
-    # Each row sums its own k outputs: adding routed rows to their row in place would leave the order, on a GPU, to chance.
+    # Each row sums its own k outputs. To add routed rows in place would, on a GPU, leave their
+    # order to chance.
     by_choice = expert_out.new_zeros(slot_ids.numel(), expert_out.shape[1], dtype=torch.float32)
     by_choice.index_copy_(0, order, expert_out.float())
-    return torch.bmm(topk_weights.unsqueeze(1), by_choice.view(*slot_ids.shape, -1)).squeeze(1)
+    by_choice = by_choice.view(*slot_ids.shape, expert_out.shape[1])  # [T, k, H]
+    return torch.bmm(topk_weights.unsqueeze(1), by_choice).squeeze(1)
 
 
 def _per_slot(x: Tensor, weights: Tensor, counts: list[int]) -> Tensor:

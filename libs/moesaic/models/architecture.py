@@ -90,9 +90,7 @@ class MoE:
     n_group: int  # experts fall into this many groups in order; 1 unless group-limited
     topk_group: int  # a token's experts come from this many groups
     float32_gate: bool  # gate logits are computed in float32, whatever the model's dtype
-    shared_expert_size: (
-        int  # 0: there is none; several shared experts count as one of their total size
-    )
+    shared_expert_size: int  # of all shared experts together, which count as one; 0: there is none
     shared_expert_gated: bool
 
 

@@ -25,9 +25,7 @@ class RowRun:
     start: int
     stop: int
     slots: Tensor  # int64 [L]
-    mask: (
-        Tensor | None
-    )  # bool [n, L]; None: the rows are the whole sequence and the mask is the causal one
+    mask: Tensor | None  # bool [n, L]; None: the rows are the whole sequence, plainly causal
 
 
 @dataclass(frozen=True)

@@ -33,39 +33,34 @@ class GroupedQueryLayer:
     ) -> "GroupedQueryLayer":
         """Read the layer's weights from under ``...self_attn.``; raises ``CheckpointError``."""
         hidden, dim = config.hidden_size, shape.head_dim
-        heads = {
-            "q_proj": shape.num_heads,
-            "k_proj": shape.num_kv_heads,
-            "v_proj": shape.num_kv_heads,
-        }
+        num_kv = shape.num_kv_heads
+        sizes = {"q_proj": shape.num_heads * dim, "k_proj": num_kv * dim, "v_proj": num_kv * dim}
 
         def qk_norm() -> Tensor:
             q, k = reader.read("q_norm.weight", dim), reader.read("k_norm.weight", dim)
-            return torch.cat((q.expand(shape.num_heads, -1), k.expand(shape.num_kv_heads, -1)))
+            return torch.cat((q.expand(shape.num_heads, -1), k.expand(num_kv, -1)))
 
+        def qkv_bias() -> Tensor:
+            return torch.cat([reader.read(f"{name}.bias", size) for name, size in sizes.items()])
+
+        qkv = [reader.read(f"{name}.weight", size, hidden) for name, size in sizes.items()]
         return cls(
-            layer,
-            shape,
-            torch.cat(
-                [reader.read(f"{name}.weight", n * dim, hidden) for name, n in heads.items()]
-            ),
-            torch.cat([reader.read(f"{name}.bias", n * dim) for name, n in heads.items()])
-            if shape.qkv_bias
-            else None,
-            qk_norm() if shape.qk_norm else None,
-            config.rms_norm_eps,
-            reader.read("o_proj.weight", hidden, shape.num_heads * dim),
-            reader.read("o_proj.bias", hidden) if shape.output_bias else None,
+            layer=layer,
+            shape=shape,
+            qkv=torch.cat(qkv),
+            qkv_bias=qkv_bias() if shape.qkv_bias else None,
+            qk_norm=qk_norm() if shape.qk_norm else None,
+            eps=config.rms_norm_eps,
+            output=reader.read("o_proj.weight", hidden, shape.num_heads * dim),
+            output_bias=reader.read("o_proj.bias", hidden) if shape.output_bias else None,
         )
 
     def __call__(
         self, hidden_states: Tensor, rotation: Rotation, plan: AttentionPlan, cache: KVCache
     ) -> Tensor:
         """See ``AttentionLayer``."""
-        num_heads, num_rotated = (
-            self.shape.num_heads,
-            self.shape.num_heads + self.shape.num_kv_heads,
-        )
+        num_heads = self.shape.num_heads
+        num_rotated = num_heads + self.shape.num_kv_heads
         qkv = F.linear(hidden_states, self.qkv, self.qkv_bias)
         qkv = qkv.view(len(qkv), -1, self.shape.head_dim)
         qk = qkv[:, :num_rotated]  # queries and keys are normed and rotated alike, so together
@@ -80,9 +75,8 @@ class GroupedQueryLayer:
     def single(self, queries: Tensor, cached: Tensor, mask: Tensor) -> Tensor:
         """See ``Heads.single``. The heads of a group are rows of one product: keys are read once for all of them."""
         keys, values = self._keys_values(cached)  # [B, kv_heads, L, d]
-        grouped = queries.reshape(
-            len(queries), self.shape.num_kv_heads, -1, self.shape.head_dim
-        )  # [B, kv_heads, group, d]
+        by_group = (len(queries), self.shape.num_kv_heads, -1, self.shape.head_dim)
+        grouped = queries.reshape(by_group)  # [B, kv_heads, group, d]
         out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask)
         return out.flatten(1)
 

@@ -22,9 +22,7 @@ class LatentLayer:
 
     layer: int
     shape: LatentAttention
-    q_kv_down: (
-        Tensor  # [Q + latent + rope, H]; Q is q_lora_rank, or heads * (nope + rope) without one
-    )
+    q_kv_down: Tensor  # [Q + kv_width, H]; Q: q_lora_rank, or without one heads * (nope + rope)
     q_kv_bias: Tensor | None
     q_norm: Tensor | None  # [q_lora_rank]
     q_up: Tensor | None  # [heads * (nope + rope), q_lora_rank]
@@ -39,42 +37,31 @@ class LatentLayer:
         cls, reader: TensorReader, config: ModelConfig, shape: LatentAttention, layer: int
     ) -> "LatentLayer":
         """Read the layer's weights from under ``...self_attn.``; raises ``CheckpointError``."""
-        hidden, heads, latent, rank = (
-            config.hidden_size,
-            shape.num_heads,
-            shape.kv_lora_rank,
-            shape.q_lora_rank,
-        )
+        hidden, heads, rank = config.hidden_size, shape.num_heads, shape.q_lora_rank
         qk_dim = shape.qk_nope_head_dim + shape.qk_rope_head_dim
+        up_size = heads * (shape.qk_nope_head_dim + shape.v_head_dim)
         q_name, q_size = ("q_proj", heads * qk_dim) if rank is None else ("q_a_proj", rank)
-        kv_size = latent + shape.qk_rope_head_dim
+
+        def down_bias() -> Tensor:
+            kv = reader.read("kv_a_proj_with_mqa.bias", shape.kv_width)
+            if rank is None:  # a full query projection has none
+                return torch.cat((kv.new_zeros(q_size), kv))
+            return torch.cat((reader.read(f"{q_name}.bias", q_size), kv))
+
         q = reader.read(f"{q_name}.weight", q_size, hidden)
-        kv = reader.read("kv_a_proj_with_mqa.weight", kv_size, hidden)
-        bias = None
-        if shape.bias:  # a full query projection has none
-            kv_bias = reader.read("kv_a_proj_with_mqa.bias", kv_size)
-            bias = torch.cat(
-                (
-                    kv_bias.new_zeros(q_size)
-                    if rank is None
-                    else reader.read(f"{q_name}.bias", q_size),
-                    kv_bias,
-                )
-            )
+        kv = reader.read("kv_a_proj_with_mqa.weight", shape.kv_width, hidden)
         return cls(
-            layer,
-            shape,
-            torch.cat((q, kv)),
-            bias,
-            None if rank is None else reader.read("q_a_layernorm.weight", rank),
-            None if rank is None else reader.read("q_b_proj.weight", heads * qk_dim, rank),
-            reader.read("kv_a_layernorm.weight", latent),
-            reader.read(
-                "kv_b_proj.weight", heads * (shape.qk_nope_head_dim + shape.v_head_dim), latent
-            ),
-            reader.read("o_proj.weight", hidden, heads * shape.v_head_dim),
-            reader.read("o_proj.bias", hidden) if shape.bias else None,
-            qk_dim**-0.5 * (config.rope.yarn.softmax_scale if config.rope.yarn else 1.0),
+            layer=layer,
+            shape=shape,
+            q_kv_down=torch.cat((q, kv)),
+            q_kv_bias=down_bias() if shape.bias else None,
+            q_norm=None if rank is None else reader.read("q_a_layernorm.weight", rank),
+            q_up=None if rank is None else reader.read("q_b_proj.weight", heads * qk_dim, rank),
+            kv_norm=reader.read("kv_a_layernorm.weight", shape.kv_lora_rank),
+            kv_up=reader.read("kv_b_proj.weight", up_size, shape.kv_lora_rank),
+            output=reader.read("o_proj.weight", hidden, heads * shape.v_head_dim),
+            output_bias=reader.read("o_proj.bias", hidden) if shape.bias else None,
+            scale=qk_dim**-0.5 * (config.rope.yarn.softmax_scale if config.rope.yarn else 1.0),
         )
 
     def __call__(
@@ -113,15 +100,12 @@ class LatentLayer:
 
     def run(self, queries: Tensor, cached: Tensor, mask: Tensor | None) -> Tensor:
         """See ``Heads.run``. Over many rows, expanding keys and values beats the wide latents."""
-        latent, rope_key = (
-            cached[:, : self.shape.kv_lora_rank],
-            cached[:, self.shape.kv_lora_rank :],
-        )
+        rank = self.shape.kv_lora_rank
+        latent, rope_key = cached[:, :rank], cached[:, rank:]
         key_up, value_up = self._up_projections()
         nope = torch.einsum("sl,hnl->hsn", latent, key_up)
-        keys = torch.cat(
-            (nope, rope_key.expand(len(nope), -1, -1)), dim=-1
-        )  # [heads, L, nope + rope]
+        rope = rope_key.expand(len(nope), -1, -1)
+        keys = torch.cat((nope, rope), dim=-1)  # [heads, L, nope + rope]
         values = torch.einsum("sl,hvl->hsv", latent, value_up)
         # With values as wide as keys torch has a fused attention that never holds all scores.
         padded = F.pad(values, (0, max(0, keys.shape[-1] - values.shape[-1])))

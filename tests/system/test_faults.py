@@ -1,0 +1,188 @@
+"""Processes are killed, hung and cut off; requests end with all their tokens or a typed error, and never wrong ones."""
+
+import asyncio
+import json
+import random
+import signal
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+
+STREAMS = 50
+TOKENS = 32
+TYPED = {
+    "expert_unavailable",
+    "worker_lost",
+    "deadline_exceeded",
+    "no_attention_worker",
+    "not_ready",
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one stream ended."""
+
+    text: str
+    tokens: int
+    finish_reason: str | None
+    error: str | None
+
+
+async def stream(client: httpx.AsyncClient, number: int, timeout_ms: int | None = None) -> Outcome:
+    body = {
+        "model": "demo",
+        "prompt": f"The {number}th man went to the town of London and",
+        "max_tokens": TOKENS,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "ignore_eos": True,
+    }
+    headers = {"X-Request-Timeout-Ms": str(timeout_ms)} if timeout_ms else {}
+    text, tokens, reason, error, done = "", 0, None, None, False
+    async with client.stream("POST", "/v1/completions", json=body, headers=headers) as response:
+        if response.status_code != 200:
+            return Outcome("", 0, None, json.loads(await response.aread())["error"]["code"])
+        async for line in response.aiter_lines():
+            assert not done, "nothing follows [DONE]"
+            if line == "data: [DONE]":
+                done = True
+            elif line.startswith("data: "):
+                chunk = json.loads(line[6:])
+                if "error" in chunk:
+                    error = chunk["error"]["code"]
+                elif chunk.get("usage"):
+                    tokens = chunk["usage"]["completion_tokens"]
+                if chunk.get("choices"):
+                    text += chunk["choices"][0]["text"]
+                    reason = chunk["choices"][0]["finish_reason"] or reason
+    assert done, "a stream ended without [DONE]"
+    assert (reason is None) != (error is None), "a stream ends with a reason or an error, not both"
+    return Outcome(text, tokens, reason, error)
+
+
+async def under_load(
+    suite: Any, fault: Callable[[], None], timeout_ms: int | None = None
+) -> tuple[list[Outcome], list[Outcome]]:
+    """Outcomes of the same streams without and with a fault in their middle."""
+    async with httpx.AsyncClient(base_url=suite.url, timeout=90) as client:
+        undisturbed = await asyncio.gather(*(stream(client, n) for n in range(STREAMS)))
+        assert {o.finish_reason for o in undisturbed} == {"length"}
+        tasks: list[Awaitable[Outcome]] = [
+            asyncio.create_task(stream(client, n, timeout_ms)) for n in range(STREAMS)
+        ]
+        await asyncio.sleep(0.5)
+        fault()
+        disturbed = await asyncio.wait_for(asyncio.gather(*tasks), 80)
+    return undisturbed, disturbed
+
+
+def check(undisturbed: list[Outcome], disturbed: list[Outcome]) -> int:
+    """No stream is lost, cut short silently, or wrong; returns how many came through whole."""
+    for before, after in zip(undisturbed, disturbed, strict=True):
+        if after.error is None:
+            assert (after.text, after.tokens) == (before.text, TOKENS)
+        else:
+            assert after.error in TYPED
+            assert before.text.startswith(after.text)
+    return sum(o.error is None for o in disturbed)
+
+
+@pytest.mark.timeout(240)
+async def test_a_killed_expert_worker_costs_no_request(disaggregated: Any) -> None:
+    before, after = await under_load(
+        disaggregated, lambda: disaggregated.signal("expert-1", signal.SIGKILL)
+    )
+
+    assert check(before, after) == STREAMS
+    disaggregated.until_ready()
+
+
+@pytest.mark.timeout(240)
+async def test_a_killed_expert_worker_and_a_short_deadline_give_typed_errors_in_time(
+    disaggregated: Any,
+) -> None:
+    started = asyncio.get_running_loop().time()
+    before, after = await under_load(
+        disaggregated, lambda: disaggregated.signal("expert-0", signal.SIGKILL), timeout_ms=1500
+    )
+
+    check(before, after)
+    assert asyncio.get_running_loop().time() - started < 90  # of a hang, not of speed
+    disaggregated.until_ready()
+
+
+@pytest.mark.timeout(240)
+async def test_a_killed_attention_worker_hands_its_streams_to_the_other(wide: Any) -> None:
+    before, after = await under_load(wide, lambda: wide.signal("attention-0", signal.SIGKILL))
+
+    assert check(before, after) == STREAMS
+    wide.until_ready()
+
+
+@pytest.mark.timeout(240)
+async def test_a_hung_expert_worker_hangs_nobody(disaggregated: Any) -> None:
+    pid = disaggregated.pid("expert-1")
+    try:
+        before, after = await under_load(
+            disaggregated, lambda: disaggregated.signal("expert-1", signal.SIGSTOP), timeout_ms=6000
+        )
+        check(before, after)
+    finally:
+        if disaggregated.pid("expert-1") == pid:
+            disaggregated.signal("expert-1", signal.SIGCONT)
+    disaggregated.until_ready()
+
+    async with httpx.AsyncClient(base_url=disaggregated.url, timeout=60) as client:
+        assert (await stream(client, 0)).text == before[0].text
+
+
+@pytest.mark.timeout(240)
+async def test_serving_goes_on_without_redis(disaggregated: Any) -> None:
+    before, after = await under_load(
+        disaggregated, lambda: disaggregated.signal("redis", signal.SIGKILL)
+    )
+
+    assert check(before, after) == STREAMS
+    disaggregated.until_ready()
+
+
+@pytest.mark.timeout(120)
+async def test_strangers_at_the_tensor_port_are_dropped_and_nobody_notices(
+    disaggregated: Any,
+) -> None:
+    status = json.loads(disaggregated.cli("status", "--json").stdout)
+    host, port = next(
+        w["data_address"].rsplit(":", 1) for w in status["services"] if w["id"] == "expert-0"
+    )
+    rng = random.Random(1)
+    greetings = [
+        b"",
+        b"GET / HTTP/1.1\r\n\r\n",
+        rng.randbytes(4096),
+        b"MOES" + struct.pack("<I", 2**32 - 1) * 64,
+    ]
+    sockets = []
+    for greeting in greetings * 3:
+        stranger = socket.create_connection((host, int(port)), timeout=10)
+        stranger.sendall(greeting)
+        sockets.append(stranger)
+
+    async with httpx.AsyncClient(base_url=disaggregated.url, timeout=60) as client:
+        outcome = await stream(client, 3)
+
+    assert outcome.finish_reason == "length"
+    for stranger in sockets:
+        stranger.settimeout(10)
+        try:
+            while stranger.recv(4096):
+                pass  # whatever the listener says, it hangs up in the end
+        except ConnectionError:
+            pass
+        stranger.close()

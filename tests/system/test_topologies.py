@@ -1,0 +1,75 @@
+"""The same answers, wherever the experts are."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROWS = 150
+PROMPTS = [
+    "The king said to his",
+    "Up, and to the office, where",
+    "It was in the spring of the year 1881 that",
+    "A",
+    "ROMEO:\n",
+    "The Wikipedia article about the history of",
+]
+
+
+def classify(suite: Any, rows: Path, out: Path) -> tuple[float, list[str]]:
+    done = suite.cli(
+        "classify",
+        "--file",
+        str(rows),
+        "--limit",
+        str(ROWS),
+        "--out",
+        str(out),
+        "--json",
+        timeout_s=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(done.stdout)
+    assert result["errors"] == 0
+    answers = {a["id"]: a["label"] for a in map(json.loads, out.read_text().splitlines())}
+    return result["accuracy"], [answers[key] for key in sorted(answers)]
+
+
+def complete(suite: Any, prompt: str) -> dict[str, Any]:
+    with suite.client() as client:
+        answer = client.post(
+            "/v1/completions",
+            json={
+                "model": "demo",
+                "prompt": prompt,
+                "max_tokens": 48,
+                "temperature": 0,
+                "ignore_eos": True,
+                "return_token_ids": True,
+            },
+        )
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json()["choices"][0])
+
+
+@pytest.mark.timeout(600)
+def test_classification_is_the_same_in_both_topologies(
+    local: Any, disaggregated: Any, clinc_domain: Path, tmp_path: Path
+) -> None:
+    ours = classify(disaggregated, clinc_domain, tmp_path / "disaggregated.jsonl")
+    theirs = classify(local, clinc_domain, tmp_path / "local.jsonl")
+
+    assert ours == theirs
+    assert ours[0] >= 0.8  # the floor is 0.85 over all rows; these are the first few
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_greedy_tokens_do_not_depend_on_where_experts_are(
+    local: Any, disaggregated: Any, wide: Any, prompt: str
+) -> None:
+    reference = complete(local, prompt)
+
+    assert len(reference["token_ids"]) == 48
+    assert complete(disaggregated, prompt)["token_ids"] == reference["token_ids"]
+    assert complete(wide, prompt)["token_ids"] == reference["token_ids"]

@@ -1,0 +1,157 @@
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+
+from moesaic.transport.contract import Handler, Network
+from moesaic.transport.frame import Frame, FrameKind, FrameLimits
+from moesaic.transport.inprocess import Hub, InProcessNetwork
+from moesaic.transport.ucx import UcxNetwork
+
+SECRET = b"the cluster secret"
+LIMITS = FrameLimits.of_hidden_size(4096)
+
+
+@dataclass
+class Cluster:
+    """Makes networks of one kind, and closes them."""
+
+    kind: str
+    hub: Hub = field(default_factory=Hub)
+    networks: list[Network] = field(default_factory=list)
+
+    def network(
+        self, worker_id: str, secret: bytes = SECRET, limits: FrameLimits = LIMITS
+    ) -> Network:
+        made: Network
+        if self.kind == "inprocess":
+            made = InProcessNetwork(worker_id, secret, limits, self.hub)
+        else:
+            made = UcxNetwork(worker_id, "expert", secret, limits, transports=self.kind)
+        self.networks.append(made)
+        return made
+
+
+@pytest.fixture(params=["inprocess", "shm", "tcp"])
+async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
+    made = Cluster(request.param)
+    yield made
+    for network in made.networks:
+        await network.close()
+
+
+@pytest.fixture(params=["shm", "tcp"])
+async def network(request: pytest.FixtureRequest) -> AsyncIterator[UcxNetwork]:
+    """The near side of two processes."""
+    made = UcxNetwork("near", "attention", SECRET, LIMITS, transports=request.param)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+def echo() -> Handler:
+    async def answer(request: Frame) -> Frame:
+        return reply_to(request, request.tensors)
+
+    return answer
+
+
+@pytest.fixture
+def ask() -> Callable[..., Frame]:
+    """Makes requests."""
+
+    def make(seq: int = 1, rows: int = 4, **fields: object) -> Frame:
+        hidden = torch.full((rows, 256), float(seq))
+        return Frame(
+            kind=FrameKind.REQUEST, request_id=os.urandom(16), seq=seq, tensors=[hidden], **fields
+        )
+
+    return make
+
+
+@pytest.fixture
+def reply() -> Callable[[Frame, list[torch.Tensor]], Frame]:
+    return reply_to
+
+
+def reply_to(request: Frame, tensors: list[torch.Tensor]) -> Frame:
+    return Frame(
+        kind=FrameKind.REPLY,
+        request_id=request.request_id,
+        epoch=request.epoch,
+        layer=request.layer,
+        seq=request.seq,
+        tensors=tensors,
+    )
+
+
+@dataclass
+class FarWorker:
+    """A process that echoes what it is sent."""
+
+    pid: int
+    address: str
+    complaints: Path  # what it writes to standard error
+
+    def signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def exists(self) -> bool:
+        return Path(f"/proc/{self.pid}").exists()
+
+
+@pytest.fixture(scope="session")
+def worker_factory() -> Iterator["subprocess.Popen[str]"]:
+    script = Path(__file__).with_name("far_worker.py")
+    with subprocess.Popen(
+        [sys.executable, str(script), SECRET.decode()],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    ) as process:
+        yield process
+        assert process.stdin
+        process.stdin.close()
+
+
+@pytest.fixture
+def far_worker(
+    worker_factory: "subprocess.Popen[str]", tmp_path: Path
+) -> Iterator[Callable[[str], FarWorker]]:
+    """Starts echoing processes with the given transports, and kills them at the end."""
+    started: list[FarWorker] = []
+
+    def start(transports: str) -> FarWorker:
+        complaints = tmp_path / f"stderr-{len(started)}"
+        assert worker_factory.stdin
+        assert worker_factory.stdout
+        worker_factory.stdin.write(f"{transports} {complaints}\n")
+        pid, address = worker_factory.stdout.readline().split()
+        started.append(FarWorker(int(pid), address, complaints))
+        return started[-1]
+
+    yield start
+    for worker in started:
+        worker.signal(signal.SIGKILL)
+
+
+@pytest.fixture
+def until() -> Callable[[Callable[[], bool]], Awaitable[None]]:
+    """Waits for a condition; the test's own timeout is the limit."""
+
+    async def wait(condition: Callable[[], bool]) -> None:
+        while not condition():
+            await asyncio.sleep(0.005)
+
+    return wait

@@ -1,0 +1,324 @@
+"""What every network promises, held by the in-process twin and by UCX over shared memory and TCP."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import torch
+
+from moesaic.errors import (
+    DeadlineExceeded,
+    ExpertUnavailable,
+    FrameError,
+    InvalidInput,
+    MoesaicError,
+    PeerLost,
+    StaleEpoch,
+)
+from moesaic.transport.contract import Handler, Link, Network
+from moesaic.transport.frame import Frame, FrameKind, FrameLimits
+
+Ask = Callable[..., Frame]
+Reply = Callable[[Frame, list[torch.Tensor]], Frame]
+Until = Callable[[Callable[[], bool]], Awaitable[None]]
+
+
+async def linked(cluster: Any, handler: Handler) -> tuple[Network, Link]:
+    near, far = cluster.network("near"), cluster.network("far")
+    address = await far.listen("127.0.0.1", 0, handler)
+    return near, await near.connect(address, "far", 10.0)
+
+
+async def test_a_reply_repeats_the_request(cluster: Any, echo: Handler, ask: Ask) -> None:
+    near, link = await linked(cluster, echo)
+    request = ask(seq=7, rows=5, epoch=3, layer=2)
+
+    (answer,) = await near.exchange([(link, request)], 10.0)
+
+    assert isinstance(near, Network)
+    assert isinstance(link, Link)
+    assert (link.peer, link.alive) == ("far", True)
+    assert isinstance(answer, Frame)
+    assert answer.answers(request) is None
+    assert torch.equal(answer.tensors[0], request.tensors[0])
+
+
+async def test_no_calls_have_no_outcomes(cluster: Any) -> None:
+    assert await cluster.network("near").exchange([], 1.0) == []
+
+
+async def test_one_exchange_spans_many_peers_in_the_order_of_its_calls(
+    cluster: Any, echo: Handler, ask: Ask
+) -> None:
+    near = cluster.network("near")
+    links = []
+    for idx in range(3):
+        far = cluster.network(f"far-{idx}")
+        address = await far.listen("127.0.0.1", 0, echo)
+        links.append(await near.connect(address, f"far-{idx}", 10.0))
+
+    answers = await near.exchange([(link, ask(seq=idx)) for idx, link in enumerate(links)], 10.0)
+
+    assert [answer.tensors[0][0, 0].item() for answer in answers] == [0, 1, 2]
+
+
+async def test_exchanges_on_one_link_overlap(
+    cluster: Any, ask: Ask, reply: Reply, until: Until
+) -> None:
+    release = {seq: asyncio.Event() for seq in range(4)}
+
+    async def answer(request: Frame) -> Frame:
+        await release[request.seq].wait()
+        return reply(request, request.tensors)
+
+    near, link = await linked(cluster, answer)
+    exchanges = [
+        asyncio.create_task(near.exchange([(link, ask(seq=seq))], 10.0)) for seq in range(4)
+    ]
+
+    for seq in (2, 0, 3, 1):
+        release[seq].set()
+        (outcome,) = await exchanges[seq]
+        assert outcome.tensors[0][0, 0].item() == seq
+
+
+async def test_frames_outstanding_together_need_different_seq(
+    cluster: Any, echo: Handler, ask: Ask
+) -> None:
+    near, link = await linked(cluster, echo)
+
+    first, second = await near.exchange([(link, ask(seq=1)), (link, ask(seq=1))], 10.0)
+
+    assert isinstance(first, Frame)
+    assert isinstance(second, InvalidInput)
+    assert link.alive
+
+
+@pytest.mark.parametrize("error", [StaleEpoch(3, 4), ExpertUnavailable(2, cause="not loaded")])
+async def test_an_error_of_the_handler_is_the_outcome(
+    cluster: Any, ask: Ask, error: MoesaicError
+) -> None:
+    async def answer(request: Frame) -> Frame:
+        raise error
+
+    near, link = await linked(cluster, answer)
+
+    (outcome,) = await near.exchange([(link, ask())], 10.0)
+
+    assert type(outcome) is type(error)
+    assert str(outcome) == str(error)
+    assert link.alive
+
+
+async def test_a_fault_of_the_handler_is_told_without_its_text(cluster: Any, ask: Ask) -> None:
+    async def answer(request: Frame) -> Frame:
+        raise RuntimeError("/secret/path")
+
+    near, link = await linked(cluster, answer)
+
+    (outcome,) = await near.exchange([(link, ask())], 10.0)
+
+    assert isinstance(outcome, MoesaicError)
+    assert outcome.code == "internal_error"
+    assert "secret" not in str(outcome)
+
+
+@pytest.mark.parametrize("name", ["request_id", "epoch", "layer", "seq"])
+async def test_an_answer_to_another_request_ends_the_link(
+    cluster: Any, ask: Ask, reply: Reply, name: str
+) -> None:
+    async def answer(request: Frame) -> Frame:
+        foreign = reply(request, request.tensors)
+        setattr(foreign, name, bytes(range(16)) if name == "request_id" else 99)
+        return foreign
+
+    near, link = await linked(cluster, answer)
+
+    (outcome,) = await near.exchange([(link, ask())], 10.0)
+
+    assert isinstance(outcome, FrameError)
+    assert outcome.field == name
+    assert not link.alive
+
+
+async def test_a_late_answer_reaches_nobody(cluster: Any, ask: Ask, reply: Reply) -> None:
+    async def answer(request: Frame) -> Frame:
+        if request.flags:
+            await asyncio.sleep(0.1)
+        return reply(request, request.tensors)
+
+    near, far = cluster.network("near"), cluster.network("far")
+    address = await far.listen("127.0.0.1", 0, answer)
+    link = await near.connect(address, "far", 10.0)
+    slow, next_one = ask(seq=1, rows=2, flags=1), ask(seq=1, rows=3)
+    next_one.request_id = slow.request_id  # as much like the late one as a request can be
+
+    (late,) = await near.exchange([(link, slow)], 0.02)
+    (on_the_same_link,) = await near.exchange([(link, next_one)], 10.0)
+    fresh = await near.connect(address, "far", 10.0)
+    (on_a_fresh_link,) = await near.exchange([(fresh, next_one)], 10.0)
+
+    assert isinstance(late, DeadlineExceeded)
+    assert isinstance(on_the_same_link, PeerLost)
+    assert not link.alive
+    assert on_a_fresh_link.tensors[0].shape == (3, 256)
+
+
+async def test_a_cancelled_exchange_discards_its_links(
+    cluster: Any, ask: Ask, until: Until
+) -> None:
+    started, stopped = asyncio.Event(), asyncio.Event()
+
+    async def answer(request: Frame) -> Frame:
+        started.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            stopped.set()
+        raise AssertionError
+
+    near, link = await linked(cluster, answer)
+    exchange = asyncio.create_task(near.exchange([(link, ask())], 60.0))
+    await started.wait()
+
+    exchange.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await exchange
+    assert not link.alive
+    await stopped.wait()  # the far side does not compute for nobody
+
+
+async def test_one_late_peer_does_not_cost_the_others_their_answers(
+    cluster: Any, echo: Handler, ask: Ask
+) -> None:
+    async def never(request: Frame) -> Frame:
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    near, quick, slow = (cluster.network(name) for name in ("near", "quick", "slow"))
+    quick_link = await near.connect(await quick.listen("127.0.0.1", 0, echo), "quick", 10.0)
+    slow_link = await near.connect(await slow.listen("127.0.0.1", 0, never), "slow", 10.0)
+
+    slow_outcome, quick_outcome = await near.exchange(
+        [(slow_link, ask(seq=1)), (quick_link, ask(seq=2))], 0.3
+    )
+
+    assert isinstance(slow_outcome, DeadlineExceeded)
+    assert isinstance(quick_outcome, Frame)
+    assert (slow_link.alive, quick_link.alive) == (False, True)
+
+
+async def test_discarding_a_link_fails_what_is_outstanding(
+    cluster: Any, ask: Ask, until: Until
+) -> None:
+    started = asyncio.Event()
+
+    async def answer(request: Frame) -> Frame:
+        started.set()
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    near, link = await linked(cluster, answer)
+    exchange = asyncio.create_task(near.exchange([(link, ask())], 60.0))
+    await started.wait()
+
+    link.discard("not wanted")
+
+    (outcome,) = await exchange
+    assert isinstance(outcome, PeerLost)
+    assert "not wanted" in str(outcome)
+
+
+async def test_a_closed_peer_is_noticed(
+    cluster: Any, echo: Handler, ask: Ask, until: Until
+) -> None:
+    near, far = cluster.network("near"), cluster.network("far")
+    link = await near.connect(await far.listen("127.0.0.1", 0, echo), "far", 10.0)
+
+    await far.close()
+    await until(lambda: not link.alive)
+
+    (outcome,) = await near.exchange([(link, ask())], 1.0)
+    assert isinstance(outcome, PeerLost)
+
+
+async def test_a_wrong_secret_is_refused_and_others_are_served(
+    cluster: Any, echo: Handler, ask: Ask
+) -> None:
+    near, far = cluster.network("near"), cluster.network("far")
+    intruder = cluster.network("intruder", secret=b"a guess")
+    address = await far.listen("127.0.0.1", 0, echo)
+
+    with pytest.raises(PeerLost, match="auth failed"):
+        await intruder.connect(address, "far", 10.0)
+
+    link = await near.connect(address, "far", 10.0)
+    (outcome,) = await near.exchange([(link, ask())], 10.0)
+    assert isinstance(outcome, Frame)
+
+
+async def test_another_worker_at_the_address_is_refused(cluster: Any, echo: Handler) -> None:
+    near, far = cluster.network("near"), cluster.network("far")
+    address = await far.listen("127.0.0.1", 0, echo)
+
+    with pytest.raises(PeerLost, match="'far'"):
+        await near.connect(address, "another", 10.0)
+
+
+async def test_nobody_at_the_address_is_a_lost_peer(cluster: Any) -> None:
+    with pytest.raises(PeerLost):
+        await cluster.network("near").connect("127.0.0.1:1", "far", 10.0)
+
+
+async def test_an_answer_beyond_the_limits_ends_the_link(
+    cluster: Any, ask: Ask, reply: Reply
+) -> None:
+    async def answer(request: Frame) -> Frame:
+        return reply(request, [torch.zeros(64, 256)])
+
+    near = cluster.network("near", limits=FrameLimits(8, 256, 16_384))
+    far = cluster.network("far")
+    link = await near.connect(await far.listen("127.0.0.1", 0, answer), "far", 10.0)
+
+    (outcome,) = await near.exchange([(link, ask())], 10.0)
+
+    assert isinstance(outcome, PeerLost | FrameError)
+    assert not link.alive
+
+
+async def test_only_requests_are_served(cluster: Any, echo: Handler, ask: Ask) -> None:
+    near, link = await linked(cluster, echo)
+    request = ask()
+    request.kind = FrameKind.REPLY
+
+    (outcome,) = await near.exchange([(link, request)], 10.0)
+
+    assert isinstance(outcome, PeerLost)
+    assert not link.alive
+
+
+async def test_closing_with_exchanges_in_flight_ends_them_all(
+    cluster: Any, ask: Ask, until: Until
+) -> None:
+    serving = asyncio.Event()
+
+    async def answer(request: Frame) -> Frame:
+        serving.set()
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    near, link = await linked(cluster, answer)
+    exchanges = [
+        asyncio.create_task(near.exchange([(link, ask(seq=seq, rows=1024))], 60.0))
+        for seq in range(8)
+    ]
+    await serving.wait()
+
+    await near.close()
+    await near.close()
+
+    for exchange in exchanges:
+        (outcome,) = await exchange
+        assert isinstance(outcome, PeerLost)
