@@ -9,9 +9,9 @@ import secrets
 import socket
 import sys
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
-from pydantic import AliasChoices, Field, SecretStr, ValidationError
+from pydantic import AliasChoices, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict, SettingsError
 
 ENV_PREFIX = "MOESAIC_"
@@ -73,6 +73,15 @@ class ServiceSettings(BaseSettings):
         """The host that goes into the addresses this process registers."""
         return self.advertise_host or self.host
 
+    @model_validator(mode="after")
+    def _can_be_reached(self) -> Self:
+        if self.host in ("0.0.0.0", "::") and not self.advertise_host:
+            raise ValueError(
+                f"--host {self.host} listens everywhere, which is no address others can dial; "
+                "give the one they reach this process at with --advertise-host"
+            )
+        return self
+
 
 class ModelSettings(ServiceSettings):
     """What every service that computes is told besides."""
@@ -88,7 +97,7 @@ class ModelSettings(ServiceSettings):
     data_port: int = Field(
         0, ge=0, le=65535, description="UCXX port for tensors; 0 takes a free one"
     )
-    transports: str = Field("auto", pattern="^(auto|tcp|shm)$", description="UCX transports to use")
+    transports: Literal["auto", "tcp", "shm"] = Field("auto", description="UCX transports to use")
 
 
 AnySettings = TypeVar("AnySettings", bound=BaseSettings)
@@ -110,7 +119,9 @@ def load_settings(cls: type[AnySettings], arguments: Sequence[str] | None = None
 
 
 def _problem(problem: Any) -> str:
-    name = str(problem["loc"][0]) if problem["loc"] else "settings"
+    if not problem["loc"]:  # about several settings at once; the text names them
+        return str(problem["msg"]).removeprefix("Value error, ")
+    name = str(problem["loc"][0])
     name = name.removeprefix(ENV_PREFIX).lower().replace("_", "-")
     given = "" if problem["type"] == "missing" else f", got {str(problem['input'])[:100]!r}"
     flag = f"--{name} ({ENV_PREFIX}{name.upper().replace('-', '_')})"

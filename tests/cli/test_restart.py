@@ -4,7 +4,7 @@ from moesaic.cli.restart import Again, GiveUp, RestartPolicy
 def test_delays_double_up_to_half_a_minute() -> None:
     policy = RestartPolicy()
 
-    delays = [policy.exited(1, ran_s=20) for _ in range(7)]
+    delays = [policy.exited(1, ran_s=40) for _ in range(7)]
 
     assert delays == [Again(d) for d in (1, 2, 4, 8, 16, 30, 30)]
 
@@ -12,7 +12,7 @@ def test_delays_double_up_to_half_a_minute() -> None:
 def test_a_minute_of_health_makes_the_delay_short_again() -> None:
     policy = RestartPolicy()
     for _ in range(4):
-        policy.exited(1, ran_s=20)
+        policy.exited(1, ran_s=40)
 
     assert policy.exited(-9, ran_s=61) == Again(1)
 
@@ -28,9 +28,15 @@ def test_a_service_that_never_starts_is_given_up_after_three_tries() -> None:
 
 def test_a_service_that_has_run_before_is_never_given_up() -> None:
     policy = RestartPolicy()
-    policy.exited(-9, ran_s=11)
+    policy.exited(-9, ran_s=31)
 
     assert all(isinstance(policy.exited(1, ran_s=0.1), Again) for _ in range(20))
+
+
+def test_a_service_that_is_killed_again_and_again_is_never_given_up() -> None:
+    policy = RestartPolicy()
+
+    assert all(isinstance(policy.exited(-9, ran_s=0.1), Again) for _ in range(20))
 
 
 def test_bad_settings_are_not_tried_again() -> None:

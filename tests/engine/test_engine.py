@@ -210,8 +210,12 @@ async def test_a_sampled_answer_resumes_elsewhere_with_the_same_tokens(tiny_mode
         r.submit("b", [3, 4], Generation(max_tokens=8, sampling=how))
         r.submit("other seed", [3, 4], Generation(max_tokens=8, sampling=Sampling(1.0, seed=12)))
         await r.ended("a", "b", "other seed")
+        sent = r.tokens("a")[:5]
+        r.submit("rest", [3, 4, *sent], Generation(max_tokens=3, sampling=how))
+        await r.ended("rest")
 
         assert r.tokens("a") == r.tokens("b") != r.tokens("other seed")
+        assert sent + r.tokens("rest") == r.tokens("a")
 
 
 async def test_a_failed_step_is_run_again_and_nobody_notices(tiny_model: Any) -> None:

@@ -11,13 +11,15 @@ if TYPE_CHECKING:
 
 
 def check_model(model: str) -> "ModelConfig":
-    """Read a model's configuration.
+    """Read a model's configuration, and make sure that its weights and tokenizer are there and whole.
 
     Raises:
         CommandError: there is no model that can be served at ``--model``.
     """
     from moesaic.errors import CheckpointError
     from moesaic.models.config import load_config
+    from moesaic.models.tokenizer import Tokenizer
+    from moesaic.models.weight_files import list_tensors
 
     if not Path(model).is_dir():
         raise CommandError(
@@ -26,9 +28,12 @@ def check_model(model: str) -> "ModelConfig":
             Exit.USAGE,
         )
     try:
-        return load_config(Path(model))
+        config = load_config(Path(model))
+        list_tensors(Path(model))
+        Tokenizer.load(Path(model))
     except CheckpointError as error:
         raise CommandError(f"--model {model}: {error}", Exit.USAGE) from error
+    return config
 
 
 def check_redis(url: str) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 30.0
 HEALTHY_AFTER_S = 60.0  # a run this long makes the next delay short again
-EARLY_S = 10.0  # an exit before this is a failed start
+EARLY_S = 30.0  # an exit before this is a failed start; a busy machine takes long to fail
 STARTS_TO_FAIL = 3
 STATUS_BAD_SETTINGS = 2  # no restart can help
 
@@ -41,7 +41,7 @@ class RestartPolicy:
         if status == STATUS_BAD_SETTINGS:
             return GiveUp("its settings are wrong")
         self._has_run = self._has_run or ran_s >= EARLY_S
-        if not self._has_run:
+        if not self._has_run and status > 0:  # one that was killed did not fail by itself
             self._failed_starts += 1
             if self._failed_starts >= STARTS_TO_FAIL:
                 return GiveUp(f"it failed to start {self._failed_starts} times")

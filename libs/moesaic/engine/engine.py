@@ -187,7 +187,7 @@ class Engine:
         if answers:
             picked = sample(
                 torch.stack([row for _, row in answers]),
-                [(answer.work.sampling, answer.num_generated) for answer, _ in answers],
+                [(answer.work.sampling, len(answer.tokens)) for answer, _ in answers],
             )
             for (answer, row), token in zip(answers, picked, strict=True):
                 self._advance_answer(answer, row, token, epoch, events)
@@ -200,7 +200,7 @@ class Engine:
         if token in work.stop_token_ids and index < work.min_tokens:
             row = row.clone()
             row[list(work.stop_token_ids)] = -torch.inf
-            [token] = sample(row.unsqueeze(0), [(work.sampling, index)])
+            [token] = sample(row.unsqueeze(0), [(work.sampling, len(answer.tokens))])
         count_epoch(answer.epochs, epoch, 1)
         stopped = token in work.stop_token_ids
         if not stopped:

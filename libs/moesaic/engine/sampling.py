@@ -13,9 +13,9 @@ from torch import Tensor
 from moesaic.engine.requests import Sampling, TokenLogprob
 
 
-def draw(seed: int, index: int) -> float:
-    """The uniform number in [0, 1) that belongs to token ``index`` under ``seed``."""
-    bits = np.random.Philox(key=seed & (2**64 - 1), counter=index)
+def draw(seed: int, position: int) -> float:
+    """The uniform number in [0, 1) that belongs to ``position`` under ``seed``."""
+    bits = np.random.Philox(key=seed & (2**64 - 1), counter=position)
     return float(np.random.Generator(bits).random())
 
 
@@ -24,16 +24,16 @@ def sample(logits: Tensor, rows: Sequence[tuple[Sampling, int]]) -> list[int]:
 
     Args:
         logits: float32 ``[R, V]``.
-        rows: for each row, how to sample and the index of the token within its answer.
+        rows: for each row, how to sample and the token's position in its sequence, prompt included.
     """
     greedy = logits.argmax(dim=-1).tolist()
     return [
-        token if how.temperature == 0 else _draw_token(logits[row], how, index)
-        for row, (token, (how, index)) in enumerate(zip(greedy, rows, strict=True))
+        token if how.temperature == 0 else _draw_token(logits[row], how, position)
+        for row, (token, (how, position)) in enumerate(zip(greedy, rows, strict=True))
     ]
 
 
-def _draw_token(logits: Tensor, how: Sampling, index: int) -> int:
+def _draw_token(logits: Tensor, how: Sampling, position: int) -> int:
     """Filter in the usual order (temperature, top-k, top-p, min-p), then invert the cumulative
     distribution."""
     probs = (logits.double() / how.temperature).softmax(dim=-1)
@@ -46,7 +46,7 @@ def _draw_token(logits: Tensor, how: Sampling, index: int) -> int:
     if how.min_p > 0:
         kept = kept[kept >= how.min_p * kept[0]]
     bounds = kept.cumsum(dim=-1)
-    chosen = int(torch.searchsorted(bounds, draw(how.seed, index) * bounds[-1], right=True))
+    chosen = int(torch.searchsorted(bounds, draw(how.seed, position) * bounds[-1], right=True))
     return int(ids[min(chosen, len(kept) - 1)])
 
 
