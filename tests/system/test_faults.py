@@ -50,7 +50,7 @@ async def stream(client: httpx.AsyncClient, number: int, timeout_ms: int | None 
         if response.status_code != 200:
             return Outcome("", 0, None, json.loads(await response.aread())["error"]["code"])
         async for line in response.aiter_lines():
-            assert not done, "nothing follows [DONE]"
+            assert not (done and line), "nothing follows [DONE]"
             if line == "data: [DONE]":
                 done = True
             elif line.startswith("data: "):
