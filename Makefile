@@ -32,7 +32,7 @@ lint: .venv/installed-dev
 	@$(BIN)/ruff check -q .
 	@$(BIN)/ruff format -q --check .
 	@$(BIN)/lint-imports --no-logo > .venv/lint-imports.log || { cat .venv/lint-imports.log; exit 1; }
-	@$(BIN)/mypy --no-error-summary libs services benchmarks
+	@$(BIN)/mypy --no-error-summary libs services benchmarks models
 
 fmt: .venv/installed-dev
 	@$(BIN)/ruff check -q --fix .

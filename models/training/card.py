@@ -4,6 +4,7 @@ from typing import Any
 
 from models.training import corpus
 from models.training.network import Network
+from models.training.train import BALANCE_WEIGHT
 
 
 def render(measured: dict[str, Any], network: Network) -> str:
@@ -15,6 +16,9 @@ def render(measured: dict[str, Any], network: Network) -> str:
     accuracy = "\n".join(
         f"| {row['name']} | {row['method']} | {row['rows']:,} | {row['accuracy']:.1%} |"
         for row in measured["accuracy"]
+    )
+    answers = "\n".join(
+        f"| {row['name']} | {row['rows']:,} | {row['exact']:.1%} |" for row in measured["answers"]
     )
     perplexity = "\n".join(
         f"| {name} | {value['per_token']:.1f} | {value['bits_per_byte']:.3f} |"
@@ -49,7 +53,7 @@ and the forms of the labelled sets, and nothing else.
 
 `python -m models.training train` and `export`; {training["step"]:,} steps, {training["tokens"] / 1e6:.1f} M tokens,
 {training["seconds"] / 60:.0f} minutes on two shared CPU cores, last training loss {training["loss"]:.2f}. AdamW, learning rate 2e-3 with
-warm-up and a linear fall over the last fifth, balance loss {0.002}. Questions that share an instruction are packed as siblings behind one copy
+warm-up and a linear fall over the last fifth, balance loss {BALANCE_WEIGHT}. Questions that share an instruction are packed as siblings behind one copy
 of it. Data and its licences: [`models/training/data/ATTRIBUTION.md`](../training/data/ATTRIBUTION.md). A training text that also stands in
 a test split was dropped. `python -m models.training export` measures all figures below again.
 
@@ -61,6 +65,12 @@ a test split was dropped. `python -m models.training export` measures all figure
 
 `choice` and `sequence` are the methods of `/v1/classify`. boolq and pubmedqa need knowledge and reading that a model of this
 size does not have; the figures are near the share of the commonest label.
+
+Greedy answers of the serving engine that equal the reference (dolly_hhrlhf has no test split):
+
+| set | rows | exact |
+|---|---|---|
+{answers}
 
 ## Perplexity on held-out text
 

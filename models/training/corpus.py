@@ -5,10 +5,12 @@ Only sets whose own terms allow training are here (``data/ATTRIBUTION.md``). A t
 also stands in any test split is dropped.
 """
 
+import functools
 import gzip
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -54,11 +56,18 @@ INSTRUCTIONS = {
 }
 
 
-def read_rows(name: str, split: str) -> list[dict[str, object]]:
+def read_rows(name: str, split: str) -> list[dict[str, Any]]:
     """The rows of one labelled set."""
     [path] = DATA.glob(f"*/{name}.{split}.jsonl.gz")
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]
+
+
+@functools.cache
+def _tested_texts() -> frozenset[str]:
+    return frozenset(
+        str(row["text"]).strip() for name in INSTRUCTIONS for row in read_rows(name, "test")
+    )
 
 
 def read_task(name: str, split: str) -> Task:
@@ -66,10 +75,7 @@ def read_task(name: str, split: str) -> Task:
     raw = read_rows(name, split)
     rows = [(str(row["text"]).strip(), int(row["label"])) for row in raw]
     if split == "train":
-        tested = {
-            str(row["text"]).strip() for other in INSTRUCTIONS for row in read_rows(other, "test")
-        }
-        rows = [row for row in rows if row[0] not in tested]
+        rows = [row for row in rows if row[0] not in _tested_texts()]
     return Task(name, INSTRUCTIONS[name], list(raw[0]["labels"]), rows)
 
 
@@ -85,35 +91,42 @@ def read_documents(name: str) -> tuple[list[str], list[str]]:
     return kept, held
 
 
+def asked(name: str, prompt: str) -> str:
+    """The user turn that puts a generation set's question."""
+    return f"{_QUESTIONS.get(name, '')}{prompt}"
+
+
+_QUESTIONS = {
+    "gen_arithmetic": "Answer with the number.\n\n",
+    "gen_ascii_word": "What word is displayed in the ASCII art below?\n\n",
+}
+
+
 def conversations() -> dict[str, list[tuple[str, str]]]:
     """Question and answer pairs of the generation sets' training splits."""
-    return {
-        "gen_arithmetic": [
-            (f"Answer with the number.\n\n{r['prompt']}", str(r["reference"]))
-            for r in read_rows("gen_arithmetic", "train")
-        ],
-        "gen_ascii_word": [
-            (
-                f"What word is displayed in the ASCII art below?\n\n{r['prompt']}",
-                str(r["reference"]),
-            )
-            for r in read_rows("gen_ascii_word", "train")
-        ],
-        "gsm8k": [(str(r["prompt"]), str(r["solution"])) for r in read_rows("gsm8k", "train")],
-        "dolly_hhrlhf": [
-            (str(r["prompt"]).strip(), str(r["reference"]).strip())
-            for r in read_rows("dolly_hhrlhf", "train")
-        ],
-        "continue": [
-            (f"Continue this text.\n\n{before.strip()}", after.strip())
-            for name in BOOKS
-            for document in read_documents(name)[0]
-            for before, after in zip(
-                document.split("\n\n")[:-1:2], document.split("\n\n")[1::2], strict=False
-            )
-            if 80 <= len(before) <= 600 and 80 <= len(after) <= 1200
-        ],
+    answers = {
+        "gen_arithmetic": "reference",
+        "gen_ascii_word": "reference",
+        "gsm8k": "solution",
+        "dolly_hhrlhf": "reference",
     }
+    pairs = {
+        name: [
+            (asked(name, str(row["prompt"])), str(row[field]).strip())
+            for row in read_rows(name, "train")
+        ]
+        for name, field in answers.items()
+    }
+    pairs["continue"] = [
+        (f"Continue this text.\n\n{before.strip()}", after.strip())
+        for name in BOOKS
+        for document in read_documents(name)[0]
+        for before, after in zip(
+            document.split("\n\n")[:-1:2], document.split("\n\n")[1::2], strict=False
+        )
+        if 80 <= len(before) <= 600 and 80 <= len(after) <= 1200
+    ]
+    return pairs
 
 
 def train_tokenizer(vocab_size: int) -> Tokenizer:

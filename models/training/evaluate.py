@@ -2,7 +2,7 @@
 answers."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +28,7 @@ class Tree:
         self.depths: list[int] = []
         self._children: dict[tuple[int, int], int] = {}
 
-    def extend(self, parent: int, tokens: Sequence[int]) -> list[int]:
+    def extend(self, parent: int, tokens: Iterable[int]) -> list[int]:
         """Walk or grow a path below ``parent`` (-1: the root); returns the nodes on it."""
         path = []
         for token in tokens:
@@ -108,7 +108,8 @@ def _groups(
     head: np.ndarray, texts: list[np.ndarray], candidates: list[np.ndarray]
 ) -> Iterator[list[int]]:
     """Rows that fit one tree together."""
-    group, size = [], len(head)
+    group: list[int] = []
+    size = len(head)
     below = sum(map(len, candidates))
     for row, text in enumerate(texts):
         if group and size + len(text) + below > TREE_TOKENS:
@@ -166,7 +167,8 @@ def routing(
 
 def entropy_bits(shares: np.ndarray) -> np.ndarray:
     """Shannon entropy over the last axis."""
-    return -(shares * np.log2(np.maximum(shares, 1e-12))).sum(axis=-1)
+    bits: np.ndarray = -(shares * np.log2(np.maximum(shares, 1e-12))).sum(axis=-1)
+    return bits
 
 
 def task_distances(shares: np.ndarray) -> np.ndarray:
@@ -174,4 +176,5 @@ def task_distances(shares: np.ndarray) -> np.ndarray:
     mixed = (shares[:, None] + shares[None, :]) / 2
     own = entropy_bits(shares)
     divergence = entropy_bits(mixed) - (own[:, None] + own[None, :]) / 2
-    return np.sqrt(np.maximum(divergence, 0)).mean(axis=-1)
+    distances: np.ndarray = np.sqrt(np.maximum(divergence, 0)).mean(axis=-1)
+    return distances

@@ -4,17 +4,20 @@ import argparse
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
-from models.training import card, corpus, evaluate
+from models.training import answers, card, corpus, evaluate
 from models.training.network import Network, Shape
 from models.training.train import load, optimizer_of
+from moesaic.classification.prompts import Method
 
 MAX_HELD_OUT_TOKENS = 60_000
 CHOICE_ALSO = ("clinc_domain",)
+GENERATION_ROWS = {"gen_arithmetic": 0, "gen_ascii_word": 0, "gsm8k": 300}  # 0: all
 
 
 def export(arguments: argparse.Namespace) -> None:
@@ -28,6 +31,11 @@ def export(arguments: argparse.Namespace) -> None:
     _round_weights(network)
     network.eval()
     results = measure(network, tokenizer, arguments.rows)
+    results["answers"] = []
+    for name, most_rows in GENERATION_ROWS.items():
+        result = answers.exactness(out, name, arguments.rows or most_rows)
+        results["answers"].append(vars(result))
+        print(f"{result.name}: {result.exact:.1%} of {result.rows} exact")
     log = [json.loads(line) for line in (arguments.work / "log.jsonl").read_text().splitlines()]
     (out / "measured.json").write_text(
         json.dumps({"training": state | {"loss": log[-1]["loss"]}, **results}, indent=1)
@@ -78,13 +86,14 @@ def _round_weights(network: Network) -> None:
             parameter.copy_(parameter.bfloat16().float())
 
 
-def measure(network: Network, tokenizer: Tokenizer, most_rows: int) -> dict[str, object]:
+def measure(network: Network, tokenizer: Tokenizer, most_rows: int) -> dict[str, Any]:
     """Everything the model card reports, as plain values."""
     accuracies = []
     for name in corpus.INSTRUCTIONS:
         task = corpus.read_task(name, "test")
-        for method in ("choice", "sequence") if name in CHOICE_ALSO else ("sequence",):
-            result = evaluate.classify(network, tokenizer, task, method, most_rows)  # type: ignore[arg-type]
+        methods: list[Method] = ["choice", "sequence"] if name in CHOICE_ALSO else ["sequence"]
+        for method in methods:
+            result = evaluate.classify(network, tokenizer, task, method, most_rows)
             accuracies.append(vars(result))
             print(f"{result.name} ({result.method}): {result.accuracy:.1%} of {result.rows}")
     perplexities = {}
@@ -120,6 +129,6 @@ def _samples() -> dict[str, list[str]]:
     }
     for name in ("gen_arithmetic", "gen_ascii_word", "gsm8k"):
         samples[name] = [str(row["prompt"]) for row in corpus.read_rows(name, "test")[:150]]
-    for name in ("pepys_diary", "shakespeare", "wiki_passages"):
+    for name in ("pepys_diary", "war_and_peace", "wiki_passages"):
         samples[name] = [text[:1500] for text in corpus.read_documents(name)[1][:20]]
     return samples

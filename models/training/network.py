@@ -29,7 +29,7 @@ class Shape:
     rms_eps: float = 1e-6
     max_positions: int = 2048
 
-    def hf_config(self, special: dict[str, int]) -> dict[str, object]:
+    def hf_config(self, special: dict[str, int | None]) -> dict[str, object]:
         """The ``config.json`` that makes any Qwen3-MoE implementation load the exported file."""
         return {
             "architectures": ["Qwen3MoeForCausalLM"],
@@ -79,8 +79,10 @@ class Attention(nn.Module):
         self.k_norm = nn.RMSNorm(shape.head_dim, eps=shape.rms_eps)
 
     def forward(self, x: Tensor, mask: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """``x [B, T, H]``, ``mask`` bool ``[B, 1, T, T]``, ``cos`` and ``sin`` ``[B, 1, T, head_dim
-        / 2]``."""
+        """Mix ``x`` ``[B, T, H]`` as ``mask`` (bool ``[B, 1, T, T]``) lets it.
+
+        ``cos`` and ``sin`` are ``[B, 1, T, head_dim / 2]``.
+        """
         batch, length, _ = x.shape
         query = self.q_norm(self.q_proj(x).view(batch, length, -1, self.shape.head_dim)).transpose(
             1, 2
@@ -93,7 +95,8 @@ class Attention(nn.Module):
         groups = self.shape.num_heads // self.shape.num_kv_heads
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
         mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-        return self.o_proj(mixed.transpose(1, 2).reshape(batch, length, -1))
+        out: Tensor = self.o_proj(mixed.transpose(1, 2).reshape(batch, length, -1))
+        return out
 
 
 class Experts(nn.Module):
@@ -120,7 +123,10 @@ class Experts(nn.Module):
         counts = torch.bincount(ids.flatten(), minlength=self.shape.num_experts)
         outputs = []
         for part, gate_up, down in zip(
-            x[rows].split(counts.tolist()), self.gate_up.unbind(0), self.down.unbind(0), strict=True
+            torch.split(x[rows], counts.tolist()),
+            self.gate_up.unbind(0),
+            self.down.unbind(0),
+            strict=True,
         ):
             gate, up = F.linear(part, gate_up).chunk(2, dim=-1)
             outputs.append(F.linear(F.silu(gate) * up, down))
@@ -158,16 +164,19 @@ class Network(nn.Module):
         super().__init__()
         self.shape = shape
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
-        self.layers = nn.ModuleList(Block(shape) for _ in range(shape.num_layers))
+        blocks = [Block(shape) for _ in range(shape.num_layers)]
+        self.layers = nn.ModuleList(blocks)
         self.norm = nn.RMSNorm(shape.hidden_size, eps=shape.rms_eps)
         nn.init.normal_(self.embed_tokens.weight, std=shape.hidden_size**-0.5)
-        for block in self.layers:
+        for block in blocks:
             nn.init.normal_(
                 block.self_attn.o_proj.weight,
                 std=(2 * shape.num_layers * shape.hidden_size) ** -0.5,
             )
         inverse = shape.rope_theta ** -(torch.arange(0, shape.head_dim, 2) / shape.head_dim)
         angles = torch.outer(torch.arange(shape.max_positions).float(), inverse)
+        self.cos: Tensor
+        self.sin: Tensor
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
 

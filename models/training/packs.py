@@ -31,6 +31,9 @@ SHARES = {  # of training tokens
 }
 
 
+Part = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # tokens, sibling, position, weight
+
+
 @dataclass
 class Pack:
     """One training sequence of ``T`` positions.
@@ -93,23 +96,19 @@ class Packer:
 
     def pack(self, length: int) -> Pack:
         """Fill one sequence of ``length`` tokens."""
-        parts: list[
-            tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
-        ] = []  # tokens, sibling, position, weight
+        parts: list[Part] = []
         room = length
         names, shares = zip(*SHARES.items(), strict=True)
         while room > 24:
             name = str(self._rng.choice(names, p=np.array(shares) / sum(shares)))
             if name == "text":
-                part = self._text(min(room, length // 2))
+                part: Part | None = self._text(min(room, length // 2))
             elif name in self._pairs:
                 part = self._conversation(name, room)
             else:
                 part = self._siblings(name, room, length)
-            if part is None:
-                part = self._text(room)
-            parts.append(part)
-            room -= len(part[0])
+            parts.append(part or self._text(room))
+            room -= len(parts[-1][0])
         document = np.concatenate(
             [np.full(len(p[0]), i, dtype=np.int32) for i, p in enumerate(parts)]
         )
@@ -125,14 +124,14 @@ class Packer:
             np.pad(weight, (0, fill)),
         )
 
-    def _text(self, room: int) -> tuple[np.ndarray, ...]:
+    def _text(self, room: int) -> Part:
         start = int(self._rng.integers(0, len(self._stream) - room))
         tokens = self._stream[start : start + room]
         weight = np.full(room, LM_WEIGHT, dtype=np.float32)
         weight[-1] = 0
         return tokens, np.zeros(room, dtype=np.int32), np.arange(room), weight
 
-    def _conversation(self, name: str, room: int) -> tuple[np.ndarray, ...] | None:
+    def _conversation(self, name: str, room: int) -> Part | None:
         [row] = self._next_rows(name, len(self._pairs[name]), 1)
         asked, answered = self._pairs[name][row]
         tokens = np.concatenate([asked, answered])[:room]
@@ -143,7 +142,7 @@ class Packer:
         weight[-1] = 0
         return tokens, np.zeros(len(tokens), dtype=np.int32), np.arange(len(tokens)), weight
 
-    def _siblings(self, name: str, room: int, length: int) -> tuple[np.ndarray, ...] | None:
+    def _siblings(self, name: str, room: int, length: int) -> Part | None:
         task = self._tasks[name]
         short_labels = len(task.labels) <= len(SYMBOLS)
         chance = self._rng.random()
@@ -156,12 +155,8 @@ class Packer:
             golden = {task.rows[row][1] for row in rows}
             others = [i for i in labels if i not in golden]
             most = len(others) if short_labels else min(len(others), 60)
-            extra = (
-                self._rng.choice(others, size=int(self._rng.integers(0, most + 1)), replace=False)
-                if others
-                else []
-            )
-            labels = [int(i) for i in self._rng.permutation([*golden, *map(int, extra)])]
+            extra = self._rng.permutation(others)[: int(self._rng.integers(0, most + 1))]
+            labels = [int(i) for i in self._rng.permutation([*golden, *extra])]
         instruction = task.instruction if self._rng.random() < 0.7 else DEFAULT_INSTRUCTION
         head = corpus.USER_HEAD + question_head(
             [task.labels[i] for i in labels], instruction, method

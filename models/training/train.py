@@ -144,7 +144,7 @@ def train(arguments: argparse.Namespace) -> None:
                 group["lr"] = rate
             loss, total = step_loss(network, to_batch(packs, device))
             optimizer.zero_grad(set_to_none=True)
-            total.backward()
+            total.backward()  # type: ignore[no-untyped-call]
             norm = torch.nn.utils.clip_grad_norm_(network.parameters(), CLIP_NORM)
             optimizer.step()
             value = loss.item()

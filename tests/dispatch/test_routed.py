@@ -114,7 +114,9 @@ placements = st.integers(1, 4).flatmap(
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-def test_any_placement_gives_the_sums_of_local_experts(tiny_model: Any, slots: list[list[int]]) -> None:
+def test_any_placement_gives_the_sums_of_local_experts(
+    tiny_model: Any, slots: list[list[int]]
+) -> None:
     async def run() -> None:
         async with cluster(tiny_model, len(slots)) as c:
             c.put_in_force(c.placement(1, *slots))
@@ -152,7 +154,9 @@ async def test_a_new_epoch_is_taken_at_the_next_step_and_the_old_one_still_answe
         await c.routed.dispatch(old_step, 0, torch.randn(2, 32))
 
 
-async def test_an_epoch_that_no_worker_has_is_refused_and_nothing_is_computed(tiny_model: Any) -> None:
+async def test_an_epoch_that_no_worker_has_is_refused_and_nothing_is_computed(
+    tiny_model: Any,
+) -> None:
     async with cluster(tiny_model, 2) as c:
         c.put_in_force(c.placement(1, *HALVES))
         await c.check()
@@ -211,7 +215,9 @@ async def test_workers_that_choose_other_experts_are_caught_and_overruled(tiny_m
         assert DIVERGENCES._value.get() == before + 1
 
 
-def test_preparing_again_loads_nothing_and_a_move_loads_only_what_is_missing(tiny_model: Any) -> None:
+def test_preparing_again_loads_nothing_and_a_move_loads_only_what_is_missing(
+    tiny_model: Any,
+) -> None:
     c = Cluster(tiny_model, 1, slots=4)
     c.addresses = ["nowhere", "nowhere"]
     host = c.hosts[0]

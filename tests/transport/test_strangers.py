@@ -43,9 +43,9 @@ async def is_served(address: str, ask: Ask) -> bool:
         await network.close()
 
 
-HUGE = Frame(kind=FrameKind.HELLO, body=bytes(10_000)).encode().tobytes()
-WRONG_ORDER = Frame(kind=FrameKind.PROOF, body=bytes(32)).encode().tobytes()
-NO_INTRODUCTION = Frame(kind=FrameKind.HELLO, body=b"\xc1").encode().tobytes()
+HUGE = Frame(kind=FrameKind.HELLO, body=bytes(10_000)).encode()
+WRONG_ORDER = Frame(kind=FrameKind.PROOF, body=bytes(32)).encode()
+NO_INTRODUCTION = Frame(kind=FrameKind.HELLO, body=b"\xc1").encode()
 
 
 @pytest.mark.parametrize(
@@ -109,8 +109,8 @@ async def test_a_listener_without_the_secret_is_not_believed() -> None:
         sock = writer.get_extra_info("socket")
         await reader.readexactly(128)
         challenge = handshake._introduce("far", "expert")
-        writer.write(Frame(kind=FrameKind.CHALLENGE, body=challenge).encode().tobytes())
-        writer.write(Frame(kind=FrameKind.WELCOME, body=bytes(32)).encode().tobytes())
+        writer.write(Frame(kind=FrameKind.CHALLENGE, body=challenge).encode())
+        writer.write(Frame(kind=FrameKind.WELCOME, body=bytes(32)).encode())
         assert sock is not None
         await reader.read()
         writer.close()
@@ -134,7 +134,7 @@ async def test_a_proof_cannot_be_reflected() -> None:
         for kind in (FrameKind.CHALLENGE, FrameKind.WELCOME):
             message = await loop.sock_recv(far, 4096)
             body = message[128:]
-            await loop.sock_sendall(far, Frame(kind=kind, body=body).encode().data)
+            await loop.sock_sendall(far, Frame(kind=kind, body=body).encode())
 
     with near, far:
         _, outcome = await asyncio.gather(

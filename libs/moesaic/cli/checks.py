@@ -91,7 +91,7 @@ def check_ucx() -> Finding:
     """Which transports UCX can use between processes and hosts."""
     os.environ.setdefault("UCX_LOG_LEVEL", "error")
     try:
-        from ucxx._lib import libucxx  # type: ignore[import-untyped]
+        from ucxx._lib import libucxx
 
         info = libucxx.UCXContext().info
     except Exception as error:  # a broken native library can raise anything

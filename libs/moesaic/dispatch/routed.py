@@ -210,9 +210,7 @@ class RoutedDispatcher:
 
     def _refresh(self) -> None:
         """Dial what is placed and not linked; drop links that no known placement names."""
-        wanted = {
-            _key(w): w for p in self._known_placements() for w in p.workers
-        }
+        wanted = {_key(w): w for p in self._known_placements() for w in p.workers}
         for key in [key for key in self._links if key not in wanted]:
             self._links.pop(key).discard("no longer placed")
         for key in [key for key in self._dialling if key not in wanted]:

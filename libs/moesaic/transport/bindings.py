@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import structlog
 
 os.environ.setdefault("UCX_LOG_LEVEL", "error")  # UCX reads it when its library is loaded
@@ -32,7 +31,7 @@ UCXError = libucxx.UCXError
 _ANY_TAG = libucxx.UCXXTag(0)
 _ANY_MASK = libucxx.UCXXTagMask(0)
 _ROUNDS = 32  # of progress before other tasks of the event loop get their turn
-_AWAKE_S = 100e-6  # the longest wait that holds up the event loop
+_AWAKE_S = 200e-6  # the longest wait that holds up the event loop
 _PATIENCE = 8  # waits in vain before it stops waiting awake
 _RETRY = 64  # every so many waits it tries again
 _CLOSE_S = 0.5  # for peers to take what was sent, at the end
@@ -135,9 +134,27 @@ class UcxWorker:
             moved = self._worker.progress_once()
             self._probe()
             self._finish()
-            if not moved and self._worker.arm():  # not armed: something has come since
+            if moved or self._wait_awake():
+                continue
+            if self._worker.arm():  # else something has come since
                 return
         self.wake()
+
+    def _wait_awake(self) -> bool:
+        """Wait for something to move, if a message has moved just now and such waits have paid lately."""
+        if not self._expectant:
+            return False
+        self._expectant = False
+        self._num_waits += 1
+        if not self._patience and self._num_waits % _RETRY:
+            return False
+        give_up_at = time.perf_counter() + _AWAKE_S
+        while time.perf_counter() < give_up_at:
+            if self._worker.progress_once():
+                self._patience = _PATIENCE
+                return True
+        self._patience = max(0, self._patience - 1)
+        return False
 
     def _probe(self) -> None:
         """Start to receive whatever has arrived."""
@@ -147,7 +164,7 @@ class UcxWorker:
                 endpoint.lose(f"a message of {found.length} bytes exceeds {self._max_bytes}")
                 endpoint = None
             # One byte suffices to be rid of a message: UCX drops what does not fit.
-            memory = np.empty(found.length if endpoint else 1, np.uint8)
+            memory = bytearray(found.length if endpoint else 1)
             request = self._worker.tag_recv(Array(memory), found.sender_tag)
             finish = partial(endpoint.received, memory) if endpoint else _ignore
             self._transfers.append(_Transfer(request, memory, finish))

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import torch
 import xxhash
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from moesaic.errors import FrameError, InvalidInput
 
-Message = npt.NDArray[np.uint8]
+Message = bytearray
 
 MAGIC = b"MOES"
 VERSION = 1
@@ -89,44 +88,29 @@ class Frame:
     body: bytes = b""
 
     def encode(self) -> Message:
-        """Write header and payload into one new buffer; each tensor is copied once, from whatever device it is on.
+        """Write header and payload into one new buffer; each tensor is copied into it once.
 
         Raises:
             InvalidInput: a field does not fit its place, or a tensor is not 2-D of a supported dtype.
         """
         table = _table_of(self.tensors)
-        starts, body_start = _layout([tensor.nbytes for tensor in self.tensors])
-        memory = np.empty(body_start + len(self.body), np.uint8)
-        for tensor, start in zip(self.tensors, starts, strict=True):
-            nbytes = tensor.nbytes
-            if nbytes:
-                place = torch.frombuffer(
-                    memory, dtype=tensor.dtype, count=tensor.numel(), offset=start
-                )
-                place.view_as(tensor).copy_(tensor)
-            if nbytes % _ALIGNMENT:  # never send what the memory held before
-                memory[start + nbytes : _aligned(start + nbytes)] = 0
-        if self.body:
-            memory[body_start:] = np.frombuffer(self.body, np.uint8)
+        payload: list[Any] = []
+        nbytes = len(self.body)
+        for tensor in self.tensors:
+            padding = -tensor.nbytes % _ALIGNMENT
+            payload += (_memory_of(tensor), bytes(padding))
+            nbytes += tensor.nbytes + padding
         if len(self.request_id) != 16:
             raise InvalidInput("request_id", f"must be 16 bytes, got {len(self.request_id)}")
-        fixed = (
-            MAGIC,
-            VERSION,
-            HEADER_BYTES,
-            self.kind,
-            len(self.tensors),
-            self.flags,
-            self.layer,
-            self.threshold,
-        )
-        rest = (self.request_id, self.epoch, self.seq, memory.size - HEADER_BYTES, self.digest)
+        start = (MAGIC, VERSION, HEADER_BYTES, self.kind, len(self.tensors), self.flags, self.layer)
+        rest = (self.threshold, self.request_id, self.epoch, self.seq, nbytes, self.digest)
         try:
-            _HEADER.pack_into(memory.data, 0, *fixed, *rest, *table)
+            header = _HEADER.pack(*start, *rest, *table)
         except (struct.error, OverflowError) as error:
             raise InvalidInput("frame", f"a header field does not fit: {error}") from error
-        _CHECKSUM.pack_into(memory.data, _HEADER.size, _checksum(memory))
-        return memory
+        message = bytearray().join((header, bytes(_CHECKSUM.size), *payload, self.body))
+        _CHECKSUM.pack_into(message, _HEADER.size, _checksum(message))
+        return message
 
     @classmethod
     def decode(cls, message: Message, limits: FrameLimits) -> "Frame":
@@ -136,29 +120,15 @@ class Frame:
             FrameError: some field is not what a sender of ours writes, or the message is damaged or too large.
         """
         header = _read_header(message, limits)
-        (
-            _,
-            _,
-            _,
-            kind,
-            num_tensors,
-            flags,
-            layer,
-            threshold,
-            request_id,
-            epoch,
-            seq,
-            nbytes,
-            digest,
-            *table,
-        ) = header
-        if nbytes != message.size - HEADER_BYTES:
-            raise FrameError("nbytes", f"says {nbytes}, {message.size - HEADER_BYTES} came")
-        if _CHECKSUM.unpack_from(message.data, _HEADER.size)[0] != _checksum(message):
+        kind, num_tensors, flags, layer, threshold = header[3:8]
+        request_id, epoch, seq, nbytes, digest = header[8:13]
+        if nbytes != len(message) - HEADER_BYTES:
+            raise FrameError("nbytes", f"says {nbytes}, {len(message) - HEADER_BYTES} came")
+        if _CHECKSUM.unpack_from(message, _HEADER.size)[0] != _checksum(message):
             raise FrameError("checksum", "the message is damaged")
         if not 0.0 <= threshold <= 1.0:
             raise FrameError("threshold", f"must be in 0..1, got {threshold}")
-        tensors, body_start = _read_tensors(message, num_tensors, table, limits)
+        tensors, body_start = _read_tensors(message, num_tensors, header[13:], limits)
         return cls(
             kind=kind,
             request_id=request_id,
@@ -169,7 +139,7 @@ class Frame:
             flags=flags,
             digest=digest,
             tensors=tensors,
-            body=message[body_start:].tobytes(),
+            body=bytes(message[body_start:]),
         )
 
     def answers(self, request: "Frame") -> str | None:
@@ -190,9 +160,9 @@ def payload_bytes(header: Message, limits: FrameLimits) -> int:
 
 
 def _read_header(message: Message, limits: FrameLimits) -> list[Any]:
-    if message.size < HEADER_BYTES:
-        raise FrameError("header", f"needs {HEADER_BYTES} bytes, got {message.size}")
-    header = list(_HEADER.unpack_from(message.data))
+    if len(message) < HEADER_BYTES:
+        raise FrameError("header", f"needs {HEADER_BYTES} bytes, got {len(message)}")
+    header = list(_HEADER.unpack_from(message))
     magic, version, header_len, kind, nbytes = *header[:4], header[11]
     if magic != MAGIC:
         raise FrameError("magic", f"expected {MAGIC!r}, got {magic!r}")
@@ -228,8 +198,8 @@ def _read_tensors(
                 f"at most {limits.max_rows} x {limits.max_cols}, got {rows} x {cols}",
             )
         end = start + rows * cols * dtype.itemsize
-        if end > message.size:
-            raise FrameError(f"tensors[{idx}]", f"ends at byte {end} of {message.size}")
+        if end > len(message):
+            raise FrameError(f"tensors[{idx}]", f"ends at byte {end} of {len(message)}")
         tensors.append(
             torch.frombuffer(message, dtype=dtype, count=rows * cols, offset=start).view(rows, cols)
             if rows * cols
@@ -253,13 +223,11 @@ def _table_of(tensors: list[Tensor]) -> list[int]:
     return table + [0] * (3 * (MAX_TENSORS - len(tensors)))
 
 
-def _layout(sizes: list[int]) -> tuple[list[int], int]:
-    """Where tensors of these many bytes start, and where the body does."""
-    starts, end = [], HEADER_BYTES
-    for size in sizes:
-        starts.append(end)
-        end = _aligned(end + size)
-    return starts, end
+def _memory_of(tensor: Tensor) -> npt.NDArray[Any]:
+    """The tensor's own memory, or a copy of it on the host; row-major."""
+    if tensor.dtype is torch.bfloat16:  # numpy has no such type
+        tensor = tensor.view(torch.int16)
+    return tensor.contiguous().numpy(force=True)
 
 
 def _aligned(offset: int) -> int:
@@ -267,5 +235,6 @@ def _aligned(offset: int) -> int:
 
 
 def _checksum(message: Message) -> int:
-    seed = xxhash.xxh3_64_intdigest(message.data[: _HEADER.size])
-    return xxhash.xxh3_64_intdigest(message.data[HEADER_BYTES:], seed=seed)
+    view = memoryview(message)
+    seed = xxhash.xxh3_64_intdigest(view[: _HEADER.size])
+    return xxhash.xxh3_64_intdigest(view[HEADER_BYTES:], seed=seed)

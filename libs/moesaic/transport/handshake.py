@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
-import numpy as np
 
 from moesaic.errors import FrameError, MoesaicError, PeerLost
 from moesaic.transport.failure import error_of, failure_frame
@@ -114,7 +113,7 @@ async def accept(sock: socket.socket, secret: bytes, worker_id: str, role: str) 
 async def refuse(sock: socket.socket, error: MoesaicError) -> None:
     """Tell the other end why the connection is about to be closed."""
     message = failure_frame(Frame(kind=FrameKind.ERROR), error).encode()
-    await asyncio.get_running_loop().sock_sendall(sock, message.data)
+    await asyncio.get_running_loop().sock_sendall(sock, message)
 
 
 def _introduce(worker_id: str, role: str) -> bytes:
@@ -138,14 +137,12 @@ def _mac(key: bytes, text: bytes) -> bytes:
 
 async def _send(sock: socket.socket, kind: FrameKind, body: bytes) -> None:
     message = Frame(kind=kind, body=body).encode()
-    await asyncio.get_running_loop().sock_sendall(sock, message.data)
+    await asyncio.get_running_loop().sock_sendall(sock, message)
 
 
 async def _receive(sock: socket.socket, kind: FrameKind, limits: FrameLimits) -> bytes:
     header = await _read(sock, HEADER_BYTES)
-    nbytes = payload_bytes(np.frombuffer(header, np.uint8), limits)
-    message = np.frombuffer(header + await _read(sock, nbytes), np.uint8)
-    frame = Frame.decode(message, limits)
+    frame = Frame.decode(header + await _read(sock, payload_bytes(header, limits)), limits)
     if frame.kind is FrameKind.ERROR:
         raise error_of(frame)
     if frame.kind is not kind:
@@ -153,9 +150,9 @@ async def _receive(sock: socket.socket, kind: FrameKind, limits: FrameLimits) ->
     return frame.body
 
 
-async def _read(sock: socket.socket, nbytes: int) -> bytes:
+async def _read(sock: socket.socket, nbytes: int) -> bytearray:
     """Read exactly ``nbytes``; raises ``ConnectionError`` if the other end stops before."""
-    received = b""
+    received = bytearray()
     while len(received) < nbytes:
         part = await asyncio.get_running_loop().sock_recv(sock, nbytes - len(received))
         if not part:
