@@ -71,6 +71,8 @@ def _write_directory(out: Path, network: Network, tokenizer: Tokenizer, work: Pa
             "chat_template": corpus.CHAT_TEMPLATE,
         },
     )
+    # Which letter stands for which label is more than this model can look up in its context.
+    _write_json(out / "moesaic.json", {"classify_methods": ["token", "sequence"]})
     shutil.copy(work / "tokenizer.json", out / "tokenizer.json")
     save_file(network.hf_tensors(), out / "model.safetensors", metadata={"format": "pt"})
 

@@ -146,7 +146,7 @@ class Packer:
         task = self._tasks[name]
         short_labels = len(task.labels) <= len(SYMBOLS)
         chance = self._rng.random()
-        method: Method = "choice" if name == "clinc_domain" and chance < 0.65 else "sequence"
+        method: Method = "choice" if name == "clinc_domain" and chance < 0.2 else "sequence"
         whole = self._rng.random() < (0.5 if short_labels else 0.35)
         count = 4 if method == "choice" and not whole else 24
         rows = self._next_rows(name, len(task.rows), count)

@@ -8,14 +8,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from moesaic.classification.dialogue import Dialogue
+from moesaic.classification.forms import CHEAPEST_FIRST
+from moesaic.classification.prompts import Method
 from moesaic.errors import InvalidInput
 from moesaic.models.chat import TEMPLATE_KWARGS, ChatTemplate
 from moesaic.models.config import ModelConfig, load_config
+from moesaic.models.fields import Fields, read_json
 from moesaic.models.tokenizer import StreamDecoder, Tokenizer
 
 T = TypeVar("T")
 
 NUM_THREADS = 2
+SERVING_FILE = "moesaic.json"  # what a checkpoint's maker says about serving it; optional
 
 
 class Language:
@@ -31,6 +35,7 @@ class Language:
         except InvalidInput as error:
             self._no_template = error
         self.dialogue = Dialogue.of(self.tokenizer, self._template, self.config.eos_token_ids)
+        self.classify_methods = _classify_methods(directory)
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="language")
 
     @property
@@ -89,3 +94,22 @@ class Language:
     def close(self) -> None:
         """Let the threads go."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _classify_methods(directory: Path) -> tuple[Method, ...]:
+    """The order in which ``auto`` tries the methods of classification.
+
+    Raises:
+        CheckpointError: the file is not JSON, or names something else.
+    """
+    path = directory / SERVING_FILE
+    if not path.exists():
+        return CHEAPEST_FIRST
+    values = read_json(path)
+    named = values.get("classify_methods", list(CHEAPEST_FIRST))
+    if not isinstance(named, list) or not named or not set(named) <= set(CHEAPEST_FIRST):
+        allowed = ", ".join(CHEAPEST_FIRST)
+        raise Fields(path.name, values).error(
+            "classify_methods", f"expected a list of {allowed}, got {named!r}"
+        )
+    return tuple(method for method in named if method in CHEAPEST_FIRST)

@@ -81,7 +81,8 @@ async def _classify(
 
 
 def _ask(gateway: Gateway, body: ClassifyWire, labels: list[Label]) -> tuple[Form, list[list[int]]]:
-    form = plan(gateway.language.dialogue, labels, body.instruction, body.method)
+    language = gateway.language
+    form = plan(language.dialogue, labels, body.instruction, body.method, language.classify_methods)
     room = gateway.language.max_tokens - max(map(len, form.candidates))
     prompts = []
     for i, text in enumerate(as_list(body.input)):

@@ -153,3 +153,11 @@ def test_ties_and_impossible_labels_go_to_the_first(dialogue) -> None:
     assert assemble(form, [-math.inf, -2.0]).probs == [0.0, 1.0]
     with pytest.raises(ValueError, match="2 log-probabilities"):
         assemble(form, [-1.0])
+
+
+def test_a_model_may_prefer_other_methods_than_the_cheapest(dialogue) -> None:
+    labels = labelled("yes", "not at all")
+
+    assert plan(dialogue, labels).method == "choice"
+    assert plan(dialogue, labels, auto=("token", "sequence")).method == "sequence"
+    assert plan(dialogue, labelled("yes", "no"), auto=("token", "sequence")).method == "token"

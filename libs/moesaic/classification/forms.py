@@ -16,6 +16,7 @@ from moesaic.classification.prompts import DEFAULT_INSTRUCTION, SYMBOLS, Method,
 from moesaic.errors import InvalidInput
 
 MAX_LABELS = 1000
+CHEAPEST_FIRST: tuple[Method, ...] = ("token", "choice", "sequence")
 Candidates = tuple[tuple[int, ...], ...]
 
 
@@ -71,8 +72,12 @@ def plan(
     labels: Sequence[Label],
     instruction: str | None = None,
     method: Literal["auto", "token", "choice", "sequence"] = "auto",
+    auto: Sequence[Method] = CHEAPEST_FIRST,
 ) -> Form:
     """Choose the normal form and work out the token-exact candidates.
+
+    ``auto`` takes the first method of ``auto`` that can tell the labels apart; small models do
+    better without ``choice``, which asks them to look a letter up.
 
     Raises:
         InvalidInput: the labels are unusable, or ``method`` cannot tell them apart.
@@ -81,7 +86,7 @@ def plan(
     _check(labels)
     instruction = (instruction or "").strip() or DEFAULT_INSTRUCTION
     if method == "auto":
-        chosen, candidates = _best(dialogue, labels)
+        chosen, candidates = _best(dialogue, labels, auto)
     else:
         chosen, candidates = method, _candidates(dialogue, labels, method)
     return Form(chosen, tuple(labels), candidates, instruction, dialogue)
@@ -119,15 +124,16 @@ def _check(labels: Sequence[Label]) -> None:
         seen.add(name)
 
 
-def _best(dialogue: Dialogue, labels: Sequence[Label]) -> tuple[Method, Candidates]:
-    """The cheapest form that works."""
-    methods: list[Method] = ["token", "choice", "sequence"]
-    for method in methods[:-1]:
+def _best(
+    dialogue: Dialogue, labels: Sequence[Label], order: Sequence[Method]
+) -> tuple[Method, Candidates]:
+    """The first form that works."""
+    for method in order[:-1]:
         try:
             return method, _candidates(dialogue, labels, method)
         except InvalidInput:
             continue
-    return "sequence", _candidates(dialogue, labels, "sequence")
+    return order[-1], _candidates(dialogue, labels, order[-1])
 
 
 def _candidates(dialogue: Dialogue, labels: Sequence[Label], method: Method) -> Candidates:

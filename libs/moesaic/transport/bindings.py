@@ -3,8 +3,9 @@
 Tagged messages between workers that know each other's addresses. When nothing moves, the worker is
 armed and its file descriptor wakes the event loop. Being woken takes several times longer than the
 message (measured on a virtual machine: 100 us against 30 us a round trip of 4 KB between two cores),
-so after a message the worker waits awake for a moment; but processes that share a core only take
-that time from each other, so it does so only while it pays.
+so after a message the worker waits awake for a moment, as long as that pays. Processes that share a
+core only take this time from each other (the slowest exchanges then took ten times longer), so
+OMP_WAIT_POLICY=passive, which tells OpenMP's threads the same, forbids it.
 """
 
 import asyncio
@@ -32,6 +33,7 @@ _ANY_TAG = libucxx.UCXXTag(0)
 _ANY_MASK = libucxx.UCXXTagMask(0)
 _ROUNDS = 32  # of progress before other tasks of the event loop get their turn
 _AWAKE_S = 200e-6  # the longest wait that holds up the event loop
+_MAY_WAIT_AWAKE = os.environ.get("OMP_WAIT_POLICY", "").lower() != "passive"
 _PATIENCE = 8  # waits in vain before it stops waiting awake
 _RETRY = 64  # every so many waits it tries again
 _CLOSE_S = 0.5  # for peers to take what was sent, at the end
@@ -51,11 +53,11 @@ class _Transfer:
 class UcxWorker:
     """One UCX context and worker, driven by the running event loop."""
 
-    def __init__(self, tls: str | None, reports_failure: bool, max_bytes: int) -> None:
+    def __init__(self, options: dict[str, str], reports_failure: bool, max_bytes: int) -> None:
         """Open the transports.
 
         Args:
-            tls: a UCX_TLS value; None for what the environment says.
+            options: UCX's settings, without the prefix UCX_; they win over the environment's.
             reports_failure: use only transports that report a dead peer (in UCX 1.21 shared memory does not).
             max_bytes: a longer message ends its connection unread.
 
@@ -63,7 +65,7 @@ class UcxWorker:
             UCXError: this machine offers none of the transports.
         """
         features = (libucxx.Feature.TAG, libucxx.Feature.WAKEUP)
-        self._context = libucxx.UCXContext({"TLS": tls} if tls else {}, features)
+        self._context = libucxx.UCXContext(options, features)
         self._worker = libucxx.UCXWorker(self._context)
         self._worker.init_blocking_progress_mode()
         self._reports_failure, self._max_bytes = reports_failure, max_bytes
@@ -142,7 +144,7 @@ class UcxWorker:
 
     def _wait_awake(self) -> bool:
         """Wait for something to move, if a message has moved just now and such waits have paid lately."""
-        if not self._expectant:
+        if not (self._expectant and _MAY_WAIT_AWAKE):
             return False
         self._expectant = False
         self._num_waits += 1

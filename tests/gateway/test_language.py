@@ -1,0 +1,40 @@
+"""What a checkpoint's maker says about serving it is read, and checked."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from moesaic.errors import CheckpointError
+from services.gateway.language import Language
+
+DEMO = Path(__file__).parents[2] / "models" / "demo"
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    for path in DEMO.glob("*.json"):
+        shutil.copy(path, tmp_path)
+    return tmp_path
+
+
+def test_the_order_of_methods_comes_from_the_model_directory(directory: Path) -> None:
+    (directory / "moesaic.json").write_text('{"classify_methods": ["sequence"]}')
+
+    assert Language(directory).classify_methods == ("sequence",)
+
+
+def test_without_the_file_the_cheapest_method_comes_first(directory: Path) -> None:
+    (directory / "moesaic.json").unlink()
+
+    assert Language(directory).classify_methods == ("token", "choice", "sequence")
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"classify_methods": []}', '{"classify_methods": ["x"]}']
+)
+def test_a_bad_file_is_named(directory: Path, text: str) -> None:
+    (directory / "moesaic.json").write_text(text)
+
+    with pytest.raises(CheckpointError, match=r"moesaic\.json"):
+        Language(directory)
