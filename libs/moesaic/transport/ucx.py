@@ -49,6 +49,10 @@ _SHM_TLS = "posix,sysv"
 # took 50 to 90 us longer for the 16 to 64 KB of a decode step (two processes on two busy cores).
 _COPY_BELOW = "128k"
 
+# Of shared memory, which passes messages in pieces: 256 of UCX's own 8 KB are soon full, and 16 MB
+# took twice as long. A piece's length is stored in 16 bits.
+_SEGMENT = "32k"
+
 
 class _Offer(msgspec.Struct, frozen=True):
     """How the dialler can be reached: its UCX address on each plane, and which host's memory it can share."""
@@ -255,14 +259,13 @@ def _open_planes(transports: Transports, max_bytes: int) -> dict[str, UcxWorker]
     Two, for UCX uses shared memory only for endpoints that need no report of a peer's death, and
     without one a broken network connection would be fatal.
     """
-    by_copy = {} if "UCX_RNDV_THRESH" in os.environ else {"RNDV_THRESH": _COPY_BELOW}
     planes = {}
     try:
         if transports in ("auto", "shm"):
-            options = {"TLS": _SHM_TLS, **by_copy}
+            options = {"TLS": _SHM_TLS, "MM_SEG_SIZE": _SEGMENT, "RNDV_THRESH": _COPY_BELOW}
             planes[_SHM] = UcxWorker(options, reports_failure=False, max_bytes=max_bytes)
         if transports == "tcp":
-            options = {"TLS": "tcp", **by_copy}
+            options = {"TLS": "tcp", "RNDV_THRESH": _COPY_BELOW}
             planes[_NET] = UcxWorker(options, reports_failure=True, max_bytes=max_bytes)
         if transports == "auto":
             options = {} if "UCX_TLS" in os.environ else {"TLS": "^shm"}
