@@ -2,19 +2,21 @@
 answers."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from rich.progress import track
 from tokenizers import Tokenizer
+from torch import Tensor
 
 from models.training import corpus
 from models.training.network import Network
 from moesaic.classification.prompts import SYMBOLS, Method, question_head
 
 TREE_TOKENS = 1536  # tokens of one evaluation pass
+FIRST_WIDTH = 6  # labels that are scored at once
 WINDOW = 1024  # tokens of context for the perplexity
 
 
@@ -50,18 +52,35 @@ class Tree:
                 visible[node] |= visible[parent]
         return visible
 
-    def run(self, network: Network) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Each node's log-probability given its ancestors, float32 ``[T]`` (0 for roots), and
-        expert ids per layer."""
+    def run(self, network: Network) -> "Passed":
+        """One forward pass over all nodes."""
         device = next(network.parameters()).device
         tokens = torch.tensor(self.tokens, device=device)
         mask = torch.from_numpy(self.mask())[None, None].to(device)
-        hidden, _, ids = network(tokens[None], mask, torch.tensor(self.depths, device=device)[None])
-        parents = torch.tensor(self.parents, device=device)
-        inner, row_of = torch.unique(parents.clamp(min=0), return_inverse=True)
-        logprobs = network.logits(hidden[0, inner]).float().log_softmax(dim=-1)
-        own = logprobs[row_of, tokens]
-        return torch.where(parents >= 0, own, 0.0), ids
+        depths = torch.tensor(self.depths, device=device)[None]
+        hidden, _, ids = network(tokens[None], mask, depths)
+        return Passed(network, tokens, torch.tensor(self.parents, device=device), hidden[0], ids)
+
+
+@dataclass(frozen=True)
+class Passed:
+    """A tree after its forward pass; ``ids`` are the expert ids of each layer, ``[T, k]``."""
+
+    network: Network
+    tokens: Tensor  # int64 [T]
+    parents: Tensor  # int64 [T]
+    hidden: Tensor  # [T, H]
+    ids: list[Tensor]
+
+    def next_logprobs(self, nodes: Sequence[int]) -> Tensor:
+        """What may follow each node: float32 ``[len(nodes), V]``."""
+        return self.network.logits(self.hidden[list(nodes)]).float().log_softmax(dim=-1)
+
+    def logprobs(self) -> Tensor:
+        """Each node's own log-probability given its ancestors, float32 ``[T]``; 0 for roots."""
+        inner, row_of = torch.unique(self.parents.clamp(min=0), return_inverse=True)
+        own = self.next_logprobs(inner.tolist())[row_of, self.tokens]
+        return torch.where(self.parents >= 0, own, 0.0)
 
 
 @dataclass(frozen=True)
@@ -78,45 +97,93 @@ class Accuracy:
 def classify(
     network: Network, tokenizer: Tokenizer, task: corpus.Task, method: Method, most_rows: int
 ) -> Accuracy:
-    """Accuracy over a test split, each row asked as the gateway asks it."""
+    """Accuracy over a test split, each row asked as the gateway asks it.
+
+    A label's log-probability is at most that of its first token. So the labels with the likeliest
+    first tokens are scored first, and the others only if they could still win.
+    """
     rows = task.rows[:: max(1, len(task.rows) // most_rows)] if most_rows else task.rows
-    head = corpus.encode(
-        tokenizer, [corpus.USER_HEAD + question_head(task.labels, task.instruction, method)]
-    )[0]
+    question = corpus.USER_HEAD + question_head(task.labels, task.instruction, method)
     answers = [SYMBOLS[i] for i in range(len(task.labels))] if method == "choice" else task.labels
     end = "" if method == "choice" else corpus.TURN_END
-    candidates = corpus.encode(tokenizer, [answer + end for answer in answers])
-    texts = corpus.encode(tokenizer, [text + corpus.ASSISTANT_HEAD for text, _ in rows])
-    right = 0
-    for group in track(
-        list(_groups(head, texts, candidates)), description=f"{task.name} ({method})"
-    ):
-        tree = Tree()
-        base = tree.extend(-1, head)[-1]
-        paths = []
-        for row in group:
-            asked = tree.extend(base, texts[row])[-1]
-            paths.append([tree.extend(asked, candidate) for candidate in candidates])
-        logprobs, _ = tree.run(network)
-        for row, options in zip(group, paths, strict=True):
-            scores = [float(logprobs[nodes].sum()) for nodes in options]
-            right += int(np.argmax(scores)) == rows[row][1]
+    asking = Asking(
+        network,
+        corpus.encode(tokenizer, [question])[0],
+        corpus.encode(tokenizer, [text + corpus.ASSISTANT_HEAD for text, _ in rows]),
+        corpus.encode(tokenizer, [answer + end for answer in answers]),
+    )
+    bounds = asking.bounds(f"{task.name} ({method})")
+    order = bounds.argsort(axis=1)[:, ::-1]
+    open_rows, chosen, width = list(range(len(rows))), np.zeros(len(rows), dtype=int), FIRST_WIDTH
+    while open_rows:
+        tried = {row: order[row, :width].tolist() for row in open_rows}
+        scores = asking.scores(tried)
+        still_open = []
+        for row in open_rows:
+            best = int(np.argmax(scores[row]))
+            chosen[row] = tried[row][best]
+            others = bounds[row, order[row, width:]]
+            if others.size and others.max() > scores[row][best]:
+                still_open.append(row)
+        open_rows, width = still_open, 4 * width
+    right = int((chosen == np.array([label for _, label in rows])).sum())
     return Accuracy(task.name, method, len(rows), right / len(rows))
 
 
-def _groups(
-    head: np.ndarray, texts: list[np.ndarray], candidates: list[np.ndarray]
-) -> Iterator[list[int]]:
-    """Rows that fit one tree together."""
+@dataclass(frozen=True)
+class Asking:
+    """One question put to many texts: token ids of its head, the texts, the possible answers."""
+
+    network: Network
+    head: np.ndarray
+    texts: list[np.ndarray]
+    candidates: list[np.ndarray]
+
+    def bounds(self, title: str) -> np.ndarray:
+        """Log-probability of each candidate's first token, ``[texts, candidates]``."""
+        out = np.zeros((len(self.texts), len(self.candidates)))
+        first = [int(candidate[0]) for candidate in self.candidates]
+        sizes = {row: len(text) for row, text in enumerate(self.texts)}
+        for group in track(list(_groups(len(self.head), sizes)), description=title):
+            tree, ends = self._tree(group)
+            out[group] = tree.run(self.network).next_logprobs(ends)[:, first].cpu().numpy()
+        return out
+
+    def scores(self, tried: dict[int, list[int]]) -> dict[int, list[float]]:
+        """Log-probability of the whole of some candidates, for some texts."""
+        out = {}
+        sizes = {
+            row: len(self.texts[row]) + sum(len(self.candidates[c]) for c in candidates)
+            for row, candidates in tried.items()
+        }
+        for group in _groups(len(self.head), sizes):
+            tree, ends = self._tree(group)
+            paths = {
+                row: [tree.extend(end, self.candidates[c]) for c in tried[row]]
+                for row, end in zip(group, ends, strict=True)
+            }
+            logprobs = tree.run(self.network).logprobs()
+            for row in group:
+                out[row] = [float(logprobs[nodes].sum()) for nodes in paths[row]]
+        return out
+
+    def _tree(self, group: list[int]) -> tuple[Tree, list[int]]:
+        """A tree of these texts, and the last node of each."""
+        tree = Tree()
+        base = tree.extend(-1, self.head)[-1]
+        return tree, [tree.extend(base, self.texts[row])[-1] for row in group]
+
+
+def _groups(shared: int, sizes: dict[int, int]) -> Iterator[list[int]]:
+    """Rows that fit one pass together."""
     group: list[int] = []
-    size = len(head)
-    below = sum(map(len, candidates))
-    for row, text in enumerate(texts):
-        if group and size + len(text) + below > TREE_TOKENS:
+    room = TREE_TOKENS - shared
+    for row, size in sizes.items():
+        if group and size > room:
             yield group
-            group, size = [], len(head)
+            group, room = [], TREE_TOKENS - shared
         group.append(row)
-        size += len(text) + below
+        room -= size
     if group:
         yield group
 
@@ -157,8 +224,7 @@ def routing(
         for text in texts:
             tree = Tree()
             tree.extend(-1, corpus.encode(tokenizer, [text])[0][:WINDOW])
-            _, ids = tree.run(network)
-            for layer, chosen in enumerate(ids):
+            for layer, chosen in enumerate(tree.run(network).ids):
                 shares[index, layer] += np.bincount(
                     chosen.flatten().cpu(), minlength=shape.num_experts
                 )

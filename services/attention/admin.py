@@ -19,6 +19,7 @@ from moesaic.v1 import attention_pb2_grpc
 from services.attention.wire import decode_submit, encode_event
 
 Context = grpc.aio.ServicerContext[Any, Any]
+Responses = asyncio.Queue[pb.ExecuteResponse | None]  # None ends the stream
 log = structlog.get_logger()
 
 MAX_QUEUED_EVENTS = 65536  # a gateway that reads so slowly that this fills up has its stream ended
@@ -31,7 +32,7 @@ class AttentionAdmin(attention_pb2_grpc.AttentionServiceServicer):
         self._config = config
         self._thread: EngineThread | None = None
         self._engine: Engine | None = None
-        self._streams: dict[int, asyncio.Queue[Event | None]] = {}
+        self._streams: dict[int, Responses] = {}
         self._next_stream = itertools.count(1)
         self._open: set[RequestKey] = set()
         self.idle = asyncio.Event()  # set while no request is open
@@ -42,6 +43,10 @@ class AttentionAdmin(attention_pb2_grpc.AttentionServiceServicer):
     def attach(self, thread: EngineThread, engine: Engine) -> None:
         """Start taking requests."""
         self._thread, self._engine = thread, engine
+
+    def detach(self) -> None:
+        """Take no more requests: the engine is about to end."""
+        self._thread = self._engine = None
 
     @property
     def num_open(self) -> int:
@@ -58,11 +63,11 @@ class AttentionAdmin(attention_pb2_grpc.AttentionServiceServicer):
             queue = self._streams.get(event.key.stream)
             if queue is None:
                 continue
+            queue.put_nowait(encode_event(event))
             if queue.qsize() >= MAX_QUEUED_EVENTS:
                 log.error("stream.overflow", stream=event.key.stream)
                 queue.put_nowait(None)
-                continue
-            queue.put_nowait(event)
+                self._leave(event.key.stream)
 
     def fail_open(self, error: MoesaicError) -> None:
         """End every request that is open with ``error``."""
@@ -70,7 +75,14 @@ class AttentionAdmin(attention_pb2_grpc.AttentionServiceServicer):
             self._cancel(key)
             queue = self._streams.get(key.stream)
             if queue is not None:
-                queue.put_nowait(FailureEvent(key, error))
+                queue.put_nowait(encode_event(FailureEvent(key, error)))
+
+    def beat(self) -> None:
+        """Show whoever waits for answers that the engine lives, though it may have no news for long."""
+        for stream in {key.stream for key in self._open}:
+            queue = self._streams.get(stream)
+            if queue is not None and queue.empty():
+                queue.put_nowait(pb.ExecuteResponse())
 
     async def Execute(
         self, request_iterator: AsyncIterator[pb.ExecuteRequest], context: Context
@@ -78,22 +90,27 @@ class AttentionAdmin(attention_pb2_grpc.AttentionServiceServicer):
         """One gateway's stream; when it ends, its requests are cancelled."""
         async with errors_as_status(context):
             stream = next(self._next_stream)
-            queue = self._streams[stream] = asyncio.Queue()
+            queue: Responses = asyncio.Queue()
+            self._streams[stream] = queue
             reader = asyncio.create_task(self._read(request_iterator, stream, queue))
             try:
-                while (event := await queue.get()) is not None:
-                    yield encode_event(event)
+                while (response := await queue.get()) is not None:
+                    yield response
             finally:
                 reader.cancel()
-                del self._streams[stream]
-                for key in [key for key in self._open if key.stream == stream]:
-                    self._cancel(key)
+                self._leave(stream)
+
+    def _leave(self, stream: int) -> None:
+        """Nobody will read this stream's events any more; calling it again changes nothing."""
+        self._streams.pop(stream, None)
+        for key in [key for key in self._open if key.stream == stream]:
+            self._cancel(key)
 
     async def _read(
         self,
         commands: AsyncIterator[pb.ExecuteRequest],
         stream: int,
-        queue: asyncio.Queue[Event | None],
+        queue: Responses,
     ) -> None:
         try:
             async for command in commands:
@@ -106,11 +123,11 @@ class AttentionAdmin(attention_pb2_grpc.AttentionServiceServicer):
         finally:
             queue.put_nowait(None)
 
-    def _submit(self, submit: pb.Submit, stream: int, queue: asyncio.Queue[Event | None]) -> None:
+    def _submit(self, submit: pb.Submit, stream: int, queue: Responses) -> None:
         key = RequestKey(submit.request_id, submit.attempt, stream)
         try:
             if self._engine is None or self._thread is None:
-                raise NotReady("this attention worker is still loading")
+                raise NotReady("this attention worker has no engine now")
             if self.draining:
                 raise NotReady("this attention worker is draining", code="draining")
             if key in self._open:
@@ -119,7 +136,7 @@ class AttentionAdmin(attention_pb2_grpc.AttentionServiceServicer):
                 submit, stream, self._config.vocab_size, tuple(self._config.eos_token_ids)
             )
         except MoesaicError as error:
-            queue.put_nowait(FailureEvent(key, error))
+            queue.put_nowait(encode_event(FailureEvent(key, error)))
             return
         self._open.add(key)
         self.idle.clear()

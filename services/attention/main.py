@@ -89,6 +89,7 @@ async def serve(settings: AttentionSettings) -> None:
         )
         engine = await thread.run(_open_engine(settings, config, decoder, dispatcher, emit))
         service.attach(thread, engine)
+        parts.callback(service.detach)
         lease = await parts.enter_async_context(
             registered(
                 bus,
@@ -203,7 +204,8 @@ async def _observe(
         service.load = engine.load()
 
     while True:
-        await thread.run(look())
+        await thread.run(look())  # takes as long as the engine is stuck
+        service.beat()
         admin.status.epoch = service.load.epoch
         admin.status.waiting_for = list(service.load.waiting_for)
         await asyncio.sleep(OBSERVE_EVERY_S)

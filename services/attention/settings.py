@@ -20,7 +20,10 @@ class AttentionSettings(ModelSettings):
         512, ge=1, le=1 << 20, description="requests that may wait before new ones are refused"
     )
     expert_timeout_s: float = Field(
-        2.0, gt=0, le=600, description="longest wait for one layer's answers from expert workers"
+        2.0,
+        gt=0,
+        le=600,
+        description="longest wait for one layer's answers to up to 512 rows; in proportion for more",
     )
     recovery_s: float = Field(
         20.0,

@@ -40,6 +40,8 @@ def decode_submit(
             raise InvalidInput("labels", f"token ids must be below {vocab_size}")
         work = Scoring(candidates)
     elif submit.WhichOneof("work") == "generation":
+        if any(token >= vocab_size for token in submit.generation.stop_token_ids):
+            raise InvalidInput("stop_token_ids", f"token ids must be below {vocab_size}")
         work = _decode_generation(submit.generation, eos_token_ids)
     else:
         raise InvalidInput("work", "must be generation or scoring")

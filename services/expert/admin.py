@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import grpc
 import structlog
@@ -15,6 +16,8 @@ from moesaic.v1 import expert_pb2 as pb
 from moesaic.v1 import expert_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
+A = TypeVar("A")
+R = TypeVar("R")
 log = structlog.get_logger()
 
 
@@ -30,6 +33,16 @@ class ExpertAdmin(expert_pb2_grpc.ExpertServiceServicer):
             raise NotReady("this expert worker is still opening its checkpoint")
         return self.host
 
+    async def _in_turn(self, call: Callable[[A], R], argument: A) -> R:
+        """Call the host on a thread, after the calls before; to its end, even if the caller leaves
+        meanwhile: a thread cannot be stopped, and must not meet the next one."""
+
+        async def turn() -> R:
+            async with self._loading:
+                return await asyncio.to_thread(call, argument)
+
+        return await asyncio.shield(asyncio.create_task(turn()))
+
     async def PreparePlacement(
         self, request: pb.PreparePlacementRequest, context: Context
     ) -> pb.PreparePlacementResponse:
@@ -37,8 +50,7 @@ class ExpertAdmin(expert_pb2_grpc.ExpertServiceServicer):
         async with errors_as_status(context):
             host, placement = self._host(), decode_placement(request.placement)
             started = time.monotonic()
-            async with self._loading:
-                result = await asyncio.to_thread(host.prepare, placement)
+            result = await self._in_turn(host.prepare, placement)
             seconds = time.monotonic() - started
             log.info(
                 "placement.prepared",
@@ -66,7 +78,7 @@ class ExpertAdmin(expert_pb2_grpc.ExpertServiceServicer):
     ) -> pb.AbortPlacementResponse:
         """Forget a prepared epoch."""
         async with errors_as_status(context):
-            self._host().abort(request.epoch)
+            await self._in_turn(self._host().abort, request.epoch)
             return pb.AbortPlacementResponse()
 
     async def ListSlots(

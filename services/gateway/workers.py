@@ -74,7 +74,7 @@ class Worker:
         self.outstanding_tokens = 0
         self._idle_s = idle_s
         self._tasks: dict[tuple[str, int], Task] = {}
-        self._unsent: asyncio.Queue[ExecuteRequest] = asyncio.Queue()
+        self._unsent: asyncio.Queue[ExecuteRequest | None] = asyncio.Queue()
         self._stream: grpc.aio.StreamStreamCall[ExecuteRequest, ExecuteResponse] | None = None
         self._heard_at = 0.0
         self._retired = asyncio.Event()
@@ -145,8 +145,8 @@ class Worker:
 
     async def _talk(self, stub: "AttentionServiceAsyncStub") -> str:
         """Read events until the stream ends; says why it did."""
-        self._unsent = asyncio.Queue()
-        stream = self._stream = stub.Execute(self._commands(self._unsent))
+        unsent = self._unsent = asyncio.Queue()
+        stream = self._stream = stub.Execute(_commands(unsent))
         self.connected = True
         metrics.workers.inc()
         self._heard_at = asyncio.get_running_loop().time()
@@ -167,20 +167,15 @@ class Worker:
             metrics.workers.dec()
             watch.cancel()
             stream.cancel()
+            unsent.put_nowait(None)  # a stream that has ended by itself leaves its reader waiting
             self._lose_all(cause)
         return cause
-
-    async def _commands(
-        self, unsent: asyncio.Queue[ExecuteRequest]
-    ) -> AsyncIterator[ExecuteRequest]:
-        while True:
-            yield await unsent.get()
 
     def _take(self, response: ExecuteResponse) -> None:
         self._heard_at = asyncio.get_running_loop().time()
         kind = response.WhichOneof("event")
         if kind is None:
-            return  # an event of a later version
+            return  # a sign of life, or an event of a later version
         key = (response.request_id, response.attempt)
         terminal = kind in ("finished", "failure")
         task = self._forget(key) if terminal else self._tasks.get(key)
@@ -209,6 +204,13 @@ class Worker:
             silent_s = asyncio.get_running_loop().time() - self._heard_at
             if self._tasks and silent_s > self._idle_s:
                 stream.cancel()
+
+
+async def _commands(
+    unsent: asyncio.Queue[ExecuteRequest | None],
+) -> AsyncIterator[ExecuteRequest]:
+    while (command := await unsent.get()) is not None:
+        yield command
 
 
 class Workers:

@@ -249,3 +249,25 @@ def test_a_placement_that_does_not_fit_is_refused_by_field(tiny_model: Any) -> N
         host.prepare(c.placement(2, *HALVES))
     with pytest.raises(StaleEpoch):
         host.commit(2)
+
+
+async def test_an_epoch_in_force_cannot_become_another_placement(tiny_model: Any) -> None:
+    async with cluster(tiny_model, 2) as c:
+        c.put_in_force(c.placement(1, *HALVES))
+
+        c.hosts[0].prepare(c.placement(1, *HALVES))
+        with pytest.raises(StaleEpoch):
+            c.hosts[0].prepare(c.placement(1, *reversed(HALVES)))
+        assert await c.check() == 1
+
+
+async def test_workers_with_different_placements_of_one_epoch_are_not_added_up(
+    tiny_model: Any,
+) -> None:
+    async with cluster(tiny_model, 2) as c:
+        c.hosts[0].prepare(c.placement(1, *HALVES))
+        c.hosts[1].prepare(c.placement(1, *reversed(HALVES)))
+        c.routed.set_placement(c.placement(1, *HALVES))
+
+        with pytest.raises(ExpertUnavailable, match="different placements"):
+            await c.check()

@@ -283,3 +283,40 @@ async def test_a_cancelled_request_tells_nothing_more(tiny_model: Any) -> None:
 
         assert len(r.tokens("unwanted")) == told
         assert not isinstance(r.last("unwanted"), FinishEvent | FailureEvent)
+
+
+async def test_who_waited_for_a_turn_has_not_waited_for_experts(tiny_model: Any) -> None:
+    async with rig(tiny_model) as r:
+        r.dispatcher.gone = True
+        names = [f"r{i}" for i in range(LIMITS.max_num_seqs + 4)]
+        for name in names:
+            r.submit(name, [4, 5, 6], Generation(max_tokens=8))
+        everything = r.engine.batcher.everything
+        while not all(work.stalled_since_s for work in everything()):
+            await asyncio.sleep(0.001)
+        r.dispatcher.gone = False
+        while not r.events:
+            await asyncio.sleep(0)
+
+        assert r.engine.batcher.waiting
+        assert not any(work.stalled_since_s for work in everything())
+        await r.ended(*names)
+
+
+async def test_an_answer_that_cannot_be_picked_fails_its_step_and_not_the_engine(
+    tiny_model: Any,
+) -> None:
+    stop = tiny_model.greedy([5, 6, 7], 1)[0]
+    impossible = Generation(max_tokens=5, min_tokens=3, stop_token_ids=frozenset({stop, 10**9}))
+
+    async with rig(tiny_model) as r:
+        r.submit("first", [4, 5, 6], Generation(max_tokens=1))
+        r.submit("impossible", [5, 6, 7], impossible)
+        await r.ended("first", "impossible")
+        r.submit("later", [4, 5, 6], Generation(max_tokens=3))
+        await r.ended("later")
+
+        assert r.tokens("first") == tiny_model.greedy([4, 5, 6], 1)
+        assert isinstance(r.last("first"), FinishEvent)
+        assert isinstance(r.last("impossible"), FailureEvent)
+        assert r.tokens("later") == tiny_model.greedy([4, 5, 6], 3)

@@ -35,7 +35,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["--host", "0.0.0.0"], "--no-auth"),
+        (["--host", "0.0.0.0", "--advertise-host", "127.0.0.1"], "--no-auth"),
         (["--port", "{taken}"], "--port"),
         (["--redis-url", "http://nowhere", "--port", "0"], "--redis-url"),
     ],

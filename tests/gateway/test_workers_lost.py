@@ -219,3 +219,16 @@ async def test_a_worker_that_is_back_is_used_again(open_house, scripts) -> None:
         response = await house.client.post("/v1/completions", json=BODY)
 
     assert response.json()["choices"][0]["text"] == "yes"
+
+
+async def test_a_lost_stream_leaves_no_task_behind(open_house, scripts) -> None:
+    def writers() -> list[asyncio.Task]:
+        tasks = asyncio.all_tasks()
+        return [task for task in tasks if "_consume_request_iterator" in repr(task.get_coro())]
+
+    async with open_house(scripts.silent) as house:
+        [worker] = house.workers
+        assert len(writers()) == 1
+        await worker.kill()
+
+        await house.until(lambda: not writers())

@@ -55,7 +55,7 @@ def test_a_tree_gives_each_path_the_log_probability_it_has_alone() -> None:
     paths = [[5, 6, 7], [5, 6, 8, 9], [5, 10]]
     nodes = [tree.extend(-1, path) for path in paths]
 
-    logprobs, _ = tree.run(network)
+    logprobs = tree.run(network).logprobs()
 
     assert len(tree.tokens) == 6
     for path, on_path in zip(paths, nodes, strict=True):

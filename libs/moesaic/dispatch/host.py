@@ -17,6 +17,7 @@ from moesaic.models.gate import Gate
 from moesaic.placement.assignment import assign_holders
 from moesaic.transport.frame import Frame, FrameKind
 
+MAX_CACHED_ASSIGNMENTS = 4096  # one per layer and set of live workers
 RETIRE_AFTER_S = (
     10.0  # frames of the epoch before are answered this long after a commit: longer than any step
 )
@@ -79,10 +80,12 @@ class ExpertHost:
         Raises:
             InvalidInput: it is for another checkpoint, names more slots than there are, or leaves
                 this worker out.
-            StaleEpoch: a later epoch is in force already.
+            StaleEpoch: a later epoch, or another placement of this one, is in force already.
             CheckpointError: an expert could not be read; nothing has changed.
         """
-        if placement.epoch < self.epoch:
+        known = self._tenures.get(placement.epoch)
+        is_known = known is not None and known.placement == placement
+        if placement.epoch < self.epoch or (placement.epoch == self.epoch and not is_known):
             raise StaleEpoch(placement.epoch, self.epoch)
         if placement.model_digest != self._config.digest:
             raise InvalidInput(
@@ -100,8 +103,7 @@ class ExpertHost:
                 "placement.slots",
                 f"has {longest} slots in a layer, there are {self.slots_per_layer}",
             )
-        known = self._tenures.get(placement.epoch)
-        if known is not None and known.placement == placement:
+        if known is not None and is_known:
             return LoadResult(
                 known.table, 0, sum(e != EMPTY_SLOT for s in wanted.values() for e in s)
             )
@@ -214,5 +216,7 @@ class ExpertHost:
             mine = tenure.table.slot_of_expert(layer, placement.num_experts, served).to(
                 self._device
             )
+            if len(self._serving_cache) >= MAX_CACHED_ASSIGNMENTS:
+                self._serving_cache = {}
             found = self._serving_cache[key] = (serving, mine)
         return found

@@ -34,6 +34,7 @@ DIVERGENCES = Counter(
     "Layers whose expert workers chose different experts for the same rows",
 )
 DIAL_TIMEOUT_S = 5.0
+ROWS_PER_TIMEOUT = 512  # a larger batch may take longer, in proportion
 DIAL_BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)  # the last one repeats
 
 WorkerKey = tuple[str, int, str]  # worker id, generation, data address
@@ -67,7 +68,13 @@ class RoutedDispatcher:
     """Keeps links to the placed expert workers and sends each layer's rows to them."""
 
     def __init__(self, network: Network, gates: dict[int, Gate], timeout_s: float) -> None:
-        """Use ``network`` for tensors; wait at most ``timeout_s`` for one layer's replies."""
+        """Use ``network`` for tensors.
+
+        Args:
+            network: of this engine thread.
+            gates: by decoder layer; asked only if expert workers disagree.
+            timeout_s: longest wait for one layer's replies to a batch of up to 512 rows.
+        """
         self._network, self._gates, self._timeout_s = network, gates, timeout_s
         self._newest: Placement | None = None  # what to switch to
         self._in_use: Placement | None = None  # what the last step pinned
@@ -128,6 +135,8 @@ class RoutedDispatcher:
             replies = await self._ask(
                 step, layer, [hidden_states.cpu(), topk_weights.cpu(), topk_ids.cpu()]
             )
+            if len({reply.digest for reply in replies}) > 1:  # not over the gate, then
+                raise ExpertUnavailable(layer, cause="its workers hold different placements")
         combined = replies[0].tensors[0].float()
         for reply in replies[
             1:
@@ -152,7 +161,8 @@ class RoutedDispatcher:
             )
             for idx in route.targets[layer]
         ]
-        outcomes = await self._network.exchange(calls, self._timeout_s)
+        patience_s = self._timeout_s * max(1.0, len(tensors[0]) / ROWS_PER_TIMEOUT)
+        outcomes = await self._network.exchange(calls, patience_s)
         replies: list[Frame] = []
         for (link, _), outcome in zip(calls, outcomes, strict=True):
             if isinstance(outcome, StaleEpoch):
@@ -228,10 +238,10 @@ class RoutedDispatcher:
                         worker.data_address, worker.worker_id, DIAL_TIMEOUT_S
                     )
                     break
-                except MoesaicError as error:
+                except Exception as error:  # of whatever kind: a later try may do better
                     if attempt in (0, 10):
-                        log.info(
-                            "expert_worker.unreachable", peer=worker.worker_id, cause=str(error)
+                        log.warning(
+                            "expert_worker.unreachable", peer=worker.worker_id, cause=repr(error)
                         )
                     await asyncio.sleep(DIAL_BACKOFF_S[min(attempt, len(DIAL_BACKOFF_S) - 1)])
                     attempt += 1

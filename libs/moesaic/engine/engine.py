@@ -140,6 +140,7 @@ class Engine:
 
     async def _run_step(self, step: Step, plan: Plan) -> None:
         started = time.monotonic()
+        events: list[Event] = []
         try:
             batch = _to_batch(plan.chunks)
             self._cache.copy_blocks(plan.copies)
@@ -148,12 +149,14 @@ class Engine:
                 self._cache,
                 lambda layer, hidden: self._dispatcher.dispatch(step, layer, hidden),
             )
+            self._advance(plan.chunks, logits, step.epoch, events)
         except MoesaicError as error:
             STEP_RETRIES.inc()
             await self._stall(error)
             return
         except Exception:
             log.exception("step.failed", rows=sum(len(c.token_ids) for c in plan.chunks))
+            self._emit(events)  # of those that had moved on already
             self._fail(
                 [c.owner for c in plan.chunks],
                 MoesaicError("the step failed; see the worker's log"),
@@ -162,22 +165,23 @@ class Engine:
         STEP_SECONDS.observe(time.monotonic() - started)
         STEP_ROWS.observe(len(batch.token_ids))
         self._epoch = step.epoch
-        self._emit(self._advance(plan.chunks, logits, step.epoch))
+        self._emit(events)
 
-    def _advance(self, chunks: list[Chunk], logits: Tensor, epoch: int) -> list[Event]:
-        """Move the state on after a successful step; ``logits`` has the wanted rows of all chunks,
-        in order."""
-        events: list[Event] = []
-        live = set(
-            map(id, self.batcher.everything())
-        )  # a request may have been cancelled during the step
+    def _advance(
+        self, chunks: list[Chunk], logits: Tensor, epoch: int, events: list[Event]
+    ) -> None:
+        """Move the state on after a successful step, and add what there is to tell to ``events``;
+        ``logits`` has the wanted rows of all chunks, in order."""
+        live = set()  # a request may have been cancelled during the step
+        for work in self.batcher.everything():
+            live.add(id(work))
+            work.stalled_since_s = None  # experts can be reached again, also for who had no turn
         offset, answers = 0, []
         for chunk in chunks:
             rows = logits[offset : offset + chunk.wanted]
             offset += chunk.wanted
             if id(chunk.owner) not in live:
                 continue
-            chunk.owner.stalled_since_s = None
             if isinstance(chunk.owner, Score):
                 self._advance_score(chunk.owner, chunk, rows, epoch, events)
             else:
@@ -191,7 +195,6 @@ class Engine:
             )
             for (answer, row), token in zip(answers, picked, strict=True):
                 self._advance_answer(answer, row, token, epoch, events)
-        return events
 
     def _advance_answer(
         self, answer: Answer, row: Tensor, token: int, epoch: int, events: list[Event]

@@ -163,7 +163,7 @@ class Sampling(_message.Message):
     """0: all"""
     min_p: _builtins.float
     seed: _builtins.int
-    """the n-th token depends on seed and position only"""
+    """the draw for a position, prompt included, depends on seed and position only"""
     def __init__(
         self,
         *,

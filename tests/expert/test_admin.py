@@ -1,0 +1,66 @@
+"""Loading, one placement after the other, whatever becomes of the callers."""
+
+import asyncio
+import threading
+from typing import Any
+
+import torch
+
+from moesaic.cluster.placements import encode_placement
+from moesaic.dispatch.host import ExpertHost
+from moesaic.dispatch.slots import LoadResult
+from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.models.checkpoint import Checkpoint
+from moesaic.models.config import load_config
+from moesaic.v1 import expert_pb2 as pb
+from services.expert.admin import ExpertAdmin
+
+
+class SlowHost(ExpertHost):
+    """Loads when it is told to."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.begun, self.may_load, self.loaded = (threading.Event() for _ in range(3))
+
+    def prepare(self, placement: Placement) -> LoadResult:
+        self.begun.set()
+        self.may_load.wait()
+        try:
+            return super().prepare(placement)
+        finally:
+            self.loaded.set()
+
+
+async def test_what_is_aborted_while_it_loads_is_freed_even_if_nobody_waits(
+    tiny_model: Any,
+) -> None:
+    config = load_config(tiny_model.directory)
+    host = SlowHost(
+        Checkpoint(tiny_model.directory), config, "e", 8, torch.float32, torch.device("cpu")
+    )
+    service = ExpertAdmin()
+    service.host = host
+    placement = Placement(
+        epoch=1,
+        model_digest=config.digest,
+        num_experts=8,
+        workers=[PlacedWorker(worker_id="e", generation=1, admin_address="", data_address="")],
+        layers=list(config.moe_layers),
+        slots=[[list(range(8))] for _ in config.moe_layers],
+    )
+    request = pb.PreparePlacementRequest(placement=encode_placement(placement))
+
+    preparing = asyncio.create_task(service.PreparePlacement(request, Any))  # type: ignore[arg-type]
+    await asyncio.to_thread(host.begun.wait)
+    preparing.cancel()
+    await asyncio.gather(preparing, return_exceptions=True)
+    aborting = asyncio.create_task(
+        service.AbortPlacement(pb.AbortPlacementRequest(epoch=1), Any)  # type: ignore[arg-type]
+    )
+    await asyncio.sleep(0)  # it has asked
+    host.may_load.set()
+    await aborting
+    await asyncio.to_thread(host.loaded.wait)
+
+    assert host.resident_bytes == 0
