@@ -1,5 +1,7 @@
 """The REST application: routes, and every error as a problem."""
 
+from json import JSONDecodeError
+
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -16,7 +18,14 @@ from services.gateway import (
 )
 from services.gateway.edge import Edge
 from services.gateway.gateway import Gateway, exchange_of
-from services.gateway.problems import Problem, invalid_fields, problem, problem_of
+from services.gateway.problems import (
+    ERRORS,
+    Problem,
+    internal_error,
+    invalid_fields,
+    problem,
+    problem_of,
+)
 
 _CODES = {
     400: "invalid_request",
@@ -30,23 +39,36 @@ ROUTERS = (routes_chat, routes_completions, routes_classify, routes_model, route
 
 def make_app(gateway: Gateway) -> ASGIApp:
     """The application of one gateway."""
-    app = FastAPI(title="Moesaic", version=moesaic.__version__, redirect_slashes=False)
+    app = FastAPI(
+        title="Moesaic", version=moesaic.__version__, redirect_slashes=False, responses=ERRORS
+    )
     app.state.gateway = gateway
     for routes in ROUTERS:
         app.include_router(routes.router)
     app.add_exception_handler(MoesaicError, _on_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)
-    app.add_exception_handler(Exception, _on_error)
+    app.add_exception_handler(Exception, _on_unexpected)
     return Edge(app, gateway)
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, MoesaicError)  # registered for it
     return _answer(request, problem_of(error))
+
+
+async def _on_unexpected(request: Request, error: Exception) -> Response:
+    return _answer(request, internal_error(exchange_of(request).request_id))
 
 
 async def _on_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)  # registered for it
+    if isinstance(cause := error.__cause__, JSONDecodeError):
+        reason = f"{cause.msg[:1].lower()}{cause.msg[1:]}"
+        message = (
+            f"the body is not valid JSON: {reason} at line {cause.lineno} column {cause.colno}"
+        )
+        return _answer(request, problem(400, "invalid_request", message))
     return _answer(request, problem_of(invalid_fields(error.errors())))
 
 

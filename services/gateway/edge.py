@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from services.gateway import metrics
 from services.gateway.exchange import Exchange, is_request_id, route_of
 from services.gateway.gateway import Gateway
-from services.gateway.problems import Problem, problem, problem_of
+from services.gateway.problems import Problem, internal_error, problem
 from services.gateway.routes_health import OPEN_ROUTES
 
 log = structlog.get_logger()
@@ -65,10 +65,10 @@ class Edge:
             return await refused.response()(scope, receive, send_noted)
         try:
             await self._app(scope, _Bounded(receive, self._max_body_bytes), send_noted)
-        except Exception as error:
+        except Exception:
             # The routes have answered already if they could; this is the only place that sees the cause.
             log.exception("request.failed", request_id=exchange.request_id)
-            failure = problem_of(error)
+            failure = internal_error(exchange.request_id)
             answered = exchange.status != 0
             exchange.fail(failure)
             if not answered:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from moesaic.errors import InvalidInput
+from services.gateway.surrogates import check_unicode
 
 MAX_PROMPTS = 1024
 MAX_CHOICES = 16
@@ -26,6 +27,12 @@ class Wire(BaseModel):
     model_config = ConfigDict(extra="allow", allow_inf_nan=False, protected_namespaces=())
 
     model: str | None = Field(None, description="name of the served model")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_unicode(cls, body: Any) -> Any:
+        check_unicode(body)
+        return body
 
 
 class Extension(BaseModel):

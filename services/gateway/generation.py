@@ -136,16 +136,16 @@ class Answers:
 
     @property
     def provenance(self) -> Provenance:
-        """Where it was computed, as far as workers told: one whose answer was cut short tells nothing."""
+        """Where it was computed, as far as workers told: one that was stopped at a stop string does not."""
         tokens: dict[int, int] = {}
         for finished in self._finished:
             for span in finished.epochs:
                 tokens[span.epoch] = tokens.get(span.epoch, 0) + span.tokens
         workers = sorted({worker_id for run in self.runs for worker_id in run.worker_ids})
         return Provenance(
-            [EpochTokens(epoch, count) for epoch, count in sorted(tokens.items())],
-            self._cached_tokens,
-            workers if self._wants_workers else None,
+            epochs=[EpochTokens(epoch, count) for epoch, count in sorted(tokens.items())],
+            cached_tokens=self._cached_tokens,
+            workers=workers if self._wants_workers else None,
         )
 
     @property

@@ -38,6 +38,19 @@ class Body(msgspec.Struct):
     code: str | None = None
 
 
+_SCHEMA = {
+    "type": "object",
+    "properties": {"error": msgspec.json.schema_components([Body])[1]["Body"]},
+    "required": ["error"],
+}
+_DOCUMENTED = {"content": {"application/json": {"schema": _SCHEMA}}}
+# For the API's own description; the framework would tell of a 422 that is never sent.
+ERRORS: dict[int | str, dict[str, Any]] = {"default": {"description": "Any error", **_DOCUMENTED}}
+INVALID: dict[int | str, dict[str, Any]] = {
+    400: {"description": "The body cannot be honoured; `param` names the field", **_DOCUMENTED}
+}
+
+
 class Problem(msgspec.Struct):
     """An error ready to be sent."""
 
@@ -68,12 +81,8 @@ class Problem(msgspec.Struct):
         return headers
 
 
-def problem_of(error: BaseException) -> Problem:
-    """Translate any error; what is not ours becomes ``internal_error`` without its text."""
-    if not isinstance(error, MoesaicError):
-        return problem(
-            500, "internal_error", "internal error; the gateway's log has it under this request id"
-        )
+def problem_of(error: MoesaicError) -> Problem:
+    """Translate one of our errors."""
     status = error.http_status
     param = getattr(error, "field", None) or ("model" if isinstance(error, ModelNotFound) else None)
     message = str(error)
@@ -87,6 +96,12 @@ def problem_of(error: BaseException) -> Problem:
         retryable=error.retryable or status == HTTPStatus.GATEWAY_TIMEOUT,
         retry_after_s=getattr(error, "retry_after_s", None),
     )
+
+
+def internal_error(request_id: str) -> Problem:
+    """What stands for an error that is not ours: its text stays in the log."""
+    message = f"internal error; the gateway's log has it under request id {request_id}"
+    return problem(500, "internal_error", message)
 
 
 def problem(status: int, code: str, message: str, *, param: str | None = None) -> Problem:
@@ -121,8 +136,6 @@ def field_name(loc: Sequence[str | int]) -> str:
 
 
 def _reason(error: Any) -> str:
-    if error["type"] == "json_invalid":
-        return f"not valid JSON: {error.get('ctx', {}).get('error', 'cannot be read')}"
     if field_name(error["loc"]) == "body" and error["type"] in (
         "model_attributes_type",
         "missing",

@@ -28,10 +28,17 @@ class EpochTokens(msgspec.Struct):
     tokens: int
 
 
-class Provenance(msgspec.Struct, omit_defaults=True):
-    """The ``moesaic`` object of an answer."""
+class Provenance(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """The ``moesaic`` object of an answer.
 
-    epochs: list[EpochTokens]
+    Attributes:
+        epochs: tokens under each placement. A worker tells them when it finishes: an answer that a stop string cut
+            short is not among them, and the field is absent when nothing is known.
+        cached_tokens: prompt tokens that workers had already, likewise as far as they told.
+        workers: who computed it, if asked for.
+    """
+
+    epochs: list[EpochTokens] = []
     cached_tokens: int
     workers: list[str] | None = None
 

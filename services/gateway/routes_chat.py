@@ -12,12 +12,13 @@ from services.gateway.fields import ChatWire
 from services.gateway.gateway import exchange_of, gateway_of
 from services.gateway.generation import Answers, Limits, runs_of
 from services.gateway.logprobs import chat_logprobs
+from services.gateway.problems import INVALID
 from services.gateway.replies import ChatChoice, ChatChunkChoice, ChatLogprobs, ChatMessage, Delta
 
 router = APIRouter()
 
 
-@router.post("/v1/chat/completions")
+@router.post("/v1/chat/completions", responses=INVALID)
 async def create_chat_completion(body: ChatWire, request: Request) -> Response:
     """Answer a conversation."""
     gateway, exchange = gateway_of(request), exchange_of(request)

@@ -14,7 +14,7 @@ from services.gateway.exchange import Exchange
 from services.gateway.execution import Deadline, Run
 from services.gateway.fields import ClassifyWire, LabelWire, as_list
 from services.gateway.gateway import Gateway, exchange_of, gateway_of
-from services.gateway.problems import RouteNotEnabled
+from services.gateway.problems import INVALID, RouteNotEnabled
 from services.gateway.replies import (
     Classified,
     ClassifiedLabel,
@@ -29,7 +29,7 @@ router = APIRouter()
 
 
 @router.post("/classify", include_in_schema=False)
-@router.post("/v1/classify")
+@router.post("/v1/classify", responses=INVALID)
 async def classify(body: ClassifyWire, request: Request) -> Response:
     """Say which of the given labels fits each text best, and how likely each is."""
     gateway, exchange = gateway_of(request), exchange_of(request)
@@ -121,7 +121,7 @@ def _provenance(
             tokens[span.epoch] = tokens.get(span.epoch, 0) + span.tokens
     workers = sorted({worker_id for run in runs for worker_id in run.worker_ids})
     return Provenance(
-        [EpochTokens(epoch, count) for epoch, count in sorted(tokens.items())],
-        sum(done.cached_tokens for done in finished),
-        workers if body.moesaic.provenance else None,
+        epochs=[EpochTokens(epoch, count) for epoch, count in sorted(tokens.items())],
+        cached_tokens=sum(done.cached_tokens for done in finished),
+        workers=workers if body.moesaic.provenance else None,
     )

@@ -12,6 +12,7 @@ from services.gateway.fields import CompletionWire
 from services.gateway.gateway import Gateway, exchange_of, gateway_of
 from services.gateway.generation import Answers, Limits, runs_of
 from services.gateway.logprobs import completion_logprobs
+from services.gateway.problems import INVALID
 from services.gateway.replies import CompletionChoice, CompletionLogprobs
 
 DEFAULT_MAX_TOKENS = 16
@@ -19,7 +20,7 @@ DEFAULT_MAX_TOKENS = 16
 router = APIRouter()
 
 
-@router.post("/v1/completions")
+@router.post("/v1/completions", responses=INVALID)
 async def create_completion(body: CompletionWire, request: Request) -> Response:
     """Continue one or more prompts."""
     gateway, exchange = gateway_of(request), exchange_of(request)

@@ -8,6 +8,7 @@ import moesaic
 from moesaic.errors import InvalidInput, ModelNotFound
 from services.gateway.fields import DetokenizeWire, TokenizeWire
 from services.gateway.gateway import Gateway, exchange_of, gateway_of
+from services.gateway.problems import INVALID
 
 router = APIRouter()
 
@@ -27,7 +28,7 @@ async def retrieve_model(model_id: str, request: Request) -> dict[str, Any]:
     return _card(gateway)
 
 
-@router.post("/tokenize")
+@router.post("/tokenize", responses=INVALID)
 async def tokenize(body: TokenizeWire, request: Request) -> dict[str, Any]:
     """Token ids of a prompt or of messages."""
     gateway = gateway_of(request)
@@ -56,7 +57,7 @@ async def tokenize(body: TokenizeWire, request: Request) -> dict[str, Any]:
     }
 
 
-@router.post("/detokenize")
+@router.post("/detokenize", responses=INVALID)
 async def detokenize(body: DetokenizeWire, request: Request) -> dict[str, Any]:
     """The text of token ids."""
     gateway = gateway_of(request)

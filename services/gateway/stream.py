@@ -13,7 +13,7 @@ from services.gateway import metrics, sse
 from services.gateway.disconnect import ClientClosed, gone
 from services.gateway.exchange import Exchange
 from services.gateway.execution import SlowClient
-from services.gateway.problems import Problem, problem_of
+from services.gateway.problems import Problem, internal_error, problem_of
 
 log = structlog.get_logger()
 
@@ -104,14 +104,14 @@ class EventStream(Response):
                 return None
             metrics.truncations.inc()
             log.error("stream.truncated", request_id=self._exchange.request_id)
-            return problem_of(RuntimeError("the stream ended early"))
+            return internal_error(self._exchange.request_id)
         except MoesaicError as error:
             return problem_of(error)
         except TimeoutError:
             raise
-        except Exception as error:
+        except Exception:
             log.exception("stream.failed", request_id=self._exchange.request_id)
-            return problem_of(error)
+            return internal_error(self._exchange.request_id)
 
 
 class _Body:

@@ -104,10 +104,12 @@ async def test_a_stop_string_cuts_the_text_and_cancels_the_work(
         cancel = await house.workers[0].cancels.get()
         [submit] = house.workers[0].submits
 
-    choices = [c["choices"][0] for c in (events_of(response.text) if stream else [response.json()])]
+    answers = events_of(response.text) if stream else [response.json()]
+    choices = [answer["choices"][0] for answer in answers]
     assert "".join(choice["text"] for choice in choices) == "this is a "
     assert choices[-1]["finish_reason"] == "stop"
     assert choices[-1]["stop_reason"] == "story ab"
+    assert answers[-1]["moesaic"] == {"cached_tokens": 0}  # no epochs: the worker had no last word
     assert cancel.request_id == submit.request_id
 
 

@@ -1,5 +1,6 @@
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.gateway.problems import problem_of
+from services.gateway.problems import internal_error, problem_of
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}]}
 
@@ -151,6 +152,37 @@ async def test_bodies_that_are_no_json_object_are_bad_requests(
                 assert error_of(response)["code"] == "invalid_request"
 
 
+async def test_broken_json_is_told_where_it_breaks(open_house, scripts) -> None:
+    headers = {"content-type": "application/json"}
+    async with open_house(scripts.says("yes")) as house:
+        response = await house.client.post(
+            "/v1/completions", content=b'{"prompt":\n "a",}', headers=headers
+        )
+
+    error = error_of(response)
+    assert response.status_code == 400
+    assert (error["param"], error["code"]) == (None, "invalid_request")
+    assert error["message"].startswith("the body is not valid JSON: ")
+    assert re.search(r" at line 2 column \d+$", error["message"])
+
+
+async def test_every_post_documents_400_and_never_422(open_house) -> None:
+    async with open_house() as house:
+        paths = (await house.client.get("/openapi.json")).json()["paths"]
+
+    posts = [methods["post"]["responses"] for methods in paths.values() if "post" in methods]
+    assert len(posts) == 5
+    for responses in posts:
+        schema = responses["400"]["content"]["application/json"]["schema"]
+        assert sorted(schema["properties"]["error"]["properties"]) == [
+            "code",
+            "message",
+            "param",
+            "type",
+        ]
+    assert "422" not in json.dumps(paths)
+
+
 async def test_a_form_post_is_told_the_content_type(open_house, scripts) -> None:
     async with open_house(scripts.says("yes")) as house:
         response = await house.client.post("/v1/chat/completions", data={"a": "b"})
@@ -242,11 +274,24 @@ async def test_server_errors_give_no_addresses_or_paths_away(open_house, scripts
     assert response.headers["x-should-retry"] == "false"
 
 
-def test_an_unknown_exception_is_not_described() -> None:
-    problem = problem_of(RuntimeError("canary"))
+async def test_an_unknown_exception_is_found_in_the_log_by_its_id(
+    open_house, scripts, monkeypatch
+) -> None:
+    def breaks(*_: object) -> None:
+        raise RuntimeError("canary")
 
-    assert problem.status == 500
-    assert "canary" not in problem.body.message
+    async with open_house(scripts.says("yes")) as house:
+        monkeypatch.setattr(house.gateway, "admit", breaks)
+        response = await house.client.post(
+            "/v1/completions", json={"prompt": "a"}, headers={"x-request-id": "r1"}
+        )
+        [logged] = [line for line in house.logs if line["event"] == "request.failed"]
+
+    assert response.status_code == 500
+    assert error_of(response)["message"] == internal_error("r1").body.message
+    assert "r1" in error_of(response)["message"]
+    assert "canary" not in response.text
+    assert logged["request_id"] == "r1"
 
 
 @settings(
