@@ -22,6 +22,7 @@ def main() -> None:
         "export", help="write the HF directory with its measured model card"
     )
     export.add_argument("--out", type=Path, default=Path("models/demo"))
+    export.add_argument("--note", default="", help="what the card should say of this run besides")
     export.add_argument(
         "--rows", type=int, default=0, help="measure on at most this many rows a set (0: all)"
     )

@@ -37,9 +37,8 @@ def export(arguments: argparse.Namespace) -> None:
         results["answers"].append(vars(result))
         print(f"{result.name}: {result.exact:.1%} of {result.rows} exact")
     log = [json.loads(line) for line in (arguments.work / "log.jsonl").read_text().splitlines()]
-    (out / "measured.json").write_text(
-        json.dumps({"training": state | {"loss": log[-1]["loss"]}, **results}, indent=1)
-    )
+    training = state | {"loss": log[-1]["loss"], "note": arguments.note}
+    (out / "measured.json").write_text(json.dumps({"training": training, **results}, indent=1))
     (out / "README.md").write_text(
         card.render(json.loads((out / "measured.json").read_text()), network)
     )
