@@ -26,7 +26,7 @@ class ServiceSettings(BaseSettings):
         frozen=True,
         extra="forbid",
         cli_kebab_case=True,
-        cli_implicit_flags=True,
+        cli_implicit_flags="toggle",
         cli_hide_none_type=True,
         cli_avoid_json=True,
         populate_by_name=True,

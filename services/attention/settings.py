@@ -8,7 +8,7 @@ from moesaic.settings import ModelSettings
 
 
 class AttentionSettings(ModelSettings):
-    """Settings of an attention worker; see ``ModelSettings`` for the rest."""
+    """Settings of an attention worker."""
 
     dispatch: Literal["local", "routed"] = Field(
         "routed", description="where experts are computed: in this process, or by expert workers"

@@ -6,7 +6,7 @@ from moesaic.settings import ServiceSettings
 
 
 class GatewaySettings(ServiceSettings):
-    """Settings of the gateway; see ``ServiceSettings`` for the rest."""
+    """Settings of the gateway."""
 
     model: str = Field(
         ..., description="HF-format model directory; only its config and tokenizer are read"

@@ -6,7 +6,7 @@ from moesaic.settings import ServiceSettings
 
 
 class SchedulerSettings(ServiceSettings):
-    """Settings of the scheduler; see ``ServiceSettings`` for the rest."""
+    """Settings of the scheduler."""
 
     settle_s: float = Field(
         1.0,

@@ -10,6 +10,10 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
 
 from moesaic.cli.main import main
 from moesaic.cli.state import StateFile, SuiteState, process_start_time
@@ -98,6 +102,8 @@ def house(tmp_path: Path) -> Path:
     """A directory with a model at ``model`` and stand-ins for the services."""
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(json.dumps(CONFIG))
+    save_file({"weight": torch.zeros(1)}, tmp_path / "model" / "model.safetensors")
+    Tokenizer(BPE()).save(str(tmp_path / "model" / "tokenizer.json"))
     for role in ("gateway", "scheduler", "attention", "expert"):
         package = tmp_path / "services" / role
         package.mkdir(parents=True)

@@ -24,6 +24,7 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.requests: list[dict[str, Any]] = []
         self.keys: set[str | None] = set()
+        self.locked = False  # every key is wrong
         self.busy = 0  # requests to refuse first
         self.broken = 0  # connections to close without an answer first
         self.hold = threading.Event()  # texts with "slow" wait for it
@@ -38,7 +39,10 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        self.answer(200, {"data": [{"id": "demo"}]})
+        if self.server.locked:
+            self.answer(401, {"error": {"message": "no key", "code": "invalid_api_key"}})
+        else:
+            self.answer(200, {"data": [{"id": "demo"}]})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -126,6 +130,44 @@ def test_the_key_comes_from_the_environment(ask: Run, server: Server) -> None:
     ask("classify", "a dog", "--labels", "cat,dog", "--url", server.url, MOESAIC_API_KEY="k")
 
     assert server.keys == {"Bearer k"}
+
+
+def test_a_key_that_is_missing_or_cannot_be_sent_is_named(ask: Run, server: Server) -> None:
+    server.locked = True
+
+    missing = ask("classify", "a dog", "--labels", "cat,dog", "--url", server.url)
+    unsendable = ask("generate", "a dog", "--url", server.url, MOESAIC_API_KEY="\N{SNOWMAN}")
+
+    assert (missing.returncode, unsendable.returncode) == (1, 2)
+    assert "wants an API key; set MOESAIC_API_KEY" in missing.stderr
+    assert unsendable.stderr.startswith("moesaic: MOESAIC_API_KEY: only printable ASCII")
+
+
+@pytest.mark.parametrize(
+    "command", [["classify", "\udcff", "--labels", "a,b"], ["generate", "\udcff"]]
+)
+def test_an_argument_that_is_no_text_is_wrong_use(ask: Run, command: list[str]) -> None:
+    done = ask(*command)
+
+    assert done.returncode == 2
+    assert "not valid UTF-8" in done.stderr
+
+
+def test_rows_that_are_no_text_do_not_stop_the_others(
+    run: Run, server: Server, house: Path
+) -> None:
+    half = {"id": "\ud800", "text": "a \ud800 cat", "labels": ["cat", "dog"]}
+    good = json.dumps(row(3, "a dog")).encode()
+    lines = [json.dumps(half).encode(), b'{"text": "\xff"}', good]
+    (house / "rows.jsonl").write_bytes(b"\n".join(lines))
+
+    done = run("classify", "--file", "rows.jsonl", "--out", "out.jsonl", "--url", server.url)
+
+    assert done.returncode == 0, done.stderr
+    assert "row 2: not UTF-8: invalid start byte at byte 11 of the line" in done.stderr
+    results = {r["id"]: r for r in map(json.loads, (house / "out.jsonl").open())}
+    assert "half a surrogate pair" in results["\ud800"]["error"]["message"]
+    assert results["r3"]["label"] == "dog"
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz"])

@@ -2,6 +2,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -24,12 +25,20 @@ def test_the_command_starts_without_heavy_packages() -> None:
     assert not heavy & set(loaded.split())
 
 
-@pytest.mark.parametrize("command", ["up", "down", "status", "classify", "generate", "bench"])
+@pytest.mark.parametrize(
+    "command", ["up", "down", "status", "classify", "generate", "bench", "serve"]
+)
 def test_every_command_explains_itself(command: str) -> None:
     done = CliRunner().invoke(app, [command, "--help"])
 
     assert done.exit_code == 0
     assert "Usage" in done.stdout
+
+
+def test_the_version_is_shown(ask: Run) -> None:
+    done = ask("--version")
+
+    assert (done.returncode, done.stdout) == (0, f"moesaic {version('moesaic')}\n")
 
 
 def test_an_unknown_command_is_wrong_use(ask: Run) -> None:
@@ -60,6 +69,18 @@ def test_serve_hands_its_flags_to_the_service(run: Run, house: Path) -> None:
     assert done.stdout == "['--slots-per-layer', '4', '--help']\n"
 
 
+def test_a_benchmark_says_what_to_install(run: Run, house: Path) -> None:
+    (house / "benchmarks").mkdir()
+    (house / "benchmarks" / "__init__.py").touch()
+    (house / "benchmarks" / "parity.py").write_text("import no_such_package\n")
+
+    done = run("bench", "parity")
+
+    assert done.returncode == 1
+    assert "parity needs the package no_such_package: pip install" in done.stderr
+    assert "'.[dev]'" in done.stderr
+
+
 def test_the_last_line_of_a_benchmark_is_its_result(run: Run, house: Path) -> None:
     (house / "benchmarks").mkdir()
     (house / "benchmarks" / "__init__.py").touch()
@@ -87,13 +108,15 @@ def test_figures_become_rows() -> None:
     ]
 
 
-def test_doctor_names_what_must_be_fixed(ask: Run) -> None:
+def test_doctor_names_what_must_be_fixed(ask: Run, house: Path) -> None:
+    (house / "model" / "tokenizer.json").unlink()
+
     done = ask("doctor", "--json", "--model", "model")
 
     findings = {finding["name"]: finding for finding in json.loads(done.stdout)}
     assert done.returncode == 3
     assert findings["model"]["status"] == "fail"
-    assert "no tokenizer.json" in findings["model"]["detail"]
+    assert "tokenizer.json" in findings["model"]["detail"]
     assert findings["model"]["fix"]
     for name in ("python", "packages", "torch", "ucx", "redis", "memlock"):
         assert findings[name]["status"] == "ok", findings[name]

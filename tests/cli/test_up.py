@@ -118,7 +118,7 @@ def test_a_detached_suite_serves_until_down(run: Run, suite: Wait, gone: Gone) -
 def test_a_detached_suite_that_fails_says_why(run: Run) -> None:
     up = run(*UP, "--detach", BROKEN="expert-1", BROKEN_STATUS="2")
 
-    assert up.returncode == 3
+    assert up.returncode == 2
     assert "expert-1 exited with status 2, and its settings are wrong" in up.stderr
     assert "cannot read the weights" in up.stderr
     assert "moesaic.cli" not in up.stderr  # no traceback
@@ -179,6 +179,10 @@ def test_flags_and_threads_reach_the_services(start: Start, suite: Wait, house: 
         (["--topology", "local", "--experts", "2"], {}, 2, "--experts: the local topology"),
         (["--topology", "mesh"], {}, 2, "mesh"),
         (["--host", "no.such.host.invalid"], {}, 2, "--host no.such.host.invalid"),
+        (["--host", "0.0.0.0"], {}, 2, "set MOESAIC_API_KEY to the key"),
+        ([], {"MOESAIC_API_KEY": "hidden\N{SNOWMAN}"}, 2, "MOESAIC_API_KEY: only printable ASCII"),
+        ([], {"MOESAIC_SLOTS_PER_LAYER": "3"}, 2, "give --slots-per-layer 4"),
+        ([], {"MOESAIC_TOPOLOGY": "mesh"}, 2, "mesh"),
         ([], {"REDIS_URL": "http://127.0.0.1"}, 2, "REDIS_URL"),
         ([], {"REDIS_URL": "redis://user:hidden@127.0.0.1:1/0"}, 3, "***@127.0.0.1:1"),
     ],
@@ -194,6 +198,63 @@ def test_what_is_wrong_at_the_start_is_named_before_anything_runs(
     assert "hidden" not in up.stderr
     assert "Traceback" not in up.stderr
     assert not list(house.glob("run/*.log"))
+
+
+@pytest.mark.parametrize(
+    ("file", "content"), [("moesaic.json", "{"), ("chat_template.jinja", "{% if %}")]
+)
+def test_a_damaged_file_of_the_model_is_found_before_anything_runs(
+    ask: Run, house: Path, file: str, content: str
+) -> None:
+    (house / "model" / file).write_text(content)
+
+    up = ask(*UP)
+
+    assert up.returncode == 2
+    assert f"--model model: {file}" in up.stderr
+    assert not list(house.glob("run/*.log"))
+
+
+@pytest.mark.parametrize("flags", [(), ("--detach",)])
+def test_a_file_in_place_of_the_run_directory_is_named(
+    ask: Run, house: Path, flags: tuple[str, ...]
+) -> None:
+    (house / "run").touch()
+
+    up = ask(*UP, *flags)
+
+    assert up.returncode == 2
+    assert up.stderr.startswith("moesaic: run: the suite keeps its logs there")
+    assert ask("status").returncode == 3
+
+
+def test_variables_and_the_key_reach_the_suite_but_flags_win(
+    run: Run, house: Path, suite: Wait
+) -> None:
+    up = run(
+        "up", "--port", "0", "--experts", "1", "--api-key", "key", "--detach",
+        MOESAIC_MODEL="model", MOESAIC_EXPERTS="3", MOESAIC_ATTENTION="2", MOESAIC_PORT="1",
+        MOESAIC_HOST="0.0.0.0", PATH="/usr/bin:/bin",
+    )  # fmt: skip
+    assert up.returncode == 0, up.stderr
+    processes = {process.name: process.pid for process in suite("ready").processes}
+    flags, environ = (
+        Path(f"/proc/{processes['gateway']}/{file}").read_bytes() for file in ("cmdline", "environ")
+    )
+    run("down")
+
+    assert [*processes] == [
+        "redis",
+        "scheduler",
+        "expert-0",
+        "attention-0",
+        "attention-1",
+        "gateway",
+    ]
+    assert b"MOESAIC_API_KEY=key\0" in environ
+    assert b"key\0" not in flags
+    assert '-H "Authorization: Bearer $MOESAIC_API_KEY"' in up.stdout
+    assert "python -m moesaic.cli classify" in up.stdout
 
 
 def test_a_port_in_use_is_found_before_anything_runs(ask: Run, house: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from moesaic.cluster.redis_child import start_redis
+from moesaic.cluster.redis_child import discard_redis, start_redis
 from moesaic.errors import InvalidInput, NotReady
 
 
@@ -53,6 +53,25 @@ def test_a_long_path_and_a_damaged_file(tmp_path: Path):
     (directory / "appendonly.aof").write_bytes(b"*3\r\nnot an append-only file at all\r\n")
     with pytest.raises(NotReady, match="the Redis server did not start: "):
         start_redis(directory)
+    discard_redis(directory)
+
+
+def test_a_socket_with_a_short_path_stays_the_same_and_is_removed_with_the_data(tmp_path: Path):
+    directory = tmp_path / ("long" * 30)
+    urls = set()
+    for _ in range(2):
+        process, url = start_redis(directory)
+        process.terminate()
+        process.wait(10)
+        urls.add(url)
+    (url,) = urls
+    sockets = Path(url.removeprefix("unix://")).parent
+    assert sockets.is_dir()
+
+    discard_redis(directory)
+
+    assert not sockets.exists()
+    assert not directory.exists()
 
 
 def test_it_dies_with_its_parent_even_on_kill_9(tmp_path: Path):

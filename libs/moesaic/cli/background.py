@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from moesaic.cli.child import last_lines
 from moesaic.cli.outcome import CommandError, Exit
@@ -15,14 +15,18 @@ POLL_S = 0.1
 KILL_WAIT_S = 10.0
 
 
-def start_in_background(flags: Sequence[str]) -> SuiteState:
+def start_in_background(flags: Sequence[str], environment: Mapping[str, str]) -> SuiteState:
     """Start ``moesaic up`` with these flags in a session of its own; return once it is ready.
+
+    Args:
+        flags: of ``moesaic up``.
+        environment: comes on top of this process's own.
 
     Raises:
         CommandError: it ended before it was ready; the text is what it said, the status its own.
     """
     state_file = StateFile()
-    state_file.directory.mkdir(parents=True, exist_ok=True)
+    state_file.make_directory()
     log = state_file.directory / "supervisor.log"
     if running := state_file.running():
         raise CommandError(
@@ -35,6 +39,7 @@ def start_in_background(flags: Sequence[str]) -> SuiteState:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
+            env={**os.environ, **environment},
             start_new_session=True,
         )
     try:

@@ -65,6 +65,8 @@ async def _classify(client: httpx.AsyncClient, row: Row, request: dict[str, Any]
             response = await client.post("/v1/classify", json=body)
         except httpx.HTTPError as error:
             failure = _failed(row, "unreachable", str(error) or type(error).__name__)
+        except UnicodeEncodeError:  # JSON can escape half a character, UTF-8 has no bytes for it
+            return _failed(row, "invalid_row", "its text or labels hold half a surrogate pair")
         else:
             if response.is_success:
                 return _result(row, response)

@@ -28,7 +28,11 @@ def bench(
 
     if find_spec("benchmarks") is None:
         raise CommandError("benchmarks need the sources: run this in the project's directory")
-    module = import_module(f"benchmarks.{name}")
+    try:
+        module = import_module(f"benchmarks.{name}")
+    except ModuleNotFoundError as error:
+        install = "pip install -c constraints.txt -e '.[dev]' (make test does that)"
+        raise CommandError(f"{name} needs the package {error.name}: {install}") from error
     say(f"{name}: measuring{', quick' if quick else ''}")
     before = gemm_gflops()
     measured = module.run(quick)

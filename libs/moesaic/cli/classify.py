@@ -6,18 +6,26 @@ from typing import Annotated, Any, Literal
 import typer
 
 from moesaic.cli.console import print_json, print_table
-from moesaic.cli.options import JsonOption, UrlOption
+from moesaic.cli.options import JsonOption, UrlOption, valid_text
 from moesaic.cli.outcome import CommandError, Exit
 
 Method = Literal["auto", "token", "choice", "sequence"]
 
 
 def classify(
-    text: Annotated[str | None, typer.Argument(help="The text to classify.")] = None,
+    text: Annotated[
+        str | None, typer.Argument(help="The text to classify.", callback=valid_text)
+    ] = None,
     labels: Annotated[
-        str, typer.Option(help="Labels, comma-separated; with --file, for rows that have none.")
+        str,
+        typer.Option(
+            help="Labels, comma-separated; with --file, for rows that have none.",
+            callback=valid_text,
+        ),
     ] = "",
-    instruction: Annotated[str, typer.Option(help="What to decide, in one sentence.")] = "",
+    instruction: Annotated[
+        str, typer.Option(help="What to decide, in one sentence.", callback=valid_text)
+    ] = "",
     method: Annotated[Method, typer.Option(help="How labels are scored.")] = "auto",
     file: Annotated[
         Path | None,

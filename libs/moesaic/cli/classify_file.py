@@ -88,7 +88,8 @@ class FileRun:
 
 def _opened(out: Path) -> Any:
     try:
-        return out.open("w", encoding="utf-8")
+        # What UTF-8 has no bytes for, half a surrogate pair in an id, is written as JSON escapes it.
+        return out.open("w", encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise CommandError(f"--out {out}: {error.strerror}", Exit.USAGE) from error
 

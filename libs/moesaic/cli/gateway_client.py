@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 
+from moesaic.cli.api_key import API_KEY_VARIABLE, checked_api_key
 from moesaic.cli.outcome import CommandError, Exit
 from moesaic.cli.state import StateFile
 
@@ -24,8 +25,12 @@ def gateway_url(given: str | None) -> str:
 
 
 def client_settings(url: str) -> dict[str, Any]:
-    """Arguments of an ``httpx`` client: address, API key from ``MOESAIC_API_KEY``, timeouts."""
-    key = os.environ.get("MOESAIC_API_KEY", "")
+    """Arguments of an ``httpx`` client: address, API key from ``MOESAIC_API_KEY``, timeouts.
+
+    Raises:
+        CommandError: no header can carry the key.
+    """
+    key = checked_api_key(os.environ.get(API_KEY_VARIABLE, ""))
     return {
         "base_url": url,
         "headers": {"Authorization": f"Bearer {key}"} if key else {},
@@ -40,6 +45,10 @@ def reported(url: str) -> Iterator[None]:
     try:
         yield
     except httpx.HTTPStatusError as error:
+        if error.response.status_code == 401:
+            raise CommandError(
+                f"{url} wants an API key; set {API_KEY_VARIABLE} to the right one"
+            ) from error
         status = Exit.UNHEALTHY if error.response.status_code == 503 else Exit.ERROR
         raise CommandError(problem_of(error.response)["message"], status) from error
     except httpx.ConnectError as error:

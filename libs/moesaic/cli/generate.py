@@ -6,12 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
-from moesaic.cli.options import UrlOption
+from moesaic.cli.options import UrlOption, valid_text
 from moesaic.cli.outcome import CommandError, Exit
 
 
 def generate(
-    prompt: Annotated[str, typer.Argument(help="What to say to the model.")],
+    prompt: Annotated[str, typer.Argument(help="What to say to the model.", callback=valid_text)],
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 256,
     temperature: Annotated[
         float | None, typer.Option(min=0, max=2, help="0 takes the likeliest token each time.")

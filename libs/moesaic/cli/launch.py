@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
+from moesaic.cli.api_key import API_KEY_VARIABLE
 from moesaic.cli.console import say_at_time
 from moesaic.cli.cores import usable_cores
 from moesaic.cli.log_tail import show_warnings
@@ -17,6 +18,7 @@ from moesaic.cli.ports import check_port
 from moesaic.cli.preflight import check_model, check_redis
 from moesaic.cli.readiness import await_ready
 from moesaic.cli.redis_keeper import OwnRedis, own_redis
+from moesaic.cli.restart import STATUS_BAD_SETTINGS
 from moesaic.cli.state import StateFile, SuiteState, process_start_time
 from moesaic.cli.suite import Service, SuiteOptions, services_of, url_of
 from moesaic.cli.supervisor import ServiceFailed, Supervisor
@@ -67,6 +69,7 @@ class _Suite:
             model=options.model,
             processes=[],
         )
+        self._api_key = options.api_key
         self._redis: OwnRedis | None = None
         self._stop = asyncio.Event()
         self._supervisor = Supervisor(
@@ -88,6 +91,7 @@ class _Suite:
         # Through the environment: flags can be read by every user of the machine.
         environment = {
             **os.environ,
+            API_KEY_VARIABLE: self._api_key,
             "MOESAIC_REDIS_URL": redis_url,
             "MOESAIC_SECRET": os.environ.get("MOESAIC_SECRET") or secrets.token_hex(32),
         }
@@ -103,7 +107,10 @@ class _Suite:
                 on_ready(self._state)
             await running
         except ServiceFailed as error:
-            raise CommandError(str(error), Exit.UNHEALTHY) from error
+            bad_settings = error.status == STATUS_BAD_SETTINGS
+            raise CommandError(
+                str(error), Exit.USAGE if bad_settings else Exit.UNHEALTHY
+            ) from error
         finally:
             self._stop.set()
             self._enter("stopping")

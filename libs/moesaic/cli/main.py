@@ -1,6 +1,7 @@
 """The ``moesaic`` command. Commands import what they need when they run: the start is quick."""
 
 import sys
+from typing import Annotated
 
 import typer
 
@@ -11,11 +12,11 @@ from moesaic.errors import MoesaicError
 
 app = typer.Typer(
     name="moesaic",
-    help="Serve Mixture-of-Experts language models as small, independently deployable services.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+# What stands behind the role, --help included, is for the service.
+PASS_THROUGH = {"allow_extra_args": True, "allow_interspersed_args": False}
 
 app.command()(up.up)
 app.command()(up.down)
@@ -25,6 +26,26 @@ app.command()(generate.generate)
 app.command()(doctor.doctor)
 app.command()(bench.bench)
 app.command(context_settings=PASS_THROUGH)(serve.serve)
+
+
+def _print_version(wanted: bool) -> None:
+    from importlib.metadata import version
+
+    if wanted:
+        print(f"moesaic {version('moesaic')}")
+        raise typer.Exit
+
+
+@app.callback()
+def shared(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Serve Mixture-of-Experts language models as small, independently deployable services."""
 
 
 def main() -> None:

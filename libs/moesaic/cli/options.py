@@ -4,6 +4,16 @@ from typing import Annotated
 
 import typer
 
+
+def valid_text(value: str | None) -> str | None:
+    """Refuse an argument whose bytes were no text; the usual callback of options that are sent."""
+    try:
+        (value or "").encode()
+    except UnicodeEncodeError as error:
+        raise typer.BadParameter("not valid UTF-8") from error
+    return value
+
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 UrlOption = Annotated[
     str | None,

@@ -1,6 +1,7 @@
 """What must hold before a suite starts; every problem names the flag or variable to change."""
 
 import asyncio
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,13 +12,15 @@ if TYPE_CHECKING:
 
 
 def check_model(model: str) -> "ModelConfig":
-    """Read a model's configuration, and make sure that its weights and tokenizer are there and whole.
+    """Read a model's configuration, and make sure that the other files are there and valid.
 
     Raises:
         CommandError: there is no model that can be served at ``--model``.
     """
-    from moesaic.errors import CheckpointError
+    from moesaic.errors import CheckpointError, InvalidInput
+    from moesaic.models.chat import ChatTemplate
     from moesaic.models.config import load_config
+    from moesaic.models.fields import read_json
     from moesaic.models.tokenizer import Tokenizer
     from moesaic.models.weight_files import list_tensors
 
@@ -31,6 +34,10 @@ def check_model(model: str) -> "ModelConfig":
         config = load_config(Path(model))
         list_tensors(Path(model))
         Tokenizer.load(Path(model))
+        if (serving := Path(model) / "moesaic.json").exists():
+            read_json(serving)
+        with contextlib.suppress(InvalidInput):  # there is none, so there are no chats
+            ChatTemplate.load(Path(model))
     except CheckpointError as error:
         raise CommandError(f"--model {model}: {error}", Exit.USAGE) from error
     return config

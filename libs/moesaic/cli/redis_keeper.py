@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import shutil
 import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from moesaic.cli.restart import LONGEST_DELAY_S, Again, RestartPolicy
 from moesaic.cli.state import ProcessState
-from moesaic.cluster.redis_child import start_redis
+from moesaic.cluster.redis_child import discard_redis, start_redis
 from moesaic.errors import MoesaicError
 
 POLL_S = 0.2
@@ -26,7 +25,8 @@ class OwnRedis:
     """
 
     def __init__(self, directory: Path, announce: Callable[[str, str], None]) -> None:
-        shutil.rmtree(directory, ignore_errors=True)
+        for left in directory.glob("*"):  # by a suite that was killed
+            discard_redis(left)
         self._announce = announce
         # A server that is still ending after a crash of its suite must not touch the new one's.
         self._data = directory / str(os.getpid())
@@ -68,7 +68,7 @@ class OwnRedis:
         except subprocess.TimeoutExpired:
             self._process.kill()
             await asyncio.to_thread(self._process.wait)
-        shutil.rmtree(self._data, ignore_errors=True)
+        discard_redis(self._data)
 
 
 @asynccontextmanager

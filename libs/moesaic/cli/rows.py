@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,10 +29,12 @@ class BadRow:
     problem: str
 
 
-def parse_row(line: str, number: int, default_labels: tuple[str, ...] = ()) -> Row | BadRow:
+def parse_row(line: bytes, number: int, default_labels: tuple[str, ...] = ()) -> Row | BadRow:
     """Read one line; ``number`` stands in for an id that is missing."""
     try:
-        value = json.loads(line)
+        value = json.loads(line.decode())
+    except UnicodeDecodeError as error:
+        return BadRow(number, f"not UTF-8: {error.reason} at byte {error.start + 1} of the line")
     except ValueError as error:
         return BadRow(number, f"not JSON: {error}")
     if not isinstance(value, dict):
@@ -56,13 +59,9 @@ def read_rows(path: Path, default_labels: tuple[str, ...] = ()) -> Iterator[Row 
         CommandError: the file cannot be read.
     """
     try:
-        with (
-            gzip.open(path, "rt", encoding="utf-8")
-            if path.suffix == ".gz"
-            else path.open(encoding="utf-8") as lines
-        ):
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
                     yield parse_row(line, number, default_labels)
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise CommandError(f"--file {path}: {error}", Exit.USAGE) from error

@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from moesaic.cli.outcome import CommandError
+from moesaic.cli.outcome import CommandError, Exit
 
 RUN_DIRECTORY = Path("run")
 
@@ -67,11 +67,26 @@ class StateFile:
         self.directory = directory
         self.path = directory / "moesaic.json"
 
+    def make_directory(self) -> None:
+        """Make the run directory unless it is there.
+
+        Raises:
+            CommandError: it cannot be made.
+        """
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CommandError(
+                f"{self.directory}: the suite keeps its logs there, but it cannot be made a "
+                f"directory ({error.strerror}); move what is in its place",
+                Exit.USAGE,
+            ) from error
+
     def running(self) -> SuiteState | None:
         """The suite that runs now; None if there is none, or only the file of one that died."""
         try:
             state = msgspec.json.decode(self.path.read_bytes(), type=SuiteState)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except (msgspec.MsgspecError, UnicodeDecodeError):
             return None  # a damaged file says nothing about a running suite
@@ -88,9 +103,9 @@ class StateFile:
         """Claim the directory for one suite; the file goes away at the end.
 
         Raises:
-            CommandError: a suite runs here already.
+            CommandError: a suite runs here already, or there can be no such directory.
         """
-        self.directory.mkdir(parents=True, exist_ok=True)
+        self.make_directory()
         with (self.directory / "lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -25,6 +25,8 @@ class SuiteOptions:
     slots_per_layer: int  # 0: just enough
     host: str
     port: int
+    api_key: str = field(default="", repr=False)
+    no_auth: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +81,8 @@ def services_of(options: SuiteOptions, num_experts: int, cores: int) -> list[Ser
     dispatch = "routed" if routed else "local"
     numbers = range(options.attention)
     services += [computing("attention", n, "--dispatch", dispatch) for n in numbers]
-    flags = ("--port", str(options.port), "--model", options.model)
+    no_auth = ("--no-auth",) if options.no_auth else ()
+    flags = ("--port", str(options.port), "--model", options.model, *no_auth)
     return [*services, _service("gateway", "gateway", *flags, host=options.host)]
 
 

@@ -19,10 +19,13 @@ CLOSE_S = 5.0  # what a service gets to close after its grace time
 class ServiceFailed(Exception):
     """A service cannot run, so the suite stops."""
 
-    def __init__(self, name: str, reason: str, log: Path, lines: Sequence[str]) -> None:
-        self.name = name
+    def __init__(
+        self, name: str, status: int, reason: str, log: Path, lines: Sequence[str]
+    ) -> None:
+        self.name, self.status = name, status
         shown = "\n".join(f"  | {line}" for line in lines) or "  | (empty)"
-        super().__init__(f"{name} {reason}; the end of {log}:\n{shown}")
+        how = f"{_exit_text(status)}, and {reason}"
+        super().__init__(f"{name} {how}; the end of {log}:\n{shown}")
 
 
 def command_of(service: Service, admin_port: int, metrics_port: int) -> list[str]:
@@ -115,8 +118,7 @@ class Supervisor:
             self._changed()
             verdict = kept.policy.exited(status, ran_s)
             if isinstance(verdict, GiveUp):
-                reason = f"{_exit_text(status)}, and {verdict.reason}"
-                raise ServiceFailed(name, reason, log, last_lines(log))
+                raise ServiceFailed(name, status, verdict.reason, log, last_lines(log))
             again = f"starts again in {verdict.delay_s:g} s"
             self._announce(name, f"{_exit_text(status)} after {ran_s:.1f} s, {again}")
             await asyncio.sleep(verdict.delay_s)

@@ -1,11 +1,13 @@
 """``moesaic up`` and ``moesaic down``: a whole suite on this machine."""
 
 import json
+import shlex
 import time
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from moesaic.cli.api_key import API_KEY_VARIABLE, check_exposure, checked_api_key
 from moesaic.cli.console import print_json, say
 from moesaic.cli.options import JsonOption
 from moesaic.cli.outcome import CommandError, Exit
@@ -20,23 +22,56 @@ DEFAULT_EXPERT_WORKERS = 2
 def up(
     topology: Annotated[
         Literal["local", "disaggregated"],
-        typer.Option(help="Experts in the attention workers, or in workers of their own."),
+        typer.Option(
+            envvar="MOESAIC_TOPOLOGY",
+            help="Experts in the attention workers, or in workers of their own.",
+        ),
     ] = "disaggregated",
-    model: Annotated[str, typer.Option(help="HF-format model directory.")] = "models/demo",
-    attention: Annotated[int, typer.Option(min=1, max=64, help="Attention workers.")] = 1,
+    model: Annotated[
+        str, typer.Option(envvar="MOESAIC_MODEL", help="HF-format model directory.")
+    ] = "models/demo",
+    attention: Annotated[
+        int, typer.Option(envvar="MOESAIC_ATTENTION", min=1, max=64, help="Attention workers.")
+    ] = 1,
     experts: Annotated[
-        int | None, typer.Option(min=1, max=256, help="Expert workers (default: 2).")
+        int | None,
+        typer.Option(envvar="MOESAIC_EXPERTS", min=1, max=256, help="Expert workers (default: 2)."),
     ] = None,
     slots_per_layer: Annotated[
         int | None,
-        typer.Option(min=1, help="Expert slots of each expert worker per layer (default: enough)."),
+        typer.Option(
+            envvar="MOESAIC_SLOTS_PER_LAYER",
+            min=1,
+            help="Expert slots of each expert worker per layer (default: enough).",
+        ),
     ] = None,
     host: Annotated[
         str, typer.Option(envvar="MOESAIC_HOST", help="Address the gateway listens on.")
     ] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port of the gateway; 0 takes a free one.")
+        int,
+        typer.Option(
+            envvar="MOESAIC_PORT",
+            min=0,
+            max=65535,
+            help="Port of the gateway; 0 takes a free one.",
+        ),
     ] = 8000,
+    api_key: Annotated[
+        str,
+        typer.Option(
+            envvar=API_KEY_VARIABLE,
+            help="Key that callers must send; better given by the variable, which others cannot see.",
+        ),
+    ] = "",
+    no_auth: Annotated[
+        bool,
+        typer.Option(
+            "--no-auth",
+            envvar="MOESAIC_NO_AUTH",
+            help="Let the gateway listen beyond this machine without a key.",
+        ),
+    ] = False,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds the start may take.")] = 600,
     detach: Annotated[
         bool, typer.Option("--detach", help="Return when ready, and run in the background.")
@@ -50,6 +85,7 @@ def up(
     if topology == "local" and (experts or slots_per_layer):
         flag = "--experts" if experts else "--slots-per-layer"
         raise CommandError(f"{flag}: the local topology has no expert workers", Exit.USAGE)
+    check_exposure(host, checked_api_key(api_key), no_auth)
     options = SuiteOptions(
         topology=topology,
         model=model,
@@ -58,6 +94,8 @@ def up(
         slots_per_layer=slots_per_layer or 0,
         host=host,
         port=port or free_ports(1)[0],
+        api_key=api_key,
+        no_auth=no_auth,
     )
     started = time.monotonic()
 
@@ -65,12 +103,14 @@ def up(
         if as_json:
             print_json(ready_facts(state))
         else:
-            print(ready_text(state, time.monotonic() - started, detach), flush=True)
+            took_s = time.monotonic() - started
+            print(ready_text(state, took_s, detached=detach, wants_key=bool(api_key)), flush=True)
 
     if detach:
         from moesaic.cli.background import start_in_background
 
-        on_ready(start_in_background(command_flags(options, timeout)))
+        flags = command_flags(options, timeout)
+        on_ready(start_in_background(flags, {API_KEY_VARIABLE: api_key}))
     else:
         from moesaic.cli.launch import run_suite
 
@@ -90,7 +130,10 @@ def down(
 
 
 def command_flags(options: "SuiteOptions", timeout: float) -> list[str]:
-    """The flags of ``moesaic up`` that ask for the same suite, in the foreground."""
+    """The flags of ``moesaic up`` that ask for the same suite, in the foreground.
+
+    The API key is not among them: flags can be read by every user of the machine.
+    """
     flags = {
         "--topology": options.topology,
         "--model": options.model,
@@ -103,7 +146,8 @@ def command_flags(options: "SuiteOptions", timeout: float) -> list[str]:
         flags["--experts"] = options.experts
         if options.slots_per_layer:
             flags["--slots-per-layer"] = options.slots_per_layer
-    return [str(part) for flag in flags.items() for part in flag]
+    no_auth = ["--no-auth"] if options.no_auth else []
+    return [*(str(part) for flag in flags.items() for part in flag), *no_auth]
 
 
 def model_name(state: "SuiteState") -> str:
@@ -126,24 +170,42 @@ def ready_facts(state: "SuiteState") -> dict[str, Any]:
     }
 
 
-def ready_text(state: "SuiteState", took_s: float, detached: bool) -> str:
+def typed_command() -> str:
+    """What to type to run this command again from this directory."""
+    import shutil
+    import sys
+    from pathlib import Path
+
+    if shutil.which("moesaic"):
+        return "moesaic"
+    module = Path(sys.argv[0]).name != "moesaic"  # run as python -m moesaic.cli
+    program = Path(sys.executable if module else sys.argv[0]).absolute()
+    if program.is_relative_to(Path.cwd()):
+        program = program.relative_to(Path.cwd())
+    return shlex.quote(str(program)) + (" -m moesaic.cli" if module else "")
+
+
+def ready_text(state: "SuiteState", took_s: float, *, detached: bool, wants_key: bool) -> str:
     """What people read once the suite is ready: where to call, and how."""
     name = model_name(state)
     question = {"model": name, "input": "i want to book a flight", "labels": ["travel", "banking"]}
     chat = {"model": name, "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 64}
-    end = "moesaic down" if detached else "Ctrl-C"
+    moesaic = typed_command()
+    end = f"{moesaic} down" if detached else "Ctrl-C"
+    headers = "-H 'Content-Type: application/json'"
+    if wants_key:
+        headers += f' -H "Authorization: Bearer ${API_KEY_VARIABLE}"'
 
     def curl(route: str, body: dict[str, Any]) -> str:
-        header = "-H 'Content-Type: application/json'"
-        return f"curl -s {state.url}{route} {header} -d '{json.dumps(body)}'"
+        return f"curl -s {state.url}{route} {headers} -d {shlex.quote(json.dumps(body))}"
 
     return f"""
 Moesaic serves {name} at {state.url} ({state.topology}, ready after {took_s:.1f} s)
 
 Classify:  {curl("/v1/classify", question)}
 Chat:      {curl("/v1/chat/completions", chat)}
-Or:        moesaic classify 'i want to book a flight' --labels travel,banking
-           moesaic generate 'Hello!'
+Or:        {moesaic} classify 'i want to book a flight' --labels travel,banking
+           {moesaic} generate 'Hello!'
 
-Services and their admin addresses: moesaic status      Logs: run/*.log      Stop: {end}
+Services and their admin addresses: {moesaic} status      Logs: run/*.log      Stop: {end}
 """

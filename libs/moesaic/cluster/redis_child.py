@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from moesaic.errors import InvalidInput, NotReady
 
 _START_S = 15.0
 _MAX_SOCKET_PATH = 100  # the kernel's limit is 108 bytes
+_SOCKET_LINK = "socket"  # to a directory with a short path; the same one after a restart
 # Runs in the child and becomes the server. Not a preexec_fn: that would fork this process with the
 # threads it has, and gRPC's have aborted the child.
 _EXEC_DYING_WITH_PARENT = """
@@ -60,6 +62,12 @@ def start_redis(directory: Path) -> tuple[subprocess.Popen[bytes], str]:
     return process, f"unix://{socket_path}"
 
 
+def discard_redis(directory: Path) -> None:
+    """Remove what a Redis that has ended left in ``directory``, and the directory of its socket."""
+    shutil.rmtree((directory / _SOCKET_LINK).resolve(), ignore_errors=True)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
 def _options(directory: Path, socket_path: Path) -> list[str]:
     options = {
         "port": "0",
@@ -91,7 +99,11 @@ def _socket_path(directory: Path) -> Path:
     path = directory / "redis.sock"
     if len(str(path).encode()) <= _MAX_SOCKET_PATH:
         return path
-    return Path(tempfile.mkdtemp(prefix="moesaic-")) / "redis.sock"
+    link = directory / _SOCKET_LINK
+    if not link.is_dir():
+        link.unlink(missing_ok=True)
+        link.symlink_to(tempfile.mkdtemp(prefix="moesaic-"))
+    return link.readlink() / "redis.sock"
 
 
 def _wait_until_up(process: "subprocess.Popen[bytes]", socket_path: Path, log_path: Path) -> None:
