@@ -48,7 +48,9 @@ EXAMPLES = [
 
 
 def test_the_examples_are_all_the_errors_there_are():
-    assert {type(e) for e in EXAMPLES} == set(errors.MoesaicError.__subclasses__())
+    shared = {e for e in errors.MoesaicError.__subclasses__() if e.__module__ == errors.__name__}
+
+    assert {type(e) for e in EXAMPLES} == shared  # services may have some of their own besides
 
 
 @pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
