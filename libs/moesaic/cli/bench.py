@@ -33,6 +33,8 @@ def bench(
     except ModuleNotFoundError as error:
         install = "pip install -c constraints.txt -e '.[dev]' (make test does that)"
         raise CommandError(f"{name} needs the package {error.name}: {install}") from error
+    if json_to not in (None, "-") and not Path(str(json_to)).parent.is_dir():
+        raise CommandError(f"--json {json_to}: no such directory", Exit.USAGE)
     say(f"{name}: measuring{', quick' if quick else ''}")
     before = gemm_gflops()
     measured = module.run(quick)
