@@ -64,9 +64,9 @@ a test split was dropped. `python -m models.training export` measures all figure
 |---|---|---|---|
 {accuracy}
 
-`choice` and `sequence` are the methods of `/v1/classify`, with the labels in the order of the training data. In another order `choice` is at chance (8 % with
-shuffled labels, half-way through the training): the model remembers which letter stands for which label instead of looking it up, so
-`moesaic.json` leaves that method out of `auto`. `sequence` does not mind the order. boolq and pubmedqa need knowledge and reading that a model of this
+`choice` and `sequence` are the methods of `/v1/classify`, with the labels in the order of the training data unless the row says otherwise. The
+model remembers which letter stands for which label instead of looking it up, so `choice` is of no use with labels in another order, and
+`moesaic.json` leaves it out of `auto`. boolq and pubmedqa need knowledge and reading that a model of this
 size does not have; the figures are near the share of the commonest label.
 
 Greedy answers of the serving engine that equal the reference (dolly_hhrlhf has no test split):

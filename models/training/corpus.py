@@ -79,6 +79,14 @@ def read_task(name: str, split: str) -> Task:
     return Task(name, INSTRUCTIONS[name], list(raw[0]["labels"]), rows)
 
 
+def shuffled(task: Task) -> Task:
+    """The same questions with the labels in another order, always the same one."""
+    order = np.random.default_rng(0).permutation(len(task.labels)).tolist()
+    rows = [(text, order.index(label)) for text, label in task.rows]
+    labels = [task.labels[i] for i in order]
+    return Task(f"{task.name}, labels shuffled", task.instruction, labels, rows)
+
+
 def read_documents(name: str) -> tuple[list[str], list[str]]:
     """Documents of one text file: those to train on, those held out."""
     with gzip.open(DATA / "text" / f"{name}.txt.gz", "rt", encoding="utf-8") as file:

@@ -90,13 +90,10 @@ def _round_weights(network: Network) -> None:
 def measure(network: Network, tokenizer: Tokenizer, most_rows: int) -> dict[str, Any]:
     """Everything the model card reports, as plain values."""
     accuracies = []
-    for name in corpus.INSTRUCTIONS:
-        task = corpus.read_task(name, "test")
-        methods: list[Method] = ["choice", "sequence"] if name in CHOICE_ALSO else ["sequence"]
-        for method in methods:
-            result = evaluate.classify(network, tokenizer, task, method, most_rows)
-            accuracies.append(vars(result))
-            print(f"{result.name} ({result.method}): {result.accuracy:.1%} of {result.rows}")
+    for task, method in _questions():
+        result = evaluate.classify(network, tokenizer, task, method, most_rows)
+        accuracies.append(vars(result))
+        print(f"{result.name} ({result.method}): {result.accuracy:.1%} of {result.rows}")
     perplexities = {}
     for name in (*corpus.TEXTS, "wikitext2.test"):
         documents = corpus.read_documents(name)
@@ -120,6 +117,18 @@ def measure(network: Network, tokenizer: Tokenizer, most_rows: int) -> dict[str,
             "distance": evaluate.task_distances(shares).tolist(),
         },
     }
+
+
+def _questions() -> list[tuple[corpus.Task, Method]]:
+    """The test splits and methods to measure, in the order of the card."""
+    out: list[tuple[corpus.Task, Method]] = []
+    for name in corpus.INSTRUCTIONS:
+        task = corpus.read_task(name, "test")
+        if name in CHOICE_ALSO:
+            moved = corpus.shuffled(task)
+            out += [(task, "choice"), (moved, "choice"), (moved, "sequence")]
+        out.append((task, "sequence"))
+    return out
 
 
 def _samples() -> dict[str, list[str]]:

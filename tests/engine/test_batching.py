@@ -184,19 +184,18 @@ def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
     assert refused.value.retry_after_s > 0
 
 
-def test_a_shared_block_is_free_only_after_its_last_owner_left() -> None:
+def test_blocks_are_given_out_once_and_taken_back_once() -> None:
     pool = BlockPool(2)
     blocks = pool.take(1)
-    pool.share(blocks)
 
-    pool.give_back(blocks)
-    assert pool.num_used == 1
-    pool.give_back(blocks)
-
-    assert pool.num_free == 2
     with pytest.raises(OutOfBlocks):
-        pool.take(3)
+        pool.take(2)
+    assert pool.num_free == 1
+    pool.give_back(blocks)
+
     assert pool.num_free == 2
+    with pytest.raises(KeyError):
+        pool.give_back(blocks)
 
 
 def test_order_of_submission_is_order_of_service() -> None:

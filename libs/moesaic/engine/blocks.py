@@ -1,5 +1,4 @@
-"""KV blocks: who holds which. Blocks may be shared between sequences; the last owner frees a
-block."""
+"""KV blocks: which are free."""
 
 BLOCK_SIZE = 16  # tokens
 
@@ -14,7 +13,7 @@ class BlockPool:
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))
-        self._owners = [0] * num_blocks
+        self._used: set[int] = set()
 
     @property
     def num_free(self) -> int:
@@ -24,7 +23,7 @@ class BlockPool:
     @property
     def num_used(self) -> int:
         """Blocks somebody holds."""
-        return self.num_blocks - len(self._free)
+        return len(self._used)
 
     def take(self, count: int) -> list[int]:
         """Own ``count`` blocks.
@@ -35,23 +34,14 @@ class BlockPool:
         if count > len(self._free):
             raise OutOfBlocks
         taken = [self._free.pop() for _ in range(count)]
-        for block in taken:
-            self._owners[block] = 1
+        self._used.update(taken)
         return taken
 
-    def share(self, blocks: list[int]) -> None:
-        """Become one more owner of blocks that somebody owns."""
-        for block in blocks:
-            assert self._owners[block] > 0
-            self._owners[block] += 1
-
     def give_back(self, blocks: list[int]) -> None:
-        """Give up one ownership of each block."""
+        """Free blocks that were taken."""
         for block in blocks:
-            assert self._owners[block] > 0
-            self._owners[block] -= 1
-            if self._owners[block] == 0:
-                self._free.append(block)
+            self._used.remove(block)  # fails on one that is free already
+            self._free.append(block)
 
 
 def blocks_for(num_tokens: int) -> int:
