@@ -12,6 +12,7 @@ import moesaic
 from moesaic.cluster.bus import Bus
 from moesaic.cluster.grpc_server import AdminServer, admin_server
 from moesaic.cluster.lifecycle import run_service, stop_event
+from moesaic.cluster.own_addresses import own_addresses
 from moesaic.cluster.registry import next_generation, registered
 from moesaic.dispatch.host import ExpertHost
 from moesaic.engine.thread import engine_thread
@@ -44,6 +45,7 @@ async def serve(settings: ExpertSettings) -> None:
     slots = settings.slots_per_layer or config.moe.num_experts
     async with AsyncExitStack() as parts:
         stop = await parts.enter_async_context(stop_event())
+        settings = await parts.enter_async_context(own_addresses(settings))
         admin_service = ExpertAdmin()
         admin = await parts.enter_async_context(
             admin_server(
@@ -56,7 +58,9 @@ async def serve(settings: ExpertSettings) -> None:
                 ),
             )
         )
-        metrics_address = serve_metrics(settings.host, settings.metrics_port)
+        metrics_address = settings.control.advertised(
+            serve_metrics(settings.control.host, settings.metrics_port)
+        )
         bus = await parts.enter_async_context(Bus.connect(settings.redis_url, settings.cluster))
         generation = admin.status.generation = await next_generation(bus, worker_id)
         thread = await parts.enter_async_context(engine_thread())
@@ -79,21 +83,24 @@ async def serve(settings: ExpertSettings) -> None:
                 settings.secret.get_secret_value().encode(),
                 FrameLimits.of_hidden_size(config.hidden_size),
                 transports=settings.transports,
+                own_address=settings.data.host,
             )
-            return network, await network.listen(settings.host, settings.data_port, host.answer)
+            return network, await network.listen(
+                settings.data.host, settings.data_port, host.answer
+            )
 
         network, data_address = await thread.run(listen())
         parts.push_async_callback(lambda: thread.run(network.close()))
-        data_address = f"{settings.reachable_host}:{data_address.rsplit(':', 1)[1]}"
+        data_address = settings.data.advertised(data_address)
         admin.status.data_address, admin.status.model_digest = data_address, config.digest
-        await parts.enter_async_context(
+        lease = await parts.enter_async_context(
             registered(
                 bus,
                 WorkerRecord(
                     worker_id=worker_id,
                     generation=generation,
                     role="expert",
-                    state="ready",
+                    state="starting",
                     admin_address=admin.address,
                     data_address=data_address,
                     metrics_address=metrics_address,
@@ -106,7 +113,13 @@ async def serve(settings: ExpertSettings) -> None:
                 ),
             )
         )
+
+        async def drain(on: bool) -> None:
+            await lease.update(state="draining" if on else "ready")
+
+        admin.on_drain(drain)
         admin.status.set_state("ready")
+        await lease.update(state=admin.status.state)  # it may have been told to drain meanwhile
         log.info(
             "worker.ready", data_address=data_address, slots_per_layer=slots, generation=generation
         )
@@ -114,7 +127,19 @@ async def serve(settings: ExpertSettings) -> None:
         parts.callback(keeper.cancel)
         await stop.wait()
         admin.status.set_state("draining")
-        log.info("worker.draining")
+        await drain(True)
+        await thread.run(_serve_out(network, admin.grace_s))
+
+
+async def _serve_out(network: UcxNetwork, grace_s: float) -> None:
+    """Serve until the attention workers have switched to a placement without this worker, or have
+    gone themselves; on the engine thread."""
+    log.info("worker.draining", peers=network.served_peers, grace_s=grace_s)
+    try:
+        async with asyncio.timeout(grace_s):
+            await network.all_left()
+    except TimeoutError:
+        log.warning("grace.over", peers=network.served_peers)
 
 
 async def _keep_house(host: ExpertHost, admin: AdminServer) -> None:

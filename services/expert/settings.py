@@ -1,6 +1,8 @@
 """What an expert worker is told."""
 
-from pydantic import Field
+from typing import Self
+
+from pydantic import Field, model_validator
 
 from moesaic.settings import ModelSettings
 
@@ -11,3 +13,7 @@ class ExpertSettings(ModelSettings):
     slots_per_layer: int = Field(
         0, ge=0, le=4096, description="expert slots per layer; 0: one for every expert of the model"
     )
+
+    @model_validator(mode="after")
+    def _data_can_be_dialled(self) -> Self:
+        return self._must_be_dialled("data_host")

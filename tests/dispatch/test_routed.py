@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from moesaic.dispatch.host import ExpertHost
 from moesaic.dispatch.local import LocalDispatcher
@@ -85,6 +86,7 @@ class Cluster:
             got = await self.routed.dispatch(step, layer, hidden)
             expected = await self.local.dispatch(self.local.begin_step(), layer, hidden)
             torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)  # sums in another order
+        self.routed.end_step(step)
         return step.epoch
 
 
@@ -152,6 +154,73 @@ async def test_a_new_epoch_is_taken_at_the_next_step_and_the_old_one_still_answe
 
         assert await c.check() == 2
         await c.routed.dispatch(old_step, 0, torch.randn(2, 32))
+
+
+async def test_placements_in_quick_succession_leave_a_running_step_its_experts_until_they_retire(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(tiny_model, 2) as c:
+        c.put_in_force(c.placement(1, *HALVES))
+        await c.check()
+        step = c.routed.begin_step()
+        c.put_in_force(c.placement(2, *reversed(HALVES)))
+        c.put_in_force(c.placement(3, *HALVES))
+
+        await c.routed.dispatch(step, 0, torch.randn(2, 32))
+
+        for host in c.hosts:
+            host.retire()  # too early
+        await c.routed.dispatch(step, 1, torch.randn(2, 32))
+        monkeypatch.setattr("moesaic.dispatch.host.RETIRE_AFTER_S", 0.0)
+        held = c.hosts[0].resident_bytes
+        for host in c.hosts:
+            host.retire()
+        assert c.hosts[0].resident_bytes < held
+        with pytest.raises(StaleEpoch):
+            await c.routed.dispatch(step, 2, torch.randn(2, 32))
+        assert await c.check() == 3
+
+
+async def test_a_worker_that_is_placed_no_more_loses_its_link_when_the_last_step_has_ended(
+    tiny_model: Any,
+) -> None:
+    everything = list(range(NUM_EXPERTS))
+    async with cluster(tiny_model, 2) as c:
+        c.put_in_force(c.placement(1, *HALVES))
+        await c.check()
+        step = c.routed.begin_step()
+        hidden = torch.randn(2, 32)
+        await c.routed.dispatch(step, 0, hidden)
+
+        c.put_in_force(c.placement(2, everything))
+        assert c.routed.epoch == 2  # somebody looks, in the middle of the step
+        for layer in range(1, NUM_LAYERS):
+            await c.routed.dispatch(step, layer, hidden)
+        assert c.networks[1]._links.served_peers == ["attention-0"]
+        c.routed.end_step(step)
+
+        await c.networks[1]._links.all_left()
+        assert await c.check() == 2
+
+
+async def test_without_steps_a_worker_that_is_placed_no_more_loses_its_link_as_well(
+    tiny_model: Any,
+) -> None:
+    async with cluster(tiny_model, 3) as c:
+        c.put_in_force(c.placement(1, *HALVES))
+        await asyncio.wait_for(c.routed.reachable(), 5)
+        all_three = c.placement(2, [], *HALVES)
+
+        c.routed.set_placement(  # expert-0 leaves for expert-2, which has yet to be dialled
+            replace(
+                all_three,
+                workers=all_three.workers[1:],
+                slots=[layer[1:] for layer in all_three.slots],
+            )
+        )
+
+        await c.networks[0]._links.all_left()
+        assert c.networks[2]._links.served_peers == ["attention-0"]
 
 
 async def test_an_epoch_that_no_worker_has_is_refused_and_nothing_is_computed(

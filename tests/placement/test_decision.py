@@ -86,9 +86,66 @@ def test_a_draining_worker_is_replaced_while_it_still_serves():
     decision = decide(current, [worker("a"), worker("b", state="draining"), worker("c")])
 
     assert decision.proposal is not None
-    assert not decision.urgent
+    assert decision.urgent  # it waits to leave
     assert [w.worker_id for w in decision.proposal.workers] == ["a", "c"]
     assert decision.proposal.slots == [[[0, 1, 2, 3], [4, 5, 6, 7]]] * 2
+
+
+def test_a_draining_worker_stays_placed_while_the_others_lack_room_and_that_is_said():
+    current = placed(worker("a"), worker("b"))
+
+    decision = decide(current, [worker("a"), worker("b", state="draining")])
+
+    assert decision.proposal is None
+    assert decision.waiting_for == [
+        "expert worker b: drains, but the others lack slots for its experts"
+    ]
+
+
+def test_of_many_draining_workers_only_those_stay_whose_slots_are_needed():
+    current = placed(*(worker(name, slots=3) for name in "abcd"))
+    records = [
+        worker("a", slots=3),
+        *(worker(name, slots=3, state="draining") for name in "bcd"),
+    ]
+
+    decision = decide(current, records)
+
+    assert decision.proposal is not None
+    assert [w.worker_id for w in decision.proposal.workers] == ["a", "b", "c"]
+    assert decide(replace(decision.proposal, epoch=2), records).proposal is None
+
+
+def test_when_all_drain_as_many_stay_as_are_needed():
+    current = placed(worker("a", slots=8), worker("b", slots=8))
+
+    decision = decide(current, [worker(name, slots=8, state="draining") for name in "ab"])
+
+    assert decision.proposal is not None  # one of them can leave now
+    assert [w.worker_id for w in decision.proposal.workers] == ["a"]
+
+
+def test_a_restarted_worker_is_placed_together_with_a_draining_one_that_is_needed():
+    current = placed(worker("a"), worker("b"))
+
+    decision = decide(current, [worker("a", state="draining"), worker("b", generation=2)])
+
+    assert decision.urgent
+    assert decision.proposal is not None
+    assert decision.proposal.slots == current.slots
+
+
+def test_a_worker_that_drains_no_more_is_placed_again():
+    everyone = [worker("a", slots=8), worker("b", slots=8)]
+    drained = [everyone[0], worker("b", slots=8, state="draining")]
+    current = placed(*drained, current=placed(*everyone))
+    assert [w.worker_id for w in current.workers] == ["a"]
+
+    assert decide(current, drained).proposal is None
+    again = decide(current, everyone).proposal
+
+    assert again is not None
+    assert [w.worker_id for w in again.workers] == ["a", "b"]
 
 
 def test_a_worker_of_another_model_is_left_out_and_said():

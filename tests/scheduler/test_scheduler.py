@@ -66,6 +66,19 @@ async def test_survivors_with_room_take_over_from_a_lost_worker(suite):
     assert placement.slots == [[list(range(8))]] * 2
 
 
+async def test_a_draining_worker_is_placed_out_and_a_later_change_of_mind_places_it_again(suite):
+    await suite.scheduler()
+    async with suite.expert("a", slots=8) as a, suite.expert("b", slots=8) as b:
+        first = await b.until_epoch(1)
+        await b.lease.update(state="draining")
+        without = await a.until_epoch(first.epoch + 1)
+        await b.lease.update(state="ready")
+        again = await b.until_epoch(first.epoch + 2)
+
+    assert [worker.worker_id for worker in without.workers] == ["a"]
+    assert [worker.worker_id for worker in again.workers] == ["a", "b"]
+
+
 async def test_a_killed_scheduler_resumes_and_confirms_what_was_committed(suite):
     scheduler = await suite.scheduler()
     async with suite.expert("a") as a, suite.expert("b") as b:

@@ -45,6 +45,7 @@ class Lease:
     def __init__(self, bus: Bus, record: WorkerRecord) -> None:
         self.record = record
         self._bus, self._held = bus, False
+        self._writing = asyncio.Lock()  # a renewal must not put back what an update has changed
 
     async def update(self, **changes: Any) -> None:
         """Change fields of the record, such as ``state``; without Redis, as soon as it is back."""
@@ -59,19 +60,20 @@ class Lease:
             InvalidInput: a later start of this worker id holds the lease.
             PeerLost: Redis did not answer.
         """
-        name, record = _key(self.record.worker_id), self.record
-        held = await self._bus.get(name, _records)
-        if held is not None and held.generation > record.generation:
-            raise InvalidInput(
-                "worker_id",
-                f"{record.worker_id} is taken by a process started later (pid {held.pid} on "
-                f"{held.node or 'an unknown host'}); give each process its own --worker-id",
-            )
-        await self._bus.add_member(_INDEX, record.worker_id)
-        await self._bus.put(name, record, ttl_s=LEASE_S)
-        if held is None or held.generation < record.generation:  # new, or Redis had lost it
-            log.info("lease.taken", worker_id=record.worker_id, generation=record.generation)
-            await self._hint("joined")
+        async with self._writing:
+            name, record = _key(self.record.worker_id), self.record
+            held = await self._bus.get(name, _records)
+            if held is not None and held.generation > record.generation:
+                raise InvalidInput(
+                    "worker_id",
+                    f"{record.worker_id} is taken by a process started later (pid {held.pid} on "
+                    f"{held.node or 'an unknown host'}); give each process its own --worker-id",
+                )
+            await self._bus.add_member(_INDEX, record.worker_id)
+            await self._bus.put(name, record, ttl_s=LEASE_S)
+            if held is None or held.generation < record.generation:  # new, or Redis had lost it
+                log.info("lease.taken", worker_id=record.worker_id, generation=record.generation)
+                await self._hint("joined")
 
     async def keep(self) -> None:
         """Renew for ever; Redis may come and go."""

@@ -29,6 +29,10 @@ class Dispatcher(Protocol):
         """
         ...
 
+    def end_step(self, step: Step) -> None:
+        """Let go of what ``step`` pinned; it has run, failed, or never started."""
+        ...
+
     async def dispatch(self, step: Step, layer: int, hidden_states: Tensor) -> Tensor:
         """The gate-weighted sum of each row's routed experts.
 

@@ -19,7 +19,7 @@ from moesaic.transport.frame import Frame, FrameKind
 
 MAX_CACHED_ASSIGNMENTS = 4096  # one per layer and set of live workers
 RETIRE_AFTER_S = (
-    10.0  # frames of the epoch before are answered this long after a commit: longer than any step
+    10.0  # frames of earlier epochs are answered this long after a commit: longer than any step
 )
 
 
@@ -132,8 +132,8 @@ class ExpertHost:
             raise NotReady(f"epoch {epoch} was not prepared on {self._worker_id}")
         if epoch > self.epoch:
             committed = replace(self._tenures[epoch], committed_s=time.monotonic())
-            keep = {e: t for e, t in self._tenures.items() if e in (self.epoch, epoch)}
-            self._tenures = {**keep, epoch: committed}
+            # Steps may still use all those before, for one placement can follow close on another.
+            self._tenures = {**self._tenures, epoch: committed}
             self.epoch = epoch
             self._serving_cache = {}
 
@@ -144,10 +144,17 @@ class ExpertHost:
             self._tenures = {e: t for e, t in self._tenures.items() if e != epoch}
 
     def retire(self) -> None:
-        """Free epochs older than the one in force, once no step can still ask for them."""
-        committed_s = self._tenures[self.epoch].committed_s if self.epoch else None
-        if committed_s is not None and time.monotonic() - committed_s > RETIRE_AFTER_S:
-            self._tenures = {e: t for e, t in self._tenures.items() if e >= self.epoch}
+        """Free epochs that another has followed so long ago that no step can still ask for them."""
+        long_ago_s = time.monotonic() - RETIRE_AFTER_S
+        oldest = max(
+            (
+                epoch
+                for epoch, tenure in self._tenures.items()
+                if tenure.committed_s is not None and tenure.committed_s < long_ago_s
+            ),
+            default=0,
+        )
+        self._tenures = {e: t for e, t in self._tenures.items() if e >= oldest}
 
     def slots(self) -> dict[int, tuple[int, ...]]:
         """The expert in every slot of the epoch in force, by layer."""

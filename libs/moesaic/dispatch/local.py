@@ -38,6 +38,9 @@ class LocalDispatcher:
         """A step of the one placement there is."""
         return Step(os.urandom(16), epoch=0)
 
+    def end_step(self, step: Step) -> None:
+        """Nothing is pinned."""
+
     async def dispatch(self, step: Step, layer: int, hidden_states: Tensor) -> Tensor:
         """See ``Dispatcher.dispatch``; nothing here can be unreachable."""
         topk_weights, topk_ids = self._gates[layer](hidden_states)

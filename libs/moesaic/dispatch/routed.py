@@ -77,7 +77,8 @@ class RoutedDispatcher:
         """
         self._network, self._gates, self._timeout_s = network, gates, timeout_s
         self._newest: Placement | None = None  # what to switch to
-        self._in_use: Placement | None = None  # what the last step pinned
+        self._in_use: Placement | None = None  # what serves until the newest can
+        self._pinned: dict[bytes, Placement] = {}  # by steps that have not ended
         self._links: dict[WorkerKey, Link] = {}
         self._dialling: dict[WorkerKey, asyncio.Task[None]] = {}
         self._route: Route | None = None
@@ -85,11 +86,11 @@ class RoutedDispatcher:
         self._seq = itertools.count(1)
 
     def set_placement(self, placement: Placement) -> None:
-        """Learn a committed placement; the switch happens at a later step's begin, once its workers
-        are linked."""
+        """Learn a committed placement. Steps that begin once its workers are linked use it; workers
+        that it leaves out lose their link when no step uses them any more."""
         if self._newest is None or placement.epoch > self._newest.epoch:
             self._newest = placement
-            self._refresh()
+            self._current_route()  # now: an idle engine begins no step that would
 
     @property
     def waiting_for(self) -> list[str]:
@@ -112,7 +113,14 @@ class RoutedDispatcher:
         route = self._current_route()
         if route is None:
             raise NotReady(f"waiting for {'; '.join(self.waiting_for)}", code="expert_unavailable")
-        return Step(os.urandom(16), route.placement.epoch, route)
+        step = Step(os.urandom(16), route.placement.epoch, route)
+        self._pinned[step.step_id] = route.placement
+        return step
+
+    def end_step(self, step: Step) -> None:
+        """See ``Dispatcher.end_step``."""
+        if self._pinned.pop(step.step_id, None) is not self._in_use:
+            self._refresh()
 
     async def reachable(self) -> None:
         """See ``Dispatcher.reachable``."""
@@ -219,9 +227,11 @@ class RoutedDispatcher:
         return link if link is not None and link.alive else None
 
     def _refresh(self) -> None:
-        """Dial what is placed and not linked; drop links that no known placement names."""
+        """Dial what is placed and not linked; drop links that no known placement names, nor one
+        that a step has pinned: losing a link would fail the step."""
         wanted = {_key(w): w for p in self._known_placements() for w in p.workers}
-        for key in [key for key in self._links if key not in wanted]:
+        pinned = {_key(w) for p in self._pinned.values() for w in p.workers}
+        for key in [key for key in self._links if key not in wanted and key not in pinned]:
             self._links.pop(key).discard("no longer placed")
         for key in [key for key in self._dialling if key not in wanted]:
             self._dialling.pop(key).cancel()
@@ -249,7 +259,8 @@ class RoutedDispatcher:
         finally:
             if self._dialling.get(key) is asyncio.current_task():
                 del self._dialling[key]
-        self._route = None  # plan again, with this worker
+        self._route = None  # plan again, with this worker, also if no step is about to begin
+        self._current_route()
         self._changed.set()
 
     async def close(self) -> None:

@@ -132,10 +132,9 @@ class Engine:
                 await self._stall(error)
                 continue
             plan = self.batcher.plan()
-            if not plan.chunks:  # everything was cancelled or preempted while planning
-                await asyncio.sleep(0)
-                continue
-            await self._run_step(step, plan)
+            if plan.chunks:  # else everything was cancelled or preempted while planning
+                await self._run_step(step, plan)
+            self._dispatcher.end_step(step)
             await asyncio.sleep(0)  # let submissions and cancellations in
 
     async def _run_step(self, step: Step, plan: Plan) -> None:

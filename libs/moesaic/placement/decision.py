@@ -17,7 +17,7 @@ class Decision:
     """What to do now: make ``proposal`` the placement, or, if there is none, wait."""
 
     proposal: Placement | None = None  # its epoch is 0; whoever commits it chooses one
-    urgent: bool = False  # experts are missing now, so do not wait for newcomers to settle
+    urgent: bool = False  # experts are missing or a worker leaves: do not let newcomers settle
     waiting_for: list[str] = field(default_factory=list)  # for people
 
 
@@ -26,23 +26,33 @@ def decide(current: Placement | None, records: Iterable[WorkerRecord]) -> Decisi
 
     A placement is due when the workers that can take one are not those that are placed: the first
     ones came, one came or went, or one restarted and lost what it held. Workers keep the slots
-    they had; one that restarted gets back what it had.
+    they had; one that restarted gets back what it had. One that drains leaves the placement, unless
+    its slots are needed.
     """
     experts = [record for record in records if record.role == "expert"]
     missing = missing_experts(current, {incarnation(r) for r in experts}) if current else {}
-    usable, strangers = _of_one_model(current, [r for r in experts if _can_be_placed(r)])
+    placed = {(w.worker_id, w.generation) for w in current.workers} if current else set()
+    draining = [r for r in experts if r.state == "draining" and incarnation(r) in placed]
+    ready = [r for r in experts if _can_be_placed(r)]
+    candidates, strangers = _of_one_model(current, [*ready, *draining])
+    usable = _needed(current, candidates)
     waiting_for = [
         f"expert worker {r.worker_id}: has model {r.model_digest[:12]}, "
         f"others have {usable[0].model_digest[:12]}"
         for r in strangers
     ]
+    waiting_for += [
+        f"expert worker {r.worker_id}: drains, but the others lack slots for its experts"
+        for r in draining
+        if r in usable
+    ]
     if shortfall := _shortfall(current, usable):
         needed = missing or not current
         return Decision(waiting_for=[*waiting_for, shortfall] if needed else waiting_for)
-    placed = {(w.worker_id, w.generation): w for w in current.workers} if current else {}
-    if {incarnation(r) for r in usable} == placed.keys():
+    if {incarnation(r) for r in usable} == placed:
         return Decision(waiting_for=waiting_for)
-    return Decision(_propose(current, usable), bool(missing), waiting_for)
+    somebody_leaves = any(r not in usable for r in draining)
+    return Decision(_propose(current, usable), bool(missing) or somebody_leaves, waiting_for)
 
 
 def incarnation(record: WorkerRecord) -> Incarnation:
@@ -73,6 +83,16 @@ def _of_one_model(
         [record for record in ordered if record.model_digest == served],
         [record for record in ordered if record.model_digest != served],
     )
+
+
+def _needed(current: Placement | None, candidates: Sequence[WorkerRecord]) -> list[WorkerRecord]:
+    """Those that are ready, and of those that drain only as many as it takes to hold every
+    expert, by worker id."""
+    needed = [record for record in candidates if record.state == "ready"]
+    for record in candidates:
+        if record.state == "draining" and _shortfall(current, needed):
+            needed.append(record)
+    return sorted(needed, key=lambda record: record.worker_id)
 
 
 def _shortfall(current: Placement | None, usable: Sequence[WorkerRecord]) -> str:

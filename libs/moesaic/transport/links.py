@@ -21,6 +21,7 @@ class Links:
         self._limits = limits
         self._dialled: set[DialledLink] = set()
         self._served: set[ServedLink] = set()
+        self._left = asyncio.Event()  # a served peer has left
         self._heartbeat: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
@@ -36,9 +37,20 @@ class Links:
 
     def serve(self, peer: str, wire: Wire, handler: Handler) -> ServedLink:
         """Make the serving end over an authenticated wire."""
-        link = ServedLink(peer, wire, handler, self._limits, self._served.discard)
+        link = ServedLink(peer, wire, handler, self._limits, self._forget)
         self._served.add(link)
         return link
+
+    @property
+    def served_peers(self) -> list[str]:
+        """Worker ids of the peers that are served now, sorted."""
+        return sorted(link.peer for link in self._served)
+
+    async def all_left(self) -> None:
+        """Wait until no peer is served."""
+        while self._served:
+            self._left.clear()
+            await self._left.wait()
 
     async def exchange(
         self, calls: Sequence[tuple[Link, Frame]], deadline_s: float
@@ -60,6 +72,10 @@ class Links:
             serving.end()
         for serving in served:
             await serving.ended()
+
+    def _forget(self, link: ServedLink) -> None:
+        self._served.discard(link)
+        self._left.set()
 
     async def _beat(self) -> None:
         loop = asyncio.get_running_loop()

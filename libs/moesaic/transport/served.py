@@ -17,7 +17,11 @@ MAX_CONCURRENT = 256  # requests of one peer that are being served
 
 
 class ServedLink:
-    """Serves one authenticated peer until either side ends the connection."""
+    """Serves one authenticated peer until either side ends the connection.
+
+    Attributes:
+        peer: its worker id, as it proved it.
+    """
 
     def __init__(
         self,
@@ -27,7 +31,7 @@ class ServedLink:
         limits: FrameLimits,
         on_end: "Callable[[ServedLink], None]",
     ) -> None:
-        self._peer, self._wire, self._handler, self._limits = peer, wire, handler, limits
+        self.peer, self._wire, self._handler, self._limits = peer, wire, handler, limits
         self._on_end = on_end
         self._alive = True
         self._tasks: set[asyncio.Task[None]] = set()
@@ -48,12 +52,12 @@ class ServedLink:
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
         except FrameError as error:
-            log.warning("frame.refused", peer=self._peer, cause=str(error))
+            log.warning("frame.refused", peer=self.peer, cause=str(error))
             self.end()
 
     def on_lost(self, cause: str) -> None:
         """See ``Receiver.on_lost``."""
-        log.info("peer.left", peer=self._peer, cause=cause)
+        log.info("peer.left", peer=self.peer, cause=cause)
         self.end()
 
     def end(self) -> None:
@@ -76,7 +80,7 @@ class ServedLink:
             message = failure_frame(request, error).encode()
         except Exception:
             log.exception(
-                "request.failed", peer=self._peer, layer=request.layer, epoch=request.epoch
+                "request.failed", peer=self.peer, layer=request.layer, epoch=request.epoch
             )
             message = failure_frame(
                 request, MoesaicError("the worker failed; see its log")

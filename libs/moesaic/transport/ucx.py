@@ -26,6 +26,7 @@ from moesaic.transport.contract import Handler, Link
 from moesaic.transport.control import Control
 from moesaic.transport.dialled import DialledLink
 from moesaic.transport.frame import Frame, FrameKind, FrameLimits, Message
+from moesaic.transport.interfaces import only_network
 from moesaic.transport.links import Links
 from moesaic.transport.wire import Receiver
 
@@ -78,6 +79,7 @@ class UcxNetwork:
         secret: bytes,
         limits: FrameLimits,
         transports: Transports = "auto",
+        own_address: str | None = None,
     ) -> None:
         """Open the transports; call it on the event loop that will own the network.
 
@@ -88,13 +90,14 @@ class UcxNetwork:
             limits: the largest frames to believe.
             transports: "tcp" or "shm" alone, or "auto": shared memory between processes of one host,
                 what UCX finds best between hosts.
+            own_address: of this machine; tensors use the network that it is on and no other.
 
         Raises:
-            InvalidInput: this machine does not offer the transports.
+            InvalidInput: this machine does not offer the transports, or has no such address.
         """
         self._worker_id, self._role, self._secret = worker_id, role, secret
         self._links = Links(limits)
-        self._planes = _open_planes(transports, limits.max_bytes)
+        self._planes = _open_planes(transports, limits.max_bytes, only_network(own_address))
         self._listeners: list[asyncio.Task[None]] = []
         self._strangers: set[asyncio.Task[None]] = set()
 
@@ -116,7 +119,7 @@ class UcxNetwork:
         host, _, port = address.rpartition(":")
         try:
             async with asyncio.timeout(deadline_s):
-                link = await self._dial(host, int(port), peer)
+                link = await self._dial(host.strip("[]"), int(port), peer)
                 await link.answered()
                 return link
         except TimeoutError:
@@ -131,6 +134,15 @@ class UcxNetwork:
     ) -> list[Frame | MoesaicError]:
         """See ``Network.exchange``."""
         return await self._links.exchange(calls, deadline_s)
+
+    @property
+    def served_peers(self) -> list[str]:
+        """Worker ids of the peers that this network serves now, sorted."""
+        return self._links.served_peers
+
+    async def all_left(self) -> None:
+        """Wait until this network serves nobody."""
+        await self._links.all_left()
 
     async def close(self) -> None:
         """See ``Network.close``."""
@@ -253,7 +265,9 @@ class _UcxWire:
         self.receiver.on_lost(cause)
 
 
-def _open_planes(transports: Transports, max_bytes: int) -> dict[str, UcxWorker]:
+def _open_planes(
+    transports: Transports, max_bytes: int, network: dict[str, str]
+) -> dict[str, UcxWorker]:
     """A UCX worker per plane, best plane first.
 
     Two, for UCX uses shared memory only for endpoints that need no report of a peer's death, and
@@ -265,10 +279,10 @@ def _open_planes(transports: Transports, max_bytes: int) -> dict[str, UcxWorker]
             options = {"TLS": _SHM_TLS, "MM_SEG_SIZE": _SEGMENT, "RNDV_THRESH": _COPY_BELOW}
             planes[_SHM] = UcxWorker(options, reports_failure=False, max_bytes=max_bytes)
         if transports == "tcp":
-            options = {"TLS": "tcp", "RNDV_THRESH": _COPY_BELOW}
+            options = {"TLS": "tcp", "RNDV_THRESH": _COPY_BELOW} | network
             planes[_NET] = UcxWorker(options, reports_failure=True, max_bytes=max_bytes)
         if transports == "auto":
-            options = {} if "UCX_TLS" in os.environ else {"TLS": "^shm"}
+            options = network if "UCX_TLS" in os.environ else {"TLS": "^shm"} | network
             planes[_NET] = UcxWorker(options, reports_failure=True, max_bytes=max_bytes)
     except UCXError as error:
         raise InvalidInput(

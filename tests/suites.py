@@ -1,0 +1,92 @@
+"""Starts whole suites of real processes as a user starts them, for tests."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+ROOT = Path(__file__).parents[1]
+DEMO = ROOT / "models" / "demo"
+CLINC_DOMAIN = ROOT / "models/training/data/classification/clinc_domain.test.jsonl.gz"
+MOESAIC = Path(sys.executable).with_name("moesaic")
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A running suite and the directory it runs in."""
+
+    directory: Path
+    url: str
+
+    def cli(self, *arguments: str, timeout_s: float = 120) -> "subprocess.CompletedProcess[str]":
+        """Run a command against this suite."""
+        return subprocess.run(
+            [str(MOESAIC), *arguments],
+            cwd=self.directory,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+
+    def state(self) -> dict[str, Any]:
+        """What the supervisor last wrote."""
+        return dict(json.loads((self.directory / "run/moesaic.json").read_text()))
+
+    def pid(self, name: str) -> int:
+        """Process id of one service."""
+        return int(next(p["pid"] for p in self.state()["processes"] if p["name"] == name))
+
+    def log(self, name: str) -> list[dict[str, Any]]:
+        """What one service has logged so far."""
+        log = next(p["log"] for p in self.state()["processes"] if p["name"] == name)
+        lines = (self.directory / log).read_text(encoding="utf-8").splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        """Send a signal to one service."""
+        os.kill(self.pid(name), number)
+
+    def client(self) -> httpx.Client:
+        """An HTTP client of this suite."""
+        return httpx.Client(base_url=self.url, timeout=60)
+
+    def until_ready(self) -> None:
+        """Wait until the gateway says that the suite is ready."""
+        eventually(lambda: httpx.get(f"{self.url}/readyz", timeout=5).status_code == 200)
+
+
+def eventually(condition: Callable[[], object], within_s: float = 60) -> None:
+    """Wait for something to become true."""
+    end = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < end, "it did not become true"
+        time.sleep(0.1)
+
+
+@contextmanager
+def running(directory: Path, *flags: str) -> Iterator[Suite]:
+    """A suite of the demo model, stopped at the end with nothing left behind."""
+    up = [str(MOESAIC), "up", "--detach", "--json", "--model", str(DEMO), "--port", "0", *flags]
+    done = subprocess.run(
+        up, cwd=directory, capture_output=True, text=True, timeout=180, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    suite = Suite(directory, json.loads((directory / "run/moesaic.json").read_text())["url"])
+    pids = [p["pid"] for p in suite.state()["processes"]]
+    try:
+        yield suite
+    finally:
+        pids += [p["pid"] for p in suite.state()["processes"]]
+        down = suite.cli("down")
+    assert down.returncode == 0, down.stdout + down.stderr
+    assert not [pid for pid in pids if pid and Path(f"/proc/{pid}").exists()]

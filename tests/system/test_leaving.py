@@ -1,0 +1,87 @@
+"""Expert workers leave and come back under load, and no step is run twice for it."""
+
+import asyncio
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from moesaic.cluster.channels import channel
+from moesaic.v1 import admin_pb2 as pb
+from moesaic.v1 import admin_pb2_grpc
+
+PROMPTS = 8
+ATTENTION = ("attention-0", "attention-1")
+
+
+async def answer(client: httpx.AsyncClient, number: int) -> str:
+    body = {
+        "model": "demo",
+        "prompt": f"The {number}th man went to the town of London and",
+        "max_tokens": 32,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+    response = await client.post("/v1/completions", json=body)
+    assert response.status_code == 200, response.text
+    return str(response.json()["choices"][0]["text"])
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.05)
+
+
+def admin_address(suite: Any, name: str) -> str:
+    processes = suite.state()["processes"]
+    return str(next(p["admin_address"] for p in processes if p["name"] == name))
+
+
+async def num_retries(suite: Any, name: str) -> float:
+    async with channel(admin_address(suite, name)) as connection:
+        stub = admin_pb2_grpc.AdminServiceStub(connection)
+        stats = await stub.GetStats(pb.GetStatsRequest(), timeout=10)
+    return float(stats.values["moesaic_step_retries_total"])
+
+
+@pytest.mark.timeout(120)
+async def test_workers_that_drain_or_are_terminated_cost_no_step(spare: Any) -> None:
+    def count(name: str, event: str, **fields: object) -> int:
+        entries = (entry for entry in spare.log(name) if entry["event"] == event)
+        return sum(all(entry.get(k) == v for k, v in fields.items()) for entry in entries)
+
+    def all_linked(peer: str, times: int) -> bool:
+        return all(count(name, "expert_worker.linked", peer=peer) == times for name in ATTENTION)
+
+    async with httpx.AsyncClient(base_url=spare.url, timeout=60) as client:
+        await until(lambda: all(all_linked(f"expert-{n}", 1) for n in range(3)))
+        expected = await asyncio.gather(*(answer(client, n) for n in range(PROMPTS)))
+        before = [await num_retries(spare, name) for name in ATTENTION]
+        done = asyncio.Event()
+
+        async def ask_again_and_again(number: int) -> None:
+            while not done.is_set():
+                assert await answer(client, number) == expected[number]
+
+        async with asyncio.TaskGroup() as asking:
+            for number in range(PROMPTS):
+                asking.create_task(ask_again_and_again(number))
+
+            async with channel(admin_address(spare, "expert-0")) as connection:
+                expert_0 = admin_pb2_grpc.AdminServiceStub(connection)
+                await expert_0.Drain(pb.DrainRequest(), timeout=10)
+                spare.signal("expert-1", signal.SIGTERM)  # at once: steps meet both departures
+                await until(lambda: count("expert-0", "peer.left") == len(ATTENTION))
+                await until(lambda: all_linked("expert-1", 2))  # it was started again
+
+                await expert_0.Undrain(pb.UndrainRequest(), timeout=10)
+                await until(lambda: all_linked("expert-0", 2))
+            done.set()
+
+        assert [await num_retries(spare, name) for name in ATTENTION] == before
+    for name in ATTENTION:
+        assert count(name, "expert_worker.failed") == 0
+    assert count("expert-1", "worker.draining", peers=list(ATTENTION)) == 1
+    assert count("expert-1", "grace.over") == 0
