@@ -1,21 +1,53 @@
-"""One frozen, typed settings model per service: flags before environment before defaults, the same
-names in both.
+"""One frozen, typed settings model per service: flags before environment before files before
+defaults, the same names in all.
 
-``--slots-per-layer 16`` and ``MOESAIC_SLOTS_PER_LAYER=16`` say the same. Bad settings stop the
-process at start, naming the setting, its value and what was expected.
+``--slots-per-layer 16``, ``MOESAIC_SLOTS_PER_LAYER=16`` and a file ``moesaic_slots_per_layer`` in
+``/run/secrets``, where containers get their secrets, say the same; an empty variable says nothing.
+Bad settings stop the process at start, naming the setting, its value and what was expected.
 """
 
+import os
 import secrets
 import socket
 import sys
+import warnings
 from collections.abc import Sequence
-from typing import Any, Literal, Self, TypeVar
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self, TypeVar
 
-from pydantic import AliasChoices, Field, SecretStr, ValidationError, model_validator
-from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict, SettingsError
+from pydantic import (
+    AliasChoices,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_settings import (
+    BaseSettings,
+    CliApp,
+    PydanticBaseSettingsSource,
+    SecretsSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
+
+from moesaic.addresses import host_port, is_address, is_everywhere, is_name
 
 ENV_PREFIX = "MOESAIC_"
 EXIT_USAGE = 2
+SECRETS_DIR = Path("/run/secrets")
+
+
+class Place(NamedTuple):
+    """Where one plane of a service is found."""
+
+    host: str  # listened on
+    advertised_host: str  # dialled by others
+
+    def advertised(self, address: str) -> str:
+        """``host:port`` for others, of an address that is listened on."""
+        return host_port(self.advertised_host, int(address.rpartition(":")[2]))
 
 
 class ServiceSettings(BaseSettings):
@@ -30,6 +62,7 @@ class ServiceSettings(BaseSettings):
         cli_hide_none_type=True,
         cli_avoid_json=True,
         populate_by_name=True,
+        env_ignore_empty=True,
     )
 
     cluster: str = Field(
@@ -49,11 +82,19 @@ class ServiceSettings(BaseSettings):
     worker_id: str = Field(
         "",
         pattern=r"^[A-Za-z0-9._-]{0,64}$",
-        description="stable name of this process (default: role-host)",
+        description="stable name of this process; {host} in it is the name of this machine "
+        "(default: role-host-random)",
     )
-    host: str = Field("127.0.0.1", description="address to listen on")
+    host: str = Field(
+        "127.0.0.1",
+        min_length=1,
+        description="address to listen on, or a name that stands for an address of this machine",
+    )
+    control_host: str = Field(
+        "", description="the same for gRPC and metrics alone (default: --host)"
+    )
     advertise_host: str = Field(
-        "", description="address others reach this process at (default: --host)"
+        "", description="what others dial instead of the addresses that are listened on"
     )
     admin_port: int = Field(0, ge=0, le=65535, description="gRPC port; 0 takes a free one")
     metrics_port: int = Field(0, ge=0, le=65535, description="Prometheus port; 0 takes a free one")
@@ -69,16 +110,55 @@ class ServiceSettings(BaseSettings):
         return self.worker_id or f"{role}-{socket.gethostname()}-{secrets.token_hex(2)}"
 
     @property
-    def reachable_host(self) -> str:
-        """The host that goes into the addresses this process registers."""
-        return self.advertise_host or self.host
+    def control(self) -> Place:
+        """Where gRPC and metrics are."""
+        return self._place(self.control_host)
+
+    def _place(self, host: str) -> Place:
+        host = host or self.host
+        return Place(host, self.advertise_host or host)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags, which come before these, then environment, then files."""
+        directory = _secrets_directory()
+        files = [SecretsSettingsSource(settings_cls, directory)] if directory else []
+        return init_settings, env_settings, *files
+
+    @field_validator("worker_id", mode="before")
+    @classmethod
+    def _name_the_machine(cls, worker_id: Any) -> Any:
+        if not isinstance(worker_id, str):
+            return worker_id
+        return worker_id.replace("{host}", socket.gethostname())
+
+    @field_validator("host", "control_host", "data_host", check_fields=False)
+    @classmethod
+    def _is_address_or_name(cls, host: str) -> str:
+        if host and not (is_address(host) or is_name(host)):
+            raise ValueError("must be an IP address or a host name, without a port")
+        return host
 
     @model_validator(mode="after")
-    def _can_be_reached(self) -> Self:
-        if self.host in ("0.0.0.0", "::") and not self.advertise_host:
+    def _control_can_be_dialled(self) -> Self:
+        return self._must_be_dialled("control_host")
+
+    def _must_be_dialled(self, setting: Literal["control_host", "data_host"]) -> Self:
+        own: str = getattr(self, setting)
+        host = own or self.host
+        if is_everywhere(host) and not self.advertise_host:
+            flag = setting.replace("_", "-")
             raise ValueError(
-                f"--host {self.host} listens everywhere, which is no address others can dial; "
-                "give the one they reach this process at with --advertise-host"
+                f"--{flag if own else 'host'} {host} listens everywhere, which is no address "
+                "others can dial; give the one they reach this process at with --advertise-host"
+                + ("" if own else f", or one to listen on with --{flag}")
             )
         return self
 
@@ -94,28 +174,49 @@ class ModelSettings(ServiceSettings):
     threads: int = Field(
         0, ge=0, le=1024, description="CPU threads for computing; 0 leaves it to torch"
     )
+    data_host: str = Field("", description="--host for tensors alone (default: --host)")
     data_port: int = Field(
         0, ge=0, le=65535, description="UCXX port for tensors; 0 takes a free one"
     )
     transports: Literal["auto", "tcp", "shm"] = Field("auto", description="UCX transports to use")
+
+    @property
+    def data(self) -> Place:
+        """Where tensors are."""
+        return self._place(self.data_host)
 
 
 AnySettings = TypeVar("AnySettings", bound=BaseSettings)
 
 
 def load_settings(cls: type[AnySettings], arguments: Sequence[str] | None = None) -> AnySettings:
-    """Read settings from flags and environment.
+    """Read settings from flags, environment and files.
 
     Exits with status 2 and one line a problem on standard error if any is bad.
     """
+    cli_args = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return CliApp.run(cls, cli_args=list(sys.argv[1:] if arguments is None else arguments))
+        with warnings.catch_warnings():
+            # What should be a secret and cannot be read as one is only warned of, then passed over.
+            warnings.simplefilter("error", UserWarning)
+            return CliApp.run(cls, cli_args=cli_args)
     except ValidationError as error:
         for problem in error.errors():
             print(_problem(problem), file=sys.stderr)
     except SettingsError as error:
-        print(f"settings: {error}", file=sys.stderr)
+        why = f": {error.__cause__}" if error.__cause__ else ""
+        print(f"settings: {error}{why}", file=sys.stderr)
     raise SystemExit(EXIT_USAGE)
+
+
+def _secrets_directory() -> Path | None:
+    given = os.environ.get(f"{ENV_PREFIX}SECRETS_DIR")
+    directory = Path(given or SECRETS_DIR)
+    if directory.is_dir():
+        return directory
+    if given:
+        raise SettingsError(f"{ENV_PREFIX}SECRETS_DIR must name a directory, got {given!r}")
+    return None
 
 
 def _problem(problem: Any) -> str:
@@ -125,7 +226,8 @@ def _problem(problem: Any) -> str:
     name = name.removeprefix(ENV_PREFIX).lower().replace("_", "-")
     given = "" if problem["type"] == "missing" else f", got {str(problem['input'])[:100]!r}"
     flag = f"--{name} ({ENV_PREFIX}{name.upper().replace('-', '_')})"
-    return f"{flag}: {problem['msg'][:1].lower()}{problem['msg'][1:]}{given}"
+    text = str(problem["msg"]).removeprefix("Value error, ")
+    return f"{flag}: {text[:1].lower()}{text[1:]}{given}"
 
 
 def redacted(settings: BaseSettings) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import moesaic
 from moesaic.cluster.bus import Bus
 from moesaic.cluster.grpc_server import AdminServer, admin_server
 from moesaic.cluster.lifecycle import run_service, stop_event
+from moesaic.cluster.own_addresses import own_addresses
 from moesaic.cluster.placement_view import PlacementView, watch_placement
 from moesaic.cluster.registry import next_generation, registered
 from moesaic.dispatch.contract import Dispatcher
@@ -54,6 +55,7 @@ async def serve(settings: AttentionSettings) -> None:
     )  # before anything listens: a bad directory should fail at once
     async with AsyncExitStack() as parts:
         stop = await parts.enter_async_context(stop_event())
+        settings = await parts.enter_async_context(own_addresses(settings))
         service = AttentionAdmin(config)
         admin = await parts.enter_async_context(
             admin_server(
@@ -66,7 +68,9 @@ async def serve(settings: AttentionSettings) -> None:
                 ),
             )
         )
-        metrics_address = serve_metrics(settings.host, settings.metrics_port)
+        metrics_address = settings.control.advertised(
+            serve_metrics(settings.control.host, settings.metrics_port)
+        )
         bus = await parts.enter_async_context(Bus.connect(settings.redis_url, settings.cluster))
         generation = admin.status.generation = await next_generation(bus, worker_id)
         admin.status.model_digest = config.digest
@@ -151,6 +155,7 @@ async def _open_dispatcher(
             settings.secret.get_secret_value().encode(),
             FrameLimits.of_hidden_size(config.hidden_size),
             transports=settings.transports,
+            own_address=settings.data.host,
         )
         return network, RoutedDispatcher(network, gates, settings.expert_timeout_s)
 

@@ -12,9 +12,11 @@ import uvicorn
 from starlette.types import ASGIApp
 
 import moesaic
+from moesaic.addresses import host_port
 from moesaic.cluster.bus import Bus
 from moesaic.cluster.grpc_server import AdminServer, admin_server
 from moesaic.cluster.lifecycle import run_service, stop_event
+from moesaic.cluster.own_addresses import own_addresses
 from moesaic.cluster.registry import (
     Fleet,
     Lease,
@@ -55,12 +57,15 @@ async def serve(settings: GatewaySettings) -> None:
     async with AsyncExitStack() as parts:
         parts.callback(gateway.language.close)
         stop = await parts.enter_async_context(stop_event())
+        settings = await parts.enter_async_context(own_addresses(settings))
         admin = await parts.enter_async_context(
             admin_server(settings, "gateway", worker_id=gateway_id, stop=stop)
         )
         admin.status.model_digest = gateway.language.config.digest
         address = await parts.enter_async_context(http_server(settings, make_app(gateway)))
-        metrics_address = serve_metrics(settings.host, settings.metrics_port)
+        metrics_address = settings.control.advertised(
+            serve_metrics(settings.control.host, settings.metrics_port)
+        )
         bus = await parts.enter_async_context(
             Bus.connect(settings.redis_url, settings.cluster, admin.status.waiting_for)
         )
@@ -133,7 +138,7 @@ async def _idle(gateway: Gateway, within_s: float) -> bool:
 
 @asynccontextmanager
 async def http_server(settings: GatewaySettings, app: ASGIApp) -> AsyncIterator[str]:
-    """Answer HTTP for the length of the block; gives ``host:port``.
+    """Answer HTTP for the length of the block; gives the ``host:port`` that is listened on.
 
     Raises:
         InvalidInput: the port cannot be listened on.
@@ -152,7 +157,7 @@ async def http_server(settings: GatewaySettings, app: ASGIApp) -> AsyncIterator[
     server = _Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
     try:
-        yield f"{settings.reachable_host}:{listener.getsockname()[1]}"
+        yield host_port(settings.host, listener.getsockname()[1])
     finally:
         server.should_exit = True
         await serving

@@ -13,6 +13,7 @@ from moesaic.cluster.bus import Bus
 from moesaic.cluster.grpc_server import ServiceStatus, admin_server
 from moesaic.cluster.leadership import leadership
 from moesaic.cluster.lifecycle import run_service, stop_event
+from moesaic.cluster.own_addresses import own_addresses
 from moesaic.cluster.placement_view import PlacementView, watch_placement
 from moesaic.cluster.registry import next_generation, registered, watch_fleet
 from moesaic.messages.registry import WorkerRecord
@@ -38,6 +39,7 @@ async def serve(settings: SchedulerSettings) -> None:
     async with AsyncExitStack() as parts:
         enter = parts.enter_async_context
         stop = await enter(stop_event())
+        settings = await enter(own_addresses(settings))
         admin = await enter(
             admin_server(
                 settings,
@@ -49,7 +51,9 @@ async def serve(settings: SchedulerSettings) -> None:
                 ),
             )
         )
-        metrics_address = serve_metrics(settings.host, settings.metrics_port)
+        metrics_address = settings.control.advertised(
+            serve_metrics(settings.control.host, settings.metrics_port)
+        )
         bus = await enter(
             Bus.connect(settings.redis_url, settings.cluster, admin.status.waiting_for)
         )

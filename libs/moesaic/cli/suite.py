@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from moesaic.addresses import host_port
 from moesaic.cli.outcome import CommandError, Exit
 
 Topology = Literal["local", "disaggregated"]
@@ -36,7 +37,6 @@ class Service:
     name: str
     role: str
     flags: tuple[str, ...]
-    host: str = LOOPBACK  # where this machine reaches it
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -70,7 +70,7 @@ def services_of(options: SuiteOptions, num_experts: int, cores: int) -> list[Ser
         environment["OMP_WAIT_POLICY"] = "passive"
 
     def computing(role: str, number: int, *flags: str) -> Service:
-        flags += ("--model", options.model, "--threads", threads)
+        flags += ("--data-host", LOOPBACK, "--model", options.model, "--threads", threads)
         return _service(f"{role}-{number}", role, *flags, environment=environment)
 
     services = [_service("scheduler", "scheduler")]
@@ -93,25 +93,20 @@ def _service(
     host: str = LOOPBACK,
     environment: Mapping[str, str] | None = None,
 ) -> Service:
-    reachable = _reachable(host)
-    place = ("--worker-id", name, "--host", host, "--advertise-host", reachable)
+    # Only REST is for others; what the services say to each other stays on this machine.
+    inside = ("--control-host", LOOPBACK, "--advertise-host", LOOPBACK)
+    place = ("--worker-id", name, "--host", host, *inside)
     return Service(
         name=name,
         role=role,
         flags=(*place, "--grace-s", str(GRACE_S), *flags),
-        host=reachable,
         environment=environment or {},
     )
 
 
 def url_of(options: SuiteOptions) -> str:
     """Where processes on this machine reach the gateway."""
-    return f"http://{address(_reachable(options.host), options.port)}"
-
-
-def address(host: str, port: int) -> str:
-    """``host:port``, with brackets around an IPv6 address."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return f"http://{host_port(_reachable(options.host), options.port)}"
 
 
 def _reachable(host: str) -> str:

@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from moesaic.addresses import host_port
 from moesaic.cli.child import Child, last_lines
 from moesaic.cli.ports import free_ports
 from moesaic.cli.restart import GiveUp, RestartPolicy
 from moesaic.cli.state import ProcessState
-from moesaic.cli.suite import GRACE_S, STOP_ORDER, Service, address
+from moesaic.cli.suite import GRACE_S, LOOPBACK, STOP_ORDER, Service
 
 CLOSE_S = 5.0  # what a service gets to close after its grace time
 
@@ -132,8 +133,8 @@ class Supervisor:
         own_environment = {**environment, **service.environment}
         child = kept.child = await Child.start(command, own_environment, Path(shown.log))
         shown.pid = child.pid
-        shown.admin_address = address(service.host, admin_port)
-        shown.metrics_address = address(service.host, metrics_port)
+        shown.admin_address = host_port(LOOPBACK, admin_port)
+        shown.metrics_address = host_port(LOOPBACK, metrics_port)
         self._announce(service.name, f"started (pid {child.pid})")
         self._changed()
         return child

@@ -11,6 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
+from moesaic.addresses import host_port
 from moesaic.cluster.admin import AdminServicer, DrainHook, ServiceStatus
 from moesaic.cluster.channels import SERVER_OPTIONS
 from moesaic.errors import InvalidInput
@@ -85,13 +86,14 @@ async def admin_server(
         ],
         server,
     )
-    port = _listen(server, settings.host, settings.admin_port)
+    place = settings.control
+    port = _listen(server, place.host, settings.admin_port)
     for name in names:
         await health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
     await server.start()
     follower = asyncio.create_task(_follow(status, health, names), name="health")
     try:
-        yield AdminServer(_join(settings.reachable_host, port), status, stop, admin)
+        yield AdminServer(host_port(place.advertised_host, port), status, stop, admin)
     finally:
         follower.cancel()
         await health.enter_graceful_shutdown()
@@ -130,14 +132,10 @@ async def _follow(status: ServiceStatus, health: HealthServicer, names: list[str
 
 def _listen(server: grpc.aio.Server, host: str, port: int) -> int:
     try:
-        return server.add_insecure_port(_join(host, port))
+        return server.add_insecure_port(host_port(host, port))
     except RuntimeError as error:
         raise InvalidInput(
             "admin_port",
-            f"cannot listen on {_join(host, port)}: the port is in use or the address is not of "
-            "this host; choose another with --admin-port or --host",
+            f"cannot listen on {host_port(host, port)}: the port is in use or the address is not of "
+            "this host; choose another with --admin-port or --control-host",
         ) from error
-
-
-def _join(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,68 @@
+"""What is an address, what is a name, and which of a name's addresses has this machine?
+
+In containers one name on one network often stands for all replicas of a service; each of them finds
+its own address on that network among the addresses of the name. The standard library alone is
+imported here, for probes that are started every few seconds.
+"""
+
+import ipaddress
+import re
+import socket
+
+_HOST_NAME = re.compile(r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
+
+
+def host_port(host: str, port: int) -> str:
+    """``host:port``, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_address(host: str) -> bool:
+    """Whether ``host`` is an IP address, not a name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def is_everywhere(host: str) -> bool:
+    """Whether ``host`` is ``0.0.0.0`` or ``::``: all addresses of this machine, and none to dial."""
+    return is_address(host) and ipaddress.ip_address(host).is_unspecified
+
+
+def is_name(host: str) -> bool:
+    """Whether ``host`` can be a host name; ``10.0.0.256`` and ``10.1`` are taken for mistakes."""
+    numeric = "." in host and set(host) <= set("0123456789.")
+    return not numeric and bool(_HOST_NAME.fullmatch(host))
+
+
+def own_addresses_of(name: str) -> list[str]:
+    """The addresses of ``name`` that this machine has, best first; blocks while names are looked up.
+
+    Others should be able to dial the best one, so loopback comes last; IPv4 comes before IPv6. The
+    order is always the same, whatever the order of the answers.
+    """
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):  # the latter: no name that can be asked for
+        return []
+    addresses = dict.fromkeys(str(where[0]) for *_, where in found)
+    own = [a for a in addresses if not is_everywhere(a) and is_of_this_machine(a)]
+    return sorted(own, key=_rank)
+
+
+def is_of_this_machine(address: str) -> bool:
+    """Whether this machine has ``address`` now: only then a socket can be bound to it."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.bind((address, 0))
+    except OSError:
+        return False
+    return True
+
+
+def _rank(address: str) -> tuple[bool, int, int]:
+    parsed = ipaddress.ip_address(address)
+    return parsed.is_loopback, parsed.version, int(parsed)

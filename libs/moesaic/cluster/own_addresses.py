@@ -1,0 +1,86 @@
+"""Names in the settings become addresses of this machine, before anything listens on them.
+
+Where names stand for (``moesaic.addresses``) is known only at run time: networks are attached, and
+their names are published, while containers start already. So a service waits for its addresses, as
+it waits for Redis; and it ends when one of them was exchanged for another, for whatever supervises
+it to start it again with the new one.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import structlog
+
+from moesaic.addresses import is_address, is_of_this_machine, own_addresses_of
+from moesaic.cluster.background import background
+from moesaic.errors import NotReady
+from moesaic.settings import ServiceSettings
+
+log = structlog.get_logger()
+
+_HOSTS = ("host", "control_host", "data_host")
+_BACKOFF_S = (0.1, 2.0)  # first and longest wait between attempts to find an address
+_SAY_AGAIN_S = 30.0
+_LOOK_EVERY_S = 2.0
+
+_Settings = TypeVar("_Settings", bound=ServiceSettings)
+
+
+@asynccontextmanager
+async def own_addresses(settings: _Settings) -> AsyncIterator[_Settings]:
+    """The settings with an address of this machine for each name of a place to listen on.
+
+    Waits for the addresses, then watches them for the length of the block. An address that only
+    goes away may come back, and nothing happens.
+
+    Raises:
+        ExceptionGroup: with ``NotReady``, once a name stands for another address of this machine,
+            which has lost the one in use.
+    """
+    hosts = {setting: getattr(settings, setting, "") for setting in _HOSTS}
+    names = {setting: host for setting, host in hosts.items() if host and not is_address(host)}
+    in_use = {setting: await own_address(name, setting) for setting, name in names.items()}
+    if not names:
+        yield settings
+        return
+    log.info("addresses.found", **in_use)
+    async with background(_watch(names, in_use), "addresses"):
+        yield settings.model_copy(update=in_use)
+
+
+async def own_address(name: str, setting: str) -> str:
+    """The address of ``name`` that this machine has; waits, and says so, until there is one.
+
+    Args:
+        name: an address stands for itself.
+        setting: where it comes from, for people.
+    """
+    if is_address(name):
+        return name
+    backoff_s, say_at = _BACKOFF_S[0], time.monotonic()
+    while not (own := await asyncio.to_thread(own_addresses_of, name)):
+        if time.monotonic() >= say_at:
+            waiting_for = f"an address of this machine under the name {name} ({setting})"
+            log.warning("service.waiting", waiting_for=waiting_for)
+            say_at = time.monotonic() + _SAY_AGAIN_S
+        await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+        backoff_s = min(2 * backoff_s, _BACKOFF_S[1])
+    return own[0]
+
+
+async def _watch(names: Mapping[str, str], in_use: Mapping[str, str]) -> None:
+    while True:
+        await asyncio.sleep(_LOOK_EVERY_S)
+        for setting, address in in_use.items():
+            if is_of_this_machine(address):  # a few microseconds, and all there is mostly to do
+                continue
+            own = await asyncio.to_thread(own_addresses_of, names[setting])
+            if own and address not in own:
+                raise NotReady(
+                    f"{setting}: its address under the name {names[setting]} is now {own[0]}, "
+                    f"was {address}; starting again"
+                )

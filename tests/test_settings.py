@@ -1,0 +1,155 @@
+import os
+import re
+import socket
+from pathlib import Path
+
+import pytest
+
+from moesaic.settings import ModelSettings, ServiceSettings, load_settings
+from services.expert.settings import ExpertSettings
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.startswith("MOESAIC_") or name == "REDIS_URL":
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MOESAIC_SECRETS_DIR", str(tmp_path))
+    return tmp_path
+
+
+def refusal(capsys: pytest.CaptureFixture[str], cls: type[ServiceSettings], *flags: str) -> str:
+    with pytest.raises(SystemExit) as stopped:
+        load_settings(cls, flags)
+    assert stopped.value.code == 2
+    text = capsys.readouterr().err
+    assert len(text.splitlines()) == 1
+    return text
+
+
+def test_all_planes_are_at_one_host_unless_told_otherwise():
+    settings = ModelSettings(model="m", host="10.0.0.5")
+
+    assert settings.control == settings.data == ("10.0.0.5", "10.0.0.5")
+
+
+def test_each_plane_can_have_a_host_of_its_own():
+    settings = load_settings(
+        ModelSettings, ["--model", "m", "--control-host", "expert.control", "--data-host", "::1"]
+    )
+
+    assert settings.host == "127.0.0.1"
+    assert settings.control.advertised("10.1.0.5:9000") == "expert.control:9000"
+    assert settings.data.advertised("::1:9000") == "[::1]:9000"
+
+
+def test_others_are_told_the_advertised_host_on_both_planes():
+    settings = ModelSettings(model="m", host="0.0.0.0", advertise_host="node-7")
+
+    assert settings.control == settings.data == ("0.0.0.0", "node-7")
+
+
+def test_rest_may_listen_everywhere_if_grpc_has_an_address():
+    settings = load_settings(ServiceSettings, ["--host", "0.0.0.0", "--control-host", "10.0.0.5"])
+
+    assert (settings.host, settings.control.host) == ("0.0.0.0", "10.0.0.5")
+
+
+@pytest.mark.parametrize(
+    ("cls", "flags", "named"),
+    [
+        (ServiceSettings, "--host 0.0.0.0", "--host 0.0.0.0 .*--advertise-host.*--control-host"),
+        (ServiceSettings, "--control-host ::", "--control-host :: .*--advertise-host"),
+        (
+            ExpertSettings,
+            "--model m --control-host 10.0.0.5 --data-host 0.0.0.0",
+            "--data-host 0.0.0.0 .*--advertise-host",
+        ),
+        (
+            ExpertSettings,
+            "--model m --control-host 10.0.0.5 --host 0.0.0.0",
+            "--host 0.0.0.0 .*--advertise-host.*--data-host",
+        ),
+        (ServiceSettings, "--host 10.0.0.5:8000", r"--host \(MOESAIC_HOST\): must be .*:8000"),
+        (ServiceSettings, "--control-host http://x", r"--control-host \(MOESAIC_CONTROL_HOST\)"),
+        (ModelSettings, "--model m --data-host 10.0.0.256", r"--data-host .*10\.0\.0\.256"),
+    ],
+)
+def test_a_host_that_cannot_work_is_refused_by_its_name(capsys, cls, flags, named):
+    assert re.match(named, refusal(capsys, cls, *flags.split()))
+
+
+def test_a_worker_id_can_hold_the_name_of_the_machine():
+    settings = load_settings(ServiceSettings, ["--worker-id", "expert-{host}"])
+
+    assert settings.worker_id == settings.identity("any") == f"expert-{socket.gethostname()}"
+
+
+@pytest.mark.parametrize(
+    ("worker_id", "machine"), [("expert-{host}", "m" * 60), ("{host}", "a b"), ("{hots}", "m")]
+)
+def test_a_worker_id_that_becomes_unusable_is_refused(capsys, monkeypatch, worker_id, machine):
+    monkeypatch.setattr(socket, "gethostname", lambda: machine)
+
+    text = refusal(capsys, ServiceSettings, "--worker-id", worker_id)
+
+    assert text.startswith("--worker-id (MOESAIC_WORKER_ID): ")
+    assert worker_id.replace("{host}", machine) in text
+
+
+def test_flags_come_before_environment_before_files_before_defaults(secrets, monkeypatch):
+    for name in ("moesaic_cluster", "moesaic_secret", "moesaic_redis_url", "unknown"):
+        (secrets / name).write_text("file\n")
+    (secrets / "moesaic_unknown").mkdir()
+
+    def cluster(*flags: str) -> str:
+        return load_settings(ServiceSettings, flags).cluster
+
+    settings = load_settings(ServiceSettings, [])
+    assert (settings.secret.get_secret_value(), settings.redis_url) == ("file", "file")
+    assert settings.log_level == "info"
+    assert cluster() == "file"
+    monkeypatch.setenv("MOESAIC_CLUSTER", "environment")
+    assert cluster() == "environment"
+    assert cluster("--cluster", "flag") == "flag"
+    monkeypatch.setenv("REDIS_URL", "environment")  # whatever name it goes by
+    assert load_settings(ServiceSettings, []).redis_url == "environment"
+
+
+def test_an_empty_variable_says_nothing(secrets, monkeypatch):
+    (secrets / "moesaic_secret").write_text("file")
+    monkeypatch.setenv("MOESAIC_SECRET", "")
+    monkeypatch.setenv("MOESAIC_ADMIN_PORT", "")
+    monkeypatch.setenv("MOESAIC_HOST", "")
+
+    settings = load_settings(ServiceSettings, [])
+
+    assert settings.secret.get_secret_value() == "file"
+    assert (settings.admin_port, settings.host) == (0, "127.0.0.1")
+
+
+def test_a_directory_of_secrets_that_is_not_there_is_named(capsys, monkeypatch):
+    monkeypatch.setenv("MOESAIC_SECRETS_DIR", "/nowhere")
+
+    assert "MOESAIC_SECRETS_DIR must name a directory, got '/nowhere'" in refusal(
+        capsys, ServiceSettings
+    )
+
+
+def test_what_should_be_a_secret_and_cannot_be_read_is_named(capsys, secrets):
+    (secrets / "moesaic_secret").mkdir()  # container engines make one for a file that is missing
+
+    assert "moesaic_secret" in refusal(capsys, ServiceSettings)
+
+
+def test_where_containers_get_their_secrets_is_read_unless_told_otherwise(tmp_path, monkeypatch):
+    monkeypatch.setattr("moesaic.settings.SECRETS_DIR", tmp_path)
+    assert not load_settings(ServiceSettings, []).secret.get_secret_value()
+
+    (tmp_path / "moesaic_secret").write_text("file")
+
+    assert load_settings(ServiceSettings, []).secret.get_secret_value() == "file"
