@@ -25,7 +25,7 @@ down: .venv/installed-all
 # Quick checks first: what fails soon should not wait for what takes long.
 test: lint
 	@echo 'pytest'
-	@$(BIN)/pytest -q -m 'not slow and not gpu'
+	@$(BIN)/pytest -q -m 'not slow and not gpu and not compose'
 
 lint: .venv/installed-dev
 	@echo 'ruff, layers, types'

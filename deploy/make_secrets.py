@@ -1,0 +1,82 @@
+#!/usr/bin/env python3
+"""Make the secrets that compose.yaml hands to the services: ``deploy/secrets/``, one file each.
+
+    deploy/make_secrets.py [DIRECTORY]
+
+Files that are there already stay as they are, so running it again changes nothing; to get a new secret, remove
+its file (for one of Redis: its URL and ``redis_users``) and start the services again. Needs Python only.
+"""
+
+import hashlib
+import os
+import secrets
+import sys
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+ROLES = ("scheduler", "gateway", "attention", "expert")
+REDIS = "redis:6379/0"  # as compose.yaml names it
+
+# What all services do: leases (SET, MGET, WATCH and transactions), sets of names, streams of hints.
+COMMANDS = (
+    "-@all +ping +client|setname +select "
+    "+get +mget +set +del +sadd +srem +smembers +watch +unwatch +multi +exec +discard "
+    "+xadd +xread +xrevrange"
+)
+# Every key begins with the cluster's name in braces. %R~ may be read, %W~ written.
+ALL_CLUSTERS = "moesaic:{*}:"
+SHARED = "%RW~{c}workers %RW~{c}ctl:registry %R~{c}ctl:placement %RW~{c}dlq:* %R~{c}placement:*"
+OWN = "%RW~{c}worker:{role}-* %RW~{c}generation:{role}-*"
+MORE = {
+    "gateway": "%R~{c}worker:*",
+    "scheduler": "%R~{c}worker:* %RW~{c}placement:* %RW~{c}ctl:placement %RW~{c}leader:scheduler",
+}
+
+
+def main() -> None:
+    """Write what is missing."""
+    directory = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent / "secrets")
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    create(directory / "cluster_secret", secrets.token_hex(32))
+    create(directory / "api_key", f"moesaic_sk_{secrets.token_urlsafe(32)}")
+    urls = {role: create(directory / f"redis_url_{role}", redis_url(role)) for role in ROLES}
+    create(directory / "redis_users", redis_users(urls))
+    print(f"secrets are in {directory}")
+
+
+def create(path: Path, text: str) -> str:
+    """Write a file unless it exists; returns what it holds.
+
+    Compose mounts the files as they are, so the services' user must be able to read them; others on this machine
+    are kept out by the directory's mode.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o444)
+    except FileExistsError:
+        return path.read_text(encoding="utf-8").strip()
+    with open(descriptor, "w", encoding="utf-8") as file:
+        os.fchmod(descriptor, 0o444)
+        file.write(f"{text}\n")
+    return text
+
+
+def redis_url(role: str) -> str:
+    """Where a role's services reach Redis, with the role's password."""
+    return f"redis://{role}:{quote(secrets.token_urlsafe(24))}@{REDIS}"
+
+
+def redis_users(urls: dict[str, str]) -> str:
+    """Redis's ACL file: one user per role, who may touch only what the role needs; passwords only as hashes."""
+    users = [
+        "user default off resetpass resetkeys resetchannels -@all",
+        "user health on nopass resetkeys resetchannels -@all +ping",  # for Redis's own health check
+    ]
+    for role, url in urls.items():
+        digest = hashlib.sha256((urlsplit(url).password or "").encode()).hexdigest()
+        keys = " ".join([SHARED, OWN, MORE.get(role, "")]).format(c=ALL_CLUSTERS, role=role)
+        users.append(f"user {role} on #{digest} resetkeys resetchannels {keys.strip()} {COMMANDS}")
+    return "\n".join(users)
+
+
+if __name__ == "__main__":
+    main()

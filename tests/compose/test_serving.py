@@ -1,0 +1,130 @@
+"""The images, built from nothing, serve; workers come, go, hang and are cut off under load."""
+
+import time
+from collections.abc import Callable
+
+import httpx
+import pytest
+from openai import OpenAI
+
+from tests.compose.containers import Containers, docker, secret
+from tests.compose.load import PROMPTS, TOKENS, Answers, Load, classify
+
+TYPED = {"expert_unavailable", "deadline_exceeded", "worker_lost", "not_ready"}
+Fault = Callable[[Containers, str], None]
+
+
+def test_answers_through_the_published_port_equal_those_of_the_same_suite_as_processes(
+    client: httpx.Client, expected: Answers
+) -> None:
+    assert [classify(client, row) for row in expected.rows] == expected.labels
+    openai = OpenAI(base_url=f"{client.base_url}/v1", api_key=secret("api_key"))
+    for prompt, text in zip(PROMPTS, expected.texts, strict=True):
+        stream = openai.completions.create(
+            model="demo",
+            prompt=prompt,
+            max_tokens=TOKENS,
+            temperature=0,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        assert "".join(c.choices[0].text for c in stream if c.choices) == text
+
+
+def test_scaling_to_three_expert_workers_and_back_under_load_fails_nothing(
+    containers: Containers, client: httpx.Client, expected: Answers
+) -> None:
+    with Load(client, expected) as load:
+        containers.compose("up", "-d", "--no-build", "--no-recreate", "--scale", "expert=3")
+        _until_placed(containers, 3)
+        load.until_right(20)
+        containers.compose("up", "-d", "--no-build", "--no-recreate", "--scale", "expert=2")
+        _until_placed(containers, 2)
+        load.until_right(20)
+    assert (load.errors, load.wrong) == ({}, [])
+
+
+def stop(containers: Containers, name: str) -> None:
+    docker("stop", name)
+    _until_placed(containers, 1)
+    docker("start", name)
+
+
+def kill(containers: Containers, name: str) -> None:
+    # From inside, so that the engine takes it for a crash, not for an operator's wish.
+    docker("exec", name, "sh", "-c", "kill -9 -1", check=False)
+
+
+def pause(containers: Containers, name: str) -> None:
+    docker("pause", name)
+    time.sleep(10)
+    docker("unpause", name)
+
+
+def cut_tensors(containers: Containers, name: str) -> None:
+    _cut(containers, name, "tensors")
+
+
+def cut_control(containers: Containers, name: str) -> None:
+    _cut(containers, name, "control")
+
+
+def _cut(containers: Containers, name: str, network: str) -> None:
+    containers.disconnect(name, network)
+    time.sleep(10)
+    containers.connect(name, name.split("-")[-2], network)
+
+
+@pytest.mark.parametrize("fault", [stop, kill, pause, cut_tensors, cut_control])
+def test_an_expert_worker_that_fails_under_load_costs_no_wrong_answer_and_is_taken_back(
+    containers: Containers, client: httpx.Client, expected: Answers, fault: Fault
+) -> None:
+    name = containers.names("expert")[0]
+    before = containers.starts()
+    with Load(client, expected) as load:
+        fault(containers, name)
+        _until_placed(containers, 2)
+        load.until_right(20)
+    _sound(load)
+    after = containers.starts()
+    assert {n for n in before if before[n] != after[n]} <= {name}, "others were touched"
+
+
+@pytest.mark.parametrize("fault", [stop, kill, pause, cut_control])
+def test_requests_go_on_without_redis_and_its_return_needs_nobody(
+    containers: Containers, client: httpx.Client, expected: Answers, fault: Fault
+) -> None:
+    (name,) = containers.names("redis")
+    before = containers.starts()
+    with Load(client, expected) as load:
+        if fault is stop:
+            docker("stop", name)
+            load.until_right(40)
+            docker("start", name)
+        else:
+            fault(containers, name)
+        load.until_right(40)
+        containers.until_ready()
+    assert (load.errors, load.wrong) == ({}, [])
+    after = containers.starts()
+    assert {n for n in before if before[n] != after[n]} <= {name}, "others were touched"
+
+
+def _sound(load: Load) -> None:
+    assert load.wrong == []
+    assert set(load.errors) <= TYPED, load.errors
+    print(f"right: {load.num_right}, errors: {dict(load.errors)}, longest: {load.longest_s:.1f} s")
+
+
+def _until_placed(containers: Containers, workers: int, within_s: float = 90) -> None:
+    """Wait until the placement in force has so many expert workers."""
+    give_up_at = time.monotonic() + within_s
+    while True:
+        planned = {
+            e["epoch"]: e["workers"] for e in containers.events("scheduler", "placement.planned")
+        }
+        committed = containers.events("scheduler", "placement.committed")
+        if committed and len(planned[committed[-1]["epoch"]]) == workers:
+            return
+        assert time.monotonic() < give_up_at, f"{planned}, committed {committed[-1:]}"
+        time.sleep(0.5)
