@@ -2,6 +2,7 @@
 #   make up      serve the demo model (Ctrl-C stops)     make down    stop a suite in the background
 #   make test    what must pass before a commit          make bench   measure what the project claims
 #   make fmt     format the sources                  make lint    the quick part of make test
+#   make test-compose   the tests of the suite in containers; skipped where there is no Docker engine
 #   make proto   generate the stubs from protos/     make gpu     the checks that need a CUDA device
 #   make lock    pin the versions that .venv holds
 
@@ -11,7 +12,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
 .DEFAULT_GOAL := help
-.PHONY: help up down test fmt lint proto bench gpu lock
+.PHONY: help up down test test-compose fmt lint proto bench gpu lock
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -26,6 +27,9 @@ down: .venv/installed-all
 test: lint
 	@echo 'pytest'
 	@$(BIN)/pytest -q -m 'not slow and not gpu and not compose'
+
+test-compose: .venv/installed-dev
+	@tests/compose/run.sh
 
 lint: .venv/installed-dev
 	@echo 'ruff, layers, types'

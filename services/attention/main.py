@@ -71,7 +71,9 @@ async def serve(settings: AttentionSettings) -> None:
         metrics_address = settings.control.advertised(
             serve_metrics(settings.control.host, settings.metrics_port)
         )
-        bus = await parts.enter_async_context(Bus.connect(settings.redis_url, settings.cluster))
+        bus = await parts.enter_async_context(
+            Bus.connect(settings.redis_url, settings.cluster, admin.status.waiting_for)
+        )
         generation = admin.status.generation = await next_generation(bus, worker_id)
         admin.status.model_digest = config.digest
         thread = await parts.enter_async_context(engine_thread())

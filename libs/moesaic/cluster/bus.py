@@ -260,14 +260,15 @@ def encode(message: msgspec.Struct) -> bytes:
 
 
 async def _reachable(redis_url: str, waiting_for: list[str]) -> None:
-    said, backoff_s = f"redis at {public_url(redis_url)}", _BACKOFF_S[0]
+    said, cause, backoff_s = f"redis at {public_url(redis_url)}", "", _BACKOFF_S[0]
     while True:
         try:
             await check_redis(redis_url)
         except NotReady as error:
             if said not in waiting_for:
                 waiting_for.append(said)
-            log.warning("service.waiting", waiting_for=str(error))
+            if cause != (cause := str(error)):
+                log.warning("service.waiting", waiting_for=cause)
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
             backoff_s = min(2 * backoff_s, _BACKOFF_S[1])
         else:

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
+import structlog
 from grpc_channelz.v1 import channelz
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
@@ -18,9 +19,12 @@ from moesaic.errors import InvalidInput
 from moesaic.settings import ServiceSettings
 from moesaic.v1 import admin_pb2_grpc
 
+log = structlog.get_logger()
+
 __all__ = ["AdminServer", "DrainHook", "ServiceStatus", "admin_server"]
 
 _MAX_CONCURRENT_CALLS = 1024
+_SETTLE_S = 1.0
 _LAST_ANSWERS_S = 0.5  # what calls that still run get when the server closes
 
 
@@ -91,11 +95,15 @@ async def admin_server(
     for name in names:
         await health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
     await server.start()
-    follower = asyncio.create_task(_follow(status, health, names), name="health")
+    followers = [
+        asyncio.create_task(_follow(status, health, names), name="health"),
+        asyncio.create_task(_say_what_it_waits_for(status), name="waiting"),
+    ]
     try:
         yield AdminServer(host_port(place.advertised_host, port), status, stop, admin)
     finally:
-        follower.cancel()
+        for follower in followers:
+            follower.cancel()
         await health.enter_graceful_shutdown()
         await server.stop(_LAST_ANSWERS_S)
 
@@ -128,6 +136,19 @@ async def _follow(status: ServiceStatus, health: HealthServicer, names: list[str
                 if serving
                 else health_pb2.HealthCheckResponse.NOT_SERVING,
             )
+
+
+async def _say_what_it_waits_for(status: ServiceStatus) -> None:
+    """Log what keeps the service waiting, once it has done so for a moment, and when it is over."""
+    said: list[str] = []
+    before: list[str] = []
+    while True:
+        await asyncio.sleep(_SETTLE_S)
+        now = list(status.waiting_for)
+        if now == before != said:  # what comes and goes within a moment is not worth a line
+            said = now
+            log.info("service.waiting" if now else "service.waited", waiting_for=now)
+        before = now
 
 
 def _listen(server: grpc.aio.Server, host: str, port: int) -> int:

@@ -1,0 +1,93 @@
+"""Each image is a service on its own: nothing of the others in it, and it says what it lacks."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import grpc
+import pytest
+
+from moesaic.v1 import admin_pb2, admin_pb2_grpc
+from tests.compose.containers import docker
+from tests.suites import ROOT
+
+SERVICES = ("gateway", "scheduler", "attention", "expert")
+FOREIGN_PACKAGES = {
+    "gateway": ("torch", "ucxx", "safetensors", "triton"),
+    "scheduler": ("torch", "ucxx", "safetensors", "triton", "fastapi", "uvicorn", "tokenizers"),
+    "attention": ("fastapi", "uvicorn", "tokenizers"),
+    "expert": ("fastapi", "uvicorn", "tokenizers"),
+}
+
+
+def image(service: str) -> str:
+    return f"moesaic-{service}:test"
+
+
+@contextmanager
+def alone(service: str) -> Iterator[str]:
+    """The address of the admin port of a container of one image, with nobody to talk to."""
+    settings = {
+        "MOESAIC_HOST": "0.0.0.0",
+        "MOESAIC_ADVERTISE_HOST": "127.0.0.1",
+        "MOESAIC_ADMIN_PORT": "7000",
+        "MOESAIC_MODEL": "/model",
+        "MOESAIC_NO_AUTH": "true",
+    }
+    if service == "scheduler":
+        del settings["MOESAIC_MODEL"], settings["MOESAIC_NO_AUTH"]
+    flags = [part for name, value in settings.items() for part in ("-e", f"{name}={value}")]
+    volume = ("-v", f"{ROOT}/models/demo:/model:ro", "--read-only", "--tmpfs", "/tmp")
+    container = docker(
+        "run", "-d", "--init", "-p", "127.0.0.1::7000", *volume, *flags, image(service)
+    ).strip()
+    try:
+        yield docker("port", container, "7000").strip()
+    finally:
+        docker("rm", "-f", container)
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_an_image_explains_its_settings(service: str) -> None:
+    shown = docker("run", "--rm", "--network", "none", image(service), "--help")
+    assert "--redis-url" in shown
+    assert "--control-host" in shown
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_an_image_answers_its_operator_without_the_others_and_says_what_it_waits_for(
+    service: str,
+) -> None:
+    with alone(service) as address, grpc.insecure_channel(address) as channel:
+        stub = admin_pb2_grpc.AdminServiceStub(channel)
+        give_up_at = time.monotonic() + 60
+        while True:
+            info = stub.GetInfo(admin_pb2.GetInfoRequest(), timeout=30, wait_for_ready=True)
+            if any("redis" in reason for reason in info.waiting_for):
+                break
+            assert time.monotonic() < give_up_at, info
+            time.sleep(0.2)
+        assert info.service == service
+        assert info.state == admin_pb2.SERVICE_STATE_STARTING
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_an_image_has_neither_code_nor_packages_of_the_others(service: str) -> None:
+    foreign = [f"services.{other}" for other in SERVICES if other != service]
+    foreign += FOREIGN_PACKAGES[service]
+    script = (
+        "import importlib.util, sys\n"
+        "def there(name):\n"
+        "    try: return importlib.util.find_spec(name) is not None\n"
+        "    except ModuleNotFoundError: return False\n"
+        "print([name for name in sys.argv[1:] if there(name)])"
+    )
+    run = ("run", "--rm", "--network", "none", "--entrypoint", "python", image(service))
+    assert docker(*run, "-c", script, *foreign) == "[]\n"
+    assert docker(*run, "-c", script, f"services.{service}") == f"['services.{service}']\n"
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_an_image_runs_as_nobody_in_particular(service: str) -> None:
+    run = ("run", "--rm", "--network", "none", "--entrypoint", "id", image(service))
+    assert docker(*run, "-u") == "10001\n"
