@@ -145,7 +145,7 @@ DANGEROUS = [
     ("CONFIG", "GET", "*"),
     ("EVAL", "return 1", "0"),
     ("ACL", "LIST"),
-    ("DEBUG", "SLEEP", "0"),
+    ("SHUTDOWN", "NOSAVE"),
 ]
 
 
