@@ -254,7 +254,7 @@ def test_variables_and_the_key_reach_the_suite_but_flags_win(
     assert b"MOESAIC_API_KEY=key\0" in environ
     assert b"key\0" not in flags
     assert '-H "Authorization: Bearer $MOESAIC_API_KEY"' in up.stdout
-    assert "python -m moesaic.cli classify" in up.stdout
+    assert "-m moesaic.cli classify" in up.stdout
 
 
 def test_a_port_in_use_is_found_before_anything_runs(ask: Run, house: Path) -> None:
