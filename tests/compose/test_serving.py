@@ -120,11 +120,10 @@ def _until_placed(containers: Containers, workers: int, within_s: float = 90) ->
     """Wait until the placement in force has so many expert workers."""
     give_up_at = time.monotonic() + within_s
     while True:
-        planned = {
-            e["epoch"]: e["workers"] for e in containers.events("scheduler", "placement.planned")
-        }
-        committed = containers.events("scheduler", "placement.committed")
-        if committed and len(planned[committed[-1]["epoch"]]) == workers:
+        committed = containers.events("scheduler", "placement.committed")  # before what was planned
+        planned = containers.events("scheduler", "placement.planned")
+        workers_of = {entry["epoch"]: entry["workers"] for entry in planned}
+        if committed and len(workers_of[committed[-1]["epoch"]]) == workers:
             return
-        assert time.monotonic() < give_up_at, f"{planned}, committed {committed[-1:]}"
+        assert time.monotonic() < give_up_at, f"{workers_of}, committed {committed[-1:]}"
         time.sleep(0.5)
