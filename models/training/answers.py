@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from models.training import corpus
 from moesaic.dispatch.local import LocalDispatcher
-from moesaic.engine.batching import Limits
+from moesaic.engine.limits import Limits
 from moesaic.engine.engine import Engine
 from moesaic.engine.requests import (
     Event,
@@ -27,7 +27,11 @@ from moesaic.models.config import load_config
 from moesaic.models.decoder import Decoder
 
 LIMITS = Limits(
-    max_num_seqs=64, max_num_batched_tokens=2048, max_num_queued_reqs=1 << 20, max_model_len=2048
+    max_num_seqs=64,
+    max_num_batched_tokens=2048,
+    max_num_queued_reqs=1 << 20,
+    max_num_queued_tokens=1 << 30,
+    max_model_len=2048,
 )
 NUM_BLOCKS = 4096
 

@@ -1,6 +1,7 @@
 """AttentionService: streams of commands to the engine, streams of events back."""
 
 import asyncio
+import dataclasses
 import itertools
 from collections.abc import AsyncIterator
 from typing import Any
@@ -10,13 +11,21 @@ import structlog
 
 from moesaic.cluster.statuses import errors_as_status
 from moesaic.engine.engine import Engine, Load
-from moesaic.engine.requests import Event, FailureEvent, FinishEvent, RequestKey
+from moesaic.engine.grammar import GrammarCompiler
+from moesaic.engine.requests import (
+    Event,
+    FailureEvent,
+    FinishEvent,
+    Generation,
+    Request,
+    RequestKey,
+)
 from moesaic.engine.thread import EngineThread
 from moesaic.errors import InvalidInput, MoesaicError, NotReady
 from moesaic.models.config import ModelConfig
 from moesaic.v1 import attention_pb2 as pb
 from moesaic.v1 import attention_pb2_grpc
-from services.attention.wire import decode_submit, encode_event
+from services.attention.wire import compile_grammar, decode_submit, encode_event
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Responses = asyncio.Queue[pb.ExecuteResponse | None]  # None ends the stream
@@ -28,8 +37,8 @@ MAX_QUEUED_EVENTS = 65536  # a gateway that reads so slowly that this fills up h
 class AttentionAdmin(attention_pb2_grpc.AttentionServiceServicer):
     """Owns the streams; lives on the main loop."""
 
-    def __init__(self, config: ModelConfig) -> None:
-        self._config = config
+    def __init__(self, config: ModelConfig, compiler: GrammarCompiler) -> None:
+        self._config, self._compiler = config, compiler
         self._thread: EngineThread | None = None
         self._engine: Engine | None = None
         self._streams: dict[int, Responses] = {}
@@ -113,17 +122,20 @@ class AttentionAdmin(attention_pb2_grpc.AttentionServiceServicer):
         queue: Responses,
     ) -> None:
         try:
-            async for command in commands:
-                if command.WhichOneof("command") == "cancel":
-                    self._cancel(
-                        RequestKey(command.cancel.request_id, command.cancel.attempt, stream)
-                    )
-                else:
-                    self._submit(command.submit, stream, queue)
+            async with asyncio.TaskGroup() as compiling:
+                async for command in commands:
+                    if command.WhichOneof("command") == "cancel":
+                        self._cancel(
+                            RequestKey(command.cancel.request_id, command.cancel.attempt, stream)
+                        )
+                    else:
+                        self._submit(command.submit, stream, queue, compiling)
         finally:
             queue.put_nowait(None)
 
-    def _submit(self, submit: pb.Submit, stream: int, queue: Responses) -> None:
+    def _submit(
+        self, submit: pb.Submit, stream: int, queue: Responses, compiling: asyncio.TaskGroup
+    ) -> None:
         key = RequestKey(submit.request_id, submit.attempt, stream)
         try:
             if self._engine is None or self._thread is None:
@@ -140,7 +152,26 @@ class AttentionAdmin(attention_pb2_grpc.AttentionServiceServicer):
             return
         self._open.add(key)
         self.idle.clear()
-        self._thread.call(self._engine.submit, request)
+        if submit.generation.HasField("grammar"):
+            compiling.create_task(self._submit_compiled(request, submit.generation.grammar, queue))
+        else:
+            self._thread.call(self._engine.submit, request)
+
+    async def _submit_compiled(
+        self, request: Request, grammar: pb.Grammar, queue: Responses
+    ) -> None:
+        """Compile a grammar beside everything else; the request may be cancelled meanwhile."""
+        try:
+            compiled = await asyncio.to_thread(compile_grammar, self._compiler, grammar)
+        except MoesaicError as error:
+            if request.key in self._open:
+                self._close(request.key)
+                queue.put_nowait(encode_event(FailureEvent(request.key, error)))
+            return
+        if request.key in self._open and self._thread is not None and self._engine is not None:
+            assert isinstance(request.work, Generation)  # only these have grammars
+            work = dataclasses.replace(request.work, grammar=compiled)
+            self._thread.call(self._engine.submit, dataclasses.replace(request, work=work))
 
     def _close(self, key: RequestKey) -> None:
         self._open.discard(key)

@@ -1,6 +1,7 @@
 """An attention worker: builds the parts, serves, drains."""
 
 import asyncio
+import hashlib
 import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -19,9 +20,10 @@ from moesaic.cluster.registry import next_generation, registered
 from moesaic.dispatch.contract import Dispatcher
 from moesaic.dispatch.local import LocalDispatcher
 from moesaic.dispatch.routed import RoutedDispatcher
-from moesaic.engine.batching import Limits
 from moesaic.engine.blocks import BLOCK_SIZE
 from moesaic.engine.engine import Engine
+from moesaic.engine.grammar import GrammarCompiler
+from moesaic.engine.limits import Limits
 from moesaic.engine.requests import Event
 from moesaic.engine.thread import EngineThread, engine_thread
 from moesaic.errors import NotReady
@@ -30,6 +32,7 @@ from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.config import ModelConfig, load_config
 from moesaic.models.decoder import Decoder
 from moesaic.models.gate import Gate
+from moesaic.prefix.block_hashes import BlockHasher
 from moesaic.settings import load_settings
 from moesaic.telemetry.logs import configure_logging
 from moesaic.telemetry.metrics import serve_metrics
@@ -56,7 +59,8 @@ async def serve(settings: AttentionSettings) -> None:
     async with AsyncExitStack() as parts:
         stop = await parts.enter_async_context(stop_event())
         settings = await parts.enter_async_context(own_addresses(settings))
-        service = AttentionAdmin(config)
+        compiler = GrammarCompiler(Path(settings.model), config.vocab_size, config.eos_token_ids)
+        service = AttentionAdmin(config, compiler)
         admin = await parts.enter_async_context(
             admin_server(
                 settings,
@@ -181,9 +185,16 @@ async def _open_engine(
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_num_queued_reqs=settings.max_num_queued_reqs,
+        max_num_queued_tokens=settings.max_num_queued_tokens,
         max_model_len=min(config.max_positions, settings.kv_blocks * BLOCK_SIZE),
     )
-    return Engine(decoder, dispatcher, limits, settings.kv_blocks, emit, settings.recovery_s)
+    hasher = None
+    if settings.enable_prefix_caching:
+        key = hashlib.sha256(settings.secret.get_secret_value().encode()).digest()
+        hasher = BlockHasher(key, config.digest, BLOCK_SIZE)
+    return Engine(
+        decoder, dispatcher, limits, settings.kv_blocks, emit, settings.recovery_s, hasher
+    )
 
 
 async def _follow_placement(

@@ -3,6 +3,7 @@
 from typing import Literal
 
 from pydantic import Field
+from pydantic_settings import CliDualFlag
 
 from moesaic.settings import ModelSettings
 
@@ -18,6 +19,12 @@ class AttentionSettings(ModelSettings):
     max_num_batched_tokens: int = Field(2048, ge=16, le=1 << 20, description="rows in one step")
     max_num_queued_reqs: int = Field(
         512, ge=1, le=1 << 20, description="requests that may wait before new ones are refused"
+    )
+    max_num_queued_tokens: int = Field(
+        1 << 20, ge=1, le=1 << 40, description="the same, by the tokens of their prompts"
+    )
+    enable_prefix_caching: CliDualFlag[bool] = Field(
+        True, description="keep computed KV blocks for prompts that begin alike"
     )
     expert_timeout_s: float = Field(
         2.0,

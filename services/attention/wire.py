@@ -1,18 +1,23 @@
 """Execute's messages and the engine's requests and events, one into the other."""
 
+import math
 import time
+from typing import Literal
 
+from moesaic.engine.grammar import Grammar, GrammarCompiler
 from moesaic.engine.requests import (
     Event,
     FailureEvent,
     FinishEvent,
     Generation,
+    PromptEvent,
     Request,
     RequestKey,
     Sampling,
     ScoreEvent,
     Scoring,
     TokenEvent,
+    TokenLogprob,
 )
 from moesaic.errors import InvalidInput
 from moesaic.v1 import attention_pb2 as pb
@@ -40,33 +45,92 @@ def decode_submit(
             raise InvalidInput("labels", f"token ids must be below {vocab_size}")
         work = Scoring(candidates)
     elif submit.WhichOneof("work") == "generation":
-        if any(token >= vocab_size for token in submit.generation.stop_token_ids):
-            raise InvalidInput("stop_token_ids", f"token ids must be below {vocab_size}")
-        work = _decode_generation(submit.generation, eos_token_ids)
+        named = {
+            "stop_token_ids": submit.generation.stop_token_ids,
+            "logit_bias": submit.generation.sampling.logit_bias,
+        }
+        for field, token_ids in named.items():
+            if any(token >= vocab_size for token in token_ids):
+                raise InvalidInput(field, f"token ids must be below {vocab_size}")
+        work = _decode_generation(submit.generation, len(tokens), eos_token_ids)
     else:
         raise InvalidInput("work", "must be generation or scoring")
     key = RequestKey(submit.request_id, submit.attempt, stream)
-    return Request(key, tokens, work, deadline_s, float(submit.deadline_ms))
+    return Request(
+        key,
+        tokens,
+        work,
+        deadline_s,
+        float(submit.deadline_ms),
+        submit.priority,
+        submit.cache_salt,
+        submit.exact,
+    )
 
 
-def _decode_generation(generation: pb.Generation, eos_token_ids: tuple[int, ...]) -> Generation:
-    how = generation.sampling
-    if how.temperature < 0 or not 0 <= how.top_p <= 1 or not 0 <= how.min_p <= 1:
-        raise InvalidInput(
-            "sampling", "temperature must not be negative, top_p and min_p must be in 0..1"
-        )
-    top_logprobs = generation.top_logprobs if generation.HasField("top_logprobs") else None
-    if top_logprobs is not None and top_logprobs > MAX_TOP_LOGPROBS:
-        raise InvalidInput(
-            "top_logprobs", f"must be at most {MAX_TOP_LOGPROBS}, got {top_logprobs}"
-        )
-    ends = () if generation.ignore_eos else eos_token_ids
+def _decode_generation(
+    generation: pb.Generation, num_tokens: int, eos_token_ids: tuple[int, ...]
+) -> Generation:
+    if generation.num_resumed_tokens > num_tokens:
+        raise InvalidInput("num_resumed_tokens", f"must be at most {num_tokens}")
+    structured = generation.HasField("grammar")
+    if structured and generation.min_tokens:
+        raise InvalidInput("min_tokens", f"cannot be combined with {generation.grammar.field}")
+    ends = () if generation.ignore_eos and not structured else eos_token_ids
     return Generation(
         max_tokens=generation.max_tokens,
         min_tokens=generation.min_tokens,
         stop_token_ids=frozenset((*generation.stop_token_ids, *ends)),
-        sampling=Sampling(how.temperature, how.top_p or 1.0, how.top_k, how.min_p, how.seed),
-        top_logprobs=top_logprobs,
+        num_resumed=generation.num_resumed_tokens,
+        sampling=_decode_sampling(generation.sampling),
+        top_logprobs=_num_logprobs(generation, "top_logprobs"),
+        prompt_logprobs=_num_logprobs(generation, "prompt_logprobs"),
+    )
+
+
+def compile_grammar(compiler: GrammarCompiler, grammar: pb.Grammar) -> Grammar:
+    """What a generation's answer must fit. Takes up to a second.
+
+    Raises:
+        InvalidInput: there is no such grammar, or the worker cannot use any.
+    """
+    field = grammar.field or "grammar"
+    kind = grammar.WhichOneof("kind")
+    if kind is None:
+        raise InvalidInput(field, "is of an unknown kind")
+    return compiler.compile(kind, getattr(grammar, kind), field)
+
+
+def _num_logprobs(
+    generation: pb.Generation, field: Literal["top_logprobs", "prompt_logprobs"]
+) -> int | None:
+    count: int = getattr(generation, field)
+    if count > MAX_TOP_LOGPROBS:
+        raise InvalidInput(field, f"must be at most {MAX_TOP_LOGPROBS}, got {count}")
+    return count if generation.HasField(field) else None
+
+
+def _decode_sampling(how: pb.Sampling) -> Sampling:
+    # Written so that what is not a number fails too.
+    if not (how.temperature >= 0 and 0 <= how.top_p <= 1 and 0 <= how.min_p <= 1):
+        raise InvalidInput(
+            "sampling", "temperature must not be negative, top_p and min_p must be in 0..1"
+        )
+    if not 0 <= how.repetition_penalty < math.inf:
+        raise InvalidInput("repetition_penalty", "must be a positive number")
+    added = (how.presence_penalty, how.frequency_penalty, *how.logit_bias.values())
+    if not all(map(math.isfinite, added)):
+        raise InvalidInput("sampling", "penalties and biases must be finite")
+    return Sampling(
+        temperature=how.temperature,
+        top_p=how.top_p or 1.0,
+        top_k=how.top_k,
+        min_p=how.min_p,
+        seed=how.seed,
+        repetition_penalty=how.repetition_penalty or 1.0,
+        presence_penalty=how.presence_penalty,
+        frequency_penalty=how.frequency_penalty,
+        logit_bias=tuple(sorted(how.logit_bias.items())),
     )
 
 
@@ -78,11 +142,10 @@ def encode_event(event: Event) -> pb.ExecuteResponse:
         response.tokens.token_index = event.index
         response.tokens.token_ids.append(event.token_id)
         if event.logprob is not None:
-            response.tokens.logprobs.add(
-                logprob=event.logprob.logprob,
-                top_token_ids=[token for token, _ in event.logprob.top],
-                top_logprobs=[logprob for _, logprob in event.logprob.top],
-            )
+            response.tokens.logprobs.append(_encode_logprob(event.logprob))
+    elif isinstance(event, PromptEvent):
+        response.prompt_logprobs.first_position = event.first_position
+        response.prompt_logprobs.logprobs.extend(map(_encode_logprob, event.logprobs))
     elif isinstance(event, ScoreEvent):
         response.scores.logprobs.extend(event.logprobs)
     elif isinstance(event, FinishEvent):
@@ -91,6 +154,7 @@ def encode_event(event: Event) -> pb.ExecuteResponse:
                 reason=_REASONS[event.reason],
                 prompt_tokens=event.prompt_tokens,
                 completion_tokens=event.completion_tokens,
+                cached_tokens=event.cached_tokens,
                 epochs=[pb.EpochSpan(epoch=epoch, tokens=tokens) for epoch, tokens in event.epochs],
                 stop_token_id=event.stop_token_id,
             )
@@ -108,3 +172,12 @@ def encode_event(event: Event) -> pb.ExecuteResponse:
             )
         )
     return response
+
+
+def _encode_logprob(told: TokenLogprob) -> pb.TokenLogprob:
+    return pb.TokenLogprob(
+        logprob=told.logprob,
+        rank=told.rank,
+        top_token_ids=[token for token, _ in told.top],
+        top_logprobs=[logprob for _, logprob in told.top],
+    )

@@ -17,7 +17,7 @@ from services.gateway.execution import Deadline
 from services.gateway.fields import GenerationWire, StreamOptions
 from services.gateway.gateway import Gateway, exchange_of
 from services.gateway.generation import Answers, joined
-from services.gateway.replies import Envelope, reply
+from services.gateway.replies import Envelope, PromptLogprobs, reply
 from services.gateway.stream import EventStream
 
 Choices = list[Any]
@@ -53,6 +53,7 @@ class Delivery:
     answer_id: str
     deadline: Deadline
     prompt_token_ids: list[int] | None = None  # put beside the choices
+    prompt_logprobs: Callable[[], PromptLogprobs] | None = None  # the same, once they are known
     created: int = field(default_factory=lambda: int(time.time()))
 
     async def respond(self, request: Request) -> Response:
@@ -69,6 +70,8 @@ class Delivery:
         choices = sorted((self.shape.whole(p) for p in joined(pieces)), key=lambda c: c.index)
         envelope = self._envelope(self.shape.whole_object, choices)
         envelope.usage, envelope.moesaic = self.answers.usage, self.answers.provenance
+        if self.prompt_logprobs is not None:
+            envelope.prompt_logprobs = self.prompt_logprobs()
         return reply(envelope)
 
     async def _stream(self) -> AsyncGenerator[bytes, None]:

@@ -41,6 +41,7 @@ class Exchange:
     code: str = ""
     stream: bool = False
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     completion_tokens: int = 0
     attempts: int = 0
     admitted: bool = False
@@ -72,6 +73,7 @@ class Exchange:
         metrics.e2e_s.labels(self.route, self.model).observe(took_s)
         if self.prompt_tokens:
             metrics.prompt_tokens.labels(self.route, self.model).inc(self.prompt_tokens)
+            metrics.prompt_tokens_cached.labels(self.route, self.model).inc(self.cached_tokens)
             metrics.generation_tokens.labels(self.route, self.model).inc(self.completion_tokens)
         log.info(
             "request.finished",
@@ -84,6 +86,7 @@ class Exchange:
             stream=self.stream,
             took_s=round(took_s, 4),
             prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
             completion_tokens=self.completion_tokens,
             attempts=self.attempts,
         )

@@ -14,9 +14,11 @@ from moesaic.v1.attention_pb2 import (
     Failure,
     Finished,
     Generation,
+    PromptLogprobs,
     Scores,
     Scoring,
     Submit,
+    TokenLogprob,
     Tokens,
 )
 from services.gateway import metrics
@@ -26,6 +28,7 @@ log = structlog.get_logger()
 
 WINDOW = 64  # sequences of one request that are under way at a time
 MAX_BUFFERED = 8192  # events that may wait for a slow client
+News = PromptLogprobs | Tokens | Scores | Finished  # what a run brings
 _TRY_ELSEWHERE = {"worker_lost", "draining", "not_ready", "overloaded"}
 
 
@@ -72,13 +75,24 @@ class Deadline:
         return DeadlineExceeded("the request", self.budget_ms)
 
 
+@dataclass(frozen=True)
+class Terms:
+    """How the runs of a request are to be treated beside others."""
+
+    priority: int = 0  # less goes first
+    cache_salt: str = ""  # only requests with the same one share computed prefixes
+    exact: bool = False  # nothing that was computed in a degraded way may be used
+
+
 @dataclass(eq=False)
 class Run:
     """One prompt with what is to be made of it, and how far that is."""
 
     prompt: Sequence[int]
     work: Generation | Scoring
+    terms: Terms = field(default_factory=Terms)
     token_ids: list[int] = field(default_factory=list)  # of the answer, so far
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # from the second token on
     done: bool = False
     attempt: int = 0
     start: int = 0  # tokens there were when this attempt began
@@ -96,6 +110,9 @@ class Run:
             attempt=self.attempt,
             token_ids=[*self.prompt, *self.token_ids],
             deadline_ms=deadline_ms,
+            priority=self.terms.priority,
+            cache_salt=self.terms.cache_salt,
+            exact=self.terms.exact,
         )
         if isinstance(self.work, Scoring):
             submit.scoring.CopyFrom(self.work)
@@ -103,6 +120,9 @@ class Run:
             submit.generation.CopyFrom(self.work)
             submit.generation.max_tokens -= self.start
             submit.generation.min_tokens = max(0, self.work.min_tokens - self.start)
+            submit.generation.num_resumed_tokens = self.start
+            if self.start:  # what is known of the prompt came before the first token
+                submit.generation.ClearField("prompt_logprobs")
         return submit
 
     @property
@@ -114,8 +134,11 @@ class Run:
 
     @property
     def is_full(self) -> bool:
-        """Whether a generation has all the tokens it may have."""
-        return isinstance(self.work, Generation) and len(self.token_ids) >= self.work.max_tokens
+        """Whether a generation has all it may have."""
+        if isinstance(self.work, Scoring) or len(self.token_ids) < self.work.max_tokens:
+            return False
+        wants_prompt = self.work.HasField("prompt_logprobs")
+        return not wants_prompt or len(self.prompt_logprobs) == len(self.prompt) - 1
 
 
 class Execution:
@@ -158,7 +181,7 @@ class Execution:
                 worker, task = run.under_way
                 worker.cancel(task)
 
-    async def next_events(self) -> list[tuple[int, Tokens | Scores | Finished]]:
+    async def next_events(self) -> list[tuple[int, News]]:
         """Wait for events and give all there are, each with its run's index; none when all runs have ended.
 
         Raises:
@@ -214,10 +237,12 @@ class Execution:
             self._events.append((idx, attempt, event))
         self._arrived.set()
 
-    def _accept(self, idx: int, run: Run, event: Event) -> Tokens | Scores | Finished | None:
+    def _accept(self, idx: int, run: Run, event: Event) -> News | None:
         """What of an event is news; a loss sets the run going elsewhere."""
         if isinstance(event, Tokens):
             return self._accept_tokens(idx, run, event)
+        if isinstance(event, PromptLogprobs):
+            return self._accept_prompt(idx, run, event)
         if isinstance(event, Finished):
             run.done = True
             self._num_open -= 1
@@ -229,12 +254,20 @@ class Execution:
             raise error
         return self._try_elsewhere(idx, run, error)
 
+    def _accept_prompt(
+        self, idx: int, run: Run, event: PromptLogprobs
+    ) -> PromptLogprobs | Finished | None:
+        known = len(run.prompt_logprobs)
+        if event.first_position > known + 1:
+            return self._on_gap(idx, run, known + 1, event.first_position)
+        fresh = event.logprobs[known + 1 - event.first_position :]  # another attempt begins again
+        run.prompt_logprobs.extend(fresh)
+        return event if fresh else None
+
     def _accept_tokens(self, idx: int, run: Run, event: Tokens) -> Tokens | Finished | None:
         known = len(run.token_ids) - run.start  # of this attempt
         if event.token_index > known:
-            gap = f"token {known} expected, {event.token_index} came"
-            self._hang_up(run)
-            return self._try_elsewhere(idx, run, PeerLost("an attention worker", gap))
+            return self._on_gap(idx, run, known, event.token_index)
         if repeated := min(known - event.token_index, len(event.token_ids)):
             metrics.duplicates.inc(repeated)
             event = Tokens(
@@ -244,6 +277,11 @@ class Execution:
             )
         run.token_ids.extend(event.token_ids)
         return event if event.token_ids else None
+
+    def _on_gap(self, idx: int, run: Run, expected: int, came: int) -> Finished | None:
+        self._hang_up(run)
+        gap = f"token {expected} expected, {came} came"
+        return self._try_elsewhere(idx, run, PeerLost("an attention worker", gap))
 
     def _try_elsewhere(self, idx: int, run: Run, cause: MoesaicError) -> Finished | None:
         """Go on from the tokens there are on another worker: sampling is by seed and position, so nothing changes."""

@@ -10,15 +10,18 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from moesaic.errors import InvalidInput
+from services.gateway.formats import Choices, ResponseFormat, Schema, StructuredOutputs
 from services.gateway.surrogates import check_unicode
 
 MAX_PROMPTS = 1024
 MAX_CHOICES = 16
 MAX_STOPS = 4
 MAX_TOP_LOGPROBS = 20
+MAX_LOGIT_BIASES = 1024
 INT64 = 1 << 63
 
 TokenId = Annotated[int, Field(ge=0, lt=1 << 32)]
+Priority = Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)]
 
 
 class Wire(BaseModel):
@@ -43,7 +46,7 @@ class Extension(BaseModel):
     quality: Literal["standard", "exact"] = "standard"
     min_threshold: float | None = Field(None, ge=0, le=1)
     deadline_ms: int | None = Field(None, ge=1, le=86_400_000)
-    priority: int = Field(0, ge=-(1 << 31), lt=1 << 31)
+    priority: Priority = 0
     provenance: bool = False
 
 
@@ -52,6 +55,13 @@ class InferenceWire(Wire):
 
     user: str | None = None
     request_id: str | None = None
+    priority: Priority | None = Field(None, description="less goes first; default 0")
+    cache_salt: str | None = Field(
+        None,
+        min_length=1,
+        max_length=256,
+        description="only requests with the same salt share computed prefixes",
+    )
     moesaic: Extension = Field(default_factory=lambda: Extension.model_validate({}))
 
     @field_validator("moesaic", mode="before")
@@ -78,11 +88,24 @@ class GenerationWire(InferenceWire):
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, lt=1 << 31)
     min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0, le=10)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    logit_bias: dict[TokenId, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
+        None, max_length=MAX_LOGIT_BIASES
+    )
     seed: int | None = Field(None, ge=-INT64, lt=INT64)
     n: int = Field(1, ge=1, le=MAX_CHOICES)
     stop: str | list[str] | None = None
     stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=128)
     ignore_eos: bool = False
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | None = None
+    guided_regex: str | None = None
+    guided_grammar: str | None = None
+    guided_choice: Choices | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     skip_special_tokens: bool = True
@@ -113,6 +136,8 @@ class GenerationWire(InferenceWire):
     def _options_need_a_stream(self) -> "GenerationWire":
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options needs stream to be true")
+        if self.prompt_logprobs is not None and self.stream:
+            raise ValueError("prompt_logprobs needs stream to be false")
         return self
 
     @property
@@ -185,6 +210,7 @@ class CompletionWire(GenerationWire):
             ]
         },
     )
+    max_tokens: int | None = Field(None, ge=0, lt=1 << 31)  # 0: of interest is the prompt
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     echo: bool | None = None
     add_special_tokens: bool = True
@@ -199,6 +225,12 @@ class CompletionWire(GenerationWire):
         if not 1 <= len(prompts) <= MAX_PROMPTS:
             raise ValueError(f"must hold 1 to {MAX_PROMPTS} prompts, got {len(prompts)}")
         return prompts
+
+    @model_validator(mode="after")
+    def _something_is_wanted(self) -> "CompletionWire":
+        if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
+            raise ValueError("max_tokens may be 0 only with echo or prompt_logprobs")
+        return self
 
 
 class LabelWire(BaseModel):

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from moesaic.errors import ModelNotFound, NotReady, Overloaded
 from services.gateway import metrics
 from services.gateway.exchange import Exchange, is_request_id, route_of
-from services.gateway.execution import Deadline, Execution, Run
+from services.gateway.execution import Deadline, Execution, Run, Terms
 from services.gateway.fields import InferenceWire, Wire
 from services.gateway.language import Language
 from services.gateway.readiness import Lacks, lacking_experts, lacks
@@ -113,6 +113,15 @@ class Gateway:
         error = NotReady("the gateway is stopping", code="draining")
         for execution in self._executions:
             execution.abort(error)
+
+
+def terms_of(body: InferenceWire) -> Terms:
+    """How the caller wants the request to be treated beside others."""
+    return Terms(
+        priority=body.moesaic.priority if body.priority is None else body.priority,
+        cache_salt=body.cache_salt or "",
+        exact=body.moesaic.quality == "exact",
+    )
 
 
 def gateway_of(request: Request) -> Gateway:

@@ -10,8 +10,9 @@ from services.gateway.choices import Choice, Ending, Piece
 from services.gateway.exchange import Exchange
 from services.gateway.execution import Deadline, Run
 from services.gateway.fields import INT64, GenerationWire
-from services.gateway.gateway import Gateway
+from services.gateway.gateway import Gateway, terms_of
 from services.gateway.replies import EpochTokens, Provenance, Usage, usage_of
+from services.gateway.structure import grammar_of
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,9 @@ class Limits:
                 f"and the answer needs {asked}; shorten the prompt or lower max_tokens"
             )
             raise InvalidInput(field, fix, code="context_length_exceeded")
-        return self.max_tokens or min(room, self.default_max_tokens or room)
+        if self.max_tokens is not None:
+            return self.max_tokens
+        return min(room, self.default_max_tokens or room)
 
 
 def runs_of(
@@ -47,15 +50,19 @@ def runs_of(
     limits: Limits,
     field: str,
     top_logprobs: int | None,
+    prompt_logprobs: int | None,
 ) -> list[Run]:
     """The runs of a request, prompt by prompt, ``n`` each.
 
     Raises:
         InvalidInput: a prompt does not fit, or the fields contradict each other.
     """
+    grammar = grammar_of(body)
+    if grammar is not None and body.min_tokens:
+        raise InvalidInput("min_tokens", f"cannot be combined with {grammar.field}")
     # Without a seed of the caller's we pick one: it lets another worker go on where one was lost.
     seed = body.seed if body.seed is not None else secrets.randbits(63)
-    runs = []
+    runs, terms = [], terms_of(body)
     for i, prompt in enumerate(prompts):
         max_tokens = limits.of(prompt, field if len(prompts) == 1 else f"{field}[{i}]")
         if body.min_tokens > max_tokens:
@@ -67,17 +74,27 @@ def runs_of(
                 min_tokens=body.min_tokens,
                 stop_token_ids=body.stop_token_ids,
                 ignore_eos=body.ignore_eos,
-                sampling=Sampling(
-                    temperature=1.0 if body.temperature is None else body.temperature,
-                    top_p=1.0 if body.top_p is None else body.top_p,
-                    top_k=max(0, body.top_k or 0),
-                    min_p=body.min_p or 0.0,
-                    seed=(seed + k + INT64) % (2 * INT64) - INT64,
-                ),
+                sampling=_sampling_of(body, seed + k),
                 top_logprobs=top_logprobs,
+                prompt_logprobs=prompt_logprobs,
+                grammar=grammar,
             )
-            runs.append(Run(prompt, work))
+            runs.append(Run(prompt, work, terms))
     return runs
+
+
+def _sampling_of(body: GenerationWire, seed: int) -> Sampling:
+    return Sampling(
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        top_k=max(0, body.top_k or 0),
+        min_p=body.min_p or 0.0,
+        seed=(seed + INT64) % (2 * INT64) - INT64,
+        repetition_penalty=body.repetition_penalty or 1.0,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        logit_bias=body.logit_bias or {},
+    )
 
 
 class Answers:
@@ -101,7 +118,7 @@ class Answers:
         ]
         self._gateway, self._exchange, self._n = gateway, exchange, body.n
         self._wants_workers = body.moesaic.provenance
-        self._finished: list[Finished] = []
+        self._finished: dict[int, Finished] = {}  # by run
         self.prompt_tokens = exchange.prompt_tokens = sum(
             len(run.prompt) for run in runs[:: body.n]
         )
@@ -121,12 +138,14 @@ class Answers:
                             if choice.finished:
                                 execution.cancel(self.runs[i])
                         elif isinstance(event, Finished):
-                            self._finished.append(event)
+                            self._finished[i] = event
                             pieces.append(choice.finish(event))
-                    self._exchange.note_tokens(sum(len(piece.token_ids) for piece in pieces))
-                    yield list(joined(pieces))
+                    if pieces:  # not if only the prompts' log-probabilities came
+                        self._exchange.note_tokens(sum(len(p.token_ids) for p in pieces))
+                        yield list(joined(pieces))
             finally:
                 self._exchange.attempts = sum(run.attempt for run in self.runs)
+                self._exchange.cached_tokens = self._cached_tokens
 
     @property
     def usage(self) -> Usage:
@@ -138,7 +157,7 @@ class Answers:
     def provenance(self) -> Provenance:
         """Where it was computed, as far as workers told: one that was stopped at a stop string does not."""
         tokens: dict[int, int] = {}
-        for finished in self._finished:
+        for finished in self._finished.values():
             for span in finished.epochs:
                 tokens[span.epoch] = tokens.get(span.epoch, 0) + span.tokens
         workers = sorted({worker_id for run in self.runs for worker_id in run.worker_ids})
@@ -150,8 +169,13 @@ class Answers:
 
     @property
     def _cached_tokens(self) -> int:
-        cached = sum(finished.cached_tokens for finished in self._finished)
-        return min(cached, self.prompt_tokens)
+        """A prompt with several answers counts once, as the answer that found the least of it."""
+        cached = 0
+        for first in range(0, len(self.runs), self._n):
+            told = [self._finished.get(first + k) for k in range(self._n)]
+            found = min(finished.cached_tokens if finished else 0 for finished in told)
+            cached += min(found, len(self.runs[first].prompt))
+        return cached
 
 
 def joined(pieces: Iterable[Piece]) -> Iterable[Piece]:

@@ -3,7 +3,14 @@
 from collections.abc import Callable, Sequence
 
 from moesaic.v1.attention_pb2 import TokenLogprob
-from services.gateway.replies import ChatLogprobs, ChosenToken, CompletionLogprobs, TokenEntry
+from services.gateway.replies import (
+    ChatLogprobs,
+    ChosenToken,
+    CompletionLogprobs,
+    PromptLogprobs,
+    PromptToken,
+    TokenEntry,
+)
 
 LOWEST = -9999.0  # JSON has no minus infinity
 TokenText = Callable[[int], str]
@@ -42,3 +49,46 @@ def completion_logprobs(
         out.top_logprobs.append(top)
         offset += len(text)
     return out
+
+
+def echoed_logprobs(
+    prompt: Sequence[int], logprobs: Sequence[TokenLogprob], text_of: TokenText, num_top: int
+) -> CompletionLogprobs:
+    """Those of a prompt at the beginning of a completion's text; its first token has none."""
+    told = [_cut(entry, num_top) for entry in logprobs]
+    out = completion_logprobs(prompt[1:], told, text_of, len(first := text_of(prompt[0])))
+    return CompletionLogprobs(
+        [0, *out.text_offset],
+        [None, *out.token_logprobs],
+        [first, *out.tokens],
+        [None, *out.top_logprobs],
+    )
+
+
+def prompt_logprobs(
+    prompt: Sequence[int], logprobs: Sequence[TokenLogprob], text_of: TokenText, num_top: int
+) -> PromptLogprobs:
+    """Those of a prompt in the shape of vLLM's ``prompt_logprobs``."""
+    out: PromptLogprobs = [None]
+    for token_id, whole in zip(prompt[1:], logprobs, strict=True):
+        entry = _cut(whole, num_top)
+        top = zip(entry.top_token_ids, entry.top_logprobs, strict=True)
+        told = [(token_id, entry.logprob, entry.rank)]
+        told += [(other, logprob, rank) for rank, (other, logprob) in enumerate(top, 1)]
+        out.append(
+            {
+                str(other): PromptToken(max(logprob, LOWEST), rank, text_of(other))
+                for other, logprob, rank in reversed(told)  # the actual one's rank counts
+            }
+        )
+    return out
+
+
+def _cut(entry: TokenLogprob, num_top: int) -> TokenLogprob:
+    """At most ``num_top`` of the likeliest: one answer may tell of its prompt in two ways."""
+    return TokenLogprob(
+        logprob=entry.logprob,
+        rank=entry.rank,
+        top_token_ids=entry.top_token_ids[:num_top],
+        top_logprobs=entry.top_logprobs[:num_top],
+    )

@@ -69,6 +69,9 @@ itl_s = Histogram(
     "moesaic_inter_token_latency_seconds", "Gap between tokens of one answer", _BY, buckets=_ITL
 )
 prompt_tokens = Counter("moesaic_prompt_tokens", "Tokens of accepted prompts", _BY)
+prompt_tokens_cached = Counter(
+    "moesaic_prompt_tokens_cached", "Those of them that workers had computed already", _BY
+)
 generation_tokens = Counter("moesaic_generation_tokens", "Tokens generated", _BY)
 inflight = Gauge("moesaic_inflight", "Requests in the house")
 rejections = Counter("moesaic_admission_rejections", "Requests refused before any work", ["reason"])

@@ -64,6 +64,18 @@ class ChatLogprobs(msgspec.Struct):
     refusal: None = None
 
 
+class PromptToken(msgspec.Struct):
+    """One of the tokens that a prompt has, or might have, at one place."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptToken] | None]
+"""By position, then by token id; nothing is known of the first position."""
+
+
 class ChatMessage(msgspec.Struct):
     """The assistant's turn."""
 
@@ -118,6 +130,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
@@ -133,6 +146,7 @@ class Envelope(msgspec.Struct, kw_only=True):
     choices: list[Any]
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
     moesaic: Provenance | msgspec.UnsetType = msgspec.UNSET
 
 

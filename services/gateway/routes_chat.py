@@ -11,9 +11,16 @@ from services.gateway.deliver import Choices, Delivery, answer_id, ids_if, token
 from services.gateway.fields import ChatWire
 from services.gateway.gateway import exchange_of, gateway_of
 from services.gateway.generation import Answers, Limits, runs_of
-from services.gateway.logprobs import chat_logprobs
+from services.gateway.logprobs import chat_logprobs, prompt_logprobs
 from services.gateway.problems import INVALID
-from services.gateway.replies import ChatChoice, ChatChunkChoice, ChatLogprobs, ChatMessage, Delta
+from services.gateway.replies import (
+    ChatChoice,
+    ChatChunkChoice,
+    ChatLogprobs,
+    ChatMessage,
+    Delta,
+    PromptLogprobs,
+)
 
 router = APIRouter()
 
@@ -33,11 +40,25 @@ async def create_chat_completion(body: ChatWire, request: Request) -> Response:
     limits = Limits(
         gateway.language.max_tokens, body.max_completion_tokens or body.max_tokens, None
     )
-    runs = runs_of(body, [prompt], limits, "messages", _top_logprobs(body))
+    wanted = _top_logprobs(body), body.prompt_logprobs
+    runs = runs_of(body, [prompt], limits, "messages", *wanted)
     answers = Answers(gateway, exchange, body, runs)
     shape = _ChatShape(body, token_texts(gateway, body))
-    ids = prompt if body.return_token_ids else None
-    delivery = Delivery(gateway, body, answers, shape, answer_id("chatcmpl"), deadline, ids)
+
+    def of_prompt() -> PromptLogprobs:
+        num_top = body.prompt_logprobs or 0
+        return prompt_logprobs(prompt, runs[0].prompt_logprobs, shape.text_of, num_top)
+
+    delivery = Delivery(
+        gateway,
+        body,
+        answers,
+        shape,
+        answer_id("chatcmpl"),
+        deadline,
+        prompt_token_ids=prompt if body.return_token_ids else None,
+        prompt_logprobs=of_prompt if body.prompt_logprobs is not None else None,
+    )
     return await delivery.respond(request)
 
 

@@ -13,7 +13,7 @@ from services.gateway.disconnect import while_connected
 from services.gateway.exchange import Exchange
 from services.gateway.execution import Deadline, Run
 from services.gateway.fields import ClassifyWire, LabelWire, as_list
-from services.gateway.gateway import Gateway, exchange_of, gateway_of
+from services.gateway.gateway import Gateway, exchange_of, gateway_of, terms_of
 from services.gateway.problems import INVALID, RouteNotEnabled
 from services.gateway.replies import (
     Classified,
@@ -40,10 +40,11 @@ async def classify(body: ClassifyWire, request: Request) -> Response:
     deadline = gateway.deadline(request, body)
     labels = [_label(label) for label in body.labels]
     form, prompts = await gateway.language.off_loop(_ask, gateway, body, labels)
-    runs = [Run(prompt, _scoring(form)) for prompt in prompts]
+    work, terms = _scoring(form), terms_of(body)
+    runs = [Run(prompt, work, terms) for prompt in prompts]
     exchange.prompt_tokens = sum(map(len, prompts))
-    work = _classify(gateway, exchange, body, form, runs, deadline)
-    return reply(await while_connected(request.receive, work))
+    answer = _classify(gateway, exchange, body, form, runs, deadline)
+    return reply(await while_connected(request.receive, answer))
 
 
 async def _classify(
@@ -69,6 +70,7 @@ async def _classify(
         finally:
             exchange.attempts = sum(run.attempt for run in runs)
     provenance = _provenance(body, runs, finished)
+    exchange.cached_tokens = provenance.cached_tokens
     return Classified(
         id=classify_id,
         created=created,

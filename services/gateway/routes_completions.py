@@ -1,6 +1,6 @@
 """``/v1/completions``."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from fastapi import APIRouter, Request, Response
@@ -8,10 +8,11 @@ from fastapi import APIRouter, Request, Response
 from moesaic.errors import InvalidInput
 from services.gateway.choices import Piece
 from services.gateway.deliver import Choices, Delivery, answer_id, ids_if, token_texts
+from services.gateway.execution import Run
 from services.gateway.fields import CompletionWire
 from services.gateway.gateway import Gateway, exchange_of, gateway_of
 from services.gateway.generation import Answers, Limits, runs_of
-from services.gateway.logprobs import completion_logprobs
+from services.gateway.logprobs import completion_logprobs, echoed_logprobs, prompt_logprobs
 from services.gateway.problems import INVALID
 from services.gateway.replies import CompletionChoice, CompletionLogprobs
 
@@ -25,19 +26,26 @@ async def create_completion(body: CompletionWire, request: Request) -> Response:
     """Continue one or more prompts."""
     gateway, exchange = gateway_of(request), exchange_of(request)
     gateway.check(exchange, body)
-    if body.echo and body.logprobs is not None:
-        fix = "together with logprobs is not supported yet"
-        raise InvalidInput("echo", fix, code="unsupported_parameter")
     gateway.admit(exchange)
     deadline = gateway.deadline(request, body)
     prompts = await gateway.language.off_loop(_encode, gateway, body)
     limits = Limits(gateway.language.max_tokens, body.max_tokens, DEFAULT_MAX_TOKENS)
-    runs = runs_of(body, prompts, limits, "prompt", body.logprobs)
+    runs = runs_of(body, prompts, limits, "prompt", body.logprobs, _prompt_logprobs(body))
     answers = Answers(gateway, exchange, body, runs)
     echoes = await gateway.language.off_loop(_echoes, gateway, body, prompts) if body.echo else None
-    shape = _CompletionShape(body, prompts, echoes, token_texts(gateway, body))
+    shape = _CompletionShape(body, runs, echoes, token_texts(gateway, body))
     delivery = Delivery(gateway, body, answers, shape, answer_id("cmpl"), deadline)
     return await delivery.respond(request)
+
+
+def _prompt_logprobs(body: CompletionWire) -> int | None:
+    """How many log-probabilities of each of the prompt's tokens the answer needs."""
+    wanted = [count for count in (body.prompt_logprobs,) if count is not None]
+    if body.echo and body.logprobs is not None:
+        wanted.append(body.logprobs)
+    if body.max_tokens == 0:
+        wanted.append(0)  # workers take such work only for the prompt's sake
+    return max(wanted, default=None)
 
 
 def _encode(gateway: Gateway, body: CompletionWire) -> list[list[int]]:
@@ -67,7 +75,7 @@ def _echoes(gateway: Gateway, body: CompletionWire, prompts: list[list[int]]) ->
 @dataclass(frozen=True)
 class _CompletionShape:
     body: CompletionWire
-    prompts: list[list[int]]
+    runs: Sequence[Run]
     echoes: list[str] | None
     text_of: Callable[[int], str]
     begun: dict[int, int] = field(default_factory=dict)  # characters of each choice that were sent
@@ -75,40 +83,52 @@ class _CompletionShape:
     chunk_object = "text_completion"
 
     def opening(self) -> Choices:
-        """With ``echo`` each choice begins with its prompt."""
-        if self.echoes is None:
-            return []
-        total = len(self.prompts) * self.body.n
-        return [CompletionChoice(index=i, text=self.echoes[i // self.body.n]) for i in range(total)]
+        """Nothing: what precedes a choice is in its first chunk."""
+        return []
 
     def chunks(self, piece: Piece) -> Choices:
         """One chunk a piece."""
         noteworthy = self.body.logprobs is not None or self.body.return_token_ids
-        if not (piece.text or piece.finish_reason or (piece.token_ids and noteworthy)):
+        echoes = self.echoes is not None and piece.index not in self.begun
+        if not (piece.text or piece.finish_reason or echoes or (piece.token_ids and noteworthy)):
             return []
-        return [self._choice(piece, "")]
+        return [self.whole(piece)]
 
     def whole(self, piece: Piece) -> CompletionChoice:
-        """The prompt, if it is to be echoed, and the answer."""
-        return self._choice(piece, self.echoes[piece.index // self.body.n] if self.echoes else "")
-
-    def _choice(self, piece: Piece, echo: str) -> CompletionChoice:
+        """A piece of a choice; the first one begins with the prompt, if it is to be echoed."""
         first = piece.index not in self.begun
-        offset = self.begun.get(piece.index, 0)
-        self.begun[piece.index] = offset + len(piece.text)
+        echo = self.echoes[piece.index // self.body.n] if first and self.echoes else ""
+        begun = self.begun.get(piece.index, 0)
+        self.begun[piece.index] = begun + len(echo) + len(piece.text)
         choice = CompletionChoice(
             index=piece.index,
             text=echo + piece.text,
-            logprobs=self._logprobs(piece, offset),
+            logprobs=self._logprobs(piece, begun + len(echo), echoes=first and bool(self.echoes)),
             finish_reason=piece.finish_reason,
             stop_reason=piece.stop_reason,
             token_ids=ids_if(self.body.return_token_ids, piece.token_ids),
         )
-        if self.body.return_token_ids and first:
-            choice.prompt_token_ids = self.prompts[piece.index // self.body.n]
+        run = self.runs[piece.index]
+        if first and self.body.return_token_ids:
+            choice.prompt_token_ids = list(run.prompt)
+        if self.body.prompt_logprobs is not None:
+            choice.prompt_logprobs = prompt_logprobs(
+                run.prompt, run.prompt_logprobs, self.text_of, self.body.prompt_logprobs
+            )
         return choice
 
-    def _logprobs(self, piece: Piece, offset: int) -> CompletionLogprobs | None:
-        if self.body.logprobs is None or not piece.token_ids:
+    def _logprobs(self, piece: Piece, offset: int, *, echoes: bool) -> CompletionLogprobs | None:
+        if self.body.logprobs is None or not (piece.token_ids or echoes):
             return None
-        return completion_logprobs(piece.token_ids, piece.logprobs, self.text_of, offset)
+        told = completion_logprobs(piece.token_ids, piece.logprobs, self.text_of, offset)
+        if not echoes:
+            return told
+        run = self.runs[piece.index]
+        num_top = self.body.logprobs
+        before = echoed_logprobs(run.prompt, run.prompt_logprobs, self.text_of, num_top)
+        return CompletionLogprobs(
+            before.text_offset + told.text_offset,
+            before.token_logprobs + told.token_logprobs,
+            before.tokens + told.tokens,
+            before.top_logprobs + told.top_logprobs,
+        )

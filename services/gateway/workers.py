@@ -18,6 +18,7 @@ from moesaic.v1.attention_pb2 import (
     ExecuteResponse,
     Failure,
     Finished,
+    PromptLogprobs,
     Scores,
     Submit,
     Tokens,
@@ -36,7 +37,7 @@ CONNECT_S = 2.0
 BACKOFF_S = (0.1, 2.0)  # first and longest pause between two tries
 MAX_UNSENT = 4096  # commands that may wait for a worker to read them
 
-Event = Tokens | Scores | Finished | Failure | MoesaicError
+Event = PromptLogprobs | Tokens | Scores | Finished | Failure | MoesaicError
 Key = tuple[str, int]  # worker id and generation: a restarted worker is another one
 
 

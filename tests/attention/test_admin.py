@@ -3,14 +3,17 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from moesaic.dispatch.local import LocalDispatcher
-from moesaic.engine.batching import Limits
 from moesaic.engine.engine import Engine
+from moesaic.engine.grammar import GrammarCompiler
+from moesaic.engine.limits import Limits
 from moesaic.engine.requests import Event
 from moesaic.engine.thread import engine_thread
 from moesaic.models.checkpoint import Checkpoint
@@ -21,7 +24,11 @@ from services.attention import admin
 from services.attention.admin import AttentionAdmin
 
 LIMITS = Limits(
-    max_num_seqs=8, max_num_batched_tokens=64, max_num_queued_reqs=64, max_model_len=512
+    max_num_seqs=8,
+    max_num_batched_tokens=64,
+    max_num_queued_reqs=64,
+    max_num_queued_tokens=4096,
+    max_model_len=512,
 )
 
 
@@ -30,7 +37,8 @@ async def serving(model: Any) -> AsyncIterator[AttentionAdmin]:
     """A service with its engine on a thread of its own, as a worker has them."""
     config, checkpoint = load_config(model.directory), Checkpoint(model.directory)
     how = (checkpoint, config, torch.float32, torch.device("cpu"))
-    service, main_loop = AttentionAdmin(config), asyncio.get_running_loop()
+    compiler = GrammarCompiler(model.directory, config.vocab_size, config.eos_token_ids)
+    service, main_loop = AttentionAdmin(config, compiler), asyncio.get_running_loop()
 
     def emit(events: list[Event]) -> None:
         main_loop.call_soon_threadsafe(service.deliver, events)
@@ -99,3 +107,58 @@ async def test_without_an_engine_requests_are_refused_for_others_to_take(tiny_mo
     await stream.aclose()
 
     assert (response.failure.code, response.failure.retryable) == ("not_ready", True)
+
+
+def structured(request_id: str, **grammar: str) -> pb.Submit:
+    generation = pb.Generation(max_tokens=40, grammar=pb.Grammar(**grammar, field="guided"))
+    return pb.Submit(request_id=request_id, token_ids=[5, 6], generation=generation)
+
+
+@pytest.fixture(scope="module")
+def demo() -> SimpleNamespace:
+    return SimpleNamespace(directory=Path(__file__).parents[2] / "models" / "demo")
+
+
+async def test_a_grammar_is_compiled_beside_other_requests_and_refused_if_it_is_none(
+    demo: Any,
+) -> None:
+    asked = structured("good", choice='["yes", "no"]'), structured("bad", regex="(a")
+    async with serving(demo) as service:
+        stream: Any = service.Execute(commands(*asked, structured("none")), Any)
+        last: dict[str, Any] = {}
+        while len(last) < 3:
+            response = await anext(stream)
+            if response.WhichOneof("event") in ("finished", "failure"):
+                last[response.request_id] = response
+        await stream.aclose()
+
+    assert last["good"].finished.reason == pb.FINISH_REASON_STOP
+    for name in ("bad", "none"):
+        assert (last[name].failure.field, last[name].failure.http_status) == ("guided", 400)
+
+
+async def test_a_request_that_is_cancelled_while_its_grammar_is_compiled_is_forgotten(
+    demo: Any,
+) -> None:
+    submit = structured("gone", regex="[a-z]{5}")
+
+    async def submit_and_cancel() -> AsyncIterator[pb.ExecuteRequest]:
+        yield pb.ExecuteRequest(submit=submit)
+        yield pb.ExecuteRequest(cancel=pb.Cancel(request_id="gone"))
+
+    async with serving(demo) as service:
+        stream: Any = service.Execute(submit_and_cancel(), Any)
+        responses = [response async for response in stream]  # ends when nothing is compiled
+
+        assert responses == []
+        assert service.num_open == 0
+
+
+async def test_a_tokenizer_that_cannot_be_read_is_not_named_to_callers(tiny_model: Any) -> None:
+    async with serving(tiny_model) as service:
+        stream: Any = service.Execute(commands(structured("a", regex="a")), Any)
+        response = await anext(stream)
+        await stream.aclose()
+
+    assert response.failure.field == "guided"
+    assert str(tiny_model.directory) not in response.failure.message

@@ -1,12 +1,13 @@
-"""Commands from outside: what is refused before an engine sees it."""
+"""Commands from outside and events back: what is refused before an engine sees it, what is kept."""
 
 from typing import Any
 
 import pytest
 
+from moesaic.engine.requests import FinishEvent, RequestKey
 from moesaic.errors import InvalidInput
 from moesaic.v1 import attention_pb2 as pb
-from services.attention.wire import decode_submit
+from services.attention.wire import decode_submit, encode_event
 
 GENERATION = {"max_tokens": 4}
 
@@ -19,6 +20,19 @@ GENERATION = {"max_tokens": 4}
             {"token_ids": [5], "generation": {**GENERATION, "stop_token_ids": [3, 160]}},
             "stop_token_ids",
         ),
+        (
+            {"token_ids": [5], "generation": {"sampling": {"logit_bias": {160: 1.0}}}},
+            "logit_bias",
+        ),
+        (
+            {"token_ids": [5], "generation": {"sampling": {"repetition_penalty": -1}}},
+            "repetition_penalty",
+        ),
+        (
+            {"token_ids": [5], "generation": {"sampling": {"presence_penalty": float("nan")}}},
+            "sampling",
+        ),
+        ({"token_ids": [5], "generation": {"num_resumed_tokens": 2}}, "num_resumed_tokens"),
         ({"token_ids": [5], "scoring": {"candidates": [{"token_ids": [160]}]}}, "labels"),
         ({"token_ids": [5]}, "work"),
     ],
@@ -29,3 +43,20 @@ def test_a_command_that_no_model_could_follow_is_refused_by_its_field(
     with pytest.raises(InvalidInput) as refusal:
         decode_submit(pb.Submit(**submit), stream=1, vocab_size=160, eos_token_ids=(1,))
     assert refusal.value.field == field
+
+
+def test_what_a_command_asks_for_beside_its_work_is_kept() -> None:
+    terms = {"priority": -2, "cache_salt": "ours", "exact": True}
+    submit = pb.Submit(token_ids=[5], generation=pb.Generation(max_tokens=1), **terms)
+
+    request = decode_submit(submit, stream=1, vocab_size=160, eos_token_ids=(1,))
+
+    assert (request.priority, request.cache_salt, request.exact) == (-2, "ours", True)
+
+
+def test_the_last_word_says_how_much_was_cached() -> None:
+    key = RequestKey("r")
+
+    told = encode_event(FinishEvent(key, "stop", 40, 1, epochs=(), cached_tokens=32))
+
+    assert (told.finished.prompt_tokens, told.finished.cached_tokens) == (40, 32)

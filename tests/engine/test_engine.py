@@ -9,17 +9,20 @@ from typing import Any
 
 import pytest
 import torch
+from prometheus_client import REGISTRY
 from torch import Tensor
 
 from moesaic.dispatch.contract import Step
 from moesaic.dispatch.local import LocalDispatcher
-from moesaic.engine.batching import Limits
+from moesaic.engine.blocks import BLOCK_SIZE
 from moesaic.engine.engine import Engine
+from moesaic.engine.limits import Limits
 from moesaic.engine.requests import (
     Event,
     FailureEvent,
     FinishEvent,
     Generation,
+    PromptEvent,
     Request,
     RequestKey,
     Sampling,
@@ -31,11 +34,17 @@ from moesaic.errors import DeadlineExceeded, ExpertUnavailable, NotReady
 from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.config import load_config
 from moesaic.models.decoder import Decoder
+from moesaic.prefix.block_hashes import BlockHasher
 
 LIMITS = Limits(
-    max_num_seqs=8, max_num_batched_tokens=24, max_num_queued_reqs=64, max_model_len=256
+    max_num_seqs=8,
+    max_num_batched_tokens=24,
+    max_num_queued_reqs=64,
+    max_num_queued_tokens=4096,
+    max_model_len=256,
 )
 CPU = torch.device("cpu")
+HASHER = BlockHasher(b"secret", "tiny", BLOCK_SIZE)
 
 
 class FlakyDispatcher(LocalDispatcher):
@@ -83,17 +92,27 @@ class Rig:
         assert [e.index for e in told] == list(range(len(told)))
         return [e.token_id for e in told]
 
+    def cached(self, name: str) -> int:
+        finish = self.last(name)
+        assert isinstance(finish, FinishEvent)
+        return finish.cached_tokens
+
     def last(self, name: str) -> Event:
         return [e for e in self.events if e.key.request_id == name][-1]
 
 
 @asynccontextmanager
-async def rig(tiny_model: Any, num_blocks: int = 64, recovery_s: float = 5.0) -> AsyncIterator[Rig]:
+async def rig(
+    tiny_model: Any,
+    num_blocks: int = 64,
+    recovery_s: float = 5.0,
+    hasher: BlockHasher | None = HASHER,
+) -> AsyncIterator[Rig]:
     checkpoint, config = Checkpoint(tiny_model.directory), load_config(tiny_model.directory)
     decoder = Decoder.load(checkpoint, config, torch.float32, CPU)
     dispatcher = FlakyDispatcher(checkpoint, config, torch.float32, CPU)
     events: list[Event] = []
-    engine = Engine(decoder, dispatcher, LIMITS, num_blocks, events.extend, recovery_s)
+    engine = Engine(decoder, dispatcher, LIMITS, num_blocks, events.extend, recovery_s, hasher)
     running = asyncio.create_task(engine.run())
     try:
         yield Rig(engine, dispatcher, events)
@@ -306,8 +325,7 @@ async def test_who_waited_for_a_turn_has_not_waited_for_experts(tiny_model: Any)
 async def test_an_answer_that_cannot_be_picked_fails_its_step_and_not_the_engine(
     tiny_model: Any,
 ) -> None:
-    stop = tiny_model.greedy([5, 6, 7], 1)[0]
-    impossible = Generation(max_tokens=5, min_tokens=3, stop_token_ids=frozenset({stop, 10**9}))
+    impossible = Generation(max_tokens=5, sampling=Sampling(logit_bias=((10**9, 1.0),)))
 
     async with rig(tiny_model) as r:
         r.submit("first", [4, 5, 6], Generation(max_tokens=1))
@@ -316,7 +334,136 @@ async def test_an_answer_that_cannot_be_picked_fails_its_step_and_not_the_engine
         r.submit("later", [4, 5, 6], Generation(max_tokens=3))
         await r.ended("later")
 
-        assert r.tokens("first") == tiny_model.greedy([4, 5, 6], 1)
-        assert isinstance(r.last("first"), FinishEvent)
+        assert isinstance(r.last("first"), FailureEvent)
         assert isinstance(r.last("impossible"), FailureEvent)
         assert r.tokens("later") == tiny_model.greedy([4, 5, 6], 3)
+
+
+async def test_prompts_that_begin_alike_get_the_tokens_they_get_without_a_cache(
+    tiny_model: Any,
+) -> None:
+    common = torch.randint(2, 160, (70,), generator=torch.Generator().manual_seed(1)).tolist()
+    asked = {
+        f"{cut}/{end}": [*common[:cut], *ends]
+        for cut in (15, 16, 33, 48, 70)
+        for end, ends in enumerate(([], [9], [9, 8], [7] * 20))
+    }
+
+    async with rig(tiny_model, num_blocks=24) as r:  # too few for all: some are preempted, evicted
+        for _ in range(2):
+            for name, tokens in asked.items():
+                r.submit(name, tokens, Generation(max_tokens=6))
+            await r.ended(*asked)
+            told = {name: r.tokens(name) for name in asked}
+            cached = {name: r.cached(name) for name in asked}
+            r.events.clear()
+
+            for name, tokens in asked.items():
+                assert told[name] == tiny_model.greedy(tokens, 6)
+                assert cached[name] < len(tokens)
+                assert cached[name] % BLOCK_SIZE == 0
+            assert sum(cached.values()) > 0
+
+
+@pytest.mark.parametrize("length", [16, 17, 31, 32, 40])
+async def test_candidates_behind_a_cached_prompt_score_as_behind_a_fresh_one(
+    tiny_model: Any, length: int
+) -> None:
+    prompt = prompts(40)["r3"][:1] * length
+    candidates = ((5,), (5, 6), (9, 8, 7, 6, 5, 4, 3, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12))
+    scores = []
+    for hasher in (None, HASHER):
+        async with rig(tiny_model, hasher=hasher) as r:
+            for name in ("first", "again"):
+                r.submit(name, prompt, Scoring(candidates))
+                await r.ended(name)
+            scores += [e.logprobs for e in r.events if isinstance(e, ScoreEvent)]
+            cached = [r.cached(name) for name in ("first", "again")]
+        assert cached == ([0, (length - 1) // 16 * 16] if hasher else [0, 0])
+
+    for logprobs in scores:
+        assert logprobs == pytest.approx(scores[0], abs=1e-5)
+
+
+async def test_what_the_cache_saved_is_counted(tiny_model: Any) -> None:
+    queries, hits = (
+        lambda name=name: REGISTRY.get_sample_value(f"moesaic_prefix_cache_{name}_total") or 0
+        for name in ("queries", "hits")
+    )
+    before = queries(), hits()
+    async with rig(tiny_model) as r:
+        for name in ("first", "again"):
+            r.submit(name, [5] * 40, Generation(max_tokens=1))
+            await r.ended(name)
+        assert r.engine.batcher.pool.num_cached == 2
+
+    assert (queries() - before[0], hits() - before[1]) == (80, 32)
+
+
+async def test_a_deadline_ends_a_request_between_two_steps(tiny_model: Any) -> None:
+    async with rig(tiny_model) as r:
+        now = time.monotonic()
+        r.submit("late", [4], Generation(max_tokens=200), deadline_s=now + 0.05, budget_ms=50)
+        r.submit("in time", [4], Generation(max_tokens=20))
+        await r.ended("late", "in time")
+
+        failure = r.last("late")
+    assert isinstance(failure, FailureEvent)
+    assert isinstance(failure.error, DeadlineExceeded)
+    assert isinstance(r.last("in time"), FinishEvent)
+
+
+def logprobs_told(r: Rig, name: str) -> dict[int, Any]:
+    told: dict[int, Any] = {}
+    for event in r.events:
+        if isinstance(event, PromptEvent) and event.key.request_id == name:
+            for position, logprob in enumerate(event.logprobs, event.first_position):
+                assert position not in told
+                told[position] = logprob
+    return told
+
+
+@pytest.mark.parametrize("num_blocks", [64, 8])  # 8: prompts are preempted on their way
+@pytest.mark.parametrize("max_tokens", [0, 3])
+async def test_a_prompt_s_log_probabilities_are_those_of_one_plain_pass(
+    tiny_model: Any, num_blocks: int, max_tokens: int
+) -> None:
+    asked = prompts(6) | {"one token": [7]}
+    work = Generation(max_tokens=max_tokens, prompt_logprobs=2)
+    async with rig(tiny_model, num_blocks) as r:
+        r.submit("fills the cache", asked["r2"], Generation(max_tokens=1))
+        await r.ended("fills the cache")
+        for name, tokens in asked.items():
+            r.submit(name, tokens, work)
+        await r.ended(*asked)
+
+        for name, tokens in asked.items():
+            told = logprobs_told(r, name)
+            expected = tiny_model.logits(tokens).log_softmax(-1)
+            assert list(told) == list(range(1, len(tokens)))
+            for position, entry in told.items():
+                row = expected[position - 1]
+                assert entry.logprob == pytest.approx(float(row[tokens[position]]), abs=1e-4)
+                assert entry.rank == 1 + int((row > row[tokens[position]]).sum())
+                assert [token for token, _ in entry.top] == row.topk(2).indices.tolist()
+            assert r.tokens(name) == tiny_model.greedy(tokens, 3)[:max_tokens]
+            last = r.last(name)
+            assert isinstance(last, FinishEvent)
+            assert (last.reason, last.completion_tokens) == ("length", max_tokens)
+
+
+async def test_an_answer_with_penalties_is_the_same_when_it_moves_half_way(
+    tiny_model: Any,
+) -> None:
+    how = Sampling(
+        temperature=1.0, seed=4, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=1.0
+    )
+    async with rig(tiny_model) as r:
+        r.submit("stayed", [5, 6, 7], Generation(max_tokens=20, sampling=how))
+        await r.ended("stayed")
+        whole = r.tokens("stayed")
+        rest = Generation(max_tokens=12, sampling=how, num_resumed=8)
+        r.submit("moved", [5, 6, 7, *whole[:8]], rest)
+        await r.ended("moved")
+
+        assert r.tokens("moved") == whole[8:]

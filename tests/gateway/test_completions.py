@@ -3,6 +3,8 @@ import json
 import httpx
 import pytest
 
+from moesaic.v1 import attention_pb2 as pb
+
 
 def events_of(text: str) -> list[object]:
     blocks = [block for block in text.split("\n\n") if block and not block.startswith(":")]
@@ -145,6 +147,10 @@ async def test_default_and_explicit_limits_reach_the_worker(open_house, scripts)
             "top_p": 0.5,
             "ignore_eos": True,
             "temperature": 0,
+            "repetition_penalty": 1.5,
+            "presence_penalty": -0.5,
+            "frequency_penalty": 0.25,
+            "logit_bias": {"7": -100, "8": 2.5},
         }
         await house.client.post(
             "/v1/completions", json={"prompt": [5, 6, 7], "logprobs": 2, **fields}
@@ -159,11 +165,14 @@ async def test_default_and_explicit_limits_reach_the_worker(open_house, scripts)
         0,
     )
     assert second.top_logprobs == 2
+    penalties = pb.Sampling(repetition_penalty=1.5, presence_penalty=-0.5, frequency_penalty=0.25)
+    for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
+        assert getattr(second.sampling, name) == getattr(penalties, name)
+        assert getattr(first.sampling, name) == (1 if name == "repetition_penalty" else 0)
+    assert dict(second.sampling.logit_bias) == {7: -100, 8: 2.5}
 
 
 async def test_logprobs_come_in_the_shape_of_the_route(open_house, scripts) -> None:
-    from moesaic.v1 import attention_pb2 as pb
-
     [token_id, other] = [scripts.ids("yes")[0], scripts.ids("no")[0]]
 
     async def script(submit, emit) -> None:

@@ -48,6 +48,7 @@ async def test_a_generation_goes_on_where_a_lost_worker_left_it(
     assert list(after.token_ids) == [*before.token_ids, *scripts.ids(TEXT)[:said]]
     assert after.attempt == 2
     assert after.generation.max_tokens == 100 - said
+    assert after.generation.num_resumed_tokens == said  # penalties tell prompt from answer
     assert after.generation.sampling == before.generation.sampling
     if not stream:
         assert response.json()["usage"]["completion_tokens"] == len(scripts.ids(TEXT)) + 1

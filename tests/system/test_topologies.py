@@ -73,3 +73,36 @@ def test_greedy_tokens_do_not_depend_on_where_experts_are(
     assert len(reference["token_ids"]) == 48
     assert complete(disaggregated, prompt)["token_ids"] == reference["token_ids"]
     assert complete(wide, prompt)["token_ids"] == reference["token_ids"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_that_comes_again_is_found_and_answered_alike(
+    local: Any, disaggregated: Any, stream: bool
+) -> None:
+    body = {
+        "model": "demo",
+        "prompt": f"Streamed: {stream}. " + "It was in the spring of the year 1881 that " * 3,
+        "max_tokens": 8,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": stream,
+        **({"stream_options": {"include_usage": True}} if stream else {}),
+    }
+
+    def ask(suite: Any, **more: str) -> tuple[str, int, int]:
+        with suite.client() as client:
+            answer = client.post("/v1/completions", json={**body, **more})
+        assert answer.status_code == 200, answer.text
+        lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+        parts = [json.loads(line) for line in lines if line != "[DONE]"]
+        text = "".join(choice["text"] for part in parts for choice in part["choices"])
+        usage = parts[-1]["usage"]
+        return text, usage["prompt_tokens_details"]["cached_tokens"], usage["prompt_tokens"]
+
+    for suite in (local, disaggregated):
+        text, cached, length = ask(suite)
+        full = (length - 1) // 16 * 16
+
+        assert cached == 0
+        assert ask(suite) == (text, full, length)
+        assert ask(suite, cache_salt="another tenant") == (text, 0, length)

@@ -1,30 +1,27 @@
 """Which rows run next: continuous batching with chunked prefill, pure (events in, decisions out).
 
-Running work goes first, in the order it was admitted, so decodes keep their pace; what remains of
-the row budget admits and prefills waiting requests, first come first served. A generation that
-needs a block when none is free makes the youngest generation give up its blocks and compute them
-again later.
+Running work goes first, so decodes keep their pace; what remains of the row budget admits and
+prefills waiting requests. Within both, less ``priority`` goes first and equals go by arrival. A
+generation that needs a block when none is free makes the last of the generations give up its blocks
+and compute again later what can no longer be found.
+
+With a hasher, full blocks are found by their content: a request starts behind the longest beginning
+that is there already. One whose next blocks are just being computed by another waits for them
+rather than compute them as well.
 """
 
-from collections import deque
+import itertools
+from bisect import insort
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from moesaic.engine.blocks import BlockPool, blocks_for
-from moesaic.engine.requests import Request, RequestKey, Scoring
-from moesaic.engine.sequences import Answer, Chunk, Score, Work, work_of
-from moesaic.errors import InvalidInput, Overloaded
-
-MAX_CANDIDATE_TOKENS = 256
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What one engine may take on."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_num_queued_reqs: int
-    max_model_len: int  # tokens of prompt and answer together
+from moesaic.engine.blocks import BLOCK_SIZE, BlockPool, blocks_for
+from moesaic.engine.limits import Limits, check_request
+from moesaic.engine.requests import Request, RequestKey
+from moesaic.engine.sequences import Answer, Chunk, Score, Work, rank, reusable, work_of
+from moesaic.engine.waiting import WaitingQueue
+from moesaic.errors import Overloaded
+from moesaic.prefix.block_hashes import BlockHasher
 
 
 @dataclass(frozen=True)
@@ -35,15 +32,27 @@ class Plan:
     copies: list[tuple[int, int]] = field(default_factory=list)
 
 
+@dataclass
+class Tally:
+    """What happened since it was last looked at."""
+
+    preemptions: int = 0
+    prefix_queries_tokens: int = 0  # tokens of requests when they first ran
+    prefix_hits_tokens: int = 0  # those of them whose KV was there
+
+
 class Batcher:
     """Holds all requests of one engine, from submission to their last event."""
 
-    def __init__(self, limits: Limits, num_blocks: int) -> None:
+    def __init__(self, limits: Limits, num_blocks: int, hasher: BlockHasher | None = None) -> None:
+        """``hasher`` names blocks of ``BLOCK_SIZE`` tokens; without one nothing is shared."""
         self.limits = limits
         self.pool = BlockPool(num_blocks)
-        self.waiting: deque[Work] = deque()
-        self.running: list[Work] = []
-        self.num_preemptions = 0
+        self.waiting = WaitingQueue()
+        self.running: list[Work] = []  # by rank
+        self.tally = Tally()
+        self._hasher = hasher
+        self._arrivals = itertools.count()
 
     def submit(self, request: Request) -> None:
         """Queue a request.
@@ -52,43 +61,22 @@ class Batcher:
             InvalidInput: it can never run here.
             Overloaded: the queue is full.
         """
-        self._check(request)
-        if len(self.waiting) >= self.limits.max_num_queued_reqs:
+        limits = self.limits
+        check_request(request, limits, self.pool.num_blocks)
+        if len(self.waiting) >= limits.max_num_queued_reqs:
             raise Overloaded(f"{len(self.waiting)} requests are waiting already")
-        self.waiting.append(work_of(request))
-
-    def _check(self, request: Request) -> None:
-        if not request.token_ids:
-            raise InvalidInput("prompt", "must have at least one token")
-        prompt = len(request.token_ids)
-        if isinstance(request.work, Scoring):
-            if not request.work.candidates or not all(request.work.candidates):
-                raise InvalidInput("labels", "every candidate must have at least one token")
-            extra = max(len(c) for c in request.work.candidates)
-            if extra > min(MAX_CANDIDATE_TOKENS, self.limits.max_num_batched_tokens):
-                raise InvalidInput(
-                    "labels",
-                    f"a candidate may have at most {MAX_CANDIDATE_TOKENS} tokens, got {extra}",
-                )
-            most_blocks = blocks_for(prompt) + blocks_for(prompt + extra)
-        else:
-            if request.work.max_tokens < 1:
-                raise InvalidInput(
-                    "max_tokens", f"must be at least 1, got {request.work.max_tokens}"
-                )
-            extra = request.work.max_tokens
-            most_blocks = blocks_for(prompt + extra)
-        if prompt + extra > self.limits.max_model_len or most_blocks > self.pool.num_blocks:
-            most = min(self.limits.max_model_len, self.pool.num_blocks * 16)
-            raise InvalidInput(
-                "prompt",
-                f"prompt ({prompt} tokens) and answer ({extra}) together exceed the {most} tokens there is room for",
-                code="context_length_exceeded",
-            )
+        queued = self.waiting.num_tokens
+        if queued and queued + len(request.token_ids) > limits.max_num_queued_tokens:
+            raise Overloaded(f"requests with {queued} tokens are waiting already")
+        work = work_of(request, next(self._arrivals))
+        if self._hasher is not None:
+            work.root = self._hasher.root(request.cache_salt, exact=request.exact)
+            self._hasher.extend(work.hashes, work.root, work.tokens)
+        self.waiting.add(work)
 
     def cancel(self, key: RequestKey) -> bool:
         """Forget a request wherever it is; false if it is not here."""
-        for work in [*self.running, *self.waiting]:
+        for work in self.everything():
             if work.request.key == key:
                 self.finish(work)
                 return True
@@ -106,6 +94,14 @@ class Batcher:
         """All unfinished work."""
         return [*self.running, *self.waiting]
 
+    def expired(self, now_s: float) -> list[Work]:
+        """The work whose deadline has passed."""
+        return [
+            work
+            for work in self.everything()
+            if work.request.deadline_s is not None and work.request.deadline_s <= now_s
+        ]
+
     def plan(self) -> Plan:
         """Decide the next step. Blocks are taken; nothing else changes until the step is reported
         done."""
@@ -115,19 +111,64 @@ class Batcher:
                 break
             if work in self.running:  # not preempted meanwhile
                 budget -= self._add(plan, work, budget)
-        while self.waiting and budget and len(self.running) < self.limits.max_num_seqs:
-            work = self.waiting[0]
+        promised = {name for work in self.running for name in work.unpublished}
+        for work in self.waiting:
+            if budget == 0 or len(self.running) == self.limits.max_num_seqs:
+                break
+            if self._awaits(work, promised):
+                continue
             if not self._admit(work):
                 break
-            self.waiting.popleft()
-            self.running.append(work)
+            promised.update(work.unpublished)
             budget -= self._add(plan, work, budget)
         return plan
 
+    def commit(self, chunk: Chunk) -> None:
+        """The rows of ``chunk`` have been computed; its owner is still here."""
+        work = chunk.owner
+        if isinstance(work, Score) and chunk.candidate is not None:
+            work.pending.remove(chunk.candidate)
+            return
+        work.computed += len(chunk.token_ids)
+        if self._hasher is None:
+            return
+        full = work.computed // BLOCK_SIZE
+        if full > len(work.hashes):  # the answer has grown
+            self._hasher.extend(work.hashes, work.root, work.tokens)
+        for idx in range(work.num_published, full):
+            self.pool.publish(work.blocks[idx], work.hashes[idx])
+        work.num_published = full
+
+    def _awaits(self, work: Work, promised: Collection[bytes]) -> bool:
+        """Whether running work is about to publish what ``work`` would have to compute next."""
+        if work.awaited in promised:
+            return True
+        names = reusable(work)
+        missing = names[len(self.pool.find(names)) :]
+        shared = list(itertools.takewhile(promised.__contains__, missing))
+        work.awaited = shared[-1] if shared else None
+        return bool(shared)
+
     def _admit(self, work: Work) -> bool:
+        """Let ``work`` run; false if there are not enough blocks, and then it holds none."""
+        cached = self.pool.find(reusable(work))
+        self.pool.share(cached)
+        work.begin(cached)
         if isinstance(work, Score):
-            return work.take_blocks(self.pool, self.limits.max_num_seqs)
-        return blocks_for(len(work.tokens) + 1) <= self.pool.num_free
+            fits = work.take_blocks(self.pool, self.limits.max_num_seqs)
+        else:
+            fits = blocks_for(len(work.tokens) + 1) - len(cached) <= self.pool.num_free
+        if not fits:
+            work.release(self.pool)
+            return False
+        if work.num_cached is None:
+            work.num_cached = work.computed
+            if self._hasher is not None:
+                self.tally.prefix_queries_tokens += len(work.tokens)
+                self.tally.prefix_hits_tokens += work.computed
+        self.waiting.remove(work)
+        insort(self.running, work, key=rank)
+        return True
 
     def _add(self, plan: Plan, work: Work, budget: int) -> int:
         """Put the next rows of ``work`` into the plan; returns how many."""
@@ -143,8 +184,8 @@ class Batcher:
         return sum(len(chunk.token_ids) for chunk in chunks)
 
     def _grow(self, plan: Plan, answer: Answer, blocks: int) -> bool:
-        """Make ``answer`` own ``blocks`` blocks, if need be at the cost of the youngest; false if
-        it cost itself."""
+        """Make ``answer`` own ``blocks`` blocks, if need be at the cost of the last in rank; false
+        if it cost itself."""
         missing = blocks - len(answer.blocks)
         while missing > self.pool.num_free:
             victim = next(w for w in reversed(self.running) if isinstance(w, Answer))
@@ -159,5 +200,5 @@ class Batcher:
         plan.chunks[:] = [chunk for chunk in plan.chunks if chunk.owner is not victim]
         victim.release(self.pool)
         self.running.remove(victim)
-        self.waiting.appendleft(victim)
-        self.num_preemptions += 1
+        self.waiting.add(victim)
+        self.tally.preemptions += 1

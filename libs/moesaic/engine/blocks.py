@@ -1,4 +1,7 @@
-"""KV blocks: which are free."""
+"""KV blocks: who holds which, and which are remembered by their content."""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 
 BLOCK_SIZE = 16  # tokens
 
@@ -8,40 +11,97 @@ class OutOfBlocks(Exception):
 
 
 class BlockPool:
-    """Hands out block ids ``0..num_blocks-1``. Always: free + used = total."""
+    """Hands out block ids ``0..num_blocks-1``. Always: free + used = total.
+
+    A block whose tokens are all computed may be published under the hash of its content; from then
+    on nobody writes to it, and others may find and share it. When its last holder gives it back it
+    is free, and still found until its room is needed: blocks without content go first, then the one
+    that was given back longest ago.
+    """
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self._free = list(range(num_blocks - 1, -1, -1))
-        self._used: set[int] = set()
+        self._empty = list(range(num_blocks - 1, -1, -1))
+        self._cached: OrderedDict[int, None] = OrderedDict()  # free, published; oldest first
+        self._holders: dict[int, int] = {}  # of used blocks, how many
+        self._block_of: dict[bytes, int] = {}
+        self._hash_of: dict[int, bytes] = {}
 
     @property
     def num_free(self) -> int:
         """Blocks nobody holds."""
-        return len(self._free)
+        return len(self._empty) + len(self._cached)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks nobody holds that can still be found."""
+        return len(self._cached)
 
     @property
     def num_used(self) -> int:
         """Blocks somebody holds."""
-        return len(self._used)
+        return len(self._holders)
+
+    @property
+    def published(self) -> dict[int, bytes]:
+        """The blocks that can be found, with the hashes of their contents."""
+        return dict(self._hash_of)
 
     def take(self, count: int) -> list[int]:
-        """Own ``count`` blocks.
+        """Hold ``count`` blocks that nobody else does.
 
         Raises:
             OutOfBlocks: fewer are free.
         """
-        if count > len(self._free):
+        if count > self.num_free:
             raise OutOfBlocks
-        taken = [self._free.pop() for _ in range(count)]
-        self._used.update(taken)
+        taken = [self._empty.pop() if self._empty else self._evict() for _ in range(count)]
+        self._holders.update(dict.fromkeys(taken, 1))
         return taken
 
-    def give_back(self, blocks: list[int]) -> None:
-        """Free blocks that were taken."""
+    def find(self, hashes: Iterable[bytes]) -> list[int]:
+        """The blocks with these contents, in order, up to the first that is not there."""
+        found = []
+        for content in hashes:
+            block = self._block_of.get(content)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def share(self, blocks: Sequence[int]) -> None:
+        """Hold published blocks, beside whoever else does."""
         for block in blocks:
-            self._used.remove(block)  # fails on one that is free already
-            self._free.append(block)
+            if block in self._cached:
+                del self._cached[block]
+                self._holders[block] = 1
+            else:
+                self._holders[block] += 1
+
+    def publish(self, block: int, content: bytes) -> None:
+        """Let a held block be found; without effect if another block has the same content."""
+        if content not in self._block_of:
+            assert block in self._holders
+            assert block not in self._hash_of
+            self._block_of[content] = block
+            self._hash_of[block] = content
+
+    def give_back(self, blocks: Sequence[int]) -> None:
+        """Stop holding blocks, the last first: a beginning is worth more than what follows it."""
+        for block in reversed(blocks):
+            self._holders[block] -= 1  # fails on one that nobody holds
+            if self._holders[block]:
+                continue
+            del self._holders[block]
+            if block in self._hash_of:
+                self._cached[block] = None
+            else:
+                self._empty.append(block)
+
+    def _evict(self) -> int:
+        block, _ = self._cached.popitem(last=False)
+        del self._block_of[self._hash_of.pop(block)]
+        return block
 
 
 def blocks_for(num_tokens: int) -> int:

@@ -19,22 +19,28 @@ from prometheus_client import Counter, Gauge, Histogram
 from torch import Tensor
 
 from moesaic.dispatch.contract import Dispatcher, Step
-from moesaic.engine.batching import Batcher, Limits, Plan
+from moesaic.engine.batching import Batcher, Plan, Tally
 from moesaic.engine.blocks import BLOCK_SIZE
+from moesaic.engine.limits import Limits
+from moesaic.engine.logprobs import describe_picked, describe_prompt
+from moesaic.engine.processors import process
 from moesaic.engine.requests import (
     Event,
     FailureEvent,
     FinishEvent,
+    FinishReason,
     Request,
     RequestKey,
     ScoreEvent,
     TokenEvent,
+    TokenLogprob,
 )
-from moesaic.engine.sampling import describe, sample
+from moesaic.engine.sampling import sample
 from moesaic.engine.sequences import Answer, Chunk, Score, Work, count_epoch
 from moesaic.errors import DeadlineExceeded, ExpertUnavailable, MoesaicError, NotReady
 from moesaic.models.decoder import Decoder
 from moesaic.models.step_batch import StepBatch
+from moesaic.prefix.block_hashes import BlockHasher
 
 log = structlog.get_logger()
 
@@ -52,6 +58,13 @@ STEP_RETRIES = Counter(
 RUNNING = Gauge("moesaic_num_requests_running", "Requests being computed")
 WAITING = Gauge("moesaic_num_requests_waiting", "Requests waiting to be computed")
 BLOCKS_USED = Gauge("moesaic_kv_blocks_used", "KV blocks in use")
+BLOCKS_CACHED = Gauge(
+    "moesaic_kv_blocks_cached", "Free KV blocks that a prompt can still start with"
+)
+PREFIX_QUERIES = Counter(
+    "moesaic_prefix_cache_queries_total", "Tokens of requests that were looked for in the cache"
+)
+PREFIX_HITS = Counter("moesaic_prefix_cache_hits_total", "Those of them whose KV was there")
 PREEMPTIONS = Counter(
     "moesaic_num_preemptions_total", "Generations that gave up their KV to older ones"
 )
@@ -84,10 +97,12 @@ class Engine:
         num_blocks: int,
         emit: Callable[[list[Event]], None],
         recovery_s: float,
+        hasher: BlockHasher | None = None,
     ) -> None:
+        """``hasher`` turns the prefix cache on."""
         self._decoder, self._dispatcher = decoder, dispatcher
         self._cache = decoder.new_kv_cache(num_blocks, BLOCK_SIZE)
-        self.batcher = Batcher(limits, num_blocks)
+        self.batcher = Batcher(limits, num_blocks, hasher)
         self._emit, self._recovery_s = emit, recovery_s
         self._work_came = asyncio.Event()
         self._epoch = 0
@@ -184,50 +199,79 @@ class Engine:
             if isinstance(chunk.owner, Score):
                 self._advance_score(chunk.owner, chunk, rows, epoch, events)
             else:
-                chunk.owner.computed += len(chunk.token_ids)
-                if chunk.wanted:
-                    answers.append((chunk.owner, rows[0]))
+                self.batcher.commit(chunk)
+                if chunk.owner.describes_prompt:
+                    events.append(describe_prompt(chunk.owner, chunk, rows))
+                if chunk.owner.computed < len(chunk.owner.tokens):
+                    continue
+                if chunk.owner.work.max_tokens:
+                    answers.append((chunk.owner, rows[-1]))
+                else:
+                    self._finish_answer(chunk.owner, "length", None, events)
         if answers:
+            owners = [answer for answer, _ in answers]
+            rows = torch.stack([row for _, row in answers])
             picked = sample(
-                torch.stack([row for _, row in answers]),
-                [(answer.work.sampling, len(answer.tokens)) for answer, _ in answers],
+                process(rows, owners),
+                [(answer.work.sampling, len(answer.tokens)) for answer in owners],
             )
-            for (answer, row), token in zip(answers, picked, strict=True):
-                self._advance_answer(answer, row, token, epoch, events)
+            logprobs = describe_picked(rows, owners, picked)
+            for answer, token, logprob in zip(owners, picked, logprobs, strict=True):
+                self._advance_answer(answer, token, logprob, epoch, events)
 
     def _advance_answer(
-        self, answer: Answer, row: Tensor, token: int, epoch: int, events: list[Event]
+        self,
+        answer: Answer,
+        token: int,
+        logprob: TokenLogprob | None,
+        epoch: int,
+        events: list[Event],
     ) -> None:
         work, index, key = answer.work, answer.num_generated, answer.request.key
-        if token in work.stop_token_ids and index < work.min_tokens:
-            row = row.clone()
-            row[list(work.stop_token_ids)] = -torch.inf
-            [token] = sample(row.unsqueeze(0), [(work.sampling, len(answer.tokens))])
         count_epoch(answer.epochs, epoch, 1)
         stopped = token in work.stop_token_ids
         if not stopped:
-            logprob = None if work.top_logprobs is None else describe(row, token, work.top_logprobs)
             answer.tokens.append(token)
             events.append(TokenEvent(key, index, token, logprob))
+        matcher = answer.logit_state.matcher if answer.logit_state else None
+        if matcher is not None and not stopped:
+            matcher.follow(answer.answer)
+            if matcher.failure:
+                error = MoesaicError(f"the answer's grammar was given up: {matcher.failure}")
+                self.batcher.finish(answer)
+                events.append(FailureEvent(key, error))
+                return
+            stopped = matcher.complete
         if stopped or answer.num_generated == work.max_tokens:
-            self.batcher.finish(answer)
-            events.append(
-                FinishEvent(
-                    key,
-                    "stop" if stopped else "length",
-                    prompt_tokens=len(answer.request.token_ids),
-                    completion_tokens=answer.num_generated + int(stopped),
-                    epochs=tuple(answer.epochs),
-                    stop_token_id=token if stopped else None,
-                )
+            stop_token_id = token if token in work.stop_token_ids else None
+            self._finish_answer(answer, "stop" if stopped else "length", stop_token_id, events)
+
+    def _finish_answer(
+        self,
+        answer: Answer,
+        reason: FinishReason,
+        stop_token_id: int | None,
+        events: list[Event],
+    ) -> None:
+        self.batcher.finish(answer)
+        events.append(
+            FinishEvent(
+                answer.request.key,
+                reason,
+                prompt_tokens=len(answer.request.token_ids),
+                completion_tokens=answer.num_generated + int(stop_token_id is not None),
+                epochs=tuple(answer.epochs),
+                stop_token_id=stop_token_id,
+                cached_tokens=answer.num_cached or 0,
             )
+        )
 
     def _advance_score(
         self, score: Score, chunk: Chunk, rows: Tensor, epoch: int, events: list[Event]
     ) -> None:
         candidates = score.work.candidates
+        self.batcher.commit(chunk)
         if chunk.candidate is None:
-            score.computed += len(chunk.token_ids)
             if not chunk.wanted:
                 return
             first = rows[0].log_softmax(dim=-1)
@@ -237,14 +281,20 @@ class Engine:
             later = torch.tensor(candidates[chunk.candidate][1:])
             gained = rows.log_softmax(dim=-1).gather(1, later.to(rows.device).unsqueeze(1)).sum()
             score.logprobs[chunk.candidate] += float(gained)
-            score.pending.remove(chunk.candidate)
         count_epoch(score.epochs, epoch, 1)
         if not score.pending:
             self.batcher.finish(score)
             key = score.request.key
             events.append(ScoreEvent(key, tuple(score.logprobs)))
             events.append(
-                FinishEvent(key, "stop", len(score.request.token_ids), 0, tuple(score.epochs))
+                FinishEvent(
+                    key,
+                    "stop",
+                    prompt_tokens=len(score.request.token_ids),
+                    completion_tokens=0,
+                    epochs=tuple(score.epochs),
+                    cached_tokens=score.num_cached or 0,
+                )
             )
 
     async def _stall(self, error: MoesaicError) -> None:
@@ -277,13 +327,7 @@ class Engine:
         await asyncio.sleep(0.01)  # reachable, and yet the step failed: do not spin
 
     def _expire(self) -> None:
-        now = time.monotonic()
-        late = [
-            w
-            for w in self.batcher.everything()
-            if w.request.deadline_s is not None and w.request.deadline_s <= now
-        ]
-        for work in late:
+        for work in self.batcher.expired(time.monotonic()):
             self._fail([work], DeadlineExceeded("the request", work.request.budget_ms))
 
     def _fail(self, work: list[Work], error: MoesaicError) -> None:
@@ -297,8 +341,11 @@ class Engine:
         RUNNING.set(len(self.batcher.running))
         WAITING.set(len(self.batcher.waiting))
         BLOCKS_USED.set(self.batcher.pool.num_used)
-        PREEMPTIONS.inc(self.batcher.num_preemptions)
-        self.batcher.num_preemptions = 0
+        BLOCKS_CACHED.set(self.batcher.pool.num_cached)
+        tally, self.batcher.tally = self.batcher.tally, Tally()
+        PREEMPTIONS.inc(tally.preemptions)
+        PREFIX_QUERIES.inc(tally.prefix_queries_tokens)
+        PREFIX_HITS.inc(tally.prefix_hits_tokens)
 
 
 def _to_batch(chunks: list[Chunk]) -> StepBatch:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from moesaic.engine.grammar import Grammar
 from moesaic.errors import MoesaicError
 
 FinishReason = Literal["stop", "length"]
@@ -27,6 +28,16 @@ class Sampling:
     top_k: int = 0  # 0: all
     min_p: float = 0.0
     seed: int = 0
+    repetition_penalty: float = 1.0  # above 1: against every token of the prompt or the answer
+    presence_penalty: float = 0.0  # against every token of the answer
+    frequency_penalty: float = 0.0  # the same, once for each time it occurs
+    logit_bias: tuple[tuple[int, float], ...] = ()  # token id, what is added to its logit
+
+    @property
+    def penalises(self) -> bool:
+        """Whether tokens that were there before count."""
+        neutral = (1.0, 0.0, 0.0)
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != neutral
 
 
 @dataclass(frozen=True)
@@ -35,11 +46,14 @@ class Generation:
 
     max_tokens: int
     min_tokens: int = 0
+    num_resumed: int = 0  # tokens at the prompt's end that are the answer's, made elsewhere
     stop_token_ids: frozenset[int] = (
         frozenset()
     )  # the model's end tokens included, unless they are to be ignored
     sampling: Sampling = field(default_factory=Sampling)
     top_logprobs: int | None = None  # None: no log-probabilities; 0: the chosen token's only
+    prompt_logprobs: int | None = None  # the same of the prompt's tokens
+    grammar: Grammar | None = None  # what the answer must fit
 
 
 @dataclass(frozen=True)
@@ -59,14 +73,18 @@ class Request:
     work: Generation | Scoring
     deadline_s: float | None = None  # on the monotonic clock
     budget_ms: float = 0.0  # what the caller gave, for the error's text
+    priority: int = 0  # less goes first; equals go by arrival
+    cache_salt: str = ""  # only requests with the same one find each other's KV
+    exact: bool = False  # never take over KV of requests that accept degraded computation
 
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """Log-probability of a chosen token, and of the likeliest tokens in its place."""
+    """Log-probability of a token, and of the likeliest tokens in its place, likeliest first."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    rank: int = 0  # among all tokens, from 1
 
 
 @dataclass(frozen=True)
@@ -77,6 +95,15 @@ class TokenEvent:
     index: int
     token_id: int
     logprob: TokenLogprob | None = None
+
+
+@dataclass(frozen=True)
+class PromptEvent:
+    """Log-probabilities of some of the prompt's tokens, from ``first_position`` on."""
+
+    key: RequestKey
+    first_position: int
+    logprobs: tuple[TokenLogprob, ...]
 
 
 @dataclass(frozen=True)
@@ -97,6 +124,7 @@ class FinishEvent:
     completion_tokens: int
     epochs: tuple[tuple[int, int], ...]  # (epoch, tokens computed under it), in order
     stop_token_id: int | None = None
+    cached_tokens: int = 0  # of the prompt, whose KV was there already
 
 
 @dataclass(frozen=True)
@@ -107,4 +135,4 @@ class FailureEvent:
     error: MoesaicError
 
 
-Event = TokenEvent | ScoreEvent | FinishEvent | FailureEvent
+Event = PromptEvent | TokenEvent | ScoreEvent | FinishEvent | FailureEvent

@@ -1,15 +1,19 @@
 """Running work: answers that grow token by token, and prompts whose candidate continuations are
 scored.
 
-Both turn into ``Chunk`` s, runs of consecutive positions of one block table. State moves on only in
-``advance``, after a step has succeeded; a step that failed is planned again from the same state and
-overwrites the same KV.
+Both turn into ``Chunk`` s, runs of consecutive positions of one block table. State moves on only
+after a step has succeeded; a step that failed is planned again from the same state and overwrites
+the same KV.
 """
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from moesaic.engine.blocks import BLOCK_SIZE, BlockPool, blocks_for
 from moesaic.engine.requests import Generation, Request, Scoring
+
+if TYPE_CHECKING:  # this room's core stays free of torch
+    from moesaic.engine.processors import LogitState
 
 
 @dataclass(frozen=True)
@@ -26,18 +30,49 @@ class Chunk:
     )
 
 
-@dataclass(eq=False)
-class Answer:
-    """A generation. ``tokens`` is the prompt and what was generated; the first ``computed`` have
-    their KV."""
+@dataclass(eq=False, kw_only=True)
+class _Sequence:
+    """What running work has in common: the KV of its first ``computed`` tokens is in ``blocks``,
+    and the first ``num_published`` of these can be found by others."""
 
     request: Request
-    work: Generation
-    tokens: list[int]
-    computed: int = 0
+    arrival: int  # counts up; younger work gives way to older
+    root: bytes = b""  # what the names of its blocks are chained to
+    hashes: list[bytes] = field(default_factory=list)  # names of full blocks; none without a cache
     blocks: list[int] = field(default_factory=list)
+    computed: int = 0
+    num_published: int = 0
+    num_cached: int | None = None  # tokens whose KV was there already when it first ran
+    awaited: bytes | None = None  # the last block that it shares with running work
     epochs: list[tuple[int, int]] = field(default_factory=list)
     stalled_since_s: float | None = None
+
+    def begin(self, cached: list[int]) -> None:
+        """Start behind the KV of these blocks, which are held already."""
+        self.blocks, self.num_published = cached, len(cached)
+        self.computed = len(cached) * BLOCK_SIZE
+
+    @property
+    def unpublished(self) -> list[bytes]:
+        """Names of the blocks that nobody can find yet through it."""
+        return self.hashes[self.num_published :]
+
+    def release(self, pool: BlockPool) -> None:
+        """Give all blocks back; what cannot be found again has to be computed again."""
+        pool.give_back(self.blocks)
+        self.blocks, self.computed, self.num_published = [], 0, 0
+
+
+@dataclass(eq=False, kw_only=True)
+class Answer(_Sequence):
+    """A generation. ``tokens`` is the prompt and what was generated."""
+
+    work: Generation
+    tokens: list[int]
+    num_described: int = (
+        1  # tokens of the prompt whose log-probability was told; the first has none
+    )
+    logit_state: "LogitState | None" = None  # made when the first token is picked
 
     @property
     def num_generated(self) -> int:
@@ -49,16 +84,23 @@ class Answer:
         far."""
         rows = self.tokens[self.computed : self.computed + budget]
         reaches_end = self.computed + len(rows) == len(self.tokens)
-        return Chunk(self, rows, self.computed, self.blocks, wanted=int(reaches_end))
+        wanted = len(rows) if self.describes_prompt else int(reaches_end)
+        return Chunk(self, rows, self.computed, self.blocks, wanted)
 
-    def release(self, pool: BlockPool) -> None:
-        """Give all blocks back; the KV has to be computed again."""
-        pool.give_back(self.blocks)
-        self.blocks, self.computed = [], 0
+    @property
+    def answer(self) -> list[int]:
+        """What was generated, here and by earlier attempts."""
+        return self.tokens[len(self.request.token_ids) - self.work.num_resumed :]
+
+    @property
+    def describes_prompt(self) -> bool:
+        """Whether logits of all the prompt's rows are still wanted."""
+        wanted = self.work.prompt_logprobs is not None
+        return wanted and self.num_described < len(self.request.token_ids)
 
 
-@dataclass(eq=False)
-class Score:
+@dataclass(eq=False, kw_only=True)
+class Score(_Sequence):
     """A prompt and its candidates. All blocks it will ever need are taken at once, so it never
     waits half-way.
 
@@ -67,10 +109,7 @@ class Score:
     different tokens into it.
     """
 
-    request: Request
     work: Scoring
-    computed: int = 0
-    blocks: list[int] = field(default_factory=list)  # of the prompt
     lanes: list[list[int]] = field(
         default_factory=list
     )  # blocks of siblings that can run in one step
@@ -78,35 +117,34 @@ class Score:
     pending: list[int] = field(
         default_factory=list
     )  # candidates of several tokens that are not computed yet
-    epochs: list[tuple[int, int]] = field(default_factory=list)
-    stalled_since_s: float | None = None
 
     @property
-    def _prompt(self) -> tuple[int, ...]:
+    def tokens(self) -> tuple[int, ...]:
+        """The prompt; candidates are never found by others."""
         return self.request.token_ids
 
     def take_blocks(self, pool: BlockPool, most_lanes: int) -> bool:
-        """Take the prompt's blocks and as many lanes as useful and possible; false if not even one
-        fits."""
+        """Take the rest of the prompt's blocks and as many lanes as useful and possible; false if
+        not even one fits."""
         longest = max(len(c) for c in self.work.candidates)
         siblings = sum(len(c) > 1 for c in self.work.candidates)
-        prompt_blocks = blocks_for(len(self._prompt))
-        lane = blocks_for(len(self._prompt) + longest - 1) - len(self._prompt) // BLOCK_SIZE
-        room = pool.num_free - prompt_blocks
+        missing = blocks_for(len(self.tokens)) - len(self.blocks)
+        lane = blocks_for(len(self.tokens) + longest - 1) - len(self.tokens) // BLOCK_SIZE
+        room = pool.num_free - missing
         lanes = min(siblings, most_lanes, room // lane if lane else 0) if siblings else 0
         if room < 0 or (siblings and lanes < 1):
             return False
-        self.blocks = pool.take(prompt_blocks)
+        self.blocks.extend(pool.take(missing))
         self.lanes = [pool.take(lane) for _ in range(lanes)]
         return True
 
     def chunks(self, budget: int) -> list[Chunk]:
         """The next rows, at most ``budget`` in all."""
-        if self.computed < len(self._prompt):
-            rows = list(self._prompt[self.computed : self.computed + budget])
-            reaches_end = self.computed + len(rows) == len(self._prompt)
+        if self.computed < len(self.tokens):
+            rows = list(self.tokens[self.computed : self.computed + budget])
+            reaches_end = self.computed + len(rows) == len(self.tokens)
             return [Chunk(self, rows, self.computed, self.blocks, wanted=int(reaches_end))]
-        full = self.blocks[: len(self._prompt) // BLOCK_SIZE]
+        full = self.blocks[: len(self.tokens) // BLOCK_SIZE]
         out = []
         for candidate, lane in zip(self.pending, self.lanes, strict=False):
             rows = list(self.work.candidates[candidate][:-1])
@@ -117,7 +155,7 @@ class Score:
                 Chunk(
                     self,
                     rows,
-                    len(self._prompt),
+                    len(self.tokens),
                     [*full, *lane],
                     wanted=len(rows),
                     candidate=candidate,
@@ -127,8 +165,8 @@ class Score:
 
     def copies(self, chunks: list[Chunk]) -> list[tuple[int, int]]:
         """KV blocks to copy, (from, to), before these chunks run."""
-        tail = len(self._prompt) % BLOCK_SIZE
-        full = len(self._prompt) // BLOCK_SIZE
+        tail = len(self.tokens) % BLOCK_SIZE
+        full = len(self.tokens) // BLOCK_SIZE
         return [
             (self.blocks[full], c.block_table[full])
             for c in chunks
@@ -137,20 +175,34 @@ class Score:
 
     def release(self, pool: BlockPool) -> None:
         """Give all blocks back."""
-        pool.give_back(self.blocks)
         for lane in self.lanes:
             pool.give_back(lane)
-        self.blocks, self.lanes, self.computed = [], [], 0
+        self.lanes = []
+        super().release(pool)
 
 
 Work = Answer | Score
 
 
-def work_of(request: Request) -> Work:
+def rank(work: Work) -> tuple[int, int]:
+    """What orders work; less goes first."""
+    return work.request.priority, work.arrival
+
+
+def reusable(work: Work) -> list[bytes]:
+    """Names of the blocks that ``work`` may take over: tokens whose logits are wanted must run, and
+    the last one's always are."""
+    if isinstance(work, Answer) and work.describes_prompt:
+        return []
+    return work.hashes[: (len(work.tokens) - 1) // BLOCK_SIZE]
+
+
+def work_of(request: Request, arrival: int) -> Work:
     """The state a fresh request starts from."""
     if isinstance(request.work, Generation):
-        return Answer(request, request.work, list(request.token_ids))
-    return Score(request, request.work)
+        tokens = list(request.token_ids)
+        return Answer(request=request, arrival=arrival, work=request.work, tokens=tokens)
+    return Score(request=request, arrival=arrival, work=request.work)
 
 
 def count_epoch(spans: list[tuple[int, int]], epoch: int, tokens: int) -> None:

@@ -1,0 +1,33 @@
+"""Requests that wait for their turn: the most urgent first, equals by arrival."""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+
+from moesaic.engine.sequences import Work, rank
+
+
+class WaitingQueue:
+    """Work that holds no blocks. What was preempted comes back to the place of its arrival."""
+
+    def __init__(self) -> None:
+        self._ranked: list[Work] = []
+        self.num_tokens = 0  # that have to be computed, were nothing cached
+
+    def __len__(self) -> int:
+        return len(self._ranked)
+
+    def __iter__(self) -> Iterator[Work]:
+        """First comes who is next; what happens to the queue meanwhile is not seen."""
+        return iter(self._ranked.copy())
+
+    def add(self, work: Work) -> None:
+        """Take ``work`` in."""
+        insort(self._ranked, work, key=rank)
+        self.num_tokens += len(work.tokens)
+
+    def remove(self, work: Work) -> None:
+        """Let ``work`` go, which is here."""
+        idx = bisect_left(self._ranked, rank(work), key=rank)
+        assert self._ranked[idx] is work
+        del self._ranked[idx]
+        self.num_tokens -= len(work.tokens)

@@ -1,0 +1,1 @@
+"""Which prompts begin alike: the names of KV blocks."""

@@ -1,0 +1,83 @@
+"""What the text of an answer must look like: ``response_format``, and vLLM's ways to ask for more."""
+
+import json
+from typing import Any
+
+from moesaic.errors import InvalidInput
+from moesaic.v1.attention_pb2 import Grammar
+from services.gateway.fields import GenerationWire
+
+MAX_GRAMMAR_CHARS = 200_000
+ANY_OBJECT = '{"type": "object"}'
+
+
+def grammar_of(body: GenerationWire) -> Grammar | None:
+    """The grammar that a request asks for, if any.
+
+    Raises:
+        InvalidInput: it asks for several, or for a very long one.
+    """
+    wanted = [*_of_response_format(body), *_of_structured_outputs(body), *_of_guided(body)]
+    if len(wanted) > 1:
+        fix = f"cannot be combined with {wanted[0].field}"
+        raise InvalidInput(wanted[1].field, fix)
+    for grammar in wanted:
+        if grammar.ByteSize() > MAX_GRAMMAR_CHARS:
+            fix = f"must take at most {MAX_GRAMMAR_CHARS} characters"
+            raise InvalidInput(grammar.field, fix)
+    return wanted[0] if wanted else None
+
+
+def _of_response_format(body: GenerationWire) -> list[Grammar]:
+    asked, field = body.response_format, "response_format"
+    if asked is None or asked.type == "text":
+        return []
+    if asked.type == "json_object":
+        return [Grammar(json_schema=ANY_OBJECT, field=field)]
+    if asked.json_schema is None:
+        raise InvalidInput(f"{field}.json_schema", "is required with this type")
+    schema = asked.json_schema.schema_
+    return [Grammar(json_schema=_text(ANY_OBJECT if schema is None else schema), field=field)]
+
+
+def _of_structured_outputs(body: GenerationWire) -> list[Grammar]:
+    asked = body.structured_outputs
+    if asked is None:
+        return []
+    if asked.model_extra:
+        name = min(asked.model_extra)[:60]
+        raise InvalidInput(
+            f"structured_outputs.{name}", "is not supported yet", code="unsupported_parameter"
+        )
+    return _grammars(
+        "structured_outputs.",
+        ANY_OBJECT if asked.json_ is None and asked.json_object else asked.json_,
+        asked.regex,
+        asked.grammar,
+        asked.choice,
+    )
+
+
+def _of_guided(body: GenerationWire) -> list[Grammar]:
+    return _grammars(
+        "guided_", body.guided_json, body.guided_regex, body.guided_grammar, body.guided_choice
+    )
+
+
+def _grammars(
+    prefix: str, schema: Any, regex: str | None, grammar: str | None, choice: list[str] | None
+) -> list[Grammar]:
+    wanted = []
+    if schema is not None:
+        wanted.append(Grammar(json_schema=_text(schema), field=f"{prefix}json"))
+    if regex is not None:
+        wanted.append(Grammar(regex=regex, field=f"{prefix}regex"))
+    if grammar is not None:
+        wanted.append(Grammar(grammar=grammar, field=f"{prefix}grammar"))
+    if choice is not None:
+        wanted.append(Grammar(choice=json.dumps(choice), field=f"{prefix}choice"))
+    return wanted
+
+
+def _text(schema: str | bool | dict[str, Any]) -> str:
+    return schema if isinstance(schema, str) else json.dumps(schema)
