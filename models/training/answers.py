@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 
 from models.training import corpus
 from moesaic.dispatch.local import LocalDispatcher
-from moesaic.engine.limits import Limits
 from moesaic.engine.engine import Engine
+from moesaic.engine.limits import Limits
 from moesaic.engine.requests import (
     Event,
     FailureEvent,

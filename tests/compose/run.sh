@@ -28,7 +28,7 @@ overlay() {
     mkdir -p "$work/redis"
     # The interpreter of the base image may be an older 3.11 than the one here, which wants one package more.
     .venv/bin/pip download -q --only-binary :all: --python-version 3.11 -d "$work/wheels" -c constraints.txt \
-        '.[gateway,scheduler,attention]' hatchling 'async-timeout>=4.0.3' 2>"$work/pip.log" ||
+        '.[gateway,scheduler,attention,structured]' hatchling 'async-timeout>=4.0.3' 2>"$work/pip.log" ||
         { cat "$work/pip.log" >&2; return 1; }
     printf '[global]\nno-index = true\n' >"$work/pip.conf"
     printf '%s\n' 'FROM python:3.11-slim-bookworm' \
