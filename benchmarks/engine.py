@@ -141,7 +141,7 @@ def make_model(directory: Path) -> Any:
     """A model of random weights, saved to ``directory`` with a tokenizer, and loaded."""
     torch.manual_seed(11)
     config = transformers.Qwen3MoeConfig(**SHAPE)
-    model = transformers.Qwen3MoeForCausalLM(config).eval()
+    model = transformers.Qwen3MoeForCausalLM(config).eval()  # type: ignore[no-untyped-call]
     model.save_pretrained(directory)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(DEMO / name, directory)
@@ -150,14 +150,14 @@ def make_model(directory: Path) -> Any:
 
 def active_bytes(model: Any) -> int:
     """Bytes of the weights that one token is multiplied with: all but the embedding and the experts not chosen."""
-    experts = share = 0
+    experts, share = 0, 0
     for name, parameter in model.named_parameters():
         nbytes = parameter.numel() * parameter.element_size()
         if ".experts." in name:
             experts += nbytes
         elif "embed_tokens" not in name:
             share += nbytes
-    return share + experts * SHAPE["num_experts_per_tok"] // SHAPE["num_experts"]
+    return int(share + experts * SHAPE["num_experts_per_tok"] // SHAPE["num_experts"])
 
 
 def _measure(

@@ -8,7 +8,6 @@ its file (for one of Redis: its URL and ``redis_users``) and start the services 
 """
 
 import hashlib
-import os
 import secrets
 import sys
 from pathlib import Path
@@ -36,7 +35,8 @@ MORE = {
 def main() -> None:
     """Write what is missing."""
     directory = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent / "secrets")
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
+    directory.chmod(0o700)  # also if it was there already: the files are for everyone who gets in
     create(directory / "cluster_secret", secrets.token_hex(32))
     create(directory / "api_key", f"moesaic_sk_{secrets.token_urlsafe(32)}")
     urls = {role: create(directory / f"redis_url_{role}", redis_url(role)) for role in ROLES}
@@ -50,13 +50,15 @@ def create(path: Path, text: str) -> str:
     Compose mounts the files as they are, so the services' user must be able to read them; others on this machine
     are kept out by the directory's mode.
     """
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o444)
-    except FileExistsError:
-        return path.read_text(encoding="utf-8").strip()
-    with open(descriptor, "w", encoding="utf-8") as file:
-        os.fchmod(descriptor, 0o444)
-        file.write(f"{text}\n")
+    if path.exists():
+        found = path.read_text(encoding="utf-8").strip()
+        if not found:
+            sys.exit(f"{path} is empty: remove it and run this again")
+        return found
+    whole = path.with_suffix(".new")  # renamed once it is whole: half a secret must not stay
+    whole.write_text(f"{text}\n", encoding="utf-8")
+    whole.chmod(0o444)
+    whole.rename(path)
     return text
 
 

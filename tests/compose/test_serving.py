@@ -9,6 +9,7 @@ from openai import OpenAI
 
 from tests.compose.containers import Containers, docker, secret
 from tests.compose.load import PROMPTS, TOKENS, Answers, Load, classify
+from tests.suites import eventually
 
 TYPED = {"expert_unavailable", "deadline_exceeded", "worker_lost", "not_ready"}
 Fault = Callable[[Containers, str], None]
@@ -80,14 +81,17 @@ def test_an_expert_worker_that_fails_under_load_costs_no_wrong_answer_and_is_tak
     containers: Containers, client: httpx.Client, expected: Answers, fault: Fault
 ) -> None:
     name = containers.names("expert")[0]
-    before = containers.starts()
+    peer = "expert-" + docker("inspect", "-f", "{{.Config.Hostname}}", name).strip()
+    before, linked = containers.starts(), _times_linked(containers, peer)
     with Load(client, expected) as load:
         fault(containers, name)
+        eventually(lambda: _times_linked(containers, peer) > linked, 90)
         _until_placed(containers, 2)
         load.until_right(20)
     _sound(load)
     after = containers.starts()
-    assert {n for n in before if before[n] != after[n]} <= {name}, "others were touched"
+    restarted = {name} if fault in (stop, kill) else set()
+    assert {n for n in before if before[n] != after[n]} == restarted, "others were touched"
 
 
 @pytest.mark.parametrize("fault", [stop, kill, pause, cut_control])
@@ -107,13 +111,19 @@ def test_requests_go_on_without_redis_and_its_return_needs_nobody(
         containers.until_ready()
     assert (load.errors, load.wrong) == ({}, [])
     after = containers.starts()
-    assert {n for n in before if before[n] != after[n]} <= {name}, "others were touched"
+    restarted = {name} if fault in (stop, kill) else set()
+    assert {n for n in before if before[n] != after[n]} == restarted, "others were touched"
 
 
 def _sound(load: Load) -> None:
     assert load.wrong == []
     assert set(load.errors) <= TYPED, load.errors
     print(f"right: {load.num_right}, errors: {dict(load.errors)}, longest: {load.longest_s:.1f} s")
+
+
+def _times_linked(containers: Containers, peer: str) -> int:
+    """How often the attention worker has connected to an expert worker."""
+    return sum(e["peer"] == peer for e in containers.events("attention", "expert_worker.linked"))
 
 
 def _until_placed(containers: Containers, workers: int, within_s: float = 90) -> None:

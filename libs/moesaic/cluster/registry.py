@@ -154,7 +154,8 @@ class Fleet(Changes):
                 self.stale = True
                 self.note_change()
             return
-        live = {record.worker_id: record for record in found if record is not None}
+        # A role may write only its own keys; a record under another's name is not believed.
+        live = {n: r for n, r in zip(names, found, strict=True) if r and r.worker_id == n}
         if time.monotonic() < bus.last_lost + LEASE_S:  # they may not have had time to come back
             live = {**self.workers, **live}
         if live != self.workers or self.stale:

@@ -18,6 +18,7 @@ from moesaic.placement.assignment import assign_holders
 from moesaic.transport.frame import Frame, FrameKind
 
 MAX_CACHED_ASSIGNMENTS = 4096  # one per layer and set of live workers
+MAX_PAST_TENURES = 3  # each may hold a copy of what changed since
 RETIRE_AFTER_S = (
     10.0  # frames of earlier epochs are answered this long after a commit: longer than any step
 )
@@ -132,8 +133,11 @@ class ExpertHost:
             raise NotReady(f"epoch {epoch} was not prepared on {self._worker_id}")
         if epoch > self.epoch:
             committed = replace(self._tenures[epoch], committed_s=time.monotonic())
-            # Steps may still use all those before, for one placement can follow close on another.
-            self._tenures = {**self._tenures, epoch: committed}
+            # Steps may still use those before, for one placement can follow close on another.
+            others = {e: t for e, t in self._tenures.items() if e != epoch}
+            past = sorted(e for e in others if e < epoch)[-MAX_PAST_TENURES:]
+            kept = {e: t for e, t in others.items() if e in past or e > epoch}
+            self._tenures = {**kept, epoch: committed}
             self.epoch = epoch
             self._serving_cache = {}
 
