@@ -5,10 +5,17 @@ its own address on that network among the addresses of the name. The standard li
 imported here, for probes that are started every few seconds.
 """
 
+import fcntl
 import ipaddress
 import re
 import socket
+import struct
+from array import array
+from pathlib import Path
 
+_SIOCGIFCONF = 0x8912  # lists the IPv4 addresses of all interfaces
+_IFREQ = struct.Struct("16s2xH4s16x")  # interface, its address: port, address, padding
+_MAX_ADDRESSES = 4096
 _HOST_NAME = re.compile(r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
 
 
@@ -61,6 +68,29 @@ def is_of_this_machine(address: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface that has ``address``; None if none of this machine has it."""
+    packed = ipaddress.ip_address(address).packed
+    return (_ipv4_interfaces() if len(packed) == 4 else _ipv6_interfaces()).get(packed)
+
+
+def _ipv4_interfaces() -> dict[bytes, str]:
+    """Interfaces by address."""
+    answer = array("B", bytes(_MAX_ADDRESSES * _IFREQ.size))
+    request = struct.pack("iP", len(answer), answer.buffer_info()[0])  # struct ifconf
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        filled, _ = struct.unpack("iP", fcntl.ioctl(sock, _SIOCGIFCONF, request))
+    found = _IFREQ.iter_unpack(answer.tobytes()[:filled])
+    # A second address may be labelled "eth0:1".
+    return {address: name.rstrip(b"\0").decode().partition(":")[0] for name, _, address in found}
+
+
+def _ipv6_interfaces() -> dict[bytes, str]:
+    """Interfaces by address."""
+    table = Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines()
+    return {bytes.fromhex(row.split()[0]): row.split()[-1] for row in table}
 
 
 def _rank(address: str) -> tuple[bool, int, int]:

@@ -3,8 +3,8 @@ import socket
 
 import pytest
 
+from moesaic import addresses
 from moesaic.errors import InvalidInput
-from moesaic.transport import interfaces
 from moesaic.transport.frame import FrameLimits
 from moesaic.transport.interfaces import only_network
 from moesaic.transport.ucx import UcxNetwork
@@ -21,9 +21,7 @@ def _nothing_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
 def outward(request: pytest.FixtureRequest) -> tuple[str, str]:
     """An address of this machine on a network with others, and its interface."""
     family = request.param
-    listed = (
-        interfaces._ipv4_interfaces if family == socket.AF_INET else interfaces._ipv6_interfaces
-    )
+    listed = addresses._ipv4_interfaces if family == socket.AF_INET else addresses._ipv6_interfaces
     for address, interface in listed().items():
         text = socket.inet_ntop(family, address)
         if interface != "lo" and not text.startswith("fe80"):

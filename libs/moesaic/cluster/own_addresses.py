@@ -15,7 +15,12 @@ from typing import TypeVar
 
 import structlog
 
-from moesaic.addresses import is_address, is_of_this_machine, own_addresses_of
+from moesaic.addresses import (
+    interface_of,
+    is_address,
+    is_of_this_machine,
+    own_addresses_of,
+)
 from moesaic.cluster.background import background
 from moesaic.errors import NotReady
 from moesaic.settings import ServiceSettings
@@ -39,7 +44,8 @@ async def own_addresses(settings: _Settings) -> AsyncIterator[_Settings]:
 
     Raises:
         ExceptionGroup: with ``NotReady``, once a name stands for another address of this machine,
-            which has lost the one in use.
+            which has lost the one in use; or once the address for tensors has come back on another
+            interface, as UCX would go on asking for the one before.
     """
     hosts = {setting: getattr(settings, setting, "") for setting in _HOSTS}
     names = {setting: host for setting, host in hosts.items() if host and not is_address(host)}
@@ -73,8 +79,12 @@ async def own_address(name: str, setting: str) -> str:
 
 
 async def _watch(names: Mapping[str, str], in_use: Mapping[str, str]) -> None:
+    data_address = in_use.get("data_host")
+    interface = data_address and interface_of(data_address)
     while True:
         await asyncio.sleep(_LOOK_EVERY_S)
+        if data_address and interface_of(data_address) not in (interface, None):
+            raise NotReady(f"data_host: {data_address} has left {interface}; starting again")
         for setting, address in in_use.items():
             if is_of_this_machine(address):  # a few microseconds, and all there is mostly to do
                 continue

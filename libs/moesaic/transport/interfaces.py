@@ -1,18 +1,11 @@
 """Which network do tensors use? UCX would take every interface there is, control networks as well."""
 
-import fcntl
 import ipaddress
 import os
 import socket
-import struct
-from array import array
-from pathlib import Path
 
+from moesaic.addresses import interface_of
 from moesaic.errors import InvalidInput
-
-_SIOCGIFCONF = 0x8912  # lists the IPv4 addresses of all interfaces
-_IFREQ = struct.Struct("16s2xH4s16x")  # interface, its address: port, address, padding
-_MAX_ADDRESSES = 4096
 
 
 def only_network(own_address: str | None) -> dict[str, str]:
@@ -30,25 +23,8 @@ def only_network(own_address: str | None) -> dict[str, str]:
     address = ipaddress.ip_address(own_address)
     if address.is_loopback or address.is_unspecified:
         return {}
-    own = _ipv4_interfaces() if address.version == 4 else _ipv6_interfaces()
-    if address.packed not in own:
+    own = interface_of(own_address)
+    if own is None:
         raise InvalidInput("data_host", f"no network interface of this machine has {own_address}")
-    others = {name for _, name in socket.if_nameindex()} - {own[address.packed]}
+    others = {name for _, name in socket.if_nameindex()} - {own}
     return {"NET_DEVICES": "^" + ",".join(sorted(others))} if others else {}
-
-
-def _ipv4_interfaces() -> dict[bytes, str]:
-    """Interfaces by address."""
-    answer = array("B", bytes(_MAX_ADDRESSES * _IFREQ.size))
-    request = struct.pack("iP", len(answer), answer.buffer_info()[0])  # struct ifconf
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        filled, _ = struct.unpack("iP", fcntl.ioctl(sock, _SIOCGIFCONF, request))
-    found = _IFREQ.iter_unpack(answer.tobytes()[:filled])
-    # A second address may be labelled "eth0:1".
-    return {address: name.rstrip(b"\0").decode().partition(":")[0] for name, _, address in found}
-
-
-def _ipv6_interfaces() -> dict[bytes, str]:
-    """Interfaces by address."""
-    table = Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines()
-    return {bytes.fromhex(row.split()[0]): row.split()[-1] for row in table}
