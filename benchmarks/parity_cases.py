@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from moesaic.kernels.gated_mlp import GatedMLP
 from moesaic.kernels.grouped_experts import grouped_experts
 from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.config import ModelConfig, load_config
@@ -178,11 +179,15 @@ def build_reference(case: Case, directory: Path, **save_options: Any) -> Any:
 class Served:
     """A model directory served in one process by our own layers, as a dispatcher-free yardstick."""
 
-    def __init__(self, directory: Path, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, directory: Path, dtype: torch.dtype = torch.float32, deterministic: bool = False
+    ) -> None:
         """Load everything in ``directory``."""
         self.config = load_config(directory)
         checkpoint = Checkpoint(directory)
-        self.decoder = Decoder.load(checkpoint, self.config, dtype, CPU)
+        self.decoder = Decoder.load(
+            checkpoint, self.config, dtype, CPU, deterministic=deterministic
+        )
         self.moe = local_moe(checkpoint, self.config, dtype)
         self.cache: KVCache = self.decoder.new_kv_cache(num_blocks=64, block_size=8)
 
@@ -211,21 +216,18 @@ class Served:
 
 def local_moe(checkpoint: Checkpoint, config: ModelConfig, dtype: torch.dtype) -> MoELayer:
     """All routed experts in this process."""
-    gates, weights = {}, {}
+    gates, mlps = {}, {}
     for layer in config.moe_layers:
         gates[layer] = Gate.load(checkpoint, config, layer, dtype, CPU)
         experts = [
             load_expert(checkpoint, config, layer, expert, dtype, CPU)
             for expert in range(config.moe.num_experts)
         ]
-        weights[layer] = (
-            torch.stack([expert.gate_up for expert in experts]),
-            torch.stack([expert.down for expert in experts]),
-        )
+        mlps[layer] = [GatedMLP.of(expert.gate_up, expert.down) for expert in experts]
 
     async def moe(layer: int, hidden_states: Tensor) -> Tensor:
         topk_weights, topk_ids = gates[layer](hidden_states)
-        return grouped_experts(hidden_states, topk_weights, topk_ids.long(), *weights[layer])
+        return grouped_experts(hidden_states, topk_weights, topk_ids.long(), mlps[layer])
 
     return moe
 

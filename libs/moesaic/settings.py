@@ -170,6 +170,9 @@ class ModelSettings(ServiceSettings):
     dtype: str = Field(
         "float32", pattern="^(float32|bfloat16)$", description="type of weights and activations"
     )
+    quantization: Literal["none", "int8"] = Field(
+        "none", description="round the weights of linear layers and experts to 8 bits (CPU only)"
+    )
     device: str = Field("cpu", pattern="^(cpu|cuda(:[0-9]+)?)$", description="where to compute")
     threads: int = Field(
         0, ge=0, le=1024, description="CPU threads for computing; 0 leaves it to torch"
@@ -179,6 +182,14 @@ class ModelSettings(ServiceSettings):
         0, ge=0, le=65535, description="UCXX port for tensors; 0 takes a free one"
     )
     transports: Literal["auto", "tcp", "shm"] = Field("auto", description="UCX transports to use")
+
+    @model_validator(mode="after")
+    def _only_on_a_cpu(self) -> Self:
+        if self.device != "cpu" and self.quantization != "none":
+            raise ValueError(
+                f"--quantization {self.quantization} needs --device cpu, got {self.device}"
+            )
+        return self
 
     @property
     def data(self) -> Place:

@@ -27,6 +27,7 @@ from moesaic.engine.limits import Limits
 from moesaic.engine.requests import Event
 from moesaic.engine.thread import EngineThread, engine_thread
 from moesaic.errors import NotReady
+from moesaic.kernels.process import prepare_process
 from moesaic.messages.registry import WorkerRecord
 from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.config import ModelConfig, load_config
@@ -51,8 +52,7 @@ async def serve(settings: AttentionSettings) -> None:
     """Serve until SIGTERM or SIGINT. The parts start top down and stop bottom up, errors or not."""
     worker_id = settings.identity("attention")
     configure_logging("attention", worker_id, settings.log_level)
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
+    prepare_process(settings.threads)
     config = load_config(
         Path(settings.model)
     )  # before anything listens: a bad directory should fail at once
@@ -93,6 +93,8 @@ async def serve(settings: AttentionSettings) -> None:
             config,
             getattr(torch, settings.dtype),
             torch.device(settings.device),
+            settings.quantization,
+            settings.deterministic,
         )
         dispatcher = await _open_dispatcher(
             settings, worker_id, config, checkpoint, bus, thread, parts
@@ -149,7 +151,9 @@ async def _open_dispatcher(
 ) -> Dispatcher:
     dtype, device = getattr(torch, settings.dtype), torch.device(settings.device)
     if settings.dispatch == "local":
-        return await asyncio.to_thread(LocalDispatcher, checkpoint, config, dtype, device)
+        return await asyncio.to_thread(
+            LocalDispatcher, checkpoint, config, dtype, device, settings.quantization
+        )
     gates = {
         layer: Gate.load(checkpoint, config, layer, dtype, device) for layer in config.moe_layers
     }

@@ -1,8 +1,8 @@
 """What an attention worker is told."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic_settings import CliDualFlag
 
 from moesaic.settings import ModelSettings
@@ -26,6 +26,11 @@ class AttentionSettings(ModelSettings):
     enable_prefix_caching: CliDualFlag[bool] = Field(
         True, description="keep computed KV blocks for prompts that begin alike"
     )
+    deterministic: bool = Field(
+        False,
+        description="compute attention so that no bit of an answer depends on the requests beside it "
+        "(CPU only; slower)",
+    )
     expert_timeout_s: float = Field(
         2.0,
         gt=0,
@@ -38,3 +43,9 @@ class AttentionSettings(ModelSettings):
         le=3600,
         description="how long running requests wait for a lost expert worker to come back before they fail",
     )
+
+    @model_validator(mode="after")
+    def _deterministic_on_a_cpu(self) -> Self:
+        if self.deterministic and self.device != "cpu":
+            raise ValueError(f"--deterministic needs --device cpu, got {self.device}")
+        return self

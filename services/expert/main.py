@@ -16,6 +16,7 @@ from moesaic.cluster.own_addresses import own_addresses
 from moesaic.cluster.registry import next_generation, registered
 from moesaic.dispatch.host import ExpertHost
 from moesaic.engine.thread import engine_thread
+from moesaic.kernels.process import prepare_process
 from moesaic.messages.registry import WorkerRecord
 from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.config import load_config
@@ -37,8 +38,7 @@ async def serve(settings: ExpertSettings) -> None:
     """Serve until SIGTERM or SIGINT. The parts start top down and stop bottom up, errors or not."""
     worker_id = settings.identity("expert")
     configure_logging("expert", worker_id, settings.log_level)
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
+    prepare_process(settings.threads)
     config = load_config(
         Path(settings.model)
     )  # before anything listens: a bad directory should fail at once
@@ -75,6 +75,7 @@ async def serve(settings: ExpertSettings) -> None:
             slots,
             getattr(torch, settings.dtype),
             torch.device(settings.device),
+            settings.quantization,
         )
         admin_service.host = host
 

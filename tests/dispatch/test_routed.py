@@ -276,7 +276,8 @@ async def test_workers_that_choose_other_experts_are_caught_and_overruled(tiny_m
     async with cluster(tiny_model, 2) as c:
         c.put_in_force(c.placement(1, *HALVES))
         crooked = c.hosts[1]._gates[1]
-        crooked._weight = -crooked._weight
+        straight = crooked._linear
+        crooked._linear = lambda x: -straight(x)
         before = DIVERGENCES._value.get()
 
         await c.check()

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
+from moesaic.kernels.gated_mlp import GatedMLP
 from moesaic.kernels.grouped_experts import grouped_experts
 
 HIDDEN, SIZE = 16, 12
@@ -22,13 +23,18 @@ def random_case(seed: int, num_tokens: int, top_k: int, num_slots: int) -> tuple
     )
 
 
+def mlps_of(gate_up: torch.Tensor, down: torch.Tensor) -> list[GatedMLP]:
+    return [GatedMLP.of(*weights) for weights in zip(gate_up, down, strict=True)]
+
+
+@settings(deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 9), st.integers(1, 4), st.integers(1, 6))
 def test_it_equals_one_expert_at_a_time(
     seed: int, num_tokens: int, top_k: int, num_slots: int
 ) -> None:
     hidden, weights, slots, gate_up, down = random_case(seed, num_tokens, top_k, num_slots)
 
-    combined = grouped_experts(hidden, weights, slots, gate_up, down)
+    combined = grouped_experts(hidden, weights, slots, mlps_of(gate_up, down))
 
     expected = torch.zeros(num_tokens, HIDDEN, dtype=torch.float64)
     for token in range(num_tokens):
@@ -46,20 +52,22 @@ def test_it_equals_one_expert_at_a_time(
 def test_rows_without_an_expert_here_are_zero() -> None:
     hidden, weights, slots, gate_up, down = random_case(0, 5, 2, 3)
     slots[:] = -1
-    assert not grouped_experts(hidden, weights, slots, gate_up, down).any()
+    assert not grouped_experts(hidden, weights, slots, mlps_of(gate_up, down)).any()
 
     slots[2, 1] = 0
-    combined = grouped_experts(hidden, weights, slots, gate_up, down)
+    combined = grouped_experts(hidden, weights, slots, mlps_of(gate_up, down))
 
     assert combined.any(dim=1).tolist() == [False, False, True, False, False]
 
 
 def test_shares_of_disjoint_holders_sum_to_the_whole() -> None:
     hidden, weights, slots, gate_up, down = random_case(1, 8, 4, 6)
-    whole = grouped_experts(hidden, weights, slots, gate_up, down)
+    whole = grouped_experts(hidden, weights, slots, mlps_of(gate_up, down))
 
     shares = [
-        grouped_experts(hidden, weights, slots.masked_fill(slots % 2 != holder, -1), gate_up, down)
+        grouped_experts(
+            hidden, weights, slots.masked_fill(slots % 2 != holder, -1), mlps_of(gate_up, down)
+        )
         for holder in (0, 1)
     ]
 
@@ -72,8 +80,8 @@ def test_the_order_of_a_rows_choices_does_not_matter() -> None:
         [torch.randperm(5, generator=torch.Generator().manual_seed(i))[:4] for i in range(6)]
     )
 
-    whole = grouped_experts(hidden, weights, slots, gate_up, down)
-    turned = grouped_experts(hidden, weights.flip(1), slots.flip(1), gate_up, down)
+    whole = grouped_experts(hidden, weights, slots, mlps_of(gate_up, down))
+    turned = grouped_experts(hidden, weights.flip(1), slots.flip(1), mlps_of(gate_up, down))
 
     assert torch.equal(whole, turned)
 
@@ -83,7 +91,7 @@ def test_bfloat16_is_summed_in_float32(num_tokens: int) -> None:
     hidden, weights, slots, gate_up, down = random_case(3, num_tokens, 2, 3)
 
     combined = grouped_experts(
-        hidden.bfloat16(), weights, slots, gate_up.bfloat16(), down.bfloat16()
+        hidden.bfloat16(), weights, slots, mlps_of(gate_up.bfloat16(), down.bfloat16())
     )
 
     assert combined.dtype == torch.float32

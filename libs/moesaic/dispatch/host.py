@@ -10,6 +10,7 @@ from torch import Tensor
 
 from moesaic.dispatch.slots import LoadResult, SlotTable, load_table
 from moesaic.errors import ExpertUnavailable, InvalidInput, NotReady, StaleEpoch
+from moesaic.kernels.linear import Quantization
 from moesaic.messages.placement import EMPTY_SLOT, Placement
 from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.config import ModelConfig
@@ -61,11 +62,12 @@ class ExpertHost:
         slots_per_layer: int,
         dtype: torch.dtype,
         device: torch.device,
+        quantization: Quantization = "none",
     ) -> None:
         """Read the gates; experts come with the first placement."""
         self._checkpoint, self._config, self._worker_id = checkpoint, config, worker_id
         self.slots_per_layer = slots_per_layer
-        self._dtype, self._device = dtype, device
+        self._dtype, self._device, self._quantization = dtype, device, quantization
         self._gates = {
             layer: Gate.load(checkpoint, config, layer, dtype, device)
             for layer in config.moe_layers
@@ -115,6 +117,7 @@ class ExpertHost:
             wanted,
             self._dtype,
             self._device,
+            self._quantization,
             current.table if current else None,
         )
         self._tenures = {**self._tenures, placement.epoch: Tenure(placement, idx, result.table)}

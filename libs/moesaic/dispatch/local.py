@@ -7,6 +7,7 @@ from torch import Tensor
 
 from moesaic.dispatch.contract import Step
 from moesaic.dispatch.slots import load_table
+from moesaic.kernels.linear import Quantization
 from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.config import ModelConfig
 from moesaic.models.gate import Gate
@@ -16,7 +17,12 @@ class LocalDispatcher:
     """Computes every expert itself; its epoch is 0 and never changes."""
 
     def __init__(
-        self, checkpoint: Checkpoint, config: ModelConfig, dtype: torch.dtype, device: torch.device
+        self,
+        checkpoint: Checkpoint,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        quantization: Quantization = "none",
     ) -> None:
         """Read the gates and all experts of ``checkpoint``."""
         everything = list(range(config.moe.num_experts))
@@ -25,7 +31,12 @@ class LocalDispatcher:
             for layer in config.moe_layers
         }
         self._table = load_table(
-            checkpoint, config, dict.fromkeys(config.moe_layers, everything), dtype, device
+            checkpoint,
+            config,
+            dict.fromkeys(config.moe_layers, everything),
+            dtype,
+            device,
+            quantization,
         ).table
         self._slots = torch.arange(config.moe.num_experts, device=device)
 

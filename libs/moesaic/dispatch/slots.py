@@ -11,7 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from moesaic.kernels.gated_mlp import GatedMLP
 from moesaic.kernels.grouped_experts import grouped_experts
+from moesaic.kernels.linear import Quantization
 from moesaic.messages.placement import EMPTY_SLOT
 from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.config import ModelConfig
@@ -20,17 +22,15 @@ from moesaic.models.experts import load_expert
 
 @dataclass(frozen=True)
 class LayerSlots:
-    """One layer's slots: ``experts[s]`` lies in ``gate_up[s]`` ``[2I, H]`` and ``down[s]`` ``[H,
-    I]``."""
+    """One layer's slots: ``mlps[s]`` computes expert ``experts[s]``."""
 
     experts: tuple[int, ...]
-    gate_up: Tensor
-    down: Tensor
+    mlps: tuple[GatedMLP | None, ...]  # None: an empty slot
 
     @property
     def nbytes(self) -> int:
         """Bytes of the weights."""
-        return self.gate_up.nbytes + self.down.nbytes
+        return sum(mlp.nbytes for mlp in self.mlps if mlp is not None)
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,9 @@ class SlotTable:
         Returns:
             float32 ``[T, H]``.
         """
-        slots = self.layers[layer]
-        return grouped_experts(
-            hidden_states, topk_weights, mine[topk_ids.long()], slots.gate_up, slots.down
-        )
+        mlps = self.layers[layer].mlps
+        slot_ids = mine.index_select(0, topk_ids.flatten()).view(topk_ids.shape)
+        return grouped_experts(hidden_states, topk_weights, slot_ids, mlps)
 
     def slot_of_expert(self, layer: int, num_experts: int, served: Sequence[bool]) -> Tensor:
         """int64 ``[E]``: the first slot that holds each expert marked in ``served``, -1
@@ -94,6 +93,7 @@ def load_table(
     wanted: Mapping[int, Sequence[int]],
     dtype: torch.dtype,
     device: torch.device,
+    quantization: Quantization = "none",
     previous: SlotTable | None = None,
 ) -> LoadResult:
     """Make the table that holds ``wanted[layer][slot]``, reading only what ``previous`` lacks.
@@ -110,19 +110,16 @@ def load_table(
             layers[layer] = old
             kept += present
             continue
-        shape = (len(experts), 2 * config.moe.expert_size, config.hidden_size)
-        gate_up = torch.zeros(shape, dtype=dtype, device=device)
-        down = torch.zeros((shape[0], shape[2], shape[1] // 2), dtype=dtype, device=device)
-        for slot, expert in enumerate(experts):
+        mlps: list[GatedMLP | None] = []
+        for expert in experts:
             if expert == EMPTY_SLOT:
-                continue
-            if old is not None and expert in old.experts:
-                where = old.experts.index(expert)
-                gate_up[slot], down[slot] = old.gate_up[where], old.down[where]
+                mlps.append(None)
+            elif old is not None and expert in old.experts:
+                mlps.append(old.mlps[old.experts.index(expert)])
                 kept += 1
-                continue
-            weights = load_expert(checkpoint, config, layer, expert, dtype, device)
-            gate_up[slot], down[slot] = weights.gate_up, weights.down
-            loaded += 1
-        layers[layer] = LayerSlots(tuple(experts), gate_up, down)
+            else:
+                weights = load_expert(checkpoint, config, layer, expert, dtype, device)
+                mlps.append(GatedMLP.of(weights.gate_up, weights.down, quantization))
+                loaded += 1
+        layers[layer] = LayerSlots(tuple(experts), tuple(mlps))
     return LoadResult(SlotTable(layers), loaded, kept)

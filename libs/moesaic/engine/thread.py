@@ -8,6 +8,8 @@ from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+import torch
+
 T = TypeVar("T")
 
 
@@ -34,7 +36,8 @@ async def engine_thread() -> AsyncIterator[EngineThread]:
     async def idle() -> None:
         stop = asyncio.Event()
         started.set_result((asyncio.get_running_loop(), stop))
-        await stop.wait()
+        with torch.inference_mode():  # of this thread, so of all that runs on its loop
+            await stop.wait()
 
     thread = threading.Thread(target=asyncio.run, args=(idle(),), name="engine", daemon=True)
     thread.start()

@@ -1,16 +1,22 @@
 # Grouped experts: the weighted sum of SwiGLU experts over the rows routed to them.
 #   Layout     rows are sorted by slot, so each active slot is one pair of dense products.
 #   Cost       2 * 3 * R * H * I operations; the active slots' weights are read once, others never.
-#   Order      a row's experts are added in ascending slot order, in float32: same input, same sum.
+#   Order      on a CPU a row's experts are added in ascending slot order: same input, same sum.
 """Grouped expert computation."""
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+
+from moesaic.kernels.gated_mlp import GatedMLP
 
 
 def grouped_experts(
-    hidden_states: Tensor, topk_weights: Tensor, slot_ids: Tensor, gate_up: Tensor, down: Tensor
+    hidden_states: Tensor,
+    topk_weights: Tensor,
+    slot_ids: Tensor,
+    experts: Sequence[GatedMLP | None],
 ) -> Tensor:
     """Each row's weighted sum over those of its experts that are held here.
 
@@ -19,38 +25,26 @@ def grouped_experts(
         topk_weights: float32 ``[T, k]``.
         slot_ids: int64 ``[T, k]``, in ``-1..S-1``; -1 means that the expert is not held here and
             adds nothing.
-        gate_up: ``[S, 2I, H]``, dtype of ``hidden_states``: gate, then up.
-        down: ``[S, H, I]``, same dtype.
+        experts: ``S`` of them; ``None`` where no row is routed.
 
     Returns:
         float32 ``[T, H]``.
     """
-    slot_ids, ascending = slot_ids.sort(dim=1)
-    topk_weights = topk_weights.gather(1, ascending)
-    order = slot_ids.reshape(-1).argsort(stable=True)  # [T * k], those not held here first
-    counts = (slot_ids.reshape(-1) + 1).bincount(minlength=gate_up.shape[0] + 1).tolist()
-    order = order[counts[0] :]  # [R]
-
-    routed = hidden_states.index_select(0, order // slot_ids.shape[1])  # [R, H]
-    gate, up = _per_slot(routed, gate_up, counts[1:]).chunk(2, dim=-1)
-    expert_out = _per_slot(F.silu(gate) * up, down, counts[1:])  # [R, H]
-
-    # Each row sums its own k outputs. To add routed rows in place would, on a GPU, leave their
-    # order to chance.
-    by_choice = expert_out.new_zeros(slot_ids.numel(), expert_out.shape[1], dtype=torch.float32)
-    by_choice.index_copy_(0, order, expert_out.float())
-    by_choice = by_choice.view(*slot_ids.shape, expert_out.shape[1])  # [T, k, H]
-    return torch.bmm(topk_weights.unsqueeze(1), by_choice).squeeze(1)
-
-
-def _per_slot(x: Tensor, weights: Tensor, counts: list[int]) -> Tensor:
-    """``x @ weights[s].T`` for the ``counts[s]`` rows of each slot ``s``: ``[R, A]``, ``[S, B, A]`` -> ``[R, B]``."""
-    out = x.new_empty(x.shape[0], weights.shape[1])
-    active = [slot for slot, count in enumerate(counts) if count]
+    slots = slot_ids.reshape(-1)  # [T * k]
+    order = slots.argsort(stable=True)  # those not held here first
+    num_absent, *counts = (slots + 1).bincount(minlength=len(experts) + 1).tolist()
+    order = order[num_absent:]  # [R]
+    rows = order // slot_ids.shape[1]
+    combined = hidden_states.new_zeros(hidden_states.shape, dtype=torch.float32)
+    active = [(mlp, n) for mlp, n in zip(experts, counts, strict=True) if n and mlp is not None]
     if not active:
-        return out
-    sizes = [counts[slot] for slot in active]
-    parts = zip(active, torch.split(x, sizes), torch.split(out, sizes), strict=True)
-    for slot, part, part_out in parts:
-        torch.mm(part, weights[slot].t(), out=part_out)
-    return out
+        return combined
+
+    routed = active[0][0].gate_up.prepare(hidden_states).index_select(0, rows)  # [R, H]
+    outputs, start = [], 0
+    for mlp, num_rows in active:
+        outputs.append(mlp.multiply(routed[start : start + num_rows]))
+        start += num_rows
+    weights = topk_weights.reshape(-1).index_select(0, order).unsqueeze(1)
+    # One routed row after the other. A GPU would add them as they come, in no order.
+    return combined.index_add_(0, rows, torch.cat(outputs).float().mul_(weights))

@@ -3,8 +3,9 @@
 from typing import Protocol
 
 from torch import Tensor
+from torch.nn import functional as F
 
-from moesaic.models.attention_plan import AttentionPlan
+from moesaic.models.attention_plan import AttentionPlan, RowRun
 from moesaic.models.kv_cache import KVCache
 from moesaic.models.rope import Rotation
 
@@ -37,7 +38,7 @@ def attend(
     outputs = []
     for run in plan.runs:
         cached = cache.gather(layer, run.slots)
-        outputs.append(heads.run(queries[run.start : run.stop], cached, run.mask))
+        outputs.append(_run(heads, queries[run.start : run.stop], cached, run))
     if not plan.single and len(outputs) == 1:
         return outputs[0]
     combined = queries.new_empty(queries.shape[0], outputs[0].shape[1])
@@ -49,3 +50,11 @@ def attend(
             queries[plan.single.rows], cached, plan.single.mask
         )
     return combined
+
+
+def _run(heads: Heads, queries: Tensor, cached: Tensor, run: RowRun) -> Tensor:
+    before, after = run.padding
+    if not (before or after):
+        return heads.run(queries, cached, run.mask)
+    padded = F.pad(queries, (0, 0, 0, 0, before, after))
+    return heads.run(padded, cached, run.mask)[before : before + len(queries)]

@@ -1,5 +1,6 @@
 """Where one step's rows go in the KV cache and what they attend to; worked out once a step, used by every layer."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -20,12 +21,13 @@ class SingleRows:
 
 @dataclass(frozen=True)
 class RowRun:
-    """One sequence with several rows in this step."""
+    """Rows of one sequence that are attended together."""
 
     start: int
     stop: int
     slots: Tensor  # int64 [L]
     mask: Tensor | None  # bool [n, L]; None: the rows are the whole sequence, plainly causal
+    padding: tuple[int, int] = (0, 0)  # rows of nothing before and after, counted in n
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,18 @@ class AttentionPlan:
 
 
 def plan_attention(
-    batch: StepBatch, block_size: int, window: int | None, device: torch.device
+    batch: StepBatch,
+    block_size: int,
+    window: int | None,
+    device: torch.device,
+    deterministic: bool = False,
 ) -> AttentionPlan:
     """Work out the plan of ``batch``; a row sees its own and the ``window - 1`` positions before
     it, or all of them.
+
+    A product's last bits depend on its shape. With ``deterministic`` every row is attended in a
+    shape that depends on its position alone: the rows of its block, those of other steps left
+    empty, over all positions up to the block's end.
 
     The plan's tensors are on ``device``.
     """
@@ -50,9 +60,16 @@ def plan_attention(
     assert bounds[-1] == len(batch.positions)
     lengths: list[int] = (batch.positions[torch.tensor(bounds[1:]) - 1] + 1).tolist()
 
-    runs, singles = [], []
+    runs: list[RowRun] = []
+    singles: list[int] = []
     write_slots = torch.empty(bounds[-1], dtype=torch.int64, device=device)
     for sequence, (start, stop) in enumerate(pairwise(bounds)):
+        if deterministic:
+            slots = _slots(torch.tensor([batch.block_tables[sequence]], device=device), block_size)
+            slots = slots[0, : lengths[sequence]]
+            write_slots[start:stop] = slots[start - stop :]
+            runs += _tiles(start, stop, slots, block_size, window)
+            continue
         if stop - start == 1:
             singles.append(sequence)
             continue
@@ -90,11 +107,35 @@ def _row_run(
     if rows == length and (window is None or window >= length):
         return RowRun(start, stop, slots, None)
     position = torch.arange(length - rows, length, device=device).unsqueeze(1)
-    column = torch.arange(length, device=device)
+    return RowRun(start, stop, slots, _causal(position, length, window))
+
+
+def _tiles(
+    start: int, stop: int, slots: Tensor, block_size: int, window: int | None
+) -> Iterator[RowRun]:
+    length = len(slots)
+    first = length - (stop - start)  # position of the row ``start``
+    for tile in range(first // block_size, -(-length // block_size)):
+        bounds = (tile * block_size, (tile + 1) * block_size)
+        begin, end = max(first, bounds[0]), min(length, bounds[1])
+        # What is not there yet reads the sequence's own first token, and is masked.
+        reach = torch.cat((slots[: bounds[1]], slots[:1].expand(max(0, bounds[1] - length))))
+        position = torch.arange(*bounds, device=slots.device).unsqueeze(1)
+        yield RowRun(
+            start + begin - first,
+            start + end - first,
+            reach,
+            _causal(position, bounds[1], window),
+            padding=(begin - bounds[0], bounds[1] - end),
+        )
+
+
+def _causal(position: Tensor, length: int, window: int | None) -> Tensor:
+    column = torch.arange(length, device=position.device)
     mask = column <= position
     if window is not None:
         mask &= column > position - window
-    return RowRun(start, stop, slots, mask)
+    return mask
 
 
 def _single_rows(

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from moesaic.kernels.gated_mlp import GatedMLP
+from moesaic.kernels.linear import Linear, Quantization, make_linear
 from moesaic.models.architecture import LatentAttention, ModelConfig
 from moesaic.models.attention import AttentionLayer
 from moesaic.models.attention_plan import plan_attention
@@ -14,7 +16,7 @@ from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.grouped_query import GroupedQueryLayer
 from moesaic.models.kv_cache import KVCache
 from moesaic.models.latent import LatentLayer
-from moesaic.models.mlp import GatedMLP, SharedExpert
+from moesaic.models.mlp import SharedExpert, load_mlp
 from moesaic.models.rope import RotaryEmbedding
 from moesaic.models.step_batch import StepBatch
 from moesaic.models.tensor_names import EMBEDDING, FINAL_NORM, HEAD, layer_prefix
@@ -48,11 +50,13 @@ class Decoder:
         layers: list[_Layer],
         embedding: Tensor,
         norm: Tensor,
-        head: Tensor,
+        head: Linear,
+        deterministic: bool = False,
     ) -> None:
-        """Take the weights; ``load`` reads them. ``embedding`` and ``head`` are ``[vocab, H]``."""
+        """Take the weights; ``load`` reads them. ``embedding`` is ``[vocab, H]``, ``head`` ``H -> vocab``."""
         self.config, self.dtype, self.device = config, embedding.dtype, embedding.device
         self._layers, self._embedding, self._norm, self._head = layers, embedding, norm, head
+        self._deterministic = deterministic
         latent = isinstance(config.attention, LatentAttention)
         self._rotary = RotaryEmbedding(
             config.rope, config.attention.rotary_dim, interleaved=latent, device=self.device
@@ -67,21 +71,30 @@ class Decoder:
 
     @classmethod
     def load(
-        cls, checkpoint: Checkpoint, config: ModelConfig, dtype: torch.dtype, device: torch.device
+        cls,
+        checkpoint: Checkpoint,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        quantization: Quantization = "none",
+        deterministic: bool = False,
     ) -> "Decoder":
-        """Read all weights but those of routed experts and their gates.
+        """Read all weights but those of routed experts and their gates. The head is never
+        quantised: its errors would reach every token at full size. ``deterministic``: on a CPU a
+        row's logits have the same bits whatever else is computed in its step.
 
         Raises:
             CheckpointError: a tensor is missing, mis-shaped or cannot be read.
         """
-        reader = TensorReader(checkpoint, dtype, device)
+        reader = TensorReader(checkpoint, dtype, device, quantization)
         layers = [
             _load_layer(reader.under(layer_prefix(i)), config, i) for i in range(config.num_layers)
         ]
         shape = (config.vocab_size, config.hidden_size)
         embedding = reader.read(EMBEDDING, *shape)
         head = embedding if config.tie_word_embeddings else reader.read(HEAD, *shape)
-        return cls(config, layers, embedding, reader.read(FINAL_NORM, config.hidden_size), head)
+        norm = reader.read(FINAL_NORM, config.hidden_size)
+        return cls(config, layers, embedding, norm, make_linear(head), deterministic)
 
     def new_kv_cache(self, num_blocks: int, block_size: int = 16) -> KVCache:
         """An empty cache that fits this decoder."""
@@ -94,7 +107,9 @@ class Decoder:
             float32 ``[R, vocab]``: the next-token logits of ``batch.logit_rows``.
         """
         positions = batch.positions.to(self.device)
-        plan = plan_attention(batch, cache.block_size, self._window, self.device)
+        plan = plan_attention(
+            batch, cache.block_size, self._window, self.device, self._deterministic
+        )
         rotation = self._rotary.rotation(positions, self._rotation_dtype)
         hidden = F.embedding(batch.token_ids.to(self.device), self._embedding)  # [T, H]
         for index, layer in enumerate(self._layers):
@@ -110,7 +125,7 @@ class Decoder:
                 hidden = hidden + layer.shared(normed)
             hidden = hidden + (await routed).to(hidden.dtype)
         wanted = self._rms_norm(hidden[batch.logit_rows.to(self.device)], self._norm)
-        return F.linear(wanted, self._head).float()
+        return self._head(wanted).float()
 
     def _rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, x.shape[-1:], weight, self.config.rms_norm_eps)
@@ -126,6 +141,6 @@ def _load_layer(reader: TensorReader, config: ModelConfig, index: int) -> _Layer
         if isinstance(config.attention, LatentAttention)
         else GroupedQueryLayer.load(attention, config, config.attention, index),
         mlp_norm=reader.read("post_attention_layernorm.weight", config.hidden_size),
-        dense=GatedMLP.load(mlp, config.hidden_size, config.dense_size) if dense else None,
+        dense=load_mlp(mlp, config.hidden_size, config.dense_size) if dense else None,
         shared=None if dense else SharedExpert.load(mlp, config),
     )

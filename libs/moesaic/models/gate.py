@@ -2,8 +2,8 @@
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from moesaic.kernels.linear import make_linear
 from moesaic.models.architecture import ModelConfig, MoE
 from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.tensor_names import moe_prefix
@@ -14,7 +14,7 @@ class Gate:
 
     def __init__(self, weight: Tensor, moe: MoE) -> None:
         """Take ``weight`` ``[E, H]``."""
-        self._weight, self._moe = weight, moe
+        self._dtype, self._linear, self._moe = weight.dtype, make_linear(weight), moe
 
     @classmethod
     def load(
@@ -42,9 +42,7 @@ class Gate:
             topk_weights: float32 ``[T, k]``, normalised and scaled as the family demands, ready to
                 multiply expert outputs with; topk_ids: int32 ``[T, k]``, heaviest first.
         """
-        return select_experts(
-            F.linear(hidden_states.to(self._weight.dtype), self._weight), self._moe
-        )
+        return select_experts(self._linear(hidden_states.to(self._dtype)), self._moe)
 
 
 def select_experts(gate_logits: Tensor, moe: MoE) -> tuple[Tensor, Tensor]:

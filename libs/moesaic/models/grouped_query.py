@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from moesaic.kernels.linear import Linear
 from moesaic.models.architecture import GroupedQueryAttention, ModelConfig
 from moesaic.models.attention import attend
 from moesaic.models.attention_plan import AttentionPlan
@@ -20,12 +21,10 @@ class GroupedQueryLayer:
 
     layer: int
     shape: GroupedQueryAttention
-    qkv: Tensor  # [(heads + 2 kv_heads) * d, H]
-    qkv_bias: Tensor | None
+    qkv: Linear  # H -> (heads + 2 kv_heads) * d
     qk_norm: Tensor | None  # [heads + kv_heads, d]: one weight for all queries, one for all keys
     eps: float
-    output: Tensor  # [H, heads * d]
-    output_bias: Tensor | None
+    output: Linear  # heads * d -> H
 
     @classmethod
     def load(
@@ -47,12 +46,13 @@ class GroupedQueryLayer:
         return cls(
             layer=layer,
             shape=shape,
-            qkv=torch.cat(qkv),
-            qkv_bias=qkv_bias() if shape.qkv_bias else None,
+            qkv=reader.linear(torch.cat(qkv), qkv_bias() if shape.qkv_bias else None),
             qk_norm=qk_norm() if shape.qk_norm else None,
             eps=config.rms_norm_eps,
-            output=reader.read("o_proj.weight", hidden, shape.num_heads * dim),
-            output_bias=reader.read("o_proj.bias", hidden) if shape.output_bias else None,
+            output=reader.linear(
+                reader.read("o_proj.weight", hidden, shape.num_heads * dim),
+                reader.read("o_proj.bias", hidden) if shape.output_bias else None,
+            ),
         )
 
     def __call__(
@@ -61,7 +61,7 @@ class GroupedQueryLayer:
         """See ``AttentionLayer``."""
         num_heads = self.shape.num_heads
         num_rotated = num_heads + self.shape.num_kv_heads
-        qkv = F.linear(hidden_states, self.qkv, self.qkv_bias)
+        qkv = self.qkv(hidden_states)
         qkv = qkv.view(len(qkv), -1, self.shape.head_dim)
         qk = qkv[:, :num_rotated]  # queries and keys are normed and rotated alike, so together
         if self.qk_norm is not None:
@@ -70,7 +70,7 @@ class GroupedQueryLayer:
         keys_values = torch.cat((qk[:, num_heads:], qkv[:, num_rotated:]), dim=1)
         cache.write(self.layer, plan.write_slots, keys_values.flatten(1))
         attended = attend(self, qk[:, :num_heads], plan, cache, self.layer)
-        return F.linear(attended, self.output, self.output_bias)
+        return self.output(attended)
 
     def single(self, queries: Tensor, cached: Tensor, mask: Tensor) -> Tensor:
         """See ``Heads.single``. The heads of a group are rows of one product: keys are read once for all of them."""

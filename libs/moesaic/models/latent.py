@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from moesaic.kernels.linear import Linear
 from moesaic.models.architecture import LatentAttention, ModelConfig
 from moesaic.models.attention import attend
 from moesaic.models.attention_plan import AttentionPlan
@@ -22,14 +23,12 @@ class LatentLayer:
 
     layer: int
     shape: LatentAttention
-    q_kv_down: Tensor  # [Q + kv_width, H]; Q: q_lora_rank, or without one heads * (nope + rope)
-    q_kv_bias: Tensor | None
+    q_kv_down: Linear  # H -> Q + kv_width; Q: q_lora_rank, or without one heads * (nope + rope)
     q_norm: Tensor | None  # [q_lora_rank]
-    q_up: Tensor | None  # [heads * (nope + rope), q_lora_rank]
+    q_up: Linear | None  # q_lora_rank -> heads * (nope + rope)
     kv_norm: Tensor  # [latent]
     kv_up: Tensor  # [heads * (nope + v), latent]
-    output: Tensor  # [H, heads * v]
-    output_bias: Tensor | None
+    output: Linear  # heads * v -> H
     scale: float
 
     @classmethod
@@ -53,14 +52,17 @@ class LatentLayer:
         return cls(
             layer=layer,
             shape=shape,
-            q_kv_down=torch.cat((q, kv)),
-            q_kv_bias=down_bias() if shape.bias else None,
+            q_kv_down=reader.linear(torch.cat((q, kv)), down_bias() if shape.bias else None),
             q_norm=None if rank is None else reader.read("q_a_layernorm.weight", rank),
-            q_up=None if rank is None else reader.read("q_b_proj.weight", heads * qk_dim, rank),
+            q_up=None
+            if rank is None
+            else reader.linear(reader.read("q_b_proj.weight", heads * qk_dim, rank)),
             kv_norm=reader.read("kv_a_layernorm.weight", shape.kv_lora_rank),
             kv_up=reader.read("kv_b_proj.weight", up_size, shape.kv_lora_rank),
-            output=reader.read("o_proj.weight", hidden, heads * shape.v_head_dim),
-            output_bias=reader.read("o_proj.bias", hidden) if shape.bias else None,
+            output=reader.linear(
+                reader.read("o_proj.weight", hidden, heads * shape.v_head_dim),
+                reader.read("o_proj.bias", hidden) if shape.bias else None,
+            ),
             scale=qk_dim**-0.5 * (config.rope.yarn.softmax_scale if config.rope.yarn else 1.0),
         )
 
@@ -69,7 +71,7 @@ class LatentLayer:
     ) -> Tensor:
         """See ``AttentionLayer``."""
         shape = self.shape
-        down = F.linear(hidden_states, self.q_kv_down, self.q_kv_bias)
+        down = self.q_kv_down(hidden_states)
         queries, latent, rope_key = torch.split(
             down, [down.shape[1] - shape.kv_width, shape.kv_lora_rank, shape.qk_rope_head_dim], -1
         )
@@ -79,11 +81,11 @@ class LatentLayer:
 
         if self.q_up is not None:
             queries = F.rms_norm(queries, queries.shape[-1:], self.q_norm, _LATENT_NORM_EPS)
-            queries = F.linear(queries, self.q_up)
+            queries = self.q_up(queries)
         nope, rope = self._query_parts(queries.view(len(queries), shape.num_heads, -1))
         queries = torch.cat((nope, rotation(rope)), dim=-1)  # [T, heads, nope + rope]
         attended = attend(self, queries, plan, cache, self.layer)
-        return F.linear(attended, self.output, self.output_bias)
+        return self.output(attended)
 
     def single(self, queries: Tensor, cached: Tensor, mask: Tensor) -> Tensor:
         """See ``Heads.single``. The up-projections are absorbed: scores and sums are over latents."""

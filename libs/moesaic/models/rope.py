@@ -43,7 +43,9 @@ class RotaryEmbedding:
     def rotation(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
         """The rotations at ``positions`` (int64 ``[T]``), computed in float32 and kept as ``dtype``."""
         angles = torch.outer(positions.float(), self._frequencies)
-        cos, sin = angles.cos() * self._scale, angles.sin() * self._scale
+        # In float64: the last bit of a float32 cosine depends on where in the tensor it stands.
+        angles = angles.double()
+        cos, sin = ((f * self._scale).float() for f in (angles.cos(), angles.sin()))
         if self._interleaved:
             cos, sin = (
                 cos.repeat_interleave(2, dim=-1),

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from moesaic.kernels.linear import Linear, Quantization, make_linear
 from moesaic.models.checkpoint import Checkpoint
 
 
@@ -15,6 +16,7 @@ class TensorReader:
     checkpoint: Checkpoint
     dtype: torch.dtype
     device: torch.device
+    quantization: Quantization = "none"
     prefix: str = ""
 
     def under(self, prefix: str) -> "TensorReader":
@@ -28,3 +30,7 @@ class TensorReader:
             CheckpointError: it is missing, mis-shaped or cannot be read.
         """
         return self.checkpoint.read(self.prefix + name, shape, self.dtype, self.device)
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """What multiplies with ``weight``, in the form that was asked for."""
+        return make_linear(weight, bias, self.quantization)

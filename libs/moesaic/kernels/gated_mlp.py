@@ -1,0 +1,39 @@
+"""The SwiGLU MLP: dense layers, shared experts and routed ones."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from moesaic.kernels.linear import Linear, Quantization, Rows, make_linear
+
+
+@dataclass(frozen=True)
+class GatedMLP:
+    """``down(silu(gate(x)) * up(x))``."""
+
+    gate_up: Linear  # H -> 2I: gate, then up
+    down: Linear  # I -> H
+
+    @classmethod
+    def of(cls, gate_up: Tensor, down: Tensor, quantization: Quantization = "none") -> "GatedMLP":
+        """Take ``gate_up`` ``[2I, H]`` and ``down`` ``[H, I]``."""
+        return cls(
+            make_linear(gate_up, quantization=quantization),
+            make_linear(down, quantization=quantization),
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights."""
+        return self.gate_up.nbytes + self.down.nbytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """``[T, H]`` -> ``[T, H]``, same dtype."""
+        return self.multiply(self.gate_up.prepare(x)).to(x.dtype)
+
+    def multiply(self, rows: Rows) -> Tensor:
+        """The same for rows that ``gate_up`` has prepared; see ``Linear.multiply``."""
+        gate, up = torch.chunk(self.gate_up.multiply(rows), 2, dim=-1)
+        return self.down(F.silu(gate).mul_(up))
