@@ -10,10 +10,10 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway import metrics
-from services.gateway.exchange import Exchange, is_request_id, route_of
+from services.gateway.exchange import DEFAULT_TENANT, Exchange, is_request_id, route_of
 from services.gateway.gateway import Gateway
 from services.gateway.problems import Problem, internal_error, problem
-from services.gateway.routes_health import OPEN_ROUTES
+from services.gateway.scopes import NO_KEY
 
 log = structlog.get_logger()
 
@@ -58,7 +58,7 @@ class Edge:
                 message["headers"] = [*message.get("headers", ()), name]
             await send(message)
 
-        refused = self._refused(scope["path"], headers)
+        refused = self._refused(exchange, scope["path"], headers)
         if refused is not None:
             metrics.rejections.labels(refused.body.code).inc()
             exchange.fail(refused)
@@ -74,13 +74,14 @@ class Edge:
             if not answered:
                 await failure.response()(scope, receive, send_noted)
 
-    def _refused(self, path: str, headers: Headers) -> Problem | None:
-        if self._key_digest is not None and path not in OPEN_ROUTES:
+    def _refused(self, exchange: Exchange, path: str, headers: Headers) -> Problem | None:
+        if self._key_digest is not None and path not in NO_KEY:
             scheme, _, key = headers.get("authorization", "").partition(" ")
             known = secrets.compare_digest(_digest(key.strip()), self._key_digest)
             if scheme.lower() != "bearer" or not known:
                 message = "send the header authorization: Bearer with a valid API key"
                 return problem(401, "invalid_api_key", message)
+        exchange.tenant = DEFAULT_TENANT
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > self._max_body_bytes:
             return problem(413, "request_too_large", _too_large(self._max_body_bytes))

@@ -15,6 +15,9 @@ log = structlog.get_logger()
 
 Outcome = Literal["done", "errored", "cancelled"]
 CLIENT_CLOSED = 499
+DEFAULT_TENANT = (
+    "default"  # everybody, where there are no keys, and who has the one key of all rights
+)
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
@@ -34,6 +37,7 @@ class Exchange:
 
     request_id: str
     method: str
+    tenant: str = ""  # whose key came with it; empty as long as that is not known
     started: float = field(default_factory=time.monotonic)
     route: str = "other"
     model: str = ""  # only ever the served model's name: it becomes a label
@@ -79,6 +83,7 @@ class Exchange:
             "request.finished",
             request_id=self.request_id,
             method=self.method,
+            tenant=self.tenant or None,
             route=self.route,
             status=self.status,
             outcome=outcome,

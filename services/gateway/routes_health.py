@@ -9,8 +9,6 @@ from services.gateway.problems import problem_of
 
 router = APIRouter()
 
-OPEN_ROUTES = frozenset({"/livez", "/readyz", "/health", "/metrics"})  # need no key
-
 
 @router.get("/livez")
 async def livez() -> dict[str, str]:

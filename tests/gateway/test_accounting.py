@@ -63,10 +63,11 @@ async def test_prompts_and_keys_stay_out_of_logs_metrics_and_errors(open_house, 
         responses = [
             await house.client.post("/v1/completions", json=b, headers=headers) for b in bodies
         ]
-        metrics = await house.client.get("/metrics")
+        metrics = await house.client.get("/metrics", headers=headers)
         logs = str(house.logs)
 
     assert [response.status_code for response in responses] == [200, 200, 400]
+    assert metrics.status_code == 200
     assert canary not in logs + metrics.text + "".join(response.text for response in responses)
 
 

@@ -217,9 +217,9 @@ async def test_a_body_over_the_limit_is_refused_whether_announced_or_not(
 
 async def test_a_key_is_needed_everywhere_but_for_probes(open_house, scripts) -> None:
     async with open_house(scripts.says("yes"), api_key="k1") as house:
-        for path in ("/livez", "/readyz", "/health", "/metrics"):
+        for path in ("/livez", "/readyz", "/health"):
             assert (await house.client.get(path)).status_code == 200
-        for path in ("/v1/models", "/version", "/nowhere", "/openapi.json", "/docs"):
+        for path in ("/v1/models", "/version", "/nowhere", "/openapi.json", "/docs", "/metrics"):
             response = await house.client.get(path)
             assert response.status_code == 401
             assert error_of(response)["code"] == "invalid_api_key"
