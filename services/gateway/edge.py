@@ -1,8 +1,8 @@
 """The outermost layer: ids, keys, body limits, and one log line and one count for every request."""
 
 import asyncio
-import hashlib
 import secrets
+from collections.abc import Iterator
 
 import structlog
 from starlette.datastructures import Headers
@@ -10,10 +10,12 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway import metrics
-from services.gateway.exchange import DEFAULT_TENANT, Exchange, is_request_id, route_of
+from services.gateway.exchange import Exchange, is_request_id, route_of
 from services.gateway.gateway import Gateway
-from services.gateway.problems import Problem, internal_error, problem
-from services.gateway.scopes import NO_KEY
+from services.gateway.limits import TenantLimited
+from services.gateway.problems import Problem, internal_error, problem, problem_of
+from services.gateway.scopes import NO_KEY, scope_of
+from services.gateway.tenants import DEFAULT, Tenant
 
 log = structlog.get_logger()
 
@@ -26,8 +28,6 @@ class Edge:
     def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
         self._app, self._gateway = app, gateway
         self._max_body_bytes = gateway.settings.max_body_bytes
-        key = gateway.settings.api_key.get_secret_value()
-        self._key_digest = _digest(key) if key else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request from its first byte to its last."""
@@ -46,6 +46,7 @@ class Edge:
             finally:
                 exchange.route = route_of(scope)
                 self._gateway.release(exchange)
+                exchange.leave()
                 exchange.close()
 
     async def _handle(
@@ -54,8 +55,7 @@ class Edge:
         async def send_noted(message: Message) -> None:
             if message["type"] == "http.response.start":
                 exchange.status = message["status"]
-                name = (b"x-request-id", exchange.request_id.encode())
-                message["headers"] = [*message.get("headers", ()), name]
+                message["headers"] = [*message.get("headers", ()), *_added_headers(exchange)]
             await send(message)
 
         refused = self._refused(exchange, scope["path"], headers)
@@ -75,17 +75,31 @@ class Edge:
                 await failure.response()(scope, receive, send_noted)
 
     def _refused(self, exchange: Exchange, path: str, headers: Headers) -> Problem | None:
-        if self._key_digest is not None and path not in NO_KEY:
-            scheme, _, key = headers.get("authorization", "").partition(" ")
-            known = secrets.compare_digest(_digest(key.strip()), self._key_digest)
-            if scheme.lower() != "bearer" or not known:
+        """Why a request is turned away before its body is read; notes whose it is."""
+        tenant = None
+        if path not in NO_KEY:
+            tenant = self._caller(headers)
+            if tenant is None:
                 message = "send the header authorization: Bearer with a valid API key"
                 return problem(401, "invalid_api_key", message)
-        exchange.tenant = DEFAULT_TENANT
+            exchange.tenant = tenant.name
+            structlog.contextvars.bind_contextvars(tenant=tenant.name)
+            if (scope := scope_of(path)) is not None and scope not in tenant.scopes:
+                allowed = ", ".join(sorted(tenant.scopes))
+                message = f"this needs an API key that allows {scope}; yours allows {allowed}"
+                return problem(403, "insufficient_scope", message)
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > self._max_body_bytes:
             return problem(413, "request_too_large", _too_large(self._max_body_bytes))
-        return None
+        return _limited(exchange, tenant)
+
+    def _caller(self, headers: Headers) -> Tenant | None:
+        if not self._gateway.tenants.need_keys:
+            return DEFAULT
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        tenant = self._gateway.tenants.find(key.strip())
+        known = tenant is not None and scheme.lower() == "bearer" and not tenant.is_expired
+        return tenant if known else None
 
 
 class _Bounded:
@@ -115,5 +129,19 @@ def _too_large(max_bytes: int) -> str:
     return f"the body must be at most {max_bytes} bytes"
 
 
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode()).digest()
+def _limited(exchange: Exchange, tenant: Tenant | None) -> Problem | None:
+    """Let the request into its tenant's allowance, or say why not."""
+    if tenant is None or tenant.allowance is None:
+        return None
+    try:
+        exchange.enter(tenant.allowance)
+    except TenantLimited as error:
+        return problem_of(error)
+    return None
+
+
+def _added_headers(exchange: Exchange) -> Iterator[tuple[bytes, bytes]]:
+    yield b"x-request-id", exchange.request_id.encode()
+    if exchange.allowance is not None and (exchange.status < 300 or exchange.status == 429):
+        for name, value in exchange.allowance.headers():
+            yield name.encode(), value.encode()

@@ -60,6 +60,7 @@ class InferenceWire(Wire):
         None,
         min_length=1,
         max_length=256,
+        pattern=r"^[^\x00]*$",
         description="only requests with the same salt share computed prefixes",
     )
     moesaic: Extension = Field(default_factory=lambda: Extension.model_validate({}))

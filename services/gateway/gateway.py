@@ -9,6 +9,7 @@ from typing import Any
 
 from starlette.requests import Request
 
+from moesaic.api_keys import DEFAULT_TENANT
 from moesaic.errors import ModelNotFound, NotReady, Overloaded
 from services.gateway import metrics
 from services.gateway.exchange import Exchange, is_request_id, route_of
@@ -17,6 +18,7 @@ from services.gateway.fields import InferenceWire, Wire
 from services.gateway.language import Language
 from services.gateway.readiness import Lacks, lacking_experts, lacks
 from services.gateway.settings import GatewaySettings
+from services.gateway.tenants import Tenants
 from services.gateway.unsupported import check_extras
 from services.gateway.workers import Workers
 
@@ -33,6 +35,7 @@ class Gateway:
     def __init__(self, settings: GatewaySettings, language: Language) -> None:
         self.settings, self.language = settings, language
         self.model_name = settings.served_model_name or Path(settings.model).resolve().name
+        self.tenants = Tenants(settings.api_key.get_secret_value(), settings.api_keys_file)
         self.workers = Workers(settings.stream_idle_s)
         self.draining = False
         self.num_inflight = 0
@@ -115,13 +118,18 @@ class Gateway:
             execution.abort(error)
 
 
-def terms_of(body: InferenceWire) -> Terms:
-    """How the caller wants the request to be treated beside others."""
+def terms_of(body: InferenceWire, tenant: str) -> Terms:
+    """How the request is to be treated beside others, as its caller wants it and as its tenant must have it."""
     return Terms(
         priority=body.moesaic.priority if body.priority is None else body.priority,
-        cache_salt=body.cache_salt or "",
+        cache_salt=_salt(tenant, body.cache_salt or ""),
         exact=body.moesaic.quality == "exact",
     )
+
+
+def _salt(tenant: str, salt: str) -> str:
+    """Parts tenants from each other, whatever salts they choose: neither names nor salts have a NUL."""
+    return salt if tenant == DEFAULT_TENANT else f"\0{tenant}\0{salt}"
 
 
 def gateway_of(request: Request) -> Gateway:

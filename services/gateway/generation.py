@@ -8,9 +8,9 @@ from moesaic.errors import InvalidInput
 from moesaic.v1.attention_pb2 import Finished, Generation, Sampling, Tokens
 from services.gateway.choices import Choice, Ending, Piece
 from services.gateway.exchange import Exchange
-from services.gateway.execution import Deadline, Run
+from services.gateway.execution import Deadline, Run, Terms
 from services.gateway.fields import INT64, GenerationWire
-from services.gateway.gateway import Gateway, terms_of
+from services.gateway.gateway import Gateway
 from services.gateway.replies import EpochTokens, Provenance, Usage, usage_of
 from services.gateway.structure import grammar_of
 
@@ -22,6 +22,11 @@ class Limits:
     max_model_tokens: int  # prompt and answer together
     max_tokens: int | None  # as asked for
     default_max_tokens: int | None  # None: whatever fits
+
+    @property
+    def bound(self) -> int:
+        """The most that an answer may have if that does not depend on the prompt, else 0."""
+        return self.max_tokens if self.max_tokens is not None else self.default_max_tokens or 0
 
     def of(self, prompt: Sequence[int], field: str) -> int:
         """Tokens that the answer to a prompt may have.
@@ -51,6 +56,7 @@ def runs_of(
     field: str,
     top_logprobs: int | None,
     prompt_logprobs: int | None,
+    terms: Terms,
 ) -> list[Run]:
     """The runs of a request, prompt by prompt, ``n`` each.
 
@@ -62,7 +68,7 @@ def runs_of(
         raise InvalidInput("min_tokens", f"cannot be combined with {grammar.field}")
     # Without a seed of the caller's we pick one: it lets another worker go on where one was lost.
     seed = body.seed if body.seed is not None else secrets.randbits(63)
-    runs, terms = [], terms_of(body)
+    runs = []
     for i, prompt in enumerate(prompts):
         max_tokens = limits.of(prompt, field if len(prompts) == 1 else f"{field}[{i}]")
         if body.min_tokens > max_tokens:

@@ -87,6 +87,7 @@ async def serve(settings: GatewaySettings) -> None:
         async with asyncio.TaskGroup() as tasks:
             following = tasks.create_task(gateway.workers.follow(fleet))
             watching = tasks.create_task(observe(gateway, admin, fleet, placement, lease))
+            reading = tasks.create_task(gateway.tenants.follow())
 
             async def drain(on: bool) -> None:
                 gateway.draining = on
@@ -98,6 +99,7 @@ async def serve(settings: GatewaySettings) -> None:
             await finish_running(gateway, admin.grace_s)
             watching.cancel()
             following.cancel()
+            reading.cancel()
 
 
 async def observe(
@@ -189,9 +191,13 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _check_exposure(settings: GatewaySettings) -> None:
     """Raises InvalidInput if anyone on the network could use the gateway, and nobody said so."""
-    if settings.no_auth or settings.api_key.get_secret_value() or _is_loopback(settings.host):
+    key = settings.api_key.get_secret_value() or settings.api_keys_file
+    if key or settings.no_auth or _is_loopback(settings.host):
         return
-    fix = f"is required to listen on {settings.host}: set one, or serve everyone with --no-auth"
+    fix = (
+        f"or --api-keys-file is required to listen on {settings.host}: "
+        "set one, or serve everyone with --no-auth"
+    )
     raise InvalidInput("--api-key", fix)
 
 

@@ -1,5 +1,6 @@
 """Errors as callers see them: one OpenAI-shaped body, one status, headers that say whether a retry helps."""
 
+import math
 import re
 from collections.abc import Sequence
 from http import HTTPStatus
@@ -70,10 +71,14 @@ class Problem(msgspec.Struct):
         )
 
     def headers(self) -> dict[str, str]:
-        """``Retry-After`` where waiting helps; ``x-should-retry`` wherever clients would guess."""
+        """``Retry-After`` where waiting helps, also in milliseconds as some clients prefer it; ``x-should-retry``
+        wherever they would guess.
+        """
         headers = {"x-should-retry": "true" if self.retryable else "false"}
         if self.retryable:
-            headers["retry-after"] = str(max(1, round(self.retry_after_s or 1.0)))
+            wait_s = self.retry_after_s or 1.0
+            headers["retry-after"] = str(math.ceil(wait_s))
+            headers["retry-after-ms"] = str(math.ceil(wait_s * 1000))
         if self.status == HTTPStatus.UNAUTHORIZED:
             headers["www-authenticate"] = "Bearer"
         if self.allow:

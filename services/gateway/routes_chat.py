@@ -9,7 +9,7 @@ from moesaic.errors import InvalidInput
 from services.gateway.choices import Piece
 from services.gateway.deliver import Choices, Delivery, answer_id, ids_if, token_texts
 from services.gateway.fields import ChatWire
-from services.gateway.gateway import exchange_of, gateway_of
+from services.gateway.gateway import exchange_of, gateway_of, terms_of
 from services.gateway.generation import Answers, Limits, runs_of
 from services.gateway.logprobs import chat_logprobs, prompt_logprobs
 from services.gateway.problems import INVALID
@@ -41,8 +41,10 @@ async def create_chat_completion(body: ChatWire, request: Request) -> Response:
         gateway.language.max_tokens, body.max_completion_tokens or body.max_tokens, None
     )
     wanted = _top_logprobs(body), body.prompt_logprobs
-    runs = runs_of(body, [prompt], limits, "messages", *wanted)
+    terms = terms_of(body, exchange.tenant)
+    runs = runs_of(body, [prompt], limits, "messages", *wanted, terms)
     answers = Answers(gateway, exchange, body, runs)
+    exchange.take_tokens(limits.bound * len(runs))
     shape = _ChatShape(body, token_texts(gateway, body))
 
     def of_prompt() -> PromptLogprobs:

@@ -40,9 +40,10 @@ async def classify(body: ClassifyWire, request: Request) -> Response:
     deadline = gateway.deadline(request, body)
     labels = [_label(label) for label in body.labels]
     form, prompts = await gateway.language.off_loop(_ask, gateway, body, labels)
-    work, terms = _scoring(form), terms_of(body)
+    work, terms = _scoring(form), terms_of(body, exchange.tenant)
     runs = [Run(prompt, work, terms) for prompt in prompts]
     exchange.prompt_tokens = sum(map(len, prompts))
+    exchange.take_tokens(0)
     answer = _classify(gateway, exchange, body, form, runs, deadline)
     return reply(await while_connected(request.receive, answer))
 

@@ -10,7 +10,7 @@ from services.gateway.choices import Piece
 from services.gateway.deliver import Choices, Delivery, answer_id, ids_if, token_texts
 from services.gateway.execution import Run
 from services.gateway.fields import CompletionWire
-from services.gateway.gateway import Gateway, exchange_of, gateway_of
+from services.gateway.gateway import Gateway, exchange_of, gateway_of, terms_of
 from services.gateway.generation import Answers, Limits, runs_of
 from services.gateway.logprobs import completion_logprobs, echoed_logprobs, prompt_logprobs
 from services.gateway.problems import INVALID
@@ -30,8 +30,11 @@ async def create_completion(body: CompletionWire, request: Request) -> Response:
     deadline = gateway.deadline(request, body)
     prompts = await gateway.language.off_loop(_encode, gateway, body)
     limits = Limits(gateway.language.max_tokens, body.max_tokens, DEFAULT_MAX_TOKENS)
-    runs = runs_of(body, prompts, limits, "prompt", body.logprobs, _prompt_logprobs(body))
+    wanted = body.logprobs, _prompt_logprobs(body)
+    terms = terms_of(body, exchange.tenant)
+    runs = runs_of(body, prompts, limits, "prompt", *wanted, terms)
     answers = Answers(gateway, exchange, body, runs)
+    exchange.take_tokens(limits.bound * len(runs))
     echoes = await gateway.language.off_loop(_echoes, gateway, body, prompts) if body.echo else None
     shape = _CompletionShape(body, runs, echoes, token_texts(gateway, body))
     delivery = Delivery(gateway, body, answers, shape, answer_id("cmpl"), deadline)

@@ -3,9 +3,7 @@
 A route that is not named here needs ``infer``, so a new one is closed until somebody opens it.
 """
 
-from typing import Literal
-
-Scope = Literal["infer", "batch", "admin"]
+from moesaic.api_keys import Scope
 
 NO_KEY = frozenset({"/livez", "/readyz", "/health"})
 ANY_KEY = frozenset({"/version", "/openapi.json", "/docs"})

@@ -16,7 +16,12 @@ class GatewaySettings(ServiceSettings):
     )
     port: int = Field(8000, ge=0, le=65535, description="REST port; 0 takes a free one")
     api_key: SecretStr = Field(
-        SecretStr(""), description="key that REST callers must send; required beyond loopback"
+        SecretStr(""),
+        description="key of all rights; one, or --api-keys-file, is required beyond loopback",
+    )
+    api_keys_file: str = Field(
+        "",
+        description="JSON file of tenants with their keys' digests, scopes and limits; read again on change",
     )
     no_auth: bool = Field(False, description="serve beyond loopback without a key")
     max_body_bytes: int = Field(4 << 20, ge=1024, le=1 << 30, description="largest request body")
