@@ -2,7 +2,8 @@
 
 import hashlib
 import secrets
-from datetime import datetime
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
@@ -41,6 +42,11 @@ class TenantEntry(
     max_concurrent: Limit | None = None
     expires: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
 
+    @property
+    def is_expired(self) -> bool:
+        """Whether its keys have ended."""
+        return self.expires is not None and datetime.now(UTC) >= self.expires
+
 
 class ApiKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The whole file."""
@@ -51,11 +57,25 @@ class ApiKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _decoder = msgspec.json.Decoder(ApiKeys)
 
 
+def read_api_keys(path: Path) -> ApiKeys:
+    """Read the file.
+
+    Raises:
+        InvalidInput: it cannot be read, or a field of it is wrong; the text names both.
+    """
+    try:
+        return parse_api_keys(path.read_bytes())
+    except OSError as error:
+        raise InvalidInput("--api-keys-file", f"cannot read {path}: {error.strerror}") from error
+    except InvalidInput as error:
+        raise InvalidInput("--api-keys-file", f"{path}: {error}") from error
+
+
 def parse_api_keys(text: bytes) -> ApiKeys:
     """Read the file's text, which is JSON.
 
     Raises:
-        InvalidInput: naming the field that is wrong, such as ``tenants[0].scopes[1]``, without its value.
+        InvalidInput: naming the field that is wrong, such as ``tenants[0].scopes[1]``, but no key.
     """
     try:
         keys = _decoder.decode(text)

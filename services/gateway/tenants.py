@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 import secrets
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 import structlog
@@ -15,7 +14,7 @@ from moesaic.api_keys import (
     ApiKeys,
     Scope,
     TenantEntry,
-    parse_api_keys,
+    read_api_keys,
 )
 from moesaic.errors import InvalidInput
 from services.gateway.limits import Allowance
@@ -31,13 +30,13 @@ class Tenant:
 
     name: str
     scopes: frozenset[Scope]
-    expires: datetime | None = None
+    entry: TenantEntry | None = None  # as the file has it
     allowance: Allowance | None = None  # None: no limits
 
     @property
     def is_expired(self) -> bool:
         """Whether its keys have ended."""
-        return self.expires is not None and datetime.now(UTC) >= self.expires
+        return self.entry is not None and self.entry.is_expired
 
 
 DEFAULT = Tenant(DEFAULT_TENANT, ALL_SCOPES)
@@ -57,7 +56,7 @@ class Tenants:
         self._keys: list[tuple[bytes, Tenant]] = list(self._own)
         if self._file is not None:
             self._seen = _stamp(self._file)
-            self._install(_read(self._file))
+            self._install(read_api_keys(self._file))
 
     @property
     def need_keys(self) -> bool:
@@ -81,7 +80,7 @@ class Tenants:
                 continue
             self._seen = stamp
             try:
-                keys = await asyncio.to_thread(_read, self._file)
+                keys = await asyncio.to_thread(read_api_keys, self._file)
             except InvalidInput as error:
                 log.error("api_keys.refused", problem=str(error), kept=len(self._keys))
             else:
@@ -98,16 +97,7 @@ class Tenants:
     def _tenant(self, entry: TenantEntry) -> Tenant:
         allowance = self._allowances.setdefault(entry.name, Allowance())
         allowance.set_limits(entry)
-        return Tenant(entry.name, frozenset(entry.scopes), entry.expires, allowance)
-
-
-def _read(file: Path) -> ApiKeys:
-    try:
-        return parse_api_keys(file.read_bytes())
-    except OSError as error:
-        raise InvalidInput("--api-keys-file", f"cannot read {file}: {error.strerror}") from error
-    except InvalidInput as error:
-        raise InvalidInput("--api-keys-file", f"{file}: {error}") from error
+        return Tenant(entry.name, frozenset(entry.scopes), entry, allowance)
 
 
 def _stamp(file: Path) -> tuple[int, ...] | None:
