@@ -62,9 +62,13 @@ class Journal:
         for result in results:
             self.tally.add(result)
 
+    def fileno(self) -> int:
+        """The file, for a lock on it."""
+        return self._file.fileno()
+
     def sync(self) -> None:
         """Keep what is written over a loss of power, too."""
-        os.fsync(self._file.fileno())
+        os.fsync(self.fileno())
 
 
 def _is_result_of(line: Line, found: bytes, tally: Tally) -> bool:
