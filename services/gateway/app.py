@@ -13,13 +13,13 @@ from services.gateway import (
     routes_chat,
     routes_classify,
     routes_completions,
+    routes_docs,
     routes_health,
     routes_model,
 )
 from services.gateway.edge import Edge
 from services.gateway.gateway import Gateway, exchange_of
 from services.gateway.problems import (
-    ERRORS,
     Problem,
     internal_error,
     invalid_fields,
@@ -34,13 +34,23 @@ _CODES = {
     408: "request_timeout",
     413: "request_too_large",
 }
-ROUTERS = (routes_chat, routes_completions, routes_classify, routes_model, routes_health)
+ROUTERS = (
+    routes_chat,
+    routes_completions,
+    routes_classify,
+    routes_model,
+    routes_health,
+    routes_docs,
+)
 
 
 def make_app(gateway: Gateway) -> ASGIApp:
     """The application of one gateway."""
     app = FastAPI(
-        title="Moesaic", version=moesaic.__version__, redirect_slashes=False, responses=ERRORS
+        title="Moesaic",
+        version=moesaic.__version__,
+        redirect_slashes=False,
+        openapi_url=None,  # routes_docs has it, and pages that need nothing from elsewhere
     )
     app.state.gateway = gateway
     for routes in ROUTERS:

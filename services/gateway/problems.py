@@ -30,8 +30,8 @@ class RouteNotEnabled(MoesaicError):
     http_status = 404
 
 
-class Body(msgspec.Struct):
-    """The inside of ``{"error": ...}``."""
+class ErrorBody(msgspec.Struct):
+    """What went wrong."""
 
     message: str
     type: str
@@ -39,24 +39,17 @@ class Body(msgspec.Struct):
     code: str | None = None
 
 
-_SCHEMA = {
-    "type": "object",
-    "properties": {"error": msgspec.json.schema_components([Body])[1]["Body"]},
-    "required": ["error"],
-}
-_DOCUMENTED = {"content": {"application/json": {"schema": _SCHEMA}}}
-# For the API's own description; the framework would tell of a 422 that is never sent.
-ERRORS: dict[int | str, dict[str, Any]] = {"default": {"description": "Any error", **_DOCUMENTED}}
-INVALID: dict[int | str, dict[str, Any]] = {
-    400: {"description": "The body cannot be honoured; `param` names the field", **_DOCUMENTED}
-}
+class ErrorReply(msgspec.Struct):
+    """Body of every error."""
+
+    error: ErrorBody
 
 
 class Problem(msgspec.Struct):
     """An error ready to be sent."""
 
     status: int
-    body: Body
+    body: ErrorBody
     retryable: bool = False
     retry_after_s: float | None = None
     allow: str | None = None
@@ -64,7 +57,7 @@ class Problem(msgspec.Struct):
     def response(self) -> Response:
         """The whole HTTP answer."""
         return Response(
-            msgspec.json.encode({"error": self.body}),
+            msgspec.json.encode(ErrorReply(self.body)),
             self.status,
             self.headers(),
             "application/json",
@@ -96,7 +89,7 @@ def problem_of(error: MoesaicError) -> Problem:
         param = None
     return Problem(
         status,
-        Body(message[:MAX_MESSAGE_CHARS], _type(status), param, error.code),
+        ErrorBody(message[:MAX_MESSAGE_CHARS], _type(status), param, error.code),
         # A caller who gave us a deadline may give another; the gateway knows if something was sent already.
         retryable=error.retryable or status == HTTPStatus.GATEWAY_TIMEOUT,
         retry_after_s=getattr(error, "retry_after_s", None),
@@ -111,7 +104,7 @@ def internal_error(request_id: str) -> Problem:
 
 def problem(status: int, code: str, message: str, *, param: str | None = None) -> Problem:
     """An error that has no exception of its own."""
-    return Problem(status, Body(message, _type(status), param, code))
+    return Problem(status, ErrorBody(message, _type(status), param, code))
 
 
 def invalid_fields(errors: Sequence[Any]) -> InvalidInput:

@@ -12,10 +12,12 @@ from services.gateway.fields import ChatWire
 from services.gateway.gateway import exchange_of, gateway_of, terms_of
 from services.gateway.generation import Answers, Limits, runs_of
 from services.gateway.logprobs import chat_logprobs, prompt_logprobs
-from services.gateway.problems import INVALID
+from services.gateway.openapi import INFERENCE, answers
 from services.gateway.replies import (
     ChatChoice,
     ChatChunkChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
     ChatLogprobs,
     ChatMessage,
     Delta,
@@ -25,7 +27,10 @@ from services.gateway.replies import (
 router = APIRouter()
 
 
-@router.post("/v1/chat/completions", responses=INVALID)
+@router.post(
+    "/v1/chat/completions",
+    responses=answers(ChatCompletion, stream=ChatCompletionChunk, errors=INFERENCE),
+)
 async def create_chat_completion(body: ChatWire, request: Request) -> Response:
     """Answer a conversation."""
     gateway, exchange = gateway_of(request), exchange_of(request)
@@ -43,7 +48,7 @@ async def create_chat_completion(body: ChatWire, request: Request) -> Response:
     wanted = _top_logprobs(body), body.prompt_logprobs
     terms = terms_of(body, exchange.tenant)
     runs = runs_of(body, [prompt], limits, "messages", *wanted, terms)
-    answers = Answers(gateway, exchange, body, runs)
+    growing = Answers(gateway, exchange, body, runs)
     exchange.take_tokens(limits.bound * len(runs))
     shape = _ChatShape(body, token_texts(gateway, body))
 
@@ -54,7 +59,7 @@ async def create_chat_completion(body: ChatWire, request: Request) -> Response:
     delivery = Delivery(
         gateway,
         body,
-        answers,
+        growing,
         shape,
         answer_id("chatcmpl"),
         deadline,
@@ -74,8 +79,8 @@ def _top_logprobs(body: ChatWire) -> int | None:
 class _ChatShape:
     body: ChatWire
     text_of: Callable[[int], str]
-    whole_object = "chat.completion"
-    chunk_object = "chat.completion.chunk"
+    whole_type = ChatCompletion
+    chunk_type = ChatCompletionChunk
 
     def opening(self) -> Choices:
         """Each choice begins with its role."""

@@ -14,7 +14,8 @@ from services.gateway.exchange import Exchange
 from services.gateway.execution import Deadline, Run
 from services.gateway.fields import ClassifyWire, LabelWire, as_list
 from services.gateway.gateway import Gateway, exchange_of, gateway_of, terms_of
-from services.gateway.problems import INVALID, RouteNotEnabled
+from services.gateway.openapi import INFERENCE, answers
+from services.gateway.problems import RouteNotEnabled
 from services.gateway.replies import (
     Classified,
     ClassifiedLabel,
@@ -28,8 +29,8 @@ from services.gateway.replies import (
 router = APIRouter()
 
 
-@router.post("/classify", include_in_schema=False)
-@router.post("/v1/classify", responses=INVALID)
+@router.post("/classify", responses=answers(Classified, errors=INFERENCE))
+@router.post("/v1/classify", responses=answers(Classified, errors=INFERENCE))
 async def classify(body: ClassifyWire, request: Request) -> Response:
     """Say which of the given labels fits each text best, and how likely each is."""
     gateway, exchange = gateway_of(request), exchange_of(request)

@@ -63,6 +63,11 @@ class Tenants:
         """Whether callers must send a key; otherwise everyone is the default tenant."""
         return bool(self._own) or self._file is not None
 
+    @property
+    def has_file(self) -> bool:
+        """Whether there may be tenants with limits."""
+        return self._file is not None
+
     def find(self, key: str) -> Tenant | None:
         """Whose key this is. All keys are compared, so the time it takes tells nothing about any."""
         digest, found = _digest(key), None
@@ -70,6 +75,13 @@ class Tenants:
             if secrets.compare_digest(digest, known):
                 found = tenant
         return found
+
+    def named(self, name: str) -> Tenant | None:
+        """The tenant of this name, as long as it may call."""
+        if name == DEFAULT_TENANT:
+            return DEFAULT if self._own or not self.need_keys else None
+        named = (tenant for _, tenant in self._keys if tenant.name == name)
+        return next((tenant for tenant in named if not tenant.is_expired), None)
 
     async def follow(self) -> None:
         """Take over the file of keys whenever it changes; runs until cancelled."""
