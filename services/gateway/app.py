@@ -10,10 +10,12 @@ from starlette.types import ASGIApp
 import moesaic
 from moesaic.errors import MoesaicError
 from services.gateway import (
+    routes_batches,
     routes_chat,
     routes_classify,
     routes_completions,
     routes_docs,
+    routes_files,
     routes_health,
     routes_model,
 )
@@ -38,6 +40,8 @@ ROUTERS = (
     routes_chat,
     routes_completions,
     routes_classify,
+    routes_files,
+    routes_batches,
     routes_model,
     routes_health,
     routes_docs,
@@ -53,6 +57,9 @@ def make_app(gateway: Gateway) -> ASGIApp:
         openapi_url=None,  # routes_docs has it, and pages that need nothing from elsewhere
     )
     app.state.gateway = gateway
+    app.state.batch_endpoints = routes_batches.endpoints(
+        route for routes in ROUTERS for route in routes.router.routes
+    )
     for routes in ROUTERS:
         app.include_router(routes.router)
     app.add_exception_handler(MoesaicError, _on_error)

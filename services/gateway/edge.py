@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway import metrics
+from services.gateway.batches.upload import MAX_FORM_BYTES
 from services.gateway.exchange import Exchange, is_request_id, route_of
 from services.gateway.gateway import Gateway
 from services.gateway.limits import TenantLimited
@@ -58,13 +59,16 @@ class Edge:
                 message["headers"] = [*message.get("headers", ()), *_added_headers(exchange)]
             await send(message)
 
-        refused = self._refused(exchange, scope["path"], headers)
+        max_body_bytes = self._max_body_bytes
+        if scope["path"] == "/v1/files" and self._gateway.store is not None:
+            max_body_bytes = MAX_FORM_BYTES  # it goes to the disk, not into memory
+        refused = self._refused(exchange, scope, headers, max_body_bytes)
         if refused is not None:
             metrics.rejections.labels(refused.body.code).inc()
             exchange.fail(refused)
             return await refused.response()(scope, receive, send_noted)
         try:
-            await self._app(scope, _Bounded(receive, self._max_body_bytes), send_noted)
+            await self._app(scope, _Bounded(receive, max_body_bytes), send_noted)
         except Exception:
             # The routes have answered already if they could; this is the only place that sees the cause.
             log.exception("request.failed", request_id=exchange.request_id)
@@ -74,10 +78,15 @@ class Edge:
             if not answered:
                 await failure.response()(scope, receive, send_noted)
 
-    def _refused(self, exchange: Exchange, path: str, headers: Headers) -> Problem | None:
+    def _refused(
+        self, exchange: Exchange, request: Scope, headers: Headers, max_body_bytes: int
+    ) -> Problem | None:
         """Why a request is turned away before its body is read; notes whose it is."""
-        tenant = None
-        if path not in NO_KEY:
+        path = request["path"]
+        tenant: Tenant | None = request["state"].get("caller")  # of a batch, from within
+        if tenant is not None:
+            exchange.tenant = tenant.name
+        elif path not in NO_KEY:
             tenant = self._caller(headers)
             if tenant is None:
                 message = "send the header authorization: Bearer with a valid API key"
@@ -89,8 +98,8 @@ class Edge:
                 message = f"this needs an API key that allows {scope}; yours allows {allowed}"
                 return problem(403, "insufficient_scope", message)
         length = headers.get("content-length", "0")
-        if length.isdecimal() and int(length) > self._max_body_bytes:
-            return problem(413, "request_too_large", _too_large(self._max_body_bytes))
+        if length.isdecimal() and int(length) > max_body_bytes:
+            return problem(413, "request_too_large", _too_large(max_body_bytes))
         return _limited(exchange, tenant)
 
     def _caller(self, headers: Headers) -> Tenant | None:

@@ -12,10 +12,13 @@ from starlette.requests import Request
 from moesaic.api_keys import DEFAULT_TENANT
 from moesaic.errors import ModelNotFound, NotReady, Overloaded
 from services.gateway import metrics
+from services.gateway.batches.shelf import Shelf
+from services.gateway.batches.store import Store
 from services.gateway.exchange import Exchange, is_request_id, route_of
 from services.gateway.execution import Deadline, Execution, Run, Terms
 from services.gateway.fields import InferenceWire, Wire
 from services.gateway.language import Language
+from services.gateway.problems import RouteNotEnabled
 from services.gateway.readiness import Lacks, lacking_experts, lacks
 from services.gateway.settings import GatewaySettings
 from services.gateway.tenants import Tenants
@@ -30,6 +33,7 @@ class Gateway:
         draining: take nothing new.
         lacking_experts: what the cluster lacks to serve every expert; kept true from outside.
         idle: set while no request is in the house.
+        store: of files and batches; None where they are not kept.
     """
 
     def __init__(self, settings: GatewaySettings, language: Language) -> None:
@@ -43,6 +47,7 @@ class Gateway:
         self.idle = asyncio.Event()
         self.idle.set()
         self.created = int(time.time())
+        self.store = _store(settings)
         self._executions: set[Execution] = set()
 
     def failing_checks(self) -> Lacks:
@@ -132,11 +137,39 @@ def _salt(tenant: str, salt: str) -> str:
     return salt if tenant == DEFAULT_TENANT else f"\0{tenant}\0{salt}"
 
 
+def _store(settings: GatewaySettings) -> Store | None:
+    if not settings.files_dir:
+        return None
+    keep_s = settings.files_keep_days * 86400
+    return Store(Path(settings.files_dir), settings.files_quota_bytes, keep_s)
+
+
 def gateway_of(request: Request) -> Gateway:
     """The gateway that serves a request."""
     gateway: Any = request.app.state.gateway
     assert isinstance(gateway, Gateway)  # the app is made with one
     return gateway
+
+
+def store_of(request: Request) -> Store:
+    """Where files and batches are kept.
+
+    Raises:
+        RouteNotEnabled: they are not kept here.
+    """
+    store = gateway_of(request).store
+    if store is None:
+        raise RouteNotEnabled("files and batches are off: the gateway needs a --files-dir")
+    return store
+
+
+def shelf_of(request: Request) -> Shelf:
+    """What is kept for the tenant that calls.
+
+    Raises:
+        RouteNotEnabled: nothing is.
+    """
+    return store_of(request).of(exchange_of(request).tenant)
 
 
 def exchange_of(request: Request) -> Exchange:

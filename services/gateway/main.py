@@ -32,6 +32,7 @@ from moesaic.settings import load_settings
 from moesaic.telemetry.logs import configure_logging
 from moesaic.telemetry.metrics import serve_metrics
 from services.gateway.app import make_app
+from services.gateway.batches.runner import BatchRunner
 from services.gateway.gateway import Gateway
 from services.gateway.language import Language
 from services.gateway.readiness import lacking_experts
@@ -62,7 +63,8 @@ async def serve(settings: GatewaySettings) -> None:
             admin_server(settings, "gateway", worker_id=gateway_id, stop=stop)
         )
         admin.status.model_digest = gateway.language.config.digest
-        address = await parts.enter_async_context(http_server(settings, make_app(gateway)))
+        app = make_app(gateway)
+        address = await parts.enter_async_context(http_server(settings, app))
         metrics_address = settings.control.advertised(
             serve_metrics(settings.control.host, settings.metrics_port)
         )
@@ -88,6 +90,7 @@ async def serve(settings: GatewaySettings) -> None:
             following = tasks.create_task(gateway.workers.follow(fleet))
             watching = tasks.create_task(observe(gateway, admin, fleet, placement, lease))
             reading = tasks.create_task(gateway.tenants.follow())
+            batches = tasks.create_task(carry_out_batches(gateway, app))
 
             async def drain(on: bool) -> None:
                 gateway.draining = on
@@ -96,10 +99,17 @@ async def serve(settings: GatewaySettings) -> None:
             log.info("gateway.serving", address=address, model=gateway.model_name)
             await stop.wait()
             admin.status.set_state("draining")
+            batches.cancel()  # another process goes on with them, or this one when it is back
             await finish_running(gateway, admin.grace_s)
             watching.cancel()
             following.cancel()
             reading.cancel()
+
+
+async def carry_out_batches(gateway: Gateway, app: ASGIApp) -> None:
+    """Carry out the batches that are kept, if any are, until cancelled."""
+    if gateway.store is not None:
+        await BatchRunner(gateway, app, gateway.store).run()
 
 
 async def observe(

@@ -82,6 +82,7 @@ tenant_tokens = Counter(
     "moesaic_tenant_tokens", "Tokens of each tenant's requests", ["tenant", "kind"]
 )  # kind: prompt, output
 inflight = Gauge("moesaic_inflight", "Requests in the house")
+batches = Gauge("moesaic_batches_running", "Batches that this process carries out")
 rejections = Counter("moesaic_admission_rejections", "Requests refused before any work", ["reason"])
 truncations = Counter(
     "moesaic_stream_truncations",

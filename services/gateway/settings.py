@@ -37,3 +37,16 @@ class GatewaySettings(ServiceSettings):
     keep_alive_s: float = Field(
         15.0, gt=0, le=600, description="silence after which a stream gets a comment line"
     )
+    files_dir: str = Field(
+        "",
+        description="directory for /v1/files and /v1/batches, which gateways may share; empty turns them off",
+    )
+    files_quota_bytes: int = Field(
+        10 << 30, ge=1 << 20, le=1 << 60, description="what files and batches of a tenant may take"
+    )
+    files_keep_days: float = Field(
+        30.0, gt=0, le=3650, description="how long files and batches that have ended are kept"
+    )
+    batch_max_inflight: int = Field(
+        16, ge=1, le=4096, description="requests of all batches at once; others go first anyway"
+    )

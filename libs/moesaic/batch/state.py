@@ -46,7 +46,7 @@ class Counts(msgspec.Struct, frozen=True):
     failed: int = 0
 
 
-class Usage(msgspec.Struct, frozen=True):
+class BatchUsage(msgspec.Struct, frozen=True):
     """Tokens of all answers together."""
 
     input_tokens: int
@@ -78,7 +78,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     cancelling_at: int | None = None
     cancelled_at: int | None = None
     request_counts: Counts = Counts()
-    usage: Usage | None = None
+    usage: BatchUsage | None = None
     metadata: dict[str, str] | None = None
 
     @property
@@ -190,7 +190,7 @@ def _counted(batch: Batch, tally: Tally) -> Batch:
     counts = Counts(batch.request_counts.total, tally.completed, tally.failed)
     if tally.total > counts.total:
         raise Impossible(f"{tally.total} results of {counts.total} requests")
-    usage = Usage(
+    usage = BatchUsage(
         input_tokens=tally.prompt_tokens,
         input_tokens_details={"cached_tokens": tally.cached_tokens},
         output_tokens=tally.completion_tokens,
