@@ -4,6 +4,7 @@ from json import JSONDecodeError
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
@@ -98,8 +99,20 @@ async def _on_http(request: Request, error: Exception) -> Response:
         405: f"{request.method} is not allowed here",
     }.get(status, str(error.detail)[:500])
     answer = problem(status, _CODES.get(status, "invalid_request"), message)
-    answer.allow = (error.headers or {}).get("allow") or (error.headers or {}).get("Allow")
+    if status == 405:
+        answer.allow = ", ".join(sorted(_methods_of(request.url.path)))
     return _answer(request, answer)
+
+
+def _methods_of(path: str) -> set[str]:
+    """Methods of all routes at a path; the framework only knows those of the first."""
+    routes = (route for routes in ROUTERS for route in routes.router.routes)
+    return {
+        method
+        for route in routes
+        if isinstance(route, APIRoute) and route.path_regex.match(path)
+        for method in route.methods or ()
+    }
 
 
 def _answer(request: Request, answer: Problem) -> Response:

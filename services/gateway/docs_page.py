@@ -58,7 +58,12 @@ def _routes(paths: dict[str, Any]) -> Iterator[str]:
 
 def _replies(response: dict[str, Any]) -> str:
     media = response.get("content", {}).items()
-    return "<br>".join(_type_of(content.get("schema", {}), name) for name, content in media)
+    return "<br>".join(
+        f"events with {_type_of(content['itemSchema']['properties']['data'])}"
+        if "itemSchema" in content
+        else _type_of(content.get("schema", {}), name)
+        for name, content in media
+    )
 
 
 def _objects(schemas: dict[str, Any]) -> Iterator[str]:
@@ -83,11 +88,11 @@ def _row(*cells: str) -> str:
 
 def _type_of(schema: Any, media: str = "") -> str:
     """A type in words, with links to the objects it is made of."""
-    if "contentSchema" in schema:
-        return f"{escape(media)} of {_type_of(schema['contentSchema'])}"
     if "$ref" in schema:
         name = escape(schema["$ref"].rpartition("/")[2])
         return f'<a href="#{name}">{name}</a>'
+    if "contentSchema" in schema:
+        return _type_of(schema["contentSchema"])
     if "anyOf" in schema:
         return " or ".join(map(_type_of, schema["anyOf"]))
     if "enum" in schema or "const" in schema:

@@ -20,6 +20,7 @@ MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIASES = 1024
 INT64 = 1 << 63
 
+_TOKEN_IDS: Any = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 TokenId = Annotated[int, Field(ge=0, lt=1 << 32)]
 Priority = Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)]
 
@@ -205,9 +206,9 @@ class CompletionWire(GenerationWire):
         json_schema_extra={
             "anyOf": [
                 {"type": "string"},
-                {"type": "array", "items": {"type": "string"}},
-                {"type": "array", "items": {"type": "integer"}},
-                {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
+                {"type": "array", "items": {"type": "string"}, "minItems": 1},
+                _TOKEN_IDS,
+                {"type": "array", "items": _TOKEN_IDS, "minItems": 1},
             ]
         },
     )

@@ -26,7 +26,6 @@ _MEANINGS = {
     504: "It was not finished in the time there was",
 }
 _TELL_WHEN = (429, 503)
-_EVENTS = "Server-sent events; the data of each is an object of this kind, an error, or `[DONE]`"
 
 READS_BODY = (400, 408, 413)  # errors of every route that takes one
 INFERENCE = (*READS_BODY, 404, 503, 504)
@@ -42,8 +41,7 @@ def answers(reply: Any, *, stream: Any = None, errors: tuple[int, ...] = ()) -> 
     """
     content = {"application/json": {"schema": _schema_of(reply)}}
     if stream is not None:
-        events = {"type": "string", "description": _EVENTS, "contentSchema": _schema_of(stream)}
-        content["text/event-stream"] = {"schema": events}
+        content["text/event-stream"] = {"itemSchema": _event_of(stream)}
     return {200: {"content": content}, **{status: _error(status) for status in errors}}
 
 
@@ -67,11 +65,10 @@ def document(app: FastAPI, *, needs_keys: bool, has_limits: bool) -> dict[str, A
     schemas = components.get("schemas", {})
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
-    replies: dict[str, Any] = {}
     for definitions in list(_taken(described["paths"], "$defs")):
-        replies |= definitions
-    assert not schemas.keys() & replies.keys()  # one name, one meaning
-    components["schemas"] = schemas | replies
+        for name, schema in definitions.items():
+            assert schemas.setdefault(name, schema) == schema, f"two objects are called {name}"
+    components["schemas"] = schemas
     return described
 
 
@@ -99,9 +96,19 @@ def _error(status: int) -> dict[str, Any]:
     return described
 
 
+def _event_of(kind: Any) -> dict[str, Any]:
+    """One server-sent event: an object of this kind, at the end perhaps an error, last ``[DONE]``."""
+    objects = {"anyOf": [_schema_of(kind), _schema_of(ErrorReply)]}
+    as_json = {"contentMediaType": "application/json", "contentSchema": objects}
+    data = {"type": "string", "anyOf": [{"const": "[DONE]"}, as_json]}
+    return {"type": "object", "properties": {"data": data}, "required": ["data"]}
+
+
 def _schema_of(kind: Any) -> dict[str, Any]:
     """A type's schema, with those it refers to in ``$defs`` until the document is made."""
-    return msgspec.json.schema(kind, ref_template=_REF)
+    schema = msgspec.json.schema(kind, ref_template=_REF)
+    list(_taken(schema, "default"))  # of no use in answers; the framework drops those that are None
+    return schema
 
 
 def _taken(node: Any, key: str) -> Iterator[Any]:
