@@ -13,7 +13,7 @@ from starlette.responses import StreamingResponse
 
 from moesaic.errors import InvalidInput
 from services.gateway.batches.disk import NoSuch, new_id, on_disk
-from services.gateway.batches.shelf import QuotaExceeded, Shelf, StoredFile
+from services.gateway.batches.shelf import StoredFile
 from services.gateway.batches.upload import Uploaded, receive_upload
 from services.gateway.disconnect import ClientClosed
 from services.gateway.gateway import shelf_of
@@ -56,7 +56,6 @@ class Deleted(msgspec.Struct):
 async def upload_file(request: Request) -> Response:
     """Keep a file of requests for a batch."""
     shelf, file_id = shelf_of(request), new_id("file-")
-    room_bytes = await on_disk(shelf.room_bytes)
     making = ExitStack()
     directory: Path = await on_disk(lambda: making.enter_context(shelf.new_file(file_id)))
     try:
@@ -64,11 +63,10 @@ async def upload_file(request: Request) -> Response:
             request.headers.get("content-type", ""),
             request.stream(),
             directory / "content",
-            room_bytes,
-            shelf.quota_bytes,
+            shelf,
         )
         file = _described(file_id, uploaded)
-        await on_disk(lambda: _finish(shelf, directory, file))
+        await on_disk(lambda: shelf.finish_file(directory, file))
     except BaseException as error:
         end = type(error), error, error.__traceback__
         await on_disk(lambda: making.__exit__(*end))
@@ -104,12 +102,6 @@ def _seconds(fields: dict[str, str]) -> int | None:
     if seconds is None or not seconds.isdecimal() or not SHORTEST_S <= int(seconds) <= LONGEST_S:
         raise InvalidInput("expires_after[seconds]", f"must be in {SHORTEST_S}..{LONGEST_S}")
     return int(seconds)
-
-
-def _finish(shelf: Shelf, directory: Path, file: StoredFile) -> None:
-    if shelf.room_bytes() < 0:  # others came at the same time
-        raise QuotaExceeded(shelf.quota_bytes)
-    shelf.finish_file(directory, file)
 
 
 @router.get("/v1/files", responses=answers(Page, errors=(400, *ABSENT)))

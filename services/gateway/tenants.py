@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
@@ -53,6 +53,7 @@ class Tenants:
         self._own = [(_digest(api_key), DEFAULT)] if api_key else []
         self._file = Path(keys_file) if keys_file else None
         self._allowances: dict[str, Allowance] = {}  # of a tenant for as long as this process runs
+        self._batch_allowances: dict[str, Allowance] = {}
         self._keys: list[tuple[bytes, Tenant]] = list(self._own)
         if self._file is not None:
             self._seen = _stamp(self._file)
@@ -76,12 +77,17 @@ class Tenants:
                 found = tenant
         return found
 
-    def named(self, name: str) -> Tenant | None:
-        """The tenant of this name, as long as it may call."""
+    def for_batches(self, name: str) -> Tenant | None:
+        """The tenant of this name, as the caller of its batches' requests; None while it may have no batches.
+
+        Its limits hold for them once more, counted apart: a batch takes nothing from who waits for an answer.
+        """
         if name == DEFAULT_TENANT:
             return DEFAULT if self._own or not self.need_keys else None
-        named = (tenant for _, tenant in self._keys if tenant.name == name)
-        return next((tenant for tenant in named if not tenant.is_expired), None)
+        for _, tenant in self._keys:
+            if tenant.name == name and "batch" in tenant.scopes and not tenant.is_expired:
+                return replace(tenant, allowance=self._batch_allowances[name])
+        return None
 
     async def follow(self) -> None:
         """Take over the file of keys whenever it changes; runs until cancelled."""
@@ -108,7 +114,9 @@ class Tenants:
 
     def _tenant(self, entry: TenantEntry) -> Tenant:
         allowance = self._allowances.setdefault(entry.name, Allowance())
+        for_batches = self._batch_allowances.setdefault(entry.name, Allowance())
         allowance.set_limits(entry)
+        for_batches.set_limits(entry)
         return Tenant(entry.name, frozenset(entry.scopes), entry, allowance)
 
 

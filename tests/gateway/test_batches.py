@@ -12,12 +12,15 @@ import openai
 import pytest
 
 from moesaic.api_keys import DEFAULT_TENANT, digest_of
+from moesaic.batch.journal import Journal
 from moesaic.batch.state import WINDOW_S, Batch
 from moesaic.v1 import attention_pb2 as pb
+from services.gateway.batches import carry, runner
 from services.gateway.batches.disk import new_id
 from services.gateway.batches.runner import LOOK_EVERY_S
-from services.gateway.batches.shelf import Record
+from services.gateway.batches.shelf import Record, StoredFile
 from services.gateway.batches.store import Store, Unfinished
+from services.gateway.batches.within import after_others
 
 URL = "/v1/completions"
 T = TypeVar("T")
@@ -557,3 +560,139 @@ async def test_an_upload_that_breaks_off_leaves_nothing(open_house, tmp_path: Pa
 
     assert (entry["status"], entry["outcome"]) == (499, "cancelled")
     assert not kept(tmp_path, "tenant-*/files/*") + kept(tmp_path, "tenant-*/files/.*")
+
+
+async def test_a_tenant_without_room_gets_what_fits_and_is_told_of_the_rest(
+    open_house, scripts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(carry, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(carry, "ROOM_EVERY", 1)
+
+    def work(client: openai.OpenAI) -> Any:
+        client.files.create(file=b"x" * 900_000, purpose="batch")
+        batch = submit(client, encoded(*(line(f"r{n}") for n in range(400))))
+        batch = ended(client, batch)
+        return batch, lines_of(client, batch.output_file_id), lines_of(client, batch.error_file_id)
+
+    async with open_house(
+        scripts.says("this is a story"), files_dir=str(tmp_path), files_quota_bytes=1 << 20
+    ) as house:
+        batch, output, errors = await talk(house, work)
+
+    assert batch.status == "completed"
+    assert {result["error"]["code"] for result in errors} == {"storage_quota_exceeded"}
+    assert 0 < len(output) < 400
+    assert sorted(r["custom_id"] for r in output + errors) == sorted(f"r{n}" for n in range(400))
+
+
+async def test_a_full_disk_interrupts_a_batch_which_then_goes_on(
+    open_house, scripts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "REST_S", 0.1)
+    write, num_full = Journal.write, 3
+
+    def full_at_first(journal: Journal, results: Any) -> None:
+        nonlocal num_full
+        if num_full:
+            num_full -= 1
+            write(journal, results[:1])
+            raise OSError(28, "No space left on device")
+        write(journal, results)
+
+    monkeypatch.setattr(Journal, "write", full_at_first)
+    async with open_house(scripts.says("yes"), files_dir=str(tmp_path)) as house:
+        content = encoded(*(line(f"r{n}") for n in range(60)))
+        batch = await talk(house, lambda c: ended(c, submit(c, content)))
+        output = await talk(house, lambda c: lines_of(c, batch.output_file_id))
+
+    assert num_full == 0
+    assert [result["custom_id"] for result in output] == [f"r{n}" for n in range(60)]
+
+
+async def test_a_damaged_document_hides_nothing_but_itself(
+    open_house, scripts, tmp_path: Path
+) -> None:
+    def damage(client: openai.OpenAI) -> None:
+        whole, damaged = (client.files.create(file=b"x", purpose="batch") for _ in range(2))
+        (tmp_path / "tenant-default" / "files" / damaged.id / "file.json").write_bytes(b"{")
+
+        assert [file.id for file in client.files.list()] == [whole.id]
+        with pytest.raises(openai.NotFoundError):
+            client.files.retrieve(damaged.id)
+
+    async with open_house(files_dir=str(tmp_path)) as house:
+        await talk(house, damage)
+
+
+async def test_batches_have_the_limits_of_their_tenant_counted_apart(
+    open_house, scripts, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys.json"
+    keys.write_text(
+        json.dumps(
+            {
+                "tenants": [
+                    {
+                        "name": "ann",
+                        "keys": [digest_of("key")],
+                        "scopes": ["infer", "batch"],
+                        "max_concurrent": 1,
+                    }
+                ]
+            }
+        )
+    )
+
+    async def script(submit_: pb.Submit, emit: Any) -> None:
+        if submit_.priority == 0:
+            await scripts.says("yes")(submit_, emit)
+
+    files = str(tmp_path / "files")
+    async with open_house(script, files_dir=files, api_keys_file=str(keys)) as house:
+        await talk(house, lambda c: submit(c, encoded(line("a"), line("b"))), "key")
+        await house.until(lambda: bool(house.workers[0].submits))
+        answer = await talk(house, lambda c: c.completions.create(model="tiny", prompt="a"), "key")
+        await house.until(lambda: any(e.get("status") == 429 for e in house.logs))
+        waiting = [s for s in house.workers[0].submits if s.priority]
+
+    assert answer.choices[0].text == "yes"
+    assert len(waiting) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "priority"),
+    [
+        ({}, 1000),
+        ({"priority": None}, 1000),
+        ({"priority": -5}, 1000),
+        ({"priority": 5000}, 5000),
+        ({"moesaic": {"priority": 7000}}, 7000),
+        ({"priority": "high"}, "high"),
+    ],
+)
+def test_a_batch_never_goes_before_others(body: dict[str, Any], priority: Any) -> None:
+    assert after_others(body)["priority"] == priority
+
+
+def test_what_expired_or_was_kept_long_enough_is_removed(tmp_path: Path) -> None:
+    now = 10**9
+    shelf = Store(tmp_path, 1 << 30, 1000).of("ann")
+    ages = {"old": (2000, None), "expired": (10, 5), "expires": (10, 100), "young": (999, None)}
+    ids = {}
+    for name, (age_s, keep_s) in ages.items():
+        ids[name] = new_id("file-")
+        made = now - age_s
+        file = StoredFile(
+            id=ids[name],
+            bytes=0,
+            created_at=made,
+            expires_at=made + keep_s if keep_s else None,
+            filename=name,
+            purpose="batch",
+        )
+        with shelf.new_file(ids[name]) as directory:
+            shelf.finish_file(directory, file)
+
+    shelf.sweep(now, keep_s=1000)
+
+    assert sorted(shelf.file_ids()) == sorted([ids["expires"], ids["young"]])

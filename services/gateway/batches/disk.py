@@ -73,13 +73,17 @@ def write_document(path: Path, document: msgspec.Struct) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(new, path)
+    _sync_names(path.parent)
 
 
 def read_document(path: Path, kind: type[Document]) -> Document | None:
-    """The document, or None if it is not there."""
+    """The document, or None if it is not there, or damaged."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except ValueError:
+        log.error("document.damaged", of=path.parent.name, document=path.name)
         return None
 
 
@@ -96,8 +100,17 @@ def new_directory(place: Path) -> Iterator[Path]:
         except OSError:
             if not place.exists():  # else somebody made the very same one before a crash
                 raise
+        _sync_names(place.parent)
     finally:
         shutil.rmtree(new, ignore_errors=True)
+
+
+def _sync_names(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def remove_directory(directory: Path) -> None:

@@ -52,11 +52,13 @@ class BatchRunner:
         async with asyncio.TaskGroup() as tasks:
             while True:
                 self._store.added.clear()
-                with contextlib.suppress(StorageUnavailable):
+                try:
                     if loop.time() >= next_sweep:
                         next_sweep = loop.time() + SWEEP_EVERY_S
                         await on_disk(self._store.sweep)
                     await self._start_some(tasks)
+                except StorageUnavailable:
+                    await asyncio.sleep(REST_S)  # the log has it
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_EVERY_S):
                         await self._store.added.wait()
@@ -128,12 +130,8 @@ class BatchRunner:
     async def _ready(self, name: str) -> Tenant:
         """Wait until requests can be answered, and the tenant may make some."""
         while True:
-            tenant = self._gateway.tenants.named(name)
-            if (
-                tenant is not None
-                and "batch" in tenant.scopes
-                and not self._gateway.failing_checks()
-            ):
+            tenant = self._gateway.tenants.for_batches(name)
+            if tenant is not None and not self._gateway.failing_checks():
                 return tenant
             await asyncio.sleep(LOOK_EVERY_S)
 

@@ -3,6 +3,7 @@
 import math
 import os
 import re
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -139,6 +140,8 @@ class Shelf:
                 os.link(self.content(batch.input_file_id), directory / "input.jsonl")
             except FileNotFoundError:
                 raise NoSuch("file", batch.input_file_id) from None
+            except OSError:  # not every file system lets a file have two names
+                shutil.copyfile(self.content(batch.input_file_id), directory / "input.jsonl")
 
     def record(self, batch_id: str) -> Record:
         """What is kept of a batch.

@@ -1,5 +1,6 @@
 """Receives an uploaded file: from the connection straight to the disk, a piece at a time."""
 
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import BinaryIO
@@ -10,12 +11,13 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from moesaic.batch.requests import MAX_FILE_BYTES
 from moesaic.errors import InvalidInput, MoesaicError
 from services.gateway.batches.disk import on_disk
-from services.gateway.batches.shelf import QuotaExceeded
+from services.gateway.batches.shelf import QuotaExceeded, Shelf
 
 MAX_FORM_BYTES = MAX_FILE_BYTES + (64 << 10)  # with the fields beside the file
 MAX_PARTS = 16
 MAX_FIELD_BYTES = 1024
 WRITE_BYTES = 1 << 20  # what is held in memory
+CHECK_BYTES = 16 << 20  # between two looks at how much room is left
 _WANTED = "must be multipart/form-data with the parts purpose and file"
 
 
@@ -103,7 +105,7 @@ class Uploaded:
 
 
 async def receive_upload(
-    content_type: str, body: AsyncIterator[bytes], target: Path, room_bytes: int, quota_bytes: int
+    content_type: str, body: AsyncIterator[bytes], target: Path, shelf: Shelf
 ) -> Uploaded:
     """Write the part ``file`` of a form to ``target``.
 
@@ -111,7 +113,7 @@ async def receive_upload(
         content_type: header of the request, with the boundary.
         body: the request's body.
         target: a file that is not there yet.
-        room_bytes: what the tenant may still keep, of ``quota_bytes`` in all.
+        shelf: of the tenant, which ``target`` is on.
 
     Raises:
         InvalidInput: the body is not such a form.
@@ -121,17 +123,25 @@ async def receive_upload(
     form = _Form()
     parser = _parser(content_type, form)
     file: BinaryIO = await on_disk(lambda: target.open("xb"))
-    num_bytes = 0
+    num_bytes = room_until = 0
 
     async def write() -> None:
-        nonlocal num_bytes
+        nonlocal num_bytes, room_until
         num_bytes += len(form.pending)
         if num_bytes > MAX_FILE_BYTES:
             raise FileTooLarge
-        if num_bytes > room_bytes:
-            raise QuotaExceeded(quota_bytes)
         await on_disk(lambda: file.write(form.pending))
         form.pending.clear()
+        if num_bytes >= room_until:  # others may come at the same time
+            room_until = num_bytes + CHECK_BYTES
+            if await on_disk(shelf.room_bytes) < 0:
+                raise QuotaExceeded(shelf.quota_bytes)
+
+    def finish() -> None:
+        file.flush()
+        os.fsync(file.fileno())
+        if shelf.room_bytes() < 0:
+            raise QuotaExceeded(shelf.quota_bytes)
 
     try:
         async for chunk in body:
@@ -142,6 +152,7 @@ async def receive_upload(
             if len(form.pending) >= WRITE_BYTES:
                 await write()
         await write()
+        await on_disk(finish)
     finally:
         await on_disk(file.close)
     if not form.ended or form.filename is None:
