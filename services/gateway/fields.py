@@ -18,6 +18,8 @@ MAX_CHOICES = 16
 MAX_STOPS = 4
 MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIASES = 1024
+MAX_ALLOWED = 1 << 18
+MAX_BAD_WORDS = 128
 INT64 = 1 << 63
 
 _TOKEN_IDS: Any = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
@@ -95,6 +97,10 @@ class GenerationWire(InferenceWire):
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: dict[TokenId, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
         None, max_length=MAX_LOGIT_BIASES
+    )
+    allowed_token_ids: list[TokenId] | None = Field(None, max_length=MAX_ALLOWED)
+    bad_words: list[Annotated[str, Field(min_length=1, max_length=1024)]] | None = Field(
+        None, max_length=MAX_BAD_WORDS
     )
     seed: int | None = Field(None, ge=-INT64, lt=INT64)
     n: int = Field(1, ge=1, le=MAX_CHOICES)

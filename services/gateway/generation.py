@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
 
 from moesaic.errors import InvalidInput
-from moesaic.v1.attention_pb2 import Finished, Generation, Sampling, Tokens
+from moesaic.v1.attention_pb2 import Finished, Generation, Sampling, Tokens, Word
 from services.gateway.choices import Choice, Ending, Piece
 from services.gateway.exchange import Exchange
 from services.gateway.execution import Deadline, Run, Terms
@@ -57,6 +57,7 @@ def runs_of(
     top_logprobs: int | None,
     prompt_logprobs: int | None,
     terms: Terms,
+    bad_words: Sequence[Word] = (),
 ) -> list[Run]:
     """The runs of a request, prompt by prompt, ``n`` each.
 
@@ -66,6 +67,8 @@ def runs_of(
     grammar = grammar_of(body)
     if grammar is not None and body.min_tokens:
         raise InvalidInput("min_tokens", f"cannot be combined with {grammar.field}")
+    if grammar is not None and body.allowed_token_ids:
+        raise InvalidInput("allowed_token_ids", f"cannot be combined with {grammar.field}")
     # Without a seed of the caller's we pick one: it lets another worker go on where one was lost.
     seed = body.seed if body.seed is not None else secrets.randbits(63)
     runs = []
@@ -80,7 +83,7 @@ def runs_of(
                 min_tokens=body.min_tokens,
                 stop_token_ids=body.stop_token_ids,
                 ignore_eos=body.ignore_eos,
-                sampling=_sampling_of(body, seed + k),
+                sampling=_sampling_of(body, seed + k, bad_words),
                 top_logprobs=top_logprobs,
                 prompt_logprobs=prompt_logprobs,
                 grammar=grammar,
@@ -89,7 +92,7 @@ def runs_of(
     return runs
 
 
-def _sampling_of(body: GenerationWire, seed: int) -> Sampling:
+def _sampling_of(body: GenerationWire, seed: int, bad_words: Sequence[Word]) -> Sampling:
     return Sampling(
         temperature=1.0 if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,
@@ -100,6 +103,8 @@ def _sampling_of(body: GenerationWire, seed: int) -> Sampling:
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
         logit_bias=body.logit_bias or {},
+        allowed_token_ids=body.allowed_token_ids or (),
+        bad_words=bad_words,
     )
 
 

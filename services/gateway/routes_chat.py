@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from fastapi import APIRouter, Request, Response
 
 from moesaic.errors import InvalidInput
+from services.gateway.bad_words import bad_words_of
 from services.gateway.choices import Piece
 from services.gateway.deliver import Choices, Delivery, answer_id, ids_if, token_texts
 from services.gateway.fields import ChatWire
@@ -47,7 +48,8 @@ async def create_chat_completion(body: ChatWire, request: Request) -> Response:
     )
     wanted = _top_logprobs(body), body.prompt_logprobs
     terms = terms_of(body, exchange.tenant)
-    runs = runs_of(body, [prompt], limits, "messages", *wanted, terms)
+    bad_words = await bad_words_of(gateway.language, body.bad_words)
+    runs = runs_of(body, [prompt], limits, "messages", *wanted, terms, bad_words)
     growing = Answers(gateway, exchange, body, runs)
     exchange.take_tokens(limits.bound * len(runs))
     shape = _ChatShape(body, token_texts(gateway, body))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from fastapi import APIRouter, Request, Response
 
 from moesaic.errors import InvalidInput
+from services.gateway.bad_words import bad_words_of
 from services.gateway.choices import Piece
 from services.gateway.deliver import Choices, Delivery, answer_id, ids_if, token_texts
 from services.gateway.execution import Run
@@ -32,7 +33,8 @@ async def create_completion(body: CompletionWire, request: Request) -> Response:
     limits = Limits(gateway.language.max_tokens, body.max_tokens, DEFAULT_MAX_TOKENS)
     wanted = body.logprobs, _prompt_logprobs(body)
     terms = terms_of(body, exchange.tenant)
-    runs = runs_of(body, prompts, limits, "prompt", *wanted, terms)
+    bad_words = await bad_words_of(gateway.language, body.bad_words)
+    runs = runs_of(body, prompts, limits, "prompt", *wanted, terms, bad_words)
     growing = Answers(gateway, exchange, body, runs)
     exchange.take_tokens(limits.bound * len(runs))
     echoes = await gateway.language.off_loop(_echoes, gateway, body, prompts) if body.echo else None
