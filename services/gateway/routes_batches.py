@@ -2,11 +2,11 @@
 
 import time
 from collections.abc import Iterable
-from typing import Annotated, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.routing import BaseRoute
 
 from moesaic.batch.state import WINDOW_S, Batch
@@ -19,6 +19,7 @@ from services.gateway.openapi import answers
 from services.gateway.pages import Page, page_of
 from services.gateway.replies import reply
 from services.gateway.routes_files import ABSENT, ERRORS, LONGEST_S, SHORTEST_S
+from services.gateway.surrogates import check_unicode
 
 router = APIRouter()
 
@@ -36,6 +37,12 @@ class BatchWire(BaseModel):
     """A new batch."""
 
     model_config = ConfigDict(extra="allow")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_unicode(cls, body: Any) -> Any:
+        check_unicode(body)
+        return body
 
     input_file_id: str = Field(max_length=100, description="an uploaded file of requests")
     endpoint: str = Field(max_length=100, description="the route of all its requests")

@@ -14,6 +14,7 @@ import pytest
 from moesaic.api_keys import DEFAULT_TENANT, digest_of
 from moesaic.batch.journal import Journal
 from moesaic.batch.state import WINDOW_S, Batch
+from moesaic.errors import InvalidInput
 from moesaic.v1 import attention_pb2 as pb
 from services.gateway.batches import carry, runner
 from services.gateway.batches.disk import new_id
@@ -309,6 +310,7 @@ async def test_an_input_with_bad_lines_fails_as_a_whole_and_says_which(
         ({"endpoint": "/v1/batches"}, "endpoint"),
         ({"input_file_id": "file-1"}, "input_file_id"),
         ({"completion_window": "1h"}, "completion_window"),
+        ({"metadata": {"half": "\ud800"}}, "metadata"),
         ({"metadata": {str(n): "" for n in range(17)}}, "metadata"),
         ({"output_expires_after": {"anchor": "created_at", "seconds": 1}}, "output_expires_after"),
     ],
@@ -324,7 +326,8 @@ async def test_what_is_wrong_with_a_new_batch_is_named(
             "completion_window": "24h",
             **change,
         }
-        response = await house.client.post("/v1/batches", json=body)
+        headers = {"content-type": "application/json"}
+        response = await house.client.post("/v1/batches", content=json.dumps(body), headers=headers)
 
     assert response.status_code == 400
     assert response.json()["error"]["param"].startswith(param)
@@ -356,8 +359,10 @@ async def test_a_cancelled_batch_keeps_what_is_answered_and_tells_of_the_rest(
         await house.until(lambda: len(house.workers[0].submits) == 6)
         found, output, errors = await talk(house, cancel)
         await house.until(lambda: house.workers[0].cancels.qsize() == 4)
+        outcomes = [e["outcome"] for e in house.logs if e.get("route") == URL]
 
     assert found.status == "cancelled"
+    assert outcomes == ["done"] * 2 + ["cancelled"] * 4
     assert found.cancelled_at >= found.cancelling_at
     assert len(output) == 2
     assert {result["error"]["code"] for result in errors} == {"batch_cancelled"}
@@ -696,3 +701,10 @@ def test_what_expired_or_was_kept_long_enough_is_removed(tmp_path: Path) -> None
     shelf.sweep(now, keep_s=1000)
 
     assert sorted(shelf.file_ids()) == sorted([ids["expires"], ids["young"]])
+
+
+def test_what_cannot_be_a_directory_is_named_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(InvalidInput, match="--files-dir: cannot use"):
+        Store(tmp_path / "file", 1 << 30, 1000)

@@ -2,12 +2,16 @@
 
 import asyncio
 import contextlib
+import functools
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from itertools import islice
 from typing import TypeVar
 
 from moesaic.batch.requests import BatchRequest, Line
 from moesaic.batch.results import Result, refused
 
+READ_AHEAD = 16  # lines
 HELD_PER_REQUEST = 16  # results that may wait for an earlier one, for each request under way
 
 Ask = Callable[[BatchRequest], Awaitable[Result]]
@@ -44,22 +48,27 @@ async def answer_all(lines: Iterator[Line], ask: Ask, write: Write, max_inflight
     or ``write`` raises, is cancelled; what was written by then is a beginning of the whole.
 
     Args:
-        lines: read one by one, as requests become free.
+        lines: read a few at a time, as requests become free.
         ask: answers one request.
         write: gets results as soon as they are next in order, never two calls at once.
         max_inflight: how many requests run at once. Up to ``HELD_PER_REQUEST`` times as many are held back.
     """
     window = asyncio.Semaphore(max_inflight * HELD_PER_REQUEST)
-    reading, writing = asyncio.Lock(), asyncio.Lock()
+    reading = asyncio.Lock()
+    is_writing = False
     ordered = InOrder()
-    num_read = 0
+    ahead: deque[Line] = deque()
+    num_taken = 0
 
     async def next_line() -> tuple[int, Line] | None:
-        nonlocal num_read
+        nonlocal num_taken
         async with reading:
-            line = await to_its_end(lambda: next(lines, None))
-            num_read += 1
-            return None if line is None else (num_read - 1, line)
+            if not ahead:
+                ahead.extend(await to_its_end(lambda: list(islice(lines, READ_AHEAD))))
+            if not ahead:
+                return None
+            num_taken += 1
+            return num_taken - 1, ahead.popleft()
 
     async def work() -> None:
         while True:
@@ -70,11 +79,18 @@ async def answer_all(lines: Iterator[Line], ask: Ask, write: Write, max_inflight
             index, line = taken
             result = await ask(line) if isinstance(line, BatchRequest) else refused(line)
             ordered.put(index, result)
-            async with writing:
-                if ready := ordered.take():
-                    await to_its_end(lambda: write(ready))
-                    for _ in ready:
-                        window.release()
+            await write_ready()
+
+    async def write_ready() -> None:
+        nonlocal is_writing
+        if is_writing:
+            return  # whoever is at it writes this as well
+        is_writing = True
+        while ready := ordered.take():
+            await to_its_end(functools.partial(write, ready))
+            for _ in ready:
+                window.release()
+        is_writing = False
 
     async with asyncio.TaskGroup() as workers:
         for _ in range(max_inflight):

@@ -30,8 +30,8 @@ from services.gateway.batches.shelf import Record, Shelf
 
 log = structlog.get_logger()
 
-LOOK_EVERY_S = 0.5  # for a cancellation, the end of the window, and how far it is
-ROOM_EVERY = 20  # looks between two of how much room is left
+LOOK_EVERY_S = 1.0  # for a cancellation, the end of the window, and how far it is
+ROOM_EVERY = 10  # looks between two of how much room is left
 MAX_ERRORS = 100  # of an input, that are told
 _WHY = {
     "cancelled": "the batch was cancelled before this request was answered",

@@ -73,7 +73,7 @@ def write_document(path: Path, document: msgspec.Struct) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(new, path)
-    _sync_names(path.parent)
+    sync_names(path.parent)
 
 
 def read_document(path: Path, kind: type[Document]) -> Document | None:
@@ -100,12 +100,13 @@ def new_directory(place: Path) -> Iterator[Path]:
         except OSError:
             if not place.exists():  # else somebody made the very same one before a crash
                 raise
-        _sync_names(place.parent)
+        sync_names(place.parent)
     finally:
         shutil.rmtree(new, ignore_errors=True)
 
 
-def _sync_names(directory: Path) -> None:
+def sync_names(directory: Path) -> None:
+    """Keep what was made, renamed or removed in a directory over a loss of power, too."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -84,12 +84,12 @@ class BatchRunner:
             try:
                 await self._to_the_end(batch)
                 await on_disk(lambda: self._store.settle(batch))
-            except NoSuch:
-                if await on_disk(lambda: self._store.is_orphan(batch)):
-                    await on_disk(lambda: self._store.settle(batch))
-            except Exception:
-                log.exception("batch.interrupted", batch_id=batch.batch_id)
+            except Exception as error:
                 self._resting[batch] = asyncio.get_running_loop().time() + REST_S
+                if not isinstance(error, NoSuch):
+                    log.exception("batch.interrupted", batch_id=batch.batch_id)
+                elif await on_disk(lambda: self._store.is_orphan(batch)):
+                    await on_disk(lambda: self._store.settle(batch))
             finally:
                 del self._running[batch]
         self._store.added.set()  # there may be another one to start now

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from moesaic.errors import InvalidInput
-from services.gateway.batches.disk import entries
+from services.gateway.batches.disk import entries, sync_names
 from services.gateway.batches.shelf import Record, Shelf
 from services.gateway.limits import TenantLimited
 
@@ -54,7 +54,8 @@ class Store:
         self._unfinished = self._root / "unfinished"
         self.added = asyncio.Event()
         try:
-            self._unfinished.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._unfinished.mkdir(exist_ok=True, mode=0o700)
         except OSError as error:
             raise InvalidInput("--files-dir", f"cannot use {root}: {error.strerror}") from error
 
@@ -74,6 +75,7 @@ class Store:
             raise TenantLimited("too_many_batches", what, 60.0)
         announced = self._unfinished / Unfinished(tenant, record.batch.id).name
         announced.touch()  # before the batch itself, or nobody would find it after a crash in between
+        sync_names(self._unfinished)
         try:
             self.of(tenant).add_batch(record)
         except BaseException:

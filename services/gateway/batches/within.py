@@ -8,6 +8,7 @@ from starlette.types import ASGIApp, Message
 
 from services.gateway.tenants import Tenant
 
+HANG_UP_S = 2.0  # for a route to notice that nobody waits for it
 BATCH_PRIORITY = 1000  # less goes first; who waits for an answer has 0
 
 
@@ -52,17 +53,26 @@ async def post_within(
     }
     to_read: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
     answer: list[Message] = []
+    hung_up = asyncio.Event()
 
     async def receive() -> Message:
         if to_read:
             return to_read.pop()
-        await asyncio.Event().wait()  # there is no connection that could be lost
-        raise AssertionError
+        await hung_up.wait()
+        return {"type": "http.disconnect"}
 
     async def send(message: Message) -> None:
         answer.append(message)
 
-    await app(scope, receive, send)
+    running = asyncio.ensure_future(app(scope, receive, send))
+    try:
+        await asyncio.shield(running)
+    except asyncio.CancelledError:
+        hung_up.set()  # the route ends its work, and the log says why
+        await asyncio.wait({running}, timeout=HANG_UP_S)
+        raise
+    finally:
+        running.cancel()
     content = b"".join(message.get("body", b"") for message in answer[1:])
     return InnerAnswer(answer[0]["status"], Headers(raw=answer[0]["headers"]), content)
 
