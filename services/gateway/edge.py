@@ -57,6 +57,8 @@ class Edge:
             if message["type"] == "http.response.start":
                 exchange.status = message["status"]
                 message["headers"] = [*message.get("headers", ()), *_added_headers(exchange)]
+            elif not message.get("more_body", False):
+                exchange.leave()  # before its client can know: what that sends next finds the place free
             await send(message)
 
         max_body_bytes = self._max_body_bytes

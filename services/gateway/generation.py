@@ -157,6 +157,7 @@ class Answers:
             finally:
                 self._exchange.attempts = sum(run.attempt for run in self.runs)
                 self._exchange.cached_tokens = self._cached_tokens
+                self._exchange.completion_tokens = self.usage.completion_tokens  # end tokens too
 
     @property
     def usage(self) -> Usage:
