@@ -66,7 +66,7 @@ def endpoints(routes: Iterable[BaseRoute]) -> list[str]:
     )
 
 
-@router.post("/v1/batches", responses=answers(Batch, errors=ERRORS))
+@router.post("/v1/batches", responses=answers(Batch, errors=(*ERRORS, 429)))
 async def create_batch(body: BatchWire, request: Request) -> Response:
     """Have the requests of a file answered, after everybody who waits."""
     store, shelf, tenant = store_of(request), shelf_of(request), exchange_of(request).tenant
