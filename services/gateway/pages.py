@@ -1,6 +1,6 @@
 """Lists a page at a time, in OpenAI's shape."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -22,25 +22,28 @@ class Page(msgspec.Struct, kw_only=True):
 
 
 def page_of(
-    ids: Iterable[str],
+    ids: Sequence[str],
     read: Callable[[str], Item],
     after: str | None,
     limit: int,
+    *,
+    ascending: bool = False,
     wanted: Callable[[Item], bool] = lambda item: True,
 ) -> Page:
     """The first items behind a place in the list. What is removed meanwhile is left out.
 
     Args:
-        ids: all there are, in the order of the list.
+        ids: all there are, the latest first.
         read: gives an item, or raises ``NoSuch``.
         after: the id of the last item of the page before; it need not be there any more.
         limit: items of a page.
+        ascending: the list has the earliest first.
         wanted: which items the list has.
     """
-    ids = list(ids)
-    if after is not None and ids:
-        downwards = ids[0] > ids[-1]
-        ids = [i for i in ids if (i < after if downwards else i > after)]
+    if ascending:
+        ids = ids[::-1]
+    if after is not None:
+        ids = [i for i in ids if (i > after if ascending else i < after)]
 
     def items() -> Iterable[Item]:
         for item_id in ids:

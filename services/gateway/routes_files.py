@@ -116,8 +116,14 @@ async def list_files(
     shelf = shelf_of(request)
 
     def listed() -> Any:
-        ids = shelf.file_ids() if order == "desc" else shelf.file_ids()[::-1]
-        return page_of(ids, shelf.file, after, limit, lambda f: purpose in (None, f.purpose))
+        return page_of(
+            shelf.file_ids(),
+            shelf.file,
+            after,
+            limit,
+            ascending=order == "asc",
+            wanted=lambda file: purpose in (None, file.purpose),
+        )
 
     return reply(await on_disk(listed))
 

@@ -100,6 +100,9 @@ async def test_a_file_is_kept_listed_read_and_deleted(open_house, tmp_path: Path
             second.id,
         ]
         assert not client.files.list(purpose="batch_output").data
+        assert client.files.delete(second.id).deleted
+        assert [file.id for file in client.files.list(after=second.id)] == [first.id]
+        assert not client.files.list(after=first.id).data
         assert client.files.delete(first.id).deleted
         for gone in (client.files.retrieve, client.files.content, client.files.delete):
             with pytest.raises(openai.NotFoundError):

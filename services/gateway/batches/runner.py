@@ -57,8 +57,10 @@ class BatchRunner:
                         next_sweep = loop.time() + SWEEP_EVERY_S
                         await on_disk(self._store.sweep)
                     await self._start_some(tasks)
-                except StorageUnavailable:
-                    await asyncio.sleep(REST_S)  # the log has it
+                except Exception as error:  # whatever it is, the gateway itself goes on
+                    if not isinstance(error, StorageUnavailable):
+                        log.exception("batches.failed")
+                    await asyncio.sleep(REST_S)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_EVERY_S):
                         await self._store.added.wait()
@@ -82,21 +84,23 @@ class BatchRunner:
     async def _carry(self, batch: Unfinished, claim: ExitStack) -> None:
         with claim:
             try:
-                await self._to_the_end(batch)
-                await on_disk(lambda: self._store.settle(batch))
-            except Exception as error:
-                self._resting[batch] = asyncio.get_running_loop().time() + REST_S
-                if not isinstance(error, NoSuch):
-                    log.exception("batch.interrupted", batch_id=batch.batch_id)
-                elif await on_disk(lambda: self._store.is_orphan(batch)):
+                if await self._has_ended(batch):
                     await on_disk(lambda: self._store.settle(batch))
+                    return
+            except Exception:
+                log.exception("batch.interrupted", batch_id=batch.batch_id)
             finally:
                 del self._running[batch]
-        self._store.added.set()  # there may be another one to start now
+                self._store.added.set()  # there may be another one to start now
+            self._resting[batch] = asyncio.get_running_loop().time() + REST_S
 
-    async def _to_the_end(self, batch: Unfinished) -> None:
+    async def _has_ended(self, batch: Unfinished) -> bool:
+        """Carry a batch out; False if it is not there yet."""
         settings, shelf = self._gateway.settings, self._store.of(batch.tenant)
-        record = await on_disk(lambda: shelf.record(batch.batch_id))
+        try:
+            record = await on_disk(lambda: shelf.record(batch.batch_id))
+        except NoSuch:
+            return await on_disk(lambda: self._store.is_orphan(batch))
 
         async def ask(request: BatchRequest) -> Result:
             return await self._ask(batch, request)
@@ -104,6 +108,7 @@ class BatchRunner:
         max_line_bytes = settings.max_body_bytes + LINE_OVERHEAD_BYTES
         carrier = Carrier(shelf, record, ask, max_line_bytes, settings.batch_max_inflight)
         await carrier.to_the_end()
+        return True
 
     async def _ask(self, batch: Unfinished, request: BatchRequest) -> Result:
         """Answer one request, however long it takes until the suite can."""
