@@ -28,6 +28,7 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.prompts: list[Any] = []
         self.busy = 0  # requests to refuse first
+        self.busy_status = 503
         self.locked = False
         self.hold = threading.Event()  # the prompt "slow" waits for it
 
@@ -48,7 +49,8 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.server.busy:
             self.server.busy -= 1
-            self.answer(503, {"error": {"message": "overloaded"}}, {"Retry-After": "0"})
+            error = {"error": {"message": "overloaded"}}
+            self.answer(self.server.busy_status, error, {"Retry-After": "0"})
         elif self.path != URL:
             self.answer(404, {"error": {"message": f"no route POST {self.path}"}})
         elif body["prompt"] == "bad":
@@ -175,6 +177,16 @@ def test_a_busy_server_is_asked_again(ask: Run, server: Server, house: Path) -> 
 
     assert ask(*flags(server)).returncode == 0
     assert len(server.prompts) == 2
+
+
+@pytest.mark.parametrize(("status", "ends_with"), [(503, 1), (429, 0)])
+def test_only_a_limit_that_time_brings_back_is_waited_for_as_long_as_it_takes(
+    ask: Run, server: Server, house: Path, status: int, ends_with: int
+) -> None:
+    server.busy, server.busy_status = 8, status  # as often as a request is tried
+    (house / "in.jsonl").write_text(encoded([line("a")]))
+
+    assert ask(*flags(server)).returncode == ends_with
 
 
 def test_what_was_stopped_goes_on_where_it_was(

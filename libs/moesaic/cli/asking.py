@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from itertools import count
 from typing import Any
 
 import httpx
@@ -15,13 +14,17 @@ async def post_json(
 ) -> httpx.Response:
     """Post ``body`` until there is an answer that stands; the last one if there was none after ``max_tries``.
 
+    A 429 that says when to come back is no try: the caller's limit is reached, and time brings it back.
+
     Raises:
         httpx.HTTPError: there was no answer at all.
         UnicodeEncodeError: UTF-8 has no bytes for the body.
     """
     content = json.dumps(body, ensure_ascii=False).encode()
     headers = {"Content-Type": "application/json"}
-    for num_tries in count(1):
+    num_tries = 0
+    while True:
+        num_tries += 1
         try:
             response = await client.post(url, content=content, headers=headers)
         except httpx.HTTPError as error:
@@ -31,10 +34,11 @@ async def post_json(
         else:
             asked = response.headers.get("retry-after"), response.headers.get("x-should-retry")
             wait_s = retry_wait_s(num_tries, response.status_code, *asked)
-            if num_tries == max_tries or wait_s is None:
+            if response.status_code == 429 and wait_s is not None and asked[0]:
+                num_tries -= 1
+            elif num_tries == max_tries or wait_s is None:
                 return response
         await asyncio.sleep(wait_s or 0.0)
-    raise AssertionError
 
 
 def _took_too_long(error: httpx.HTTPError) -> bool:
