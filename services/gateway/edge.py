@@ -86,18 +86,18 @@ class Edge:
         """Why a request is turned away before its body is read; notes whose it is."""
         path = request["path"]
         tenant: Tenant | None = request["state"].get("caller")  # of a batch, from within
-        if tenant is not None:
-            exchange.tenant = tenant.name
-        elif path not in NO_KEY:
+        needed = None if tenant is not None else scope_of(path)
+        if tenant is None and path not in NO_KEY:
             tenant = self._caller(headers)
             if tenant is None:
                 message = "send the header authorization: Bearer with a valid API key"
                 return problem(401, "invalid_api_key", message)
+        if tenant is not None:
             exchange.tenant = tenant.name
             structlog.contextvars.bind_contextvars(tenant=tenant.name)
-            if (scope := scope_of(path)) is not None and scope not in tenant.scopes:
+            if needed is not None and needed not in tenant.scopes:
                 allowed = ", ".join(sorted(tenant.scopes))
-                message = f"this needs an API key that allows {scope}; yours allows {allowed}"
+                message = f"this needs an API key that allows {needed}; yours allows {allowed}"
                 return problem(403, "insufficient_scope", message)
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > max_body_bytes:

@@ -75,6 +75,7 @@ class Exchange:
                 self.allowance.take_tokens(count)
             except TenantLimited as error:
                 metrics.rejections.labels(error.code).inc()
+                self.prompt_tokens = 0  # only accepted prompts are counted
                 raise
             self._taken_tokens = count
 
