@@ -1,5 +1,7 @@
 """A page about the API, made of its OpenAPI document alone: no scripts, nothing from other hosts."""
 
+import json
+import re
 from collections.abc import Iterator
 from html import escape
 from typing import Any
@@ -12,14 +14,12 @@ code, td:first-child { font-family: ui-monospace, monospace; font-size: 13px; }
 table { border-collapse: collapse; margin: .5em 0; } td { padding: .1em 1em .1em 0; vertical-align: top; }
 """
 _BOUNDS = (
-    ("minimum", "≥ {}"),
-    ("exclusiveMinimum", "> {}"),
-    ("maximum", "≤ {}"),
-    ("exclusiveMaximum", "&lt; {}"),
-    ("minLength", "from {} characters"),
-    ("maxLength", "to {} characters"),
-    ("minItems", "from {} items"),
-    ("maxItems", "to {} items"),
+    ("minimum", "≥ {:.12g}"),
+    ("exclusiveMinimum", "> {:.12g}"),
+    ("maximum", "≤ {:.12g}"),
+    ("exclusiveMaximum", "&lt; {:.12g}"),
+    ("minLength", "≥ {:.12g} characters"),
+    ("maxLength", "≤ {:.12g} characters"),
 )
 
 
@@ -43,14 +43,14 @@ def _routes(paths: dict[str, Any]) -> Iterator[str]:
     for path, methods in paths.items():
         for method, operation in methods.items():
             yield f"<h3><code>{method.upper()} {escape(path)}</code></h3>"
-            yield f"<p>{escape(operation.get('description', ''))}</p>"
+            yield f"<p>{_prose(operation)}</p>"
             for needed in operation.get("security", ()):
                 scopes = ", ".join(*needed.values()) or "any scope"
                 yield f"<p>Needs an API key: {escape(scopes)}</p>"
             for media in operation.get("requestBody", {}).get("content", {}).values():
                 yield f"<p>Takes {_type_of(media['schema'])}</p>"
             rows = [
-                _row(status, _replies(response), escape(response.get("description", "")))
+                _row(status, _replies(response), _prose(response))
                 for status, response in operation["responses"].items()
             ]
             yield f"<table>{''.join(rows)}</table>"
@@ -69,7 +69,7 @@ def _replies(response: dict[str, Any]) -> str:
 def _objects(schemas: dict[str, Any]) -> Iterator[str]:
     for name, schema in schemas.items():
         yield f'<h3 id="{escape(name)}"><code>{escape(name)}</code></h3>'
-        yield f"<p>{escape(schema.get('description', ''))}</p>"
+        yield f"<p>{_prose(schema)}</p>"
         required = schema.get("required", ())
         rows = [
             _row(
@@ -108,7 +108,12 @@ def _type_of(schema: Any, media: str = "") -> str:
 
 
 def _notes_on(schema: Any) -> str:
-    notes = [escape(schema["description"])] if "description" in schema else []
+    notes = [_prose(schema)] if "description" in schema else []
     if schema.get("default") is not None:
-        notes.append(f"default {escape(str(schema['default']))}")
+        notes.append(f"default {escape(json.dumps(schema['default']))}")
     return "; ".join(notes)
+
+
+def _prose(described: Any) -> str:
+    """A description; what stands between backticks is code."""
+    return re.sub(r"(`+)(.+?)\1", r"<code>\2</code>", escape(described.get("description", "")))
