@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -56,32 +57,24 @@ async def test_a_batch_goes_on_without_losing_or_repeating_an_answer(
             await says(submit, emit)
 
     redis, url = start_redis(tmp_path)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = _free_port()
     gateway = start(model_directory, url, port, files)
     try:
-        async with open_house(few) as house, Bus.connect(url, "default") as bus:
-            record = WorkerRecord(
-                worker_id="attention-1",
-                generation=1,
-                role="attention",
-                state="ready",
-                admin_address=house.workers[0].address,
-                dispatch="local",
-            )
-            async with (
-                registered(bus, record),
-                httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client,
-            ):
-                await _until_it_listens(client)
-                batch_id = await _submit(client)
-                # Those that wait for an answer now can only be asked for once all before them are written.
-                await house.until(
-                    lambda: (
-                        len(house.workers[0].submits) == NUM_FIRST + NUM_AT_ONCE
-                        and _written(files, batch_id) == NUM_FIRST
-                    )
+        async with (
+            open_house(few) as house,
+            Bus.connect(url, "default") as bus,
+            registered(bus, _record(house)),
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client,
+        ):
+            await _until_it_listens(client)
+            batch_id = await _submit(client)
+            # Those that wait for an answer now can only be asked for once all before them are written.
+            await house.until(
+                lambda: (
+                    len(house.workers[0].submits) == NUM_FIRST + NUM_AT_ONCE
+                    and _written(files, batch_id) == NUM_FIRST
                 )
+            )
         gateway.send_signal(end)
         _, errors = await asyncio.to_thread(gateway.communicate)
     finally:
@@ -108,6 +101,74 @@ async def test_a_batch_goes_on_without_losing_or_repeating_an_answer(
         "failed": 0,
     }
     assert asked_again == NUM_REQUESTS - NUM_FIRST
+
+
+@pytest.mark.slow
+async def test_gateways_that_are_killed_again_and_again_answer_everything_once(
+    model_directory: Path, tmp_path: Path, open_house, scripts
+) -> None:
+    chance, files, says = random.Random(5), tmp_path / "files", scripts.says("yes")
+
+    async def slowly(submit: pb.Submit, emit: Any) -> None:
+        await asyncio.sleep(chance.random() / 2)
+        await says(submit, emit)
+
+    redis, url = start_redis(tmp_path)
+    ports = [_free_port(), _free_port()]
+    gateways = [start(model_directory, url, port, files) for port in ports]
+    clients = [httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") for port in ports]
+    try:
+        async with (
+            open_house(slowly) as house,
+            Bus.connect(url, "default") as bus,
+            registered(bus, _record(house)),
+        ):
+            for client in clients:
+                await _until_it_listens(client)
+            batch_ids = [await _submit(client) for client in clients * 3]
+            for _ in range(6):
+                await asyncio.sleep(chance.random())
+                one = chance.randrange(2)
+                gateways[one].kill()
+                gateways[one].communicate()
+                gateways[one] = start(model_directory, url, ports[one], files)
+            await _until_it_listens(clients[0])
+            outputs = []
+            for batch_id in batch_ids:
+                while (batch := await _get(clients[0], batch_id))["status"] != "completed":
+                    await asyncio.sleep(0.05)
+                content = f"/v1/files/{batch['output_file_id']}/content"
+                outputs.append((await clients[0].get(content)).text)
+            num_files = len((await clients[0].get("/v1/files")).json()["data"])
+    finally:
+        for client in clients:
+            await client.aclose()
+        for gateway in gateways:
+            gateway.kill()
+            gateway.communicate()
+        redis.terminate()
+        redis.wait()
+
+    for output in outputs:
+        ids = [json.loads(line)["custom_id"] for line in output.splitlines()]
+        assert ids == [f"r{n}" for n in range(NUM_REQUESTS)]
+    assert num_files == 2 * len(batch_ids)  # an input and an output each
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+def _record(house: Any) -> WorkerRecord:
+    return WorkerRecord(
+        worker_id="attention-1",
+        generation=1,
+        role="attention",
+        state="ready",
+        admin_address=house.workers[0].address,
+        dispatch="local",
+    )
 
 
 async def _submit(client: httpx.AsyncClient) -> str:
