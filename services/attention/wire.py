@@ -48,6 +48,10 @@ def decode_submit(
         named = {
             "stop_token_ids": submit.generation.stop_token_ids,
             "logit_bias": submit.generation.sampling.logit_bias,
+            "allowed_token_ids": submit.generation.sampling.allowed_token_ids,
+            "bad_words": [
+                token for word in submit.generation.sampling.bad_words for token in word.token_ids
+            ],
         }
         for field, token_ids in named.items():
             if any(token >= vocab_size for token in token_ids):
@@ -77,10 +81,17 @@ def _decode_generation(
     if structured and generation.min_tokens:
         raise InvalidInput("min_tokens", f"cannot be combined with {generation.grammar.field}")
     ends = () if generation.ignore_eos and not structured else eos_token_ids
+    stop_token_ids = frozenset((*generation.stop_token_ids, *ends))
+    if allowed := set(generation.sampling.allowed_token_ids):
+        if structured:
+            fix = f"cannot be combined with {generation.grammar.field}"
+            raise InvalidInput("allowed_token_ids", fix)
+        if generation.min_tokens and allowed <= stop_token_ids:
+            raise InvalidInput("min_tokens", "allowed_token_ids has none but end tokens")
     return Generation(
         max_tokens=generation.max_tokens,
         min_tokens=generation.min_tokens,
-        stop_token_ids=frozenset((*generation.stop_token_ids, *ends)),
+        stop_token_ids=stop_token_ids,
         num_resumed=generation.num_resumed_tokens,
         sampling=_decode_sampling(generation.sampling),
         top_logprobs=_num_logprobs(generation, "top_logprobs"),
@@ -131,6 +142,8 @@ def _decode_sampling(how: pb.Sampling) -> Sampling:
         presence_penalty=how.presence_penalty,
         frequency_penalty=how.frequency_penalty,
         logit_bias=tuple(sorted(how.logit_bias.items())),
+        allowed_token_ids=tuple(sorted(set(how.allowed_token_ids))),
+        bad_words=tuple(tuple(word.token_ids) for word in how.bad_words if word.token_ids),
     )
 
 

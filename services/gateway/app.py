@@ -4,22 +4,25 @@ from json import JSONDecodeError
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 import moesaic
 from moesaic.errors import MoesaicError
 from services.gateway import (
+    routes_batches,
     routes_chat,
     routes_classify,
     routes_completions,
+    routes_docs,
+    routes_files,
     routes_health,
     routes_model,
 )
 from services.gateway.edge import Edge
 from services.gateway.gateway import Gateway, exchange_of
 from services.gateway.problems import (
-    ERRORS,
     Problem,
     internal_error,
     invalid_fields,
@@ -34,15 +37,30 @@ _CODES = {
     408: "request_timeout",
     413: "request_too_large",
 }
-ROUTERS = (routes_chat, routes_completions, routes_classify, routes_model, routes_health)
+ROUTERS = (
+    routes_chat,
+    routes_completions,
+    routes_classify,
+    routes_files,
+    routes_batches,
+    routes_model,
+    routes_health,
+    routes_docs,
+)
 
 
 def make_app(gateway: Gateway) -> ASGIApp:
     """The application of one gateway."""
     app = FastAPI(
-        title="Moesaic", version=moesaic.__version__, redirect_slashes=False, responses=ERRORS
+        title="Moesaic",
+        version=moesaic.__version__,
+        redirect_slashes=False,
+        openapi_url=None,  # routes_docs has it, and pages that need nothing from elsewhere
     )
     app.state.gateway = gateway
+    app.state.batch_endpoints = routes_batches.endpoints(
+        route for routes in ROUTERS for route in routes.router.routes
+    )
     for routes in ROUTERS:
         app.include_router(routes.router)
     app.add_exception_handler(MoesaicError, _on_error)
@@ -81,8 +99,20 @@ async def _on_http(request: Request, error: Exception) -> Response:
         405: f"{request.method} is not allowed here",
     }.get(status, str(error.detail)[:500])
     answer = problem(status, _CODES.get(status, "invalid_request"), message)
-    answer.allow = (error.headers or {}).get("allow") or (error.headers or {}).get("Allow")
+    if status == 405:
+        answer.allow = ", ".join(sorted(_methods_of(request.url.path)))
     return _answer(request, answer)
+
+
+def _methods_of(path: str) -> set[str]:
+    """Methods of all routes at a path; the framework only knows those of the first."""
+    routes = (route for routes in ROUTERS for route in routes.router.routes)
+    return {
+        method
+        for route in routes
+        if isinstance(route, APIRoute) and route.path_regex.match(path)
+        for method in route.methods or ()
+    }
 
 
 def _answer(request: Request, answer: Problem) -> Response:

@@ -26,8 +26,15 @@ Choices = list[Any]
 class Shape(Protocol):
     """How one route words its choices."""
 
-    whole_object: str
-    chunk_object: str
+    @property
+    def whole_type(self) -> type[Envelope]:
+        """What a complete answer is."""
+        ...
+
+    @property
+    def chunk_type(self) -> type[Envelope]:
+        """What each event of a stream is."""
+        ...
 
     def opening(self) -> Choices:
         """Chunks before the first piece."""
@@ -68,7 +75,7 @@ class Delivery:
             p async for batch in self.answers.pieces(self.answer_id, self.deadline) for p in batch
         ]
         choices = sorted((self.shape.whole(p) for p in joined(pieces)), key=lambda c: c.index)
-        envelope = self._envelope(self.shape.whole_object, choices)
+        envelope = self._envelope(self.shape.whole_type, choices)
         envelope.usage, envelope.moesaic = self.answers.usage, self.answers.provenance
         if self.prompt_logprobs is not None:
             envelope.prompt_logprobs = self.prompt_logprobs()
@@ -83,9 +90,7 @@ class Delivery:
                 choices = [] if opened else self.shape.opening()
                 for piece in batch:
                     choices += self.shape.chunks(piece)
-                envelopes = [
-                    self._envelope(self.shape.chunk_object, [choice]) for choice in choices
-                ]
+                envelopes = [self._envelope(self.shape.chunk_type, [choice]) for choice in choices]
                 if envelopes and all(choice.finished for choice in self.answers.choices):
                     envelopes[-1].moesaic = self.answers.provenance
                 if envelopes and not opened and self.prompt_token_ids is not None:
@@ -100,21 +105,20 @@ class Delivery:
         finally:
             await pieces.aclose()
         if options.include_usage:
-            last = self._envelope(self.shape.chunk_object, [])
+            last = self._envelope(self.shape.chunk_type, [])
             last.usage = self.answers.usage
             yield sse.event(last)
         yield b""
 
-    def _envelope(self, kind: str, choices: Choices) -> Envelope:
-        envelope = Envelope(
+    def _envelope(self, kind: type[Envelope], choices: Choices) -> Envelope:
+        envelope = kind(
             id=self.answer_id,
-            object=kind,
             created=self.created,
             model=self.gateway.model_name,
             system_fingerprint=f"fp_{self.gateway.language.config.digest[:12]}",
             choices=choices,
         )
-        if self.prompt_token_ids is not None and kind == self.shape.whole_object:
+        if self.prompt_token_ids is not None and kind is self.shape.whole_type:
             envelope.prompt_token_ids = self.prompt_token_ids
         return envelope
 

@@ -1,8 +1,8 @@
 """The outermost layer: ids, keys, body limits, and one log line and one count for every request."""
 
 import asyncio
-import hashlib
 import secrets
+from collections.abc import Iterator
 
 import structlog
 from starlette.datastructures import Headers
@@ -10,10 +10,13 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway import metrics
+from services.gateway.batches.upload import MAX_FORM_BYTES
 from services.gateway.exchange import Exchange, is_request_id, route_of
 from services.gateway.gateway import Gateway
-from services.gateway.problems import Problem, internal_error, problem
-from services.gateway.routes_health import OPEN_ROUTES
+from services.gateway.limits import TenantLimited
+from services.gateway.problems import Problem, internal_error, problem, problem_of
+from services.gateway.scopes import NO_KEY, scope_of
+from services.gateway.tenants import DEFAULT, Tenant
 
 log = structlog.get_logger()
 
@@ -26,8 +29,6 @@ class Edge:
     def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
         self._app, self._gateway = app, gateway
         self._max_body_bytes = gateway.settings.max_body_bytes
-        key = gateway.settings.api_key.get_secret_value()
-        self._key_digest = _digest(key) if key else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request from its first byte to its last."""
@@ -46,6 +47,7 @@ class Edge:
             finally:
                 exchange.route = route_of(scope)
                 self._gateway.release(exchange)
+                exchange.leave()
                 exchange.close()
 
     async def _handle(
@@ -54,17 +56,21 @@ class Edge:
         async def send_noted(message: Message) -> None:
             if message["type"] == "http.response.start":
                 exchange.status = message["status"]
-                name = (b"x-request-id", exchange.request_id.encode())
-                message["headers"] = [*message.get("headers", ()), name]
+                message["headers"] = [*message.get("headers", ()), *_added_headers(exchange)]
+            elif not message.get("more_body", False):
+                exchange.leave()  # before its client can know: what that sends next finds the place free
             await send(message)
 
-        refused = self._refused(scope["path"], headers)
+        max_body_bytes = self._max_body_bytes
+        if scope["path"] == "/v1/files" and self._gateway.store is not None:
+            max_body_bytes = MAX_FORM_BYTES  # it goes to the disk, not into memory
+        refused = self._refused(exchange, scope, headers, max_body_bytes)
         if refused is not None:
             metrics.rejections.labels(refused.body.code).inc()
             exchange.fail(refused)
             return await refused.response()(scope, receive, send_noted)
         try:
-            await self._app(scope, _Bounded(receive, self._max_body_bytes), send_noted)
+            await self._app(scope, _Bounded(receive, max_body_bytes), send_noted)
         except Exception:
             # The routes have answered already if they could; this is the only place that sees the cause.
             log.exception("request.failed", request_id=exchange.request_id)
@@ -74,17 +80,37 @@ class Edge:
             if not answered:
                 await failure.response()(scope, receive, send_noted)
 
-    def _refused(self, path: str, headers: Headers) -> Problem | None:
-        if self._key_digest is not None and path not in OPEN_ROUTES:
-            scheme, _, key = headers.get("authorization", "").partition(" ")
-            known = secrets.compare_digest(_digest(key.strip()), self._key_digest)
-            if scheme.lower() != "bearer" or not known:
+    def _refused(
+        self, exchange: Exchange, request: Scope, headers: Headers, max_body_bytes: int
+    ) -> Problem | None:
+        """Why a request is turned away before its body is read; notes whose it is."""
+        path = request["path"]
+        tenant: Tenant | None = request["state"].get("caller")  # of a batch, from within
+        needed = None if tenant is not None else scope_of(path)
+        if tenant is None and path not in NO_KEY:
+            tenant = self._caller(headers)
+            if tenant is None:
                 message = "send the header authorization: Bearer with a valid API key"
                 return problem(401, "invalid_api_key", message)
+        if tenant is not None:
+            exchange.tenant = tenant.name
+            structlog.contextvars.bind_contextvars(tenant=tenant.name)
+            if needed is not None and needed not in tenant.scopes:
+                allowed = ", ".join(sorted(tenant.scopes))
+                message = f"this needs an API key that allows {needed}; yours allows {allowed}"
+                return problem(403, "insufficient_scope", message)
         length = headers.get("content-length", "0")
-        if length.isdecimal() and int(length) > self._max_body_bytes:
-            return problem(413, "request_too_large", _too_large(self._max_body_bytes))
-        return None
+        if length.isdecimal() and int(length) > max_body_bytes:
+            return problem(413, "request_too_large", _too_large(max_body_bytes))
+        return _limited(exchange, tenant)
+
+    def _caller(self, headers: Headers) -> Tenant | None:
+        if not self._gateway.tenants.need_keys:
+            return DEFAULT
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        tenant = self._gateway.tenants.find(key.strip())
+        known = tenant is not None and scheme.lower() == "bearer" and not tenant.is_expired
+        return tenant if known else None
 
 
 class _Bounded:
@@ -114,5 +140,19 @@ def _too_large(max_bytes: int) -> str:
     return f"the body must be at most {max_bytes} bytes"
 
 
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode()).digest()
+def _limited(exchange: Exchange, tenant: Tenant | None) -> Problem | None:
+    """Let the request into its tenant's allowance, or say why not."""
+    if tenant is None or tenant.allowance is None:
+        return None
+    try:
+        exchange.enter(tenant.allowance)
+    except TenantLimited as error:
+        return problem_of(error)
+    return None
+
+
+def _added_headers(exchange: Exchange) -> Iterator[tuple[bytes, bytes]]:
+    yield b"x-request-id", exchange.request_id.encode()
+    if exchange.allowance is not None and (exchange.status < 300 or exchange.status == 429):
+        for name, value in exchange.allowance.headers():
+            yield name.encode(), value.encode()

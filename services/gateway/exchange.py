@@ -9,6 +9,7 @@ import structlog
 from starlette.types import Scope
 
 from services.gateway import metrics
+from services.gateway.limits import Allowance, TenantLimited
 from services.gateway.problems import Problem
 
 log = structlog.get_logger()
@@ -34,6 +35,8 @@ class Exchange:
 
     request_id: str
     method: str
+    tenant: str = ""  # whose request it is; empty while that is not known, and where nobody asks
+    allowance: Allowance | None = None  # what it is charged to; None: no limits
     started: float = field(default_factory=time.monotonic)
     route: str = "other"
     model: str = ""  # only ever the served model's name: it becomes a label
@@ -45,8 +48,44 @@ class Exchange:
     completion_tokens: int = 0
     attempts: int = 0
     admitted: bool = False
+    _entered: bool = False
+    _taken_tokens: int = 0
     _last_token: float | None = None
     _outcome: Outcome | None = None
+
+    def enter(self, allowance: Allowance) -> None:
+        """Charge the request to a tenant.
+
+        Raises:
+            TenantLimited: the tenant may have no further one now.
+        """
+        self.allowance = allowance
+        allowance.enter()
+        self._entered = True
+
+    def take_tokens(self, max_output: int) -> None:
+        """Charge the prompt and up to so many tokens of output to the tenant, before any work.
+
+        Raises:
+            TenantLimited: that many are not there now.
+        """
+        if self.allowance is not None:
+            count = self.prompt_tokens + max_output
+            try:
+                self.allowance.take_tokens(count)
+            except TenantLimited as error:
+                metrics.rejections.labels(error.code).inc()
+                self.prompt_tokens = 0  # only accepted prompts are counted
+                raise
+            self._taken_tokens = count
+
+    def leave(self) -> None:
+        """Charge what was used instead of what was taken: nothing, if no worker got any work."""
+        if self.allowance is not None and self._entered:
+            self._entered = False
+            used = self.prompt_tokens + self.completion_tokens if self.attempts else 0
+            self.allowance.settle_tokens(self._taken_tokens, used)
+            self.allowance.leave()
 
     def note_tokens(self, count: int) -> None:
         """Tokens, or scores, were made: times the first and the gaps."""
@@ -71,6 +110,10 @@ class Exchange:
         took_s = time.monotonic() - self.started
         metrics.requests.labels(self.route, self.model, self.status, outcome).inc()
         metrics.e2e_s.labels(self.route, self.model).observe(took_s)
+        if self.tenant:
+            metrics.tenant_requests.labels(self.tenant, outcome).inc()
+            for kind, count in (("prompt", self.prompt_tokens), ("output", self.completion_tokens)):
+                metrics.tenant_tokens.labels(self.tenant, kind).inc(count)
         if self.prompt_tokens:
             metrics.prompt_tokens.labels(self.route, self.model).inc(self.prompt_tokens)
             metrics.prompt_tokens_cached.labels(self.route, self.model).inc(self.cached_tokens)
@@ -79,6 +122,7 @@ class Exchange:
             "request.finished",
             request_id=self.request_id,
             method=self.method,
+            tenant=self.tenant or None,
             route=self.route,
             status=self.status,
             outcome=outcome,

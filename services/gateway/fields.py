@@ -18,8 +18,11 @@ MAX_CHOICES = 16
 MAX_STOPS = 4
 MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIASES = 1024
+MAX_ALLOWED = 1 << 18
+MAX_BAD_WORDS = 128
 INT64 = 1 << 63
 
+_TOKEN_IDS: Any = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 TokenId = Annotated[int, Field(ge=0, lt=1 << 32)]
 Priority = Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)]
 
@@ -60,6 +63,7 @@ class InferenceWire(Wire):
         None,
         min_length=1,
         max_length=256,
+        pattern=r"^[^\x00]*$",
         description="only requests with the same salt share computed prefixes",
     )
     moesaic: Extension = Field(default_factory=lambda: Extension.model_validate({}))
@@ -93,6 +97,10 @@ class GenerationWire(InferenceWire):
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: dict[TokenId, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
         None, max_length=MAX_LOGIT_BIASES
+    )
+    allowed_token_ids: list[TokenId] | None = Field(None, max_length=MAX_ALLOWED)
+    bad_words: list[Annotated[str, Field(min_length=1, max_length=1024)]] | None = Field(
+        None, max_length=MAX_BAD_WORDS
     )
     seed: int | None = Field(None, ge=-INT64, lt=INT64)
     n: int = Field(1, ge=1, le=MAX_CHOICES)
@@ -204,9 +212,9 @@ class CompletionWire(GenerationWire):
         json_schema_extra={
             "anyOf": [
                 {"type": "string"},
-                {"type": "array", "items": {"type": "string"}},
-                {"type": "array", "items": {"type": "integer"}},
-                {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
+                {"type": "array", "items": {"type": "string"}, "minItems": 1},
+                _TOKEN_IDS,
+                {"type": "array", "items": _TOKEN_IDS, "minItems": 1},
             ]
         },
     )

@@ -9,14 +9,19 @@ from typing import Any
 
 from starlette.requests import Request
 
+from moesaic.api_keys import DEFAULT_TENANT
 from moesaic.errors import ModelNotFound, NotReady, Overloaded
 from services.gateway import metrics
+from services.gateway.batches.shelf import Shelf
+from services.gateway.batches.store import Store
 from services.gateway.exchange import Exchange, is_request_id, route_of
 from services.gateway.execution import Deadline, Execution, Run, Terms
 from services.gateway.fields import InferenceWire, Wire
 from services.gateway.language import Language
+from services.gateway.problems import RouteNotEnabled
 from services.gateway.readiness import Lacks, lacking_experts, lacks
 from services.gateway.settings import GatewaySettings
+from services.gateway.tenants import Tenants
 from services.gateway.unsupported import check_extras
 from services.gateway.workers import Workers
 
@@ -28,11 +33,13 @@ class Gateway:
         draining: take nothing new.
         lacking_experts: what the cluster lacks to serve every expert; kept true from outside.
         idle: set while no request is in the house.
+        store: of files and batches; None where they are not kept.
     """
 
     def __init__(self, settings: GatewaySettings, language: Language) -> None:
         self.settings, self.language = settings, language
         self.model_name = settings.served_model_name or Path(settings.model).resolve().name
+        self.tenants = Tenants(settings.api_key.get_secret_value(), settings.api_keys_file)
         self.workers = Workers(settings.stream_idle_s)
         self.draining = False
         self.num_inflight = 0
@@ -40,6 +47,7 @@ class Gateway:
         self.idle = asyncio.Event()
         self.idle.set()
         self.created = int(time.time())
+        self.store = _store(settings)
         self._executions: set[Execution] = set()
 
     def failing_checks(self) -> Lacks:
@@ -115,13 +123,25 @@ class Gateway:
             execution.abort(error)
 
 
-def terms_of(body: InferenceWire) -> Terms:
-    """How the caller wants the request to be treated beside others."""
+def terms_of(body: InferenceWire, tenant: str) -> Terms:
+    """How the request is to be treated beside others, as its caller wants it and as its tenant must have it."""
     return Terms(
         priority=body.moesaic.priority if body.priority is None else body.priority,
-        cache_salt=body.cache_salt or "",
+        cache_salt=_salt(tenant, body.cache_salt or ""),
         exact=body.moesaic.quality == "exact",
     )
+
+
+def _salt(tenant: str, salt: str) -> str:
+    """Parts tenants from each other, whatever salts they choose: neither names nor salts have a NUL."""
+    return salt if tenant == DEFAULT_TENANT else f"\0{tenant}\0{salt}"
+
+
+def _store(settings: GatewaySettings) -> Store | None:
+    if not settings.files_dir:
+        return None
+    keep_s = settings.files_keep_days * 86400
+    return Store(Path(settings.files_dir), settings.files_quota_bytes, keep_s)
 
 
 def gateway_of(request: Request) -> Gateway:
@@ -129,6 +149,27 @@ def gateway_of(request: Request) -> Gateway:
     gateway: Any = request.app.state.gateway
     assert isinstance(gateway, Gateway)  # the app is made with one
     return gateway
+
+
+def store_of(request: Request) -> Store:
+    """Where files and batches are kept.
+
+    Raises:
+        RouteNotEnabled: they are not kept here.
+    """
+    store = gateway_of(request).store
+    if store is None:
+        raise RouteNotEnabled("files and batches are off: the gateway needs a --files-dir")
+    return store
+
+
+def shelf_of(request: Request) -> Shelf:
+    """What is kept for the tenant that calls.
+
+    Raises:
+        RouteNotEnabled: nothing is.
+    """
+    return store_of(request).of(exchange_of(request).tenant)
 
 
 def exchange_of(request: Request) -> Exchange:

@@ -5,12 +5,12 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
 
 from moesaic.errors import InvalidInput
-from moesaic.v1.attention_pb2 import Finished, Generation, Sampling, Tokens
+from moesaic.v1.attention_pb2 import Finished, Generation, Sampling, Tokens, Word
 from services.gateway.choices import Choice, Ending, Piece
 from services.gateway.exchange import Exchange
-from services.gateway.execution import Deadline, Run
+from services.gateway.execution import Deadline, Run, Terms
 from services.gateway.fields import INT64, GenerationWire
-from services.gateway.gateway import Gateway, terms_of
+from services.gateway.gateway import Gateway
 from services.gateway.replies import EpochTokens, Provenance, Usage, usage_of
 from services.gateway.structure import grammar_of
 
@@ -22,6 +22,11 @@ class Limits:
     max_model_tokens: int  # prompt and answer together
     max_tokens: int | None  # as asked for
     default_max_tokens: int | None  # None: whatever fits
+
+    @property
+    def bound(self) -> int:
+        """The most that an answer may have if that does not depend on the prompt, else 0."""
+        return self.max_tokens if self.max_tokens is not None else self.default_max_tokens or 0
 
     def of(self, prompt: Sequence[int], field: str) -> int:
         """Tokens that the answer to a prompt may have.
@@ -51,6 +56,8 @@ def runs_of(
     field: str,
     top_logprobs: int | None,
     prompt_logprobs: int | None,
+    terms: Terms,
+    bad_words: Sequence[Word] = (),
 ) -> list[Run]:
     """The runs of a request, prompt by prompt, ``n`` each.
 
@@ -60,9 +67,11 @@ def runs_of(
     grammar = grammar_of(body)
     if grammar is not None and body.min_tokens:
         raise InvalidInput("min_tokens", f"cannot be combined with {grammar.field}")
+    if grammar is not None and body.allowed_token_ids:
+        raise InvalidInput("allowed_token_ids", f"cannot be combined with {grammar.field}")
     # Without a seed of the caller's we pick one: it lets another worker go on where one was lost.
     seed = body.seed if body.seed is not None else secrets.randbits(63)
-    runs, terms = [], terms_of(body)
+    runs = []
     for i, prompt in enumerate(prompts):
         max_tokens = limits.of(prompt, field if len(prompts) == 1 else f"{field}[{i}]")
         if body.min_tokens > max_tokens:
@@ -74,7 +83,7 @@ def runs_of(
                 min_tokens=body.min_tokens,
                 stop_token_ids=body.stop_token_ids,
                 ignore_eos=body.ignore_eos,
-                sampling=_sampling_of(body, seed + k),
+                sampling=_sampling_of(body, seed + k, bad_words),
                 top_logprobs=top_logprobs,
                 prompt_logprobs=prompt_logprobs,
                 grammar=grammar,
@@ -83,7 +92,7 @@ def runs_of(
     return runs
 
 
-def _sampling_of(body: GenerationWire, seed: int) -> Sampling:
+def _sampling_of(body: GenerationWire, seed: int, bad_words: Sequence[Word]) -> Sampling:
     return Sampling(
         temperature=1.0 if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,
@@ -94,6 +103,8 @@ def _sampling_of(body: GenerationWire, seed: int) -> Sampling:
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
         logit_bias=body.logit_bias or {},
+        allowed_token_ids=body.allowed_token_ids or (),
+        bad_words=bad_words,
     )
 
 
@@ -146,6 +157,7 @@ class Answers:
             finally:
                 self._exchange.attempts = sum(run.attempt for run in self.runs)
                 self._exchange.cached_tokens = self._cached_tokens
+                self._exchange.completion_tokens = self.usage.completion_tokens  # end tokens too
 
     @property
     def usage(self) -> Usage:

@@ -32,6 +32,7 @@ from moesaic.settings import load_settings
 from moesaic.telemetry.logs import configure_logging
 from moesaic.telemetry.metrics import serve_metrics
 from services.gateway.app import make_app
+from services.gateway.batches.runner import BatchRunner
 from services.gateway.gateway import Gateway
 from services.gateway.language import Language
 from services.gateway.readiness import lacking_experts
@@ -62,7 +63,8 @@ async def serve(settings: GatewaySettings) -> None:
             admin_server(settings, "gateway", worker_id=gateway_id, stop=stop)
         )
         admin.status.model_digest = gateway.language.config.digest
-        address = await parts.enter_async_context(http_server(settings, make_app(gateway)))
+        app = make_app(gateway)
+        address = await parts.enter_async_context(http_server(settings, app))
         metrics_address = settings.control.advertised(
             serve_metrics(settings.control.host, settings.metrics_port)
         )
@@ -87,6 +89,8 @@ async def serve(settings: GatewaySettings) -> None:
         async with asyncio.TaskGroup() as tasks:
             following = tasks.create_task(gateway.workers.follow(fleet))
             watching = tasks.create_task(observe(gateway, admin, fleet, placement, lease))
+            reading = tasks.create_task(gateway.tenants.follow())
+            batches = tasks.create_task(carry_out_batches(gateway, app))
 
             async def drain(on: bool) -> None:
                 gateway.draining = on
@@ -95,9 +99,17 @@ async def serve(settings: GatewaySettings) -> None:
             log.info("gateway.serving", address=address, model=gateway.model_name)
             await stop.wait()
             admin.status.set_state("draining")
+            batches.cancel()  # another process goes on with them, or this one when it is back
             await finish_running(gateway, admin.grace_s)
             watching.cancel()
             following.cancel()
+            reading.cancel()
+
+
+async def carry_out_batches(gateway: Gateway, app: ASGIApp) -> None:
+    """Carry out the batches that are kept, if any are, until cancelled."""
+    if gateway.store is not None:
+        await BatchRunner(gateway, app, gateway.store).run()
 
 
 async def observe(
@@ -189,9 +201,13 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _check_exposure(settings: GatewaySettings) -> None:
     """Raises InvalidInput if anyone on the network could use the gateway, and nobody said so."""
-    if settings.no_auth or settings.api_key.get_secret_value() or _is_loopback(settings.host):
+    key = settings.api_key.get_secret_value() or settings.api_keys_file
+    if key or settings.no_auth or _is_loopback(settings.host):
         return
-    fix = f"is required to listen on {settings.host}: set one, or serve everyone with --no-auth"
+    fix = (
+        f"or --api-keys-file is required to listen on {settings.host}: "
+        "set one, or serve everyone with --no-auth"
+    )
     raise InvalidInput("--api-key", fix)
 
 

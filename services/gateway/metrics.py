@@ -1,4 +1,6 @@
-"""What the gateway counts. Labels come from closed sets: route templates, the served model's name, error codes."""
+"""What the gateway counts. Labels come from closed sets: route templates, the served model's name, error codes,
+the tenants that have keys.
+"""
 
 from prometheus_client import Counter, Gauge, Histogram
 
@@ -73,7 +75,14 @@ prompt_tokens_cached = Counter(
     "moesaic_prompt_tokens_cached", "Those of them that workers had computed already", _BY
 )
 generation_tokens = Counter("moesaic_generation_tokens", "Tokens generated", _BY)
+tenant_requests = Counter(
+    "moesaic_tenant_requests", "Requests of each tenant by how they ended", ["tenant", "outcome"]
+)
+tenant_tokens = Counter(
+    "moesaic_tenant_tokens", "Tokens of each tenant's requests", ["tenant", "kind"]
+)  # kind: prompt, output
 inflight = Gauge("moesaic_inflight", "Requests in the house")
+batches = Gauge("moesaic_batches_running", "Batches that this process carries out")
 rejections = Counter("moesaic_admission_rejections", "Requests refused before any work", ["reason"])
 truncations = Counter(
     "moesaic_stream_truncations",

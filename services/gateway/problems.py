@@ -1,5 +1,6 @@
 """Errors as callers see them: one OpenAI-shaped body, one status, headers that say whether a retry helps."""
 
+import math
 import re
 from collections.abc import Sequence
 from http import HTTPStatus
@@ -29,8 +30,8 @@ class RouteNotEnabled(MoesaicError):
     http_status = 404
 
 
-class Body(msgspec.Struct):
-    """The inside of ``{"error": ...}``."""
+class ErrorBody(msgspec.Struct):
+    """What went wrong."""
 
     message: str
     type: str
@@ -38,24 +39,17 @@ class Body(msgspec.Struct):
     code: str | None = None
 
 
-_SCHEMA = {
-    "type": "object",
-    "properties": {"error": msgspec.json.schema_components([Body])[1]["Body"]},
-    "required": ["error"],
-}
-_DOCUMENTED = {"content": {"application/json": {"schema": _SCHEMA}}}
-# For the API's own description; the framework would tell of a 422 that is never sent.
-ERRORS: dict[int | str, dict[str, Any]] = {"default": {"description": "Any error", **_DOCUMENTED}}
-INVALID: dict[int | str, dict[str, Any]] = {
-    400: {"description": "The body cannot be honoured; `param` names the field", **_DOCUMENTED}
-}
+class ErrorReply(msgspec.Struct):
+    """Body of every error."""
+
+    error: ErrorBody
 
 
 class Problem(msgspec.Struct):
     """An error ready to be sent."""
 
     status: int
-    body: Body
+    body: ErrorBody
     retryable: bool = False
     retry_after_s: float | None = None
     allow: str | None = None
@@ -63,17 +57,21 @@ class Problem(msgspec.Struct):
     def response(self) -> Response:
         """The whole HTTP answer."""
         return Response(
-            msgspec.json.encode({"error": self.body}),
+            msgspec.json.encode(ErrorReply(self.body)),
             self.status,
             self.headers(),
             "application/json",
         )
 
     def headers(self) -> dict[str, str]:
-        """``Retry-After`` where waiting helps; ``x-should-retry`` wherever clients would guess."""
+        """``Retry-After`` where waiting helps, also in milliseconds as some clients prefer it; ``x-should-retry``
+        wherever they would guess.
+        """
         headers = {"x-should-retry": "true" if self.retryable else "false"}
         if self.retryable:
-            headers["retry-after"] = str(max(1, round(self.retry_after_s or 1.0)))
+            wait_s = self.retry_after_s or 1.0
+            headers["retry-after"] = str(math.ceil(wait_s))
+            headers["retry-after-ms"] = str(math.ceil(wait_s * 1000))
         if self.status == HTTPStatus.UNAUTHORIZED:
             headers["www-authenticate"] = "Bearer"
         if self.allow:
@@ -91,7 +89,7 @@ def problem_of(error: MoesaicError) -> Problem:
         param = None
     return Problem(
         status,
-        Body(message[:MAX_MESSAGE_CHARS], _type(status), param, error.code),
+        ErrorBody(message[:MAX_MESSAGE_CHARS], _type(status), param, error.code),
         # A caller who gave us a deadline may give another; the gateway knows if something was sent already.
         retryable=error.retryable or status == HTTPStatus.GATEWAY_TIMEOUT,
         retry_after_s=getattr(error, "retry_after_s", None),
@@ -106,7 +104,7 @@ def internal_error(request_id: str) -> Problem:
 
 def problem(status: int, code: str, message: str, *, param: str | None = None) -> Problem:
     """An error that has no exception of its own."""
-    return Problem(status, Body(message, _type(status), param, code))
+    return Problem(status, ErrorBody(message, _type(status), param, code))
 
 
 def invalid_fields(errors: Sequence[Any]) -> InvalidInput:

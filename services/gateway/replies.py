@@ -1,6 +1,6 @@
 """What callers get: the shapes of the answers. Fields that are at their default are left out where clients allow it."""
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from starlette.responses import Response
@@ -136,10 +136,10 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
 
 
 class Envelope(msgspec.Struct, kw_only=True):
-    """An answer or a chunk of one, around its choices."""
+    """An answer or a chunk of one, around its choices, whose type the kinds below tell."""
 
     id: str
-    object: str
+    object: str = ""
     created: int
     model: str
     system_fingerprint: str
@@ -148,6 +148,27 @@ class Envelope(msgspec.Struct, kw_only=True):
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
     moesaic: Provenance | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatCompletion(Envelope, kw_only=True):
+    """Answer of ``/v1/chat/completions``."""
+
+    object: Literal["chat.completion"] = "chat.completion"
+    choices: list[ChatChoice]
+
+
+class ChatCompletionChunk(Envelope, kw_only=True):
+    """One event of a streamed answer of ``/v1/chat/completions``."""
+
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    choices: list[ChatChunkChoice]
+
+
+class Completion(Envelope, kw_only=True):
+    """Answer of ``/v1/completions``, or one event of a streamed one."""
+
+    object: Literal["text_completion"] = "text_completion"
+    choices: list[CompletionChoice]
 
 
 class ClassifiedLabel(msgspec.Struct):

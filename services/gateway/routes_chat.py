@@ -6,16 +6,19 @@ from dataclasses import dataclass
 from fastapi import APIRouter, Request, Response
 
 from moesaic.errors import InvalidInput
+from services.gateway.bad_words import bad_words_of
 from services.gateway.choices import Piece
 from services.gateway.deliver import Choices, Delivery, answer_id, ids_if, token_texts
 from services.gateway.fields import ChatWire
-from services.gateway.gateway import exchange_of, gateway_of
+from services.gateway.gateway import exchange_of, gateway_of, terms_of
 from services.gateway.generation import Answers, Limits, runs_of
 from services.gateway.logprobs import chat_logprobs, prompt_logprobs
-from services.gateway.problems import INVALID
+from services.gateway.openapi import INFERENCE, answers
 from services.gateway.replies import (
     ChatChoice,
     ChatChunkChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
     ChatLogprobs,
     ChatMessage,
     Delta,
@@ -25,7 +28,10 @@ from services.gateway.replies import (
 router = APIRouter()
 
 
-@router.post("/v1/chat/completions", responses=INVALID)
+@router.post(
+    "/v1/chat/completions",
+    responses=answers(ChatCompletion, stream=ChatCompletionChunk, errors=INFERENCE),
+)
 async def create_chat_completion(body: ChatWire, request: Request) -> Response:
     """Answer a conversation."""
     gateway, exchange = gateway_of(request), exchange_of(request)
@@ -41,8 +47,11 @@ async def create_chat_completion(body: ChatWire, request: Request) -> Response:
         gateway.language.max_tokens, body.max_completion_tokens or body.max_tokens, None
     )
     wanted = _top_logprobs(body), body.prompt_logprobs
-    runs = runs_of(body, [prompt], limits, "messages", *wanted)
-    answers = Answers(gateway, exchange, body, runs)
+    terms = terms_of(body, exchange.tenant)
+    bad_words = await bad_words_of(gateway.language, body.bad_words)
+    runs = runs_of(body, [prompt], limits, "messages", *wanted, terms, bad_words)
+    growing = Answers(gateway, exchange, body, runs)
+    exchange.take_tokens(limits.bound * len(runs))
     shape = _ChatShape(body, token_texts(gateway, body))
 
     def of_prompt() -> PromptLogprobs:
@@ -52,7 +61,7 @@ async def create_chat_completion(body: ChatWire, request: Request) -> Response:
     delivery = Delivery(
         gateway,
         body,
-        answers,
+        growing,
         shape,
         answer_id("chatcmpl"),
         deadline,
@@ -72,8 +81,8 @@ def _top_logprobs(body: ChatWire) -> int | None:
 class _ChatShape:
     body: ChatWire
     text_of: Callable[[int], str]
-    whole_object = "chat.completion"
-    chunk_object = "chat.completion.chunk"
+    whole_type = ChatCompletion
+    chunk_type = ChatCompletionChunk
 
     def opening(self) -> Choices:
         """Each choice begins with its role."""

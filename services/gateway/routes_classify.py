@@ -14,7 +14,8 @@ from services.gateway.exchange import Exchange
 from services.gateway.execution import Deadline, Run
 from services.gateway.fields import ClassifyWire, LabelWire, as_list
 from services.gateway.gateway import Gateway, exchange_of, gateway_of, terms_of
-from services.gateway.problems import INVALID, RouteNotEnabled
+from services.gateway.openapi import INFERENCE, answers
+from services.gateway.problems import RouteNotEnabled
 from services.gateway.replies import (
     Classified,
     ClassifiedLabel,
@@ -28,8 +29,8 @@ from services.gateway.replies import (
 router = APIRouter()
 
 
-@router.post("/classify", include_in_schema=False)
-@router.post("/v1/classify", responses=INVALID)
+@router.post("/classify", responses=answers(Classified, errors=INFERENCE))
+@router.post("/v1/classify", responses=answers(Classified, errors=INFERENCE))
 async def classify(body: ClassifyWire, request: Request) -> Response:
     """Say which of the given labels fits each text best, and how likely each is."""
     gateway, exchange = gateway_of(request), exchange_of(request)
@@ -40,9 +41,10 @@ async def classify(body: ClassifyWire, request: Request) -> Response:
     deadline = gateway.deadline(request, body)
     labels = [_label(label) for label in body.labels]
     form, prompts = await gateway.language.off_loop(_ask, gateway, body, labels)
-    work, terms = _scoring(form), terms_of(body)
+    work, terms = _scoring(form), terms_of(body, exchange.tenant)
     runs = [Run(prompt, work, terms) for prompt in prompts]
     exchange.prompt_tokens = sum(map(len, prompts))
+    exchange.take_tokens(0)
     answer = _classify(gateway, exchange, body, form, runs, deadline)
     return reply(await while_connected(request.receive, answer))
 

@@ -6,22 +6,23 @@ from dataclasses import dataclass, field
 from fastapi import APIRouter, Request, Response
 
 from moesaic.errors import InvalidInput
+from services.gateway.bad_words import bad_words_of
 from services.gateway.choices import Piece
 from services.gateway.deliver import Choices, Delivery, answer_id, ids_if, token_texts
 from services.gateway.execution import Run
 from services.gateway.fields import CompletionWire
-from services.gateway.gateway import Gateway, exchange_of, gateway_of
+from services.gateway.gateway import Gateway, exchange_of, gateway_of, terms_of
 from services.gateway.generation import Answers, Limits, runs_of
 from services.gateway.logprobs import completion_logprobs, echoed_logprobs, prompt_logprobs
-from services.gateway.problems import INVALID
-from services.gateway.replies import CompletionChoice, CompletionLogprobs
+from services.gateway.openapi import INFERENCE, answers
+from services.gateway.replies import Completion, CompletionChoice, CompletionLogprobs
 
 DEFAULT_MAX_TOKENS = 16
 
 router = APIRouter()
 
 
-@router.post("/v1/completions", responses=INVALID)
+@router.post("/v1/completions", responses=answers(Completion, stream=Completion, errors=INFERENCE))
 async def create_completion(body: CompletionWire, request: Request) -> Response:
     """Continue one or more prompts."""
     gateway, exchange = gateway_of(request), exchange_of(request)
@@ -30,11 +31,15 @@ async def create_completion(body: CompletionWire, request: Request) -> Response:
     deadline = gateway.deadline(request, body)
     prompts = await gateway.language.off_loop(_encode, gateway, body)
     limits = Limits(gateway.language.max_tokens, body.max_tokens, DEFAULT_MAX_TOKENS)
-    runs = runs_of(body, prompts, limits, "prompt", body.logprobs, _prompt_logprobs(body))
-    answers = Answers(gateway, exchange, body, runs)
+    wanted = body.logprobs, _prompt_logprobs(body)
+    terms = terms_of(body, exchange.tenant)
+    bad_words = await bad_words_of(gateway.language, body.bad_words)
+    runs = runs_of(body, prompts, limits, "prompt", *wanted, terms, bad_words)
+    growing = Answers(gateway, exchange, body, runs)
+    exchange.take_tokens(limits.bound * len(runs))
     echoes = await gateway.language.off_loop(_echoes, gateway, body, prompts) if body.echo else None
     shape = _CompletionShape(body, runs, echoes, token_texts(gateway, body))
-    delivery = Delivery(gateway, body, answers, shape, answer_id("cmpl"), deadline)
+    delivery = Delivery(gateway, body, growing, shape, answer_id("cmpl"), deadline)
     return await delivery.respond(request)
 
 
@@ -79,8 +84,8 @@ class _CompletionShape:
     echoes: list[str] | None
     text_of: Callable[[int], str]
     begun: dict[int, int] = field(default_factory=dict)  # characters of each choice that were sent
-    whole_object = "text_completion"
-    chunk_object = "text_completion"
+    whole_type = Completion
+    chunk_type = Completion
 
     def opening(self) -> Choices:
         """Nothing: what precedes a choice is in its first chunk."""

@@ -1,35 +1,71 @@
 """What there is to know of the served model: ``/v1/models``, ``/tokenize``, ``/detokenize``, ``/version``."""
 
-from typing import Any
+from typing import Literal
 
-from fastapi import APIRouter, Request
+import msgspec
+from fastapi import APIRouter, Request, Response
 
 import moesaic
 from moesaic.errors import InvalidInput, ModelNotFound
 from services.gateway.fields import DetokenizeWire, TokenizeWire
 from services.gateway.gateway import Gateway, exchange_of, gateway_of
-from services.gateway.problems import INVALID
+from services.gateway.openapi import READS_BODY, answers
+from services.gateway.replies import reply
 
 router = APIRouter()
 
 
-@router.get("/v1/models")
-async def list_models(request: Request) -> dict[str, Any]:
+class ModelCard(msgspec.Struct, kw_only=True):
+    """A served model."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "moesaic"
+    root: str
+    parent: None = None
+    max_model_len: int
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    """The served models."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class Tokenized(msgspec.Struct):
+    """Token ids of a text, and each of them as text if asked for."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Detokenized(msgspec.Struct):
+    """The text of token ids."""
+
+    prompt: str
+
+
+@router.get("/v1/models", responses=answers(ModelList))
+async def list_models(request: Request) -> Response:
     """The served model."""
-    return {"object": "list", "data": [_card(gateway_of(request))]}
+    return reply(ModelList(data=[_card(gateway_of(request))]))
 
 
-@router.get("/v1/models/{model_id:path}")
-async def retrieve_model(model_id: str, request: Request) -> dict[str, Any]:
+@router.get("/v1/models/{model_id:path}", responses=answers(ModelCard, errors=(404,)))
+async def retrieve_model(model_id: str, request: Request) -> Response:
     """The served model, by name."""
     gateway = gateway_of(request)
     if model_id != gateway.model_name:
         raise ModelNotFound(model_id[:200], gateway.model_name)
-    return _card(gateway)
+    return reply(_card(gateway))
 
 
-@router.post("/tokenize", responses=INVALID)
-async def tokenize(body: TokenizeWire, request: Request) -> dict[str, Any]:
+@router.post("/tokenize", responses=answers(Tokenized, errors=(*READS_BODY, 404)))
+async def tokenize(body: TokenizeWire, request: Request) -> Response:
     """Token ids of a prompt or of messages."""
     gateway = gateway_of(request)
     gateway.check(exchange_of(request), body)
@@ -49,16 +85,11 @@ async def tokenize(body: TokenizeWire, request: Request) -> dict[str, Any]:
     strings = (
         [language.token_text(token_id) for token_id in tokens] if body.return_token_strs else None
     )
-    return {
-        "count": len(tokens),
-        "max_model_len": language.max_tokens,
-        "tokens": tokens,
-        "token_strs": strings,
-    }
+    return reply(Tokenized(len(tokens), language.max_tokens, tokens, strings))
 
 
-@router.post("/detokenize", responses=INVALID)
-async def detokenize(body: DetokenizeWire, request: Request) -> dict[str, Any]:
+@router.post("/detokenize", responses=answers(Detokenized, errors=(*READS_BODY, 404)))
+async def detokenize(body: DetokenizeWire, request: Request) -> Response:
     """The text of token ids."""
     gateway = gateway_of(request)
     gateway.check(exchange_of(request), body)
@@ -68,7 +99,7 @@ async def detokenize(body: DetokenizeWire, request: Request) -> dict[str, Any]:
     text = await language.off_loop(
         language.tokenizer.decode, body.tokens, skip_special_tokens=False
     )
-    return {"prompt": text}
+    return reply(Detokenized(text))
 
 
 @router.get("/version")
@@ -77,13 +108,10 @@ async def version() -> dict[str, str]:
     return {"version": moesaic.__version__}
 
 
-def _card(gateway: Gateway) -> dict[str, Any]:
-    return {
-        "id": gateway.model_name,
-        "object": "model",
-        "created": gateway.created,
-        "owned_by": "moesaic",
-        "root": gateway.model_name,
-        "parent": None,
-        "max_model_len": gateway.language.max_tokens,
-    }
+def _card(gateway: Gateway) -> ModelCard:
+    return ModelCard(
+        id=gateway.model_name,
+        created=gateway.created,
+        root=gateway.model_name,
+        max_model_len=gateway.language.max_tokens,
+    )

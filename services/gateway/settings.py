@@ -16,7 +16,12 @@ class GatewaySettings(ServiceSettings):
     )
     port: int = Field(8000, ge=0, le=65535, description="REST port; 0 takes a free one")
     api_key: SecretStr = Field(
-        SecretStr(""), description="key that REST callers must send; required beyond loopback"
+        SecretStr(""),
+        description="key of all rights; one, or --api-keys-file, is required beyond loopback",
+    )
+    api_keys_file: str = Field(
+        "",
+        description="JSON file of tenants with their keys' digests, scopes and limits; read again on change",
     )
     no_auth: bool = Field(False, description="serve beyond loopback without a key")
     max_body_bytes: int = Field(4 << 20, ge=1024, le=1 << 30, description="largest request body")
@@ -31,4 +36,17 @@ class GatewaySettings(ServiceSettings):
     )
     keep_alive_s: float = Field(
         15.0, gt=0, le=600, description="silence after which a stream gets a comment line"
+    )
+    files_dir: str = Field(
+        "",
+        description="directory for /v1/files and /v1/batches, which gateways may share; empty turns them off",
+    )
+    files_quota_bytes: int = Field(
+        10 << 30, ge=1 << 20, le=1 << 60, description="what files and batches of a tenant may take"
+    )
+    files_keep_days: float = Field(
+        30.0, gt=0, le=3650, description="how long files and batches that have ended are kept"
+    )
+    batch_max_inflight: int = Field(
+        16, ge=1, le=4096, description="requests of all batches at once; others go first anyway"
     )

@@ -10,10 +10,8 @@ from services.gateway.fields import Wire
 log = structlog.get_logger()
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "allowed_token_ids": ([],),
     "audio": (),
-    "bad_words": ([],),
-    "best_of": (1,),
+    "best_of": (),  # n
     "chat_template": (),
     "continue_final_message": (False,),
     "function_call": ("none",),
@@ -37,8 +35,9 @@ def check_extras(body: Wire) -> None:
     """
     extras = body.model_extra or {}
     for name, value in extras.items():
-        if name in _NEUTRAL and value is not None and value not in _NEUTRAL[name]:
-            neutral = " or ".join(repr(v) for v in _NEUTRAL[name])
+        values = (getattr(body, "n", 1),) if name == "best_of" else _NEUTRAL.get(name)
+        if values is not None and value is not None and value not in values:
+            neutral = " or ".join(map(repr, values))
             fix = f"is not supported yet; leave it out{f' or send {neutral}' if neutral else ''}"
             raise InvalidInput(name, fix, code="unsupported_parameter")
     if unknown := sorted(name[:60] for name in extras if name not in _NEUTRAL)[:20]:

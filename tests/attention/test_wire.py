@@ -32,6 +32,28 @@ GENERATION = {"max_tokens": 4}
             {"token_ids": [5], "generation": {"sampling": {"presence_penalty": float("nan")}}},
             "sampling",
         ),
+        (
+            {"token_ids": [5], "generation": {"sampling": {"allowed_token_ids": [160]}}},
+            "allowed_token_ids",
+        ),
+        (
+            {"token_ids": [5], "generation": {"sampling": {"bad_words": [{"token_ids": [160]}]}}},
+            "bad_words",
+        ),
+        (
+            {
+                "token_ids": [5],
+                "generation": {"sampling": {"allowed_token_ids": [1]}, "min_tokens": 1},
+            },
+            "min_tokens",
+        ),
+        (
+            {
+                "token_ids": [5],
+                "generation": {"sampling": {"allowed_token_ids": [1]}, "grammar": {"regex": "a"}},
+            },
+            "allowed_token_ids",
+        ),
         ({"token_ids": [5], "generation": {"num_resumed_tokens": 2}}, "num_resumed_tokens"),
         ({"token_ids": [5], "scoring": {"candidates": [{"token_ids": [160]}]}}, "labels"),
         ({"token_ids": [5]}, "work"),

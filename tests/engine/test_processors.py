@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from transformers import (
     LogitsProcessor,
     MinNewTokensLengthLogitsProcessor,
+    NoBadWordsLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
 )
@@ -43,8 +44,17 @@ def reference(logits: list[float], answer: Answer) -> list[float]:
         value -= how.frequency_penalty * said[token]
         value -= how.presence_penalty if token in said else 0.0
         early = answer.num_generated < answer.work.min_tokens
-        changed.append(-math.inf if early and token in answer.work.stop_token_ids else value)
-    return changed
+        masked = early and token in answer.work.stop_token_ids
+        masked |= bool(how.allowed_token_ids) and token not in how.allowed_token_ids
+        changed.append(-math.inf if masked else value)
+    complete = {
+        word[-1]
+        for word in how.bad_words
+        if answer.answer[len(answer.answer) - len(word) + 1 :] == list(word[:-1])
+        and len(answer.answer) >= len(word) - 1
+    }
+    clean = [-math.inf if token in complete else value for token, value in enumerate(changed)]
+    return changed if max(clean) == -math.inf else clean
 
 
 @st.composite
@@ -55,6 +65,8 @@ def answers(draw: st.DrawFn) -> Answer:
         presence_penalty=draw(PENALTY),
         frequency_penalty=draw(PENALTY),
         logit_bias=tuple(draw(st.dictionaries(TOKEN, PENALTY, max_size=4)).items()),
+        allowed_token_ids=tuple(draw(st.just(set()) | st.sets(TOKEN, min_size=1, max_size=9))),
+        bad_words=tuple(draw(st.lists(st.tuples(TOKEN) | st.tuples(TOKEN, TOKEN), max_size=6))),
     )
     return answer_of(
         prompt,
@@ -93,6 +105,10 @@ def test_every_row_gets_what_its_request_asks_for(batch: list[Answer], seed: int
             SequenceBiasLogitsProcessor({(4,): 2.5, (9,): -100.0}),
         ),
         (
+            {"sampling": Sampling(bad_words=((7,), (1, 11), (5, 1, 4)))},
+            NoBadWordsLogitsProcessor([[7], [1, 11], [5, 1, 4]], eos_token_id=0),
+        ),
+        (
             {"min_tokens": 3, "stop_token_ids": frozenset({2, 5})},
             MinNewTokensLengthLogitsProcessor(3, 3, [2, 5]),
         ),
@@ -108,6 +124,16 @@ def test_transformers_agrees(
     ours = process(logits, [answer])
 
     torch.testing.assert_close(ours, theirs(torch.tensor([answer.tokens]), logits.clone()))
+
+
+def test_bad_words_yield_where_nothing_else_is_left() -> None:
+    asked = Sampling(allowed_token_ids=(3, 5), bad_words=((3,), (5, 5)))
+    logits = torch.zeros(2, VOCAB)
+
+    first, after = process(logits, [answer_of([5], said, sampling=asked) for said in ([], [5])])
+
+    assert first.isfinite().nonzero().flatten().tolist() == [5]
+    assert after.isfinite().nonzero().flatten().tolist() == [3, 5]
 
 
 def test_requests_that_ask_for_nothing_cost_nothing() -> None:

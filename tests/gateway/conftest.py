@@ -22,7 +22,7 @@ from moesaic.v1 import attention_pb2_grpc
 from services.gateway.app import make_app
 from services.gateway.gateway import Gateway
 from services.gateway.language import Language
-from services.gateway.main import http_server
+from services.gateway.main import carry_out_batches, http_server
 from services.gateway.settings import GatewaySettings
 
 MAX_POSITIONS = 256
@@ -226,20 +226,23 @@ def open_house(model_directory: Path, language: Language) -> OpenHouse:
     async def opened(*scripts: Script, **settings: Any) -> AsyncIterator[House]:
         told = GatewaySettings(model=str(model_directory), port=0, **settings)
         gateway, fleet = Gateway(told, language), ListedFleet()
+        app = make_app(gateway)
         async with AsyncExitStack() as parts:
             logs = parts.enter_context(capture_logs())
-            address = await parts.enter_async_context(http_server(told, make_app(gateway)))
+            address = await parts.enter_async_context(http_server(told, app))
             url = f"http://{address}"
             client = await parts.enter_async_context(httpx.AsyncClient(base_url=url, timeout=30))
             house = House(gateway, fleet, [], url, client, logs)
             following = asyncio.create_task(gateway.workers.follow(fleet))
+            carrying = asyncio.create_task(carry_out_batches(gateway, app))
             try:
                 for script in scripts:
                     await house.add(script)
                 yield house
             finally:
                 following.cancel()
-                await asyncio.gather(following, return_exceptions=True)
+                carrying.cancel()
+                await asyncio.gather(following, carrying, return_exceptions=True)
                 for worker in house.workers:
                     await worker.kill()
 

@@ -241,3 +241,15 @@ async def test_request_ids_are_adopted_or_replaced(open_house, scripts) -> None:
 
         assert (await sent("abc-1.2_3")).headers["x-request-id"] == "abc-1.2_3"
         assert (await sent("with space")).headers["x-request-id"].startswith("req-")
+
+
+async def test_words_to_avoid_are_sent_as_the_tokens_that_make_them(open_house, scripts) -> None:
+    body = {"prompt": "hello", "bad_words": ["music", "no"], "allowed_token_ids": [7, 9], "n": 2}
+    async with open_house(scripts.says("yes")) as house:
+        response = await house.client.post("/v1/completions", json={**body, "best_of": 2})
+        sampling = house.workers[0].submits[0].generation.sampling
+
+    assert response.status_code == 200, response.text
+    ways = ["music", " music", "no", " no"]
+    assert [list(word.token_ids) for word in sampling.bad_words] == [scripts.ids(w) for w in ways]
+    assert list(sampling.allowed_token_ids) == [7, 9]

@@ -74,6 +74,12 @@ BAD_FIELDS = [
     ("chat", {**CHAT, "repetition_penalty": 0}, "repetition_penalty", "invalid_request"),
     ("chat", {**CHAT, "logit_bias": {"5": 101}}, "logit_bias.5", "invalid_request"),
     ("chat", {**CHAT, "logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias", "invalid_request"),
+    ("chat", {**CHAT, "best_of": 2}, "best_of", "unsupported_parameter"),
+    ("chat", {**CHAT, "n": 2, "best_of": 3}, "best_of", "unsupported_parameter"),
+    ("chat", {**CHAT, "bad_words": [""]}, "bad_words[0]", "invalid_request"),
+    ("chat", {**CHAT, "bad_words": ["a"] * 129}, "bad_words", "invalid_request"),
+    ("chat", {**CHAT, "allowed_token_ids": [-1]}, "allowed_token_ids[0]", "invalid_request"),
+    ("chat", {**CHAT, "allowed_token_ids": [5], "guided_regex": "a"}, "allowed_token_ids", "invalid_request"),
     ("chat", {**CHAT, "chat_template": "{{ 1 }}"}, "chat_template", "unsupported_parameter"),
     ("chat", {**CHAT, "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages", "invalid_request"),
     ("chat", {"messages": IMAGE}, "messages[0].content", "unsupported_parameter"),
@@ -175,23 +181,6 @@ async def test_broken_json_is_told_where_it_breaks(open_house, scripts) -> None:
     assert re.search(r" at line 2 column \d+$", error["message"])
 
 
-async def test_every_post_documents_400_and_never_422(open_house) -> None:
-    async with open_house() as house:
-        paths = (await house.client.get("/openapi.json")).json()["paths"]
-
-    posts = [methods["post"]["responses"] for methods in paths.values() if "post" in methods]
-    assert len(posts) == 5
-    for responses in posts:
-        schema = responses["400"]["content"]["application/json"]["schema"]
-        assert sorted(schema["properties"]["error"]["properties"]) == [
-            "code",
-            "message",
-            "param",
-            "type",
-        ]
-    assert "422" not in json.dumps(paths)
-
-
 async def test_a_form_post_is_told_the_content_type(open_house, scripts) -> None:
     async with open_house(scripts.says("yes")) as house:
         response = await house.client.post("/v1/chat/completions", data={"a": "b"})
@@ -217,9 +206,9 @@ async def test_a_body_over_the_limit_is_refused_whether_announced_or_not(
 
 async def test_a_key_is_needed_everywhere_but_for_probes(open_house, scripts) -> None:
     async with open_house(scripts.says("yes"), api_key="k1") as house:
-        for path in ("/livez", "/readyz", "/health", "/metrics"):
+        for path in ("/livez", "/readyz", "/health"):
             assert (await house.client.get(path)).status_code == 200
-        for path in ("/v1/models", "/version", "/nowhere", "/openapi.json", "/docs"):
+        for path in ("/v1/models", "/version", "/nowhere", "/openapi.json", "/docs", "/metrics"):
             response = await house.client.get(path)
             assert response.status_code == 401
             assert error_of(response)["code"] == "invalid_api_key"

@@ -37,6 +37,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     [
         (["--host", "0.0.0.0", "--advertise-host", "127.0.0.1"], "--no-auth"),
         (["--port", "{taken}"], "--port"),
+        (["--port", "0", "--api-keys-file", "nowhere.json"], "--api-keys-file"),
         (["--redis-url", "http://nowhere", "--port", "0"], "--redis-url"),
     ],
 )

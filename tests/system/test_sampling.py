@@ -45,6 +45,20 @@ def test_penalties_keep_an_answer_from_repeating_itself(local: Any) -> None:
     assert plain[0] not in banned["choices"][0]["token_ids"]
 
 
+def test_an_answer_has_allowed_tokens_only_and_no_bad_words(local: Any) -> None:
+    asked = {"prompt": PROMPT, "max_tokens": 20, "temperature": 0, "ignore_eos": True}
+    asked["return_token_ids"] = True
+
+    plain = post(local, "/v1/completions", **asked)["choices"][0]
+    word = plain["text"].split()[1]
+    without = post(local, "/v1/completions", **asked, bad_words=[word])["choices"][0]
+    some = sorted(set(without["token_ids"]))[:5]
+    allowed = post(local, "/v1/completions", **asked, allowed_token_ids=some)["choices"][0]
+
+    assert word not in without["text"].split()
+    assert set(allowed["token_ids"]) <= set(some)
+
+
 def test_an_answer_has_the_structure_asked_for(local: Any) -> None:
     schema = {
         "type": "object",

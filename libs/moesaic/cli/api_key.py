@@ -1,10 +1,12 @@
-"""The key that REST callers send, and when a gateway must not do without one."""
+"""The keys that REST callers send, and when a gateway must not do without one."""
 
 import ipaddress
+from pathlib import Path
 
 from moesaic.cli.outcome import CommandError, Exit
 
 API_KEY_VARIABLE = "MOESAIC_API_KEY"
+KEYS_FILE_VARIABLE = "MOESAIC_API_KEYS_FILE"
 
 
 def checked_api_key(key: str) -> str:
@@ -20,18 +22,37 @@ def checked_api_key(key: str) -> str:
     )
 
 
-def check_exposure(host: str, api_key: str, no_auth: bool) -> None:
+def check_exposure(host: str, wants_key: bool, no_auth: bool) -> None:
     """Make sure that nobody opens a gateway to the network without meaning to.
 
     Raises:
         CommandError: ``host`` is not loopback, there is no key, and nobody asked for that.
     """
-    if not (api_key or no_auth or _is_loopback(host)):
+    if not (wants_key or no_auth or _is_loopback(host)):
         raise CommandError(
             f"--host {host}: others could use the gateway; set {API_KEY_VARIABLE} to the key they "
-            "must send, or serve everyone with --no-auth",
+            "must send, name the keys of several tenants with --api-keys-file, or serve everyone "
+            "with --no-auth",
             Exit.USAGE,
         )
+
+
+def checked_keys_file(path: str) -> str:
+    """Where the file of keys is, for processes in any directory; empty if there is none.
+
+    Raises:
+        CommandError: it is not what it must be.
+    """
+    if not path:
+        return ""
+    from moesaic.api_keys import read_api_keys
+    from moesaic.errors import InvalidInput
+
+    try:
+        read_api_keys(Path(path))
+    except InvalidInput as error:
+        raise CommandError(str(error), Exit.USAGE) from error
+    return str(Path(path).absolute())
 
 
 def _is_loopback(host: str) -> bool:

@@ -6,12 +6,11 @@ from typing import Any
 
 import httpx
 
+from moesaic.cli.asking import post_json
 from moesaic.cli.gateway_client import client_settings, problem_of
 from moesaic.cli.rows import BadRow, Row
 
-RETRY_WAITS_S = (0.5, 1.0, 2.0)
-LONGEST_WAIT_S = 10.0
-BUSY_STATUSES = frozenset({429, 503})
+MAX_TRIES = 4
 
 Result = dict[str, Any]
 
@@ -58,34 +57,18 @@ def _failed(row: Row | BadRow, code: object, message: str) -> Result:
 
 
 async def _classify(client: httpx.AsyncClient, row: Row, request: dict[str, Any]) -> Result:
-    """Classify one row; a busy or restarting gateway is asked again, as nothing is changed by it."""
+    """Classify one row."""
     body = {**request, "input": row.text, "labels": list(row.labels)}
-    for waits_s in (*RETRY_WAITS_S, None):
-        try:
-            response = await client.post("/v1/classify", json=body)
-        except httpx.HTTPError as error:
-            failure = _failed(row, "unreachable", str(error) or type(error).__name__)
-        except UnicodeEncodeError:  # JSON can escape half a character, UTF-8 has no bytes for it
-            return _failed(row, "invalid_row", "its text or labels hold half a surrogate pair")
-        else:
-            if response.is_success:
-                return _result(row, response)
-            problem = problem_of(response)
-            failure = _failed(row, problem["code"], problem["message"])
-            if response.status_code not in BUSY_STATUSES:
-                return failure
-            waits_s = waits_s and _wait_s(response, waits_s)
-        if waits_s is not None:
-            await asyncio.sleep(waits_s)
-    return failure
-
-
-def _wait_s(response: httpx.Response, otherwise_s: float) -> float:
-    """How long the server asks to wait, within reason."""
     try:
-        return min(float(response.headers["Retry-After"]), LONGEST_WAIT_S)
-    except (KeyError, ValueError):
-        return otherwise_s
+        response = await post_json(client, "/v1/classify", body, MAX_TRIES)
+    except httpx.HTTPError as error:
+        return _failed(row, "unreachable", str(error) or type(error).__name__)
+    except UnicodeEncodeError:  # JSON can escape half a character, UTF-8 has no bytes for it
+        return _failed(row, "invalid_row", "its text or labels hold half a surrogate pair")
+    if not response.is_success:
+        problem = problem_of(response)
+        return _failed(row, problem["code"], problem["message"])
+    return _result(row, response)
 
 
 def _result(row: Row, response: httpx.Response) -> Result:

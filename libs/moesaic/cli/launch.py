@@ -24,6 +24,7 @@ from moesaic.cli.suite import Service, SuiteOptions, services_of, url_of
 from moesaic.cli.supervisor import ServiceFailed, Supervisor
 
 NAME_WIDTH = 12
+FILES_VARIABLE = "MOESAIC_FILES_DIR"
 
 OnReady = Callable[[SuiteState], None]
 
@@ -91,6 +92,7 @@ class _Suite:
         # Through the environment: flags can be read by every user of the machine.
         environment = {
             **os.environ,
+            FILES_VARIABLE: os.environ.get(FILES_VARIABLE) or str(self._file.directory / "files"),
             API_KEY_VARIABLE: self._api_key,
             "MOESAIC_REDIS_URL": redis_url,
             "MOESAIC_SECRET": os.environ.get("MOESAIC_SECRET") or secrets.token_hex(32),

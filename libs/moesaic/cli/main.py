@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from moesaic.cli import bench, classify, doctor, generate, serve, status, up
+from moesaic.cli import api_keys, bench, classify, doctor, generate, run_batch, serve, status, up
 from moesaic.cli.console import say
 from moesaic.cli.outcome import CommandError, Exit
 from moesaic.errors import MoesaicError
@@ -23,8 +23,10 @@ app.command()(up.down)
 app.command()(status.status)
 app.command()(classify.classify)
 app.command()(generate.generate)
+app.command()(run_batch.run_batch)
 app.command()(doctor.doctor)
 app.command()(bench.bench)
+app.add_typer(api_keys.app, name="api-key")
 app.command(context_settings=PASS_THROUGH)(serve.serve)
 
 

@@ -27,6 +27,7 @@ class SuiteOptions:
     host: str
     port: int
     api_key: str = field(default="", repr=False)
+    api_keys_file: str = ""
     no_auth: bool = False
 
 
@@ -82,8 +83,10 @@ def services_of(options: SuiteOptions, num_experts: int, cores: int) -> list[Ser
     dispatch = "routed" if routed else "local"
     numbers = range(options.attention)
     services += [computing("attention", n, "--dispatch", dispatch) for n in numbers]
-    no_auth = ("--no-auth",) if options.no_auth else ()
-    flags = ("--port", str(options.port), "--model", options.model, *no_auth)
+    auth = ["--no-auth"] if options.no_auth else []
+    if options.api_keys_file:
+        auth += ["--api-keys-file", options.api_keys_file]
+    flags = ("--port", str(options.port), "--model", options.model, *auth)
     return [*services, _service("gateway", "gateway", *flags, host=options.host)]
 
 

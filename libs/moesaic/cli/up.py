@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from moesaic.cli.api_key import API_KEY_VARIABLE, check_exposure, checked_api_key
+from moesaic.cli.api_key import (
+    API_KEY_VARIABLE,
+    KEYS_FILE_VARIABLE,
+    check_exposure,
+    checked_api_key,
+    checked_keys_file,
+)
 from moesaic.cli.console import print_json, say
 from moesaic.cli.options import JsonOption
 from moesaic.cli.outcome import CommandError, Exit
@@ -64,6 +70,13 @@ def up(
             help="Key that callers must send; better given by the variable, which others cannot see.",
         ),
     ] = "",
+    api_keys_file: Annotated[
+        str,
+        typer.Option(
+            envvar=KEYS_FILE_VARIABLE,
+            help="File of tenants with their keys and limits, made by 'moesaic api-key new'.",
+        ),
+    ] = "",
     no_auth: Annotated[
         bool,
         typer.Option(
@@ -85,7 +98,8 @@ def up(
     if topology == "local" and (experts or slots_per_layer):
         flag = "--experts" if experts else "--slots-per-layer"
         raise CommandError(f"{flag}: the local topology has no expert workers", Exit.USAGE)
-    check_exposure(host, checked_api_key(api_key), no_auth)
+    wants_key = bool(checked_api_key(api_key) or api_keys_file)
+    check_exposure(host, wants_key, no_auth)
     options = SuiteOptions(
         topology=topology,
         model=model,
@@ -95,6 +109,7 @@ def up(
         host=host,
         port=port or free_ports(1)[0],
         api_key=api_key,
+        api_keys_file=checked_keys_file(api_keys_file),
         no_auth=no_auth,
     )
     started = time.monotonic()
@@ -104,7 +119,7 @@ def up(
             print_json(ready_facts(state))
         else:
             took_s = time.monotonic() - started
-            print(ready_text(state, took_s, detached=detach, wants_key=bool(api_key)), flush=True)
+            print(ready_text(state, took_s, detached=detach, wants_key=wants_key), flush=True)
 
     if detach:
         from moesaic.cli.background import start_in_background
@@ -146,6 +161,8 @@ def command_flags(options: "SuiteOptions", timeout: float) -> list[str]:
         flags["--experts"] = options.experts
         if options.slots_per_layer:
             flags["--slots-per-layer"] = options.slots_per_layer
+    if options.api_keys_file:
+        flags["--api-keys-file"] = options.api_keys_file
     no_auth = ["--no-auth"] if options.no_auth else []
     return [*(str(part) for flag in flags.items() for part in flag), *no_auth]
 

@@ -1,5 +1,5 @@
 """What requests ask of their logits before a token is picked: biases, penalties, no early end, a
-grammar.
+grammar, some tokens only, no bad words.
 
 Batched: a step costs a few operations on the tokens that are concerned, and nothing when no request
 asks. What was said before is counted once and kept from step to step.
@@ -24,6 +24,8 @@ class LogitState:
         bias = work.sampling.logit_bias
         self.bias_ids = torch.tensor([token for token, _ in bias], dtype=torch.int64, device=device)
         self.bias = torch.tensor([value for _, value in bias], device=device)
+        allowed = work.sampling.allowed_token_ids
+        self.allowed_ids = torch.tensor(allowed, dtype=torch.int64, device=device)
         self.end_ids = torch.tensor(sorted(work.stop_token_ids), dtype=torch.int64, device=device)
         self.matcher = work.grammar.matcher() if work.grammar is not None else None
         self.ids, self.counts = array("q"), array("f")
@@ -47,7 +49,9 @@ def process(logits: Tensor, answers: Sequence[Answer]) -> Tensor:
     """Change the logits as each row's request asks.
 
     Biases come first, then the repetition penalty, which is a factor, then the other two, which are
-    subtracted; then end tokens are masked until ``min_tokens``, and what does not fit the grammar.
+    subtracted; then end tokens are masked until ``min_tokens``, what is not among the allowed
+    tokens, what does not fit the grammar, and what would complete a bad word, as long as anything
+    is left.
 
     Args:
         logits: float32 ``[R, V]``; not changed.
@@ -66,14 +70,21 @@ def process(logits: Tensor, answers: Sequence[Answer]) -> Tensor:
     for row, answer, state in states:
         if answer.num_generated < answer.work.min_tokens:
             logits[row, state.end_ids] = -torch.inf
+        if len(state.allowed_ids):
+            kept = logits[row, state.allowed_ids]
+            logits[row] = -torch.inf
+            logits[row, state.allowed_ids] = kept
     _mask(logits, states)
+    for row, answer, _ in states:
+        if answer.work.sampling.bad_words:
+            _avoid(logits[row], answer)
     return logits
 
 
 def _asks(answer: Answer) -> bool:
     how = answer.work.sampling
     return (
-        bool(how.logit_bias)
+        bool(how.logit_bias or how.allowed_token_ids or how.bad_words)
         or how.penalises
         or answer.num_generated < answer.work.min_tokens
         or answer.work.grammar is not None
@@ -117,6 +128,20 @@ def _penalise(logits: Tensor, rows: Sequence[tuple[int, Answer, LogitState]]) ->
     found = logits[at, ids]
     found = torch.where(found > 0, found / repetition, found * repetition)
     logits[at, ids] = found - frequency * said - presence * (said > 0)
+
+
+def _avoid(row: Tensor, answer: Answer) -> None:
+    """Mask the last tokens of those bad words whose others the answer ends with."""
+    said = answer.answer
+    last = [
+        word[-1]
+        for word in answer.work.sampling.bad_words
+        if len(word) == 1 or said[1 - len(word) :] == list(word[:-1])
+    ]
+    if last:
+        without = row.index_fill(0, torch.tensor(last, device=row.device), -torch.inf)
+        if not bool(without.isneginf().all()):
+            row.copy_(without)
 
 
 def _mask(logits: Tensor, rows: Sequence[tuple[int, Answer, LogitState]]) -> None:

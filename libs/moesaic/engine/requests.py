@@ -32,6 +32,8 @@ class Sampling:
     presence_penalty: float = 0.0  # against every token of the answer
     frequency_penalty: float = 0.0  # the same, once for each time it occurs
     logit_bias: tuple[tuple[int, float], ...] = ()  # token id, what is added to its logit
+    allowed_token_ids: tuple[int, ...] = ()  # nothing else is picked; none: everything may be
+    bad_words: tuple[tuple[int, ...], ...] = ()  # not in the answer, unless nothing else could be
 
     @property
     def penalises(self) -> bool:

@@ -1,0 +1,82 @@
+"""The results written so far: a beginning of the output, to which a later run goes on adding."""
+
+import os
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from types import TracebackType
+
+from moesaic.batch.requests import Line
+from moesaic.batch.results import Result, Tally, decode_result
+
+
+class Journal:
+    """A file of results, in the order of the input. One process writes it at a time.
+
+    Attributes:
+        tally: of all results in it.
+        num_bytes: its size.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a+b")
+        self.tally = Tally()
+        self.num_bytes = 0
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+    def resume(self, lines: Iterator[Line]) -> Iterator[Line]:
+        """Count what is there, and give the lines that have no result yet.
+
+        What does not belong to the line that it stands for, such as half a line after a crash, is cut off with
+        everything behind it: those requests are made again.
+        """
+        self.tally, self.num_bytes = Tally(), 0
+        self._file.seek(0)
+        rest: Iterator[Line] = lines
+        for line in lines:
+            found = self._file.readline()
+            if not _is_result_of(line, found, self.tally):
+                rest = chain([line], lines)
+                break
+            self.num_bytes += len(found)
+        self._file.truncate(self.num_bytes)
+        self._file.seek(self.num_bytes)
+        return rest
+
+    def write(self, results: Sequence[Result]) -> None:
+        """Add results; what this process dies of does not take them away."""
+        encoded = b"".join(result.encode() for result in results)
+        self._file.write(encoded)
+        self._file.flush()
+        self.num_bytes += len(encoded)
+        for result in results:
+            self.tally.add(result)
+
+    def fileno(self) -> int:
+        """The file, for a lock on it."""
+        return self._file.fileno()
+
+    def sync(self) -> None:
+        """Keep what is written over a loss of power, too."""
+        os.fsync(self.fileno())
+
+
+def _is_result_of(line: Line, found: bytes, tally: Tally) -> bool:
+    try:
+        result = decode_result(found)
+    except ValueError:
+        return False
+    if result.custom_id != line.custom_id:
+        return False
+    tally.add(result)
+    return True

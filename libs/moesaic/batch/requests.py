@@ -1,0 +1,133 @@
+"""Lines of a batch's input: ``{"custom_id", "method": "POST", "url", "body"}``, one request each."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import msgspec
+
+MAX_LINES = 50_000  # of one batch of the REST API
+MAX_FILE_BYTES = 200 << 20  # likewise
+MAX_CUSTOM_ID_CHARS = 512
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True)
+class BatchRequest:
+    """One request of a batch.
+
+    Attributes:
+        number: of its line, from 1.
+        custom_id: the caller's name for it, unique in the input.
+        url: path of the route, such as ``/v1/chat/completions``.
+        body: what is posted there.
+    """
+
+    number: int
+    custom_id: str
+    url: str
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class BadLine:
+    """A line that is no request, or not one that can be part of this batch.
+
+    Attributes:
+        number: of the line, from 1.
+        custom_id: as far as it could be read.
+        code: stable, for programs.
+        message: what to correct.
+        param: the field that it is about.
+    """
+
+    number: int
+    custom_id: str | None
+    code: str
+    message: str
+    param: str | None = None
+
+
+Line = BatchRequest | BadLine
+
+
+def read_requests(
+    lines: BinaryIO, max_line_bytes: int, endpoint: str | None = None
+) -> Iterator[Line]:
+    """Every line in order, one at a time; blank ones are passed over.
+
+    Args:
+        lines: the input, from its beginning.
+        max_line_bytes: a longer line is a bad one; it is never held in memory.
+        endpoint: the one ``url`` that all requests must have; None accepts any path.
+    """
+    seen: set[str] = set()
+    number = 0
+    while line := lines.readline(max_line_bytes + 1):
+        number += 1
+        if number == 1:
+            line = line.removeprefix(_BYTE_ORDER_MARK)
+        if len(line) > max_line_bytes and not line.endswith(b"\n"):
+            _skip_line(lines, max_line_bytes)
+            message = f"a line may have at most {max_line_bytes} bytes"
+            yield BadLine(number, None, "line_too_long", message)
+            continue
+        if not line.strip():
+            continue
+        read = parse_line(line, number, endpoint)
+        if read.custom_id is not None:
+            if read.custom_id in seen:
+                message = f"custom_id {read.custom_id[:100]!r} was used on an earlier line"
+                read = BadLine(number, read.custom_id, "duplicate_custom_id", message, "custom_id")
+            seen.add(read.custom_id)  # type: ignore[arg-type]  # both kinds keep the one they had
+        yield read
+
+
+def parse_line(line: bytes, number: int, endpoint: str | None = None) -> Line:
+    """Read one line by itself; see ``read_requests``."""
+    try:
+        value = msgspec.json.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return BadLine(number, None, "invalid_json_line", f"not JSON: {str(error)[:200]}")
+    if not isinstance(value, dict):
+        return BadLine(number, None, "invalid_json_line", "not a JSON object")
+    custom_id = value.get("custom_id")
+    if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID_CHARS:
+        needed = f"a string of 1 to {MAX_CUSTOM_ID_CHARS} characters is needed"
+        return BadLine(number, None, _fault(value, "custom_id"), needed, "custom_id")
+    fault = _fault_of(value, endpoint)
+    if fault is not None:
+        code, param, message = fault
+        return BadLine(number, custom_id, code, message, param)
+    return BatchRequest(number, custom_id, value["url"], value["body"])
+
+
+def _fault_of(value: dict[str, Any], endpoint: str | None) -> tuple[str, str, str] | None:
+    """Code, field and message of what is wrong with a line that has a good ``custom_id``."""
+    url, body = value.get("url"), value.get("body")
+    if value.get("method") != "POST":
+        return _fault(value, "method"), "method", 'must be "POST"'
+    if not isinstance(url, str) or not _is_path(url):
+        return _fault(value, "url"), "url", "must be a path such as /v1/chat/completions"
+    if endpoint is not None and url != endpoint:
+        return "mismatched_endpoint", "url", f"must be the batch's endpoint, {endpoint}"
+    if not isinstance(body, dict):
+        return _fault(value, "body"), "body", "must be a JSON object"
+    if body.get("stream"):
+        message = "must be false: the answers of a batch are not streamed"
+        return "unsupported_parameter", "body.stream", message
+    return None
+
+
+def _fault(value: dict[str, Any], field: str) -> str:
+    return f"invalid_{field}" if field in value else "missing_required_parameter"
+
+
+def _is_path(url: str) -> bool:
+    """Whether it names a route of whoever is asked, and nobody else."""
+    return url.startswith("/") and not url.startswith("//") and url.isascii() and url.isprintable()
+
+
+def _skip_line(lines: BinaryIO, chunk_bytes: int) -> None:
+    while (rest := lines.readline(chunk_bytes)) and not rest.endswith(b"\n"):
+        continue

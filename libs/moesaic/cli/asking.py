@@ -1,0 +1,46 @@
+"""Asks the gateway again where that can help: nothing is changed by a request."""
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+
+from moesaic.batch.retries import retry_wait_s
+
+
+async def post_json(
+    client: httpx.AsyncClient, url: str, body: Any, max_tries: int
+) -> httpx.Response:
+    """Post ``body`` until there is an answer that stands; the last one if there was none after ``max_tries``.
+
+    A 429 that says when to come back is no try: the caller's limit is reached, and time brings it back.
+
+    Raises:
+        httpx.HTTPError: there was no answer at all.
+        UnicodeEncodeError: UTF-8 has no bytes for the body.
+    """
+    content = json.dumps(body, ensure_ascii=False).encode()
+    headers = {"Content-Type": "application/json"}
+    num_tries = 0
+    while True:
+        num_tries += 1
+        try:
+            response = await client.post(url, content=content, headers=headers)
+        except httpx.HTTPError as error:
+            wait_s = retry_wait_s(num_tries, None, None, None)
+            if num_tries == max_tries or _took_too_long(error):
+                raise
+        else:
+            asked = response.headers.get("retry-after"), response.headers.get("x-should-retry")
+            wait_s = retry_wait_s(num_tries, response.status_code, *asked)
+            if response.status_code == 429 and wait_s is not None and asked[0]:
+                num_tries -= 1
+            elif num_tries == max_tries or wait_s is None:
+                return response
+        await asyncio.sleep(wait_s or 0.0)
+
+
+def _took_too_long(error: httpx.HTTPError) -> bool:
+    """Whether there was a gateway, which did not answer in time; it would not the next time either."""
+    return isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout)

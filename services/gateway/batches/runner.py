@@ -1,0 +1,149 @@
+"""Carries batches out: those that nobody else does, a few at a time, tenants in turn."""
+
+import asyncio
+import contextlib
+import json
+from collections import Counter
+from contextlib import ExitStack
+
+import structlog
+from starlette.types import ASGIApp
+
+from moesaic.batch.requests import BatchRequest
+from moesaic.batch.results import Answer, Result, answered, unanswered
+from moesaic.batch.retries import BUSY_STATUSES, retry_wait_s
+from services.gateway import metrics
+from services.gateway.batches.carry import Carrier
+from services.gateway.batches.disk import NoSuch, StorageUnavailable, on_disk
+from services.gateway.batches.store import Store, Unfinished
+from services.gateway.batches.within import InnerAnswer, after_others, post_within
+from services.gateway.gateway import Gateway
+from services.gateway.tenants import Tenant
+
+log = structlog.get_logger()
+
+MAX_RUNNING = 8  # batches at once in this process
+LOOK_EVERY_S = 1.0  # for batches of gateways that are gone
+SWEEP_EVERY_S = 600.0
+REST_S = 10.0  # before a batch that was interrupted is gone on with
+MAX_FAILURES = 4  # of one request, while workers did work on it
+LINE_OVERHEAD_BYTES = 4096  # of a line around the body that the route may get
+
+
+class BatchRunner:
+    """The part of a gateway that carries batches out.
+
+    Args:
+        gateway: knows when requests can be answered, and who the tenants are.
+        app: the gateway's whole application.
+        store: where the batches are.
+    """
+
+    def __init__(self, gateway: Gateway, app: ASGIApp, store: Store) -> None:
+        self._gateway, self._app, self._store = gateway, app, store
+        self._slots = asyncio.Semaphore(gateway.settings.batch_max_inflight)
+        self._running: dict[Unfinished, asyncio.Task[None]] = {}
+        self._resting: dict[Unfinished, float] = {}  # until when
+
+    async def run(self) -> None:
+        """Carry batches out until cancelled; what is unfinished then is gone on with by whoever comes next."""
+        loop = asyncio.get_running_loop()
+        next_sweep = loop.time()
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                self._store.added.clear()
+                try:
+                    if loop.time() >= next_sweep:
+                        next_sweep = loop.time() + SWEEP_EVERY_S
+                        await on_disk(self._store.sweep)
+                    await self._start_some(tasks)
+                except Exception as error:  # whatever it is, the gateway itself goes on
+                    if not isinstance(error, StorageUnavailable):
+                        log.exception("batches.failed")
+                    await asyncio.sleep(REST_S)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_EVERY_S):
+                        await self._store.added.wait()
+
+    async def _start_some(self, tasks: asyncio.TaskGroup) -> None:
+        now = asyncio.get_running_loop().time()
+        unfinished = await on_disk(self._store.unfinished)
+        self._resting = {b: until for b, until in self._resting.items() if until > now}
+        idle = [b for b in unfinished if b not in self._running and b not in self._resting]
+        while idle and len(self._running) < MAX_RUNNING:
+            busy = Counter(batch.tenant for batch in self._running)
+            idle.sort(key=lambda batch: (busy[batch.tenant], batch.batch_id))
+            batch = idle.pop(0)
+            claim = ExitStack()
+            if await on_disk(lambda: claim.enter_context(self._store.claimed(batch))):  # noqa: B023
+                self._running[batch] = tasks.create_task(self._carry(batch, claim))
+            else:
+                claim.close()
+        metrics.batches.set(len(self._running))
+
+    async def _carry(self, batch: Unfinished, claim: ExitStack) -> None:
+        with claim:
+            try:
+                if await self._has_ended(batch):
+                    await on_disk(lambda: self._store.settle(batch))
+                    return
+            except Exception:
+                log.exception("batch.interrupted", batch_id=batch.batch_id)
+            finally:
+                del self._running[batch]
+                self._store.added.set()  # there may be another one to start now
+            self._resting[batch] = asyncio.get_running_loop().time() + REST_S
+
+    async def _has_ended(self, batch: Unfinished) -> bool:
+        """Carry a batch out; False if it is not there yet."""
+        settings, shelf = self._gateway.settings, self._store.of(batch.tenant)
+        try:
+            record = await on_disk(lambda: shelf.record(batch.batch_id))
+        except NoSuch:
+            return await on_disk(lambda: self._store.is_orphan(batch))
+
+        async def ask(request: BatchRequest) -> Result:
+            return await self._ask(batch, request)
+
+        max_line_bytes = settings.max_body_bytes + LINE_OVERHEAD_BYTES
+        carrier = Carrier(shelf, record, ask, max_line_bytes, settings.batch_max_inflight)
+        await carrier.to_the_end()
+        return True
+
+    async def _ask(self, batch: Unfinished, request: BatchRequest) -> Result:
+        """Answer one request, however long it takes until the suite can."""
+        request_id = f"{batch.batch_id}-{request.number}"
+        try:
+            body = json.dumps(after_others(request.body)).encode()
+        except RecursionError:
+            return unanswered(request.custom_id, "invalid_body", "it is nested too deeply")
+        num_tries = num_failures = 0
+        while True:
+            tenant = await self._ready(batch.tenant)
+            async with self._slots:
+                answer = await post_within(self._app, tenant, request.url, body, request_id)
+            num_tries += 1
+            asked = answer.headers.get("retry-after"), answer.headers.get("x-should-retry")
+            wait_s = retry_wait_s(num_tries, answer.status, *asked)
+            content = json.loads(answer.body)
+            num_failures += _is_failure(answer, content)
+            if wait_s is None or num_failures == MAX_FAILURES:
+                request_id = answer.headers.get("x-request-id", request_id)
+                return answered(request.custom_id, Answer(answer.status, request_id, content))
+            await asyncio.sleep(wait_s)
+
+    async def _ready(self, name: str) -> Tenant:
+        """Wait until requests can be answered, and the tenant may make some."""
+        while True:
+            tenant = self._gateway.tenants.for_batches(name)
+            if tenant is not None and not self._gateway.failing_checks():
+                return tenant
+            await asyncio.sleep(LOOK_EVERY_S)
+
+
+def _is_failure(answer: InnerAnswer, content: object) -> bool:
+    """Whether a worker had the request, and something went wrong: what fails again and again is given up."""
+    if answer.status not in BUSY_STATUSES:
+        return answer.status >= 500
+    error = content.get("error") if isinstance(content, dict) else None
+    return isinstance(error, dict) and error.get("code") == "worker_lost"

@@ -1,0 +1,24 @@
+"""What a caller's key must allow, route by route: the one place where routes declare it.
+
+A route that is not named here needs ``infer``, so a new one is closed until somebody opens it.
+"""
+
+from moesaic.api_keys import Scope
+
+NO_KEY = frozenset({"/livez", "/readyz", "/health"})
+ANY_KEY = frozenset({"/version", "/openapi.json", "/docs"})
+_SCOPES: dict[str, Scope] = {  # of these paths and all below them
+    "/v1/files": "batch",
+    "/v1/batches": "batch",
+    "/metrics": "admin",
+}
+
+
+def scope_of(path: str) -> Scope | None:
+    """What the key for a path outside ``NO_KEY`` must allow; None if any key will do."""
+    if path in ANY_KEY:
+        return None
+    for root, scope in _SCOPES.items():
+        if path == root or path.startswith(f"{root}/"):
+            return scope
+    return "infer"

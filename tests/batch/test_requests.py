@@ -1,0 +1,89 @@
+import io
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moesaic.batch.requests import BadLine, BatchRequest, read_requests
+
+URL = "/v1/chat/completions"
+
+
+def line(custom_id: Any = "a", **more: Any) -> dict[str, Any]:
+    return {"custom_id": custom_id, "method": "POST", "url": URL, "body": {"x": 1}, **more}
+
+
+def read(*lines: Any, endpoint: str | None = None, max_line_bytes: int = 1000) -> list[Any]:
+    encoded = (v if isinstance(v, bytes) else json.dumps(v).encode() for v in lines)
+    return list(read_requests(io.BytesIO(b"\n".join(encoded)), max_line_bytes, endpoint))
+
+
+def test_requests_come_in_the_order_of_their_lines() -> None:
+    found = read(line("a"), b"", line("b"), b"  ")
+
+    assert found == [
+        BatchRequest(1, "a", URL, {"x": 1}),
+        BatchRequest(3, "b", URL, {"x": 1}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "code", "param"),
+    [
+        (b"{", "invalid_json_line", None),
+        (b"\xff", "invalid_json_line", None),
+        (b"[" * 900, "invalid_json_line", None),
+        (b'"\\ud800x"', "invalid_json_line", None),
+        (b"[]", "invalid_json_line", None),
+        ({}, "missing_required_parameter", "custom_id"),
+        (line(7), "invalid_custom_id", "custom_id"),
+        (line(""), "invalid_custom_id", "custom_id"),
+        (line("i" * 513), "invalid_custom_id", "custom_id"),
+        ({"custom_id": "a", "url": URL, "body": {}}, "missing_required_parameter", "method"),
+        (line(method="GET"), "invalid_method", "method"),
+        ({"custom_id": "a", "method": "POST", "body": {}}, "missing_required_parameter", "url"),
+        (line(url="http://elsewhere/v1/models"), "invalid_url", "url"),
+        (line(url="//elsewhere/v1/models"), "invalid_url", "url"),
+        (line(url="/v1/completions\n"), "invalid_url", "url"),
+        (line(url="/v1/completions"), "mismatched_endpoint", "url"),
+        (line(body="text"), "invalid_body", "body"),
+        (line(body={"stream": True}), "unsupported_parameter", "body.stream"),
+        (line(body={"x": "y" * 2000}), "line_too_long", None),
+    ],
+)
+def test_a_bad_line_is_named_and_the_next_one_is_read(value: Any, code: str, param: Any) -> None:
+    bad, good = read(value, line("good"), endpoint=URL)
+
+    assert isinstance(bad, BadLine)
+    assert (bad.number, bad.code, bad.param) == (1, code, param)
+    assert good == BatchRequest(2, "good", URL, {"x": 1})
+
+
+def test_the_second_of_two_lines_with_the_same_id_is_the_bad_one() -> None:
+    first, second = read(line("a"), line("a"))
+
+    assert isinstance(first, BatchRequest)
+    assert (second.number, second.custom_id, second.code) == (2, "a", "duplicate_custom_id")
+
+
+def test_a_byte_order_mark_is_passed_over() -> None:
+    [request] = read(b"\xef\xbb\xbf" + json.dumps(line("a")).encode())
+
+    assert request.custom_id == "a"
+
+
+@given(st.lists(st.binary(max_size=30) | st.just(json.dumps(line()).encode())), st.integers(1, 200))
+def test_every_line_that_is_not_blank_is_told_of_once(lines: list[bytes], longest: int) -> None:
+    content = b"\n".join(lines)
+
+    found = list(read_requests(io.BytesIO(content), longest))
+
+    whole = content.split(b"\n")
+    numbers = [line.number for line in found]
+    assert numbers == sorted(set(numbers))
+    unread = {n for n in range(1, len(whole) + 1)} - set(numbers)
+    assert all(not whole[n - 1].removeprefix(b"\xef\xbb\xbf").strip() for n in unread)
+    ids = [line.custom_id for line in found if isinstance(line, BatchRequest)]
+    assert len(ids) == len(set(ids))
