@@ -1,0 +1,28 @@
+"""What the engine counts, for operators."""
+
+from prometheus_client import Counter, Gauge, Histogram
+
+STEP_SECONDS = Histogram(
+    "moesaic_step_seconds",
+    "Duration of one forward pass",
+    buckets=[0.001 * 2**i for i in range(14)],
+)
+STEP_ROWS = Histogram(
+    "moesaic_step_rows", "Rows of one forward pass", buckets=[2**i for i in range(14)]
+)
+STEP_RETRIES = Counter(
+    "moesaic_step_retries_total", "Forward passes that failed and were run again"
+)
+RUNNING = Gauge("moesaic_num_requests_running", "Requests being computed")
+WAITING = Gauge("moesaic_num_requests_waiting", "Requests waiting to be computed")
+BLOCKS_USED = Gauge("moesaic_kv_blocks_used", "KV blocks in use")
+BLOCKS_CACHED = Gauge(
+    "moesaic_kv_blocks_cached", "Free KV blocks that a prompt can still start with"
+)
+PREFIX_QUERIES = Counter(
+    "moesaic_prefix_cache_queries_total", "Tokens of requests that were looked for in the cache"
+)
+PREFIX_HITS = Counter("moesaic_prefix_cache_hits_total", "Those of them whose KV was there")
+PREEMPTIONS = Counter(
+    "moesaic_num_preemptions_total", "Generations that gave up their KV to older ones"
+)

@@ -1,0 +1,141 @@
+"""What a successful step changes: tokens are picked, answers and scores move on, callers are told."""
+
+import torch
+from torch import Tensor
+
+from moesaic.engine.batching import Batcher
+from moesaic.engine.logprobs import describe_picked, describe_prompt
+from moesaic.engine.processors import process
+from moesaic.engine.requests import (
+    Event,
+    FailureEvent,
+    FinishEvent,
+    FinishReason,
+    ScoreEvent,
+    TokenEvent,
+    TokenLogprob,
+)
+from moesaic.engine.sampling import sample
+from moesaic.engine.sequences import Answer, Chunk, Score, count_epoch
+from moesaic.errors import MoesaicError
+
+
+class Progress:
+    """Moves the work of one batcher on."""
+
+    def __init__(self, batcher: Batcher) -> None:
+        self._batcher = batcher
+
+    def advance(self, chunks: list[Chunk], logits: Tensor, epoch: int, events: list[Event]) -> None:
+        """Move the state on after a successful step, and add what there is to tell to ``events``;
+        ``logits`` has the wanted rows of all chunks, in order."""
+        live = set()  # a request may have been cancelled during the step
+        for work in self._batcher.everything():
+            live.add(id(work))
+            work.stalled_since_s = None  # experts can be reached again, also for who had no turn
+        offset, answers = 0, []
+        for chunk in chunks:
+            rows = logits[offset : offset + chunk.wanted]
+            offset += chunk.wanted
+            if id(chunk.owner) not in live:
+                continue
+            if isinstance(chunk.owner, Score):
+                self._advance_score(chunk.owner, chunk, rows, epoch, events)
+            else:
+                self._batcher.commit(chunk)
+                if chunk.owner.describes_prompt:
+                    events.append(describe_prompt(chunk.owner, chunk, rows))
+                if chunk.owner.computed < len(chunk.owner.tokens):
+                    continue
+                if chunk.owner.work.max_tokens:
+                    answers.append((chunk.owner, rows[-1]))
+                else:
+                    self._finish_answer(chunk.owner, "length", None, events)
+        if answers:
+            owners = [answer for answer, _ in answers]
+            rows = torch.stack([row for _, row in answers])
+            picked = sample(
+                process(rows, owners),
+                [(answer.work.sampling, len(answer.tokens)) for answer in owners],
+            )
+            logprobs = describe_picked(rows, owners, picked)
+            for answer, token, logprob in zip(owners, picked, logprobs, strict=True):
+                self._advance_answer(answer, token, logprob, epoch, events)
+
+    def _advance_answer(
+        self,
+        answer: Answer,
+        token: int,
+        logprob: TokenLogprob | None,
+        epoch: int,
+        events: list[Event],
+    ) -> None:
+        work, index, key = answer.work, answer.num_generated, answer.request.key
+        count_epoch(answer.epochs, epoch, 1)
+        stopped = token in work.stop_token_ids
+        if not stopped:
+            answer.tokens.append(token)
+            events.append(TokenEvent(key, index, token, logprob))
+        matcher = answer.logit_state.matcher if answer.logit_state else None
+        if matcher is not None and not stopped:
+            matcher.follow(answer.answer)
+            if matcher.failure:
+                error = MoesaicError(f"the answer's grammar was given up: {matcher.failure}")
+                self._batcher.finish(answer)
+                events.append(FailureEvent(key, error))
+                return
+            stopped = matcher.complete
+        if stopped or answer.num_generated == work.max_tokens:
+            stop_token_id = token if token in work.stop_token_ids else None
+            self._finish_answer(answer, "stop" if stopped else "length", stop_token_id, events)
+
+    def _finish_answer(
+        self,
+        answer: Answer,
+        reason: FinishReason,
+        stop_token_id: int | None,
+        events: list[Event],
+    ) -> None:
+        self._batcher.finish(answer)
+        events.append(
+            FinishEvent(
+                answer.request.key,
+                reason,
+                prompt_tokens=len(answer.request.token_ids),
+                completion_tokens=answer.num_generated + int(stop_token_id is not None),
+                epochs=tuple(answer.epochs),
+                stop_token_id=stop_token_id,
+                cached_tokens=answer.num_cached or 0,
+            )
+        )
+
+    def _advance_score(
+        self, score: Score, chunk: Chunk, rows: Tensor, epoch: int, events: list[Event]
+    ) -> None:
+        candidates = score.work.candidates
+        self._batcher.commit(chunk)
+        if chunk.candidate is None:
+            if not chunk.wanted:
+                return
+            first = rows[0].log_softmax(dim=-1)
+            score.logprobs = [float(first[candidate[0]]) for candidate in candidates]
+            score.pending = [i for i, candidate in enumerate(candidates) if len(candidate) > 1]
+        else:
+            later = torch.tensor(candidates[chunk.candidate][1:])
+            gained = rows.log_softmax(dim=-1).gather(1, later.to(rows.device).unsqueeze(1)).sum()
+            score.logprobs[chunk.candidate] += float(gained)
+        count_epoch(score.epochs, epoch, 1)
+        if not score.pending:
+            self._batcher.finish(score)
+            key = score.request.key
+            events.append(ScoreEvent(key, tuple(score.logprobs)))
+            events.append(
+                FinishEvent(
+                    key,
+                    "stop",
+                    prompt_tokens=len(score.request.token_ids),
+                    completion_tokens=0,
+                    epochs=tuple(score.epochs),
+                    cached_tokens=score.num_cached or 0,
+                )
+            )
