@@ -1,0 +1,127 @@
+"""An engine on a tiny model, whose experts can be taken away."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moesaic.dispatch.contract import Step
+from moesaic.dispatch.local import LocalDispatcher
+from moesaic.engine.blocks import BLOCK_SIZE
+from moesaic.engine.engine import Engine
+from moesaic.engine.limits import Limits
+from moesaic.engine.requests import (
+    Event,
+    FailureEvent,
+    FinishEvent,
+    Generation,
+    Request,
+    RequestKey,
+    Scoring,
+    TokenEvent,
+)
+from moesaic.errors import ExpertUnavailable, NotReady
+from moesaic.models.checkpoint import Checkpoint
+from moesaic.models.config import load_config
+from moesaic.models.decoder import Decoder
+from moesaic.prefix.block_hashes import BlockHasher
+
+LIMITS = Limits(
+    max_num_seqs=8,
+    max_num_batched_tokens=24,
+    max_num_queued_reqs=64,
+    max_num_queued_tokens=4096,
+    max_model_len=256,
+)
+CPU = torch.device("cpu")
+HASHER = BlockHasher(b"secret", "tiny", BLOCK_SIZE)
+
+
+class FlakyDispatcher(LocalDispatcher):
+    """Real experts that can be taken away: the next ``failures`` layer calls fail, or no step can
+    begin at all."""
+
+    failures = 0
+    gone = False
+
+    def begin_step(self) -> Step:
+        if self.gone:
+            raise NotReady("the experts were taken away", code="expert_unavailable")
+        return super().begin_step()
+
+    async def dispatch(self, step: Step, layer: int, hidden_states: Tensor) -> Tensor:
+        if layer == 1 and self.failures:
+            self.failures -= 1
+            raise ExpertUnavailable(layer, cause="test")
+        return await super().dispatch(step, layer, hidden_states)
+
+    async def reachable(self) -> None:
+        if self.gone:
+            await asyncio.Event().wait()
+
+
+class Rig:
+    """An engine, its dispatcher, and the events it told."""
+
+    def __init__(self, engine: Engine, dispatcher: FlakyDispatcher, events: list[Event]) -> None:
+        self.engine, self.dispatcher, self.events = engine, dispatcher, events
+
+    async def ended(self, *names: str) -> None:
+        while not set(names) <= {
+            e.key.request_id for e in self.events if isinstance(e, FinishEvent | FailureEvent)
+        }:
+            await asyncio.sleep(0.001)
+
+    def submit(
+        self, name: str, tokens: Sequence[int], work: Generation | Scoring, **more: Any
+    ) -> None:
+        self.engine.submit(Request(RequestKey(name), tuple(tokens), work, **more))
+
+    def tokens(self, name: str) -> list[int]:
+        told = [e for e in self.events if isinstance(e, TokenEvent) and e.key.request_id == name]
+        assert [e.index for e in told] == list(range(len(told)))
+        return [e.token_id for e in told]
+
+    def cached(self, name: str) -> int:
+        finish = self.last(name)
+        assert isinstance(finish, FinishEvent)
+        return finish.cached_tokens
+
+    def last(self, name: str) -> Event:
+        return [e for e in self.events if e.key.request_id == name][-1]
+
+
+@asynccontextmanager
+async def rig(
+    tiny_model: Any,
+    num_blocks: int = 64,
+    recovery_s: float = 5.0,
+    hasher: BlockHasher | None = HASHER,
+    deterministic: bool = False,
+) -> AsyncIterator[Rig]:
+    checkpoint, config = Checkpoint(tiny_model.directory), load_config(tiny_model.directory)
+    decoder = Decoder.load(checkpoint, config, torch.float32, CPU, deterministic=deterministic)
+    dispatcher = FlakyDispatcher(checkpoint, config, torch.float32, CPU)
+    events: list[Event] = []
+    engine = Engine(decoder, dispatcher, LIMITS, num_blocks, events.extend, recovery_s, hasher)
+    running = asyncio.create_task(engine.run())
+    try:
+        yield Rig(engine, dispatcher, events)
+        assert engine.load().kv_blocks_used == 0
+        assert engine.load().num_running == engine.load().num_waiting == 0
+    finally:
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+
+
+def prompts(count: int) -> dict[str, list[int]]:
+    generator = torch.Generator().manual_seed(count)
+    lengths = torch.randint(1, 60, (count,), generator=generator).tolist()
+    return {
+        f"r{i}": torch.randint(2, 160, (length,), generator=generator).tolist()
+        for i, length in enumerate(lengths)
+    }
