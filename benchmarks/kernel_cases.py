@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from moesaic.kernels import grouped_experts as torch_experts
 from moesaic.kernels.add_rms_norm_triton import add_rms_norm, add_rms_norm_reference
 from moesaic.kernels.gate_triton import select_experts
-from moesaic.kernels.grouped_experts_triton import grouped_experts
+from moesaic.kernels.grouped_experts_triton import SlotWeights, grouped_experts
 from moesaic.kernels.kv_rows_triton import store_grouped, store_grouped_reference
 from moesaic.kernels.paged_attention import KVLayout, PagedRows, paged_attention_reference
 from moesaic.kernels.paged_attention_triton import paged_attention
@@ -83,26 +83,27 @@ def experts(shape: ExpertShape, num_rows: int) -> Case:
     """A layer's experts, chosen evenly."""
     slots = torch.rand(num_rows, shape.num_experts, device="cuda").argsort(dim=1)
     slots = slots[:, : shape.top_k].contiguous()
-    case = (
+    routed = (
         normal(num_rows, shape.hidden),
         torch.rand(num_rows, shape.top_k, device="cuda"),
         slots,
-        normal(shape.num_experts, 2 * shape.size, shape.hidden) * shape.hidden**-0.5,
-        normal(shape.num_experts, shape.hidden, shape.size) * shape.size**-0.5,
     )
+    gate_up = normal(shape.num_experts, 2 * shape.size, shape.hidden) * shape.hidden**-0.5
+    down = normal(shape.num_experts, shape.hidden, shape.size) * shape.size**-0.5
+    weights = SlotWeights.of(list(zip(gate_up, down, strict=True)))
 
     def by_torch() -> Tensor:
-        return torch_experts.grouped_experts(*case)
+        return torch_experts.grouped_experts(*routed, gate_up, down)
 
     by_torch.waits = True  # type: ignore[attr-defined]  # it asks the device for the counts
     expert_numbers = 3 * shape.hidden * shape.size
-    weights = len(slots.unique()) * expert_numbers * NUMBER_BYTES
+    weight_bytes = len(slots.unique()) * expert_numbers * NUMBER_BYTES
     return Case(
         "grouped_experts",
         f"{shape.model}, {num_rows} rows",
-        lambda: grouped_experts(*case),
+        lambda: grouped_experts(*routed, weights),
         by_torch,
-        num_bytes=weights + num_rows * shape.hidden * (NUMBER_BYTES + 4),
+        num_bytes=weight_bytes + num_rows * shape.hidden * (NUMBER_BYTES + 4),
         num_operations=2 * expert_numbers * slots.numel(),
         peer=by_torch,
     )

@@ -17,7 +17,7 @@ from triton.runtime.jit import JITFunction
 
 from moesaic.kernels.add_rms_norm_triton import add_rms_norm
 from moesaic.kernels.gate_triton import select_experts
-from moesaic.kernels.grouped_experts_triton import grouped_experts
+from moesaic.kernels.grouped_experts_triton import SlotWeights, grouped_experts
 from moesaic.kernels.kv_rows_triton import rotate, store_grouped, store_latent
 from moesaic.kernels.paged_attention import KVLayout, PagedRows
 from moesaic.kernels.paged_attention_triton import paged_attention
@@ -74,8 +74,8 @@ def empty(*shape: int, dtype: torch.dtype = BFLOAT16) -> torch.Tensor:
 def experts(num_rows: int, hidden: int = 2048, size: int = 768, num_slots: int = 16) -> None:
     """Eight experts a row."""
     slots = empty(num_rows, 8, dtype=torch.int64)
-    weights = (empty(num_slots, 2 * size, hidden), empty(num_slots, hidden, size))
-    grouped_experts(empty(num_rows, hidden), empty(num_rows, 8), slots, *weights)
+    experts = SlotWeights.of([(empty(2 * size, hidden), empty(hidden, size))] * num_slots)
+    grouped_experts(empty(num_rows, hidden), empty(num_rows, 8), slots, experts)
 
 
 def attention(num_rows: int, length: int, layout: KVLayout, num_heads: int) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 pytest.importorskip("triton", reason="triton is not installed")
 
 from moesaic.kernels import grouped_experts as reference
-from moesaic.kernels.grouped_experts_triton import grouped_experts
+from moesaic.kernels import grouped_experts_triton as kernels
 
 Case = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
@@ -37,6 +37,14 @@ def random_case(
         normal(num_slots, 2 * size, hidden) * 2.0 ** -round(hidden**0.5).bit_length(),
         normal(num_slots, hidden, size) * 2.0 ** -round(size**0.5).bit_length(),
     )
+
+
+def grouped_experts(
+    hidden: Tensor, weights: Tensor, slots: Tensor, gate_up: Tensor, down: Tensor
+) -> Tensor:
+    """By the kernels, each slot's weights in tensors of their own."""
+    experts = [(gate_up[slot].clone(), down[slot].clone()) for slot in range(len(down))]
+    return kernels.grouped_experts(hidden, weights, slots, kernels.SlotWeights.of(experts))
 
 
 def on(device: torch.device, case: Case, dtype: torch.dtype) -> Case:
@@ -92,6 +100,19 @@ def test_rows_without_an_expert_here_are_zero(device: torch.device) -> None:
     assert combined.any(dim=1).tolist() == [False, False, True, False, False]
 
 
+def test_a_slot_may_be_empty(device: torch.device) -> None:
+    hidden, weights, slots, gate_up, down = on(
+        device, random_case(4, 6, 2, 3, 16, 16), torch.bfloat16
+    )
+    slots[slots == 1] = -1
+    expected = grouped_experts(hidden, weights, slots, gate_up, down)
+
+    experts = [(gate_up[0], down[0]), None, (gate_up[2], down[2])]
+    got = kernels.grouped_experts(hidden, weights, slots, kernels.SlotWeights.of(experts))
+
+    assert torch.equal(got, expected)
+
+
 def test_the_order_of_a_rows_choices_does_not_matter(device: torch.device) -> None:
     hidden, weights, slots, gate_up, down = on(
         device, random_case(2, 6, 4, 5, 40, 24), torch.float32
@@ -125,11 +146,13 @@ def test_it_equals_the_reference_at_a_models_size(
 def test_it_never_waits_for_the_device_and_repeats_bit_for_bit() -> None:
     drawn = random_case(3, 500, 8, 64, 1024, 512, "cuda")
     case = on(torch.device("cuda"), drawn, torch.bfloat16)
-    first = grouped_experts(*case)
+    hidden, weights, slots, gate_up, down = case
+    experts = kernels.SlotWeights.of(list(zip(gate_up, down, strict=True)))
+    first = kernels.grouped_experts(hidden, weights, slots, experts)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        again = [grouped_experts(*case) for _ in range(10)]
+        again = [kernels.grouped_experts(hidden, weights, slots, experts) for _ in range(10)]
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

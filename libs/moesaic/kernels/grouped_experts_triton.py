@@ -1,8 +1,10 @@
 # Grouped experts on a GPU: the rows of one slot in blocks, each a tile of two grouped products.
 #   Grid       gate_up, down: blocks of rows times tiles of columns, GROUP blocks side by side, so
 #              that a slot's weights stay in the L2 cache while its blocks pass; combine: (T, tiles).
-#   Layout     hidden_states [T, H]; gate_up [S, 2I, H]; down [S, H, I]; activated [rows, I] and
-#              expert_out [rows, H] in the order of expert_order_triton, in hidden_states' dtype.
+#   Layout     hidden_states [T, H]; a slot's gate_up [2I, H] and down [H, I] lie anywhere, found by
+#              address, so that one expert changes without the others being copied; activated
+#              [rows, I] and expert_out [rows, H] in the order of expert_order_triton, in
+#              hidden_states' dtype.
 #   Cost       2 * 3 * R * H * I operations. Where a slot's rows fit one block its weights are read
 #              once: the floor of a decode step. 2 * R * (I + H) numbers go through memory between.
 #   Order      products accumulate in float32; silu(gate) * up is rounded once. A row's experts are
@@ -10,6 +12,7 @@
 #   Reference  moesaic.kernels.grouped_experts.
 """Grouped expert computation for CUDA."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +24,39 @@ from moesaic.kernels.expert_order_triton import ExpertOrder, expert_order
 
 _GROUP = 8
 _COMBINE_COLUMNS = 1024
+
+
+_ALIGNMENT = 16  # bytes; torch's allocations begin at multiples of far more
+
+
+@dataclass(frozen=True)
+class SlotWeights:
+    """The experts of ``S`` slots, as the kernels find them."""
+
+    gate_up: Tensor  # int64 [S]: addresses; 0 where the slot is empty
+    down: Tensor
+    size: int  # I
+    held: tuple[tuple[Tensor, Tensor] | None, ...]  # what is at the addresses, kept alive
+
+    @classmethod
+    def of(cls, experts: Sequence[tuple[Tensor, Tensor] | None]) -> "SlotWeights":
+        """Take each slot's ``gate_up`` ``[2I, H]`` (gate, then up) and ``down`` ``[H, I]``.
+
+        They are contiguous, alike in shape, dtype and device, and begin at multiples of 16 bytes.
+        ``None``: the slot is empty, and no row may be routed to it. At least one is not.
+        """
+        present = [expert for expert in experts if expert is not None]
+        first = present[0]
+        for expert in present:
+            for weights, like in zip(expert, first, strict=True):
+                assert (weights.shape, weights.dtype) == (like.shape, like.dtype)
+                assert weights.is_contiguous()
+                assert weights.data_ptr() % _ALIGNMENT == 0
+        addresses = torch.tensor(
+            [[0 if expert is None else expert[i].data_ptr() for expert in experts] for i in (0, 1)],
+            device=first[0].device,
+        )
+        return cls(addresses[0], addresses[1], first[1].shape[1], tuple(experts))
 
 
 @dataclass(frozen=True)
@@ -42,6 +78,13 @@ def _tile(num_blocks, num_tiles, GROUP: tl.constexpr):
     size = tl.minimum(num_blocks - first, GROUP)
     within = program % (GROUP * num_tiles)
     return first + within % size, within // size
+
+
+@triton.jit
+def _weights(addresses, slot, dtype: tl.constexpr):
+    """Where the weights of ``slot`` begin: at a multiple of 16 bytes, as all that torch allocates."""
+    address = tl.load(addresses + slot)
+    return tl.multiple_of(address.to(tl.pointer_type(dtype)), 16)
 
 
 @triton.jit
@@ -75,7 +118,7 @@ def _gate_up_kernel(
     depth = tl.arange(0, DEPTH)
 
     x = hidden_states + token.to(tl.int64)[:, None] * hidden_stride + depth[None, :]
-    weights = gate_up + slot.to(tl.int64) * (2 * SIZE * HIDDEN)  # past 2**31 in large models
+    weights = _weights(gate_up, slot, hidden_states.dtype.element_ty)
     weights += tl.where(real, column, 0)[None, :] * HIDDEN + depth[:, None]
     gate = tl.zeros((ROWS, COLUMNS), tl.float32)
     up = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -126,7 +169,7 @@ def _down_kernel(
     depth = tl.arange(0, DEPTH)
 
     x = activated + row[:, None] * SIZE + depth[None, :]
-    weights = down + slot.to(tl.int64) * (HIDDEN * SIZE)
+    weights = _weights(down, slot, activated.dtype.element_ty)
     weights += tl.where(real, column, 0)[None, :] * SIZE + depth[:, None]
     out = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, SIZE, DEPTH):
@@ -177,20 +220,19 @@ def _combine_kernel(
 
 
 def grouped_experts(
-    hidden_states: Tensor, topk_weights: Tensor, slot_ids: Tensor, gate_up: Tensor, down: Tensor
+    hidden_states: Tensor, topk_weights: Tensor, slot_ids: Tensor, slots: SlotWeights
 ) -> Tensor:
     """As ``moesaic.kernels.grouped_experts.grouped_experts``; never waits for the device."""
     (num_rows, hidden), top_k = hidden_states.shape, slot_ids.shape[1]
-    num_slots, size = gate_up.shape[0], down.shape[2]
+    num_slots = len(slots.gate_up)
     assert hidden_states.stride(1) == topk_weights.stride(1) == 1
-    assert gate_up.is_contiguous()
-    assert down.is_contiguous()
     combined = hidden_states.new_empty(num_rows, hidden, dtype=torch.float32)
     if not num_rows:
         return combined
-    first, second = tile_shapes(slot_ids.numel() / num_slots, hidden, size, hidden_states.dtype)
-    order = expert_order(slot_ids.contiguous(), num_slots, first.rows)
-    expert_out = grouped_products(hidden_states, gate_up, down, order, top_k, (first, second))
+    rows_per_slot = slot_ids.numel() / num_slots
+    tiles = tile_shapes(rows_per_slot, hidden, slots.size, hidden_states.dtype)
+    order = expert_order(slot_ids.contiguous(), num_slots, tiles[0].rows)
+    expert_out = grouped_products(hidden_states, slots, order, top_k, tiles)
     _combine_kernel[(num_rows, triton.cdiv(hidden, _COMBINE_COLUMNS))](
         expert_out,
         topk_weights,
@@ -207,8 +249,7 @@ def grouped_experts(
 
 def grouped_products(
     hidden_states: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
+    slots: SlotWeights,
     order: ExpertOrder,
     top_k: int,
     tiles: tuple[TileShape, TileShape],
@@ -217,14 +258,14 @@ def grouped_products(
 
     ``tiles`` are the shapes of the two products; both have ``order.block_rows`` rows.
     """
-    hidden, size = down.shape[1:]
+    hidden, size = hidden_states.shape[1], slots.size
     num_rows, num_blocks = len(order.choice_of_row), order.num_blocks
     activated = hidden_states.new_empty(num_rows, size)
     expert_out = hidden_states.new_empty(num_rows, hidden)
     blocks = (order.slot_of_block, order.rows_of_block)
     _gate_up_kernel[(num_blocks * triton.cdiv(size, tiles[0].columns),)](
         hidden_states,
-        gate_up,
+        slots.gate_up,
         activated,
         order.choice_of_row,
         *blocks,
@@ -237,7 +278,7 @@ def grouped_products(
     )
     _down_kernel[(num_blocks * triton.cdiv(hidden, tiles[1].columns),)](
         activated,
-        down,
+        slots.down,
         expert_out,
         *blocks,
         num_blocks,
