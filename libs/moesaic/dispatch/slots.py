@@ -7,6 +7,8 @@ retired.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,6 +19,9 @@ from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.config import ModelConfig
 from moesaic.models.experts import load_expert
 
+if TYPE_CHECKING:
+    from moesaic.kernels.grouped_experts_triton import SlotWeights
+
 
 @dataclass(frozen=True)
 class LayerSlots:
@@ -26,6 +31,16 @@ class LayerSlots:
     experts: tuple[int, ...]
     gate_up: Tensor
     down: Tensor
+
+    @cached_property
+    def on_gpu(self) -> "SlotWeights":
+        """The weights as a GPU's kernels find them."""
+        from moesaic.kernels.grouped_experts_triton import SlotWeights
+
+        pairs = zip(self.experts, self.gate_up, self.down, strict=True)
+        return SlotWeights.of(
+            [None if expert == EMPTY_SLOT else (gate_up, down) for expert, gate_up, down in pairs]
+        )
 
     @property
     def nbytes(self) -> int:
@@ -65,6 +80,8 @@ class SlotTable:
             float32 ``[T, H]``.
         """
         slots = self.layers[layer]
+        if hidden_states.is_cuda:
+            return _compute_on_gpu(hidden_states, topk_weights, topk_ids, mine, slots)
         return grouped_experts(
             hidden_states, topk_weights, mine[topk_ids.long()], slots.gate_up, slots.down
         )
@@ -77,6 +94,18 @@ class SlotTable:
             if expert != EMPTY_SLOT and served[expert]:
                 mine[expert] = slot
         return mine
+
+
+def _compute_on_gpu(
+    hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor, mine: Tensor, slots: LayerSlots
+) -> Tensor:
+    from moesaic.kernels import grouped_experts_triton
+
+    device = hidden_states.device  # weights and ids that another process chose arrive on the host
+    slot_ids = mine[topk_ids.to(device).long()]
+    return grouped_experts_triton.grouped_experts(
+        hidden_states, topk_weights.to(device), slot_ids, slots.on_gpu
+    )
 
 
 @dataclass(frozen=True)

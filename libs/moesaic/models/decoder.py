@@ -98,10 +98,10 @@ class Decoder:
         rotation = self._rotary.rotation(positions, self._rotation_dtype)
         hidden = F.embedding(batch.token_ids.to(self.device), self._embedding)  # [T, H]
         for index, layer in enumerate(self._layers):
-            hidden = hidden + layer.attention(
+            attended = layer.attention(
                 self._rms_norm(hidden, layer.attention_norm), rotation, plan, cache
             )
-            normed = self._rms_norm(hidden, layer.mlp_norm)
+            hidden, normed = self._add_rms_norm(hidden, attended, layer.mlp_norm)
             if layer.dense is not None:
                 hidden = hidden + layer.dense(normed)
                 continue
@@ -111,6 +111,14 @@ class Decoder:
             hidden = hidden + (await routed).to(hidden.dtype)
         wanted = self._rms_norm(hidden[batch.logit_rows.to(self.device)], self._norm)
         return F.linear(wanted, self._head).float()
+
+    def _add_rms_norm(self, x: Tensor, delta: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        if x.is_cuda:
+            from moesaic.kernels.add_rms_norm_triton import add_rms_norm
+
+            return add_rms_norm(x, delta, weight, self.config.rms_norm_eps)
+        x = x + delta
+        return x, self._rms_norm(x, weight)
 
     def _rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, x.shape[-1:], weight, self.config.rms_norm_eps)
