@@ -38,6 +38,7 @@ def check_grouped(
     qk_norm = weights if norm else None
     turn = (*rotation(num_rows, dim, interleaved, device), interleaved)
     slots = torch.randperm(num_rows + 5, device=device)[:num_rows]
+    slots[num_rows // 2 :][:1] = -1  # one is not kept
     cached = torch.randn(num_rows + 5, 2 * num_kv_heads * dim, device=device).to(dtype)
     expected = cached.clone()
 
@@ -58,6 +59,7 @@ def check_latent(
     norm = torch.randn(rank, device=device).to(dtype)
     turn = (*rotation(num_rows, dim, interleaved, device), interleaved)
     slots = torch.randperm(num_rows + 5, device=device)[:num_rows]
+    slots[num_rows // 2 :][:1] = -1  # one is not kept
     cached = torch.randn(num_rows + 5, rank + dim, device=device).to(dtype)
     expected = cached.clone()
 

@@ -101,6 +101,8 @@ def _compute_on_gpu(
 ) -> Tensor:
     from moesaic.kernels import grouped_experts_triton
 
+    if all(expert == EMPTY_SLOT for expert in slots.experts):
+        return hidden_states.new_zeros(hidden_states.shape, dtype=torch.float32)
     device = hidden_states.device  # weights and ids that another process chose arrive on the host
     slot_ids = mine[topk_ids.to(device).long()]
     return grouped_experts_triton.grouped_experts(

@@ -18,6 +18,7 @@ from torch import Tensor
 _CHUNK = 512  # choices a program sorts
 _BLOCKS = 64  # blocks a program describes
 _TILE = 8192  # comparisons at a time: what eight warps hold in registers
+# What differs from step to step is not specialised on: each kind of number would be compiled anew.
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def _load_slots(slot_ids, choice, num_choices, num_slots):
     return tl.where(slot < num_slots, slot, -1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_choices"])
 def _count_kernel(
     slot_ids,
     counts,
@@ -62,7 +63,7 @@ def _count_kernel(
     tl.store(counts + chunk * SLOTS_POW2 + slot, count)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_choices", "num_chunks", "num_blocks"])
 def _place_kernel(
     slot_ids,
     counts,

@@ -87,7 +87,7 @@ def _weights(addresses, slot, dtype: tl.constexpr):
     return tl.multiple_of(address.to(tl.pointer_type(dtype)), 16)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_blocks"])
 def _gate_up_kernel(
     hidden_states,
     gate_up,
@@ -142,7 +142,7 @@ def _gate_up_kernel(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_blocks"])
 def _down_kernel(
     activated,
     down,

@@ -2,7 +2,7 @@
 #   Grid       grouped: (T, tiles of heads); rotate: (T, tiles of heads); latent: (T,).
 #   Layout     projections [T, heads, d], rows and heads may be strided; cos, sin [T, d] as
 #              moesaic.models.rope has them, negative sines at the first of each pair; cached
-#              [tokens, width], row slots[t] takes token t.
+#              [tokens, width], row slots[t] takes token t, or none does where slots[t] is -1.
 #   Cost       memory-bound: every projected number is read once and written once. Apart, the norm,
 #              the rotation, the concatenation and the copy are six to nine launches.
 #   Order      a norm's squares are added in float32, results are rounded once.
@@ -88,8 +88,9 @@ def _grouped_kernel(
     target = queries + (token * NUM_HEADS + head) * DIM
     tl.store(target + column_a, a, mask=query)
     tl.store(target + column_b, b, mask=query)
-    kept = real & (head >= NUM_HEADS)
-    target = cached + tl.load(slots + token) * cached_stride + (head - NUM_HEADS) * DIM
+    slot = tl.load(slots + token)
+    kept = real & (head >= NUM_HEADS) & (slot >= 0)
+    target = cached + slot * cached_stride + (head - NUM_HEADS) * DIM
     tl.store(target + column_a, a, mask=kept)
     tl.store(target + column_b, b, mask=kept)
 
@@ -154,7 +155,10 @@ def _latent_kernel(
     INTERLEAVED: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
-    target = cached + tl.load(slots + token) * cached_stride
+    slot = tl.load(slots + token)
+    if slot < 0:
+        return
+    target = cached + slot * cached_stride
     column = tl.arange(0, RANK_POW2)
     real = column < RANK
     x = tl.load(latent + token * latent_stride + column, mask=real, other=0.0).to(tl.float32)
@@ -202,7 +206,7 @@ def store_grouped(
         cos: ``[T, d]``.
         sin: ``[T, d]``, the sign in it.
         interleaved: pairs are neighbours, not halves.
-        slots: int64 ``[T]``, no two the same: where each token's row goes.
+        slots: int64 ``[T]``: where each token's row goes, no two to the same; -1: nowhere.
         cached: ``[tokens, 2 kv_heads d]``.
 
     Returns:
@@ -333,8 +337,9 @@ def store_grouped_reference(
     if qk_norm is not None:
         qk = F.rms_norm(qk, qk.shape[-1:], eps=eps) * qk_norm.float()
     qk = rotate_reference(qk, cos, sin, interleaved).to(qkv.dtype)
-    cached[slots, : cached.shape[1] // 2] = qk[:, num_heads:].flatten(1)
-    cached[slots, cached.shape[1] // 2 :] = qkv[:, num_rotated:].flatten(1)
+    kept = slots >= 0
+    cached[slots[kept], : cached.shape[1] // 2] = qk[kept, num_heads:].flatten(1)
+    cached[slots[kept], cached.shape[1] // 2 :] = qkv[kept, num_rotated:].flatten(1)
     return qk[:, :num_heads]
 
 
@@ -352,6 +357,7 @@ def store_latent_reference(
     """As ``store_latent``."""
     rank = latent.shape[1]
     normed = F.rms_norm(latent.float(), latent.shape[-1:], norm.float(), eps)
-    cached[slots, :rank] = normed.to(cached.dtype)
+    kept = slots >= 0
+    cached[slots[kept], :rank] = normed[kept].to(cached.dtype)
     turned = rotate_reference(rope_key.unsqueeze(1), cos, sin, interleaved).squeeze(1)
-    cached[slots, rank:] = turned.to(cached.dtype)
+    cached[slots[kept], rank:] = turned[kept].to(cached.dtype)

@@ -110,7 +110,7 @@ def _attend_keys(
     return total, largest, weight
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride", "max_rows", "max_pieces"])
 def _attend_kernel(
     queries,
     cached,
@@ -204,7 +204,7 @@ def _attend_kernel(
             tl.store(pieces + at[:, None] * VALUE_DIM + value[None, :], attended, mask=store)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["max_rows", "max_pieces"])
 def _merge_kernel(
     pieces,
     piece_scores,
