@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from moesaic.models.architecture import LatentAttention, ModelConfig
 from moesaic.models.attention import AttentionLayer
-from moesaic.models.attention_plan import plan_attention
+from moesaic.models.attention_plan import AttentionPlan, plan_attention
 from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.grouped_query import GroupedQueryLayer
 from moesaic.models.kv_cache import KVCache
@@ -59,7 +59,7 @@ class Decoder:
         )
         # Latent attention rotates in float32, whatever the model's dtype.
         self._rotation_dtype = torch.float32 if latent else self.dtype
-        self._window = (
+        self.window = (
             None
             if isinstance(config.attention, LatentAttention)
             else config.attention.sliding_window
@@ -93,10 +93,25 @@ class Decoder:
         Returns:
             float32 ``[R, vocab]``: the next-token logits of ``batch.logit_rows``.
         """
-        positions = batch.positions.to(self.device)
-        plan = plan_attention(batch, cache.block_size, self._window, self.device)
+        plan = plan_attention(batch, cache.block_size, self.window, self.device)
+        token_ids, positions, logit_rows = (
+            tensor.to(self.device)
+            for tensor in (batch.token_ids, batch.positions, batch.logit_rows)
+        )
+        return await self.compute(token_ids, positions, plan, logit_rows, cache, moe)
+
+    async def compute(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        plan: AttentionPlan,
+        logit_rows: Tensor,
+        cache: KVCache,
+        moe: MoELayer,
+    ) -> Tensor:
+        """As ``forward``, of a batch that is planned and on the device."""
         rotation = self._rotary.rotation(positions, self._rotation_dtype)
-        hidden = F.embedding(batch.token_ids.to(self.device), self._embedding)  # [T, H]
+        hidden = F.embedding(token_ids, self._embedding)  # [T, H]
         for index, layer in enumerate(self._layers):
             attended = layer.attention(
                 self._rms_norm(hidden, layer.attention_norm), rotation, plan, cache
@@ -109,7 +124,7 @@ class Decoder:
             if layer.shared is not None:
                 hidden = hidden + layer.shared(normed)
             hidden = hidden + (await routed).to(hidden.dtype)
-        wanted = self._rms_norm(hidden[batch.logit_rows.to(self.device)], self._norm)
+        wanted = self._rms_norm(hidden[logit_rows], self._norm)
         return F.linear(wanted, self._head).float()
 
     def _add_rms_norm(self, x: Tensor, delta: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
