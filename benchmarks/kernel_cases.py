@@ -97,7 +97,7 @@ def experts(shape: ExpertShape, num_rows: int) -> Case:
 
     by_torch.waits = True  # type: ignore[attr-defined]  # it asks the device for the counts
     expert_numbers = 3 * shape.hidden * shape.size
-    weight_bytes = len(slots.unique()) * expert_numbers * NUMBER_BYTES
+    weight_bytes = len(set(slots.flatten().tolist())) * expert_numbers * NUMBER_BYTES
     return Case(
         "grouped_experts",
         f"{shape.model}, {num_rows} rows",

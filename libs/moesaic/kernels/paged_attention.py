@@ -106,7 +106,8 @@ def paged_attention_reference(
         if window is not None:
             seen &= token > position - window
         mine = queries[first : first + count].float()
-        grouped = mine.unflatten(1, (layout.num_kv_heads, -1))  # [n, kv_heads, group, key_dim]
+        # [n, kv_heads, group, key_dim]
+        grouped = mine.reshape(count, layout.num_kv_heads, -1, layout.key_dim)
         scores = torch.einsum("nhgd,lhd->hgnl", grouped, keys) * scale
         weights = scores.masked_fill(~seen, float("-inf")).softmax(dim=-1)
         attended = torch.einsum("hgnl,lhd->nhgd", weights, values).flatten(1, 2)
@@ -114,4 +115,4 @@ def paged_attention_reference(
 
 
 def _heads(kept: Tensor, column: int, num_kv_heads: int, dim: int) -> Tensor:
-    return kept[:, column : column + num_kv_heads * dim].unflatten(1, (num_kv_heads, dim))
+    return kept[:, column : column + num_kv_heads * dim].reshape(-1, num_kv_heads, dim)
