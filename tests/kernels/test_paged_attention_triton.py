@@ -44,8 +44,8 @@ class Case:
             self.rows.num_rows[only],
             self.rows.lengths[only],
             self.rows.block_tables[only],
-            self.rows.max_rows,
-            self.rows.max_length,
+            max(self.rows.num_rows[only].tolist(), default=0),
+            max(self.rows.lengths[only].tolist(), default=0),
         )
         scale = self.layout.key_dim**-0.5
         arguments = (rows, self.layout, self.block_size, scale, window, out)
@@ -149,7 +149,7 @@ def test_pieces_of_long_contexts_are_merged(
 
 
 @pytest.mark.parametrize("shape", [GROUPED[0], LATENT[0]], ids=["grouped", "latent"])
-def test_what_a_row_gets_does_not_depend_on_its_neighbours(
+def test_what_a_decoded_row_gets_does_not_depend_on_its_neighbours(
     device: torch.device, shape: tuple[KVLayout, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernel, "SPLIT", 32)

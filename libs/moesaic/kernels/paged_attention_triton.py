@@ -9,7 +9,8 @@
 #   Order      keys ascend, in steps that begin at multiples of TILE_KEYS. Where few rows meet many
 #              keys, pieces of SPLIT keys are attended to by programs of their own and merged in
 #              ascending order. Pieces are cut by position, never by how busy the GPU is: what a
-#              row gets does not depend on its neighbours in the batch.
+#              decoded row gets does not depend on its neighbours in the batch. With several rows
+#              the height of a tile follows the longest run, and with it the last bits.
 #   Reference  moesaic.kernels.paged_attention.paged_attention_reference.
 """Paged attention for CUDA."""
 
