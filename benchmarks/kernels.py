@@ -31,7 +31,8 @@ def run(quick: bool) -> dict[str, Any]:
         raise CommandError(
             "kernels needs a CUDA device, and a torch that was built for it", Exit.UNHEALTHY
         )
-    from benchmarks.kernel_cases import all_cases  # needs triton
+    from benchmarks.kernel_cases import all_cases  # these two need triton
+    from benchmarks.kernel_tiles import measure_tiles
 
     tests = run_tests()
     repeats = REPEATS // 5 if quick else REPEATS
@@ -66,6 +67,7 @@ def run(quick: bool) -> dict[str, Any]:
             },
             "kernels": kernels,
             "transfers": transfers,
+            "tiles_us": {} if quick else measure_tiles(timer),
         },
         "notes": [
             "share_of_ceiling: the floor over the median time; 1 would be the measured ceiling",

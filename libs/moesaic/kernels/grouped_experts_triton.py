@@ -24,8 +24,6 @@ from moesaic.kernels.expert_order_triton import ExpertOrder, expert_order
 
 _GROUP = 8
 _COMBINE_COLUMNS = 1024
-
-
 _ALIGNMENT = 16  # bytes; torch's allocations begin at multiples of far more
 
 
