@@ -3,13 +3,17 @@
 #   make test    what must pass before a commit          make bench   measure what the project claims
 #   make fmt     format the sources                  make lint    the quick part of make test
 #   make test-compose   the tests of the suite in containers; skipped where there is no Docker engine
-#   make proto   generate the stubs from protos/     make gpu     the checks that need a CUDA device
+#   make proto   generate the stubs from protos/     make gpu     what needs a CUDA device
 #   make lock    pin the versions that .venv holds
 
 PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3.14 python3,\
             $(if $(shell $(name) -c 'import sys, venv, ensurepip; print(sys.version_info >= (3, 11) or "")' 2>/dev/null),$(name))))
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+
+# The tests interpret the kernels. A torch built for CUDA brings the triton it was built with, which
+# no pin of ours may contradict; one built for CPUs brings none, and gets this.
+TRITON := triton>=3.7,<3.8
 
 .DEFAULT_GOAL := help
 .PHONY: help up down test test-compose fmt lint proto bench gpu lock
@@ -47,13 +51,24 @@ bench: .venv/installed-dev
 	@$(BIN)/moesaic bench hop $(ARGS)
 	@$(BIN)/moesaic bench engine $(ARGS)
 
-# The checks marked gpu; without a CUDA device there is nothing to check.
-gpu: .venv/installed-dev
-	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
-	  $(BIN)/pytest -q -m gpu || [ $$? -eq 5 ]; \
-	else \
-	  echo 'no CUDA device here: the checks marked gpu are skipped'; \
-	fi
+# Everything that needs a CUDA device, into one file: tests, timings, transfers. Without a device
+# there is nothing to do. On a machine where nothing may be installed, name a Python that has torch
+# (2.11 or newer, for CUDA), triton, safetensors, pytest, pytest-timeout, hypothesis, psutil, rich
+# and typer: make gpu GPU_PYTHON=python3. Without ucxx-cu13 the transfers are left out.
+GPU_PYTHON ?=
+GPU_BENCHES := kernels
+gpu: export PYTHONPATH := libs:.:$(PYTHONPATH)
+gpu: $(if $(GPU_PYTHON),,.venv/installed-dev)
+	@python='$(or $(GPU_PYTHON),$(BIN)/python)'; \
+	device=$$($$python -c 'import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else "")') || exit 1; \
+	if [ -z "$$device" ]; then echo 'no CUDA device here: nothing to do'; exit 0; fi; \
+	mkdir -p benchmarks/results/gpu; \
+	for bench in $(GPU_BENCHES); do \
+	  to=benchmarks/results/gpu/$$(date -u +%F)-$$(echo "$$device" | tr 'A-Z ' 'a-z-').json; \
+	  [ $$bench = kernels ] || to=$${to%.json}-$$bench.json; \
+	  $$python -m moesaic.cli bench $$bench $(ARGS) --json "$$to" || exit $$?; \
+	  echo "$$to"; \
+	done
 
 # The stubs are committed, so that nobody needs the compiler to run the services.
 proto: .venv/installed-dev
@@ -67,7 +82,7 @@ proto: .venv/installed-dev
 # .venv by hand with pip install -e '.[all,dev]', test, then make lock.
 lock:
 	@$(BIN)/python -m pip --disable-pip-version-check list --format=freeze \
-	  | grep -Ev '^(moesaic|pip|setuptools|wheel)==' | sed 's/+[A-Za-z0-9.]*$$//' | LC_ALL=C sort -f > constraints.txt
+	  | grep -Ev '^(moesaic|pip|setuptools|triton|wheel)==' | sed 's/+[A-Za-z0-9.]*$$//' | LC_ALL=C sort -f > constraints.txt
 	@echo "constraints.txt: $$(wc -l < constraints.txt) versions"
 
 .venv/bin/python:
@@ -87,4 +102,5 @@ lock:
 .venv/installed-dev: pyproject.toml constraints.txt | .venv/bin/python
 	@echo 'installing the services and the tools of development into .venv (some minutes the first time)'
 	@$(PIP) install -c constraints.txt -e '.[all,dev]'
+	@$(BIN)/python -c 'import triton' 2> /dev/null || $(PIP) install '$(TRITON)'
 	@touch $@ .venv/installed-all

@@ -2,6 +2,7 @@
 reference."""
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,10 @@ import torch
 from safetensors.torch import save_file
 
 from models.training.network import Network, Shape
+
+if not torch.cuda.is_available():
+    # Triton reads this when it is first imported, be it by torch: here kernels are interpreted.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 TINY = Shape(
     vocab_size=160,

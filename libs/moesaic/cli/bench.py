@@ -10,7 +10,9 @@ from moesaic.cli.outcome import CommandError, Exit
 
 
 def bench(
-    name: Annotated[Literal["engine", "parity", "hop"], typer.Argument(help="What to measure.")],
+    name: Annotated[
+        Literal["engine", "parity", "hop", "kernels"], typer.Argument(help="What to measure.")
+    ],
     quick: Annotated[bool, typer.Option("--quick", help="Less data, within 45 seconds.")] = False,
     json_to: Annotated[
         str | None,
@@ -58,6 +60,8 @@ def bench(
             Path(json_to).write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
         except OSError as error:
             raise CommandError(f"--json {json_to}: {error.strerror}", Exit.USAGE) from error
+    if measured.get("failed"):
+        raise CommandError(f"{name}: {measured['failed']}")
 
 
 def flattened(figures: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("torch", "ucxx-cu13", "numpy", "transformers")
+PACKAGES = ("torch", "triton", "ucxx-cu13", "numpy", "transformers")
 PROBE_SIZE = 768
 PROBE_ROUNDS = 15
 

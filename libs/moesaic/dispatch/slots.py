@@ -7,6 +7,8 @@ retired.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,6 +21,9 @@ from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.config import ModelConfig
 from moesaic.models.experts import load_expert
 
+if TYPE_CHECKING:
+    from moesaic.kernels.grouped_experts_triton import SlotWeights
+
 
 @dataclass(frozen=True)
 class LayerSlots:
@@ -26,6 +31,13 @@ class LayerSlots:
 
     experts: tuple[int, ...]
     mlps: tuple[GatedMLP | None, ...]  # None: an empty slot
+
+    @cached_property
+    def on_gpu(self) -> "SlotWeights":
+        """The weights as a GPU's kernels find them."""
+        from moesaic.kernels.grouped_experts_triton import SlotWeights
+
+        return SlotWeights.of([None if mlp is None else mlp.plain_weights() for mlp in self.mlps])
 
     @property
     def nbytes(self) -> int:
@@ -64,9 +76,11 @@ class SlotTable:
         Returns:
             float32 ``[T, H]``.
         """
-        mlps = self.layers[layer].mlps
+        slots = self.layers[layer]
+        if hidden_states.is_cuda:
+            return _compute_on_gpu(hidden_states, topk_weights, topk_ids, mine, slots)
         slot_ids = mine.index_select(0, topk_ids.flatten()).view(topk_ids.shape)
-        return grouped_experts(hidden_states, topk_weights, slot_ids, mlps)
+        return grouped_experts(hidden_states, topk_weights, slot_ids, slots.mlps)
 
     def slot_of_expert(self, layer: int, num_experts: int, served: Sequence[bool]) -> Tensor:
         """int64 ``[E]``: the first slot that holds each expert marked in ``served``, -1
@@ -76,6 +90,20 @@ class SlotTable:
             if expert != EMPTY_SLOT and served[expert]:
                 mine[expert] = slot
         return mine
+
+
+def _compute_on_gpu(
+    hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor, mine: Tensor, slots: LayerSlots
+) -> Tensor:
+    from moesaic.kernels import grouped_experts_triton
+
+    if all(mlp is None for mlp in slots.mlps):
+        return hidden_states.new_zeros(hidden_states.shape, dtype=torch.float32)
+    device = hidden_states.device  # weights and ids that another process chose arrive on the host
+    slot_ids = mine[topk_ids.to(device).long()]
+    return grouped_experts_triton.grouped_experts(
+        hidden_states, topk_weights.to(device), slot_ids, slots.on_gpu
+    )
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from moesaic.kernels.linear import Linear, Quantization, Rows, make_linear
+from moesaic.kernels.linear import Linear, PlainLinear, Quantization, Rows, make_linear
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,12 @@ class GatedMLP:
     def nbytes(self) -> int:
         """Bytes of the weights."""
         return self.gate_up.nbytes + self.down.nbytes
+
+    def plain_weights(self) -> tuple[Tensor, Tensor]:
+        """``gate_up`` ``[2I, H]`` and ``down`` ``[H, I]``, held as the checkpoint has them."""
+        assert isinstance(self.gate_up, PlainLinear)
+        assert isinstance(self.down, PlainLinear)
+        return self.gate_up.weight, self.down.weight
 
     def __call__(self, x: Tensor) -> Tensor:
         """``[T, H]`` -> ``[T, H]``, same dtype."""

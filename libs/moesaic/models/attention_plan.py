@@ -7,6 +7,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from moesaic.models.paged_plan import PagedPlan, plan_paged
 from moesaic.models.step_batch import StepBatch
 
 
@@ -37,6 +38,7 @@ class AttentionPlan:
     write_slots: Tensor  # int64 [T]
     single: SingleRows | None
     runs: tuple[RowRun, ...]
+    paged: PagedPlan | None = None  # on a GPU, in place of the two above
 
 
 def plan_attention(
@@ -56,6 +58,9 @@ def plan_attention(
     The plan's tensors are on ``device``.
     """
     assert len(batch.sequence_rows) == len(batch.block_tables)
+    if device.type == "cuda":
+        write_slots, paged = plan_paged(batch, block_size, window, device)
+        return AttentionPlan(write_slots, None, (), paged)
     bounds = torch.tensor([0, *batch.sequence_rows]).cumsum(0).tolist()
     assert bounds[-1] == len(batch.positions)
     lengths: list[int] = (batch.positions[torch.tensor(bounds[1:]) - 1] + 1).tolist()

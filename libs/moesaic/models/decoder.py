@@ -11,7 +11,7 @@ from moesaic.kernels.gated_mlp import GatedMLP
 from moesaic.kernels.linear import Linear, Quantization, make_linear
 from moesaic.models.architecture import LatentAttention, ModelConfig
 from moesaic.models.attention import AttentionLayer
-from moesaic.models.attention_plan import plan_attention
+from moesaic.models.attention_plan import AttentionPlan, plan_attention
 from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.grouped_query import GroupedQueryLayer
 from moesaic.models.kv_cache import KVCache
@@ -63,7 +63,7 @@ class Decoder:
         )
         # Latent attention rotates in float32, whatever the model's dtype.
         self._rotation_dtype = torch.float32 if latent else self.dtype
-        self._window = (
+        self.window = (
             None
             if isinstance(config.attention, LatentAttention)
             else config.attention.sliding_window
@@ -106,17 +106,32 @@ class Decoder:
         Returns:
             float32 ``[R, vocab]``: the next-token logits of ``batch.logit_rows``.
         """
-        positions = batch.positions.to(self.device)
         plan = plan_attention(
-            batch, cache.block_size, self._window, self.device, self._deterministic
+            batch, cache.block_size, self.window, self.device, self._deterministic
         )
+        token_ids, positions, logit_rows = (
+            tensor.to(self.device)
+            for tensor in (batch.token_ids, batch.positions, batch.logit_rows)
+        )
+        return await self.compute(token_ids, positions, plan, logit_rows, cache, moe)
+
+    async def compute(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        plan: AttentionPlan,
+        logit_rows: Tensor,
+        cache: KVCache,
+        moe: MoELayer,
+    ) -> Tensor:
+        """As ``forward``, of a batch that is planned and on the device."""
         rotation = self._rotary.rotation(positions, self._rotation_dtype)
-        hidden = F.embedding(batch.token_ids.to(self.device), self._embedding)  # [T, H]
+        hidden = F.embedding(token_ids, self._embedding)  # [T, H]
         for index, layer in enumerate(self._layers):
-            hidden = hidden + layer.attention(
+            attended = layer.attention(
                 self._rms_norm(hidden, layer.attention_norm), rotation, plan, cache
             )
-            normed = self._rms_norm(hidden, layer.mlp_norm)
+            hidden, normed = self._add_rms_norm(hidden, attended, layer.mlp_norm)
             if layer.dense is not None:
                 hidden = hidden + layer.dense(normed)
                 continue
@@ -124,8 +139,16 @@ class Decoder:
             if layer.shared is not None:
                 hidden = hidden + layer.shared(normed)
             hidden = hidden + (await routed).to(hidden.dtype)
-        wanted = self._rms_norm(hidden[batch.logit_rows.to(self.device)], self._norm)
+        wanted = self._rms_norm(hidden[logit_rows], self._norm)
         return self._head(wanted).float()
+
+    def _add_rms_norm(self, x: Tensor, delta: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        if x.is_cuda:
+            from moesaic.kernels.add_rms_norm_triton import add_rms_norm
+
+            return add_rms_norm(x, delta, weight, self.config.rms_norm_eps)
+        x = x + delta
+        return x, self._rms_norm(x, weight)
 
     def _rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, x.shape[-1:], weight, self.config.rms_norm_eps)

@@ -54,6 +54,8 @@ def select_experts(gate_logits: Tensor, moe: MoE) -> tuple[Tensor, Tensor]:
     Returns:
         topk_weights: float32 ``[T, k]``; topk_ids: int32 ``[T, k]``, heaviest first.
     """
+    if gate_logits.is_cuda:
+        return _select_experts_on_gpu(gate_logits, moe)
     scores = gate_logits.softmax(dim=-1, dtype=torch.float32)
     if moe.topk_method == "group_limited_greedy":
         grouped = scores.view(scores.shape[0], moe.n_group, -1)  # [T, G, E / G]
@@ -66,3 +68,17 @@ def select_experts(gate_logits: Tensor, moe: MoE) -> tuple[Tensor, Tensor]:
     if moe.routed_scaling_factor != 1.0:
         topk_weights = topk_weights * moe.routed_scaling_factor
     return topk_weights, topk_ids.to(torch.int32)
+
+
+def _select_experts_on_gpu(gate_logits: Tensor, moe: MoE) -> tuple[Tensor, Tensor]:
+    from moesaic.kernels import gate_triton
+
+    limited = moe.topk_method == "group_limited_greedy"
+    return gate_triton.select_experts(
+        gate_logits,
+        top_k=moe.top_k,
+        num_groups=moe.n_group if limited else 1,
+        topk_group=moe.topk_group if limited else 1,
+        normalise=moe.norm_topk_prob,
+        scaling=moe.routed_scaling_factor,
+    )

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from moesaic.kernels.linear import Linear
+from moesaic.kernels.paged_attention import KVLayout
 from moesaic.models.architecture import GroupedQueryAttention, ModelConfig
 from moesaic.models.attention import attend
 from moesaic.models.attention_plan import AttentionPlan
@@ -63,6 +64,8 @@ class GroupedQueryLayer:
         num_rotated = num_heads + self.shape.num_kv_heads
         qkv = self.qkv(hidden_states)
         qkv = qkv.view(len(qkv), -1, self.shape.head_dim)
+        if plan.paged is not None:
+            return self.output(self._attend_on_gpu(qkv, rotation, plan, cache))
         qk = qkv[:, :num_rotated]  # queries and keys are normed and rotated alike, so together
         if self.qk_norm is not None:
             qk = F.rms_norm(qk, qk.shape[-1:], eps=self.eps) * self.qk_norm
@@ -71,6 +74,27 @@ class GroupedQueryLayer:
         cache.write(self.layer, plan.write_slots, keys_values.flatten(1))
         attended = attend(self, qk[:, :num_heads], plan, cache, self.layer)
         return self.output(attended)
+
+    def _attend_on_gpu(
+        self, qkv: Tensor, rotation: Rotation, plan: AttentionPlan, cache: KVCache
+    ) -> Tensor:
+        from moesaic.kernels.kv_rows_triton import store_grouped
+
+        assert plan.paged is not None
+        rows = cache.rows(self.layer)
+        queries = store_grouped(
+            qkv,
+            self.shape.num_heads,
+            self.qk_norm,
+            self.eps,
+            rotation.cos.squeeze(1),
+            rotation.sin.squeeze(1),
+            rotation.interleaved,
+            plan.write_slots,
+            rows,
+        )
+        layout = KVLayout.grouped(self.shape.num_kv_heads, self.shape.head_dim)
+        return plan.paged.attend(queries, rows, layout, self.shape.head_dim**-0.5)
 
     def single(self, queries: Tensor, cached: Tensor, mask: Tensor) -> Tensor:
         """See ``Heads.single``. The heads of a group are rows of one product: keys are read once for all of them."""

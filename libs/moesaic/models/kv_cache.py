@@ -39,6 +39,10 @@ class KVCache:
         """Store ``rows`` ``[T, kv_width]`` at ``slots`` (int64 ``[T]``, no two the same)."""
         self._layers[layer].index_copy_(0, slots, rows)
 
+    def rows(self, layer: int) -> Tensor:
+        """All rows of a layer, ``[tokens, kv_width]``; not a copy."""
+        return self._layers[layer]
+
     def gather(self, layer: int, slots: Tensor) -> Tensor:
         """The rows at ``slots`` (int64, any shape): ``[*slots.shape, kv_width]``."""
         rows = self._layers[layer].index_select(0, slots.reshape(-1))

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from moesaic.kernels.linear import Linear
+from moesaic.kernels.paged_attention import KVLayout
 from moesaic.models.architecture import LatentAttention, ModelConfig
 from moesaic.models.attention import attend
 from moesaic.models.attention_plan import AttentionPlan
@@ -75,17 +76,51 @@ class LatentLayer:
         queries, latent, rope_key = torch.split(
             down, [down.shape[1] - shape.kv_width, shape.kv_lora_rank, shape.qk_rope_head_dim], -1
         )
+        if plan.paged is not None:
+            attended = self._attend_on_gpu(queries, latent, rope_key, rotation, plan, cache)
+            return self.output(attended)
         latent = F.rms_norm(latent, latent.shape[-1:], self.kv_norm, _LATENT_NORM_EPS)
         rope_key = rotation(rope_key.unsqueeze(1)).squeeze(1)
         cache.write(self.layer, plan.write_slots, torch.cat((latent, rope_key), dim=-1))
 
-        if self.q_up is not None:
-            queries = F.rms_norm(queries, queries.shape[-1:], self.q_norm, _LATENT_NORM_EPS)
-            queries = self.q_up(queries)
-        nope, rope = self._query_parts(queries.view(len(queries), shape.num_heads, -1))
+        nope, rope = self._query_parts(self._project_queries(queries))
         queries = torch.cat((nope, rotation(rope)), dim=-1)  # [T, heads, nope + rope]
         attended = attend(self, queries, plan, cache, self.layer)
         return self.output(attended)
+
+    def _project_queries(self, queries: Tensor) -> Tensor:
+        if self.q_up is not None:
+            queries = F.rms_norm(queries, queries.shape[-1:], self.q_norm, _LATENT_NORM_EPS)
+            queries = self.q_up(queries)
+        return queries.view(len(queries), self.shape.num_heads, -1)
+
+    def _attend_on_gpu(
+        self,
+        queries: Tensor,
+        latent: Tensor,
+        rope_key: Tensor,
+        rotation: Rotation,
+        plan: AttentionPlan,
+        cache: KVCache,
+    ) -> Tensor:
+        """All rows as in ``single``: latents are read where they lie, and never expanded."""
+        from moesaic.kernels.kv_rows_triton import rotate, store_latent
+
+        assert plan.paged is not None
+        shape, rows = self.shape, cache.rows(self.layer)
+        turn = (rotation.cos.squeeze(1), rotation.sin.squeeze(1), rotation.interleaved)
+        slots = plan.write_slots
+        store_latent(latent, self.kv_norm, _LATENT_NORM_EPS, rope_key, *turn, slots, rows)
+
+        key_up, value_up = self._up_projections()
+        nope, rope = self._query_parts(self._project_queries(queries))
+        absorbed = nope.new_empty(len(nope), shape.num_heads, shape.kv_width)
+        absorbed[..., : shape.kv_lora_rank] = torch.einsum("thn,hnl->thl", nope, key_up)
+        rotate(rope, *turn, absorbed[..., shape.kv_lora_rank :])
+        layout = KVLayout.latent(shape.kv_lora_rank, shape.qk_rope_head_dim)
+        summed = plan.paged.attend(absorbed, rows, layout, self.scale)
+        by_head = summed.view(len(summed), shape.num_heads, -1)  # [T, heads, latent]
+        return torch.einsum("thl,hvl->thv", by_head, value_up).flatten(1)
 
     def single(self, queries: Tensor, cached: Tensor, mask: Tensor) -> Tensor:
         """See ``Heads.single``. The up-projections are absorbed: scores and sums are over latents."""

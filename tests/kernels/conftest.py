@@ -1,0 +1,63 @@
+"""Where kernels run: on a GPU where there is one, else in Triton's interpreter."""
+
+import os
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+GPU = pytest.param("cuda", marks=pytest.mark.gpu)
+
+
+@pytest.fixture(scope="session", params=["cpu", GPU])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """Each test of a kernel runs in the interpreter, on tensors of the CPU, and on a GPU."""
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if request.param == "cuda" and interpreted:
+        pytest.skip("TRITON_INTERPRET=1: kernels are interpreted, not compiled")
+    if request.param == "cpu" and not interpreted:
+        pytest.skip("kernels are compiled for the CUDA device here, not interpreted")
+    return torch.device(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _gpu_where_it_is_needed(request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _bfloat16_as_on_a_gpu() -> None:
+    """Give the interpreter the bfloat16 of a GPU.
+
+    It keeps bfloat16 as bit patterns, which it multiplies as integers in ``tl.dot``, and it cuts
+    float32 off where a GPU rounds to the nearest.
+    """
+    if os.environ.get("TRITON_INTERPRET") != "1" or find_spec("triton") is None:
+        return
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    builder = interpreter.InterpreterBuilder
+    handle = interpreter.TensorHandle
+    dot, cast = builder.create_dot, builder.cast_impl
+
+    def widened(x: Any) -> Any:
+        if x.dtype.scalar != tl.bfloat16:
+            return x
+        return handle((x.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        return dot(self, widened(a), widened(b), *rest)
+
+    def cast_impl(self: Any, source: Any, target: Any) -> Any:
+        if (source.dtype.scalar, target.scalar) != (tl.float32, tl.bfloat16):
+            return cast(self, source, target)
+        rounded = torch.from_numpy(np.array(source.data, np.float32)).bfloat16()
+        return handle(rounded.view(torch.int16).numpy().view(np.uint16), tl.bfloat16)
+
+    for name in [name for name in vars(builder) if vars(builder)[name] is dot]:
+        setattr(builder, name, create_dot)
+    builder.cast_impl = cast_impl
