@@ -53,8 +53,8 @@ bench: .venv/installed-dev
 
 # Everything that needs a CUDA device, into one file: tests, timings, transfers. Without a device
 # there is nothing to do. On a machine where nothing may be installed, name a Python that has torch
-# (2.11 or newer, for CUDA), triton, safetensors, pytest, pytest-timeout, hypothesis, psutil, rich
-# and typer: make gpu GPU_PYTHON=python3. Without ucxx-cu13 the transfers are left out.
+# (2.11 or newer, for CUDA), triton, safetensors, transformers, msgspec, pytest, hypothesis, psutil,
+# rich and typer: make gpu GPU_PYTHON=python3. Without ucxx-cu13 the transfers are left out.
 GPU_PYTHON ?=
 GPU_BENCHES := kernels
 gpu: export PYTHONPATH := libs:.:$(PYTHONPATH)
