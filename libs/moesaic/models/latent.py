@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from moesaic.kernels.linear import Linear
+from moesaic.kernels.rms_norm import rms_norm
 from moesaic.models.architecture import LatentAttention, ModelConfig
 from moesaic.models.attention import attend
 from moesaic.models.attention_plan import AttentionPlan
@@ -75,12 +76,12 @@ class LatentLayer:
         queries, latent, rope_key = torch.split(
             down, [down.shape[1] - shape.kv_width, shape.kv_lora_rank, shape.qk_rope_head_dim], -1
         )
-        latent = F.rms_norm(latent, latent.shape[-1:], self.kv_norm, _LATENT_NORM_EPS)
+        latent = rms_norm(latent, self.kv_norm, _LATENT_NORM_EPS)
         rope_key = rotation(rope_key.unsqueeze(1)).squeeze(1)
         cache.write(self.layer, plan.write_slots, torch.cat((latent, rope_key), dim=-1))
 
         if self.q_up is not None:
-            queries = F.rms_norm(queries, queries.shape[-1:], self.q_norm, _LATENT_NORM_EPS)
+            queries = rms_norm(queries, self.q_norm, _LATENT_NORM_EPS)
             queries = self.q_up(queries)
         nope, rope = self._query_parts(queries.view(len(queries), shape.num_heads, -1))
         queries = torch.cat((nope, rotation(rope)), dim=-1)  # [T, heads, nope + rope]
