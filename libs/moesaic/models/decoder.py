@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from moesaic.kernels.gated_mlp import GatedMLP
 from moesaic.kernels.linear import Linear, Quantization, make_linear
+from moesaic.kernels.rms_norm import rms_norm
 from moesaic.models.architecture import LatentAttention, ModelConfig
 from moesaic.models.attention import AttentionLayer
 from moesaic.models.attention_plan import AttentionPlan, plan_attention
@@ -151,7 +152,7 @@ class Decoder:
         return x, self._rms_norm(x, weight)
 
     def _rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, x.shape[-1:], weight, self.config.rms_norm_eps)
+        return rms_norm(x, weight, self.config.rms_norm_eps)
 
 
 def _load_layer(reader: TensorReader, config: ModelConfig, index: int) -> _Layer:

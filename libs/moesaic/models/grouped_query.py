@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from moesaic.kernels.linear import Linear
 from moesaic.kernels.paged_attention import KVLayout
+from moesaic.kernels.rms_norm import rms_norm
 from moesaic.models.architecture import GroupedQueryAttention, ModelConfig
 from moesaic.models.attention import attend
 from moesaic.models.attention_plan import AttentionPlan
@@ -68,7 +69,7 @@ class GroupedQueryLayer:
             return self.output(self._attend_on_gpu(qkv, rotation, plan, cache))
         qk = qkv[:, :num_rotated]  # queries and keys are normed and rotated alike, so together
         if self.qk_norm is not None:
-            qk = F.rms_norm(qk, qk.shape[-1:], eps=self.eps) * self.qk_norm
+            qk = rms_norm(qk, self.qk_norm, self.eps)
         qk = rotation(qk)
         keys_values = torch.cat((qk[:, num_heads:], qkv[:, num_rotated:]), dim=1)
         cache.write(self.layer, plan.write_slots, keys_values.flatten(1))

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from moesaic.kernels.linear import Linear
 from moesaic.kernels.paged_attention import KVLayout
+from moesaic.kernels.rms_norm import rms_norm
 from moesaic.models.architecture import LatentAttention, ModelConfig
 from moesaic.models.attention import attend
 from moesaic.models.attention_plan import AttentionPlan
@@ -79,7 +80,7 @@ class LatentLayer:
         if plan.paged is not None:
             attended = self._attend_on_gpu(queries, latent, rope_key, rotation, plan, cache)
             return self.output(attended)
-        latent = F.rms_norm(latent, latent.shape[-1:], self.kv_norm, _LATENT_NORM_EPS)
+        latent = rms_norm(latent, self.kv_norm, _LATENT_NORM_EPS)
         rope_key = rotation(rope_key.unsqueeze(1)).squeeze(1)
         cache.write(self.layer, plan.write_slots, torch.cat((latent, rope_key), dim=-1))
 
@@ -90,7 +91,7 @@ class LatentLayer:
 
     def _project_queries(self, queries: Tensor) -> Tensor:
         if self.q_up is not None:
-            queries = F.rms_norm(queries, queries.shape[-1:], self.q_norm, _LATENT_NORM_EPS)
+            queries = rms_norm(queries, self.q_norm, _LATENT_NORM_EPS)
             queries = self.q_up(queries)
         return queries.view(len(queries), self.shape.num_heads, -1)
 
