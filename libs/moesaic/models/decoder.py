@@ -12,7 +12,7 @@ from moesaic.kernels.linear import Linear, Quantization, make_linear
 from moesaic.kernels.rms_norm import rms_norm
 from moesaic.models.architecture import LatentAttention, ModelConfig
 from moesaic.models.attention import AttentionLayer
-from moesaic.models.attention_plan import plan_attention
+from moesaic.models.attention_plan import AttentionPlanner
 from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.grouped_query import GroupedQueryLayer
 from moesaic.models.kv_cache import KVCache
@@ -57,18 +57,18 @@ class Decoder:
         """Take the weights; ``load`` reads them. ``embedding`` is ``[vocab, H]``, ``head`` ``H -> vocab``."""
         self.config, self.dtype, self.device = config, embedding.dtype, embedding.device
         self._layers, self._embedding, self._norm, self._head = layers, embedding, norm, head
-        self._deterministic = deterministic
         latent = isinstance(config.attention, LatentAttention)
         self._rotary = RotaryEmbedding(
             config.rope, config.attention.rotary_dim, interleaved=latent, device=self.device
         )
         # Latent attention rotates in float32, whatever the model's dtype.
         self._rotation_dtype = torch.float32 if latent else self.dtype
-        self._window = (
+        window = (
             None
             if isinstance(config.attention, LatentAttention)
             else config.attention.sliding_window
         )
+        self._planner = AttentionPlanner(window, self.dtype, self.device, deterministic)
 
     @classmethod
     def load(
@@ -108,9 +108,7 @@ class Decoder:
             float32 ``[R, vocab]``: the next-token logits of ``batch.logit_rows``.
         """
         positions = batch.positions.to(self.device)
-        plan = plan_attention(
-            batch, cache.block_size, self._window, self.device, self._deterministic
-        )
+        plan = self._planner.plan(batch, cache.block_size)
         rotation = self._rotary.rotation(positions, self._rotation_dtype)
         hidden = F.embedding(batch.token_ids.to(self.device), self._embedding)  # [T, H]
         for index, layer in enumerate(self._layers):
