@@ -3,6 +3,7 @@
 #   make test    what must pass before a commit          make bench   measure what the project claims
 #   make fmt     format the sources                  make lint    the quick part of make test
 #   make test-compose   the tests of the suite in containers; skipped where there is no Docker engine
+#   make test-clients   other people's clients against a real suite: openai, LangChain, lm_eval, guidellm
 #   make proto   generate the stubs from protos/     make gpu     the checks that need a CUDA device
 #   make lock    pin the versions that .venv holds
 
@@ -12,7 +13,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
 .DEFAULT_GOAL := help
-.PHONY: help up down test test-compose fmt lint proto bench gpu lock
+.PHONY: help up down test test-compose test-clients fmt lint proto bench gpu lock
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -30,6 +31,12 @@ test: lint
 
 test-compose: .venv/installed-dev
 	@tests/compose/run.sh
+
+# The clients live in an environment of their own; where it cannot be had, this says so and is no failure.
+test-clients: .venv/installed-all
+	@$(MAKE) -s .venv-clients/installed || { echo 'SKIPPED: the clients cannot be installed here'; exit 0; } && \
+	  MOESAIC_COMMAND=$(CURDIR)/$(BIN)/moesaic .venv-clients/bin/python -m pytest -q -o filterwarnings=default \
+	  --confcutdir=tests/clients tests/clients
 
 lint: .venv/installed-dev
 	@echo 'ruff, layers, types'
@@ -87,3 +94,9 @@ lock:
 	@echo 'installing the services and the tools of development into .venv (some minutes the first time)'
 	@$(PIP) install -c constraints.txt -e '.[all,dev]'
 	@touch $@ .venv/installed-all
+
+.venv-clients/installed: tests/clients/requirements.txt | .venv/bin/python
+	@echo 'installing the clients into .venv-clients (some minutes the first time)'
+	@test -x .venv-clients/bin/python || $(BIN)/python -m venv .venv-clients
+	@.venv-clients/bin/python -m pip --disable-pip-version-check -q install -r tests/clients/requirements.txt
+	@touch $@

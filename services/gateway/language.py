@@ -14,7 +14,7 @@ from moesaic.errors import InvalidInput
 from moesaic.models.chat import TEMPLATE_KWARGS, ChatTemplate
 from moesaic.models.config import ModelConfig, load_config
 from moesaic.models.fields import Fields, read_json
-from moesaic.models.tokenizer import StreamDecoder, Tokenizer
+from moesaic.models.tokenizer import StreamDecoder, Tokenizer, read_special_tokens
 
 T = TypeVar("T")
 
@@ -36,6 +36,7 @@ class Language:
             self._no_template = error
         self.dialogue = Dialogue.of(self.tokenizer, self._template, self.config.eos_token_ids)
         self.classify_methods = _classify_methods(directory)
+        self.tokenizer_info = _tokenizer_info(directory)
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="language")
 
     @property
@@ -94,6 +95,22 @@ class Language:
     def close(self) -> None:
         """Let the threads go."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _tokenizer_info(directory: Path) -> dict[str, Any]:
+    """``tokenizer_config.json`` as clients expect it: special tokens as plain texts, the chat template inside."""
+    path = directory / "tokenizer_config.json"
+    info: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    info |= dict.fromkeys(("bos_token", "eos_token", "pad_token"))
+    info |= {
+        name: value
+        for name, value in (read_json(path) if path.is_file() else {}).items()
+        if not name.endswith("_token")
+    }
+    template = directory / "chat_template.jinja"
+    if template.is_file():
+        info["chat_template"] = template.read_text(encoding="utf-8")
+    return info | read_special_tokens(directory)
 
 
 def _classify_methods(directory: Path) -> tuple[Method, ...]:

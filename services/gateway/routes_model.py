@@ -1,4 +1,4 @@
-"""What there is to know of the served model: ``/v1/models``, ``/tokenize``, ``/detokenize``, ``/version``."""
+"""What there is to know of the served model: its name, its tokenizer, texts as tokens and back."""
 
 from typing import Any
 
@@ -69,6 +69,12 @@ async def detokenize(body: DetokenizeWire, request: Request) -> dict[str, Any]:
         language.tokenizer.decode, body.tokens, skip_special_tokens=False
     )
     return {"prompt": text}
+
+
+@router.get("/tokenizer_info")
+async def tokenizer_info(request: Request) -> dict[str, Any]:
+    """The tokenizer's configuration: with it, clients count tokens and render chats as the server does."""
+    return gateway_of(request).language.tokenizer_info
 
 
 @router.get("/version")
