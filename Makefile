@@ -52,6 +52,7 @@ fmt: .venv/installed-dev
 bench: .venv/installed-dev
 	@$(BIN)/moesaic bench parity $(ARGS)
 	@$(BIN)/moesaic bench hop $(ARGS)
+	@$(BIN)/moesaic bench gateway $(ARGS)
 
 # The checks marked gpu; without a CUDA device there is nothing to check.
 gpu: .venv/installed-dev

@@ -1,4 +1,5 @@
-"""The model's tokenizer and chat template. Long texts are worked on by a few threads, not by the event loop."""
+"""The model's tokenizer and chat template. Long texts are worked on by a few threads, short ones at once: going to a
+thread and back takes as long as a few hundred tokens."""
 
 import asyncio
 import functools
@@ -19,6 +20,8 @@ from moesaic.models.tokenizer import StreamDecoder, Tokenizer, read_special_toke
 T = TypeVar("T")
 
 NUM_THREADS = 2
+SHORT_CHARS = 2000  # about 0.3 ms
+PER_MESSAGE_CHARS = 50  # what rendering a message costs, as text
 SERVING_FILE = "moesaic.json"  # what a checkpoint's maker says about serving it; optional
 
 
@@ -44,6 +47,12 @@ class Language:
         """Tokens of prompt and answer together."""
         return self.config.max_positions
 
+    async def work(self, num_chars: int, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Do something with texts that have so many characters: on one of the threads if that takes long."""
+        if num_chars <= SHORT_CHARS:
+            return work(*args, **kwargs)
+        return await self.off_loop(work, *args, **kwargs)
+
     async def off_loop(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Do something slow on one of the threads."""
         call = functools.partial(work, *args, **kwargs)
@@ -51,8 +60,8 @@ class Language:
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text."""
-        return await self.off_loop(
-            self.tokenizer.encode, text, add_special_tokens=add_special_tokens
+        return await self.work(
+            len(text), self.tokenizer.encode, text, add_special_tokens=add_special_tokens
         )
 
     async def encode_chat(
@@ -82,7 +91,8 @@ class Language:
             )
             return self.tokenizer.encode(text, add_special_tokens=False)
 
-        return await self.off_loop(render)
+        num_chars = sum(len(message["content"]) + PER_MESSAGE_CHARS for message in messages)
+        return await self.work(num_chars, render)
 
     def decoder(self, *, skip_special_tokens: bool) -> StreamDecoder:
         """A fresh decoder for one answer."""

@@ -65,8 +65,8 @@ async def detokenize(body: DetokenizeWire, request: Request) -> dict[str, Any]:
     language = gateway.language
     if any(token_id >= language.config.vocab_size for token_id in body.tokens):
         raise InvalidInput("tokens", f"token ids must be in 0..{language.config.vocab_size - 1}")
-    text = await language.off_loop(
-        language.tokenizer.decode, body.tokens, skip_special_tokens=False
+    text = await language.work(
+        len(body.tokens), language.tokenizer.decode, body.tokens, skip_special_tokens=False
     )
     return {"prompt": text}
 
