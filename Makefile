@@ -3,6 +3,7 @@
 #   make test    what must pass before a commit          make bench   measure what the project claims
 #   make fmt     format the sources                  make lint    the quick part of make test
 #   make test-compose   the tests of the suite in containers; skipped where there is no Docker engine
+#   make soak    half an hour of mixed traffic and killed workers (SOAK_MINUTES=3 for less)
 #   make test-clients   other people's clients against a real suite: openai, LangChain, lm_eval, guidellm
 #   make proto   generate the stubs from protos/     make gpu     the checks that need a CUDA device
 #   make lock    pin the versions that .venv holds
@@ -13,7 +14,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
 .DEFAULT_GOAL := help
-.PHONY: help up down test test-compose test-clients fmt lint proto bench gpu lock
+.PHONY: help up down test test-compose test-clients soak fmt lint proto bench gpu lock
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -37,6 +38,10 @@ test-clients: .venv/installed-all
 	@$(MAKE) -s .venv-clients/installed || { echo 'SKIPPED: the clients cannot be installed here'; exit 0; } && \
 	  MOESAIC_COMMAND=$(CURDIR)/$(BIN)/moesaic .venv-clients/bin/python -m pytest -q -o filterwarnings=default \
 	  --confcutdir=tests/clients tests/clients
+
+# The report goes to benchmarks/results/soak.json.
+soak: .venv/installed-dev
+	@$(BIN)/pytest -q -s -m slow tests/soak
 
 lint: .venv/installed-dev
 	@echo 'ruff, layers, types'

@@ -61,6 +61,7 @@ def run(quick: bool) -> dict[str, Any]:
             "caches, added.instant_worker_rested after as long a pause as the worker's prefill makes",
             "step_ms is a decode step of one row; the first token waits for a prefill of 16, execute_ms of it",
             "a prompt of 16 tokens is never found in the prefix cache, so both ways compute it",
+            "held: one gateway with --max-inflight raised (1024 by default), its worker one that never answers",
             *(["quick: fewer rounds, the same code path"] if quick else []),
         ],
     }
