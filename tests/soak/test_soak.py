@@ -28,8 +28,10 @@ WARM_UP = 0.4  # share of the run after which memory must not grow
 WARM_S = 60.0  # the same for a process that was started meanwhile
 MIN_SAMPLES = 5  # fewer tell nothing of growth
 KV_BLOCKS = 384  # few enough for requests to be put back now and then
-# Memory may grow by so much, and by so much an hour, after warming up: 10 MB an hour are 200 bytes a request.
-GROWTH_MB, GROWTH_MB_PER_H = 4.0, 10.0
+# Memory may grow by so much, and by so much an hour, after warming up. The first is what an attention worker's memory
+# goes up and down by as prompts of all lengths come and go; the second is 200 bytes a request.
+GROWTH_MB, GROWTH_MB_PER_H = 12.0, 10.0
+PARTS = 10  # of the run, for which the report tells the memory
 SPARE_FILES, SPARE_TASKS = 8, 6  # more at the end than when idle at first: kept connections
 
 
@@ -136,6 +138,19 @@ def _growth(watch: Watch) -> dict[str, dict[str, float]]:
     return grown
 
 
+def _resident(watch: Watch) -> dict[str, list[float]]:
+    """Memory of each process in MB at the end of each part of the run."""
+    names = dict.fromkeys(sample.name for sample in watch.samples)
+    ends = [MINUTES * 60 * (part + 1) / PARTS for part in range(PARTS)]
+    return {
+        name: [
+            round([s.resident_mb for s in watch.samples if s.name == name and s.at_s <= end][-1], 1)
+            for end in ends
+        ]
+        for name in names
+    }
+
+
 def _report(
     book: Book,
     watch: Watch,
@@ -165,6 +180,7 @@ def _report(
         "wrong": len(book.wrong),
         "kills": kills,
         "memory": _growth(watch),
+        "resident_mb": _resident(watch),
         "idle_before": idle(idle_before),
         "idle_after": idle(idle_after),
         "faults": faults,
