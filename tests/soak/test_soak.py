@@ -30,7 +30,7 @@ MIN_SAMPLES = 5  # fewer tell nothing of growth
 KV_BLOCKS = 384  # few enough for requests to be put back now and then
 # Memory may grow by so much, and by so much an hour, after warming up. The first is what an attention worker's memory
 # goes up and down by as prompts of all lengths come and go; the second is 200 bytes a request.
-GROWTH_MB, GROWTH_MB_PER_H = 12.0, 10.0
+GROWTH_MB, GROWTH_MB_PER_H = 15.0, 10.0
 PARTS = 10  # of the run, for which the report tells the memory
 SPARE_FILES, SPARE_TASKS = 8, 6  # more at the end than when idle at first: kept connections
 
@@ -122,7 +122,7 @@ def _miscounted(book: Book, counted: dict[str, float]) -> list[str]:
 def _growth(watch: Watch) -> dict[str, dict[str, float]]:
     """Memory of each process since it was warm; of one that was killed, of its longest life."""
     grown: dict[str, dict[str, float]] = {}
-    for life in watch.lives(watch.now_s * WARM_UP, WARM_S):
+    for life in watch.lives(MINUTES * 60 * WARM_UP, MINUTES * 60, WARM_S):
         if len(life) < MIN_SAMPLES:
             continue
         hours = (life[-1].at_s - life[0].at_s) / 3600

@@ -76,13 +76,13 @@ class Watch:
             "truncations": values["moesaic_stream_truncations_total"],
         }
 
-    def lives(self, since_s: float, age_s: float) -> Iterator[list[Sample]]:
-        """The samples of each process id from ``since_s`` on, without those of the first ``age_s`` after a restart."""
+    def lives(self, since_s: float, until_s: float, age_s: float) -> Iterator[list[Sample]]:
+        """The samples of each process id in that time, without those of the first ``age_s`` after a restart."""
         begun = {sample.pid: sample.at_s for sample in reversed(self.samples)}
         for pid, first_s in begun.items():
             from_s = max(since_s, first_s + age_s if first_s > self.samples[0].at_s + 1 else 0)
             life = [sample for sample in self.samples if sample.pid == pid]
-            yield [sample for sample in life if sample.at_s >= from_s]
+            yield [sample for sample in life if from_s <= sample.at_s <= until_s]
 
     def _sample(self, process: dict[str, Any]) -> Sample:
         place = Path(f"/proc/{process['pid']}")
