@@ -10,7 +10,9 @@ from moesaic.cli.outcome import CommandError, Exit
 
 
 def bench(
-    name: Annotated[Literal["engine", "parity", "hop"], typer.Argument(help="What to measure.")],
+    name: Annotated[
+        Literal["engine", "parity", "hop", "gateway"], typer.Argument(help="What to measure.")
+    ],
     quick: Annotated[bool, typer.Option("--quick", help="Less data, within 45 seconds.")] = False,
     json_to: Annotated[
         str | None,
