@@ -3,6 +3,8 @@
 #   make test    what must pass before a commit          make bench   measure what the project claims
 #   make fmt     format the sources                  make lint    the quick part of make test
 #   make test-compose   the tests of the suite in containers; skipped where there is no Docker engine
+#   make soak    half an hour of mixed traffic and killed workers (SOAK_MINUTES=3 for less)
+#   make test-clients   other people's clients against a real suite: openai, LangChain, lm_eval, guidellm
 #   make proto   generate the stubs from protos/     make gpu     what needs a CUDA device
 #   make lock    pin the versions that .venv holds
 
@@ -16,7 +18,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 TRITON := triton>=3.7,<3.8
 
 .DEFAULT_GOAL := help
-.PHONY: help up down test test-compose fmt lint proto bench gpu lock
+.PHONY: help up down test test-compose test-clients soak fmt lint proto bench gpu lock
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -35,6 +37,16 @@ test: lint
 test-compose: .venv/installed-dev
 	@tests/compose/run.sh
 
+# The clients live in an environment of their own; where it cannot be had, this says so and is no failure.
+test-clients: .venv/installed-all
+	@$(MAKE) -s .venv-clients/installed || { echo 'SKIPPED: the clients cannot be installed here'; exit 0; } && \
+	  MOESAIC_COMMAND=$(CURDIR)/$(BIN)/moesaic .venv-clients/bin/python -m pytest -q -o filterwarnings=default \
+	  --confcutdir=tests/clients tests/clients
+
+# The report goes to benchmarks/results/soak.json.
+soak: .venv/installed-dev
+	@$(BIN)/pytest -q -s -m slow tests/soak
+
 lint: .venv/installed-dev
 	@echo 'ruff, layers, types'
 	@$(BIN)/ruff check -q .
@@ -50,6 +62,7 @@ bench: .venv/installed-dev
 	@$(BIN)/moesaic bench parity $(ARGS)
 	@$(BIN)/moesaic bench hop $(ARGS)
 	@$(BIN)/moesaic bench engine $(ARGS)
+	@$(BIN)/moesaic bench gateway $(ARGS)
 
 # Everything that needs a CUDA device, into one file: tests, timings, transfers. Without a device
 # there is nothing to do. On a machine where nothing may be installed, name a Python that has torch
@@ -104,3 +117,9 @@ lock:
 	@$(PIP) install -c constraints.txt -e '.[all,dev]'
 	@$(BIN)/python -c 'import triton' 2> /dev/null || $(PIP) install '$(TRITON)'
 	@touch $@ .venv/installed-all
+
+.venv-clients/installed: tests/clients/requirements.txt | .venv/bin/python
+	@echo 'installing the clients into .venv-clients (some minutes the first time)'
+	@test -x .venv-clients/bin/python || $(BIN)/python -m venv .venv-clients
+	@.venv-clients/bin/python -m pip --disable-pip-version-check -q install -r tests/clients/requirements.txt
+	@touch $@

@@ -17,7 +17,7 @@ import httpx
 ROOT = Path(__file__).parents[1]
 DEMO = ROOT / "models" / "demo"
 CLINC_DOMAIN = ROOT / "models/training/data/classification/clinc_domain.test.jsonl.gz"
-MOESAIC = Path(sys.executable).with_name("moesaic")
+MOESAIC = Path(os.environ.get("MOESAIC_COMMAND") or Path(sys.executable).with_name("moesaic"))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ async def bad_words_of(language: Language, words: Sequence[str] | None) -> list[
     """Each word as it begins a text and, where that takes other tokens, as it follows a space."""
     if not words:
         return []
-    return await language.off_loop(_encode, language, words)
+    return await language.work(sum(map(len, words)), _encode, language, words)
 
 
 def _encode(language: Language, words: Sequence[str]) -> list[Word]:

@@ -1,4 +1,5 @@
-"""The model's tokenizer and chat template. Long texts are worked on by a few threads, not by the event loop."""
+"""The model's tokenizer and chat template. Long texts are worked on by a few threads, short ones at once: going to a
+thread and back takes as long as a few hundred tokens."""
 
 import asyncio
 import functools
@@ -14,11 +15,13 @@ from moesaic.errors import InvalidInput
 from moesaic.models.chat import TEMPLATE_KWARGS, ChatTemplate
 from moesaic.models.config import ModelConfig, load_config
 from moesaic.models.fields import Fields, read_json
-from moesaic.models.tokenizer import StreamDecoder, Tokenizer
+from moesaic.models.tokenizer import StreamDecoder, Tokenizer, read_special_tokens
 
 T = TypeVar("T")
 
 NUM_THREADS = 2
+SHORT_CHARS = 2000  # about 0.3 ms
+PER_MESSAGE_CHARS = 50  # what rendering a message costs, as text
 SERVING_FILE = "moesaic.json"  # what a checkpoint's maker says about serving it; optional
 
 
@@ -36,6 +39,7 @@ class Language:
             self._no_template = error
         self.dialogue = Dialogue.of(self.tokenizer, self._template, self.config.eos_token_ids)
         self.classify_methods = _classify_methods(directory)
+        self.tokenizer_info = _tokenizer_info(directory)
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="language")
 
     @property
@@ -43,15 +47,17 @@ class Language:
         """Tokens of prompt and answer together."""
         return self.config.max_positions
 
-    async def off_loop(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Do something slow on one of the threads."""
+    async def work(self, num_chars: int, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Do something with texts that have so many characters: on one of the threads if that takes long."""
+        if num_chars <= SHORT_CHARS:
+            return work(*args, **kwargs)
         call = functools.partial(work, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text."""
-        return await self.off_loop(
-            self.tokenizer.encode, text, add_special_tokens=add_special_tokens
+        return await self.work(
+            len(text), self.tokenizer.encode, text, add_special_tokens=add_special_tokens
         )
 
     async def encode_chat(
@@ -81,7 +87,8 @@ class Language:
             )
             return self.tokenizer.encode(text, add_special_tokens=False)
 
-        return await self.off_loop(render)
+        num_chars = sum(len(message["content"]) + PER_MESSAGE_CHARS for message in messages)
+        return await self.work(num_chars, render)
 
     def decoder(self, *, skip_special_tokens: bool) -> StreamDecoder:
         """A fresh decoder for one answer."""
@@ -94,6 +101,22 @@ class Language:
     def close(self) -> None:
         """Let the threads go."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _tokenizer_info(directory: Path) -> dict[str, Any]:
+    """``tokenizer_config.json`` as clients expect it: special tokens as plain texts, the chat template inside."""
+    path = directory / "tokenizer_config.json"
+    info: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    info |= dict.fromkeys(("bos_token", "eos_token", "pad_token"))
+    info |= {
+        name: value
+        for name, value in (read_json(path) if path.is_file() else {}).items()
+        if not name.endswith("_token")
+    }
+    template = directory / "chat_template.jinja"
+    if template.is_file():
+        info["chat_template"] = template.read_text(encoding="utf-8")
+    return info | read_special_tokens(directory)
 
 
 def _classify_methods(directory: Path) -> tuple[Method, ...]:

@@ -14,6 +14,7 @@ from services.gateway.exchange import Exchange
 from services.gateway.execution import Deadline, Run
 from services.gateway.fields import ClassifyWire, LabelWire, as_list
 from services.gateway.gateway import Gateway, exchange_of, gateway_of, terms_of
+from services.gateway.language import PER_MESSAGE_CHARS
 from services.gateway.openapi import INFERENCE, answers
 from services.gateway.problems import RouteNotEnabled
 from services.gateway.replies import (
@@ -40,7 +41,9 @@ async def classify(body: ClassifyWire, request: Request) -> Response:
     gateway.admit(exchange)
     deadline = gateway.deadline(request, body)
     labels = [_label(label) for label in body.labels]
-    form, prompts = await gateway.language.off_loop(_ask, gateway, body, labels)
+    form, prompts = await gateway.language.work(
+        _num_chars(body, labels), _ask, gateway, body, labels
+    )
     work, terms = _scoring(form), terms_of(body, exchange.tenant)
     runs = [Run(prompt, work, terms) for prompt in prompts]
     exchange.prompt_tokens = sum(map(len, prompts))
@@ -99,6 +102,14 @@ def _ask(gateway: Gateway, body: ClassifyWire, labels: list[Label]) -> tuple[For
             )
             raise InvalidInput(field, fix, code="context_length_exceeded")
     return form, prompts
+
+
+def _num_chars(body: ClassifyWire, labels: Sequence[Label]) -> int:
+    """Characters of all the prompts: each has the labels in it, and each label is tried behind a short one."""
+    texts = as_list(body.input)
+    head = sum(len(label.name) + len(label.description) for label in labels)
+    head += len(body.instruction or "")
+    return sum(map(len, texts)) + len(texts) * head + len(labels) * PER_MESSAGE_CHARS
 
 
 def _label(label: str | LabelWire) -> Label:

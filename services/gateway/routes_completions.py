@@ -29,7 +29,8 @@ async def create_completion(body: CompletionWire, request: Request) -> Response:
     gateway.check(exchange, body)
     gateway.admit(exchange)
     deadline = gateway.deadline(request, body)
-    prompts = await gateway.language.off_loop(_encode, gateway, body)
+    num_chars = sum(len(prompt) for prompt in body.prompt)
+    prompts = await gateway.language.work(num_chars, _encode, gateway, body)
     limits = Limits(gateway.language.max_tokens, body.max_tokens, DEFAULT_MAX_TOKENS)
     wanted = body.logprobs, _prompt_logprobs(body)
     terms = terms_of(body, exchange.tenant)
@@ -37,7 +38,9 @@ async def create_completion(body: CompletionWire, request: Request) -> Response:
     runs = runs_of(body, prompts, limits, "prompt", *wanted, terms, bad_words)
     growing = Answers(gateway, exchange, body, runs)
     exchange.take_tokens(limits.bound * len(runs))
-    echoes = await gateway.language.off_loop(_echoes, gateway, body, prompts) if body.echo else None
+    echoes = None
+    if body.echo:
+        echoes = await gateway.language.work(num_chars, _echoes, gateway, body, prompts)
     shape = _CompletionShape(body, runs, echoes, token_texts(gateway, body))
     delivery = Delivery(gateway, body, growing, shape, answer_id("cmpl"), deadline)
     return await delivery.respond(request)

@@ -1,6 +1,6 @@
-"""What there is to know of the served model: ``/v1/models``, ``/tokenize``, ``/detokenize``, ``/version``."""
+"""What there is to know of the served model: its name, its tokenizer, texts as tokens and back."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -96,10 +96,16 @@ async def detokenize(body: DetokenizeWire, request: Request) -> Response:
     language = gateway.language
     if any(token_id >= language.config.vocab_size for token_id in body.tokens):
         raise InvalidInput("tokens", f"token ids must be in 0..{language.config.vocab_size - 1}")
-    text = await language.off_loop(
-        language.tokenizer.decode, body.tokens, skip_special_tokens=False
+    text = await language.work(
+        len(body.tokens), language.tokenizer.decode, body.tokens, skip_special_tokens=False
     )
     return reply(Detokenized(text))
+
+
+@router.get("/tokenizer_info", responses=answers(dict[str, Any]))
+async def tokenizer_info(request: Request) -> Response:
+    """The tokenizer's configuration: with it, clients count tokens and render chats as the server does."""
+    return reply(gateway_of(request).language.tokenizer_info)
 
 
 @router.get("/version")

@@ -118,3 +118,23 @@ def test_a_bug_leaves_its_traceback(tmp_path):
 
     assert status == 1
     assert "ZeroDivisionError" in text
+
+
+def test_a_service_may_open_as_many_files_as_the_system_lets_it(tmp_path):
+    process = start(
+        """
+        import resource
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, most))
+
+        async def serve():
+            allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            say(allowed == most)
+
+        run_service(serve())
+        """,
+        tmp_path,
+    )
+
+    out, _ = process.communicate(timeout=60)
+    assert out == "True\n"

@@ -1,5 +1,6 @@
 """What a checkpoint's maker says about serving it is read, and checked."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -38,3 +39,25 @@ def test_a_bad_file_is_named(directory: Path, text: str) -> None:
 
     with pytest.raises(CheckpointError, match=r"moesaic\.json"):
         Language(directory)
+
+
+def test_the_tokenizer_s_description_has_plain_tokens_and_the_template(directory: Path) -> None:
+    config = {"tokenizer_class": "Qwen2Tokenizer", "eos_token": {"content": "<|im_end|>"}}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    (directory / "chat_template.jinja").write_text("{{ messages[0].content }}")
+
+    assert Language(directory).tokenizer_info == {
+        "tokenizer_class": "Qwen2Tokenizer",
+        "bos_token": None,
+        "eos_token": "<|im_end|>",
+        "pad_token": None,
+        "chat_template": "{{ messages[0].content }}",
+    }
+
+
+async def test_clients_can_ask_for_the_tokenizer_s_description(open_house, language) -> None:
+    async with open_house() as house:
+        answer = (await house.client.get("/tokenizer_info")).json()
+
+    assert answer == language.tokenizer_info
+    assert answer["eos_token"] == "<|im_end|>"

@@ -3,14 +3,18 @@ from typing import Any
 
 import pytest
 
+from services.gateway.structure import BLANKS
+
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+SENT = json.dumps({"x-guidance": BLANKS, **SCHEMA})
+ANY_SENT = json.dumps({"x-guidance": BLANKS, "type": "object"})
 
 
 @pytest.mark.parametrize(
     ("body", "kind", "text"),
     [
         ({"response_format": {"type": "text"}}, None, ""),
-        ({"response_format": {"type": "json_object"}}, "json_schema", '{"type": "object"}'),
+        ({"response_format": {"type": "json_object"}}, "json_schema", ANY_SENT),
         (
             {
                 "response_format": {
@@ -19,13 +23,14 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
                 }
             },
             "json_schema",
-            json.dumps(SCHEMA),
+            SENT,
         ),
         ({"structured_outputs": {}}, None, ""),
-        ({"structured_outputs": {"json": SCHEMA}}, "json_schema", json.dumps(SCHEMA)),
-        ({"structured_outputs": {"json_object": True}}, "json_schema", '{"type": "object"}'),
+        ({"structured_outputs": {"json": SCHEMA}}, "json_schema", SENT),
+        ({"structured_outputs": {"json_object": True}}, "json_schema", ANY_SENT),
         ({"structured_outputs": {"choice": ["a", "b"]}}, "choice", '["a", "b"]'),
-        ({"guided_json": json.dumps(SCHEMA)}, "json_schema", json.dumps(SCHEMA)),
+        ({"guided_json": json.dumps(SCHEMA)}, "json_schema", SENT),
+        ({"guided_json": "{"}, "json_schema", "{"),
         ({"guided_regex": "a+"}, "regex", "a+"),
         ({"guided_grammar": 'start: "a"'}, "grammar", 'start: "a"'),
         ({"guided_choice": ["ü"]}, "choice", '["\\u00fc"]'),

@@ -14,7 +14,7 @@ from moesaic.dispatch.local import LocalDispatcher
 from moesaic.kernels import linear, paged_attention_triton
 from moesaic.kernels.add_rms_norm_triton import add_rms_norm
 from moesaic.models import decoder, gate, paged_plan
-from moesaic.models.attention_plan import AttentionPlan
+from moesaic.models.attention_plan import AttentionPlan, AttentionPlanner
 from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.decode_graphs import DecodeGraphs, StaticDecode, _at_once
 from moesaic.models.step_batch import StepBatch
@@ -42,10 +42,10 @@ def take_the_ways_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """With tensors of the CPU: the kernels are interpreted. Weights stay as a GPU has them."""
     monkeypatch.setattr(linear, "_can_pack", lambda dtype: False)
 
-    def plan(
-        batch: StepBatch, block_size: int, window: int | None, device: torch.device, *_: object
-    ) -> AttentionPlan:
-        write_slots, paged = paged_plan.plan_paged(batch, block_size, window, device)
+    def plan(planner: AttentionPlanner, batch: StepBatch, block_size: int) -> AttentionPlan:
+        write_slots, paged = paged_plan.plan_paged(
+            batch, block_size, planner.window, planner.device
+        )
         return AttentionPlan(write_slots, None, (), paged)
 
     def compute(table: slots.SlotTable, layer: int, *rest: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ def take_the_ways_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     ) -> tuple[Tensor, Tensor]:
         return add_rms_norm(x, delta, weight, model.config.rms_norm_eps)
 
-    monkeypatch.setattr(decoder, "plan_attention", plan)
+    monkeypatch.setattr(AttentionPlanner, "plan", plan)
     monkeypatch.setattr(decoder.Decoder, "_add_rms_norm", add_and_norm)
     monkeypatch.setattr(gate, "select_experts", gate._select_experts_on_gpu)
     monkeypatch.setattr(slots.SlotTable, "compute", compute)

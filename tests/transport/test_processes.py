@@ -4,6 +4,7 @@ import asyncio
 import signal
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,6 +97,25 @@ async def test_a_peer_killed_while_it_receives_is_lost(
     assert isinstance(outcome, PeerLost)
 
 
+@pytest.mark.parametrize("network", ["shm"], indirect=True)
+async def test_a_peer_that_dies_with_messages_under_way_leaves_none_of_its_memory_with_us(
+    network: UcxNetwork, far_worker: Start, until: Until
+) -> None:
+    far = far_worker("shm")
+    link = await network.connect(far.address, "far", 10.0)
+    with_one_peer = _num_shared_segments()
+    hidden = torch.zeros(64, 4096)  # 1 MB
+    far.signal(signal.SIGSTOP)  # so that nothing of the messages is taken
+
+    await network.exchange(
+        [(link, Frame(kind=FrameKind.REQUEST, seq=seq, tensors=[hidden])) for seq in range(4)], 0.2
+    )
+    far.signal(signal.SIGKILL)
+    await network.connect(far_worker("shm").address, "far", 10.0)
+
+    await until(lambda: _num_shared_segments() == with_one_peer)
+
+
 async def test_a_late_answer_of_a_hung_peer_reaches_nobody(
     network: UcxNetwork, transports: str, far_worker: Start, ask: Ask
 ) -> None:
@@ -160,3 +180,9 @@ async def test_an_idle_link_costs_next_to_nothing(
 def _cpu_s(pid: int) -> float:
     with open(f"/proc/{pid}/schedstat") as file:
         return int(file.read().split()[0]) / 1e9
+
+
+def _num_shared_segments() -> int:
+    """Mappings of memory that other processes may have as well."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    return sum("/SYSV" in line or "/dev/shm" in line for line in maps)

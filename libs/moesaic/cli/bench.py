@@ -11,7 +11,8 @@ from moesaic.cli.outcome import CommandError, Exit
 
 def bench(
     name: Annotated[
-        Literal["engine", "parity", "hop", "kernels"], typer.Argument(help="What to measure.")
+        Literal["engine", "parity", "hop", "gateway", "kernels"],
+        typer.Argument(help="What to measure."),
     ],
     quick: Annotated[bool, typer.Option("--quick", help="Less data, within 45 seconds.")] = False,
     json_to: Annotated[

@@ -2,11 +2,12 @@
 
 import asyncio
 import os
+import resource
 import signal
 import sys
 import traceback
 from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Literal, NoReturn
 
 import structlog
@@ -75,6 +76,7 @@ def run_service(serve: Coroutine[Any, Any, None]) -> NoReturn:
     Status 3 says that something the service needs cannot be reached, and a later try may help. An
     error that is not ours is a bug: its traceback goes to standard error.
     """
+    raise_file_limit()
     try:
         asyncio.run(serve)
     except KeyboardInterrupt:
@@ -88,6 +90,13 @@ def run_service(serve: Coroutine[Any, Any, None]) -> NoReturn:
         print(f"error: {ours[0]}", file=sys.stderr)
         sys.exit(EXIT_UNHEALTHY if ours[0].retryable else EXIT_ERROR)
     sys.exit(0)
+
+
+def raise_file_limit() -> None:
+    """Let this process open as many files as it may: each connection is one, and shells often allow 1,024 at first."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # the kernel may not grant what it lists
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

@@ -17,7 +17,7 @@ class SingleRows:
 
     rows: Tensor  # int64 [B]
     slots: Tensor  # int64 [B, L]; padding repeats the sequence's own first slot
-    mask: Tensor  # bool [B, 1, 1, L]: what a row attends to
+    mask: Tensor  # [B, 1, 1, L], added to scores: minus infinity where a row must not look
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class RowRun:
     start: int
     stop: int
     slots: Tensor  # int64 [L]
-    mask: Tensor | None  # bool [n, L]; None: the rows are the whole sequence, plainly causal
+    mask: Tensor | None  # [n, L], as above; None: the rows are the whole sequence, plainly causal
     padding: tuple[int, int] = (0, 0)  # rows of nothing before and after, counted in n
 
 
@@ -41,134 +41,109 @@ class AttentionPlan:
     paged: PagedPlan | None = None  # on a GPU, in place of the two above
 
 
-def plan_attention(
-    batch: StepBatch,
-    block_size: int,
-    window: int | None,
-    device: torch.device,
-    deterministic: bool = False,
-) -> AttentionPlan:
-    """Work out the plan of ``batch``; a row sees its own and the ``window - 1`` positions before
-    it, or all of them.
+@dataclass(frozen=True)
+class AttentionPlanner:
+    """Plans steps of one model.
 
-    A product's last bits depend on its shape. With ``deterministic`` every row is attended in a
-    shape that depends on its position alone: the rows of its block, those of other steps left
+    A row sees its own and the ``window - 1`` positions before it, or all of them.
+
+    The last bits of a product depend on its shape. With ``deterministic`` every row is attended in
+    a shape that depends on its position alone: the rows of its block, those of other steps left
     empty, over all positions up to the block's end.
-
-    The plan's tensors are on ``device``.
     """
-    assert len(batch.sequence_rows) == len(batch.block_tables)
-    if device.type == "cuda":
-        write_slots, paged = plan_paged(batch, block_size, window, device)
-        return AttentionPlan(write_slots, None, (), paged)
-    bounds = torch.tensor([0, *batch.sequence_rows]).cumsum(0).tolist()
-    assert bounds[-1] == len(batch.positions)
-    lengths: list[int] = (batch.positions[torch.tensor(bounds[1:]) - 1] + 1).tolist()
 
-    runs: list[RowRun] = []
-    singles: list[int] = []
-    write_slots = torch.empty(bounds[-1], dtype=torch.int64, device=device)
-    for sequence, (start, stop) in enumerate(pairwise(bounds)):
-        if deterministic:
-            slots = _slots(torch.tensor([batch.block_tables[sequence]], device=device), block_size)
-            slots = slots[0, : lengths[sequence]]
+    window: int | None
+    dtype: torch.dtype  # of queries, and of masks
+    device: torch.device
+    deterministic: bool = False
+
+    def plan(self, batch: StepBatch, block_size: int) -> AttentionPlan:
+        """The plan of ``batch`` over a cache with blocks of ``block_size`` tokens."""
+        assert len(batch.sequence_rows) == len(batch.block_tables)
+        if self.device.type == "cuda":
+            write_slots, paged = plan_paged(batch, block_size, self.window, self.device)
+            return AttentionPlan(write_slots, None, (), paged)
+        bounds = torch.tensor([0, *batch.sequence_rows]).cumsum(0).tolist()
+        assert bounds[-1] == len(batch.positions)
+        lengths: list[int] = (batch.positions[torch.tensor(bounds[1:]) - 1] + 1).tolist()
+
+        runs: list[RowRun] = []
+        singles: list[int] = []
+        write_slots = torch.empty(bounds[-1], dtype=torch.int64, device=self.device)
+        for sequence, (start, stop) in enumerate(pairwise(bounds)):
+            if stop - start == 1 and not self.deterministic:
+                singles.append(sequence)
+                continue
+            slots = self._slots([batch.block_tables[sequence]], block_size)[0, : lengths[sequence]]
+            assert len(slots) == lengths[sequence]
             write_slots[start:stop] = slots[start - stop :]
-            runs += _tiles(start, stop, slots, block_size, window)
-            continue
-        if stop - start == 1:
-            singles.append(sequence)
-            continue
-        run = _row_run(
-            start, stop, batch.block_tables[sequence], lengths[sequence], block_size, window, device
-        )
-        write_slots[start:stop] = run.slots[start - stop :]
-        runs.append(run)
-    single = None
-    if singles:
-        single, written = _single_rows(
-            [bounds[i] for i in singles],
-            [batch.block_tables[i] for i in singles],
-            [lengths[i] for i in singles],
-            block_size,
-            window,
-            device,
-        )
-        write_slots[single.rows] = written
-    return AttentionPlan(write_slots, single, tuple(runs))
+            if self.deterministic:
+                runs += self._tiles(start, stop, slots, block_size)
+            else:
+                runs.append(self._run(start, stop, slots))
+        single = None
+        if singles:
+            tables = [batch.block_tables[i] for i in singles]
+            rows = torch.tensor([bounds[i] for i in singles], device=self.device)
+            single, written = self._single(rows, tables, [lengths[i] for i in singles], block_size)
+            write_slots[rows] = written
+        return AttentionPlan(write_slots, single, tuple(runs))
 
+    def _run(self, start: int, stop: int, slots: Tensor) -> RowRun:
+        rows, length = stop - start, len(slots)
+        if rows == length and (self.window is None or self.window >= length):
+            return RowRun(start, stop, slots, None)
+        return RowRun(start, stop, slots, self._causal(length - rows, length))
 
-def _row_run(
-    start: int,
-    stop: int,
-    block_table: list[int],
-    length: int,
-    block_size: int,
-    window: int | None,
-    device: torch.device,
-) -> RowRun:
-    slots = _slots(torch.tensor([block_table], device=device), block_size)[0, :length]
-    assert len(slots) == length
-    rows = stop - start
-    if rows == length and (window is None or window >= length):
-        return RowRun(start, stop, slots, None)
-    position = torch.arange(length - rows, length, device=device).unsqueeze(1)
-    return RowRun(start, stop, slots, _causal(position, length, window))
+    def _tiles(self, start: int, stop: int, slots: Tensor, block_size: int) -> Iterator[RowRun]:
+        length = len(slots)
+        first = length - (stop - start)  # position of the row ``start``
+        for block in range(first // block_size, -(-length // block_size)):
+            bounds = (block * block_size, (block + 1) * block_size)
+            begin, end = max(first, bounds[0]), min(length, bounds[1])
+            # What is not there yet reads the sequence's own first token, and is masked.
+            missing = slots[:1].expand(max(0, bounds[1] - length))
+            yield RowRun(
+                start + begin - first,
+                start + end - first,
+                torch.cat((slots[: bounds[1]], missing)),
+                self._causal(*bounds),
+                padding=(begin - bounds[0], bounds[1] - end),
+            )
 
+    def _single(
+        self, rows: Tensor, block_tables: list[list[int]], lengths: list[int], block_size: int
+    ) -> tuple[SingleRows, Tensor]:
+        longest = max(lengths)
+        num_blocks = -(-longest // block_size)
+        padded = [(table + table[:1] * num_blocks)[:num_blocks] for table in block_tables]
+        slots = self._slots(padded, block_size)[:, :longest]
+        length = torch.tensor(lengths, device=self.device).unsqueeze(1)
+        column = torch.arange(longest, device=self.device)
+        seen = column < length  # [B, L]
+        written = slots.gather(1, length - 1).squeeze(1)
+        # Padding reads the sequence's own first token: masked, yet a NaN in another sequence's rows
+        # would still spread.
+        slots = torch.where(seen, slots, slots[:, :1])
+        if self.window is not None:
+            seen = seen & (column >= length - self.window)
+        return SingleRows(rows, slots, self._mask(seen)[:, None, None, :]), written
 
-def _tiles(
-    start: int, stop: int, slots: Tensor, block_size: int, window: int | None
-) -> Iterator[RowRun]:
-    length = len(slots)
-    first = length - (stop - start)  # position of the row ``start``
-    for tile in range(first // block_size, -(-length // block_size)):
-        bounds = (tile * block_size, (tile + 1) * block_size)
-        begin, end = max(first, bounds[0]), min(length, bounds[1])
-        # What is not there yet reads the sequence's own first token, and is masked.
-        reach = torch.cat((slots[: bounds[1]], slots[:1].expand(max(0, bounds[1] - length))))
-        position = torch.arange(*bounds, device=slots.device).unsqueeze(1)
-        yield RowRun(
-            start + begin - first,
-            start + end - first,
-            reach,
-            _causal(position, bounds[1], window),
-            padding=(begin - bounds[0], bounds[1] - end),
-        )
+    def _slots(self, block_tables: list[list[int]], block_size: int) -> Tensor:
+        """The cache rows of the blocks, in order: ``[B, blocks * block_size]``."""
+        first = torch.tensor(block_tables, device=self.device) * block_size
+        return (first.unsqueeze(-1) + torch.arange(block_size, device=self.device)).flatten(1)
 
+    def _causal(self, first: int, length: int) -> Tensor:
+        """The mask of the positions from ``first`` up to ``length``."""
+        position = torch.arange(first, length, device=self.device).unsqueeze(1)
+        column = torch.arange(length, device=self.device)
+        seen = column <= position
+        if self.window is not None:
+            seen &= column > position - self.window
+        return self._mask(seen)
 
-def _causal(position: Tensor, length: int, window: int | None) -> Tensor:
-    column = torch.arange(length, device=position.device)
-    mask = column <= position
-    if window is not None:
-        mask &= column > position - window
-    return mask
-
-
-def _single_rows(
-    rows: list[int],
-    block_tables: list[list[int]],
-    lengths: list[int],
-    block_size: int,
-    window: int | None,
-    device: torch.device,
-) -> tuple[SingleRows, Tensor]:
-    longest = max(lengths)
-    num_blocks = -(-longest // block_size)
-    padded = [(table + table[:1] * num_blocks)[:num_blocks] for table in block_tables]
-    slots = _slots(torch.tensor(padded, device=device), block_size)[:, :longest]
-    length = torch.tensor(lengths, device=device).unsqueeze(1)
-    column = torch.arange(longest, device=device)
-    seen = column < length  # [B, L]
-    write_slots = slots.gather(1, length - 1).squeeze(1)
-    # Padding reads the sequence's own first token: masked, yet a NaN in another sequence's rows
-    # would still spread.
-    slots = torch.where(seen, slots, slots[:, :1])
-    if window is not None:
-        seen = seen & (column >= length - window)
-    single = SingleRows(torch.tensor(rows, device=device), slots, seen[:, None, None, :])
-    return single, write_slots
-
-
-def _slots(block_tables: Tensor, block_size: int) -> Tensor:
-    """``[B, blocks]`` -> ``[B, blocks * block_size]``: the cache rows of the blocks, in order."""
-    offsets = torch.arange(block_size, device=block_tables.device)
-    return (block_tables.unsqueeze(-1) * block_size + offsets).flatten(1)
+    def _mask(self, seen: Tensor) -> Tensor:
+        """What is added to scores: attention would make it of truth values in every layer."""
+        mask = torch.zeros(seen.shape, dtype=self.dtype, device=self.device)
+        return mask.masked_fill_(~seen, -torch.inf)

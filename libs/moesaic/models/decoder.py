@@ -12,7 +12,7 @@ from moesaic.kernels.linear import Linear, Quantization, make_linear
 from moesaic.kernels.rms_norm import rms_norm
 from moesaic.models.architecture import LatentAttention, ModelConfig
 from moesaic.models.attention import AttentionLayer
-from moesaic.models.attention_plan import AttentionPlan, plan_attention
+from moesaic.models.attention_plan import AttentionPlan, AttentionPlanner
 from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.grouped_query import GroupedQueryLayer
 from moesaic.models.kv_cache import KVCache
@@ -57,7 +57,6 @@ class Decoder:
         """Take the weights; ``load`` reads them. ``embedding`` is ``[vocab, H]``, ``head`` ``H -> vocab``."""
         self.config, self.dtype, self.device = config, embedding.dtype, embedding.device
         self._layers, self._embedding, self._norm, self._head = layers, embedding, norm, head
-        self._deterministic = deterministic
         latent = isinstance(config.attention, LatentAttention)
         self._rotary = RotaryEmbedding(
             config.rope, config.attention.rotary_dim, interleaved=latent, device=self.device
@@ -69,6 +68,7 @@ class Decoder:
             if isinstance(config.attention, LatentAttention)
             else config.attention.sliding_window
         )
+        self._planner = AttentionPlanner(self.window, self.dtype, self.device, deterministic)
 
     @classmethod
     def load(
@@ -107,9 +107,7 @@ class Decoder:
         Returns:
             float32 ``[R, vocab]``: the next-token logits of ``batch.logit_rows``.
         """
-        plan = plan_attention(
-            batch, cache.block_size, self.window, self.device, self._deterministic
-        )
+        plan = self._planner.plan(batch, cache.block_size)
         token_ids, positions, logit_rows = (
             tensor.to(self.device)
             for tensor in (batch.token_ids, batch.positions, batch.logit_rows)

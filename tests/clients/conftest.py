@@ -1,0 +1,21 @@
+"""A real suite of the demo model, as other people's clients meet it.
+
+These tests run in the environment of the clients (``make test-clients``); those that need only the ``openai``
+package are part of ``make test`` as well.
+"""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.suites import Suite, running
+
+os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")  # before a client is imported
+
+
+@pytest.fixture(scope="session")
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+    """One attention worker, two expert workers."""
+    with running(tmp_path_factory.mktemp("clients")) as suite:
+        yield suite

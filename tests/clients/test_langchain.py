@@ -1,0 +1,67 @@
+"""LangChain's ``ChatOpenAI`` against a real suite: invoke, stream, batch, structured output."""
+
+from typing import Literal
+
+import pytest
+
+from tests.suites import Suite
+
+langchain_openai = pytest.importorskip("langchain_openai", reason="make test-clients installs it")
+pydantic = pytest.importorskip("pydantic")
+
+QUESTION = "Continue this text. The old prince came into the room"
+
+
+class Verdict(pydantic.BaseModel):
+    """What is asked for: few enough values that a small model cannot run on."""
+
+    topic: Literal["banking", "travel", "work"]
+    urgent: bool
+
+
+@pytest.fixture
+def chat(suite: Suite) -> "langchain_openai.ChatOpenAI":
+    return langchain_openai.ChatOpenAI(
+        base_url=f"{suite.url}/v1",
+        api_key="none",
+        model="demo",
+        temperature=0,
+        max_tokens=16,
+        stream_usage=True,
+    )
+
+
+def test_invoke_and_stream_say_the_same(chat: "langchain_openai.ChatOpenAI") -> None:
+    whole = chat.invoke(QUESTION)
+    chunks = list(chat.stream(QUESTION))
+
+    assert "".join(chunk.content for chunk in chunks) == whole.content
+    assert whole.response_metadata["finish_reason"] == "length"
+    told = [chunk.usage_metadata for chunk in chunks if chunk.usage_metadata]
+    assert told[-1]["output_tokens"] == whole.usage_metadata["output_tokens"] == 16
+
+
+def test_a_batch_has_the_answers_of_its_parts(chat: "langchain_openai.ChatOpenAI") -> None:
+    questions = [f"Continue this text. The {number}th man went to" for number in range(6)]
+
+    answers = chat.batch(questions)
+
+    assert [answer.content for answer in answers] == [chat.invoke(q).content for q in questions]
+
+
+async def test_the_asynchronous_calls_work(chat: "langchain_openai.ChatOpenAI") -> None:
+    pieces = [chunk.content async for chunk in chat.astream(QUESTION)]
+
+    assert "".join(pieces) == (await chat.ainvoke(QUESTION)).content
+
+
+def test_structured_output_is_an_object_of_the_class(suite: Suite) -> None:
+    chat = langchain_openai.ChatOpenAI(
+        base_url=f"{suite.url}/v1", api_key="none", model="demo", temperature=0, max_tokens=128
+    )
+
+    verdict = chat.with_structured_output(Verdict, method="json_schema").invoke(
+        "i need to book a flight today"
+    )
+
+    assert isinstance(verdict, Verdict)
