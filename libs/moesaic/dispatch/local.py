@@ -38,7 +38,6 @@ class LocalDispatcher:
             device,
             quantization,
         ).table
-        self._slots = torch.arange(config.moe.num_experts, device=device)
 
     @property
     def waiting_for(self) -> list[str]:
@@ -55,7 +54,7 @@ class LocalDispatcher:
     async def dispatch(self, step: Step, layer: int, hidden_states: Tensor) -> Tensor:
         """See ``Dispatcher.dispatch``; nothing here can be unreachable."""
         topk_weights, topk_ids = self._gates[layer](hidden_states)
-        combined = self._table.compute(layer, hidden_states, topk_weights, topk_ids, self._slots)
+        combined = self._table.compute(layer, hidden_states, topk_weights, topk_ids, mine=None)
         return combined.to(hidden_states.dtype)
 
     async def reachable(self) -> None:

@@ -62,7 +62,7 @@ class SlotTable:
         hidden_states: Tensor,
         topk_weights: Tensor,
         topk_ids: Tensor,
-        mine: Tensor,
+        mine: Tensor | None,
     ) -> Tensor:
         """The weighted sum over those of each row's experts that this process serves.
 
@@ -71,7 +71,8 @@ class SlotTable:
             hidden_states: ``[T, H]``.
             topk_weights: float32 ``[T, k]``.
             topk_ids: int32 ``[T, k]``.
-            mine: int64 ``[E]``: the slot to use for an expert, -1 where another process serves it.
+            mine: int64 ``[E]``: the slot to use for an expert, -1 where another process serves it;
+                ``None`` where expert ``e`` lies in slot ``e``.
 
         Returns:
             float32 ``[T, H]``.
@@ -79,7 +80,9 @@ class SlotTable:
         slots = self.layers[layer]
         if hidden_states.is_cuda:
             return _compute_on_gpu(hidden_states, topk_weights, topk_ids, mine, slots)
-        slot_ids = mine.index_select(0, topk_ids.flatten()).view(topk_ids.shape)
+        slot_ids = topk_ids
+        if mine is not None:
+            slot_ids = mine.index_select(0, topk_ids.flatten()).view(topk_ids.shape)
         return grouped_experts(hidden_states, topk_weights, slot_ids, slots.mlps)
 
     def slot_of_expert(self, layer: int, num_experts: int, served: Sequence[bool]) -> Tensor:
@@ -93,14 +96,20 @@ class SlotTable:
 
 
 def _compute_on_gpu(
-    hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor, mine: Tensor, slots: LayerSlots
+    hidden_states: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    mine: Tensor | None,
+    slots: LayerSlots,
 ) -> Tensor:
     from moesaic.kernels import grouped_experts_triton
 
     if all(mlp is None for mlp in slots.mlps):
         return hidden_states.new_zeros(hidden_states.shape, dtype=torch.float32)
     device = hidden_states.device  # weights and ids that another process chose arrive on the host
-    slot_ids = mine[topk_ids.to(device).long()]
+    slot_ids = topk_ids.to(device).long()
+    if mine is not None:
+        slot_ids = mine[slot_ids]
     return grouped_experts_triton.grouped_experts(
         hidden_states, topk_weights.to(device), slot_ids, slots.on_gpu
     )

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -41,5 +40,10 @@ class GatedMLP:
 
     def multiply(self, rows: Rows) -> Tensor:
         """The same for rows that ``gate_up`` has prepared; see ``Linear.multiply``."""
-        gate, up = torch.chunk(self.gate_up.multiply(rows), 2, dim=-1)
-        return self.down(F.silu(gate).mul_(up))
+        return self.down(activate(self.gate_up.multiply(rows)))
+
+
+def activate(gate_up: Tensor) -> Tensor:
+    """``silu(gate) * up``: ``[T, 2I]`` -> ``[T, I]``."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate).mul_(up)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from moesaic.kernels.gated_mlp import GatedMLP
+from moesaic.kernels.gated_mlp import GatedMLP, activate
 
 
 def grouped_experts(
@@ -23,7 +23,7 @@ def grouped_experts(
     Args:
         hidden_states: float32 or bfloat16 ``[T, H]``.
         topk_weights: float32 ``[T, k]``.
-        slot_ids: int64 ``[T, k]``, in ``-1..S-1``; -1 means that the expert is not held here and
+        slot_ids: int32 or int64 ``[T, k]``, in ``-1..S-1``; -1 means that the expert is not held here and
             adds nothing.
         experts: ``S`` of them; ``None`` where no row is routed.
 
@@ -40,11 +40,15 @@ def grouped_experts(
     if not active:
         return combined
 
-    routed = active[0][0].gate_up.prepare(hidden_states).index_select(0, rows)  # [R, H]
-    outputs, start = [], 0
-    for mlp, num_rows in active:
-        outputs.append(mlp.multiply(routed[start : start + num_rows]))
-        start += num_rows
+    mlps, sizes = zip(*active, strict=True)
+    routed = mlps[0].gate_up.prepare(hidden_states).index_select(0, rows)  # [R, H]
+    # All first products, what lies between, all second ones: of few rows an operation takes as long
+    # as of many.
+    gate_up = torch.cat(
+        [mlp.gate_up.multiply(part) for mlp, part in zip(mlps, routed.split(sizes), strict=True)]
+    )
+    inner = mlps[0].down.prepare(activate(gate_up)).split(sizes)
+    expert_out = torch.cat([mlp.down.multiply(part) for mlp, part in zip(mlps, inner, strict=True)])
     weights = topk_weights.reshape(-1).index_select(0, order).unsqueeze(1)
     # One routed row after the other. A GPU would add them as they come, in no order.
-    return combined.index_add_(0, rows, torch.cat(outputs).float().mul_(weights))
+    return combined.index_add_(0, rows, expert_out.float().mul_(weights))

@@ -5,7 +5,7 @@
 #   Order      a row's result is bitwise the same whatever rows are beside it (see ``PackedLinear``).
 """Linear layers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, Protocol
@@ -175,9 +175,14 @@ class RoundedRows:
     levels: Tensor  # uint8 [T, in]
     scales: Tensor  # float32 [T, 1]
 
-    def __getitem__(self, rows: slice) -> "RoundedRows":
-        """Some of the rows."""
-        return RoundedRows(self.levels[rows], self.scales[rows])
+    def __len__(self) -> int:
+        """How many rows."""
+        return len(self.levels)
+
+    def split(self, sizes: Sequence[int]) -> "list[RoundedRows]":
+        """Parts of so many rows each, as a tensor's method of that name."""
+        levels, scales = (torch.split_with_sizes(t, sizes) for t in (self.levels, self.scales))
+        return [RoundedRows(*part) for part in zip(levels, scales, strict=True)]
 
     def index_select(self, dim: int, index: Tensor) -> "RoundedRows":
         """The rows at ``index``, as a tensor's method of that name; ``dim`` is 0."""

@@ -56,6 +56,9 @@ def select_experts(gate_logits: Tensor, moe: MoE) -> tuple[Tensor, Tensor]:
     """
     if gate_logits.is_cuda:
         return _select_experts_on_gpu(gate_logits, moe)
+    if moe.topk_method == "greedy" and moe.norm_topk_prob and moe.routed_scaling_factor == 1.0:
+        best, topk_ids = gate_logits.float().topk(moe.top_k, dim=-1)
+        return best.softmax(dim=-1), topk_ids.to(torch.int32)  # the same, normalised once
     scores = gate_logits.softmax(dim=-1, dtype=torch.float32)
     if moe.topk_method == "group_limited_greedy":
         grouped = scores.view(scores.shape[0], moe.n_group, -1)  # [T, G, E / G]
