@@ -274,6 +274,7 @@ def test_standard_input_and_output_and_compressed_files(
         (["-i", "missing.jsonl", "-o", "out.jsonl"], 2, "--input-file missing.jsonl: "),
         (["-i", "in.jsonl", "-o", "none/out.jsonl"], 2, "--output-file none/out.jsonl: "),
         (["-i", "in.jsonl", "-o", "model"], 2, "--output-file model: it is a directory"),
+        (["-i", "in.jsonl", "-o", "model/../in.jsonl"], 2, "in.jsonl: it is the input"),
         (["-i", "in.jsonl", "-o", "-", "--json"], 2, "--json: standard output is taken"),
         (["-i", "in.jsonl", "-o", "x", "--url", "http://127.0.0.1:1"], 3, "nothing answers at"),
     ],
