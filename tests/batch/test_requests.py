@@ -52,6 +52,12 @@ def test_requests_come_in_the_order_of_their_lines() -> None:
         (line(url="/v1/completions"), "mismatched_endpoint", "url"),
         (line(body="text"), "invalid_body", "body"),
         (line(body={"stream": True}), "unsupported_parameter", "body.stream"),
+        (line(body={"stream": [[]]}), "unsupported_parameter", "body.stream"),
+        (line(body=None), "missing_required_parameter", "body"),
+        (line([[]]), "invalid_custom_id", "custom_id"),
+        (b'{"custom_id": "\\ud800"}', "invalid_json_line", None),
+        (b'{"custom_id": "\xff"}', "invalid_json_line", None),
+        (b'{"custom_id": "a", "method": 7}}', "invalid_json_line", None),
         (line(body={"x": "y" * 2000}), "line_too_long", None),
     ],
 )
@@ -72,10 +78,10 @@ def test_the_second_of_two_lines_with_the_same_id_is_the_bad_one() -> None:
 
 
 def test_a_body_stays_as_it_was_written() -> None:
-    body = b'{ "x" : 1e3, "y":"\xc3\xbc\\u00fc", "z": 123456789012345678901234567890 }'
+    body = b'{ "x" : 1e999, "y":"\xc3\xbc\xff\\u00fc", "z": %s, "stream": null }' % (b"9" * 5000)
     whole = b'{"custom_id":"a","method":"POST","url":"%s","body": %s }\r' % (URL.encode(), body)
 
-    [request] = read(whole)
+    [request] = read_requests(io.BytesIO(whole), 10_000)
 
     assert request == BatchRequest(1, "a", URL, body)
 

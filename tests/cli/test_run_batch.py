@@ -166,7 +166,7 @@ def test_bad_lines_are_named_and_the_others_are_answered(
         200,
     ]
     assert found[1]["error"]["line"] == 2
-    assert "line 2: not JSON" in done.stderr
+    assert "line 2: not a JSON object" in done.stderr
     assert "d: prompt: too bad" in done.stderr
     assert "6 of 8 requests failed" in done.stderr
 

@@ -250,7 +250,13 @@ async def test_a_batch_is_answered_as_the_routes_would(open_house, scripts, tmp_
     metadata = {"for": "a test"}
 
     def work(client: openai.OpenAI) -> Any:
-        content = encoded(line("b"), line("a", max_tokens=2), line("bad", temperature=9))
+        content = encoded(
+            line("b"),
+            line("a", max_tokens=2),
+            line("bad", temperature=9),
+            json.dumps(line("no UTF-8", prompt="?")).encode().replace(b"?", b"\xff") + b"\n",
+            json.dumps(line("number")).replace('"a"', "1" * 5000).encode() + b"\n",
+        )
         batch = ended(client, submit(client, content, metadata=metadata))
         assert [found.id for found in client.batches.list(limit=1)] == [batch.id]
         output, errors = (
@@ -266,7 +272,7 @@ async def test_a_batch_is_answered_as_the_routes_would(open_house, scripts, tmp_
 
     assert (batch.status, batch.endpoint, batch.metadata) == ("completed", URL, metadata)
     counts = batch.request_counts
-    assert (counts.total, counts.completed, counts.failed) == (3, 2, 1)
+    assert (counts.total, counts.completed, counts.failed) == (5, 2, 3)
     assert [result["custom_id"] for result in output] == ["b", "a"]
     response = output[0]["response"]
     assert (response["status_code"], output[0]["error"]) == (200, None)
@@ -275,9 +281,9 @@ async def test_a_batch_is_answered_as_the_routes_would(open_house, scripts, tmp_
     used = [result["response"]["body"]["usage"] for result in output]
     assert batch.usage.input_tokens == sum(usage["prompt_tokens"] for usage in used)
     assert batch.usage.output_tokens == sum(usage["completion_tokens"] for usage in used)
-    [failed] = errors
-    assert (failed["custom_id"], failed["response"]["status_code"]) == ("bad", 400)
-    assert failed["response"]["body"]["error"]["param"] == "temperature"
+    assert [result["custom_id"] for result in errors] == ["bad", "no UTF-8", "number"]
+    assert {result["response"]["status_code"] for result in errors} == {400}
+    assert errors[0]["response"]["body"]["error"]["param"] == "temperature"
     times = [batch.created_at, batch.in_progress_at, batch.finalizing_at, batch.completed_at]
     assert times == sorted(times)
     assert batch.expires_at == batch.created_at + 86400
@@ -444,15 +450,20 @@ async def test_a_batch_that_has_ended_cannot_be_cancelled(
 async def test_a_batch_that_is_not_done_in_time_expires_with_what_it_has(
     open_house, scripts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(WINDOW_S, "24h", 2)
-    says = scripts.says("yes")
+    says, ahead_s = scripts.says("yes"), 0
+    monkeypatch.setattr(carry, "_now", lambda: int(time.time()) + ahead_s)
 
     async def script(submit: pb.Submit, emit) -> None:
         if len(house.workers[0].submits) == 1:
             await says(submit, emit)
 
     def work(client: openai.OpenAI) -> Any:
-        batch = ended(client, submit(client, encoded(line("a"), line("b"), line("c"))))
+        nonlocal ahead_s
+        batch = submit(client, encoded(line("a"), line("b"), line("c")))
+        while client.batches.retrieve(batch.id).request_counts.completed < 1:
+            time.sleep(0.05)
+        ahead_s = WINDOW_S["24h"]
+        batch = ended(client, batch)
         return batch, lines_of(client, batch.output_file_id), lines_of(client, batch.error_file_id)
 
     async with open_house(script, files_dir=str(tmp_path), batch_max_inflight=1) as house:

@@ -22,9 +22,8 @@ from services.gateway.tenants import Tenant
 
 log = structlog.get_logger()
 
-MAX_RUNNING = (
-    8  # batches at once in this process; a tenant that has none under way may always have one
-)
+MAX_RUNNING = 8  # batches at once in this process
+MAX_TENANTS = 64  # up to here, a tenant that has none under way may have one even so
 LOOK_EVERY_S = 1.0  # for batches of gateways that are gone
 SWEEP_EVERY_S = 600.0
 REST_S = 10.0  # before a batch that was interrupted is gone on with
@@ -76,7 +75,7 @@ class BatchRunner:
             busy = Counter(batch.tenant for batch in self._running)
             idle.sort(key=lambda batch: (busy[batch.tenant], batch.batch_id))
             batch = idle.pop(0)
-            if len(self._running) >= MAX_RUNNING and busy[batch.tenant]:
+            if len(self._running) >= (MAX_RUNNING if busy[batch.tenant] else MAX_TENANTS):
                 break
             claim = ExitStack()
             if await on_disk(lambda: claim.enter_context(self._store.claimed(batch))):  # noqa: B023

@@ -85,6 +85,16 @@ class _Wanted(msgspec.Struct):
     moesaic: Any = None
 
 
+def _priority_of(body: bytes) -> Any:
+    try:
+        wanted = msgspec.json.decode(body, type=_Wanted)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None  # no text, or no number: the route says so
+    if wanted.priority is None and isinstance(wanted.moesaic, dict):
+        return wanted.moesaic.get("priority")
+    return wanted.priority
+
+
 def after_others(body: bytes) -> bytes:
     """The body with a priority that lets interactive requests go first; what it has of its own can only be later.
 
@@ -96,10 +106,7 @@ def after_others(body: bytes) -> bytes:
     Raises:
         RecursionError: it is nested too deeply.
     """
-    wanted = msgspec.json.decode(body, type=_Wanted)
-    own = wanted.priority
-    if own is None and isinstance(wanted.moesaic, dict):
-        own = wanted.moesaic.get("priority")
+    own = _priority_of(body)
     if own is None:
         own = BATCH_PRIORITY
     if type(own) is not int:
