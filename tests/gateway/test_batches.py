@@ -264,6 +264,7 @@ async def test_a_batch_is_answered_as_the_routes_would(open_house, scripts, tmp_
         )
         file = client.files.retrieve(batch.output_file_id)
         assert (file.purpose, file.filename) == ("batch_output", f"{batch.id}_output.jsonl")
+        assert [file.id for file in client.files.list()][-1] == batch.input_file_id
         return batch, output, errors
 
     async with open_house(scripts.says("this is a story"), files_dir=str(tmp_path)) as house:
