@@ -40,8 +40,8 @@ class Edge:
             given if is_request_id(given) else f"req-{secrets.token_hex(12)}", scope["method"]
         )
         scope.setdefault("state", {})["exchange"] = exchange
-        with metrics.inflight.track_inprogress(), structlog.contextvars.bound_contextvars():
-            structlog.contextvars.bind_contextvars(request_id=exchange.request_id)
+        structlog.contextvars.bind_contextvars(request_id=exchange.request_id)  # of this task only
+        with metrics.inflight.track_inprogress():
             try:
                 await self._handle(exchange, headers, scope, receive, send)
             finally:

@@ -25,6 +25,8 @@ from services.gateway.tenants import Tenants
 from services.gateway.unsupported import check_extras
 from services.gateway.workers import Workers
 
+MAX_DIGITS = 18  # of a time budget; what has more is longer than any that counts
+
 
 class Gateway:
     """One gateway process.
@@ -100,8 +102,8 @@ class Gateway:
         if body.moesaic.deadline_ms is not None:
             budgets_ms.append(body.moesaic.deadline_ms)
         header = request.headers.get("x-request-timeout-ms", "")
-        if header.isdecimal() and int(header) > 0:
-            budgets_ms.append(int(header))
+        if header.isdecimal() and (budget_ms := int(header[:MAX_DIGITS])) > 0:
+            budgets_ms.append(budget_ms)
         return Deadline.after(min(budgets_ms))
 
     @asynccontextmanager

@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute
 from moesaic.batch.state import WINDOW_S, Batch
 from moesaic.errors import InvalidInput
 from services.gateway.batches.disk import NoSuch, new_id, on_disk
-from services.gateway.batches.shelf import QuotaExceeded, Record
+from services.gateway.batches.shelf import Record
 from services.gateway.fields import InferenceWire
 from services.gateway.gateway import exchange_of, shelf_of, store_of
 from services.gateway.openapi import answers
@@ -89,8 +89,7 @@ async def create_batch(body: BatchWire, request: Request) -> Response:
     def add() -> None:
         if shelf.file(body.input_file_id).purpose != "batch":
             raise InvalidInput("input_file_id", 'must be a file with the purpose "batch"')
-        if shelf.room_bytes() <= 0:
-            raise QuotaExceeded(shelf.quota_bytes)
+        shelf.check_room(more_bytes=1)
         store.add_batch(tenant, record)
 
     try:

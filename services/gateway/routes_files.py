@@ -56,6 +56,7 @@ class Deleted(msgspec.Struct):
 async def upload_file(request: Request) -> Response:
     """Keep a file of requests for a batch."""
     shelf, file_id = shelf_of(request), new_id("file-")
+    await on_disk(lambda: shelf.check_room(more_files=1))
     making = ExitStack()
     directory: Path = await on_disk(lambda: making.enter_context(shelf.new_file(file_id)))
     try:

@@ -12,7 +12,7 @@ from moesaic.batch.results import Result, unanswered
 
 
 def request(number: int) -> BatchRequest:
-    return BatchRequest(number, f"r{number}", "/v1/classify", {})
+    return BatchRequest(number, f"r{number}", "/v1/classify", b"{}")
 
 
 def result(number: int) -> Result:

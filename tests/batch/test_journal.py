@@ -9,10 +9,10 @@ from moesaic.batch.requests import BadLine, BatchRequest, Line
 from moesaic.batch.results import Answer, answered, refused, unanswered
 
 LINES: list[Line] = [
-    BatchRequest(1, "a", "/v1/classify", {}),
+    BatchRequest(1, "a", "/v1/classify", b"{}"),
     BadLine(2, None, "invalid_json_line", "not JSON"),
-    BatchRequest(3, "c", "/v1/classify", {}),
-    BatchRequest(4, "d", "/v1/classify", {}),
+    BatchRequest(3, "c", "/v1/classify", b"{}"),
+    BatchRequest(4, "d", "/v1/classify", b"{}"),
 ]
 RESULTS = [
     answered("a", Answer(200, "r", {"usage": {"prompt_tokens": 3}})),
@@ -47,7 +47,7 @@ def test_whatever_a_crash_leaves_the_output_becomes_the_same(
 def test_results_of_another_input_are_not_taken_over(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     path.write_bytes(WHOLE)
-    other: list[Line] = [LINES[0], BatchRequest(2, "other", "/v1/classify", {}), *LINES[2:]]
+    other: list[Line] = [LINES[0], BatchRequest(2, "other", "/v1/classify", b"{}"), *LINES[2:]]
 
     with Journal(path) as journal:
         rest = list(journal.resume(iter(other)))

@@ -15,17 +15,19 @@ def line(custom_id: Any = "a", **more: Any) -> dict[str, Any]:
     return {"custom_id": custom_id, "method": "POST", "url": URL, "body": {"x": 1}, **more}
 
 
-def read(*lines: Any, endpoint: str | None = None, max_line_bytes: int = 1000) -> list[Any]:
+def read(
+    *lines: Any, endpoint: str | None = None, max_lines: int | None = None
+) -> list[BatchRequest | BadLine]:
     encoded = (v if isinstance(v, bytes) else json.dumps(v).encode() for v in lines)
-    return list(read_requests(io.BytesIO(b"\n".join(encoded)), max_line_bytes, endpoint))
+    return list(read_requests(io.BytesIO(b"\n".join(encoded)), 1000, endpoint, max_lines))
 
 
 def test_requests_come_in_the_order_of_their_lines() -> None:
     found = read(line("a"), b"", line("b"), b"  ")
 
     assert found == [
-        BatchRequest(1, "a", URL, {"x": 1}),
-        BatchRequest(3, "b", URL, {"x": 1}),
+        BatchRequest(1, "a", URL, b'{"x": 1}'),
+        BatchRequest(3, "b", URL, b'{"x": 1}'),
     ]
 
 
@@ -50,6 +52,12 @@ def test_requests_come_in_the_order_of_their_lines() -> None:
         (line(url="/v1/completions"), "mismatched_endpoint", "url"),
         (line(body="text"), "invalid_body", "body"),
         (line(body={"stream": True}), "unsupported_parameter", "body.stream"),
+        (line(body={"stream": [[]]}), "unsupported_parameter", "body.stream"),
+        (line(body=None), "missing_required_parameter", "body"),
+        (line([[]]), "invalid_custom_id", "custom_id"),
+        (b'{"custom_id": "\\ud800"}', "invalid_json_line", None),
+        (b'{"custom_id": "\xff"}', "invalid_json_line", None),
+        (b'{"custom_id": "a", "method": 7}}', "invalid_json_line", None),
         (line(body={"x": "y" * 2000}), "line_too_long", None),
     ],
 )
@@ -58,14 +66,32 @@ def test_a_bad_line_is_named_and_the_next_one_is_read(value: Any, code: str, par
 
     assert isinstance(bad, BadLine)
     assert (bad.number, bad.code, bad.param) == (1, code, param)
-    assert good == BatchRequest(2, "good", URL, {"x": 1})
+    assert good == BatchRequest(2, "good", URL, b'{"x": 1}')
 
 
 def test_the_second_of_two_lines_with_the_same_id_is_the_bad_one() -> None:
     first, second = read(line("a"), line("a"))
 
     assert isinstance(first, BatchRequest)
+    assert isinstance(second, BadLine)
     assert (second.number, second.custom_id, second.code) == (2, "a", "duplicate_custom_id")
+
+
+def test_a_body_stays_as_it_was_written() -> None:
+    body = b'{ "x" : 1e999, "y":"\xc3\xbc\xff\\u00fc", "z": %s, "stream": null }' % (b"9" * 5000)
+    whole = b'{"custom_id":"a","method":"POST","url":"%s","body": %s }\r' % (URL.encode(), body)
+
+    [request] = read_requests(io.BytesIO(whole), 10_000)
+
+    assert request == BatchRequest(1, "a", URL, body)
+
+
+def test_behind_too_many_lines_nothing_is_read() -> None:
+    found = read(line("a"), b"", b"", line("b"), b"{", max_lines=3)
+
+    assert [(one.number, one.custom_id) for one in found] == [(1, "a"), (4, None)]
+    assert isinstance(found[1], BadLine)
+    assert (found[1].code, read(line("a"), b"", b"", max_lines=3)[1:]) == ("too_many_lines", [])
 
 
 def test_a_byte_order_mark_is_passed_over() -> None:

@@ -1,4 +1,5 @@
 import json
+import os
 import stat
 import subprocess
 from collections.abc import Callable
@@ -42,6 +43,35 @@ def test_the_files_mode_and_other_tenants_stay(ask: Run, house: Path) -> None:
     assert stat.S_IMODE(file.stat().st_mode) == 0o444
     assert "2020-01-31T00:00:00+00:00 (over)" in table
     assert not list(house.glob("*.new"))
+
+
+def test_a_link_to_the_file_stays_one_and_nothing_else_is_written_through(
+    ask: Run, house: Path
+) -> None:
+    (house / "keys").mkdir()
+    file, link, other = house / "keys" / "real.json", house / "keys.json", house / "other"
+    link.symlink_to(file)
+    file.with_name("real.json.new").symlink_to(other)
+
+    done = ask(*NEW, "--file", str(link))
+
+    assert done.returncode == 0, done.stderr
+    assert link.is_symlink()
+    assert read_api_keys(file).tenants[0].name == "acme"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert not other.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_the_file_stays_with_its_owner(ask: Run, house: Path) -> None:
+    file = house / "keys.json"
+    ask(*NEW, "--file", str(file))
+    os.chown(file, 10001, 10002)
+
+    ask(*NEW, "--file", str(file))
+
+    assert (file.stat().st_uid, file.stat().st_gid) == (10001, 10002)
+    assert len(read_api_keys(file).tenants[0].keys) == 2
 
 
 def test_without_a_file_the_entry_is_printed(ask: Run) -> None:

@@ -166,7 +166,7 @@ def test_bad_lines_are_named_and_the_others_are_answered(
         200,
     ]
     assert found[1]["error"]["line"] == 2
-    assert "line 2: not JSON" in done.stderr
+    assert "line 2: not a JSON object" in done.stderr
     assert "d: prompt: too bad" in done.stderr
     assert "6 of 8 requests failed" in done.stderr
 
@@ -274,6 +274,7 @@ def test_standard_input_and_output_and_compressed_files(
         (["-i", "missing.jsonl", "-o", "out.jsonl"], 2, "--input-file missing.jsonl: "),
         (["-i", "in.jsonl", "-o", "none/out.jsonl"], 2, "--output-file none/out.jsonl: "),
         (["-i", "in.jsonl", "-o", "model"], 2, "--output-file model: it is a directory"),
+        (["-i", "in.jsonl", "-o", "model/../in.jsonl"], 2, "in.jsonl: it is the input"),
         (["-i", "in.jsonl", "-o", "-", "--json"], 2, "--json: standard output is taken"),
         (["-i", "in.jsonl", "-o", "x", "--url", "http://127.0.0.1:1"], 3, "nothing answers at"),
     ],

@@ -17,7 +17,7 @@ from moesaic.batch.state import WINDOW_S, Batch
 from moesaic.errors import InvalidInput
 from moesaic.v1 import attention_pb2 as pb
 from services.gateway.batches import carry, runner
-from services.gateway.batches.disk import new_id
+from services.gateway.batches.disk import made_at, new_id
 from services.gateway.batches.runner import LOOK_EVERY_S
 from services.gateway.batches.shelf import Record, StoredFile
 from services.gateway.batches.store import Store, Unfinished
@@ -65,6 +65,16 @@ def lines_of(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]
     if file_id is None:
         return []
     return [json.loads(line) for line in client.files.content(file_id).text.splitlines()]
+
+
+def keys_of(directory: Path, *names: str, **terms: Any) -> str:
+    """A file of tenants, each with the key ``key-NAME``."""
+    tenants = [
+        {"name": name, "keys": [digest_of(f"key-{name}")], "scopes": ["infer", "batch"], **terms}
+        for name in names
+    ]
+    (directory / "keys.json").write_text(json.dumps({"tenants": tenants}))
+    return str(directory / "keys.json")
 
 
 def kept(root: Path, pattern: str) -> list[str]:
@@ -128,6 +138,7 @@ async def test_a_file_is_kept_listed_read_and_deleted(open_house, tmp_path: Path
             "body",
         ),
         ({"content": b"y", "headers": {"content-type": "multipart/form-data; boundary=x"}}, "body"),
+        ({"files": {"n" * 100_000: b"x"}, "data": {"purpose": "batch"}}, "body"),
         (
             {
                 "files": {"file": b"x"},
@@ -166,6 +177,20 @@ async def test_a_tenant_cannot_keep_more_than_its_quota(open_house, tmp_path: Pa
 
     async with open_house(files_dir=str(tmp_path), files_quota_bytes=1 << 20) as house:
         assert await talk(house, work) == [413, "storage_quota_exceeded"]
+
+
+async def test_a_tenant_cannot_keep_files_without_number(
+    open_house, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.gateway.batches.shelf.MAX_FILES", 2)
+    upload = {"files": {"file": b"x"}, "data": {"purpose": "batch"}}
+
+    async with open_house(files_dir=str(tmp_path)) as house:
+        answers = [await house.client.post("/v1/files", **upload) for _ in range(3)]
+
+    assert [answer.status_code for answer in answers] == [200, 200, 413]
+    error = answers[-1].json()["error"]
+    assert (error["code"], "2 files" in error["message"]) == ("storage_quota_exceeded", True)
 
 
 async def test_a_file_that_is_too_large_is_refused_unread(open_house, tmp_path: Path) -> None:
@@ -225,7 +250,13 @@ async def test_a_batch_is_answered_as_the_routes_would(open_house, scripts, tmp_
     metadata = {"for": "a test"}
 
     def work(client: openai.OpenAI) -> Any:
-        content = encoded(line("b"), line("a", max_tokens=2), line("bad", temperature=9))
+        content = encoded(
+            line("b"),
+            line("a", max_tokens=2),
+            line("bad", temperature=9),
+            json.dumps(line("no UTF-8", prompt="?")).encode().replace(b"?", b"\xff") + b"\n",
+            json.dumps(line("number")).replace('"a"', "1" * 5000).encode() + b"\n",
+        )
         batch = ended(client, submit(client, content, metadata=metadata))
         assert [found.id for found in client.batches.list(limit=1)] == [batch.id]
         output, errors = (
@@ -233,6 +264,7 @@ async def test_a_batch_is_answered_as_the_routes_would(open_house, scripts, tmp_
         )
         file = client.files.retrieve(batch.output_file_id)
         assert (file.purpose, file.filename) == ("batch_output", f"{batch.id}_output.jsonl")
+        assert [file.id for file in client.files.list()][-1] == batch.input_file_id
         return batch, output, errors
 
     async with open_house(scripts.says("this is a story"), files_dir=str(tmp_path)) as house:
@@ -241,7 +273,7 @@ async def test_a_batch_is_answered_as_the_routes_would(open_house, scripts, tmp_
 
     assert (batch.status, batch.endpoint, batch.metadata) == ("completed", URL, metadata)
     counts = batch.request_counts
-    assert (counts.total, counts.completed, counts.failed) == (3, 2, 1)
+    assert (counts.total, counts.completed, counts.failed) == (5, 2, 3)
     assert [result["custom_id"] for result in output] == ["b", "a"]
     response = output[0]["response"]
     assert (response["status_code"], output[0]["error"]) == (200, None)
@@ -250,15 +282,32 @@ async def test_a_batch_is_answered_as_the_routes_would(open_house, scripts, tmp_
     used = [result["response"]["body"]["usage"] for result in output]
     assert batch.usage.input_tokens == sum(usage["prompt_tokens"] for usage in used)
     assert batch.usage.output_tokens == sum(usage["completion_tokens"] for usage in used)
-    [failed] = errors
-    assert (failed["custom_id"], failed["response"]["status_code"]) == ("bad", 400)
-    assert failed["response"]["body"]["error"]["param"] == "temperature"
+    assert [result["custom_id"] for result in errors] == ["bad", "no UTF-8", "number"]
+    assert {result["response"]["status_code"] for result in errors} == {400}
+    assert errors[0]["response"]["body"]["error"]["param"] == "temperature"
     times = [batch.created_at, batch.in_progress_at, batch.finalizing_at, batch.completed_at]
     assert times == sorted(times)
     assert batch.expires_at == batch.created_at + 86400
     assert submit_.priority == 1000
     assert kept(tmp_path, "tenant-default/batches/*/*") == ["batch.json"]
     assert not kept(tmp_path, "unfinished/*")
+
+
+async def test_a_request_that_a_route_takes_is_not_too_large_for_a_batch(
+    open_house, scripts, tmp_path: Path
+) -> None:
+    def work(client: openai.OpenAI) -> Any:
+        asked = {"model": "tiny", "prompt": "äöü" * 30, "user": "ü" * 400}
+        client.completions.create(**asked)
+        whole = json.dumps(line("a", **asked), ensure_ascii=False).encode()
+        return ended(client, submit(client, whole))
+
+    async with open_house(
+        scripts.says("yes"), files_dir=str(tmp_path), max_body_bytes=1100
+    ) as house:
+        batch = await talk(house, work)
+
+    assert batch.request_counts.completed == 1
 
 
 @pytest.mark.parametrize("endpoint", ["/v1/classify", "/classify", "/v1/chat/completions"])
@@ -304,6 +353,19 @@ async def test_an_input_with_bad_lines_fails_as_a_whole_and_says_which(
         (5, "unsupported_parameter"),
     ]
     assert [error.code for error in empty.errors.data] == ["empty_file"]
+
+
+async def test_an_input_of_blank_lines_is_not_read_to_its_end(
+    open_house, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(carry, "MAX_LINES", 2)
+
+    async with open_house(files_dir=str(tmp_path)) as house:
+        content = encoded(line("a"), b"\n" * 4, line("b"))
+        batch = await talk(house, lambda c: ended(c, submit(c, content)))
+
+    [error] = batch.errors.data
+    assert (batch.status, error.code, error.line) == ("failed", "too_many_lines", 5)
 
 
 @pytest.mark.parametrize(
@@ -389,15 +451,20 @@ async def test_a_batch_that_has_ended_cannot_be_cancelled(
 async def test_a_batch_that_is_not_done_in_time_expires_with_what_it_has(
     open_house, scripts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(WINDOW_S, "24h", 2)
-    says = scripts.says("yes")
+    says, ahead_s = scripts.says("yes"), 0
+    monkeypatch.setattr(carry, "_now", lambda: int(time.time()) + ahead_s)
 
     async def script(submit: pb.Submit, emit) -> None:
         if len(house.workers[0].submits) == 1:
             await says(submit, emit)
 
     def work(client: openai.OpenAI) -> Any:
-        batch = ended(client, submit(client, encoded(line("a"), line("b"), line("c"))))
+        nonlocal ahead_s
+        batch = submit(client, encoded(line("a"), line("b"), line("c")))
+        while client.batches.retrieve(batch.id).request_counts.completed < 1:
+            time.sleep(0.05)
+        ahead_s = WINDOW_S["24h"]
+        batch = ended(client, batch)
         return batch, lines_of(client, batch.output_file_id), lines_of(client, batch.error_file_id)
 
     async with open_house(script, files_dir=str(tmp_path), batch_max_inflight=1) as house:
@@ -464,12 +531,7 @@ async def test_the_input_may_be_deleted_while_its_batch_runs(
 
 
 async def test_tenants_see_nothing_of_each_other(open_house, scripts, tmp_path: Path) -> None:
-    tenants = [
-        {"name": name, "keys": [digest_of(f"key-{name}")], "scopes": ["batch"]}
-        for name in ("ann", "bob")
-    ]
-    keys = tmp_path / "keys.json"
-    keys.write_text(json.dumps({"tenants": tenants}))
+    keys = keys_of(tmp_path, "ann", "bob", scopes=["batch"])
 
     def own(client: openai.OpenAI) -> Any:
         return ended(client, submit(client, encoded(line("a"))))
@@ -489,9 +551,7 @@ async def test_tenants_see_nothing_of_each_other(open_house, scripts, tmp_path: 
             )
 
     files = tmp_path / "files"
-    async with open_house(
-        scripts.says("yes"), files_dir=str(files), api_keys_file=str(keys)
-    ) as house:
+    async with open_house(scripts.says("yes"), files_dir=str(files), api_keys_file=keys) as house:
         batch = await talk(house, own, "key-ann")
         await talk(house, foreign, "key-bob")
         finished = [entry for entry in house.logs if entry.get("route") == URL]
@@ -632,34 +692,61 @@ async def test_a_damaged_document_hides_nothing_but_itself(
         await talk(house, damage)
 
 
+async def test_a_tenant_whose_batches_get_nowhere_keeps_nobody_from_having_one(
+    open_house, scripts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "MAX_RUNNING", 2)
+    keys = keys_of(tmp_path, "ann", "bob")
+
+    async def script(submit_: pb.Submit, emit: Any) -> None:
+        if "bob" in submit_.cache_salt:
+            await scripts.says("yes")(submit_, emit)
+
+    files = str(tmp_path / "files")
+    async with open_house(script, files_dir=files, api_keys_file=keys) as house:
+        for _ in range(3):
+            await talk(house, lambda c: submit(c, encoded(line("a"))), "key-ann")
+        await house.until(lambda: len(house.workers[0].submits) == 2)
+        batch = await talk(house, lambda c: ended(c, submit(c, encoded(line("b")))), "key-bob")
+        asked = [s.cache_salt for s in house.workers[0].submits]
+
+    assert batch.request_counts.completed == 1
+    assert sum("ann" in salt for salt in asked) == 2  # the third one waits
+
+
+async def test_a_batch_asks_for_no_more_at_once_than_its_tenant_may_have(
+    open_house, scripts, tmp_path: Path
+) -> None:
+    keys = keys_of(tmp_path, "ann", max_concurrent=1)
+    content = encoded(*(line(f"r{n}") for n in range(6)))
+
+    files = str(tmp_path / "files")
+    async with open_house(scripts.says("yes"), files_dir=files, api_keys_file=keys) as house:
+        batch = await talk(house, lambda c: ended(c, submit(c, content)), "key-ann")
+        asked = [e for e in house.logs if e["event"] == "request.finished"]
+        statuses = [e["status"] for e in asked if e["request_id"].startswith(batch.id)]
+
+    assert batch.request_counts.completed == 6
+    assert statuses == [200] * 6  # none was refused
+
+
 async def test_batches_have_the_limits_of_their_tenant_counted_apart(
     open_house, scripts, tmp_path: Path
 ) -> None:
-    keys = tmp_path / "keys.json"
-    keys.write_text(
-        json.dumps(
-            {
-                "tenants": [
-                    {
-                        "name": "ann",
-                        "keys": [digest_of("key")],
-                        "scopes": ["infer", "batch"],
-                        "max_concurrent": 1,
-                    }
-                ]
-            }
-        )
-    )
+    keys = keys_of(tmp_path, "ann", max_concurrent=1)
 
     async def script(submit_: pb.Submit, emit: Any) -> None:
         if submit_.priority == 0:
             await scripts.says("yes")(submit_, emit)
 
     files = str(tmp_path / "files")
-    async with open_house(script, files_dir=files, api_keys_file=str(keys)) as house:
-        await talk(house, lambda c: submit(c, encoded(line("a"), line("b"))), "key")
+    async with open_house(script, files_dir=files, api_keys_file=keys) as house:
+        for name in ("a", "b"):
+            await talk(house, lambda c, name=name: submit(c, encoded(line(name))), "key-ann")
         await house.until(lambda: bool(house.workers[0].submits))
-        answer = await talk(house, lambda c: c.completions.create(model="tiny", prompt="a"), "key")
+        answer = await talk(
+            house, lambda c: c.completions.create(model="tiny", prompt="a"), "key-ann"
+        )
         await house.until(lambda: any(e.get("status") == 429 for e in house.logs))
         waiting = [s for s in house.workers[0].submits if s.priority]
 
@@ -676,10 +763,13 @@ async def test_batches_have_the_limits_of_their_tenant_counted_apart(
         ({"priority": 5000}, 5000),
         ({"moesaic": {"priority": 7000}}, 7000),
         ({"priority": "high"}, "high"),
+        ({"priority": True}, True),
     ],
 )
 def test_a_batch_never_goes_before_others(body: dict[str, Any], priority: Any) -> None:
-    assert after_others(body)["priority"] == priority
+    for more in ({}, {"prompt": "}"}):
+        after = json.loads(after_others(json.dumps({**more, **body}).encode()))
+        assert after == {**more, **body, "priority": priority}
 
 
 def test_what_expired_or_was_kept_long_enough_is_removed(tmp_path: Path) -> None:
@@ -688,8 +778,8 @@ def test_what_expired_or_was_kept_long_enough_is_removed(tmp_path: Path) -> None
     ages = {"old": (2000, None), "expired": (10, 5), "expires": (10, 100), "young": (999, None)}
     ids = {}
     for name, (age_s, keep_s) in ages.items():
-        ids[name] = new_id("file-")
         made = now - age_s
+        ids[name] = f"file-{made * 1000:012x}{len(ids):016x}"
         file = StoredFile(
             id=ids[name],
             bytes=0,
@@ -700,10 +790,15 @@ def test_what_expired_or_was_kept_long_enough_is_removed(tmp_path: Path) -> None
         )
         with shelf.new_file(ids[name]) as directory:
             shelf.finish_file(directory, file)
+    damaged = f"batch_{(now - 2000) * 1000:012x}{0:016x}"
+    shelf.batch_directory(damaged).mkdir(parents=True)
+    assert made_at(ids["old"]) == now - 2000
+    assert 0 <= time.time() - made_at(new_id("file-")) < 60
 
     shelf.sweep(now, keep_s=1000)
 
     assert sorted(shelf.file_ids()) == sorted([ids["expires"], ids["young"]])
+    assert shelf.batch_ids() == []
 
 
 def test_what_cannot_be_a_directory_is_named_at_the_start(tmp_path: Path) -> None:

@@ -189,6 +189,19 @@ async def test_the_deadline_ends_a_request(open_house, scripts, stream: bool) ->
     assert 0 < worker.submits[0].deadline_ms <= 150
 
 
+@pytest.mark.parametrize("told", ["0", "soon", "-1", "²", "9" * 5000])
+async def test_a_deadline_that_means_nothing_changes_nothing(
+    open_house, scripts, told: str
+) -> None:
+    async with open_house(scripts.says("yes"), request_timeout_s=200) as house:
+        headers = {"x-request-timeout-ms": told.encode("latin-1")}
+        response = await house.client.post("/v1/completions", json=BODY, headers=headers)
+        deadline_ms = house.workers[0].submits[0].deadline_ms
+
+    assert response.status_code == 200
+    assert 100_000 < deadline_ms <= 200_000
+
+
 async def test_a_deadline_within_a_stream_is_an_error_event(open_house, scripts) -> None:
     async with open_house(scripts.says(TEXT * 9, gap_s=0.05)) as house:
         body = {**BODY, "stream": True, "moesaic": {"deadline_ms": 300}}

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import msgspec
 
@@ -10,6 +10,7 @@ MAX_LINES = 50_000  # of one batch of the REST API
 MAX_FILE_BYTES = 200 << 20  # likewise
 MAX_CUSTOM_ID_CHARS = 512
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_NULL = msgspec.Raw(b"null")
 
 
 @dataclass(frozen=True)
@@ -20,13 +21,13 @@ class BatchRequest:
         number: of its line, from 1.
         custom_id: the caller's name for it, unique in the input.
         url: path of the route, such as ``/v1/chat/completions``.
-        body: what is posted there.
+        body: what is posted there: a JSON object as it was written, not looked into.
     """
 
     number: int
     custom_id: str
     url: str
-    body: dict[str, Any]
+    body: bytes
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,30 @@ class BadLine:
 Line = BatchRequest | BadLine
 
 
+class _Fields(msgspec.Struct):
+    """What counts of a line. Nothing else is decoded: that would take time and memory for whatever there is."""
+
+    custom_id: msgspec.Raw = _NULL
+    method: msgspec.Raw = _NULL
+    url: msgspec.Raw = _NULL
+    body: msgspec.Raw = _NULL
+
+
+class _Body(msgspec.Struct):
+    """What counts of a body here; the rest is the route's business."""
+
+    stream: msgspec.Raw = _NULL
+
+
+_FIELDS, _BODY = msgspec.json.Decoder(_Fields), msgspec.json.Decoder(_Body)
+_TEXT = msgspec.json.Decoder(str)
+
+
 def read_requests(
-    lines: BinaryIO, max_line_bytes: int, endpoint: str | None = None
+    lines: BinaryIO,
+    max_line_bytes: int,
+    endpoint: str | None = None,
+    max_lines: int | None = None,
 ) -> Iterator[Line]:
     """Every line in order, one at a time; blank ones are passed over.
 
@@ -60,11 +83,16 @@ def read_requests(
         lines: the input, from its beginning.
         max_line_bytes: a longer line is a bad one; it is never held in memory.
         endpoint: the one ``url`` that all requests must have; None accepts any path.
+        max_lines: blank ones included; the one after them is a bad one, and nothing of the rest is read.
     """
     seen: set[str] = set()
     number = 0
     while line := lines.readline(max_line_bytes + 1):
         number += 1
+        if max_lines is not None and number > max_lines:
+            message = f"there may be at most {max_lines} lines, blank ones included"
+            yield BadLine(number, None, "too_many_lines", message)
+            return
         if number == 1:
             line = line.removeprefix(_BYTE_ORDER_MARK)
         if len(line) > max_line_bytes and not line.endswith(b"\n"):
@@ -86,41 +114,41 @@ def read_requests(
 def parse_line(line: bytes, number: int, endpoint: str | None = None) -> Line:
     """Read one line by itself; see ``read_requests``."""
     try:
-        value = msgspec.json.decode(line)
+        fields = _FIELDS.decode(line)
+        custom_id, method, url = map(_text, (fields.custom_id, fields.method, fields.url))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        return BadLine(number, None, "invalid_json_line", f"not JSON: {str(error)[:200]}")
-    if not isinstance(value, dict):
-        return BadLine(number, None, "invalid_json_line", "not a JSON object")
-    custom_id = value.get("custom_id")
-    if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID_CHARS:
+        message = f"not a JSON object: {str(error)[:200]}"
+        return BadLine(number, None, "invalid_json_line", message)
+    if custom_id is None or not 0 < len(custom_id) <= MAX_CUSTOM_ID_CHARS:
         needed = f"a string of 1 to {MAX_CUSTOM_ID_CHARS} characters is needed"
-        return BadLine(number, None, _fault(value, "custom_id"), needed, "custom_id")
-    fault = _fault_of(value, endpoint)
-    if fault is not None:
-        code, param, message = fault
-        return BadLine(number, custom_id, code, message, param)
-    return BatchRequest(number, custom_id, value["url"], value["body"])
-
-
-def _fault_of(value: dict[str, Any], endpoint: str | None) -> tuple[str, str, str] | None:
-    """Code, field and message of what is wrong with a line that has a good ``custom_id``."""
-    url, body = value.get("url"), value.get("body")
-    if value.get("method") != "POST":
-        return _fault(value, "method"), "method", 'must be "POST"'
-    if not isinstance(url, str) or not _is_path(url):
-        return _fault(value, "url"), "url", "must be a path such as /v1/chat/completions"
-    if endpoint is not None and url != endpoint:
-        return "mismatched_endpoint", "url", f"must be the batch's endpoint, {endpoint}"
-    if not isinstance(body, dict):
-        return _fault(value, "body"), "body", "must be a JSON object"
-    if body.get("stream"):
+        return BadLine(number, None, _fault(fields.custom_id, "custom_id"), needed, "custom_id")
+    body = bytes(fields.body)
+    if method != "POST":
+        fault = _fault(fields.method, "method"), "method", 'must be "POST"'
+    elif url is None or not _is_path(url):
+        fault = _fault(fields.url, "url"), "url", "must be a path such as /v1/chat/completions"
+    elif endpoint is not None and url != endpoint:
+        fault = "mismatched_endpoint", "url", f"must be the batch's endpoint, {endpoint}"
+    elif not body.startswith(b"{"):
+        fault = _fault(fields.body, "body"), "body", "must be a JSON object"
+    elif bytes(_BODY.decode(body).stream) not in (b"false", b"null"):
         message = "must be false: the answers of a batch are not streamed"
-        return "unsupported_parameter", "body.stream", message
-    return None
+        fault = "unsupported_parameter", "body.stream", message
+    else:
+        return BatchRequest(number, custom_id, url, body)
+    code, param, message = fault
+    return BadLine(number, custom_id, code, message, param)
 
 
-def _fault(value: dict[str, Any], field: str) -> str:
-    return f"invalid_{field}" if field in value else "missing_required_parameter"
+def _text(value: msgspec.Raw) -> str | None:
+    try:
+        return _TEXT.decode(value)
+    except msgspec.ValidationError:
+        return None
+
+
+def _fault(value: msgspec.Raw, field: str) -> str:
+    return f"invalid_{field}" if bytes(value) != b"null" else "missing_required_parameter"
 
 
 def _is_path(url: str) -> bool:

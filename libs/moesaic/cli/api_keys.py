@@ -1,5 +1,6 @@
 """``moesaic api-key``: make keys for tenants, and show who has some."""
 
+import contextlib
 import os
 from datetime import UTC, datetime
 from pathlib import Path
@@ -166,12 +167,19 @@ def _write(path: Path, keys: "ApiKeys") -> None:
     """Replace the file as a whole: a gateway may be reading it."""
     from moesaic.api_keys import dump_api_keys
 
-    whole = path.with_name(f"{path.name}.new")
+    place = path.resolve()  # a link stays one
+    whole = place.with_name(f"{place.name}.new")
     try:
-        mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
-        with open(os.open(whole, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
+        whole.unlink(missing_ok=True)  # whatever it is: nothing is written through it
+        with open(os.open(whole, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
             out.write(dump_api_keys(keys))
-        whole.chmod(mode)
-        whole.replace(path)
+            out.flush()
+            os.fsync(out.fileno())
+        if place.exists():
+            old = place.stat()
+            with contextlib.suppress(PermissionError):  # only root can give a file away
+                os.chown(whole, old.st_uid, old.st_gid)
+            whole.chmod(old.st_mode & 0o777)
+        whole.replace(place)
     except OSError as error:
         raise CommandError(f"--file: cannot write {path}: {error.strerror}") from error

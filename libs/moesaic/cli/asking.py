@@ -1,8 +1,6 @@
 """Asks the gateway again where that can help: nothing is changed by a request."""
 
 import asyncio
-import json
-from typing import Any
 
 import httpx
 
@@ -10,23 +8,21 @@ from moesaic.batch.retries import retry_wait_s
 
 
 async def post_json(
-    client: httpx.AsyncClient, url: str, body: Any, max_tries: int
+    client: httpx.AsyncClient, url: str, body: bytes, max_tries: int
 ) -> httpx.Response:
-    """Post ``body`` until there is an answer that stands; the last one if there was none after ``max_tries``.
+    """Post JSON until there is an answer that stands; the last one if there was none after ``max_tries``.
 
     A 429 that says when to come back is no try: the caller's limit is reached, and time brings it back.
 
     Raises:
         httpx.HTTPError: there was no answer at all.
-        UnicodeEncodeError: UTF-8 has no bytes for the body.
     """
-    content = json.dumps(body, ensure_ascii=False).encode()
     headers = {"Content-Type": "application/json"}
     num_tries = 0
     while True:
         num_tries += 1
         try:
-            response = await client.post(url, content=content, headers=headers)
+            response = await client.post(url, content=body, headers=headers)
         except httpx.HTTPError as error:
             wait_s = retry_wait_s(num_tries, None, None, None)
             if num_tries == max_tries or _took_too_long(error):

@@ -1,6 +1,7 @@
 """Classify many rows at once over REST."""
 
 import asyncio
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -60,7 +61,8 @@ async def _classify(client: httpx.AsyncClient, row: Row, request: dict[str, Any]
     """Classify one row."""
     body = {**request, "input": row.text, "labels": list(row.labels)}
     try:
-        response = await post_json(client, "/v1/classify", body, MAX_TRIES)
+        content = json.dumps(body, ensure_ascii=False).encode()
+        response = await post_json(client, "/v1/classify", content, MAX_TRIES)
     except httpx.HTTPError as error:
         return _failed(row, "unreachable", str(error) or type(error).__name__)
     except UnicodeEncodeError:  # JSON can escape half a character, UTF-8 has no bytes for it

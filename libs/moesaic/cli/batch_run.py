@@ -93,6 +93,8 @@ class BatchRun:
                 return
             if out.is_dir():
                 raise CommandError(f"--output-file {out}: it is a directory", Exit.USAGE)
+            if source != STANDARD and out.exists() and out.samefile(source):
+                raise CommandError(f"--output-file {out}: it is the input", Exit.USAGE)
             partial = out.with_name(f".{out.name}.{digest[:16]}.partial")
             try:
                 with Journal(partial) as journal:

@@ -89,7 +89,9 @@ class Carrier:
         errors: list[LineError] = []
         total = 0
         with (self._directory / "input.jsonl").open("rb") as lines:
-            for line in read_requests(lines, self._max_line_bytes, self.batch.endpoint):
+            for line in read_requests(
+                lines, self._max_line_bytes, self.batch.endpoint, 2 * MAX_LINES
+            ):
                 total += 1
                 if isinstance(line, BadLine):
                     errors.append(LineError(line.code, line.message, line.param, line.number))
@@ -144,9 +146,9 @@ class Carrier:
                 asking.cancel()
                 stopping.cancel()
                 await asyncio.gather(asking, stopping, return_exceptions=True)
-        reason = self.batch.stop_reason(_now())
-        if reason is None:
+        if not self._stopped.is_set():
             return unanswered(request.custom_id, "storage_quota_exceeded", _NO_ROOM)
+        reason = "expired" if self.batch.cancelling_at is None else "cancelled"
         return unanswered(request.custom_id, f"batch_{reason}", _WHY[reason])
 
     async def _look_for_cancellation(self) -> None:
@@ -162,11 +164,16 @@ class Carrier:
             batch = advance(self.batch, event, _now() if now is None else now)
             if batch == self.batch:
                 return
-            record = msgspec.structs.replace(self._record, batch=batch)
-            await on_disk(lambda: self._shelf.keep(record))
-            if batch.status != self.batch.status:
+            before = self.batch.status
+            await on_disk(lambda: self._keep(batch))
+            if batch.status != before:
                 log.info("batch.changed", batch_id=batch.id, status=batch.status)
-            self._record = record
+
+    def _keep(self, batch: Batch) -> None:
+        """What is kept and what is known change together, also if nobody waits for it any more."""
+        record = msgspec.structs.replace(self._record, batch=batch)
+        self._shelf.keep(record)
+        self._record = record
 
     def _tidy(self) -> None:
         """Leave nothing behind but the batch itself and its files."""

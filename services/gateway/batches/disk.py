@@ -1,11 +1,11 @@
 """What the disk needs: documents that are whole or not there, and errors that callers understand."""
 
+import contextlib
 import os
 import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -65,6 +65,11 @@ def new_id(prefix: str) -> str:
     return f"{prefix}{time.time_ns() // 1_000_000:012x}{secrets.token_hex(8)}"
 
 
+def made_at(object_id: str) -> float:
+    """When an id was made, in seconds since 1970; what it names may be damaged."""
+    return int(object_id[-28:-16], 16) / 1000
+
+
 def write_document(path: Path, document: msgspec.Struct) -> None:
     """Replace a document; who reads it gets the old or the new one, even after a loss of power."""
     new = path.with_name(f"{_NEW}{path.name}")
@@ -87,7 +92,7 @@ def read_document(path: Path, kind: type[Document]) -> Document | None:
         return None
 
 
-@contextmanager
+@contextlib.contextmanager
 def new_directory(place: Path) -> Iterator[Path]:
     """Make ``place`` as a whole: it is there once the block is left without an error, or already was."""
     place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -135,8 +140,9 @@ def entries(directory: Path) -> list[str]:
 def remove_unfinished(directory: Path, older_than: float) -> None:
     """Remove what a crash left half made."""
     for leftover in directory.glob(f"{_NEW}*"):
-        if leftover.is_dir() and leftover.stat().st_mtime < older_than:
-            shutil.rmtree(leftover, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):  # another process may be at it
+            if leftover.is_dir() and leftover.stat().st_mtime < older_than:
+                shutil.rmtree(leftover, ignore_errors=True)
 
 
 def used_bytes(directory: Path) -> int:

@@ -49,4 +49,4 @@ def _file_id(batch: Batch, kind: str) -> str:
     """The same whenever, and by whomever, the file is made: a crash in between leaves no second one."""
     ended_at = batch.finalizing_at or batch.cancelling_at or batch.created_at
     name = hashlib.blake2b(f"{batch.id}/{kind}".encode(), digest_size=8).hexdigest()
-    return f"file-{ended_at * 1000:012x}{name}"
+    return f"file-{ended_at * 1000 + 999:012x}{name}"  # behind an input of the same second

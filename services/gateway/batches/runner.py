@@ -23,6 +23,7 @@ from services.gateway.tenants import Tenant
 log = structlog.get_logger()
 
 MAX_RUNNING = 8  # batches at once in this process
+MAX_TENANTS = 64  # up to here, a tenant that has none under way may have one even so
 LOOK_EVERY_S = 1.0  # for batches of gateways that are gone
 SWEEP_EVERY_S = 600.0
 REST_S = 10.0  # before a batch that was interrupted is gone on with
@@ -70,10 +71,12 @@ class BatchRunner:
         unfinished = await on_disk(self._store.unfinished)
         self._resting = {b: until for b, until in self._resting.items() if until > now}
         idle = [b for b in unfinished if b not in self._running and b not in self._resting]
-        while idle and len(self._running) < MAX_RUNNING:
+        while idle:
             busy = Counter(batch.tenant for batch in self._running)
             idle.sort(key=lambda batch: (busy[batch.tenant], batch.batch_id))
             batch = idle.pop(0)
+            if len(self._running) >= (MAX_RUNNING if busy[batch.tenant] else MAX_TENANTS):
+                break
             claim = ExitStack()
             if await on_disk(lambda: claim.enter_context(self._store.claimed(batch))):  # noqa: B023
                 self._running[batch] = tasks.create_task(self._carry(batch, claim))
@@ -96,7 +99,7 @@ class BatchRunner:
 
     async def _has_ended(self, batch: Unfinished) -> bool:
         """Carry a batch out; False if it is not there yet."""
-        settings, shelf = self._gateway.settings, self._store.of(batch.tenant)
+        shelf = self._store.of(batch.tenant)
         try:
             record = await on_disk(lambda: shelf.record(batch.batch_id))
         except NoSuch:
@@ -105,16 +108,24 @@ class BatchRunner:
         async def ask(request: BatchRequest) -> Result:
             return await self._ask(batch, request)
 
-        max_line_bytes = settings.max_body_bytes + LINE_OVERHEAD_BYTES
-        carrier = Carrier(shelf, record, ask, max_line_bytes, settings.batch_max_inflight)
-        await carrier.to_the_end()
+        max_line_bytes = self._gateway.settings.max_body_bytes + LINE_OVERHEAD_BYTES
+        max_inflight = self._max_inflight(batch.tenant)
+        await Carrier(shelf, record, ask, max_line_bytes, max_inflight).to_the_end()
         return True
+
+    def _max_inflight(self, name: str) -> int:
+        """A batch's requests at once; more than its tenant may have would only be refused, again and again."""
+        most = self._gateway.settings.batch_max_inflight
+        tenant = self._gateway.tenants.for_batches(name)
+        if tenant is None or tenant.entry is None or tenant.entry.max_concurrent is None:
+            return most
+        return min(most, tenant.entry.max_concurrent)
 
     async def _ask(self, batch: Unfinished, request: BatchRequest) -> Result:
         """Answer one request, however long it takes until the suite can."""
         request_id = f"{batch.batch_id}-{request.number}"
         try:
-            body = json.dumps(after_others(request.body)).encode()
+            body = after_others(request.body)
         except RecursionError:
             return unanswered(request.custom_id, "invalid_body", "it is nested too deeply")
         num_tries = num_failures = 0

@@ -16,6 +16,7 @@ from moesaic.errors import InvalidInput, MoesaicError
 from services.gateway.batches.disk import (
     NoSuch,
     entries,
+    made_at,
     new_directory,
     read_document,
     remove_directory,
@@ -27,6 +28,7 @@ from services.gateway.batches.disk import (
 _FILE_ID = re.compile(r"file-[0-9a-f]{28}")
 _BATCH_ID = re.compile(r"batch_[0-9a-f]{28}")
 _STALE_S = 86400.0  # by then an upload has ended, well or not
+MAX_FILES = 10_000  # of a tenant: each of them makes it slower to find out how much room is left
 
 
 class QuotaExceeded(MoesaicError):
@@ -36,11 +38,9 @@ class QuotaExceeded(MoesaicError):
     http_status = 413
     grpc_status = "RESOURCE_EXHAUSTED"
 
-    def __init__(self, quota_bytes: int) -> None:
-        super().__init__(
-            f"the files and batches of this key may take {quota_bytes} bytes, and they would take more; "
-            "delete files that are not needed"
-        )
+    def __init__(self, most: str) -> None:
+        what = f"this key may keep {most}, and there would be more"
+        super().__init__(f"{what}; delete files that are not needed")
 
 
 class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +80,17 @@ class Shelf:
     def room_bytes(self) -> int:
         """What may be kept besides; below 0 if it is too much already."""
         return self.quota_bytes - used_bytes(self.root)
+
+    def check_room(self, *, more_bytes: int = 0, more_files: int = 0) -> None:
+        """Make sure that so much may be kept besides.
+
+        Raises:
+            QuotaExceeded: it may not.
+        """
+        if self.room_bytes() < more_bytes:
+            raise QuotaExceeded(f"{self.quota_bytes} bytes of files and batches")
+        if more_files and len(self.file_ids()) + more_files > MAX_FILES:
+            raise QuotaExceeded(f"{MAX_FILES} files")
 
     @contextmanager
     def new_file(self, file_id: str) -> Iterator[Path]:
@@ -204,16 +215,15 @@ class Shelf:
     # Both
 
     def sweep(self, now: float, keep_s: float) -> None:
-        """Remove what has expired, what was kept long enough, and what was never finished."""
+        """Remove what has expired, what was kept long enough, damaged or not, and what was never finished."""
         for directory in (self._files, self._batches):
             remove_unfinished(directory, now - _STALE_S)
         for file_id in self.file_ids():
             file = read_document(self._file(file_id) / "file.json", StoredFile)
-            if file is None:
-                continue
-            if min(file.expires_at or math.inf, file.created_at + keep_s) < now:
+            expires_at = file.expires_at if file is not None else None
+            if min(expires_at or math.inf, made_at(file_id) + keep_s) < now:
                 remove_directory(self._file(file_id))
         for batch_id in self.batch_ids():
             kept = read_document(self.batch_directory(batch_id) / "batch.json", Record)
-            if kept is not None and kept.batch.ended and kept.batch.created_at + keep_s < now:
+            if (kept is None or kept.batch.ended) and made_at(batch_id) + keep_s < now:
                 remove_directory(self.batch_directory(batch_id))

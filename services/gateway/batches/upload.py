@@ -11,7 +11,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from moesaic.batch.requests import MAX_FILE_BYTES
 from moesaic.errors import InvalidInput, MoesaicError
 from services.gateway.batches.disk import on_disk
-from services.gateway.batches.shelf import QuotaExceeded, Shelf
+from services.gateway.batches.shelf import Shelf
 
 MAX_FORM_BYTES = MAX_FILE_BYTES + (64 << 10)  # with the fields beside the file
 MAX_PARTS = 16
@@ -134,14 +134,12 @@ async def receive_upload(
         form.pending.clear()
         if num_bytes >= room_until:  # others may come at the same time
             room_until = num_bytes + CHECK_BYTES
-            if await on_disk(shelf.room_bytes) < 0:
-                raise QuotaExceeded(shelf.quota_bytes)
+            await on_disk(shelf.check_room)
 
     def finish() -> None:
         file.flush()
         os.fsync(file.fileno())
-        if shelf.room_bytes() < 0:
-            raise QuotaExceeded(shelf.quota_bytes)
+        shelf.check_room()
 
     try:
         async for chunk in body:
