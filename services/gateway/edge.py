@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway import metrics
 from services.gateway.batches.upload import MAX_FORM_BYTES
+from services.gateway.disconnect import ClientClosed
 from services.gateway.exchange import Exchange, is_request_id, route_of
 from services.gateway.gateway import Gateway
 from services.gateway.limits import TenantLimited
@@ -53,11 +54,15 @@ class Edge:
     async def _handle(
         self, exchange: Exchange, headers: Headers, scope: Scope, receive: Receive, send: Send
     ) -> None:
+        complete = False
+
         async def send_noted(message: Message) -> None:
+            nonlocal complete
             if message["type"] == "http.response.start":
                 exchange.status = message["status"]
                 message["headers"] = [*message.get("headers", ()), *_added_headers(exchange)]
             elif not message.get("more_body", False):
+                complete = True
                 exchange.leave()  # before its client can know: what that sends next finds the place free
             await send(message)
 
@@ -71,6 +76,8 @@ class Edge:
             return await refused.response()(scope, receive, send_noted)
         try:
             await self._app(scope, _Bounded(receive, max_body_bytes), send_noted)
+            if not complete and not exchange.code:  # nobody else has noticed
+                exchange.fail(problem_of(ClientClosed()))
         except Exception:
             # The routes have answered already if they could; this is the only place that sees the cause.
             log.exception("request.failed", request_id=exchange.request_id)

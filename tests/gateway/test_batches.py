@@ -630,6 +630,19 @@ async def test_an_upload_that_breaks_off_leaves_nothing(open_house, tmp_path: Pa
     assert not kept(tmp_path, "tenant-*/files/*") + kept(tmp_path, "tenant-*/files/.*")
 
 
+async def test_a_download_that_is_broken_off_is_not_done(open_house, tmp_path: Path) -> None:
+    async with open_house(files_dir=str(tmp_path)) as house:
+        upload = {"files": {"file": b"x" * (32 << 20)}, "data": {"purpose": "batch"}}
+        file = (await house.client.post("/v1/files", **upload)).json()
+        async with house.client.stream("GET", f"/v1/files/{file['id']}/content") as response:
+            await anext(response.aiter_raw(1000))
+        await house.until(lambda: sum(e["event"] == "request.finished" for e in house.logs) == 2)
+        entry = house.logs[-1]
+
+    assert (entry["status"], entry["outcome"]) == (200, "cancelled")
+    assert entry["code"] == "client_closed_request"
+
+
 async def test_a_tenant_without_room_gets_what_fits_and_is_told_of_the_rest(
     open_house, scripts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
