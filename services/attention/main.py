@@ -27,12 +27,12 @@ from moesaic.engine.limits import Limits
 from moesaic.engine.requests import Event
 from moesaic.engine.thread import EngineThread, engine_thread
 from moesaic.errors import NotReady
-from moesaic.kernels.process import prepare_process
+from moesaic.kernels.process import on_own_thread, prepare_process
 from moesaic.messages.registry import WorkerRecord
 from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.config import ModelConfig, load_config
 from moesaic.models.decoder import Decoder
-from moesaic.models.gate import Gate
+from moesaic.models.gate import load_gates
 from moesaic.prefix.block_hashes import BlockHasher
 from moesaic.settings import load_settings
 from moesaic.telemetry.logs import configure_logging
@@ -87,7 +87,7 @@ async def serve(settings: AttentionSettings) -> None:
             main_loop.call_soon_threadsafe(service.deliver, events)
 
         checkpoint = Checkpoint(Path(settings.model))
-        decoder = await asyncio.to_thread(
+        decoder = await on_own_thread(
             Decoder.load,
             checkpoint,
             config,
@@ -151,12 +151,10 @@ async def _open_dispatcher(
 ) -> Dispatcher:
     dtype, device = getattr(torch, settings.dtype), torch.device(settings.device)
     if settings.dispatch == "local":
-        return await asyncio.to_thread(
+        return await on_own_thread(
             LocalDispatcher, checkpoint, config, dtype, device, settings.quantization
         )
-    gates = {
-        layer: Gate.load(checkpoint, config, layer, dtype, device) for layer in config.moe_layers
-    }
+    gates = await on_own_thread(load_gates, checkpoint, config, dtype, device)
 
     async def connect() -> tuple[UcxNetwork, RoutedDispatcher]:
         network = UcxNetwork(

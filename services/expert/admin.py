@@ -12,6 +12,7 @@ from moesaic.cluster.placements import decode_placement
 from moesaic.cluster.statuses import errors_as_status
 from moesaic.dispatch.host import ExpertHost
 from moesaic.errors import NotReady
+from moesaic.kernels.process import on_own_thread
 from moesaic.v1 import expert_pb2 as pb
 from moesaic.v1 import expert_pb2_grpc
 
@@ -39,7 +40,7 @@ class ExpertAdmin(expert_pb2_grpc.ExpertServiceServicer):
 
         async def turn() -> R:
             async with self._loading:
-                return await asyncio.to_thread(call, argument)
+                return await on_own_thread(call, argument)
 
         return await asyncio.shield(asyncio.create_task(turn()))
 

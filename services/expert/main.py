@@ -16,7 +16,7 @@ from moesaic.cluster.own_addresses import own_addresses
 from moesaic.cluster.registry import next_generation, registered
 from moesaic.dispatch.host import ExpertHost
 from moesaic.engine.thread import engine_thread
-from moesaic.kernels.process import prepare_process
+from moesaic.kernels.process import on_own_thread, prepare_process
 from moesaic.messages.registry import WorkerRecord
 from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.config import load_config
@@ -67,7 +67,7 @@ async def serve(settings: ExpertSettings) -> None:
         generation = admin.status.generation = await next_generation(bus, worker_id)
         thread = await parts.enter_async_context(engine_thread())
         checkpoint = Checkpoint(Path(settings.model))
-        host = await asyncio.to_thread(
+        host = await on_own_thread(
             ExpertHost,
             checkpoint,
             config,

@@ -69,7 +69,7 @@ def services_of(options: SuiteOptions, num_experts: int, cores: int) -> list[Ser
     if num_computing + 2 > cores:  # the gateway and the scheduler want time as well
         # Threads that spin while they wait would take the cores from those that work. A moment of
         # it, longer than the gaps within a step, saves waking them for every product.
-        environment |= {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "3000"}
+        environment |= {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "10000"}
 
     def computing(role: str, number: int, *flags: str) -> Service:
         flags += ("--data-host", LOOPBACK, "--model", options.model, "--threads", threads)

@@ -14,7 +14,7 @@ from moesaic.kernels.linear import Quantization
 from moesaic.messages.placement import EMPTY_SLOT, Placement
 from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.config import ModelConfig
-from moesaic.models.gate import Gate
+from moesaic.models.gate import load_gates
 from moesaic.placement.assignment import assign_holders
 from moesaic.transport.frame import Frame, FrameKind
 
@@ -68,10 +68,7 @@ class ExpertHost:
         self._checkpoint, self._config, self._worker_id = checkpoint, config, worker_id
         self.slots_per_layer = slots_per_layer
         self._dtype, self._device, self._quantization = dtype, device, quantization
-        self._gates = {
-            layer: Gate.load(checkpoint, config, layer, dtype, device)
-            for layer in config.moe_layers
-        }
+        self._gates = load_gates(checkpoint, config, dtype, device)
         self._tenures: dict[int, Tenure] = {}
         self._serving_cache: dict[tuple[int, int, bytes], tuple[Tensor, Tensor]] = {}
         self.epoch = 0  # in force

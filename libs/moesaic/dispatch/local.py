@@ -10,7 +10,7 @@ from moesaic.dispatch.slots import load_table
 from moesaic.kernels.linear import Quantization
 from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.config import ModelConfig
-from moesaic.models.gate import Gate
+from moesaic.models.gate import load_gates
 
 
 class LocalDispatcher:
@@ -26,10 +26,7 @@ class LocalDispatcher:
     ) -> None:
         """Read the gates and all experts of ``checkpoint``."""
         everything = list(range(config.moe.num_experts))
-        self._gates = {
-            layer: Gate.load(checkpoint, config, layer, dtype, device)
-            for layer in config.moe_layers
-        }
+        self._gates = load_gates(checkpoint, config, dtype, device)
         self._table = load_table(
             checkpoint,
             config,

@@ -45,6 +45,19 @@ class Gate:
         return select_experts(self._linear(hidden_states.to(self._dtype)), self._moe)
 
 
+def load_gates(
+    checkpoint: Checkpoint, config: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> dict[int, Gate]:
+    """The gates of all sparse layers, by decoder layer.
+
+    Raises:
+        CheckpointError: a tensor is missing, mis-shaped or cannot be read.
+    """
+    return {
+        layer: Gate.load(checkpoint, config, layer, dtype, device) for layer in config.moe_layers
+    }
+
+
 def select_experts(gate_logits: Tensor, moe: MoE) -> tuple[Tensor, Tensor]:
     """Choose the top-k experts of each token from its ``gate_logits`` (any float, ``[T, E]``).
 
