@@ -80,7 +80,7 @@ async def serve(settings: AttentionSettings) -> None:
         )
         generation = admin.status.generation = await next_generation(bus, worker_id)
         admin.status.model_digest = config.digest
-        thread = await parts.enter_async_context(engine_thread())
+        thread = await parts.enter_async_context(engine_thread(torch.device(settings.device)))
         main_loop = asyncio.get_running_loop()
 
         def emit(events: list[Event]) -> None:

@@ -65,7 +65,7 @@ async def serve(settings: ExpertSettings) -> None:
             Bus.connect(settings.redis_url, settings.cluster, admin.status.waiting_for)
         )
         generation = admin.status.generation = await next_generation(bus, worker_id)
-        thread = await parts.enter_async_context(engine_thread())
+        thread = await parts.enter_async_context(engine_thread(torch.device(settings.device)))
         checkpoint = Checkpoint(Path(settings.model))
         host = await on_own_thread(
             ExpertHost,

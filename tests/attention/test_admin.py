@@ -46,7 +46,7 @@ async def serving(model: Any) -> AsyncIterator[AttentionAdmin]:
     async def opened() -> Engine:
         return Engine(Decoder.load(*how), LocalDispatcher(*how), LIMITS, 64, emit, 5.0)
 
-    async with engine_thread() as thread:
+    async with engine_thread(torch.device("cpu")) as thread:
         engine = await thread.run(opened())
         service.attach(thread, engine)
         running = asyncio.create_task(thread.run(engine.run()))

@@ -29,12 +29,17 @@ class EngineThread:
 
 
 @asynccontextmanager
-async def engine_thread() -> AsyncIterator[EngineThread]:
-    """Start the thread with an idle loop; leaving cancels what still runs there and stops it."""
+async def engine_thread(device: torch.device) -> AsyncIterator[EngineThread]:
+    """Start the thread with an idle loop; leaving cancels what still runs there and stops it.
+
+    Kernels that name no device run on ``device``.
+    """
     started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
 
     async def idle() -> None:
         stop = asyncio.Event()
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
         started.set_result((asyncio.get_running_loop(), stop))
         with torch.inference_mode():  # of this thread, so of all that runs on its loop
             await stop.wait()
