@@ -48,8 +48,16 @@ def take_the_ways_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         return AttentionPlan(write_slots, None, (), paged)
 
-    def compute(table: slots.SlotTable, layer: int, *rest: Tensor) -> Tensor:
-        return slots._compute_on_gpu(*rest, table.layers[layer])
+    def compute(
+        table: slots.SlotTable,
+        layer: int,
+        hidden_states: Tensor,
+        topk_weights: Tensor,
+        topk_ids: Tensor,
+        mine: Tensor | None,
+    ) -> Tensor:
+        parts = hidden_states, topk_weights, topk_ids, mine
+        return slots._compute_on_gpu(*parts, table.layers[layer])
 
     def add_and_norm(
         model: decoder.Decoder, x: Tensor, delta: Tensor, weight: Tensor
