@@ -27,7 +27,7 @@ from moesaic.engine.limits import Limits
 from moesaic.engine.requests import Event
 from moesaic.engine.thread import EngineThread, engine_thread
 from moesaic.errors import NotReady
-from moesaic.kernels.process import on_own_thread, prepare_process
+from moesaic.kernels.own_thread import on_own_thread
 from moesaic.messages.registry import WorkerRecord
 from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.config import ModelConfig, load_config
@@ -52,7 +52,8 @@ async def serve(settings: AttentionSettings) -> None:
     """Serve until SIGTERM or SIGINT. The parts start top down and stop bottom up, errors or not."""
     worker_id = settings.identity("attention")
     configure_logging("attention", worker_id, settings.log_level)
-    prepare_process(settings.threads)
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
     config = load_config(
         Path(settings.model)
     )  # before anything listens: a bad directory should fail at once

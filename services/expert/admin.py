@@ -12,7 +12,7 @@ from moesaic.cluster.placements import decode_placement
 from moesaic.cluster.statuses import errors_as_status
 from moesaic.dispatch.host import ExpertHost
 from moesaic.errors import NotReady
-from moesaic.kernels.process import on_own_thread
+from moesaic.kernels.own_thread import on_own_thread
 from moesaic.v1 import expert_pb2 as pb
 from moesaic.v1 import expert_pb2_grpc
 

@@ -16,7 +16,7 @@ from moesaic.cluster.own_addresses import own_addresses
 from moesaic.cluster.registry import next_generation, registered
 from moesaic.dispatch.host import ExpertHost
 from moesaic.engine.thread import engine_thread
-from moesaic.kernels.process import on_own_thread, prepare_process
+from moesaic.kernels.own_thread import on_own_thread
 from moesaic.messages.registry import WorkerRecord
 from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.config import load_config
@@ -38,7 +38,8 @@ async def serve(settings: ExpertSettings) -> None:
     """Serve until SIGTERM or SIGINT. The parts start top down and stop bottom up, errors or not."""
     worker_id = settings.identity("expert")
     configure_logging("expert", worker_id, settings.log_level)
-    prepare_process(settings.threads)
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
     config = load_config(
         Path(settings.model)
     )  # before anything listens: a bad directory should fail at once
