@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from moesaic.settings import ModelSettings, ServiceSettings, load_settings
+from services.attention.settings import AttentionSettings
 from services.expert.settings import ExpertSettings
 
 
@@ -153,3 +154,11 @@ def test_where_containers_get_their_secrets_is_read_unless_told_otherwise(tmp_pa
     (tmp_path / "moesaic_secret").write_text("file")
 
     assert load_settings(ServiceSettings, []).secret.get_secret_value() == "file"
+
+
+@pytest.mark.parametrize("flags", [["--quantization", "int8"], ["--deterministic"]])
+def test_what_only_a_cpu_computes_is_refused_elsewhere_by_its_name(capsys, flags):
+    text = refusal(capsys, AttentionSettings, "--model", "m", "--device", "cuda", *flags)
+
+    assert text.startswith(" ".join(flags))
+    assert "needs --device cpu, got cuda" in text
