@@ -8,13 +8,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from moesaic.kernels import grouped_experts as torch_experts
-from moesaic.kernels.add_rms_norm_triton import add_rms_norm, add_rms_norm_reference
+from moesaic.kernels.add_rms_norm_triton import add_rms_norm
 from moesaic.kernels.gate_triton import select_experts
-from moesaic.kernels.gated_mlp import GatedMLP
+from moesaic.kernels.gated_mlp import PlainMLP
 from moesaic.kernels.grouped_experts_triton import SlotWeights, grouped_experts
-from moesaic.kernels.kv_rows_triton import store_grouped, store_grouped_reference
+from moesaic.kernels.kv_rows import store_grouped_reference
+from moesaic.kernels.kv_rows_triton import store_grouped
 from moesaic.kernels.paged_attention import KVLayout, PagedRows, paged_attention_reference
 from moesaic.kernels.paged_attention_triton import paged_attention
+from moesaic.kernels.rms_norm import add_rms_norm_reference
 
 BLOCK_SIZE = 16
 NUMBER_BYTES = 2
@@ -92,7 +94,7 @@ def experts(shape: ExpertShape, num_rows: int) -> Case:
     gate_up = normal(shape.num_experts, 2 * shape.size, shape.hidden) * shape.hidden**-0.5
     down = normal(shape.num_experts, shape.hidden, shape.size) * shape.size**-0.5
     pairs = list(zip(gate_up, down, strict=True))
-    weights, mlps = SlotWeights.of(pairs), [GatedMLP.of(*pair) for pair in pairs]
+    weights, mlps = SlotWeights.of(pairs), [PlainMLP(*pair) for pair in pairs]
 
     def by_torch() -> Tensor:
         return torch_experts.grouped_experts(*routed, mlps)

@@ -8,13 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moesaic.kernels.gated_mlp import GatedMLP
-from moesaic.kernels.grouped_experts import grouped_experts
+from moesaic.dispatch.local import LocalDispatcher
 from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.config import ModelConfig, load_config
 from moesaic.models.decoder import Decoder, MoELayer
-from moesaic.models.experts import load_expert
-from moesaic.models.gate import Gate
 from moesaic.models.kv_cache import KVCache
 from moesaic.models.step_batch import StepBatch
 
@@ -179,15 +176,11 @@ def build_reference(case: Case, directory: Path, **save_options: Any) -> Any:
 class Served:
     """A model directory served in one process by our own layers, as a dispatcher-free yardstick."""
 
-    def __init__(
-        self, directory: Path, dtype: torch.dtype = torch.float32, deterministic: bool = False
-    ) -> None:
+    def __init__(self, directory: Path, dtype: torch.dtype = torch.float32) -> None:
         """Load everything in ``directory``."""
         self.config = load_config(directory)
         checkpoint = Checkpoint(directory)
-        self.decoder = Decoder.load(
-            checkpoint, self.config, dtype, CPU, deterministic=deterministic
-        )
+        self.decoder = Decoder.load(checkpoint, self.config, dtype, CPU)
         self.moe = local_moe(checkpoint, self.config, dtype)
         self.cache: KVCache = self.decoder.new_kv_cache(num_blocks=64, block_size=8)
 
@@ -216,18 +209,10 @@ class Served:
 
 def local_moe(checkpoint: Checkpoint, config: ModelConfig, dtype: torch.dtype) -> MoELayer:
     """All routed experts in this process."""
-    gates, mlps = {}, {}
-    for layer in config.moe_layers:
-        gates[layer] = Gate.load(checkpoint, config, layer, dtype, CPU)
-        experts = [
-            load_expert(checkpoint, config, layer, expert, dtype, CPU)
-            for expert in range(config.moe.num_experts)
-        ]
-        mlps[layer] = [GatedMLP.of(expert.gate_up, expert.down) for expert in experts]
+    dispatcher = LocalDispatcher(checkpoint, config, dtype, CPU)
 
     async def moe(layer: int, hidden_states: Tensor) -> Tensor:
-        topk_weights, topk_ids = gates[layer](hidden_states)
-        return grouped_experts(hidden_states, topk_weights, topk_ids.long(), mlps[layer])
+        return await dispatcher.dispatch(dispatcher.begin_step(), layer, hidden_states)
 
     return moe
 

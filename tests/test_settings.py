@@ -162,3 +162,11 @@ def test_what_only_a_cpu_computes_is_refused_elsewhere_by_its_name(capsys, flags
 
     assert text.startswith(" ".join(flags))
     assert "needs --device cpu, got cuda" in text
+
+
+@pytest.mark.parametrize("flags", [["--quantization", "int8"], ["--deterministic"]])
+def test_what_is_only_computed_in_float32_is_refused_elsewhere_by_its_name(capsys, flags):
+    text = refusal(capsys, AttentionSettings, "--model", "m", "--dtype", "bfloat16", *flags)
+
+    assert text.startswith(" ".join(flags))
+    assert "needs --dtype float32, got bfloat16" in text

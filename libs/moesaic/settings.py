@@ -189,6 +189,10 @@ class ModelSettings(ServiceSettings):
             raise ValueError(
                 f"--quantization {self.quantization} needs --device cpu, got {self.device}"
             )
+        if self.dtype != "float32" and self.quantization != "none":
+            raise ValueError(
+                f"--quantization {self.quantization} needs --dtype float32, got {self.dtype}"
+            )
         return self
 
     @property

@@ -95,7 +95,6 @@ async def serve(settings: AttentionSettings) -> None:
             getattr(torch, settings.dtype),
             torch.device(settings.device),
             settings.quantization,
-            settings.deterministic,
         )
         dispatcher = await _open_dispatcher(
             settings, worker_id, config, checkpoint, bus, thread, parts

@@ -28,8 +28,8 @@ class AttentionSettings(ModelSettings):
     )
     deterministic: bool = Field(
         False,
-        description="compute attention so that no bit of an answer depends on the requests beside it "
-        "(CPU only; slower)",
+        description="refuse to start where a bit of an answer could depend on the requests beside it; "
+        "it cannot in float32 on a CPU with compiled kernels",
     )
     expert_timeout_s: float = Field(
         2.0,
@@ -45,7 +45,9 @@ class AttentionSettings(ModelSettings):
     )
 
     @model_validator(mode="after")
-    def _deterministic_on_a_cpu(self) -> Self:
+    def _deterministic_in_float32_on_a_cpu(self) -> Self:
         if self.deterministic and self.device != "cpu":
             raise ValueError(f"--deterministic needs --device cpu, got {self.device}")
+        if self.deterministic and self.dtype != "float32":
+            raise ValueError(f"--deterministic needs --dtype float32, got {self.dtype}")
         return self

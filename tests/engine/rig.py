@@ -100,10 +100,9 @@ async def rig(
     num_blocks: int = 64,
     recovery_s: float = 5.0,
     hasher: BlockHasher | None = HASHER,
-    deterministic: bool = False,
 ) -> AsyncIterator[Rig]:
     checkpoint, config = Checkpoint(tiny_model.directory), load_config(tiny_model.directory)
-    decoder = Decoder.load(checkpoint, config, torch.float32, CPU, deterministic=deterministic)
+    decoder = Decoder.load(checkpoint, config, torch.float32, CPU)
     dispatcher = FlakyDispatcher(checkpoint, config, torch.float32, CPU)
     events: list[Event] = []
     engine = Engine(decoder, dispatcher, LIMITS, num_blocks, events.extend, recovery_s, hasher)

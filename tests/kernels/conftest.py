@@ -1,12 +1,22 @@
 """Where kernels run: on a GPU where there is one, else in Triton's interpreter."""
 
 import os
+from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+
+from moesaic.kernels.native.library import (
+    VARIANTS,
+    can_run,
+    compile_into,
+    library,
+    load,
+    this_variant,
+)
 
 GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 
@@ -20,6 +30,22 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     if request.param == "cpu" and not interpreted:
         pytest.skip("kernels are compiled for the CUDA device here, not interpreted")
     return torch.device(request.param)
+
+
+@pytest.fixture(scope="module", params=[name for name in VARIANTS if can_run(name)])
+def native(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """The CPU's kernels as another processor would have them: narrower vectors, other instructions."""
+    variant: str = request.param
+    if variant == this_variant():
+        assert library() is not None, "the CPU's kernels cannot be compiled here: install gcc"
+        yield variant
+        return
+    loaded = load(compile_into(tmp_path_factory.mktemp(variant), variant))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("moesaic.kernels.native.library.library", lambda: loaded)
+        yield variant
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from moesaic.kernels.add_rms_norm_triton import add_rms_norm, add_rms_norm_reference
+from moesaic.kernels.add_rms_norm_triton import add_rms_norm
+from moesaic.kernels.rms_norm import add_rms_norm_reference
 
 
 def check(num_rows: int, width: int, dtype: torch.dtype, device: torch.device) -> None:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from moesaic.kernels.gated_mlp import GatedMLP
+from moesaic.kernels.gated_mlp import PlainMLP
 from moesaic.kernels.grouped_experts import grouped_experts
 
 HIDDEN, SIZE = 16, 12
@@ -23,8 +23,8 @@ def random_case(seed: int, num_tokens: int, top_k: int, num_slots: int) -> tuple
     )
 
 
-def mlps_of(gate_up: torch.Tensor, down: torch.Tensor) -> list[GatedMLP]:
-    return [GatedMLP.of(*weights) for weights in zip(gate_up, down, strict=True)]
+def mlps_of(gate_up: torch.Tensor, down: torch.Tensor) -> list[PlainMLP]:
+    return [PlainMLP(*weights) for weights in zip(gate_up, down, strict=True)]
 
 
 @settings(deadline=None)

@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from moesaic.kernels import grouped_experts as reference
 from moesaic.kernels import grouped_experts_triton as kernels
-from moesaic.kernels.gated_mlp import GatedMLP
+from moesaic.kernels.gated_mlp import PlainMLP
 
 Case = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
@@ -51,7 +51,7 @@ def grouped_experts(
 def by_reference(
     hidden: Tensor, weights: Tensor, slots: Tensor, gate_up: Tensor, down: Tensor
 ) -> Tensor:
-    experts = [GatedMLP.of(*pair) for pair in zip(gate_up, down, strict=True)]
+    experts = [PlainMLP(*pair) for pair in zip(gate_up, down, strict=True)]
     return reference.grouped_experts(hidden, weights, slots, experts)
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from moesaic.kernels import kv_rows
 from moesaic.kernels import kv_rows_triton as kernels
 from moesaic.models.architecture import Rope
 from moesaic.models.rope import RotaryEmbedding
@@ -19,7 +20,7 @@ EPS = 1e-6
 def rotation(num_rows: int, dim: int, interleaved: bool, device: torch.device) -> list[Tensor]:
     embedding = RotaryEmbedding(Rope(1e4, None), dim, interleaved=interleaved, device=device)
     made = embedding.rotation(torch.arange(num_rows, device=device) * 37, torch.float32)
-    return [made.cos.squeeze(1), made.sin.squeeze(1)]
+    return [made.cos, made.sin]
 
 
 def close(got: Tensor, expected: Tensor) -> None:
@@ -46,7 +47,7 @@ def check_grouped(
 
     close(
         queries,
-        kernels.store_grouped_reference(qkv, num_heads, qk_norm, EPS, *turn, slots, expected),
+        kv_rows.store_grouped_reference(qkv, num_heads, qk_norm, EPS, *turn, slots, expected),
     )
     close(cached, expected)
 
@@ -65,7 +66,7 @@ def check_latent(
 
     kernels.store_latent(latent, norm, EPS, rope_key, *turn, slots, cached)
 
-    kernels.store_latent_reference(latent, norm, EPS, rope_key, *turn, slots, expected)
+    kv_rows.store_latent_reference(latent, norm, EPS, rope_key, *turn, slots, expected)
     close(cached, expected)
 
 
@@ -121,10 +122,18 @@ def test_heads_are_rotated_in_place_as_the_models_rotate_them(
     before = heads.clone()
     embedding = RotaryEmbedding(Rope(1e4, None), 12, interleaved=interleaved, device=device)
     made = embedding.rotation(torch.arange(5, device=device), torch.float32)
-    expected = made(before[..., 28:].float()).to(dtype)
+    pairs = before[..., 28:].double().unflatten(-1, (-1, 2) if interleaved else (2, -1))
+    a, b = pairs.unbind(-1 if interleaved else -2)
+    turned = torch.complex(a, b) * torch.exp(
+        1j
+        * torch.outer(torch.arange(5), 1e4 ** (-torch.arange(0, 12, 2) / 12)).double().unsqueeze(1)
+    )
+    expected = (
+        torch.stack((turned.real, turned.imag), -1 if interleaved else -2).flatten(-2).to(dtype)
+    )
 
     part = heads[..., 28:]
-    kernels.rotate(part, made.cos.squeeze(1), made.sin.squeeze(1), interleaved, part)
+    kernels.rotate(part, made.cos, made.sin, interleaved, part)
 
     close(heads[..., 28:], expected)
     assert torch.equal(heads[..., :28], before[..., :28])

@@ -1,14 +1,23 @@
-"""The forms of a linear layer against float64."""
+"""The forms of a linear layer against float64, compiled for every kind of processor that this one can play."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moesaic.kernels.gated_mlp import GatedMLP
-from moesaic.kernels.linear import Int8Linear, PackedLinear, PlainLinear, make_linear
+from moesaic.kernels.gated_mlp import PackedMLP, PlainMLP, make_mlp
+from moesaic.kernels.linear import (
+    HeadLinear,
+    PackedLinear,
+    PackedMatrix,
+    PlainLinear,
+    Quantization,
+    make_linear,
+)
 
-SHAPES = st.tuples(st.integers(1, 40), st.integers(1, 70), st.integers(1, 70))
+pytestmark = pytest.mark.usefixtures("native")
+SHAPES = st.tuples(st.integers(1, 40), st.integers(1, 70), st.integers(1, 140))
+PACKERS = {"none": PackedMatrix.float32, "int8": PackedMatrix.int8}
 
 
 def random_case(
@@ -30,7 +39,7 @@ def test_packing_changes_nothing_but_rounding(
     x, weight, bias = random_case(seed, *shape)
     exact = x.double() @ weight.double().t() + (bias.double() if biased else 0)
 
-    out = PackedLinear(weight, bias if biased else None)(x)
+    out = make_linear(weight, bias if biased else None)(x)
 
     torch.testing.assert_close(out, exact.float(), atol=1e-4, rtol=1e-5)
 
@@ -43,7 +52,7 @@ def test_int8_errs_by_less_than_half_a_level_of_each_factor(
     x, weight, bias = random_case(seed, *shape)
     exact = x.double() @ weight.double().t() + bias.double()
 
-    error = (Int8Linear(weight, bias)(x).double() - exact).abs()
+    error = (make_linear(weight, bias, "int8")(x).double() - exact).abs()
 
     x_step, weight_step = (t.double().abs().amax(dim=1) / 254 * 1.001 for t in (x, weight))
     bound = (
@@ -54,35 +63,78 @@ def test_int8_errs_by_less_than_half_a_level_of_each_factor(
     assert (error <= bound + 1e-4).all()
 
 
-@pytest.mark.parametrize("form", [PackedLinear, Int8Linear])
+@pytest.mark.parametrize("quantization", ["none", "int8"])
 @pytest.mark.parametrize(("num_out", "num_in"), [(64, 48), (512, 256), (512, 1536), (33, 1)])
 def test_a_row_does_not_depend_on_the_rows_beside_it(
-    form: type[PackedLinear] | type[Int8Linear], num_out: int, num_in: int
+    quantization: Quantization, num_out: int, num_in: int
 ) -> None:
-    x, weight, bias = random_case(4, 70, num_in, num_out)
-    linear = form(weight, bias)
+    x, weight, bias = random_case(4, 230, num_in, num_out)
+    linear = PackedLinear(PACKERS[quantization](weight, bias))
     together = linear(x)
 
-    for start, stop in [(0, 1), (3, 4), (0, 2), (5, 8), (1, 17), (0, 33), (6, 70)]:
+    for start, stop in [(0, 1), (3, 4), (0, 2), (5, 8), (1, 17), (0, 33), (6, 110), (100, 230)]:
         assert torch.equal(linear(x[start:stop]), together[start:stop])
+
+
+def test_the_number_of_threads_changes_no_bit() -> None:
+    x, weight, bias = random_case(4, 200, 100, 300)
+    linear, threads = PackedLinear(PackedMatrix.float32(weight, bias)), torch.get_num_threads()
+    expected = linear(x)
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            assert torch.equal(linear(x), expected)
+            assert torch.equal(linear(x[:5]), expected[:5])
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_int8_takes_rows_and_weights_of_zeros() -> None:
     x, weight, _ = random_case(5, 3, 8, 4)
     weight[1], x[2] = 0, 0
 
-    out = Int8Linear(weight)(x)
+    out = make_linear(weight, quantization="int8")(x)
 
     assert not out[:, 1].any()
     assert not out[2].any()
     assert out[:2, [0, 2, 3]].all()
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_a_number_that_is_none_stays_in_its_row() -> None:
+    x, weight, _ = random_case(5, 9, 40, 70)
+    linear = make_linear(weight)
+    expected = linear(x)
+    x[4, 7] = float("nan")
+
+    out = linear(x)
+
+    assert out[4].isnan().all()
+    others = [0, 1, 2, 3, 5, 6, 7, 8]
+    assert torch.equal(out[others], expected[others])
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 10**6), st.integers(1, 100), st.integers(1, 5), SHAPES)
+def test_heads_have_weights_of_their_own_and_may_be_parts_of_wider_tensors(
+    seed: int, rows: int, heads: int, shape: tuple[int, int, int]
+) -> None:
+    _, num_in, num_out = shape
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(heads, num_out, num_in, generator=generator)
+    wide = torch.randn(rows, heads, num_in + 3, generator=generator)
+    out = torch.full((rows, heads, num_out + 5), 7.0)
+
+    HeadLinear(weight)(wide[..., 3:], out[..., :num_out])
+
+    expected = torch.einsum("thi,hoi->tho", wide[..., 3:].double(), weight.double()).float()
+    torch.testing.assert_close(out[..., :num_out], expected, atol=1e-4, rtol=1e-5)
+    assert (out[..., num_out:] == 7).all()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_an_mlp_keeps_the_dtype_of_its_rows(quantization: str, dtype: torch.dtype) -> None:
+def test_an_mlp_keeps_the_dtype_of_its_rows(dtype: torch.dtype) -> None:
     x, gate_up, _ = (t.to(dtype) for t in random_case(6, 5, 8, 12))
-    mlp = GatedMLP.of(gate_up, torch.ones(8, 6, dtype=dtype), quantization)  # type: ignore[arg-type]
+    mlp = make_mlp(gate_up, torch.ones(8, 6, dtype=dtype))
 
     assert mlp(x).dtype == dtype
     assert mlp(x[:0]).shape == (0, 8)
@@ -92,7 +144,21 @@ def test_a_weight_takes_the_fastest_form_its_device_has() -> None:
     weight = torch.ones(4, 4)
 
     assert isinstance(make_linear(weight), PackedLinear)
-    assert isinstance(make_linear(weight, quantization="int8"), Int8Linear)
+    assert isinstance(make_mlp(torch.ones(4, 4), torch.ones(4, 2)), PackedMLP)
     assert isinstance(make_linear(weight.to("meta")), PlainLinear)
+    assert isinstance(make_linear(weight.bfloat16()), PlainLinear)
+    assert isinstance(make_mlp(weight.to("meta"), weight.to("meta")), PlainMLP)
+
+
+@pytest.mark.parametrize("make", [make_linear, lambda w, **q: make_mlp(w, w, **q)])
+def test_int8_is_refused_where_it_cannot_be_computed(
+    make: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = torch.ones(4, 4)
     with pytest.raises(ValueError, match="int8 is only computed on a CPU"):
-        make_linear(weight.to("meta"), quantization="int8")
+        make(weight.to("meta"), quantization="int8")
+    with pytest.raises(ValueError, match="int8 needs float32 beside it"):
+        make(weight.bfloat16(), quantization="int8")
+    monkeypatch.setattr("moesaic.kernels.native.library.library", lambda: None)
+    with pytest.raises(ValueError, match="install gcc"):
+        make(weight, quantization="int8")

@@ -15,7 +15,6 @@ from moesaic.kernels import paged_attention_triton as kernel
 from moesaic.kernels.paged_attention import (
     KVLayout,
     PagedRows,
-    paged_attention,
     paged_attention_reference,
 )
 
@@ -166,14 +165,6 @@ def test_no_sequences_write_nothing(device: torch.device) -> None:
     case = make_case([], *GROUPED[0], device)
 
     assert case.attend(kernel.paged_attention, None).isnan().all()
-
-
-def test_tensors_of_the_cpu_take_the_reference() -> None:
-    case = make_case([(2, 5), (1, 3)], *GROUPED[0], torch.device("cpu"))
-
-    got = case.attend(paged_attention, None)
-
-    assert torch.equal(got[1:], case.attend(paged_attention_reference, None)[1:])
 
 
 @pytest.mark.gpu

@@ -1,6 +1,7 @@
 """Models computed by the kernels against models computed by torch."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,10 +12,8 @@ pytest.importorskip("triton", reason="triton is not installed")
 from benchmarks.parity_cases import CASES, Case, Served, build_reference, prompt_of
 from moesaic.dispatch import slots
 from moesaic.dispatch.local import LocalDispatcher
-from moesaic.kernels import linear, paged_attention_triton
-from moesaic.kernels.add_rms_norm_triton import add_rms_norm
-from moesaic.models import decoder, gate, paged_plan
-from moesaic.models.attention_plan import AttentionPlan, AttentionPlanner
+from moesaic.kernels import add_rms_norm_triton, kv_rows_triton, paged_attention_triton
+from moesaic.models import attention_plan, decoder, gate, grouped_query, latent
 from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.decode_graphs import DecodeGraphs, StaticDecode, _at_once
 from moesaic.models.step_batch import StepBatch
@@ -40,13 +39,7 @@ def served_on(directory: Path, dtype: torch.dtype, device: torch.device) -> Serv
 
 def take_the_ways_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """With tensors of the CPU: the kernels are interpreted. Weights stay as a GPU has them."""
-    monkeypatch.setattr(linear, "_can_pack", lambda dtype: False)
-
-    def plan(planner: AttentionPlanner, batch: StepBatch, block_size: int) -> AttentionPlan:
-        write_slots, paged = paged_plan.plan_paged(
-            batch, block_size, planner.window, planner.device
-        )
-        return AttentionPlan(write_slots, None, (), paged)
+    monkeypatch.setattr("moesaic.kernels.native.library.library", lambda: None)
 
     def compute(
         table: slots.SlotTable,
@@ -59,16 +52,16 @@ def take_the_ways_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         parts = hidden_states, topk_weights, topk_ids, mine
         return slots._compute_on_gpu(*parts, table.layers[layer])
 
-    def add_and_norm(
-        model: decoder.Decoder, x: Tensor, delta: Tensor, weight: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        return add_rms_norm(x, delta, weight, model.config.rms_norm_eps)
+    def store_grouped(*arguments: Any) -> Tensor:
+        return kv_rows_triton.store_grouped(*arguments[:-1])  # the size of blocks is for CPUs
 
-    monkeypatch.setattr(AttentionPlanner, "plan", plan)
-    monkeypatch.setattr(decoder.Decoder, "_add_rms_norm", add_and_norm)
+    monkeypatch.setattr(decoder, "add_rms_norm", add_rms_norm_triton.add_rms_norm)
+    monkeypatch.setattr(grouped_query, "store_grouped", store_grouped)
+    monkeypatch.setattr(latent, "store_latent", kv_rows_triton.store_latent)
+    monkeypatch.setattr(latent, "rotate", kv_rows_triton.rotate)
     monkeypatch.setattr(gate, "select_experts", gate._select_experts_on_gpu)
     monkeypatch.setattr(slots.SlotTable, "compute", compute)
-    monkeypatch.setattr(paged_plan, "paged_attention", paged_attention_triton.paged_attention)
+    monkeypatch.setattr(attention_plan, "paged_attention", paged_attention_triton.paged_attention)
 
 
 def steps(served: Served) -> Tensor:
@@ -82,6 +75,17 @@ def steps(served: Served) -> Tensor:
             served.forward([(a[24:], 24, tables[0]), (b[11:], 11, tables[1])]),
         ]
     ).cpu()
+
+
+@pytest.mark.parametrize("case", BASES, ids=str)
+def test_a_family_without_compiled_kernels_equals_one_with_them(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_reference(case, tmp_path)
+    expected = steps(Served(tmp_path))
+    monkeypatch.setattr("moesaic.kernels.native.library.library", lambda: None)
+
+    torch.testing.assert_close(steps(Served(tmp_path)), expected, atol=2e-4, rtol=0)
 
 
 @pytest.mark.parametrize("case", BASES, ids=str)

@@ -57,9 +57,7 @@ def test_damage_in_one_sequence_does_not_reach_its_neighbours(directory: Path) -
     for layer in range(
         served.config.num_layers
     ):  # an overflow, or what an evicted block still holds
-        slots = torch.arange(4 * 8)
-        rows = served.cache.gather(layer, slots)
-        served.cache.write(layer, slots, torch.full_like(rows, torch.nan))
+        served.cache.rows(layer)[: 4 * served.cache.block_size] = torch.nan
 
     logits = served.forward([(a[:1], 30, [0, 1, 2, 3]), (b[:1], 4, [4])])
 
@@ -89,7 +87,7 @@ def test_bfloat16_stays_close_to_float32(directory: Path) -> None:
     served = Served(directory, torch.bfloat16)
     logits = served.forward([(prompt, 0, [0, 1, 2])])
 
-    assert served.cache.gather(0, torch.arange(1)).dtype == torch.bfloat16
+    assert served.cache.rows(0).dtype == torch.bfloat16
     # Eight bits of mantissa, and now and then another expert: most rows agree closely.
     closeness = torch.cosine_similarity(logits, exact, dim=-1)
     assert closeness.median() > 0.99

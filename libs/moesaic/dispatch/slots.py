@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from moesaic.kernels.gated_mlp import GatedMLP
-from moesaic.kernels.grouped_experts import grouped_experts
+from moesaic.kernels.gated_mlp import GatedMLP, PackedMLP, PlainMLP, make_mlp
+from moesaic.kernels.grouped_experts import PackedSlots, grouped_experts
 from moesaic.kernels.linear import Quantization
 from moesaic.messages.placement import EMPTY_SLOT
 from moesaic.models.checkpoint import Checkpoint
@@ -37,7 +37,16 @@ class LayerSlots:
         """The weights as a GPU's kernels find them."""
         from moesaic.kernels.grouped_experts_triton import SlotWeights
 
-        return SlotWeights.of([None if mlp is None else mlp.plain_weights() for mlp in self.mlps])
+        plain = [
+            (mlp.gate_up, mlp.down) if isinstance(mlp, PlainMLP) else None for mlp in self.mlps
+        ]
+        return SlotWeights.of(plain)
+
+    @cached_property
+    def packed(self) -> PackedSlots | None:
+        """The weights as a CPU's kernel finds them; ``None``: there are none, or it takes others."""
+        packed = [mlp if isinstance(mlp, PackedMLP) else None for mlp in self.mlps]
+        return PackedSlots(packed) if any(packed) else None
 
     @property
     def nbytes(self) -> int:
@@ -83,6 +92,8 @@ class SlotTable:
         slot_ids = topk_ids
         if mine is not None:
             slot_ids = mine.index_select(0, topk_ids.flatten()).view(topk_ids.shape)
+        if slots.packed is not None:
+            return slots.packed.compute(hidden_states, topk_weights, slot_ids.to(torch.int32))
         return grouped_experts(hidden_states, topk_weights, slot_ids, slots.mlps)
 
     def slot_of_expert(self, layer: int, num_experts: int, served: Sequence[bool]) -> Tensor:
@@ -156,7 +167,7 @@ def load_table(
                 kept += 1
             else:
                 weights = load_expert(checkpoint, config, layer, expert, dtype, device)
-                mlps.append(GatedMLP.of(weights.gate_up, weights.down, quantization))
+                mlps.append(make_mlp(weights.gate_up, weights.down, quantization))
                 loaded += 1
         layers[layer] = LayerSlots(tuple(experts), tuple(mlps))
     return LoadResult(SlotTable(layers), loaded, kept)

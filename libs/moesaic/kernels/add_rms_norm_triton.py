@@ -3,13 +3,12 @@
 #   Layout     hidden, delta [T, H], rows may be strided; summed, normed [T, H] row-major.
 #   Cost       memory-bound: 4 * H * itemsize bytes a row, against 5 for an addition and a fused norm.
 #   Order      the sum is rounded first, as the addition alone would; squares are added in float32.
-#   Reference  add_rms_norm_reference, below.
+#   Reference  moesaic.kernels.rms_norm.
 """The residual addition and the RMS norm that follows it."""
 
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn import functional as F
 
 
 @triton.jit
@@ -42,17 +41,7 @@ def _add_rms_norm_kernel(
 def add_rms_norm(
     hidden: Tensor, delta: Tensor, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """``hidden + delta`` and its RMS norm times ``weight``.
-
-    Args:
-        hidden: float32 or bfloat16 ``[T, H]``.
-        delta: float32 or the dtype of ``hidden``, ``[T, H]``.
-        weight: ``[H]``.
-        eps: added to the mean square.
-
-    Returns:
-        Two tensors of the dtype of ``hidden``, ``[T, H]``.
-    """
+    """See ``moesaic.kernels.rms_norm``."""
     num_rows, width = hidden.shape
     assert hidden.stride(1) == delta.stride(1) == 1
     summed, normed = hidden.new_empty(num_rows, width), hidden.new_empty(num_rows, width)
@@ -72,12 +61,3 @@ def add_rms_norm(
             num_warps=min(16, max(1, pow2 // 512)),
         )
     return summed, normed
-
-
-def add_rms_norm_reference(
-    hidden: Tensor, delta: Tensor, weight: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
-    """As ``add_rms_norm``."""
-    summed = (hidden.float() + delta.float()).to(hidden.dtype)
-    normed = F.rms_norm(summed.float(), summed.shape[-1:], weight.float(), eps)
-    return summed, normed.to(hidden.dtype)

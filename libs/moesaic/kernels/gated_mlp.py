@@ -1,49 +1,82 @@
 """The SwiGLU MLP: dense layers, shared experts and routed ones."""
 
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from moesaic.kernels.linear import Linear, PlainLinear, Quantization, Rows, make_linear
+from moesaic.kernels.linear import PackedMatrix, Quantization, check_int8
+from moesaic.kernels.native.library import Expert, lib, usable
 
 
-@dataclass(frozen=True)
-class GatedMLP:
-    """``down(silu(gate(x)) * up(x))``."""
-
-    gate_up: Linear  # H -> 2I: gate, then up
-    down: Linear  # I -> H
-
-    @classmethod
-    def of(cls, gate_up: Tensor, down: Tensor, quantization: Quantization = "none") -> "GatedMLP":
-        """Take ``gate_up`` ``[2I, H]`` and ``down`` ``[H, I]``."""
-        return cls(
-            make_linear(gate_up, quantization=quantization),
-            make_linear(down, quantization=quantization),
-        )
+class GatedMLP(Protocol):
+    """``down(silu(gate(x)) * up(x))``: ``[T, H]`` -> ``[T, H]``, same dtype."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the weights."""
-        return self.gate_up.nbytes + self.down.nbytes
-
-    def plain_weights(self) -> tuple[Tensor, Tensor]:
-        """``gate_up`` ``[2I, H]`` and ``down`` ``[H, I]``, held as the checkpoint has them."""
-        assert isinstance(self.gate_up, PlainLinear)
-        assert isinstance(self.down, PlainLinear)
-        return self.gate_up.weight, self.down.weight
+        """Bytes of the weights as they are held."""
+        ...
 
     def __call__(self, x: Tensor) -> Tensor:
-        """``[T, H]`` -> ``[T, H]``, same dtype."""
-        return self.multiply(self.gate_up.prepare(x)).to(x.dtype)
-
-    def multiply(self, rows: Rows) -> Tensor:
-        """The same for rows that ``gate_up`` has prepared; see ``Linear.multiply``."""
-        return self.down(activate(self.gate_up.multiply(rows)))
+        """Compute the rows of ``x``."""
+        ...
 
 
-def activate(gate_up: Tensor) -> Tensor:
-    """``silu(gate) * up``: ``[T, 2I]`` -> ``[T, I]``."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate).mul_(up)
+def make_mlp(gate_up: Tensor, down: Tensor, quantization: Quantization = "none") -> GatedMLP:
+    """The fastest form of ``gate_up`` ``[2I, H]``, gate before up, and ``down`` ``[H, I]``.
+
+    Raises:
+        ValueError: int8 is asked for where it cannot be computed.
+    """
+    if quantization == "int8":
+        check_int8(gate_up)
+    return PackedMLP(gate_up, down, quantization) if usable(gate_up) else PlainMLP(gate_up, down)
+
+
+@dataclass(frozen=True)
+class PlainMLP:
+    """Weights as the checkpoint has them."""
+
+    gate_up: Tensor  # [2I, H]
+    down: Tensor  # [H, I]
+
+    @property
+    def nbytes(self) -> int:
+        """See ``GatedMLP.nbytes``."""
+        return self.gate_up.nbytes + self.down.nbytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See ``GatedMLP``."""
+        gate, up = F.linear(x, self.gate_up).chunk(2, dim=-1)
+        return F.linear(F.silu(gate).mul_(up), self.down)
+
+
+class PackedMLP:
+    """Weights packed for the kernels for CPUs: each panel of the first has gates and their ups."""
+
+    def __init__(self, gate_up: Tensor, down: Tensor, quantization: Quantization = "none") -> None:
+        """Pack the weights; the caller's are needed no longer."""
+        self.hidden_size, self.size = down.shape
+        half = lib().panel_width() // 2
+        padded = -(-self.size // half) * half
+        halves = gate_up.new_zeros(2, padded, self.hidden_size)
+        halves[:, : self.size] = gate_up.view(2, self.size, -1)
+        mixed = halves.view(2, -1, half, self.hidden_size).transpose(0, 1).flatten(0, 2)
+        pack = PackedMatrix.int8 if quantization == "int8" else PackedMatrix.float32
+        self._held = pack(mixed), pack(down)
+        self.nbytes = sum(matrix.nbytes for matrix in self._held)
+        self.c = Expert(*(matrix.c for matrix in self._held))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See ``GatedMLP``; float32. As the only expert of every row."""
+        from moesaic.kernels.grouped_experts import PackedSlots
+
+        return PackedSlots([self]).compute(x, *_all_in_one(len(x)))
+
+
+@lru_cache(maxsize=64)
+def _all_in_one(num_rows: int) -> tuple[Tensor, Tensor]:
+    return torch.ones(num_rows, 1), torch.zeros(num_rows, 1, dtype=torch.int32)

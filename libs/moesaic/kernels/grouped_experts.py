@@ -2,14 +2,16 @@
 #   Layout     rows are sorted by slot, so each active slot is one pair of dense products.
 #   Cost       2 * 3 * R * H * I operations; the active slots' weights are read once, others never.
 #   Order      on a CPU a row's experts are added in ascending slot order: same input, same sum.
-"""Grouped expert computation."""
+"""Grouped expert computation on a CPU."""
 
+import ctypes
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from moesaic.kernels.gated_mlp import GatedMLP, activate
+from moesaic.kernels.gated_mlp import GatedMLP, PackedMLP
+from moesaic.kernels.native.library import Expert, lib, scratch
 
 
 def grouped_experts(
@@ -36,19 +38,49 @@ def grouped_experts(
     order = order[num_absent:]  # [R]
     rows = order // slot_ids.shape[1]
     combined = hidden_states.new_zeros(hidden_states.shape, dtype=torch.float32)
-    active = [(mlp, n) for mlp, n in zip(experts, counts, strict=True) if n and mlp is not None]
+    routed = hidden_states.index_select(0, rows).split_with_sizes(counts)
+    active = [mlp(x) for mlp, x in zip(experts, routed, strict=True) if mlp is not None and len(x)]
     if not active:
         return combined
-
-    mlps, sizes = zip(*active, strict=True)
-    routed = mlps[0].gate_up.prepare(hidden_states).index_select(0, rows)  # [R, H]
-    # All first products, what lies between, all second ones: of few rows an operation takes as long
-    # as of many.
-    gate_up = torch.cat(
-        [mlp.gate_up.multiply(part) for mlp, part in zip(mlps, routed.split(sizes), strict=True)]
-    )
-    inner = mlps[0].down.prepare(activate(gate_up)).split(sizes)
-    expert_out = torch.cat([mlp.down.multiply(part) for mlp, part in zip(mlps, inner, strict=True)])
     weights = topk_weights.reshape(-1).index_select(0, order).unsqueeze(1)
-    # One routed row after the other. A GPU would add them as they come, in no order.
-    return combined.index_add_(0, rows, expert_out.float().mul_(weights))
+    return combined.index_add_(0, rows, torch.cat(active).float().mul_(weights))
+
+
+class PackedSlots:
+    """The experts of one layer as the kernel for CPUs finds them, slot by slot."""
+
+    def __init__(self, experts: Sequence[PackedMLP | None]) -> None:
+        """Take ``S`` experts, one at least; ``None`` where no row is routed."""
+        self._held = experts
+        some = next(mlp for mlp in experts if mlp is not None)
+        self._hidden_size, self._size = some.hidden_size, some.size
+        self._slots = (ctypes.POINTER(Expert) * len(experts))()
+        for slot, mlp in enumerate(experts):
+            if mlp is not None:
+                self._slots[slot] = ctypes.pointer(mlp.c)
+
+    def compute(self, hidden_states: Tensor, topk_weights: Tensor, slot_ids: Tensor) -> Tensor:
+        """As ``grouped_experts``; float32 rows, int32 slots."""
+        assert slot_ids.dtype == torch.int32
+        hidden_states, topk_weights, slot_ids = (
+            tensor.contiguous() for tensor in (hidden_states, topk_weights, slot_ids)
+        )
+        (num_rows, top_k), threads = slot_ids.shape, torch.get_num_threads()
+        assert hidden_states.shape == (num_rows, self._hidden_size)
+        out = torch.empty(num_rows, self._hidden_size)
+        sizes = self._hidden_size, self._size
+        needed = lib().experts_scratch(num_rows, top_k, *sizes, len(self._slots), threads)
+        lib().experts(
+            self._slots,
+            len(self._slots),
+            hidden_states.data_ptr(),
+            num_rows,
+            *sizes,
+            topk_weights.data_ptr(),
+            slot_ids.data_ptr(),
+            top_k,
+            out.data_ptr(),
+            scratch(needed),
+            threads,
+        )
+        return out

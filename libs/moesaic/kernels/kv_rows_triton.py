@@ -6,13 +6,12 @@
 #   Cost       memory-bound: every projected number is read once and written once. Apart, the norm,
 #              the rotation, the concatenation and the copy are six to nine launches.
 #   Order      a norm's squares are added in float32, results are rounded once.
-#   Reference  *_reference, below.
+#   Reference  moesaic.kernels.kv_rows.
 """Norm, rotation and caching of queries, keys and values."""
 
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn import functional as F
 
 _TILE = 2048  # numbers a program works on
 
@@ -196,22 +195,7 @@ def store_grouped(
     slots: Tensor,
     cached: Tensor,
 ) -> Tensor:
-    """Norm and rotate queries and keys, write keys and values to the cache, return the queries.
-
-    Args:
-        qkv: float32 or bfloat16 ``[T, heads + 2 kv_heads, d]``.
-        num_heads: how many of them are queries.
-        qk_norm: weights of the RMS norms of queries and keys, ``[heads + kv_heads, d]``, or None.
-        eps: of those norms.
-        cos: ``[T, d]``.
-        sin: ``[T, d]``, the sign in it.
-        interleaved: pairs are neighbours, not halves.
-        slots: int64 ``[T]``: where each token's row goes, no two to the same; -1: nowhere.
-        cached: ``[tokens, 2 kv_heads d]``.
-
-    Returns:
-        ``[T, heads, d]``, dtype of ``qkv``.
-    """
+    """See ``moesaic.kernels.kv_rows``."""
     num_rows, all_heads, dim = qkv.shape
     assert qkv.stride(2) == cos.stride(1) == sin.stride(1) == cached.stride(1) == 1
     assert qkv.stride(1) == dim
@@ -242,7 +226,7 @@ def store_grouped(
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, out: Tensor) -> None:
-    """Rotate ``x`` ``[T, heads, d]`` into ``out``, which may be ``x`` itself."""
+    """See ``moesaic.kernels.kv_rows``."""
     num_rows, num_heads, dim = x.shape
     assert x.stride(2) == out.stride(2) == cos.stride(1) == sin.stride(1) == 1
     assert cos.stride(0) == sin.stride(0)
@@ -276,10 +260,7 @@ def store_latent(
     slots: Tensor,
     cached: Tensor,
 ) -> None:
-    """Write the normed ``latent`` ``[T, rank]`` and the rotated ``rope_key`` ``[T, d]`` to the cache.
-
-    The other arguments are as in ``store_grouped``; ``cached`` is ``[tokens, rank + d]``.
-    """
+    """See ``moesaic.kernels.kv_rows``."""
     (num_rows, rank), dim = latent.shape, rope_key.shape[1]
     assert latent.stride(1) == rope_key.stride(1) == cos.stride(1) == cached.stride(1) == 1
     assert cos.stride(0) == sin.stride(0)
@@ -310,54 +291,3 @@ def _tile(num_heads: int, dim: int) -> dict[str, int]:
     pairs = triton.next_power_of_2(max(1, dim // 2))
     heads = min(triton.next_power_of_2(num_heads), max(1, _TILE // (2 * pairs)))
     return {"DIM": dim, "PAIRS": pairs, "HEADS": heads}
-
-
-def rotate_reference(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """What ``rotate`` writes, in float32."""
-    x = x.float()
-    pairs = x.unflatten(-1, (-1, 2) if interleaved else (2, -1))
-    swapped = pairs.flip(-1 if interleaved else -2).flatten(-2)
-    return x * cos.float().unsqueeze(1) + swapped * sin.float().unsqueeze(1)
-
-
-def store_grouped_reference(
-    qkv: Tensor,
-    num_heads: int,
-    qk_norm: Tensor | None,
-    eps: float,
-    cos: Tensor,
-    sin: Tensor,
-    interleaved: bool,
-    slots: Tensor,
-    cached: Tensor,
-) -> Tensor:
-    """As ``store_grouped``."""
-    num_rotated = (num_heads + qkv.shape[1]) // 2
-    qk = qkv[:, :num_rotated].float()
-    if qk_norm is not None:
-        qk = F.rms_norm(qk, qk.shape[-1:], eps=eps) * qk_norm.float()
-    qk = rotate_reference(qk, cos, sin, interleaved).to(qkv.dtype)
-    kept = slots >= 0
-    cached[slots[kept], : cached.shape[1] // 2] = qk[kept, num_heads:].flatten(1)
-    cached[slots[kept], cached.shape[1] // 2 :] = qkv[kept, num_rotated:].flatten(1)
-    return qk[:, :num_heads]
-
-
-def store_latent_reference(
-    latent: Tensor,
-    norm: Tensor,
-    eps: float,
-    rope_key: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    interleaved: bool,
-    slots: Tensor,
-    cached: Tensor,
-) -> None:
-    """As ``store_latent``."""
-    rank = latent.shape[1]
-    normed = F.rms_norm(latent.float(), latent.shape[-1:], norm.float(), eps)
-    kept = slots >= 0
-    cached[slots[kept], :rank] = normed[kept].to(cached.dtype)
-    turned = rotate_reference(rope_key.unsqueeze(1), cos, sin, interleaved).squeeze(1)
-    cached[slots[kept], rank:] = turned[kept].to(cached.dtype)

@@ -1,24 +1,25 @@
 # Linear layers: y = x W^T + b, the weight held in the form in which this machine multiplies fastest.
-#   Packed     float32 and bfloat16 on a CPU: blocked by oneDNN for its kernels, once, when loaded.
-#   Int8       on a CPU: weights rounded per output, activations per row, products exact (VNNI).
+#   Packed     float32 on a CPU, or int8 there: panels of outputs for our own kernels.
 #   Plain      everything else: the layout of the checkpoint.
-#   Order      a row's result is bitwise the same whatever rows are beside it (see ``PackedLinear``).
+#   Order      a packed layer's row has the same bits whatever rows are beside it.
 """Linear layers."""
 
-from collections.abc import Callable, Sequence
+import ctypes
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from moesaic.kernels.native.library import Matrix, lib, scratch, usable
+
 Quantization = Literal["none", "int8"]
+LEVELS = 127
 
 
 class Linear(Protocol):
-    """``[T, in]`` -> ``[T, out]``. Weights are constant."""
+    """``[T, in]`` -> ``[T, out]``, same dtype. Weights are constant."""
 
     @property
     def nbytes(self) -> int:
@@ -26,15 +27,7 @@ class Linear(Protocol):
         ...
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Multiply the rows of ``x``; same dtype."""
-        ...
-
-    def prepare(self, x: Tensor) -> "Rows":
-        """What ``multiply`` takes: done once where several linears take the same rows."""
-        ...
-
-    def multiply(self, rows: "Rows") -> Tensor:
-        """Multiply prepared rows; in the dtype of the computation, which may be wider."""
+        """Multiply the rows of ``x``."""
         ...
 
 
@@ -44,15 +37,26 @@ def make_linear(
     """The fastest form of ``weight`` ``[out, in]`` and ``bias`` ``[out]`` where they are.
 
     Raises:
-        ValueError: int8 is asked for elsewhere than on a CPU.
+        ValueError: int8 is asked for where it cannot be computed.
     """
     if quantization == "int8":
-        if weight.device.type != "cpu":
-            raise ValueError(f"int8 is only computed on a CPU, not on {weight.device}")
-        return Int8Linear(weight, bias)
-    if weight.device.type == "cpu" and _can_pack(weight.dtype):
-        return PackedLinear(weight, bias)
+        check_int8(weight)
+        return PackedLinear(PackedMatrix.int8(weight, bias))
+    if usable(weight):
+        return PackedLinear(PackedMatrix.float32(weight, bias))
     return PlainLinear(weight, bias)
+
+
+def check_int8(weight: Tensor) -> None:
+    """Raises ``ValueError`` where ``weight`` cannot be computed with as int8."""
+    if weight.device.type != "cpu":
+        raise ValueError(f"int8 is only computed on a CPU, not on {weight.device}")
+    if not usable(weight):
+        raise ValueError(
+            f"int8 needs float32 beside it, not {weight.dtype}"
+            if weight.dtype != torch.float32
+            else "int8 needs the kernels for CPUs, which a C compiler makes: install gcc"
+        )
 
 
 @dataclass(frozen=True)
@@ -71,151 +75,122 @@ class PlainLinear:
         """See ``Linear``."""
         return F.linear(x, self.weight, self.bias)
 
-    def prepare(self, x: Tensor) -> "Rows":
-        """See ``Linear.prepare``."""
-        return x
 
-    def multiply(self, rows: "Rows") -> Tensor:
-        """See ``Linear.multiply``."""
-        assert isinstance(rows, Tensor)
-        return self(rows)
+class PackedMatrix:
+    """A weight as the kernels for CPUs read it: ``c`` points to ``held``."""
+
+    def __init__(self, weight: Tensor, panels: Tensor, **others: Tensor | None) -> None:
+        """Take what ``float32`` or ``int8`` has packed of ``weight``."""
+        self._held = (panels, *others.values())
+        self.shape = weight.shape
+        self.nbytes = sum(tensor.nbytes for tensor in self._held if tensor is not None)
+        self.c = Matrix(panels=panels.data_ptr())
+        for name, tensor in others.items():
+            if tensor is not None:
+                setattr(self.c, name, tensor.data_ptr())
+        self.c.out, num_in = weight.shape
+        setattr(self.c, "in", num_in)
+
+    @classmethod
+    def float32(cls, weight: Tensor, bias: Tensor | None = None) -> "PackedMatrix":
+        """Pack ``weight`` ``[out, in]``; the caller's is needed no longer."""
+        weight = weight.contiguous()
+        panels = torch.zeros(_whole_panels(len(weight)), weight.shape[1])
+        lib().pack_float(weight.data_ptr(), *weight.shape, panels.data_ptr())
+        return cls(weight, panels, bias=_padded(bias))
+
+    @classmethod
+    def int8(cls, weight: Tensor, bias: Tensor | None = None) -> "PackedMatrix":
+        """Round ``weight`` to signed bytes with a scale for each output, and pack them.
+
+        Rows to multiply are rounded too, to 255 levels between plus and minus their largest entry,
+        so nothing depends on other rows; products and sums are exact integers. The error is at most
+        half a level of each factor: about 0.4 % of a row's largest entry, and of a weight row's.
+        """
+        num_out, num_in = weight.shape
+        largest = weight.abs().amax(dim=1).clamp_min(torch.finfo(torch.float32).tiny)
+        scales = largest / LEVELS
+        rounded = (weight / scales.unsqueeze(1)).round_().to(torch.int8).contiguous()
+        padded_out, padded_in = _whole_panels(num_out), -(-num_in // 4) * 4
+        panels = torch.zeros(padded_out, padded_in, dtype=torch.int8)
+        offsets = torch.zeros(padded_out, dtype=torch.int32)
+        lib().pack_int8(rounded.data_ptr(), num_out, num_in, panels.data_ptr(), offsets.data_ptr())
+        return cls(weight, panels, scales=_padded(scales), offsets=offsets, bias=_padded(bias))
 
 
 class PackedLinear:
-    """A weight in oneDNN's own layout, which about halves the time of a few rows.
+    """A weight packed for the kernels for CPUs."""
 
-    oneDNN adds up a row's products in an order that depends on the shape of the weight alone, but
-    for single rows, where it may choose a kernel of their own; two rows avoid that one.
-    """
-
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        """Pack ``weight``; the caller's is needed no longer."""
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
-        self._bias = bias
-        self._kernel: Callable[..., Tensor] = torch.ops.mkldnn._linear_pointwise.default
-        self.nbytes = weight.nbytes
-        self._single_row_differs = _single_row_differs(*weight.shape, weight.dtype)
+    def __init__(self, matrix: PackedMatrix) -> None:
+        """Take the weight."""
+        self._matrix, self.nbytes = matrix, matrix.nbytes
+        self._num_out, self._num_in = matrix.shape
+        self._pointer = ctypes.pointer(matrix.c)
+        self._scratch_per_row = (self._num_in + 8) if matrix.c.scales else 0
 
     def __call__(self, x: Tensor) -> Tensor:
-        """See ``Linear``."""
-        if self._single_row_differs and len(x) == 1:
-            return self._multiply(x.expand(2, -1))[:1]
-        return self._multiply(x)
-
-    def prepare(self, x: Tensor) -> "Rows":
-        """See ``Linear.prepare``."""
-        return x
-
-    def multiply(self, rows: "Rows") -> Tensor:
-        """See ``Linear.multiply``."""
-        assert isinstance(rows, Tensor)
-        return self(rows)
-
-    def _multiply(self, x: Tensor) -> Tensor:
-        return self._kernel(x, self._packed, self._bias, "none", [], "")
-
-
-class Int8Linear:
-    """A weight of signed 8-bit integers with a scale for each output.
-
-    Every row of ``x`` is rounded to 255 levels between plus and minus its largest entry, so nothing
-    depends on other rows; products and sums are exact integers. The error is at most half a level
-    of each factor: about 0.4 % of a row's largest entry, and of a weight row's.
-    """
-
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        """Round ``weight``; the caller's is needed no longer."""
-        largest = weight.float().abs().amax(dim=1).clamp_min(torch.finfo(torch.float32).tiny)
-        self._scales = largest / LEVELS
-        rounded = (weight.float() / self._scales.unsqueeze(1)).round_().to(torch.int8)
-        self._packed = torch.ops.onednn.qlinear_prepack(rounded, None)
-        self._no_offsets = torch.zeros(len(rounded), dtype=torch.int64)
-        self._bias = bias
-        self._kernel: Callable[..., Tensor] = torch.ops.onednn.qlinear_pointwise.default
-        self.nbytes = rounded.nbytes + self._scales.nbytes
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """See ``Linear``."""
-        return self.multiply(round_rows(x)).to(x.dtype)
-
-    def prepare(self, x: Tensor) -> "Rows":
-        """See ``Linear.prepare``."""
-        return round_rows(x)
-
-    def multiply(self, rows: "Rows") -> Tensor:
-        """See ``Linear.multiply``; float32."""
-        assert isinstance(rows, RoundedRows)
-        out = self._kernel(
-            rows.levels,
-            1.0,
-            ZERO,
-            self._packed,
-            self._scales,
-            self._no_offsets,
-            None,
-            1.0,
+        """See ``Linear``; float32."""
+        x, num_rows, num_in, num_out = x.contiguous(), len(x), self._num_in, self._num_out
+        assert x.shape == (num_rows, num_in)
+        out = torch.empty(num_rows, num_out)
+        per_row = self._scratch_per_row
+        lib().linear(
+            self._pointer,
+            1,
+            x.data_ptr(),
+            num_in,
             0,
-            torch.float32,
-            "none",
-            [],
-            "",
+            num_rows,
+            out.data_ptr(),
+            num_out,
+            0,
+            scratch(per_row * num_rows) if per_row else None,
+            torch.get_num_threads(),
         )
-        out.mul_(rows.scales)
-        return out if self._bias is None else out.add_(self._bias)
+        return out
 
 
-LEVELS = 127
-ZERO = 128  # x86 multiplies unsigned by signed bytes, so zero lies in the middle
+class HeadLinear:
+    """A weight of its own for each head: ``[T, heads, in]`` -> ``[T, heads, out]``."""
+
+    def __init__(self, weight: Tensor) -> None:
+        """Take ``weight`` ``[heads, out, in]``; a packed one is a copy."""
+        self._shape = weight.shape
+        self._weight = None if usable(weight) else weight
+        if self._weight is None:
+            self._held = [PackedMatrix.float32(head) for head in weight]
+            self._matrices = (Matrix * len(weight))(*(held.c for held in self._held))
+
+    def __call__(self, x: Tensor, out: Tensor) -> None:
+        """Multiply into ``out``; both may be parts of wider tensors."""
+        if self._weight is not None:
+            out.copy_(torch.einsum("thi,hoi->tho", x, self._weight))
+            return
+        assert x.stride(2) == out.stride(2) == 1
+        assert x.shape[1:] == (self._shape[0], self._shape[2])
+        lib().linear(
+            self._matrices,
+            len(self._matrices),
+            x.data_ptr(),
+            x.stride(0),
+            x.stride(1),
+            len(x),
+            out.data_ptr(),
+            out.stride(0),
+            out.stride(1),
+            None,
+            torch.get_num_threads(),
+        )
 
 
-@dataclass(frozen=True)
-class RoundedRows:
-    """Rows as ``(levels - ZERO) * scales``."""
-
-    levels: Tensor  # uint8 [T, in]
-    scales: Tensor  # float32 [T, 1]
-
-    def __len__(self) -> int:
-        """How many rows."""
-        return len(self.levels)
-
-    def split(self, sizes: Sequence[int]) -> "list[RoundedRows]":
-        """Parts of so many rows each, as a tensor's method of that name."""
-        levels, scales = (torch.split_with_sizes(t, sizes) for t in (self.levels, self.scales))
-        return [RoundedRows(*part) for part in zip(levels, scales, strict=True)]
-
-    def index_select(self, dim: int, index: Tensor) -> "RoundedRows":
-        """The rows at ``index``, as a tensor's method of that name; ``dim`` is 0."""
-        levels, scales = (t.index_select(dim, index) for t in (self.levels, self.scales))
-        return RoundedRows(levels, scales)
+def _whole_panels(size: int) -> int:
+    width: int = lib().panel_width()
+    return -(-size // width) * width
 
 
-Rows = Tensor | RoundedRows
-
-
-def round_rows(x: Tensor) -> RoundedRows:
-    """Round each row of ``x`` ``[T, in]`` to 255 levels of its own."""
-    x = x.float()
-    scales = torch.linalg.vector_norm(x, torch.inf, dim=-1, keepdim=True)
-    scales = scales.clamp_min_(torch.finfo(torch.float32).tiny).div_(LEVELS)
-    return RoundedRows((x / scales).round_().add_(ZERO).to(torch.uint8), scales)
-
-
-def _can_pack(dtype: torch.dtype) -> bool:
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return False
-    supported = torch.ops.mkldnn._is_mkldnn_bf16_supported
-    return dtype == torch.float32 or (dtype == torch.bfloat16 and bool(supported()))
-
-
-@lru_cache
-def _single_row_differs(num_out: int, num_in: int, dtype: torch.dtype) -> bool:
-    generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(num_out, num_in, generator=generator).to(dtype)
-    x = torch.randn(2, num_in, generator=generator).to(dtype)
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight)
-    one, two = (
-        torch.ops.mkldnn._linear_pointwise(rows, packed, None, "none", [], "")
-        for rows in (x[:1], x)
-    )
-    return not torch.equal(one, two[:1])
+def _padded(vector: Tensor | None) -> Tensor | None:
+    if vector is None:
+        return None
+    padded = torch.zeros(_whole_panels(len(vector)))
+    padded[: len(vector)] = vector
+    return padded

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from moesaic.kernels.native.library import Batch, Shape, lib, scratch, usable
+
 
 @dataclass(frozen=True)
 class KVLayout:
@@ -74,8 +76,61 @@ def paged_attention(
         from moesaic.kernels import paged_attention_triton as kernel
 
         kernel.paged_attention(queries, cached, rows, layout, block_size, scale, window, out)
+    elif usable(queries):
+        _on_a_cpu(queries, cached, rows, layout, block_size, scale, window, out)
     else:
         paged_attention_reference(queries, cached, rows, layout, block_size, scale, window, out)
+
+
+def _on_a_cpu(
+    queries: Tensor,
+    cached: Tensor,
+    rows: PagedRows,
+    layout: KVLayout,
+    block_size: int,
+    scale: float,
+    window: int | None,
+    out: Tensor,
+) -> None:
+    num_heads = queries.shape[1]
+    assert queries.stride()[1:] == (layout.key_dim, 1)
+    assert out.stride()[1:] == (layout.value_dim, 1)
+    assert cached.is_contiguous()
+    assert rows.block_tables.is_contiguous()
+    shape = Shape(
+        heads=num_heads,
+        kv_heads=layout.num_kv_heads,
+        key_dim=layout.key_dim,
+        value_dim=layout.value_dim,
+        block_stride=block_size * cached.shape[1],
+        # Of a block, each head's keys lie together, and then its values: one stream each.
+        head_stride=2 * block_size * layout.key_dim,
+        token_stride=layout.key_dim,
+        value_start=block_size * layout.key_dim if layout.value_column else 0,
+        block_size=block_size,
+        window=window or 0,
+        query_stride=queries.stride(0),
+        out_stride=out.stride(0),
+        scale=scale,
+    )
+    batch = Batch(
+        first_rows=rows.first_rows.data_ptr(),
+        num_rows=rows.num_rows.data_ptr(),
+        lengths=rows.lengths.data_ptr(),
+        block_tables=rows.block_tables.data_ptr(),
+        count=len(rows.lengths),
+        table_width=rows.block_tables.shape[1],
+    )
+    threads = torch.get_num_threads()
+    lib().attention(
+        shape,
+        batch,
+        queries.data_ptr(),
+        cached.data_ptr(),
+        out.data_ptr(),
+        scratch(lib().attention_scratch(shape, batch, threads)),
+        threads,
+    )
 
 
 def paged_attention_reference(

@@ -14,7 +14,6 @@ from moesaic.kernels.paged_attention import PagedRows
 from moesaic.models.attention_plan import AttentionPlan
 from moesaic.models.decoder import Decoder, MoELayer
 from moesaic.models.kv_cache import KVCache
-from moesaic.models.paged_plan import PagedPlan
 from moesaic.models.step_batch import StepBatch
 
 WARM_UP_STEPS = 2
@@ -59,8 +58,7 @@ class StaticDecode:
             max_rows=1,
             max_length=self._max_length,
         )
-        paged = PagedPlan((rows,), self._cache.block_size, self._decoder.window)
-        plan = AttentionPlan(write_slots, None, (), paged)
+        plan = AttentionPlan(write_slots, (rows,), self._cache.block_size, self._decoder.window)
         return await self._decoder.compute(token_ids, positions, plan, self._each, self._cache, moe)
 
 

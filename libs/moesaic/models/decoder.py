@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -9,16 +10,15 @@ from torch.nn import functional as F
 
 from moesaic.kernels.gated_mlp import GatedMLP
 from moesaic.kernels.linear import Linear, Quantization, make_linear
-from moesaic.kernels.rms_norm import rms_norm
+from moesaic.kernels.rms_norm import add_rms_norm, rms_norm
 from moesaic.models.architecture import LatentAttention, ModelConfig
-from moesaic.models.attention import AttentionLayer
-from moesaic.models.attention_plan import AttentionPlan, AttentionPlanner
+from moesaic.models.attention_plan import AttentionPlan, plan_attention
 from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.grouped_query import GroupedQueryLayer
 from moesaic.models.kv_cache import KVCache
 from moesaic.models.latent import LatentLayer
 from moesaic.models.mlp import SharedExpert, load_mlp
-from moesaic.models.rope import RotaryEmbedding
+from moesaic.models.rope import RotaryEmbedding, Rotation
 from moesaic.models.step_batch import StepBatch
 from moesaic.models.tensor_names import EMBEDDING, FINAL_NORM, HEAD, layer_prefix
 from moesaic.models.tensor_reader import TensorReader
@@ -31,6 +31,16 @@ The decoder calls it, computes the shared expert, then awaits the result. So a p
 sends its frames before it returns an awaitable overlaps the two; a coroutine function is right too,
 but starts only when awaited. It must not change the hidden states.
 """
+
+
+class AttentionLayer(Protocol):
+    """The attention of one decoder layer."""
+
+    def __call__(
+        self, hidden_states: Tensor, rotation: Rotation, plan: AttentionPlan, cache: KVCache
+    ) -> Tensor:
+        """Write the rows' keys and values to the cache and attend: ``[T, H]`` -> ``[T, H]``."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -52,7 +62,6 @@ class Decoder:
         embedding: Tensor,
         norm: Tensor,
         head: Linear,
-        deterministic: bool = False,
     ) -> None:
         """Take the weights; ``load`` reads them. ``embedding`` is ``[vocab, H]``, ``head`` ``H -> vocab``."""
         self.config, self.dtype, self.device = config, embedding.dtype, embedding.device
@@ -68,7 +77,6 @@ class Decoder:
             if isinstance(config.attention, LatentAttention)
             else config.attention.sliding_window
         )
-        self._planner = AttentionPlanner(self.window, self.dtype, self.device, deterministic)
 
     @classmethod
     def load(
@@ -78,11 +86,9 @@ class Decoder:
         dtype: torch.dtype,
         device: torch.device,
         quantization: Quantization = "none",
-        deterministic: bool = False,
     ) -> "Decoder":
         """Read all weights but those of routed experts and their gates. The head is never
-        quantised: its errors would reach every token at full size. ``deterministic``: on a CPU a
-        row's logits have the same bits whatever else is computed in its step.
+        quantised: its errors would reach every token at full size.
 
         Raises:
             CheckpointError: a tensor is missing, mis-shaped or cannot be read.
@@ -95,7 +101,7 @@ class Decoder:
         embedding = reader.read(EMBEDDING, *shape)
         head = embedding if config.tie_word_embeddings else reader.read(HEAD, *shape)
         norm = reader.read(FINAL_NORM, config.hidden_size)
-        return cls(config, layers, embedding, norm, make_linear(head), deterministic)
+        return cls(config, layers, embedding, norm, make_linear(head))
 
     def new_kv_cache(self, num_blocks: int, block_size: int = 16) -> KVCache:
         """An empty cache that fits this decoder."""
@@ -107,7 +113,7 @@ class Decoder:
         Returns:
             float32 ``[R, vocab]``: the next-token logits of ``batch.logit_rows``.
         """
-        plan = self._planner.plan(batch, cache.block_size)
+        plan = plan_attention(batch, cache.block_size, self.window, self.device)
         token_ids, positions, logit_rows = (
             tensor.to(self.device)
             for tensor in (batch.token_ids, batch.positions, batch.logit_rows)
@@ -126,31 +132,27 @@ class Decoder:
         """As ``forward``, of a batch that is planned and on the device."""
         rotation = self._rotary.rotation(positions, self._rotation_dtype)
         hidden = F.embedding(token_ids, self._embedding)  # [T, H]
+        delta: Tensor | None = None  # what the layer before adds to the residual stream
+        eps = self.config.rms_norm_eps
         for index, layer in enumerate(self._layers):
-            attended = layer.attention(
-                self._rms_norm(hidden, layer.attention_norm), rotation, plan, cache
-            )
-            hidden, normed = self._add_rms_norm(hidden, attended, layer.mlp_norm)
+            if delta is None:
+                normed = rms_norm(hidden, layer.attention_norm, eps)
+            else:
+                hidden, normed = add_rms_norm(hidden, delta, layer.attention_norm, eps)
+            attended = layer.attention(normed, rotation, plan, cache)
+            hidden, normed = add_rms_norm(hidden, attended, layer.mlp_norm, eps)
             if layer.dense is not None:
-                hidden = hidden + layer.dense(normed)
+                delta = layer.dense(normed)
                 continue
             routed = moe(index, normed)  # may be in flight while the shared expert is computed
-            if layer.shared is not None:
-                hidden = hidden + layer.shared(normed)
-            hidden = hidden + (await routed).to(hidden.dtype)
-        wanted = self._rms_norm(hidden[logit_rows], self._norm)
-        return self._head(wanted).float()
-
-    def _add_rms_norm(self, x: Tensor, delta: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        if x.is_cuda:
-            from moesaic.kernels.add_rms_norm_triton import add_rms_norm
-
-            return add_rms_norm(x, delta, weight, self.config.rms_norm_eps)
-        x = x + delta
-        return x, self._rms_norm(x, weight)
-
-    def _rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return rms_norm(x, weight, self.config.rms_norm_eps)
+            if layer.shared is None:
+                delta = await routed
+            else:
+                delta = layer.shared(normed)
+                delta = delta + await routed
+        if delta is not None:
+            hidden = hidden[logit_rows] + delta[logit_rows].to(hidden.dtype)
+        return self._head(rms_norm(hidden, self._norm, eps)).float()
 
 
 def _load_layer(reader: TensorReader, config: ModelConfig, index: int) -> _Layer:

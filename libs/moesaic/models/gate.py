@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from moesaic.kernels.linear import make_linear
+from moesaic.kernels.native.library import lib, usable
 from moesaic.models.architecture import ModelConfig, MoE
 from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.tensor_names import moe_prefix
@@ -69,9 +70,8 @@ def select_experts(gate_logits: Tensor, moe: MoE) -> tuple[Tensor, Tensor]:
     """
     if gate_logits.is_cuda:
         return _select_experts_on_gpu(gate_logits, moe)
-    if moe.topk_method == "greedy" and moe.norm_topk_prob and moe.routed_scaling_factor == 1.0:
-        best, topk_ids = gate_logits.float().topk(moe.top_k, dim=-1)
-        return best.softmax(dim=-1), topk_ids.to(torch.int32)  # the same, normalised once
+    if moe.topk_method == "greedy" and usable(gate_logits):
+        return _select_experts_on_a_cpu(gate_logits.contiguous(), moe)
     scores = gate_logits.softmax(dim=-1, dtype=torch.float32)
     if moe.topk_method == "group_limited_greedy":
         grouped = scores.view(scores.shape[0], moe.n_group, -1)  # [T, G, E / G]
@@ -84,6 +84,24 @@ def select_experts(gate_logits: Tensor, moe: MoE) -> tuple[Tensor, Tensor]:
     if moe.routed_scaling_factor != 1.0:
         topk_weights = topk_weights * moe.routed_scaling_factor
     return topk_weights, topk_ids.to(torch.int32)
+
+
+def _select_experts_on_a_cpu(gate_logits: Tensor, moe: MoE) -> tuple[Tensor, Tensor]:
+    num_rows, num_experts = gate_logits.shape
+    topk_weights = torch.empty(num_rows, moe.top_k)
+    topk_ids = torch.empty(num_rows, moe.top_k, dtype=torch.int32)
+    lib().select_experts(
+        gate_logits.data_ptr(),
+        num_rows,
+        num_experts,
+        moe.top_k,
+        moe.norm_topk_prob,
+        moe.routed_scaling_factor,
+        topk_weights.data_ptr(),
+        topk_ids.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return topk_weights, topk_ids
 
 
 def _select_experts_on_gpu(gate_logits: Tensor, moe: MoE) -> tuple[Tensor, Tensor]:

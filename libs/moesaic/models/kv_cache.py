@@ -9,10 +9,10 @@ from moesaic.models.architecture import ModelConfig
 
 
 class KVCache:
-    """One row of ``config.kv_width`` numbers per layer and cached token.
+    """``config.kv_width`` numbers per layer and cached token, block after block.
 
-    What a row means is the attention's affair: keys and values, or the latent and the shared
-    rotated key. Token ``i`` of block ``b`` is row ``b * block_size + i``.
+    What they mean, and how the tokens of a block lie in it, is the affair of the attention's kernels:
+    keys and values, or the latent and the shared rotated key.
     """
 
     def __init__(
@@ -35,18 +35,9 @@ class KVCache:
         """Bytes of all layers."""
         return sum(layer.nbytes for layer in self._layers)
 
-    def write(self, layer: int, slots: Tensor, rows: Tensor) -> None:
-        """Store ``rows`` ``[T, kv_width]`` at ``slots`` (int64 ``[T]``, no two the same)."""
-        self._layers[layer].index_copy_(0, slots, rows)
-
     def rows(self, layer: int) -> Tensor:
-        """All rows of a layer, ``[tokens, kv_width]``; not a copy."""
+        """What a layer keeps, ``[tokens, kv_width]``; not a copy."""
         return self._layers[layer]
-
-    def gather(self, layer: int, slots: Tensor) -> Tensor:
-        """The rows at ``slots`` (int64, any shape): ``[*slots.shape, kv_width]``."""
-        rows = self._layers[layer].index_select(0, slots.reshape(-1))
-        return rows.view(*slots.shape, -1)
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, (from, to), in every layer; no block is copied to twice."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moesaic.kernels.gated_mlp import GatedMLP
+from moesaic.kernels.gated_mlp import GatedMLP, make_mlp
 from moesaic.kernels.linear import Linear, make_linear
 from moesaic.models.architecture import ModelConfig
 from moesaic.models.tensor_reader import TensorReader
@@ -15,7 +15,7 @@ def load_mlp(reader: TensorReader, hidden: int, size: int) -> GatedMLP:
     """Read an MLP of inner width ``size``; raises ``CheckpointError``."""
     gate, up = (reader.read(f"{name}.weight", size, hidden) for name in ("gate_proj", "up_proj"))
     down = reader.read("down_proj.weight", hidden, size)
-    return GatedMLP(reader.linear(torch.cat((gate, up))), reader.linear(down))
+    return make_mlp(torch.cat((gate, up)), down, reader.quantization)
 
 
 @dataclass(frozen=True)

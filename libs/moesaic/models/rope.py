@@ -18,17 +18,9 @@ class Rotation:
     multiply-add.
     """
 
-    cos: Tensor  # [T, 1, d]
-    sin: Tensor  # [T, 1, d], negative at the first of each pair
+    cos: Tensor  # [T, d]
+    sin: Tensor  # [T, d], negative at the first of each pair
     interleaved: bool
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Rotate ``x`` ``[T, heads, d]``."""
-        if self.interleaved:
-            swapped = x.reshape(*x.shape[:-1], -1, 2).flip(-1).flatten(-2)
-        else:
-            swapped = x.roll(x.shape[-1] // 2, dims=-1)
-        return torch.addcmul(x * self.cos, swapped, self.sin).to(x.dtype)
 
 
 class RotaryEmbedding:
@@ -53,7 +45,7 @@ class RotaryEmbedding:
             )
         else:
             cos, sin = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
-        return Rotation(cos.unsqueeze(1).to(dtype), sin.unsqueeze(1).to(dtype), self._interleaved)
+        return Rotation(cos.to(dtype), sin.to(dtype), self._interleaved)
 
 
 def _frequencies(rope: Rope, dim: int) -> Tensor:

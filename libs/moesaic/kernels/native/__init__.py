@@ -1,0 +1,1 @@
+"""Kernels for CPUs: C in GNU's dialect, compiled once for each kind of processor."""

@@ -1,0 +1,150 @@
+#include "matrix.h"
+
+// sum[i] + a[4i] b[4i] + ... + a[4i + 3] b[4i + 3], a unsigned and b signed bytes.
+INLINE ivec add_dot4(ivec sum, ivec a, ivec b) {
+#if defined(__AVX512VNNI__) && defined(__AVX512F__)
+    return (ivec)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+#elif defined(__AVXVNNI__) && defined(__AVX2__)
+    return (ivec)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)a, (__m256i)b);
+#else
+    for (int i = 0; i < 4; i++) sum += ((a >> (8 * i)) & 255) * ((b << (24 - 8 * i)) >> 24);
+    return sum;
+#endif
+}
+
+INLINE void write_tile(vec sums[TILE_ROWS][TILE_VECTORS], int count, float *out, int64_t stride,
+                       int64_t columns) {
+    if (columns == PANEL) {
+        for (int i = 0; i < count; i++)
+            for (int v = 0; v < TILE_VECTORS; v++) store(out + i * stride + v * LANES, sums[i][v]);
+        return;
+    }
+    for (int i = 0; i < count; i++) memcpy(out + i * stride, sums[i], (size_t)columns * 4);
+}
+
+INLINE void tile_float(const int count, const float *x, int64_t stride, const float *panel,
+                       int64_t in, const float *bias, float *out, int64_t out_stride,
+                       int64_t columns) {
+    vec sums[TILE_ROWS][TILE_VECTORS] = {0};
+    for (int64_t p = 0; p < in; p++, panel += PANEL) {
+        vec weights[TILE_VECTORS];
+#pragma GCC unroll 4
+        for (int v = 0; v < TILE_VECTORS; v++) weights[v] = load(panel + v * LANES);
+#pragma GCC unroll 8
+        for (int i = 0; i < count; i++) {
+            const vec factor = all(x[i * stride + p]);
+#pragma GCC unroll 4
+            for (int v = 0; v < TILE_VECTORS; v++) sums[i][v] = fma_of(factor, weights[v], sums[i][v]);
+        }
+    }
+    if (bias)
+        for (int i = 0; i < count; i++)
+            for (int v = 0; v < TILE_VECTORS; v++) sums[i][v] += load(bias + v * LANES);
+    write_tile(sums, count, out, out_stride, columns);
+}
+
+INLINE void tile_int8(const int count, const uint8_t *x, int64_t stride, const float *x_scales,
+                      const int8_t *panel, int64_t fours, const float *scales,
+                      const int32_t *offsets, const float *bias, float *out, int64_t out_stride,
+                      int64_t columns) {
+    ivec sums[TILE_ROWS][TILE_VECTORS] = {0};
+    for (int64_t p = 0; p < fours; p++, panel += 4 * PANEL) {
+        ivec weights[TILE_VECTORS];
+#pragma GCC unroll 4
+        for (int v = 0; v < TILE_VECTORS; v++)
+            weights[v] = (ivec)load((const float *)(panel + v * LANES * 4));
+#pragma GCC unroll 8
+        for (int i = 0; i < count; i++) {
+            int32_t four;
+            memcpy(&four, x + i * stride + 4 * p, 4);
+            const ivec factor = four - (ivec){0};
+#pragma GCC unroll 4
+            for (int v = 0; v < TILE_VECTORS; v++)
+                sums[i][v] = add_dot4(sums[i][v], factor, weights[v]);
+        }
+    }
+    vec results[TILE_ROWS][TILE_VECTORS];
+    for (int i = 0; i < count; i++)
+        for (int v = 0; v < TILE_VECTORS; v++) {
+            const ivec sum = sums[i][v] - (ivec)load((const float *)(offsets + v * LANES));
+            results[i][v] =
+                __builtin_convertvector(sum, vec) * load(scales + v * LANES) * x_scales[i];
+            if (bias) results[i][v] += load(bias + v * LANES);
+        }
+    write_tile(results, count, out, out_stride, columns);
+}
+
+void multiply_panel(const struct matrix *m, struct rows x, int64_t first, int64_t count,
+                    int64_t panel, float *out, int64_t out_stride, int64_t columns) {
+    const int64_t column = panel * PANEL;
+    const float *bias = m->bias ? m->bias + column : 0;
+    for (int64_t done = 0; done < count; done += TILE_ROWS, out += TILE_ROWS * out_stride) {
+        const int64_t row = first + done;
+        const int64_t left = count - done < TILE_ROWS ? count - done : TILE_ROWS;
+        if (!m->scales) {
+            const float *data = (const float *)x.data + row * x.stride;
+            const float *weights = (const float *)m->panels + column * m->in;
+#define TILE(n) \
+    case n: \
+        tile_float(n, data, x.stride, weights, m->in, bias, out, out_stride, columns); \
+        break
+            switch (left) { TILE(1); TILE(2); TILE(3); TILE(4); TILE(5); TILE(6); }
+#undef TILE
+        } else {
+            const uint8_t *data = (const uint8_t *)x.data + row * x.stride;
+            const int8_t *weights = (const int8_t *)m->panels + column * 4 * in_fours(m);
+#define TILE(n) \
+    case n: \
+        tile_int8(n, data, x.stride, x.scales + row, weights, in_fours(m), m->scales + column, \
+                  m->offsets + column, bias, out, out_stride, columns); \
+        break
+            switch (left) { TILE(1); TILE(2); TILE(3); TILE(4); TILE(5); TILE(6); }
+#undef TILE
+        }
+    }
+}
+
+float round_row(const float *from, int64_t size, uint8_t *to) {
+    vec most = {0};
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) {
+        const vec x = load(from + i);
+        most = larger(choose(x < 0, -x, x), most);
+    }
+    const vec rest = load_some(from + i, size - i);
+    const float largest = largest_of(larger(choose(rest < 0, -rest, rest), most));
+    const float scale = (largest > 1e-30f ? largest : 1e-30f) / LEVELS, per_level = 1.0f / scale;
+    const vec shift = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
+    for (i = 0; i < size; i += LANES) {
+        const int64_t left = size - i < LANES ? size - i : LANES;
+        const vec x = left == LANES ? load(from + i) : load_some(from + i, left);
+        const vec level = (x * per_level + shift) - shift;
+        ivec whole = __builtin_convertvector(level, ivec) + ZERO;
+        for (int64_t j = 0; j < left; j++) to[i + j] = (uint8_t)whole[j];
+    }
+    for (; size % 4; size++) to[size] = ZERO;
+    return scale;
+}
+
+// weight [out, in] -> panels; `panels` holds whole panels of zeros.
+EXPORT void pack_float(const float *weight, int64_t out, int64_t in, float *panels) {
+    for (int64_t o = 0; o < out; o++)
+        for (int64_t i = 0; i < in; i++)
+            panels[(o / PANEL) * PANEL * in + i * PANEL + o % PANEL] = weight[o * in + i];
+}
+
+// The same for bytes; also sums up what ZERO adds to each output.
+EXPORT void pack_int8(const int8_t *weight, int64_t out, int64_t in, int8_t *panels,
+                      int32_t *offsets) {
+    const int64_t fours = (in + 3) / 4;
+    for (int64_t o = 0; o < out; o++) {
+        int8_t *panel = panels + (o / PANEL) * PANEL * fours * 4 + (o % PANEL) * 4;
+        offsets[o] = 0;
+        for (int64_t i = 0; i < in; i++) {
+            panel[i / 4 * PANEL * 4 + i % 4] = weight[o * in + i];
+            offsets[o] += ZERO * weight[o * in + i];
+        }
+    }
+}
+
+EXPORT int64_t panel_width(void) { return PANEL; }

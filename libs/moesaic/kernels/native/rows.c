@@ -1,0 +1,132 @@
+// What lies between the products: one row at a time, each in one pass.
+#include "vector.h"
+
+enum { PARALLEL = 32768 };  // numbers below which a second thread costs more than it saves
+
+INLINE float scale_of(const float *x, int64_t size, float eps) {
+    vec squares = {0};
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) squares = fma_of(load(x + i), load(x + i), squares);
+    const vec rest = load_some(x + i, size - i);
+    return 1.0f / __builtin_sqrtf(sum_of(fma_of(rest, rest, squares)) / (float)size + eps);
+}
+
+INLINE void norm_row(const float *x, const float *weight, int64_t size, float eps, float *out) {
+    const float scale = scale_of(x, size, eps);
+    for (int64_t i = 0; i < size; i++) out[i] = x[i] * scale * weight[i];
+}
+
+// sum = x + delta (if any) [T, size], out = sum / rms(sum) * weight; x by its stride.
+EXPORT void add_rms_norm(const float *x, int64_t x_stride, const float *delta, const float *weight,
+                         float eps, int64_t count, int64_t size, float *sum, float *out,
+                         int threads) {
+#pragma omp parallel for num_threads(threads) if (count * size > PARALLEL)
+    for (int64_t t = 0; t < count; t++) {
+        const float *row = x + t * x_stride;
+        if (delta) {
+            float *to = sum + t * size;
+            for (int64_t i = 0; i < size; i++) to[i] = row[i] + delta[t * size + i];
+            row = to;
+        }
+        norm_row(row, weight, size, eps, out + t * size);
+    }
+}
+
+// A pair (a, b) turns into (a cos - b sin, b cos + a sin); `sin` has the sign in it.
+INLINE void rotate(float *x, const float *cos, const float *sin, int64_t size, int interleaved) {
+    const int64_t half = size / 2;
+    for (int64_t i = 0; i < half; i++) {
+        const int64_t first = interleaved ? 2 * i : i, second = interleaved ? 2 * i + 1 : i + half;
+        const float a = x[first], b = x[second];
+        x[first] = a * cos[first] + b * sin[first];
+        x[second] = b * cos[second] + a * sin[second];
+    }
+}
+
+// Norms (if `qk_norm` [heads + kv_heads, d]) and rotates the queries and keys in qkv
+// [T, (heads + 2 kv_heads) d], in place, and stores keys and values at their slots of the cache.
+// Of a block it keeps all of a head's keys, then all its values, then the next head's.
+EXPORT void store_grouped(float *qkv, int64_t count, int64_t heads, int64_t kv_heads, int64_t dim,
+                          const float *qk_norm, float eps, const float *cos, const float *sin,
+                          int interleaved, const int64_t *slots, float *cache,
+                          int64_t block_size, int threads) {
+    const int64_t width = (heads + 2 * kv_heads) * dim, head_stride = 2 * block_size * dim;
+#pragma omp parallel for num_threads(threads) if (count * width > PARALLEL)
+    for (int64_t t = 0; t < count; t++) {
+        float *row = qkv + t * width;
+        for (int64_t h = 0; h < heads + kv_heads; h++) {
+            if (qk_norm) norm_row(row + h * dim, qk_norm + h * dim, dim, eps, row + h * dim);
+            rotate(row + h * dim, cos + t * dim, sin + t * dim, dim, interleaved);
+        }
+        if (slots[t] < 0) continue;
+        const int64_t block = slots[t] / block_size, offset = slots[t] % block_size;
+        float *to = cache + block * kv_heads * head_stride + offset * dim;
+        for (int64_t h = 0; h < kv_heads; h++, to += head_stride) {
+            memcpy(to, row + (heads + h) * dim, (size_t)dim * 4);
+            memcpy(to + head_stride / 2, row + (heads + kv_heads + h) * dim, (size_t)dim * 4);
+        }
+    }
+}
+
+// The same for latent attention: norms the latent, rotates the key that all heads share.
+EXPORT void store_latent(const float *latent, int64_t latent_stride, const float *weight, float eps,
+                         const float *key, int64_t key_stride, const float *cos, const float *sin,
+                         int interleaved, int64_t count, int64_t rank, int64_t rope,
+                         const int64_t *slots, float *cache) {
+    for (int64_t t = 0; t < count; t++) {
+        if (slots[t] < 0) continue;
+        float *to = cache + slots[t] * (rank + rope);
+        norm_row(latent + t * latent_stride, weight, rank, eps, to);
+        memcpy(to + rank, key + t * key_stride, (size_t)rope * 4);
+        rotate(to + rank, cos + t * rope, sin + t * rope, rope, interleaved);
+    }
+}
+
+// Rotates x [T, heads, d] into out; strides in floats, rows and heads may overlap nothing else.
+EXPORT void rotate_heads(const float *x, int64_t x_stride, int64_t x_head_stride, int64_t count,
+                         int64_t heads, int64_t dim, const float *cos, const float *sin,
+                         int interleaved, float *out, int64_t out_stride, int64_t out_head_stride) {
+    for (int64_t t = 0; t < count; t++)
+        for (int64_t h = 0; h < heads; h++) {
+            float *to = out + t * out_stride + h * out_head_stride;
+            memmove(to, x + t * x_stride + h * x_head_stride, (size_t)dim * 4);
+            rotate(to, cos + t * dim, sin + t * dim, dim, interleaved);
+        }
+}
+
+// Logits [T, E] -> the top k of their softmax, heaviest first; of equals, the first.
+EXPORT void select_experts(const float *logits, int64_t count, int64_t num_experts, int64_t top_k,
+                           int normalise, float scaling, float *weights, int32_t *ids,
+                           int threads) {
+#pragma omp parallel for num_threads(threads) if (count * num_experts * top_k > PARALLEL)
+    for (int64_t t = 0; t < count; t++) {
+        const float *row = logits + t * num_experts;
+        float *weight = weights + t * top_k;
+        int32_t *id = ids + t * top_k;
+        for (int64_t n = 0; n < top_k; n++) {  // the heaviest that comes after the last chosen
+            int32_t best = -1;
+            for (int32_t e = 0; e < num_experts; e++) {
+                if (n && !(row[e] < weight[n - 1] || (row[e] == weight[n - 1] && e > id[n - 1])))
+                    continue;
+                if (best < 0 || row[e] > row[best]) best = e;
+            }
+            // Logits that are no numbers: the experts from the first on, so that ids stay in range.
+            id[n] = best < 0 ? (int32_t)n : best;
+            weight[n] = row[id[n]];
+        }
+        const float most = weight[0];
+        float total = 0;
+        if (!normalise)
+            for (int64_t e = 0; e < num_experts; e += LANES) {
+                const int64_t left = num_experts - e;
+                const vec x = left < LANES ? load_some(row + e, left) : load(row + e);
+                const vec exps = exp_of(x - most);
+                for (int64_t i = 0; i < LANES && i < left; i++) total += exps[i];
+            }
+        for (int64_t n = 0; n < top_k; n++) {
+            weight[n] = exp_of(all(weight[n] - most))[0];
+            if (normalise) total += weight[n];
+        }
+        for (int64_t n = 0; n < top_k; n++) weight[n] *= scaling / total;
+    }
+}

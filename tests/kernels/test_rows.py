@@ -1,0 +1,172 @@
+"""The CPU's kernels of what lies between the products, against torch's own operations."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from moesaic.kernels import kv_rows
+from moesaic.kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm
+from moesaic.models.architecture import MoE
+from moesaic.models.gate import select_experts
+
+pytestmark = pytest.mark.usefixtures("native")
+EPS = 1e-6
+
+
+def close(got: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(got, expected, atol=3e-6, rtol=2e-5)
+
+
+def rotation(num_rows: int, dim: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(num_rows, dim), torch.randn(num_rows, dim)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 70), st.integers(1, 600))
+def test_a_sum_and_its_norm(num_rows: int, width: int) -> None:
+    x, delta, weight = (
+        torch.randn(num_rows, width),
+        torch.randn(num_rows, width),
+        torch.randn(width),
+    )
+
+    summed, normed = add_rms_norm(x, delta, weight, EPS)
+
+    expected_sum, expected = add_rms_norm_reference(x, delta, weight, EPS)
+    assert torch.equal(summed, expected_sum)
+    close(normed, expected)
+    assert torch.equal(rms_norm(summed, weight, EPS), normed)
+
+
+def test_rows_of_a_wider_tensor_are_normed() -> None:
+    wide, weight = torch.randn(9, 50), torch.randn(20)
+
+    close(rms_norm(wide[:, 7:27], weight, EPS), rms_norm(wide[:, 7:27].clone(), weight, EPS))
+
+
+def by_head(cached: Tensor, num_kv_heads: int, block_size: int) -> Tensor:
+    """The rows that the reference keeps, as a CPU's blocks have them."""
+    kept = cached.view(-1, block_size, 2, num_kv_heads, cached.shape[1] // 2 // num_kv_heads)
+    return kept.permute(0, 3, 2, 1, 4).reshape(cached.shape)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    num_rows=st.integers(0, 40),
+    num_kv_heads=st.integers(1, 3),
+    group=st.integers(1, 3),
+    half=st.integers(1, 40),
+    norm=st.booleans(),
+    interleaved=st.booleans(),
+)
+def test_grouped_rows(
+    num_rows: int, num_kv_heads: int, group: int, half: int, norm: bool, interleaved: bool
+) -> None:
+    num_heads, dim, block_size = group * num_kv_heads, 2 * half, 16
+    qkv = torch.randn(num_rows, num_heads + 2 * num_kv_heads, dim)
+    qk_norm = torch.randn(num_heads + num_kv_heads, dim) if norm else None
+    turn = (*rotation(num_rows, dim), interleaved)
+    slots = torch.randperm(64)[:num_rows]
+    slots[num_rows // 2 :][:1] = -1  # one is not kept
+    reference, cached = torch.zeros(2, 64, 2 * num_kv_heads * dim)
+    expected = kv_rows.store_grouped_reference(
+        qkv, num_heads, qk_norm, EPS, *turn, slots, reference
+    )
+
+    queries = kv_rows.store_grouped(
+        qkv.clone(), num_heads, qk_norm, EPS, *turn, slots, cached, block_size
+    )
+
+    close(queries, expected)
+    close(cached, by_head(reference, num_kv_heads, block_size))
+
+
+@settings(deadline=None)
+@given(st.integers(0, 9), st.integers(1, 80), st.integers(1, 20), st.booleans())
+def test_latent_rows(num_rows: int, rank: int, half: int, interleaved: bool) -> None:
+    dim = 2 * half
+    latent, rope_key = torch.randn(num_rows, rank + dim).split([rank, dim], dim=1)
+    norm, turn = torch.randn(rank), (*rotation(num_rows, dim), interleaved)
+    slots = torch.randperm(num_rows + 5)[:num_rows]
+    slots[num_rows // 2 :][:1] = -1
+    expected, cached = torch.zeros(2, num_rows + 5, rank + dim)
+    kv_rows.store_latent_reference(latent, norm, EPS, rope_key, *turn, slots, expected)
+
+    kv_rows.store_latent(latent, norm, EPS, rope_key, *turn, slots, cached)
+
+    close(cached, expected)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 9), st.integers(1, 4), st.integers(1, 20), st.booleans())
+def test_heads_are_rotated_in_place_and_elsewhere(
+    num_rows: int, heads: int, half: int, interleaved: bool
+) -> None:
+    wide, turn = torch.randn(num_rows, heads, 2 * half + 7), rotation(num_rows, 2 * half)
+    before, out = wide.clone(), torch.zeros(num_rows, heads, 2 * half)
+    expected = kv_rows.rotate_reference(before[..., 7:], *turn, interleaved)
+
+    kv_rows.rotate(wide[..., 7:], *turn, interleaved, out)
+    kv_rows.rotate(wide[..., 7:], *turn, interleaved, wide[..., 7:])
+
+    close(out, expected)
+    assert torch.equal(wide[..., 7:], out)
+    assert torch.equal(wide[..., :7], before[..., :7])
+
+
+def gate(num_experts: int, top_k: int, norm: bool = True, scaling: float = 1.0) -> MoE:
+    return MoE(
+        num_experts=num_experts,
+        top_k=top_k,
+        expert_size=1,
+        norm_topk_prob=norm,
+        routed_scaling_factor=scaling,
+        topk_method="greedy",
+        n_group=1,
+        topk_group=1,
+        float32_gate=False,
+        shared_expert_size=0,
+        shared_expert_gated=False,
+    )
+
+
+@settings(deadline=None)
+@given(
+    data=st.data(),
+    num_rows=st.integers(0, 50),
+    num_experts=st.integers(1, 130),
+    norm=st.booleans(),
+    scaling=st.sampled_from([1.0, 2.5]),
+)
+def test_experts_are_chosen_by_the_softmax_of_all(
+    data: st.DataObject, num_rows: int, num_experts: int, norm: bool, scaling: float
+) -> None:
+    moe = gate(num_experts, data.draw(st.integers(1, min(8, num_experts))), norm, scaling)
+    logits = 3 * torch.randn(num_rows, num_experts)
+    scores = logits.double().softmax(dim=-1)
+    expected, expected_ids = scores.topk(moe.top_k, dim=-1)
+    if norm:
+        expected = expected / expected.sum(dim=-1, keepdim=True)
+
+    weights, ids = select_experts(logits, moe)
+
+    assert torch.equal(ids.long(), expected_ids)
+    close(weights, (expected * scaling).float())
+
+
+def test_of_equal_experts_the_first_are_chosen() -> None:
+    _, ids = select_experts(torch.zeros(2, 9), gate(9, 3))
+
+    assert ids.tolist() == [[0, 1, 2]] * 2
+
+
+def test_logits_that_are_no_numbers_still_name_experts_there_are() -> None:
+    logits = torch.full((3, 4), float("nan"))
+    logits[1, 2], logits[2] = 1.0, float("-inf")
+
+    weights, ids = select_experts(logits, gate(4, 2))
+
+    assert ((ids >= 0) & (ids < 4)).all()
+    assert weights[:2].isnan().any(dim=1).all()
