@@ -23,7 +23,7 @@ TRITON := triton>=3.7,<3.8
 help:
 	@sed -n 's/^#   //p' Makefile
 
-up: .venv/installed-all
+up: .venv/installed-all .venv/kernels
 	@$(BIN)/moesaic up $(ARGS)
 
 down: .venv/installed-all
@@ -117,6 +117,12 @@ lock:
 	@$(PIP) install -c constraints.txt -e '.[all,dev]'
 	@$(BIN)/python -c 'import triton' 2> /dev/null || $(PIP) install '$(TRITON)'
 	@touch $@ .venv/installed-all
+
+# What computes on a CPU. Without a C compiler torch computes instead, some times slower.
+NATIVE := libs/moesaic/kernels/native
+.venv/kernels: $(wildcard $(NATIVE)/*.c $(NATIVE)/*.h $(NATIVE)/compile.py) | .venv/installed-all
+	@$(BIN)/python $(NATIVE)/compile.py > $@ 2> .venv/kernels.log \
+	  || { echo 'the kernels for CPUs cannot be compiled (.venv/kernels.log): install gcc for full speed'; touch $@; }
 
 .venv-clients/installed: tests/clients/requirements.txt | .venv/bin/python
 	@echo 'installing the clients into .venv-clients (some minutes the first time)'

@@ -9,14 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from moesaic.kernels.native.library import (
-    VARIANTS,
-    can_run,
-    compile_into,
-    library,
-    load,
-    this_variant,
-)
+from moesaic.kernels.native.compile import VARIANTS, can_run, compile_into, this_variant
+from moesaic.kernels.native.library import library, load
 
 GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 

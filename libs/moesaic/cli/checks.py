@@ -37,6 +37,7 @@ def run_checks(model: str, port: int) -> list[Finding]:
         check_python,
         check_packages,
         check_torch,
+        check_kernels,
         check_ucx,
         check_redis_server,
         lambda: check_rest_port(port),
@@ -85,6 +86,21 @@ def check_torch() -> Finding:
         name = torch.cuda.get_device_name(0)
         return Finding("torch", "ok", f"{torch.__version__}, {torch.cuda.device_count()} x {name}")
     return Finding("torch", "ok", f"{torch.__version__}, on CPU (no CUDA device)")
+
+
+def check_kernels() -> Finding:
+    """Whether the kernels for this processor are there, or can be compiled."""
+    import subprocess
+
+    from moesaic.kernels.native.compile import find, this_variant
+
+    variant = this_variant()
+    try:
+        return Finding("kernels", "ok", f"for {variant}, {find(variant)}")
+    except (OSError, subprocess.SubprocessError) as error:
+        detail = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1:]
+        fix = "install a C compiler (Debian: apt install gcc libc6-dev); torch computes until then"
+        return Finding("kernels", "warn", f"for {variant}: {' '.join(detail)}", fix)
 
 
 def check_ucx() -> Finding:

@@ -1,0 +1,110 @@
+"""Compiles the kernels; needs nothing but Python and a C compiler.
+
+``python compile.py`` compiles what this machine needs into the user's cache, where it is looked for;
+``python compile.py DIR`` compiles for every kind of processor, for an image that is built on one
+machine and runs on others.
+
+Nothing of OpenMP is linked in: its symbols are those that torch has loaded already, so that both
+share one pool of threads. A second pool would have both wait asleep.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+
+# What a processor must have, the richest first. Named by that, so that machines of several kinds can
+# share a directory.
+VARIANTS: dict[str, tuple[frozenset[str], list[str]]] = {
+    "avx512-vnni": (
+        frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"}),
+        ["-march=x86-64-v4", "-mavx512vnni"],
+    ),
+    "avx512": (
+        frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq"}),
+        ["-march=x86-64-v4"],
+    ),
+    "avx2": (frozenset({"avx2", "fma", "bmi2"}), ["-march=x86-64-v3"]),
+    "any": (frozenset(), []),
+}
+# Whether the compiler fuses a product and a sum would depend on what surrounds them: it may not.
+_FLAGS = ["-O3", "-std=gnu11", "-ffp-contract=off", "-fopenmp", "-fPIC", "-fvisibility=hidden"]
+_SOURCES = Path(__file__).parent
+_BUILT = _SOURCES / "built"  # where images have them
+
+
+def find(variant: str) -> Path:
+    """Where ``variant`` is, compiled now if it never was; raises as ``compile_into``."""
+    name = _name(variant)
+    home = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "moesaic"
+    for directory in (_BUILT, home):
+        if (directory / name).exists():
+            return directory / name
+    return compile_into(home, variant)
+
+
+def compile_into(directory: Path, variant: str) -> Path:
+    """Compile ``variant``; the file appears whole or not at all.
+
+    Raises:
+        OSError: there is no compiler, or the directory cannot be written.
+        CalledProcessError: the compiler failed; ``stderr`` says why.
+    """
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        raise OSError("there is no C compiler")
+    directory.mkdir(parents=True, exist_ok=True)
+    target = directory / _name(variant)
+    sources = sorted(_SOURCES.glob("*.c"))
+    compiled = [f"{source.stem}.o" for source in sources]
+    with tempfile.TemporaryDirectory(dir=directory) as work:
+        for arguments in (
+            [*_FLAGS, *VARIANTS[variant][1], "-c", *map(str, sources)],
+            ["-shared", "-o", target.name, *compiled],
+        ):
+            subprocess.run(
+                [compiler, *arguments], cwd=work, check=True, capture_output=True, text=True
+            )
+        os.replace(Path(work) / target.name, target)
+    return target
+
+
+def this_variant() -> str:
+    """The richest variant that this processor can run."""
+    return next(name for name in VARIANTS if can_run(name))
+
+
+def can_run(variant: str) -> bool:
+    """Whether this processor has what ``variant`` needs."""
+    return VARIANTS[variant][0] <= _processor_flags()
+
+
+@cache
+def _processor_flags() -> frozenset[str]:
+    if os.uname().machine != "x86_64":
+        return frozenset()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("flags"):
+            return frozenset(line.split())
+    return frozenset()
+
+
+@cache
+def _name(variant: str) -> str:
+    """Names what was compiled, so that no process ever loads another version's."""
+    digest = hashlib.sha256(repr((_FLAGS, VARIANTS[variant][1])).encode())
+    for source in sorted(_SOURCES.glob("*.[ch]")):
+        digest.update(source.read_bytes())
+    return f"kernels-{variant}-{digest.hexdigest()[:16]}.so"
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        for each in VARIANTS if os.uname().machine == "x86_64" else ["any"]:
+            print(compile_into(Path(sys.argv[1]), each))
+    else:
+        print(find(this_variant()))
