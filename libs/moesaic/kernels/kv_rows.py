@@ -146,7 +146,8 @@ def store_latent(
 def rotate_reference(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     """What ``rotate`` writes, in float32."""
     x = x.float()
-    pairs = x.reshape(*x.shape[:-1], *((-1, 2) if interleaved else (2, -1)))
+    half = x.shape[-1] // 2
+    pairs = x.reshape(*x.shape[:-1], *((half, 2) if interleaved else (2, half)))
     swapped = pairs.flip(-1 if interleaved else -2).flatten(-2)
     return x * cos.float().unsqueeze(1) + swapped * sin.float().unsqueeze(1)
 

@@ -48,7 +48,6 @@ struct desk {
     float *queries;  // [QUERIES, key_dim], scaled
     float *scores;   // [QUERIES, PANEL]
     float *sums;     // [QUERIES, values]
-    float *partial;  // [QUERIES, PANEL]
     float *largest, *totals;  // [QUERIES]
     float *keys;     // [key_dim, PANEL]
     float *values;   // [panels, PANEL, PANEL]
@@ -64,7 +63,7 @@ static int64_t max_queries(const struct shape *s) {
 }
 static int64_t desk_size(const struct shape *s) {
     const int64_t queries = max_queries(s), values = wide(s->value_dim);
-    return queries * (s->key_dim + 2 * PANEL + values + 2) + s->key_dim * PANEL + values * PANEL +
+    return queries * (s->key_dim + PANEL + values + 2) + s->key_dim * PANEL + values * PANEL +
            64;
 }
 static struct desk desk_at(float *at, const struct shape *s) {
@@ -73,7 +72,6 @@ static struct desk desk_at(float *at, const struct shape *s) {
     d.keys = at, at += s->key_dim * PANEL;
     d.values = at, at += values * PANEL;
     d.scores = at, at += queries * PANEL;
-    d.partial = at, at += queries * PANEL;
     d.sums = at, at += queries * values;
     d.queries = at, at += queries * s->key_dim;
     d.largest = at, at += queries;
@@ -81,15 +79,6 @@ static struct desk desk_at(float *at, const struct shape *s) {
     return d;
 }
 
-#if defined(__AVX512F__)
-#define EACH_LANE(f, n) \
-    f(0, n), f(1, n), f(2, n), f(3, n), f(4, n), f(5, n), f(6, n), f(7, n), f(8, n), f(9, n), \
-        f(10, n), f(11, n), f(12, n), f(13, n), f(14, n), f(15, n)
-#elif defined(__AVX2__)
-#define EACH_LANE(f, n) f(0, n), f(1, n), f(2, n), f(3, n), f(4, n), f(5, n), f(6, n), f(7, n)
-#else
-#define EACH_LANE(f, n) f(0, n), f(1, n), f(2, n), f(3, n)
-#endif
 #define UPPER(i, side) (i) & (side) ? LANES + (i) - (side) : (i)
 #define LOWER(i, side) (i) & (side) ? LANES + (i) : (i) + (side)
 
@@ -208,7 +197,6 @@ static struct desk part_of(const struct desk *d, const struct shape *s, int64_t 
     struct desk part = *d;
     part.queries += queries * s->key_dim;
     part.scores += queries * PANEL;
-    part.partial += queries * PANEL;
     part.sums += queries * wide(s->value_dim);
     part.largest += queries;
     part.totals += queries;
@@ -251,16 +239,11 @@ static void attend_many(const struct queries *q, const float *cache, int64_t sta
     const int64_t left = q->num - skipped;
     lay_out(s, q->sequence, cache, q->kv_head, start, d);
     multiply_panel(&keys, (struct rows){d->queries, 0, s->key_dim}, skipped, left, 0,
-                   d->scores + skipped * PANEL, PANEL, PANEL);
+                   d->scores + skipped * PANEL, PANEL, PANEL, 0);
     soften_all(q, skipped, start, d);
     for (int64_t panel = 0; panel < values / PANEL; panel++) {
         multiply_panel(&tile, (struct rows){d->scores, 0, PANEL}, skipped, left, panel,
-                       d->partial + skipped * PANEL, PANEL, PANEL);
-        for (int64_t i = skipped; i < q->num; i++)
-            for (int64_t c = 0; c < PANEL; c += LANES) {
-                float *sum = d->sums + i * values + panel * PANEL + c;
-                store(sum, load(sum) + load(d->partial + i * PANEL + c));
-            }
+                       d->sums + skipped * values + panel * PANEL, values, PANEL, 1);
     }
 }
 
@@ -289,7 +272,9 @@ INLINE void score_few(const int num, const struct shape *s, const float *queries
 // Adds the weighted values of `count` positions to the sums of `num` queries, PANEL columns.
 INLINE void add_few(const int num, const float *weights, const float *const *rows, int64_t count,
                     int64_t columns, float *sums, int64_t stride) {
-    vec added[TILE_ROWS][TILE_VECTORS] = {0};
+    vec added[TILE_ROWS][TILE_VECTORS];
+    for (int r = 0; r < num; r++)
+        for (int v = 0; v < TILE_VECTORS; v++) added[r][v] = load(sums + r * stride + v * LANES);
     for (int64_t j = 0; j < count; j++) {
         vec value[TILE_VECTORS];
 #pragma GCC unroll 4
@@ -306,10 +291,7 @@ INLINE void add_few(const int num, const float *weights, const float *const *row
                 added[r][v] = fma_of(all(weights[r * PANEL + j]), value[v], added[r][v]);
     }
     for (int r = 0; r < num; r++)
-        for (int v = 0; v < TILE_VECTORS; v++) {
-            float *sum = sums + r * stride + v * LANES;
-            store(sum, load(sum) + added[r][v]);
-        }
+        for (int v = 0; v < TILE_VECTORS; v++) store(sums + r * stride + v * LANES, added[r][v]);
 }
 
 // Up to TILE_ROWS queries: keys and values are read where they lie.

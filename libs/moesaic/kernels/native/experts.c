@@ -6,7 +6,6 @@
 
 enum { BLOCK = 48 };            // routed rows whose inputs a thread copies side by side
 enum { HALF = PANEL / 2 };      // a panel of the first matrix: half a panel of gate, the same of up
-enum { GROUP = 4 };             // panels of a block that one thread does
 
 struct expert {
     struct matrix gate_up;  // H -> 2I, each panel: HALF of gate, HALF of up
@@ -67,6 +66,13 @@ static void combine(const struct work *work, const float *results, const float *
     }
 }
 
+// How many panels of a block one thread does.
+INLINE int64_t share(int64_t panels, int64_t blocks, int threads) {
+    if (blocks >= 8 * threads) return panels;
+    const int64_t each = panels * blocks / (8 * threads);
+    return each > 1 ? each : 1;
+}
+
 INLINE struct block block_of(const struct work *work, int64_t task, int64_t groups) {
     return work->blocks[task / groups];
 }
@@ -119,8 +125,11 @@ EXPORT void experts(const struct expert *const *slots, int64_t num_slots, const 
         inner_bytes = take(&arena, work.num_rows * narrow);
     }
     const int64_t gate_panels = (size + HALF - 1) / HALF, down_panels = (hidden + PANEL - 1) / PANEL;
-    const int64_t gate_groups = (gate_panels + GROUP - 1) / GROUP;
-    const int64_t down_groups = (down_panels + GROUP - 1) / GROUP;
+    // Of few blocks, threads share the panels.
+    const int64_t gate_each = share(gate_panels, work.num_blocks, threads);
+    const int64_t down_each = share(down_panels, work.num_blocks, threads);
+    const int64_t gate_groups = (gate_panels + gate_each - 1) / gate_each;
+    const int64_t down_groups = (down_panels + down_each - 1) / down_each;
 
 #pragma omp parallel num_threads(threads)
     {
@@ -146,9 +155,9 @@ EXPORT void experts(const struct expert *const *slots, int64_t num_slots, const 
                     memcpy(inputs + i * hidden, x + row * hidden, (size_t)hidden * 4);
                 }
             }
-            const int64_t begin = task % gate_groups * GROUP;
-            for (int64_t p = begin; p < begin + GROUP && p < gate_panels; p++) {
-                multiply_panel(gate_up, rows, 0, block.count, p, both, PANEL, PANEL);
+            const int64_t begin = task % gate_groups * gate_each;
+            for (int64_t p = begin; p < begin + gate_each && p < gate_panels; p++) {
+                multiply_panel(gate_up, rows, 0, block.count, p, both, PANEL, PANEL, 0);
                 const int64_t column = p * HALF;
                 const int64_t columns = size - column < HALF ? size - column : HALF;
                 for (int32_t i = 0; i < block.count; i++)
@@ -173,12 +182,12 @@ EXPORT void experts(const struct expert *const *slots, int64_t num_slots, const 
 #pragma omp for schedule(dynamic)
         for (int64_t task = 0; task < work.num_blocks * down_groups; task++) {
             const struct block block = block_of(&work, task, down_groups);
-            const int64_t begin = task % down_groups * GROUP;
-            for (int64_t p = begin; p < begin + GROUP && p < down_panels; p++) {
+            const int64_t begin = task % down_groups * down_each;
+            for (int64_t p = begin; p < begin + down_each && p < down_panels; p++) {
                 const int64_t left = hidden - p * PANEL;
                 multiply_panel(&slots[block.slot]->down, inners, block.first, block.count, p,
                                results + block.first * hidden + p * PANEL, hidden,
-                               left < PANEL ? left : PANEL);
+                               left < PANEL ? left : PANEL, 0);
             }
         }
 #pragma omp for

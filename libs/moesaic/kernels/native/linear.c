@@ -38,7 +38,7 @@ EXPORT void linear(const struct matrix *matrices, int64_t heads, const float *x,
             for (int64_t p = task % parts * each; p < (task % parts + 1) * each; p++)
                 multiply_panel(m, rows, first, some, p,
                                out + first * out_stride + head * out_head_stride + p * PANEL,
-                               out_stride, columns_of(m, p));
+                               out_stride, columns_of(m, p), 0);
         }
     }
 }

@@ -24,8 +24,12 @@ INLINE void write_tile(vec sums[TILE_ROWS][TILE_VECTORS], int count, float *out,
 
 INLINE void tile_float(const int count, const float *x, int64_t stride, const float *panel,
                        int64_t in, const float *bias, float *out, int64_t out_stride,
-                       int64_t columns) {
+                       int64_t columns, int onto) {
     vec sums[TILE_ROWS][TILE_VECTORS] = {0};
+    if (onto)
+        for (int i = 0; i < count; i++)
+            for (int v = 0; v < TILE_VECTORS; v++)
+                sums[i][v] = load(out + i * out_stride + v * LANES);
     for (int64_t p = 0; p < in; p++, panel += PANEL) {
         vec weights[TILE_VECTORS];
 #pragma GCC unroll 4
@@ -75,7 +79,7 @@ INLINE void tile_int8(const int count, const uint8_t *x, int64_t stride, const f
 }
 
 void multiply_panel(const struct matrix *m, struct rows x, int64_t first, int64_t count,
-                    int64_t panel, float *out, int64_t out_stride, int64_t columns) {
+                    int64_t panel, float *out, int64_t out_stride, int64_t columns, int onto) {
     const int64_t column = panel * PANEL;
     const float *bias = m->bias ? m->bias + column : 0;
     for (int64_t done = 0; done < count; done += TILE_ROWS, out += TILE_ROWS * out_stride) {
@@ -86,7 +90,7 @@ void multiply_panel(const struct matrix *m, struct rows x, int64_t first, int64_
             const float *weights = (const float *)m->panels + column * m->in;
 #define TILE(n) \
     case n: \
-        tile_float(n, data, x.stride, weights, m->in, bias, out, out_stride, columns); \
+        tile_float(n, data, x.stride, weights, m->in, bias, out, out_stride, columns, onto); \
         break
             switch (left) { TILE(1); TILE(2); TILE(3); TILE(4); TILE(5); TILE(6); }
 #undef TILE

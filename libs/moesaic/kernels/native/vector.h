@@ -49,15 +49,35 @@ INLINE vec choose(ivec where, vec yes, vec no) {
 }
 INLINE vec larger(vec a, vec b) { return choose(a > b, a, b); }
 
+// One vector for each lane: f(lane, n).
+#if defined(__AVX512F__)
+#define EACH_LANE(f, n) \
+    f(0, n), f(1, n), f(2, n), f(3, n), f(4, n), f(5, n), f(6, n), f(7, n), f(8, n), f(9, n), \
+        f(10, n), f(11, n), f(12, n), f(13, n), f(14, n), f(15, n)
+#elif defined(__AVX2__)
+#define EACH_LANE(f, n) f(0, n), f(1, n), f(2, n), f(3, n), f(4, n), f(5, n), f(6, n), f(7, n)
+#else
+#define EACH_LANE(f, n) f(0, n), f(1, n), f(2, n), f(3, n)
+#endif
+#define LANE_ACROSS(i, n) (i) ^ (n)
+
+// All lanes together, pair by pair: v, and itself with the lanes `side` apart swapped.
+#define FOLD(v, combined) \
+    do { \
+        vec w; \
+        if (LANES > 8) w = __builtin_shuffle(v, (ivec){EACH_LANE(LANE_ACROSS, 8 % LANES)}), v = combined; \
+        if (LANES > 4) w = __builtin_shuffle(v, (ivec){EACH_LANE(LANE_ACROSS, 4 % LANES)}), v = combined; \
+        w = __builtin_shuffle(v, (ivec){EACH_LANE(LANE_ACROSS, 2)}), v = combined; \
+        w = __builtin_shuffle(v, (ivec){EACH_LANE(LANE_ACROSS, 1)}), v = combined; \
+    } while (0)
+
 INLINE float sum_of(vec v) {
-    float sum = 0;
-    for (int i = 0; i < LANES; i++) sum += v[i];
-    return sum;
+    FOLD(v, v + w);
+    return v[0];
 }
 INLINE float largest_of(vec v) {
-    float most = v[0];
-    for (int i = 1; i < LANES; i++) most = v[i] > most ? v[i] : most;
-    return most;
+    FOLD(v, larger(v, w));
+    return v[0];
 }
 
 // The first `count` numbers, zeros behind them.
