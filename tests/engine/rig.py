@@ -20,6 +20,7 @@ from moesaic.engine.requests import (
     Generation,
     Request,
     RequestKey,
+    ScoreEvent,
     Scoring,
     TokenEvent,
 )
@@ -35,6 +36,7 @@ LIMITS = Limits(
     max_num_queued_reqs=64,
     max_num_queued_tokens=4096,
     max_model_len=256,
+    sweep_blocks=40,
 )
 CPU = torch.device("cpu")
 HASHER = BlockHasher(b"secret", "tiny", BLOCK_SIZE)
@@ -47,6 +49,10 @@ class FlakyDispatcher(LocalDispatcher):
     failures = 0
     gone = False
 
+    def __init__(self, *how: Any) -> None:
+        super().__init__(*how)
+        self.asked: list[tuple[int, int]] = []  # layer, rows
+
     def begin_step(self) -> Step:
         if self.gone:
             raise NotReady("the experts were taken away", code="expert_unavailable")
@@ -56,6 +62,7 @@ class FlakyDispatcher(LocalDispatcher):
         if layer == 1 and self.failures:
             self.failures -= 1
             raise ExpertUnavailable(layer, cause="test")
+        self.asked.append((layer, len(hidden_states)))
         return await super().dispatch(step, layer, hidden_states)
 
     async def reachable(self) -> None:
@@ -85,6 +92,10 @@ class Rig:
         assert [e.index for e in told] == list(range(len(told)))
         return [e.token_id for e in told]
 
+    def scores(self, name: str) -> tuple[float, ...]:
+        [told] = [e for e in self.events if isinstance(e, ScoreEvent) and e.key.request_id == name]
+        return told.logprobs
+
     def cached(self, name: str) -> int:
         finish = self.last(name)
         assert isinstance(finish, FinishEvent)
@@ -100,17 +111,19 @@ async def rig(
     num_blocks: int = 64,
     recovery_s: float = 5.0,
     hasher: BlockHasher | None = HASHER,
+    limits: Limits = LIMITS,
 ) -> AsyncIterator[Rig]:
     checkpoint, config = Checkpoint(tiny_model.directory), load_config(tiny_model.directory)
     decoder = Decoder.load(checkpoint, config, torch.float32, CPU)
     dispatcher = FlakyDispatcher(checkpoint, config, torch.float32, CPU)
     events: list[Event] = []
-    engine = Engine(decoder, dispatcher, LIMITS, num_blocks, events.extend, recovery_s, hasher)
+    engine = Engine(decoder, dispatcher, limits, num_blocks, events.extend, recovery_s, hasher)
     running = asyncio.create_task(engine.run())
     try:
         yield Rig(engine, dispatcher, events)
         assert engine.load().kv_blocks_used == 0
         assert engine.load().num_running == engine.load().num_waiting == 0
+        assert engine.batcher.sweeps.area.num_used == 0
     finally:
         running.cancel()
         with suppress(asyncio.CancelledError):

@@ -15,6 +15,7 @@ from moesaic.engine.blocks import BLOCK_SIZE
 from moesaic.engine.limits import Limits
 from moesaic.engine.requests import Generation, Request, RequestKey, Scoring
 from moesaic.engine.sequences import Answer, Chunk, Score, rank
+from moesaic.engine.sweeps import Slice
 from moesaic.errors import InvalidInput, Overloaded
 from moesaic.prefix.block_hashes import BlockHasher
 
@@ -25,8 +26,9 @@ LIMITS = Limits(
     max_num_queued_tokens=300,
     max_model_len=160,
 )
-BUSY = replace(LIMITS, max_num_queued_tokens=150)
+BUSY = replace(LIMITS, max_num_queued_tokens=150, sweep_blocks=18)
 NUM_BLOCKS = 14
+NUM_LAYERS = 3
 HASHER = BlockHasher(b"secret", "model", BLOCK_SIZE)
 
 
@@ -50,9 +52,12 @@ def commit(batcher: Batcher, chunk: Chunk) -> RequestKey | None:
     return work.request.key if ended else None
 
 
-def advance(batcher: Batcher, plan: Plan) -> list[RequestKey]:
+def advance(batcher: Batcher, work: Plan | Slice) -> list[RequestKey]:
     """A successful step; the requests that ended."""
-    keys = [commit(batcher, chunk) for chunk in plan.chunks]
+    chunks = work.chunks
+    if isinstance(work, Slice):
+        chunks = list(work.sweep.chunks) if batcher.sweeps.advance(work) else []
+    keys = [commit(batcher, chunk) for chunk in chunks]
     return [key for key in keys if key is not None]
 
 
@@ -60,18 +65,22 @@ class AnyHistory(RuleBasedStateMachine):
     """Submissions, cancellations, deadlines, steps and failed steps in any order.
 
     The model is ``cache``: for every place of every block, the whole text up to the token whose KV
-    was last written there, since KV depends on all of it, with the root it was computed for.
+    was last written there, since KV depends on all of it, with the root it was computed for. Of the
+    area of sweeps, ``kept`` has the same with the layer whose KV it is, and ``passed`` with the
+    layer that the row has passed.
     """
 
     hasher: BlockHasher | None = HASHER
 
     def __init__(self) -> None:
         super().__init__()
-        self.batcher = Batcher(BUSY, NUM_BLOCKS, self.hasher)
+        self.batcher = Batcher(BUSY, NUM_BLOCKS, self.hasher, NUM_LAYERS)
         self.open: set[RequestKey] = set()
         self.ended: Counter[RequestKey] = Counter()
         self.now_s = 0.0
         self.cache: dict[tuple[int, int], tuple[bytes, tuple[int, ...]] | None] = {}
+        self.kept: dict[tuple[int, int], tuple[int, tuple[int, ...]]] = {}
+        self.passed: dict[tuple[int, int], tuple[int, tuple[int, ...]]] = {}
 
     prompt = st.builds(
         # few distinct beginnings, so that prompts share them
@@ -94,7 +103,8 @@ class AnyHistory(RuleBasedStateMachine):
     ) -> None:
         key = RequestKey(str(len(self.ended)))
         self.ended[key] = 0
-        queue, tokens = len(self.batcher.waiting), self.batcher.waiting.num_tokens
+        queue = self.batcher.num_waiting
+        tokens = self.batcher.waiting.num_tokens + self.batcher.sweeps.waiting.num_tokens
         too_long = queue > 0 and tokens + len(prompt) > BUSY.max_num_queued_tokens
         try:
             self.batcher.submit(Request(key, tuple(prompt), work, **how))  # type: ignore[arg-type]
@@ -118,9 +128,16 @@ class AnyHistory(RuleBasedStateMachine):
     def generate(self, prompt: list[int], how: dict[str, object], answer: int) -> None:
         self._submit(Generation(max_tokens=answer), prompt, how)
 
-    @rule(prompt=prompt, how=how, lengths=st.lists(st.integers(1, 20), min_size=1, max_size=8))
-    def score(self, prompt: list[int], how: dict[str, object], lengths: list[int]) -> None:
-        self._submit(Scoring(tuple((1,) * n for n in lengths)), prompt, how)
+    @rule(
+        prompt=prompt,
+        how=how,
+        lengths=st.lists(st.integers(1, 20), min_size=1, max_size=8),
+        store_kv=st.booleans(),
+    )
+    def score(
+        self, prompt: list[int], how: dict[str, object], lengths: list[int], store_kv: bool
+    ) -> None:
+        self._submit(Scoring(tuple((1,) * n for n in lengths), store_kv), prompt, how)
 
     @precondition(lambda self: self.open)
     @rule(data=st.data())
@@ -140,34 +157,67 @@ class AnyHistory(RuleBasedStateMachine):
 
     @rule()
     def step(self) -> None:
-        plan = self._checked_plan()
-        self._write(plan, succeeds=True)
-        self._end(advance(self.batcher, plan))
+        work = self._checked_step()
+        self._write(work, succeeds=True)
+        self._end(advance(self.batcher, work))
 
     @rule()
     def failed_step(self) -> None:
-        self._write(self._checked_plan(), succeeds=False)
+        self._write(self._checked_step(), succeeds=False)
 
     @rule(data=st.data())
     def step_during_which_requests_are_cancelled(self, data: st.DataObject) -> None:
-        plan = self._checked_plan()
-        self._write(plan, succeeds=True)
+        work = self._checked_step()
+        self._write(work, succeeds=True)
         for key in sorted(self.open):
             if data.draw(st.booleans()):
                 self.batcher.cancel(key)
                 self._end([key])
-        self._end(advance(self.batcher, plan))
+        self._end(advance(self.batcher, work))
 
-    def _checked_plan(self) -> Plan:
-        plan = self.batcher.plan()
-        assert sum(len(c.token_ids) for c in plan.chunks) <= BUSY.max_num_batched_tokens
+    def _checked_step(self) -> Plan | Slice:
+        work = self.batcher.next_step()
+        if isinstance(work, Plan) and not work.chunks:  # then it is the turn of who is swept
+            assert not self.batcher.running
+            assert not self.batcher.waiting
+            work = self.batcher.next_step()
+        assert sum(len(c.token_ids) for c in work.chunks) <= BUSY.max_num_batched_tokens
         assert len(self.batcher.running) <= BUSY.max_num_seqs
         if self.batcher.everything():
-            assert plan.chunks, "there is work, and nothing of it runs"
-        return plan
+            assert work.chunks or isinstance(work, Slice), "there is work, and nothing of it runs"
+        return work
 
-    def _write(self, plan: Plan, *, succeeds: bool) -> None:
+    def _write(self, work: Plan | Slice, *, succeeds: bool) -> None:
         """Run the step on the model; a failed one leaves rubbish where it wrote."""
+        if isinstance(work, Slice):
+            self._write_slice(work, succeeds=succeeds)
+        else:
+            self._write_plan(work, succeeds=succeeds)
+
+    def _write_slice(self, piece: Slice, *, succeeds: bool) -> None:
+        texts = []
+        for chunk in piece.chunks:
+            tokens = chunk.owner.request.token_ids
+            full = len(tokens) // BLOCK_SIZE * BLOCK_SIZE
+            candidate = chunk.candidate
+            behind = () if candidate is None else chunk.owner.work.candidates[candidate][:-1]  # type: ignore[union-attr]
+            text = (*tokens, *behind)
+            texts.append(text)
+            assert chunk.start >= (0 if candidate is None else full)
+            assert tuple(chunk.token_ids) == text[chunk.start :][: len(chunk.token_ids)]
+            for position in range(chunk.start, chunk.start + len(chunk.token_ids)):
+                place = (chunk.block_table[position // BLOCK_SIZE], position % BLOCK_SIZE)
+                if piece.layer:
+                    assert self.passed[place] == (piece.layer - 1, text[: position + 1])
+                self.kept[place] = (piece.layer, text[: position + 1])
+        for chunk, text in zip(piece.chunks, texts, strict=True):
+            for position in range(chunk.start + len(chunk.token_ids)):
+                place = (chunk.block_table[position // BLOCK_SIZE], position % BLOCK_SIZE)
+                assert self.kept[place] == (piece.layer, text[: position + 1])
+                if succeeds and position >= chunk.start:
+                    self.passed[place] = (piece.layer, text[: position + 1])
+
+    def _write_plan(self, plan: Plan, *, succeeds: bool) -> None:
         for source, target in plan.copies:
             for offset in range(BLOCK_SIZE):
                 self.cache[target, offset] = self.cache.get((source, offset))
@@ -191,12 +241,16 @@ class AnyHistory(RuleBasedStateMachine):
 
     @invariant()
     def blocks_are_conserved(self) -> None:
-        pool = self.batcher.pool
+        pool, sweeps = self.batcher.pool, self.batcher.sweeps
         holders: Counter[int] = Counter()
+        swept: Counter[int] = Counter()
         for work in self.batcher.everything():
-            holders.update(work.blocks)
+            mine = swept if isinstance(work, Score) and work.swept else holders
+            mine.update(work.blocks)
             if isinstance(work, Score):
-                holders.update(block for lane in work.lanes for block in lane)
+                mine.update(block for lane in work.lanes for block in lane)
+        assert set(swept.values()) <= {1}
+        assert len(swept) == sweeps.area.num_used
         assert len(holders) == pool.num_used
         assert pool.num_free + pool.num_used == NUM_BLOCKS
         assert pool.num_cached <= pool.num_free
@@ -216,10 +270,11 @@ class AnyHistory(RuleBasedStateMachine):
 
     @invariant()
     def the_queue_is_in_order_and_counts_its_tokens(self) -> None:
-        waiting = list(self.batcher.waiting)
-        assert waiting == sorted(waiting, key=rank)
-        assert self.batcher.waiting.num_tokens == sum(len(work.tokens) for work in waiting)
-        assert all(not work.blocks for work in waiting)
+        for queue in (self.batcher.waiting, self.batcher.sweeps.waiting):
+            waiting = list(queue)
+            assert waiting == sorted(waiting, key=rank)
+            assert queue.num_tokens == sum(len(work.tokens) for work in waiting)
+            assert all(not work.blocks for work in waiting)
 
     def teardown(self) -> None:
         for _ in range(2000):
@@ -229,7 +284,7 @@ class AnyHistory(RuleBasedStateMachine):
         assert not self.batcher.everything()
         assert not self.open
         assert set(self.ended.values()) <= {1}, "a request ended twice or never"
-        assert self.batcher.pool.num_used == 0
+        assert self.batcher.pool.num_used == self.batcher.sweeps.area.num_used == 0
 
 
 class AnyHistoryWithoutCache(AnyHistory):

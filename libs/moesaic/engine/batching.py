@@ -8,6 +8,8 @@ and compute again later what can no longer be found.
 With a hasher, full blocks are found by their content: a request starts behind the longest beginning
 that is there already. One whose next blocks are just being computed by another waits for them
 rather than compute them as well.
+
+Scoring that stores no KV runs by itself, in steps between those planned here (``sweeps``).
 """
 
 import itertools
@@ -19,6 +21,7 @@ from moesaic.engine.blocks import BLOCK_SIZE, BlockPool, blocks_for
 from moesaic.engine.limits import Limits, check_request
 from moesaic.engine.requests import Request, RequestKey
 from moesaic.engine.sequences import Answer, Chunk, Score, Work, rank, reusable, work_of
+from moesaic.engine.sweeps import Slice, Sweeps
 from moesaic.engine.waiting import WaitingQueue
 from moesaic.errors import Overloaded
 from moesaic.prefix.block_hashes import BlockHasher
@@ -30,6 +33,11 @@ class Plan:
 
     chunks: list[Chunk] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def owners(self) -> list[Work]:
+        """Whose work fails with it."""
+        return [chunk.owner for chunk in self.chunks]
 
 
 @dataclass
@@ -44,9 +52,16 @@ class Tally:
 class Batcher:
     """Holds all requests of one engine, from submission to their last event."""
 
-    def __init__(self, limits: Limits, num_blocks: int, hasher: BlockHasher | None = None) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        num_blocks: int,
+        hasher: BlockHasher | None = None,
+        num_layers: int = 1,
+    ) -> None:
         """``hasher`` names blocks of ``BLOCK_SIZE`` tokens; without one nothing is shared."""
         self.limits = limits
+        self.sweeps = Sweeps(limits.sweep_blocks, num_layers, limits.max_num_batched_tokens)
         self.pool = BlockPool(num_blocks)
         self.waiting = WaitingQueue()
         self.running: list[Work] = []  # by rank
@@ -63,12 +78,16 @@ class Batcher:
         """
         limits = self.limits
         check_request(request, limits, self.pool.num_blocks)
-        if len(self.waiting) >= limits.max_num_queued_reqs:
-            raise Overloaded(f"{len(self.waiting)} requests are waiting already")
-        queued = self.waiting.num_tokens
+        if self.num_waiting >= limits.max_num_queued_reqs:
+            raise Overloaded(f"{self.num_waiting} requests are waiting already")
+        queued = self.waiting.num_tokens + self.sweeps.waiting.num_tokens
         if queued and queued + len(request.token_ids) > limits.max_num_queued_tokens:
             raise Overloaded(f"requests with {queued} tokens are waiting already")
-        work = work_of(request, next(self._arrivals))
+        swept = limits.sweeps(request.work)
+        work = work_of(request, next(self._arrivals), swept=swept)
+        if swept:
+            self.sweeps.waiting.add(work)
+            return
         if self._hasher is not None:
             work.root = self._hasher.root(request.cache_salt, exact=request.exact)
             self._hasher.extend(work.hashes, work.root, work.tokens)
@@ -84,6 +103,9 @@ class Batcher:
 
     def finish(self, work: Work) -> None:
         """Forget ``work`` and free its blocks."""
+        if isinstance(work, Score) and work.swept:
+            self.sweeps.drop(work)
+            return
         work.release(self.pool)
         if work in self.running:
             self.running.remove(work)
@@ -92,7 +114,18 @@ class Batcher:
 
     def everything(self) -> list[Work]:
         """All unfinished work."""
-        return [*self.running, *self.waiting]
+        swept = (*self.sweeps.running, *self.sweeps.waiting)
+        return [*self.running, *self.waiting, *swept]
+
+    @property
+    def num_running(self) -> int:
+        """Work that has begun."""
+        return len(self.running) + len(self.sweeps.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Work that has not begun, or has to begin again."""
+        return len(self.waiting) + len(self.sweeps.waiting)
 
     def expired(self, now_s: float) -> list[Work]:
         """The work whose deadline has passed."""
@@ -102,9 +135,13 @@ class Batcher:
             if work.request.deadline_s is not None and work.request.deadline_s <= now_s
         ]
 
+    def next_step(self) -> Plan | Slice:
+        """Decide the next step, of which there may be nothing to run. Blocks are taken; nothing else
+        changes until the step is reported done."""
+        return self.sweeps.next_slice() or self.plan()
+
     def plan(self) -> Plan:
-        """Decide the next step. Blocks are taken; nothing else changes until the step is reported
-        done."""
+        """Decide the next step of all but sweeps, who get their turn after it."""
         plan, budget = Plan(), self.limits.max_num_batched_tokens
         for work in list(self.running):
             if budget == 0:
@@ -121,6 +158,7 @@ class Batcher:
                 break
             promised.update(work.unpublished)
             budget -= self._add(plan, work, budget)
+        self.sweeps.others_had(self.limits.max_num_batched_tokens - budget)
         return plan
 
     def commit(self, chunk: Chunk) -> None:
@@ -130,7 +168,7 @@ class Batcher:
             work.pending.remove(chunk.candidate)
             return
         work.computed += len(chunk.token_ids)
-        if self._hasher is None:
+        if self._hasher is None or (isinstance(work, Score) and work.swept):
             return
         full = work.computed // BLOCK_SIZE
         if full > len(work.hashes):  # the answer has grown

@@ -6,6 +6,9 @@ Lives on the engine thread's event loop and owns everything torch. Requests come
 An expert worker that is lost does not fail requests at once: nothing of the failed step counts, and
 the same rows are run again when the experts can be reached. A request gives up at its own deadline,
 or after ``recovery_s`` without progress.
+
+A slice of a sweep is a step too, of one layer: it pins a placement of its own, so a sweep goes on
+through changes of the placement.
 """
 
 import asyncio
@@ -24,9 +27,11 @@ from moesaic.engine.limits import Limits
 from moesaic.engine.progress import Progress
 from moesaic.engine.requests import Event, FailureEvent, Request, RequestKey
 from moesaic.engine.sequences import Chunk, Work
+from moesaic.engine.sweeps import Slice, Sweep
 from moesaic.errors import DeadlineExceeded, ExpertUnavailable, MoesaicError, NotReady
-from moesaic.models.decoder import Decoder
+from moesaic.models.decoder import Decoder, MoELayer
 from moesaic.models.step_batch import StepBatch
+from moesaic.models.sweep_area import SweepArea
 from moesaic.prefix.block_hashes import BlockHasher
 
 log = structlog.get_logger()
@@ -64,7 +69,8 @@ class Engine:
         """``hasher`` turns the prefix cache on."""
         self._decoder, self._dispatcher = decoder, dispatcher
         self._cache = decoder.new_kv_cache(num_blocks, BLOCK_SIZE)
-        self.batcher = Batcher(limits, num_blocks, hasher)
+        self._area = SweepArea(decoder, limits.sweep_blocks, BLOCK_SIZE)
+        self.batcher = Batcher(limits, num_blocks, hasher, decoder.config.num_layers)
         self._progress = Progress(self.batcher)
         self._emit, self._recovery_s = emit, recovery_s
         self._work_came = asyncio.Event()
@@ -86,8 +92,8 @@ class Engine:
         """What there is to do now."""
         pool = self.batcher.pool
         return Load(
-            num_running=len(self.batcher.running),
-            num_waiting=len(self.batcher.waiting),
+            num_running=self.batcher.num_running,
+            num_waiting=self.batcher.num_waiting,
             kv_blocks_used=pool.num_used,
             kv_blocks_total=pool.num_blocks,
             epoch=self._epoch,
@@ -109,40 +115,67 @@ class Engine:
             except NotReady as error:
                 await self._stall(error)
                 continue
-            plan = self.batcher.plan()
-            if plan.chunks:  # else everything was cancelled or preempted while planning
-                await self._run_step(step, plan)
+            work = self.batcher.next_step()
+            if isinstance(work, Slice) or work.chunks:
+                await self._run_step(step, work)
             self._dispatcher.end_step(step)
             await asyncio.sleep(0)  # let submissions and cancellations in
 
-    async def _run_step(self, step: Step, plan: Plan) -> None:
+    async def _run_step(self, step: Step, work: Plan | Slice) -> None:
         started = time.monotonic()
         events: list[Event] = []
+        num_rows = sum(len(chunk.token_ids) for chunk in work.chunks)
         try:
-            batch = _to_batch(plan.chunks)
-            self._cache.copy_blocks(plan.copies)
-            logits = await self._decoder.forward(
-                batch,
-                self._cache,
-                lambda layer, hidden: self._dispatcher.dispatch(step, layer, hidden),
+            await (
+                self._compute_slice(step, work, events)
+                if isinstance(work, Slice)
+                else self._compute_plan(step, work, events)
             )
-            self._progress.advance(plan.chunks, logits, step.epoch, events)
         except MoesaicError as error:
             metrics.STEP_RETRIES.inc()
             await self._stall(error)
             return
         except Exception:
-            log.exception("step.failed", rows=sum(len(c.token_ids) for c in plan.chunks))
+            log.exception("step.failed", rows=num_rows)
             self._emit(events)  # of those that had moved on already
-            self._fail(
-                [c.owner for c in plan.chunks],
-                MoesaicError("the step failed; see the worker's log"),
-            )
+            self._fail(work.owners, MoesaicError("the step failed; see the worker's log"))
             return
-        metrics.STEP_SECONDS.observe(time.monotonic() - started)
-        metrics.STEP_ROWS.observe(len(batch.token_ids))
+        took_s = time.monotonic() - started
+        if isinstance(work, Slice):
+            metrics.SLICE_SECONDS.observe(took_s)
+        else:
+            metrics.STEP_SECONDS.observe(took_s)
+            metrics.STEP_ROWS.observe(num_rows)
         self._epoch = step.epoch
         self._emit(events)
+
+    async def _compute_plan(self, step: Step, plan: Plan, events: list[Event]) -> None:
+        batch = _to_batch(plan.chunks)
+        self._cache.copy_blocks(plan.copies)
+        logits = await self._decoder.forward(batch, self._cache, self._moe_of(step))
+        self._progress.advance(plan.chunks, logits, step.epoch, events)
+
+    async def _compute_slice(self, step: Step, piece: Slice, events: list[Event]) -> None:
+        if piece.chunks:
+            await self._area.compute(piece.layer, _to_batch(piece.chunks), self._moe_of(step))
+        self._progress.note_slice(piece, step.epoch)
+        if self.batcher.sweeps.advance(piece):
+            self._finish_sweep(piece.sweep, step.epoch, events)
+
+    def _finish_sweep(self, sweep: Sweep, epoch: int, events: list[Event]) -> None:
+        """Score its candidates, with as many logits at a time as a step may have."""
+        chunks, most = list(sweep.chunks), self.batcher.limits.max_num_batched_tokens
+        while chunks:
+            together = [chunks.pop(0)]
+            wanted = together[0].wanted
+            while chunks and wanted + chunks[0].wanted <= most:
+                wanted += chunks[0].wanted
+                together.append(chunks.pop(0))
+            rows = [row for chunk in together for row in _wanted_rows(chunk)]
+            self._progress.advance(together, self._area.logits(rows), epoch, events)
+
+    def _moe_of(self, step: Step) -> MoELayer:
+        return lambda layer, hidden: self._dispatcher.dispatch(step, layer, hidden)
 
     async def _stall(self, error: MoesaicError) -> None:
         """Experts cannot be reached: wait a little, and fail whoever has waited too long."""
@@ -185,14 +218,24 @@ class Engine:
         self._emit([FailureEvent(item.request.key, error) for item in failed.values()])
 
     def _observe(self) -> None:
-        metrics.RUNNING.set(len(self.batcher.running))
-        metrics.WAITING.set(len(self.batcher.waiting))
+        metrics.RUNNING.set(self.batcher.num_running)
+        metrics.WAITING.set(self.batcher.num_waiting)
+        metrics.SWEEP_BLOCKS_USED.set(self.batcher.sweeps.area.num_used)
         metrics.BLOCKS_USED.set(self.batcher.pool.num_used)
         metrics.BLOCKS_CACHED.set(self.batcher.pool.num_cached)
         tally, self.batcher.tally = self.batcher.tally, Tally()
         metrics.PREEMPTIONS.inc(tally.preemptions)
         metrics.PREFIX_QUERIES.inc(tally.prefix_queries_tokens)
         metrics.PREFIX_HITS.inc(tally.prefix_hits_tokens)
+
+
+def _wanted_rows(chunk: Chunk) -> list[int]:
+    """Where in the area the rows are whose logits are wanted."""
+    end = chunk.start + len(chunk.token_ids)
+    return [
+        chunk.block_table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
+        for position in range(end - chunk.wanted, end)
+    ]
 
 
 def _to_batch(chunks: list[Chunk]) -> StepBatch:

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from moesaic.engine.blocks import BLOCK_SIZE, blocks_for
-from moesaic.engine.requests import Request, Scoring
+from moesaic.engine.requests import Generation, Request, Scoring
+from moesaic.engine.sweeps import blocks_to_sweep
 from moesaic.errors import InvalidInput
 
 MAX_CANDIDATE_TOKENS = 256
@@ -18,6 +19,14 @@ class Limits:
     max_num_queued_reqs: int
     max_num_queued_tokens: int
     max_model_len: int  # tokens of prompt and answer together
+    sweep_blocks: int = 0  # room for scoring that stores no KV; 0: there is none
+    store_scoring_kv: bool = True  # unless a request says otherwise
+
+    def sweeps(self, work: Generation | Scoring) -> bool:
+        """Whether ``work`` stores no KV."""
+        if isinstance(work, Generation):
+            return False
+        return not (self.store_scoring_kv if work.store_kv is None else work.store_kv)
 
 
 def check_request(request: Request, limits: Limits, num_blocks: int) -> None:
@@ -31,7 +40,12 @@ def check_request(request: Request, limits: Limits, num_blocks: int) -> None:
     prompt = len(request.token_ids)
     if isinstance(request.work, Scoring):
         extra = _longest_candidate(request.work, limits)
-        most_blocks = blocks_for(prompt) + blocks_for(prompt + extra)
+        if limits.sweeps(request.work):
+            _check_sweep(prompt, extra, request.work, limits)
+            return
+        most_blocks = blocks_for(prompt)
+        if extra > 1:  # behind the prompt's full blocks, one candidate at a time at worst
+            most_blocks += blocks_for(prompt + extra - 1) - prompt // BLOCK_SIZE
     else:
         extra = request.work.max_tokens
         least = 1 if request.work.prompt_logprobs is None else 0  # the prompt alone is of interest
@@ -44,6 +58,24 @@ def check_request(request: Request, limits: Limits, num_blocks: int) -> None:
             "prompt",
             f"prompt ({prompt} tokens) and answer ({extra}) together exceed the {most} tokens "
             "there is room for",
+            code="context_length_exceeded",
+        )
+
+
+def _check_sweep(prompt: int, extra: int, scoring: Scoring, limits: Limits) -> None:
+    if prompt + extra > limits.max_model_len:
+        raise InvalidInput(
+            "prompt",
+            f"prompt ({prompt} tokens) and answer ({extra}) together exceed the "
+            f"{limits.max_model_len} tokens there is room for",
+            code="context_length_exceeded",
+        )
+    if (needed := blocks_to_sweep(prompt, scoring)) > limits.sweep_blocks:
+        raise InvalidInput(
+            "prompt",
+            f"prompt ({prompt} tokens) and candidates need room for {needed * BLOCK_SIZE} tokens without "
+            f"stored KV, of which there is {limits.sweep_blocks * BLOCK_SIZE}: shorten it, raise the "
+            "worker's --sweep-bytes or send moesaic.store_kv true",
             code="context_length_exceeded",
         )
 

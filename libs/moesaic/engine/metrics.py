@@ -13,6 +13,12 @@ STEP_ROWS = Histogram(
 STEP_RETRIES = Counter(
     "moesaic_step_retries_total", "Forward passes that failed and were run again"
 )
+SLICE_SECONDS = Histogram(
+    "moesaic_sweep_slice_seconds",
+    "Duration of some rows' way through one layer, for scoring that stores no KV",
+    buckets=[0.001 * 2**i for i in range(14)],
+)
+SWEEP_BLOCKS_USED = Gauge("moesaic_sweep_blocks_used", "Blocks in use by scoring that stores no KV")
 RUNNING = Gauge("moesaic_num_requests_running", "Requests being computed")
 WAITING = Gauge("moesaic_num_requests_waiting", "Requests waiting to be computed")
 BLOCKS_USED = Gauge("moesaic_kv_blocks_used", "KV blocks in use")

@@ -17,6 +17,7 @@ from moesaic.engine.requests import (
 )
 from moesaic.engine.sampling import sample
 from moesaic.engine.sequences import Answer, Chunk, Score, count_epoch
+from moesaic.engine.sweeps import Slice
 from moesaic.errors import MoesaicError
 
 
@@ -61,6 +62,13 @@ class Progress:
             logprobs = describe_picked(rows, owners, picked)
             for answer, token, logprob in zip(owners, picked, logprobs, strict=True):
                 self._advance_answer(answer, token, logprob, epoch, events)
+
+    def note_slice(self, done: Slice, epoch: int) -> None:
+        """Take note of a slice that was computed under ``epoch``."""
+        for work in self._batcher.everything():
+            work.stalled_since_s = None
+        for score in done.sweep.works:
+            count_epoch(score.epochs, epoch, 0)
 
     def _advance_answer(
         self,

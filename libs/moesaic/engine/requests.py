@@ -64,6 +64,7 @@ class Scoring:
     decode step)."""
 
     candidates: tuple[tuple[int, ...], ...]
+    store_kv: bool | None = None  # false: keep nothing; None: as the engine does by default
 
 
 @dataclass(frozen=True)

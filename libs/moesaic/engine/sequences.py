@@ -110,6 +110,7 @@ class Score(_Sequence):
     """
 
     work: Scoring
+    swept: bool = False  # stores no KV: its blocks are those of a sweep's area
     lanes: list[list[int]] = field(
         default_factory=list
     )  # blocks of siblings that can run in one step
@@ -197,12 +198,12 @@ def reusable(work: Work) -> list[bytes]:
     return work.hashes[: (len(work.tokens) - 1) // BLOCK_SIZE]
 
 
-def work_of(request: Request, arrival: int) -> Work:
-    """The state a fresh request starts from."""
+def work_of(request: Request, arrival: int, *, swept: bool) -> Work:
+    """The state a fresh request starts from; ``swept``: it stores no KV."""
     if isinstance(request.work, Generation):
         tokens = list(request.token_ids)
         return Answer(request=request, arrival=arrival, work=request.work, tokens=tokens)
-    return Score(request=request, arrival=arrival, work=request.work)
+    return Score(request=request, arrival=arrival, work=request.work, swept=swept)
 
 
 def count_epoch(spans: list[tuple[int, int]], epoch: int, tokens: int) -> None:

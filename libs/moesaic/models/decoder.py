@@ -131,28 +131,61 @@ class Decoder:
     ) -> Tensor:
         """As ``forward``, of a batch that is planned and on the device."""
         rotation = self._rotary.rotation(positions, self._rotation_dtype)
-        hidden = F.embedding(token_ids, self._embedding)  # [T, H]
+        hidden = self.embed(token_ids)
         delta: Tensor | None = None  # what the layer before adds to the residual stream
-        eps = self.config.rms_norm_eps
-        for index, layer in enumerate(self._layers):
-            if delta is None:
-                normed = rms_norm(hidden, layer.attention_norm, eps)
-            else:
-                hidden, normed = add_rms_norm(hidden, delta, layer.attention_norm, eps)
-            attended = layer.attention(normed, rotation, plan, cache)
-            hidden, normed = add_rms_norm(hidden, attended, layer.mlp_norm, eps)
-            if layer.dense is not None:
-                delta = layer.dense(normed)
-                continue
-            routed = moe(index, normed)  # may be in flight while the shared expert is computed
-            if layer.shared is None:
-                delta = await routed
-            else:
-                delta = layer.shared(normed)
-                delta = delta + await routed
+        for index in range(len(self._layers)):
+            hidden, delta = await self._pass(index, hidden, delta, rotation, plan, cache, moe)
         if delta is not None:
             hidden = hidden[logit_rows] + delta[logit_rows].to(hidden.dtype)
-        return self._head(rms_norm(hidden, self._norm, eps)).float()
+        return self.logits(hidden)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """What goes into the first layer: int64 ``[T]`` -> ``[T, H]``."""
+        return F.embedding(token_ids, self._embedding)
+
+    async def compute_layer(
+        self,
+        index: int,
+        hidden: Tensor,
+        positions: Tensor,
+        plan: AttentionPlan,
+        cache: KVCache,
+        moe: MoELayer,
+    ) -> Tensor:
+        """What comes out of one layer for what goes into it, ``[T, H]`` each. Layer after layer,
+        these are the steps of ``compute``."""
+        rotation = self._rotary.rotation(positions, self._rotation_dtype)
+        hidden, delta = await self._pass(index, hidden, None, rotation, plan, cache, moe)
+        return hidden + delta.to(hidden.dtype)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Next-token logits, float32 ``[R, vocab]``, of what comes out of the last layer, ``[R, H]``."""
+        return self._head(rms_norm(hidden, self._norm, self.config.rms_norm_eps)).float()
+
+    async def _pass(
+        self,
+        index: int,
+        hidden: Tensor,
+        delta: Tensor | None,
+        rotation: Rotation,
+        plan: AttentionPlan,
+        cache: KVCache,
+        moe: MoELayer,
+    ) -> tuple[Tensor, Tensor]:
+        """Through one layer: ``hidden``, less what its MLP adds to it, and that."""
+        layer, eps = self._layers[index], self.config.rms_norm_eps
+        if delta is None:
+            normed = rms_norm(hidden, layer.attention_norm, eps)
+        else:
+            hidden, normed = add_rms_norm(hidden, delta, layer.attention_norm, eps)
+        attended = layer.attention(normed, rotation, plan, cache)
+        hidden, normed = add_rms_norm(hidden, attended, layer.mlp_norm, eps)
+        if layer.dense is not None:
+            return hidden, layer.dense(normed)
+        routed = moe(index, normed)  # may be in flight while the shared expert is computed
+        if layer.shared is None:
+            return hidden, await routed
+        return hidden, layer.shared(normed) + await routed
 
 
 def _load_layer(reader: TensorReader, config: ModelConfig, index: int) -> _Layer:

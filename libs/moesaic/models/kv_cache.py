@@ -22,18 +22,25 @@ class KVCache:
         block_size: int = 16,
         dtype: torch.dtype = torch.float32,
         device: torch.device | None = None,
+        *,
+        one_for_all: bool = False,
     ) -> None:
-        """Reserve ``num_blocks`` blocks of ``block_size`` tokens in every layer."""
+        """Reserve ``num_blocks`` blocks of ``block_size`` tokens in every layer.
+
+        ``one_for_all``: the layers use the same blocks, each after the one before.
+        """
         self.num_blocks, self.block_size = num_blocks, block_size
         shape = (num_blocks * block_size, config.kv_width)
-        self._layers = [
-            torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)
+        num_separate = 1 if one_for_all else config.num_layers
+        self._separate = [
+            torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_separate)
         ]
+        self._layers = self._separate * (config.num_layers // num_separate)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all layers."""
-        return sum(layer.nbytes for layer in self._layers)
+        return sum(layer.nbytes for layer in self._separate)
 
     def rows(self, layer: int) -> Tensor:
         """What a layer keeps, ``[tokens, kv_width]``; not a copy."""
@@ -44,6 +51,6 @@ class KVCache:
         if not pairs:
             return
         source, target = zip(*pairs, strict=True)
-        for layer in self._layers:
+        for layer in self._separate:
             blocks = layer.view(self.num_blocks, self.block_size, -1)
             blocks[list(target)] = blocks[list(source)]

@@ -1,0 +1,261 @@
+"""Scoring that stores no KV: the same numbers, nothing in the pool, and nobody waits for its end."""
+
+import asyncio
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.parity_cases import CASES, VOCAB_SIZE, build_reference
+from moesaic.dispatch.contract import Step
+from moesaic.engine.batching import Batcher
+from moesaic.engine.blocks import BLOCK_SIZE
+from moesaic.engine.requests import (
+    FailureEvent,
+    FinishEvent,
+    Generation,
+    Request,
+    RequestKey,
+    ScoreEvent,
+    Scoring,
+)
+from moesaic.engine.sweeps import Slice
+from moesaic.errors import DeadlineExceeded, InvalidInput
+from tests.engine.rig import LIMITS, FlakyDispatcher, rig
+
+BASES = [case for case in CASES if case.name == "base"]
+NUM_LAYERS = 3  # of the tiny model
+FREE = Scoring(((5,),), store_kv=False)
+
+
+def tokens_of(seed: int, length: int) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(2, VOCAB_SIZE, (length,), generator=generator).tolist()
+
+
+@pytest.fixture(scope="module", params=BASES, ids=str)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    directory: Path = tmp_path_factory.mktemp("model")
+    build_reference(request.param, directory)
+    return SimpleNamespace(directory=directory)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 90), min_size=1, max_size=5),
+    candidates=st.lists(
+        st.lists(st.integers(2, 90), min_size=1, max_size=9), min_size=1, max_size=4
+    ),
+    rows=st.integers(9, 60),
+)
+async def test_scores_have_the_bits_of_the_stored_path_however_layers_are_cut(
+    model: Any, lengths: list[int], candidates: list[list[int]], rows: int
+) -> None:
+    limits = replace(LIMITS, max_num_batched_tokens=rows, sweep_blocks=64)
+    asked = {str(i): tokens_of(i, length) for i, length in enumerate(lengths)}
+    labels = tuple(map(tuple, candidates))
+
+    async with rig(model, limits=limits, num_blocks=128) as r:
+        for name, tokens in asked.items():
+            r.submit(f"stored {name}", tokens, Scoring(labels))
+            r.submit(f"free {name}", tokens, Scoring(labels, store_kv=False))
+        await r.ended(*(f"{way} {name}" for name in asked for way in ("stored", "free")))
+
+        for name in asked:
+            assert r.scores(f"free {name}") == r.scores(f"stored {name}")
+
+
+async def test_nothing_is_taken_from_the_pool_looked_for_or_left_in_it(tiny_model: Any) -> None:
+    prompt = tokens_of(1, 100)
+    async with rig(tiny_model, num_blocks=2) as r:  # too few for the prompt
+        r.submit("free", prompt, FREE)
+        used = 0
+        while not r.events:
+            used = max(used, r.engine.load().kv_blocks_used)
+            await asyncio.sleep(0)
+        await r.ended("free")
+
+        assert used == 0
+        assert not r.engine.batcher.pool.published
+        assert r.cached("free") == 0
+        finish = r.last("free")
+        assert isinstance(finish, FinishEvent)
+        assert (finish.prompt_tokens, finish.epochs) == (100, ((0, 1),))
+
+
+async def test_the_deployment_says_what_requests_leave_open(tiny_model: Any) -> None:
+    limits = replace(LIMITS, store_scoring_kv=False)
+    prompt = tokens_of(1, 40)
+    async with rig(tiny_model, limits=limits) as r:
+        r.submit("as deployed", prompt, Scoring(((5,),)))
+        await r.ended("as deployed")
+        assert not r.engine.batcher.pool.published
+        r.submit("stored", prompt, Scoring(((5,),), store_kv=True))
+        await r.ended("stored")
+
+        assert len(r.engine.batcher.pool.published) == 2
+        assert r.scores("stored") == r.scores("as deployed")
+
+
+async def test_layers_are_computed_one_after_the_other_in_parts(tiny_model: Any) -> None:
+    async with rig(tiny_model) as r:  # 24 rows at a time
+        r.submit("free", tokens_of(1, 60), FREE)
+        await r.ended("free")
+
+        one_layer = [24, 24, 12]
+        assert r.dispatcher.asked == [(layer, n) for layer in range(NUM_LAYERS) for n in one_layer]
+
+
+async def test_an_answer_goes_on_between_the_parts_of_a_layer(tiny_model: Any) -> None:
+    async with rig(tiny_model) as r:
+        r.submit("answer", [4, 5, 6], Generation(max_tokens=60))
+        while not r.events:
+            await asyncio.sleep(0)
+        del r.dispatcher.asked[:]
+        r.submit("free", tokens_of(1, 240), FREE)
+        await r.ended("answer", "free")
+
+        assert r.tokens("answer") == tiny_model.greedy([4, 5, 6], 60)
+    order = [rows for _, rows in r.dispatcher.asked]
+    first, last = order.index(24), len(order) - order[::-1].index(24)
+    between = order[first:last]
+    # Ten parts a layer, and one step of the answer, which is a row in each layer, between any two.
+    assert between == ([24] + [1] * NUM_LAYERS) * (10 * NUM_LAYERS - 1) + [24]
+
+
+async def test_a_cancelled_sweep_ends_within_its_layer(tiny_model: Any) -> None:
+    async with rig(tiny_model) as r:
+        r.submit("unwanted", tokens_of(1, 240), FREE)
+        while len(r.dispatcher.asked) < 3:  # of ten parts of the first layer
+            await asyncio.sleep(0)
+        r.engine.cancel(RequestKey("unwanted"))
+        assert r.engine.batcher.sweeps.area.num_used == 0
+        r.submit("wanted", tokens_of(2, 240), FREE)
+        await r.ended("wanted")
+
+        assert [e for e in r.events if e.key.request_id == "unwanted"] == []
+        assert len(r.dispatcher.asked) <= 4 + 10 * NUM_LAYERS
+
+
+async def test_who_shares_a_sweep_with_a_cancelled_request_is_scored(tiny_model: Any) -> None:
+    prompts = {str(i): tokens_of(i, 8) for i in range(3)}
+    async with rig(tiny_model) as r:
+        for name, tokens in prompts.items():
+            r.submit(name, tokens, FREE)
+        while not r.dispatcher.asked:
+            await asyncio.sleep(0)
+        r.engine.cancel(RequestKey("1"))
+        await r.ended("0", "2")
+
+        assert r.dispatcher.asked == [(0, 24), (1, 16), (2, 16)]
+        for name in ("0", "2"):
+            rows = tiny_model.logits(prompts[name]).log_softmax(-1)
+            assert r.scores(name) == pytest.approx([float(rows[-1, 5])], abs=1e-4)
+
+
+async def test_a_deadline_ends_a_sweep_while_experts_are_away(tiny_model: Any) -> None:
+    async with rig(tiny_model) as r:
+        r.dispatcher.gone = True
+        how = {"deadline_s": time.monotonic() + 0.1, "budget_ms": 100}
+        r.submit("late", tokens_of(1, 50), FREE, **how)
+        await r.ended("late")
+
+        failure = r.last("late")
+    assert isinstance(failure, FailureEvent)
+    assert isinstance(failure.error, DeadlineExceeded)
+
+
+async def test_a_part_that_failed_is_computed_again(tiny_model: Any) -> None:
+    async with rig(tiny_model) as r:
+        r.submit("undisturbed", tokens_of(1, 60), FREE)
+        await r.ended("undisturbed")
+        r.submit("free", tokens_of(1, 60), FREE)
+        await asyncio.sleep(0)
+        r.dispatcher.failures = 4
+        await r.ended("free")
+
+        assert r.dispatcher.failures == 0
+        assert r.scores("free") == r.scores("undisturbed")
+
+
+async def test_a_sweep_goes_on_when_the_placement_changes_between_layers(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begin_step(self: FlakyDispatcher) -> Step:  # a new placement after three parts
+        return Step(b"", epoch=1 if len(self.asked) < 3 else 2)
+
+    monkeypatch.setattr(FlakyDispatcher, "begin_step", begin_step)
+    async with rig(tiny_model) as r:
+        r.submit("free", tokens_of(1, 60), FREE)
+        await r.ended("free")
+
+        finish = r.last("free")
+    assert isinstance(finish, FinishEvent)
+    assert finish.epochs == ((1, 0), (2, 1))
+
+
+async def test_a_short_prompt_does_not_wait_for_the_end_of_a_long_one(tiny_model: Any) -> None:
+    async with rig(tiny_model) as r:
+        r.submit("long", tokens_of(1, 240), FREE)
+        r.submit("short", tokens_of(2, 10), FREE)
+        r.submit("stored", tokens_of(3, 100), Scoring(((5,),)))
+        await r.ended("long", "short", "stored")
+
+        order = [e.key.request_id for e in r.events if isinstance(e, ScoreEvent)]
+    assert order == ["short", "stored", "long"]
+
+
+async def test_sweeps_are_not_kept_from_running_by_a_crowd_of_others(tiny_model: Any) -> None:
+    async with rig(tiny_model) as r:
+        for i in range(30):
+            r.submit(str(i), tokens_of(i, 90), Scoring(((5,),)))
+        r.submit("free", tokens_of(99, 90), FREE)
+        await r.ended("free")
+
+        told = {e.key.request_id for e in r.events if isinstance(e, ScoreEvent)}
+        assert len(told) < 15
+        await r.ended(*map(str, range(30)))
+
+
+def test_the_longest_prompt_that_fits_is_taken_and_one_more_token_refused() -> None:
+    limits = replace(LIMITS, sweep_blocks=5)
+    batcher = Batcher(limits, num_blocks=2, num_layers=NUM_LAYERS)
+    batcher.submit(Request(RequestKey("fits"), (1,) * 5 * BLOCK_SIZE, FREE))
+
+    with pytest.raises(InvalidInput) as refused:
+        batcher.submit(Request(RequestKey("too long"), (1,) * (5 * BLOCK_SIZE + 1), FREE))
+
+    assert refused.value.field == "prompt"
+    assert refused.value.code == "context_length_exceeded"
+    assert "room for 96 tokens without stored KV, of which there is 80" in refused.value.fix
+    assert "--sweep-bytes" in refused.value.fix
+
+
+def test_without_an_area_it_is_refused() -> None:
+    batcher = Batcher(replace(LIMITS, sweep_blocks=0), num_blocks=64)
+
+    with pytest.raises(InvalidInput, match="--sweep-bytes"):
+        batcher.submit(Request(RequestKey("free"), (1, 2), FREE))
+
+
+def test_a_long_prompt_is_not_overtaken_for_ever_by_short_ones() -> None:
+    batcher = Batcher(replace(LIMITS, sweep_blocks=15), num_blocks=2, num_layers=1)
+    batcher.submit(Request(RequestKey("first"), (1,) * 20, FREE))
+    batcher.submit(Request(RequestKey("long"), (1,) * 15 * BLOCK_SIZE, FREE))
+    batcher.submit(Request(RequestKey("short"), (1,) * 20, FREE))
+
+    order = []
+    while batcher.everything():
+        piece = batcher.next_step()
+        if isinstance(piece, Slice) and batcher.sweeps.advance(piece):
+            for work in piece.owners:
+                order.append(work.request.key.request_id)
+                batcher.finish(work)
+
+    assert order == ["first", "long", "short"]
