@@ -20,11 +20,12 @@ from moesaic.cluster.registry import next_generation, registered
 from moesaic.dispatch.contract import Dispatcher
 from moesaic.dispatch.local import LocalDispatcher
 from moesaic.dispatch.routed import RoutedDispatcher
-from moesaic.engine.blocks import BLOCK_SIZE
+from moesaic.engine.blocks import BLOCK_SIZE, blocks_for
 from moesaic.engine.engine import Engine
 from moesaic.engine.grammar import GrammarCompiler
 from moesaic.engine.limits import Limits
 from moesaic.engine.requests import Event
+from moesaic.engine.sweeps import MOST_SWEEPS
 from moesaic.engine.thread import EngineThread, engine_thread
 from moesaic.errors import NotReady
 from moesaic.kernels.own_thread import on_own_thread
@@ -33,6 +34,7 @@ from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.config import ModelConfig, load_config
 from moesaic.models.decoder import Decoder
 from moesaic.models.gate import load_gates
+from moesaic.models.sweep_area import SweepArea
 from moesaic.prefix.block_hashes import BlockHasher
 from moesaic.settings import load_settings
 from moesaic.telemetry.logs import configure_logging
@@ -188,7 +190,9 @@ async def _open_engine(
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_num_queued_reqs=settings.max_num_queued_reqs,
         max_num_queued_tokens=settings.max_num_queued_tokens,
-        max_model_len=min(config.max_positions, settings.kv_blocks * BLOCK_SIZE),
+        max_model_len=config.max_positions,
+        sweep_blocks=_sweep_blocks(settings, config),
+        store_scoring_kv=settings.store_scoring_kv,
     )
     hasher = None
     if settings.enable_prefix_caching:
@@ -197,6 +201,17 @@ async def _open_engine(
     return Engine(
         decoder, dispatcher, limits, settings.kv_blocks, emit, settings.recovery_s, hasher
     )
+
+
+def _sweep_blocks(settings: AttentionSettings, config: ModelConfig) -> int:
+    dtype: torch.dtype = getattr(torch, settings.dtype)
+    block_bytes = SweepArea.block_bytes(config, dtype, BLOCK_SIZE)
+    # More than so many prompts of any length would find no use for it.
+    most = MOST_SWEEPS * blocks_for(config.max_positions)
+    num_blocks = min(settings.sweep_bytes // block_bytes, most)
+    max_tokens = min(num_blocks * BLOCK_SIZE, config.max_positions)
+    log.info("sweeps.ready", max_tokens=max_tokens, bytes=num_blocks * block_bytes)
+    return num_blocks
 
 
 async def _follow_placement(

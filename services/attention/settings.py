@@ -26,6 +26,16 @@ class AttentionSettings(ModelSettings):
     enable_prefix_caching: CliDualFlag[bool] = Field(
         True, description="keep computed KV blocks for prompts that begin alike"
     )
+    store_scoring_kv: CliDualFlag[bool] = Field(
+        True,
+        description="store the KV of prompts that are only scored, unless a request declines it",
+    )
+    sweep_bytes: int = Field(
+        1 << 28,
+        ge=0,
+        le=1 << 44,
+        description="memory for scoring without stored KV: hidden states, and one layer's keys and values",
+    )
     deterministic: bool = Field(
         False,
         description="refuse to start where a bit of an answer could depend on the requests beside it; "

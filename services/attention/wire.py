@@ -43,7 +43,8 @@ def decode_submit(
         candidates = tuple(tuple(c.token_ids) for c in submit.scoring.candidates)
         if any(token >= vocab_size for candidate in candidates for token in candidate):
             raise InvalidInput("labels", f"token ids must be below {vocab_size}")
-        work = Scoring(candidates)
+        stored = submit.scoring.store_kv if submit.scoring.HasField("store_kv") else None
+        work = Scoring(candidates, stored)
     elif submit.WhichOneof("work") == "generation":
         named = {
             "stop_token_ids": submit.generation.stop_token_ids,

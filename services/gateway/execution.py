@@ -82,6 +82,7 @@ class Terms:
     priority: int = 0  # less goes first
     cache_salt: str = ""  # only requests with the same one share computed prefixes
     exact: bool = False  # nothing that was computed in a degraded way may be used
+    store_kv: bool | None = None  # of what is only scored; None: as workers do by default
 
 
 @dataclass(eq=False)
@@ -116,6 +117,8 @@ class Run:
         )
         if isinstance(self.work, Scoring):
             submit.scoring.CopyFrom(self.work)
+            if self.terms.store_kv is not None:
+                submit.scoring.store_kv = self.terms.store_kv
         else:
             submit.generation.CopyFrom(self.work)
             submit.generation.max_tokens -= self.start

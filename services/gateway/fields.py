@@ -51,6 +51,11 @@ class Extension(BaseModel):
     deadline_ms: int | None = Field(None, ge=1, le=86_400_000)
     priority: Priority = 0
     provenance: bool = False
+    store_kv: bool | None = Field(
+        None,
+        description="false: score without keeping the KV of the prompt, and without looking for any; "
+        "default: as the workers are set up. Of no effect on generations, which need it",
+    )
 
 
 class InferenceWire(Wire):

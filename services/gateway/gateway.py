@@ -131,6 +131,7 @@ def terms_of(body: InferenceWire, tenant: str) -> Terms:
         priority=body.moesaic.priority if body.priority is None else body.priority,
         cache_salt=_salt(tenant, body.cache_salt or ""),
         exact=body.moesaic.quality == "exact",
+        store_kv=body.moesaic.store_kv,
     )
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from moesaic.engine.requests import FinishEvent, RequestKey
+from moesaic.engine.requests import FinishEvent, RequestKey, Scoring
 from moesaic.errors import InvalidInput
 from moesaic.v1 import attention_pb2 as pb
 from services.attention.wire import decode_submit, encode_event
@@ -82,3 +82,13 @@ def test_the_last_word_says_how_much_was_cached() -> None:
     told = encode_event(FinishEvent(key, "stop", 40, 1, epochs=(), cached_tokens=32))
 
     assert (told.finished.prompt_tokens, told.finished.cached_tokens) == (40, 32)
+
+
+@pytest.mark.parametrize(("told", "store_kv"), [({"store_kv": False}, False), ({}, None)])
+def test_a_scoring_that_does_not_say_whether_to_store_kv_leaves_it_open(
+    told: dict[str, bool], store_kv: bool | None
+) -> None:
+    scoring = pb.Scoring(candidates=[pb.Candidate(token_ids=[3])], **told)
+    request = decode_submit(pb.Submit(token_ids=[5], scoring=scoring), 1, 160, (2,))
+
+    assert request.work == Scoring(((3,),), store_kv)

@@ -35,6 +35,19 @@ async def test_priority_salt_and_quality_reach_the_worker(
     assert (submit.priority, submit.cache_salt, submit.exact) == told
 
 
+@pytest.mark.parametrize("store_kv", [True, False, None])
+async def test_whether_to_store_kv_reaches_the_worker_for_what_is_scored_only(
+    open_house, scripts, store_kv: bool | None
+) -> None:
+    async with open_house(scripts.scores(-1.0, -2.0)) as house:
+        body = {**CLASSIFY, "moesaic": {"store_kv": store_kv}}
+        response = await house.client.post("/v1/classify", json=body)
+        [submit] = house.workers[0].submits
+
+    assert response.status_code == 200, response.text
+    assert (submit.scoring.store_kv if submit.scoring.HasField("store_kv") else None) is store_kv
+
+
 async def test_an_empty_salt_is_refused(open_house, scripts) -> None:
     async with open_house(scripts.says("yes")) as house:
         body = {**COMPLETION, "cache_salt": ""}

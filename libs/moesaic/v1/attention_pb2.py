@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1amoesaic/v1/attention.proto\x12\nmoesaic.v1\"g\n\x0e\x45xecuteRequest\x12$\n\x06submit\x18\x01 \x01(\x0b\x32\x12.moesaic.v1.SubmitH\x00\x12$\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x12.moesaic.v1.CancelH\x00\x42\t\n\x07\x63ommand\"\xe8\x01\n\x06Submit\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x04 \x01(\r\x12,\n\ngeneration\x18\x05 \x01(\x0b\x32\x16.moesaic.v1.GenerationH\x00\x12&\n\x07scoring\x18\x06 \x01(\x0b\x32\x13.moesaic.v1.ScoringH\x00\x12\x10\n\x08priority\x18\x07 \x01(\x11\x12\x12\n\ncache_salt\x18\x08 \x01(\t\x12\r\n\x05\x65xact\x18\t \x01(\x08\x42\x06\n\x04work\"\xa8\x02\n\nGeneration\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x03 \x03(\r\x12\x12\n\nignore_eos\x18\x04 \x01(\x08\x12&\n\x08sampling\x18\x05 \x01(\x0b\x32\x14.moesaic.v1.Sampling\x12\x19\n\x0ctop_logprobs\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x08 \x01(\rH\x01\x88\x01\x01\x12$\n\x07grammar\x18\t \x01(\x0b\x32\x13.moesaic.v1.Grammar\x12\x1a\n\x12num_resumed_tokens\x18\x07 \x01(\rB\x0f\n\r_top_logprobsB\x12\n\x10_prompt_logprobs\"m\n\x07Grammar\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12\x11\n\x07grammar\x18\x03 \x01(\tH\x00\x12\x10\n\x06\x63hoice\x18\x04 \x01(\tH\x00\x12\r\n\x05\x66ield\x18\x05 \x01(\tB\x06\n\x04kind\"\xd6\x02\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x0c\n\x04seed\x18\x05 \x01(\x03\x12\x1a\n\x12repetition_penalty\x18\x06 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x02\x12\x37\n\nlogit_bias\x18\t \x03(\x0b\x32#.moesaic.v1.Sampling.LogitBiasEntry\x12\x19\n\x11\x61llowed_token_ids\x18\n \x03(\r\x12#\n\tbad_words\x18\x0b \x03(\x0b\x32\x10.moesaic.v1.Word\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\"\x19\n\x04Word\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"4\n\x07Scoring\x12)\n\ncandidates\x18\x01 \x03(\x0b\x32\x15.moesaic.v1.Candidate\"\x1e\n\tCandidate\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"-\n\x06\x43\x61ncel\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\x94\x02\n\x0f\x45xecuteResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12$\n\x06tokens\x18\x03 \x01(\x0b\x32\x12.moesaic.v1.TokensH\x00\x12$\n\x06scores\x18\x04 \x01(\x0b\x32\x12.moesaic.v1.ScoresH\x00\x12(\n\x08\x66inished\x18\x05 \x01(\x0b\x32\x14.moesaic.v1.FinishedH\x00\x12&\n\x07\x66\x61ilure\x18\x06 \x01(\x0b\x32\x13.moesaic.v1.FailureH\x00\x12\x35\n\x0fprompt_logprobs\x18\x07 \x01(\x0b\x32\x1a.moesaic.v1.PromptLogprobsH\x00\x42\x07\n\x05\x65vent\"T\n\x0ePromptLogprobs\x12\x16\n\x0e\x66irst_position\x18\x01 \x01(\r\x12*\n\x08logprobs\x18\x02 \x03(\x0b\x32\x18.moesaic.v1.TokenLogprob\"\\\n\x06Tokens\x12\x13\n\x0btoken_index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12*\n\x08logprobs\x18\x03 \x03(\x0b\x32\x18.moesaic.v1.TokenLogprob\"Z\n\x0cTokenLogprob\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x15\n\rtop_token_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\x12\x0c\n\x04rank\x18\x04 \x01(\r\"\x1a\n\x06Scores\x12\x10\n\x08logprobs\x18\x01 \x03(\x02\"\xd2\x01\n\x08\x46inished\x12(\n\x06reason\x18\x01 \x01(\x0e\x32\x18.moesaic.v1.FinishReason\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\x12\x15\n\rcached_tokens\x18\x04 \x01(\r\x12%\n\x06\x65pochs\x18\x05 \x03(\x0b\x32\x15.moesaic.v1.EpochSpan\x12\x1a\n\rstop_token_id\x18\x06 \x01(\rH\x00\x88\x01\x01\x42\x10\n\x0e_stop_token_id\"*\n\tEpochSpan\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06tokens\x18\x02 \x01(\r\"v\n\x07\x46\x61ilure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x66ield\x18\x03 \x01(\t\x12\x11\n\tretryable\x18\x04 \x01(\x08\x12\x15\n\rretry_after_s\x18\x05 \x01(\x01\x12\x13\n\x0bhttp_status\x18\x06 \x01(\r\"\x10\n\x0eGetLoadRequest\"{\n\x0fGetLoadResponse\x12\x13\n\x0bnum_running\x18\x01 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\r\x12\x16\n\x0ekv_blocks_used\x18\x03 \x01(\r\x12\x17\n\x0fkv_blocks_total\x18\x04 \x01(\r\x12\r\n\x05\x65poch\x18\x05 \x01(\x04*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\x9e\x01\n\x10\x41ttentionService\x12\x46\n\x07\x45xecute\x12\x1a.moesaic.v1.ExecuteRequest\x1a\x1b.moesaic.v1.ExecuteResponse(\x01\x30\x01\x12\x42\n\x07GetLoad\x12\x1a.moesaic.v1.GetLoadRequest\x1a\x1b.moesaic.v1.GetLoadResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1amoesaic/v1/attention.proto\x12\nmoesaic.v1\"g\n\x0e\x45xecuteRequest\x12$\n\x06submit\x18\x01 \x01(\x0b\x32\x12.moesaic.v1.SubmitH\x00\x12$\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x12.moesaic.v1.CancelH\x00\x42\t\n\x07\x63ommand\"\xe8\x01\n\x06Submit\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x04 \x01(\r\x12,\n\ngeneration\x18\x05 \x01(\x0b\x32\x16.moesaic.v1.GenerationH\x00\x12&\n\x07scoring\x18\x06 \x01(\x0b\x32\x13.moesaic.v1.ScoringH\x00\x12\x10\n\x08priority\x18\x07 \x01(\x11\x12\x12\n\ncache_salt\x18\x08 \x01(\t\x12\r\n\x05\x65xact\x18\t \x01(\x08\x42\x06\n\x04work\"\xa8\x02\n\nGeneration\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x03 \x03(\r\x12\x12\n\nignore_eos\x18\x04 \x01(\x08\x12&\n\x08sampling\x18\x05 \x01(\x0b\x32\x14.moesaic.v1.Sampling\x12\x19\n\x0ctop_logprobs\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x08 \x01(\rH\x01\x88\x01\x01\x12$\n\x07grammar\x18\t \x01(\x0b\x32\x13.moesaic.v1.Grammar\x12\x1a\n\x12num_resumed_tokens\x18\x07 \x01(\rB\x0f\n\r_top_logprobsB\x12\n\x10_prompt_logprobs\"m\n\x07Grammar\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12\x11\n\x07grammar\x18\x03 \x01(\tH\x00\x12\x10\n\x06\x63hoice\x18\x04 \x01(\tH\x00\x12\r\n\x05\x66ield\x18\x05 \x01(\tB\x06\n\x04kind\"\xd6\x02\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x0c\n\x04seed\x18\x05 \x01(\x03\x12\x1a\n\x12repetition_penalty\x18\x06 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x02\x12\x37\n\nlogit_bias\x18\t \x03(\x0b\x32#.moesaic.v1.Sampling.LogitBiasEntry\x12\x19\n\x11\x61llowed_token_ids\x18\n \x03(\r\x12#\n\tbad_words\x18\x0b \x03(\x0b\x32\x10.moesaic.v1.Word\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\"\x19\n\x04Word\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"X\n\x07Scoring\x12)\n\ncandidates\x18\x01 \x03(\x0b\x32\x15.moesaic.v1.Candidate\x12\x15\n\x08store_kv\x18\x02 \x01(\x08H\x00\x88\x01\x01\x42\x0b\n\t_store_kv\"\x1e\n\tCandidate\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"-\n\x06\x43\x61ncel\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\x94\x02\n\x0f\x45xecuteResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12$\n\x06tokens\x18\x03 \x01(\x0b\x32\x12.moesaic.v1.TokensH\x00\x12$\n\x06scores\x18\x04 \x01(\x0b\x32\x12.moesaic.v1.ScoresH\x00\x12(\n\x08\x66inished\x18\x05 \x01(\x0b\x32\x14.moesaic.v1.FinishedH\x00\x12&\n\x07\x66\x61ilure\x18\x06 \x01(\x0b\x32\x13.moesaic.v1.FailureH\x00\x12\x35\n\x0fprompt_logprobs\x18\x07 \x01(\x0b\x32\x1a.moesaic.v1.PromptLogprobsH\x00\x42\x07\n\x05\x65vent\"T\n\x0ePromptLogprobs\x12\x16\n\x0e\x66irst_position\x18\x01 \x01(\r\x12*\n\x08logprobs\x18\x02 \x03(\x0b\x32\x18.moesaic.v1.TokenLogprob\"\\\n\x06Tokens\x12\x13\n\x0btoken_index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12*\n\x08logprobs\x18\x03 \x03(\x0b\x32\x18.moesaic.v1.TokenLogprob\"Z\n\x0cTokenLogprob\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x15\n\rtop_token_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\x12\x0c\n\x04rank\x18\x04 \x01(\r\"\x1a\n\x06Scores\x12\x10\n\x08logprobs\x18\x01 \x03(\x02\"\xd2\x01\n\x08\x46inished\x12(\n\x06reason\x18\x01 \x01(\x0e\x32\x18.moesaic.v1.FinishReason\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\x12\x15\n\rcached_tokens\x18\x04 \x01(\r\x12%\n\x06\x65pochs\x18\x05 \x03(\x0b\x32\x15.moesaic.v1.EpochSpan\x12\x1a\n\rstop_token_id\x18\x06 \x01(\rH\x00\x88\x01\x01\x42\x10\n\x0e_stop_token_id\"*\n\tEpochSpan\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06tokens\x18\x02 \x01(\r\"v\n\x07\x46\x61ilure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x66ield\x18\x03 \x01(\t\x12\x11\n\tretryable\x18\x04 \x01(\x08\x12\x15\n\rretry_after_s\x18\x05 \x01(\x01\x12\x13\n\x0bhttp_status\x18\x06 \x01(\r\"\x10\n\x0eGetLoadRequest\"{\n\x0fGetLoadResponse\x12\x13\n\x0bnum_running\x18\x01 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\r\x12\x16\n\x0ekv_blocks_used\x18\x03 \x01(\r\x12\x17\n\x0fkv_blocks_total\x18\x04 \x01(\r\x12\r\n\x05\x65poch\x18\x05 \x01(\x04*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\x9e\x01\n\x10\x41ttentionService\x12\x46\n\x07\x45xecute\x12\x1a.moesaic.v1.ExecuteRequest\x1a\x1b.moesaic.v1.ExecuteResponse(\x01\x30\x01\x12\x42\n\x07GetLoad\x12\x1a.moesaic.v1.GetLoadRequest\x1a\x1b.moesaic.v1.GetLoadResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,8 +33,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLING_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLING_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=2396
-  _globals['_FINISHREASON']._serialized_end=2491
+  _globals['_FINISHREASON']._serialized_start=2432
+  _globals['_FINISHREASON']._serialized_end=2527
   _globals['_EXECUTEREQUEST']._serialized_start=42
   _globals['_EXECUTEREQUEST']._serialized_end=145
   _globals['_SUBMIT']._serialized_start=148
@@ -50,31 +50,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WORD']._serialized_start=1137
   _globals['_WORD']._serialized_end=1162
   _globals['_SCORING']._serialized_start=1164
-  _globals['_SCORING']._serialized_end=1216
-  _globals['_CANDIDATE']._serialized_start=1218
-  _globals['_CANDIDATE']._serialized_end=1248
-  _globals['_CANCEL']._serialized_start=1250
-  _globals['_CANCEL']._serialized_end=1295
-  _globals['_EXECUTERESPONSE']._serialized_start=1298
-  _globals['_EXECUTERESPONSE']._serialized_end=1574
-  _globals['_PROMPTLOGPROBS']._serialized_start=1576
-  _globals['_PROMPTLOGPROBS']._serialized_end=1660
-  _globals['_TOKENS']._serialized_start=1662
-  _globals['_TOKENS']._serialized_end=1754
-  _globals['_TOKENLOGPROB']._serialized_start=1756
-  _globals['_TOKENLOGPROB']._serialized_end=1846
-  _globals['_SCORES']._serialized_start=1848
-  _globals['_SCORES']._serialized_end=1874
-  _globals['_FINISHED']._serialized_start=1877
-  _globals['_FINISHED']._serialized_end=2087
-  _globals['_EPOCHSPAN']._serialized_start=2089
-  _globals['_EPOCHSPAN']._serialized_end=2131
-  _globals['_FAILURE']._serialized_start=2133
-  _globals['_FAILURE']._serialized_end=2251
-  _globals['_GETLOADREQUEST']._serialized_start=2253
-  _globals['_GETLOADREQUEST']._serialized_end=2269
-  _globals['_GETLOADRESPONSE']._serialized_start=2271
-  _globals['_GETLOADRESPONSE']._serialized_end=2394
-  _globals['_ATTENTIONSERVICE']._serialized_start=2494
-  _globals['_ATTENTIONSERVICE']._serialized_end=2652
+  _globals['_SCORING']._serialized_end=1252
+  _globals['_CANDIDATE']._serialized_start=1254
+  _globals['_CANDIDATE']._serialized_end=1284
+  _globals['_CANCEL']._serialized_start=1286
+  _globals['_CANCEL']._serialized_end=1331
+  _globals['_EXECUTERESPONSE']._serialized_start=1334
+  _globals['_EXECUTERESPONSE']._serialized_end=1610
+  _globals['_PROMPTLOGPROBS']._serialized_start=1612
+  _globals['_PROMPTLOGPROBS']._serialized_end=1696
+  _globals['_TOKENS']._serialized_start=1698
+  _globals['_TOKENS']._serialized_end=1790
+  _globals['_TOKENLOGPROB']._serialized_start=1792
+  _globals['_TOKENLOGPROB']._serialized_end=1882
+  _globals['_SCORES']._serialized_start=1884
+  _globals['_SCORES']._serialized_end=1910
+  _globals['_FINISHED']._serialized_start=1913
+  _globals['_FINISHED']._serialized_end=2123
+  _globals['_EPOCHSPAN']._serialized_start=2125
+  _globals['_EPOCHSPAN']._serialized_end=2167
+  _globals['_FAILURE']._serialized_start=2169
+  _globals['_FAILURE']._serialized_end=2287
+  _globals['_GETLOADREQUEST']._serialized_start=2289
+  _globals['_GETLOADREQUEST']._serialized_end=2305
+  _globals['_GETLOADRESPONSE']._serialized_start=2307
+  _globals['_GETLOADRESPONSE']._serialized_end=2430
+  _globals['_ATTENTIONSERVICE']._serialized_start=2530
+  _globals['_ATTENTIONSERVICE']._serialized_end=2688
 # @@protoc_insertion_point(module_scope)

@@ -327,18 +327,24 @@ class Scoring(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CANDIDATES_FIELD_NUMBER: _builtins.int
+    STORE_KV_FIELD_NUMBER: _builtins.int
+    store_kv: _builtins.bool
+    """false: keep and look for none; absent: as the worker does by default"""
     @_builtins.property
     def candidates(self) -> _containers.RepeatedCompositeFieldContainer[Global___Candidate]: ...
     def __init__(
         self,
         *,
         candidates: _abc.Iterable[Global___Candidate] | None = ...,
+        store_kv: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_store_kv", b"_store_kv", "store_kv", b"store_kv"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_store_kv", b"_store_kv", "candidates", b"candidates", "store_kv", b"store_kv"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__store_kv: _TypeAlias = _typing.Literal["store_kv"]  # noqa: Y015
+    _WhichOneofArgType__store_kv: _TypeAlias = _typing.Literal["_store_kv", b"_store_kv"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__store_kv) -> _WhichOneofReturnType__store_kv | None: ...
 
 Global___Scoring: _TypeAlias = Scoring  # noqa: Y015
 
