@@ -31,22 +31,55 @@ class ExecuteStream:
         Raises:
             RuntimeError: the worker fails, or ends the stream.
         """
-        sampling = pb.Sampling(temperature=0)
+        started = time.perf_counter()
+        async for _ in self._events(prompt, generation=_greedy(1)):
+            pass
+        return time.perf_counter() - started
+
+    async def token_times(
+        self, prompt: Sequence[int], num_tokens: int, begun: asyncio.Event
+    ) -> list[float]:
+        """When each of so many greedy tokens was here, on ``time.perf_counter``; sets ``begun`` at
+        the first; raises as ``one_token``."""
+        times = []
+        generation = _greedy(num_tokens, ignore_eos=True)
+        async for response in self._events(prompt, generation=generation):
+            if response.WhichOneof("event") == "tokens":
+                times.append(time.perf_counter())
+                begun.set()
+        return times
+
+    async def score(
+        self, prompt: Sequence[int], candidates: Sequence[int], store_kv: bool
+    ) -> tuple[float, list[float]]:
+        """Seconds until the log-probabilities of these next tokens are here, and these; raises as
+        ``one_token``."""
+        started, logprobs = time.perf_counter(), []
+        asked = [pb.Candidate(token_ids=[token]) for token in candidates]
+        scoring = pb.Scoring(candidates=asked, store_kv=store_kv)
+        async for response in self._events(prompt, scoring=scoring):
+            if response.WhichOneof("event") == "scores":
+                logprobs = list(response.scores.logprobs)
+        return time.perf_counter() - started, logprobs
+
+    async def _events(
+        self, prompt: Sequence[int], **work: pb.Generation | pb.Scoring
+    ) -> AsyncIterator[pb.ExecuteResponse]:
         submit = pb.Submit(
             request_id=f"bench-{next(self._ids)}",
             attempt=1,
             token_ids=prompt,
             deadline_ms=DEADLINE_MS,
-            generation=pb.Generation(max_tokens=1, sampling=sampling),
+            **work,  # type: ignore[arg-type]
         )
-        started = time.perf_counter()
         self._commands.put_nowait(pb.ExecuteRequest(submit=submit))
         async for response in self._call:
             kind = response.WhichOneof("event")
-            if kind == "finished":
-                return time.perf_counter() - started
             if kind == "failure":
                 raise RuntimeError(response.failure.message)
+            yield response
+            if kind == "finished":
+                return
         raise RuntimeError("the worker ended the stream")
 
     def close(self) -> None:
@@ -56,6 +89,11 @@ class ExecuteStream:
     async def _sent(self) -> AsyncIterator[pb.ExecuteRequest]:
         while True:
             yield await self._commands.get()
+
+
+def _greedy(max_tokens: int, *, ignore_eos: bool = False) -> pb.Generation:
+    sampling = pb.Sampling(temperature=0)
+    return pb.Generation(max_tokens=max_tokens, sampling=sampling, ignore_eos=ignore_eos)
 
 
 @asynccontextmanager

@@ -1,0 +1,191 @@
+"""The longest prompt that can be scored with and without stored KV in the same memory, and what it costs the others.
+
+A model of random weights is made on the spot: Qwen3-30B-A3B's 48 layers and its ratio of KV to hidden states, an eighth
+of its width. One attention worker, a process of its own, is asked over gRPC. Its KV cache has as many bytes as its area
+for sweeps; the longest prompt either takes is computed, and one more token refused. A second worker has KV to spare:
+there a prompt is scored both ways, alone and beside an answer whose tokens are timed.
+"""
+
+import asyncio
+import math
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from benchmarks.execute_stream import ExecuteStream, execute_stream
+from benchmarks.suite import DEMO, RunningSuite, running_suite
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 4096,
+    "hidden_size": 256,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "max_position_embeddings": 1 << 16,
+    "tie_word_embeddings": True,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+BLOCK = 16  # tokens
+KV_BYTES = 2 * SHAPE["num_key_value_heads"] * SHAPE["head_dim"] * 4  # of a token in one layer
+STORED_BYTES = KV_BYTES * SHAPE["num_hidden_layers"]
+SWEPT_BYTES = KV_BYTES + SHAPE["hidden_size"] * 4
+WARM_UP_TOKENS = 128
+FIRST_PLAIN_TOKEN = 300  # past special tokens and single bytes
+CANDIDATES = (400, 500, 600)
+ANSWER_TOKENS = 128
+
+
+def run(quick: bool) -> dict[str, Any]:
+    """Measure; ``quick`` has half the memory, and one shorter prompt to compare at."""
+    memory, tokens, rounds = (4 << 20, 1024, 1) if quick else (8 << 20, 2048, 2)
+    torch.manual_seed(11)
+    with tempfile.TemporaryDirectory() as name:
+        model = Path(name) / "model"
+        _make_model(model)
+        stored, swept = memory // (STORED_BYTES * BLOCK), memory // (SWEPT_BYTES * BLOCK)
+        settings = {
+            "MOESAIC_MAX_NUM_BATCHED_TOKENS": "512",
+            "MOESAIC_SWEEP_BYTES": str(memory),
+        }
+        topology = ("--topology", "local", "--model", str(model))
+        with running_suite(*topology, **settings, MOESAIC_KV_BLOCKS=str(stored)) as suite:
+            longest = asyncio.run(_longest(suite, {"stored": stored, "swept": swept}))
+        spare = str(2 * tokens // BLOCK)
+        with running_suite(*topology, **settings, MOESAIC_KV_BLOCKS=spare) as suite:
+            figures = asyncio.run(_compared(suite, tokens, rounds))
+    ratio = longest["swept"]["tokens"] / longest["stored"]["tokens"]
+    return {
+        "config": {
+            **SHAPE,
+            "dtype": "float32",
+            "memory_bytes": memory,
+            "stored_bytes_per_token": STORED_BYTES,
+            "swept_bytes_per_token": SWEPT_BYTES,
+            "rows_at_a_time": 512,
+            "compared_at_tokens": tokens,
+            "rounds": rounds,
+            "cores": os.cpu_count(),
+        },
+        "figures": {"longest": {**longest, "ratio": round(ratio, 2)}, **figures},
+        "notes": [
+            "longest: computed by the worker, which refused one token more; peak_growth_bytes: of its resident memory, "
+            "which has the cache or the area in it already, as far as it was used before",
+            "stored: KV of all layers; swept: hidden states, and KV of one layer",
+            "gap: between two tokens of an answer, while the prompt, or nothing, is scored beside it",
+            *(
+                ["quick: less memory, shorter prompts, one round, the same code path"]
+                if quick
+                else []
+            ),
+        ],
+    }
+
+
+def _make_model(directory: Path) -> None:
+    config = transformers.Qwen3MoeConfig(**SHAPE)
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    model = transformers.Qwen3MoeForCausalLM(config)
+    model.save_pretrained(directory)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(DEMO / name, directory)
+
+
+async def _longest(suite: RunningSuite, num_blocks: dict[str, int]) -> dict[str, Any]:
+    """Of each way the longest prompt that a worker with so many blocks takes."""
+    process = Path("/proc") / str(suite.processes["attention-0"]["pid"])
+    figures = {}
+    async with execute_stream(suite.attention_address) as worker:
+        for way, blocks in num_blocks.items():
+            store_kv, tokens = way == "stored", blocks * BLOCK
+            await worker.score(_prompt(WARM_UP_TOKENS), CANDIDATES, store_kv)
+            (process / "clear_refs").write_text("5")  # begin its peak anew
+            before = _status_bytes(process, "VmHWM")
+            seconds, logprobs = await worker.score(_prompt(tokens), CANDIDATES, store_kv)
+            assert len(logprobs) == len(CANDIDATES)
+            figures[way] = {
+                "tokens": tokens,
+                "seconds": round(seconds, 2),
+                "peak_growth_bytes": _status_bytes(process, "VmHWM") - before,
+            }
+            if await _takes(worker, tokens + 1, store_kv):
+                raise RuntimeError(f"{way}: {tokens + 1} tokens fit too")
+    return figures
+
+
+async def _takes(worker: ExecuteStream, tokens: int, store_kv: bool) -> bool:
+    try:
+        await worker.score(_prompt(tokens), CANDIDATES, store_kv)
+    except RuntimeError as error:
+        if "room for" not in str(error):
+            raise
+        return False
+    return True
+
+
+async def _compared(suite: RunningSuite, tokens: int, rounds: int) -> dict[str, Any]:
+    """One prompt both ways, in turns: alone, then beside an answer."""
+    seconds: dict[str, list[float]] = {"stored": [], "swept": []}
+    gaps: dict[str, list[float]] = {"stored": [], "swept": [], "nothing": []}
+    address = suite.attention_address
+    async with execute_stream(address) as worker, execute_stream(address) as beside:
+        await worker.one_token(_prompt(WARM_UP_TOKENS))
+        await worker.score(_prompt(WARM_UP_TOKENS), CANDIDATES, False)
+        for _ in range(rounds):
+            prompt = _prompt(tokens)
+            told = []
+            for way in ("swept", "stored"):  # swept first: it leaves nothing to be found
+                took, logprobs = await worker.score(prompt, CANDIDATES, way == "stored")
+                seconds[way].append(took)
+                told.append(logprobs)
+            assert told[0] == told[1], "the two ways differ"
+            for way in gaps:
+                gaps[way] += await _gaps(worker, beside, way, tokens)
+    return {
+        "alone": {f"{way}_s": _spread(values) for way, values in seconds.items()},
+        "gap_beside": {
+            f"{way}_ms": _spread([gap * 1e3 for gap in values]) for way, values in gaps.items()
+        },
+    }
+
+
+async def _gaps(worker: ExecuteStream, beside: ExecuteStream, way: str, tokens: int) -> list[float]:
+    """Seconds between the tokens of an answer while a prompt is scored in this way, or nothing is."""
+    begun = asyncio.Event()
+    answer = asyncio.create_task(beside.token_times(_prompt(16), ANSWER_TOKENS, begun))
+    await begun.wait()
+    until = math.inf
+    if way != "nothing":
+        await worker.score(_prompt(tokens), CANDIDATES, way == "stored")
+        until = time.perf_counter()
+    return [later - earlier for earlier, later in pairwise(await answer) if later < until]
+
+
+def _prompt(length: int) -> list[int]:
+    return torch.randint(FIRST_PLAIN_TOKEN, SHAPE["vocab_size"], (length,)).tolist()
+
+
+def _status_bytes(process: Path, field: str) -> int:
+    lines = (process / "status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    return {
+        "median": round(statistics.median(values), 3),
+        "least": round(min(values), 3),
+        "most": round(max(values), 3),
+    }
