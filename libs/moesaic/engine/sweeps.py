@@ -113,7 +113,7 @@ class Sweeps:
         sweep.left = done.left
         if not sweep.left:
             sweep.layer += 1
-            sweep.left = sweep.chunks = [c for c in sweep.chunks if c.owner in sweep.works]
+            sweep.left = sweep.chunks
         if sweep in self._under_way:
             self._under_way.rotate(-1)
         return sweep.layer == self._num_layers
