@@ -177,10 +177,6 @@ class AnyHistory(RuleBasedStateMachine):
 
     def _checked_step(self) -> Plan | Slice:
         work = self.batcher.next_step()
-        if isinstance(work, Plan) and not work.chunks:  # then it is the turn of who is swept
-            assert not self.batcher.running
-            assert not self.batcher.waiting
-            work = self.batcher.next_step()
         assert sum(len(c.token_ids) for c in work.chunks) <= BUSY.max_num_batched_tokens
         assert len(self.batcher.running) <= BUSY.max_num_seqs
         if self.batcher.everything():

@@ -138,7 +138,10 @@ class Batcher:
     def next_step(self) -> Plan | Slice:
         """Decide the next step, of which there may be nothing to run. Blocks are taken; nothing else
         changes until the step is reported done."""
-        return self.sweeps.next_slice() or self.plan()
+        if (piece := self.sweeps.next_slice()) is not None:
+            return piece
+        plan = self.plan()
+        return plan if plan.chunks else self.sweeps.next_slice() or plan
 
     def plan(self) -> Plan:
         """Decide the next step of all but sweeps, who get their turn after it."""
