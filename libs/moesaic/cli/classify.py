@@ -9,7 +9,7 @@ from moesaic.cli.console import print_json, print_table
 from moesaic.cli.options import JsonOption, UrlOption, valid_text
 from moesaic.cli.outcome import CommandError, Exit
 
-Method = Literal["auto", "token", "choice", "sequence"]
+Method = Literal["auto", "token", "choice", "sequence", "multi"]
 
 
 def classify(
