@@ -6,9 +6,11 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import (
     BaseModel,
     ConfigDict,
+    Discriminator,
     Field,
     StrictBool,
     StrictStr,
+    Tag,
     field_validator,
     model_validator,
 )
@@ -97,7 +99,11 @@ class DecisionsWire(InferenceWire):
 
     model_config = ConfigDict(extra="forbid")
 
-    input: str | Annotated[list[EvidenceWire], Field(min_length=1, max_length=4096)]
+    input: Annotated[
+        Annotated[str, Tag("str")]
+        | Annotated[list[EvidenceWire], Field(min_length=1, max_length=4096), Tag("list[message]")],
+        Discriminator(lambda value: "str" if isinstance(value, str) else "list[message]"),
+    ]
     questions: list[QuestionWire] = Field(min_length=1, max_length=400)
     safety_identifier: str | None = Field(None, max_length=128)
     prompt_cache_key: str | None = Field(
