@@ -183,6 +183,9 @@ class ScoreWire(InferenceWire):
         Raises:
             InvalidInput: naming what to send, or the side to correct.
         """
+        if "label_token_ids" in (self.model_extra or {}):
+            fix = "belongs to /generative_scoring; here send queries and documents"
+            raise InvalidInput("label_token_ids", fix)
         given = {name for pair in _PAIRED for name in pair if getattr(self, name) is not None}
         names = next((pair for pair in _PAIRED if given == set(pair)), None)
         if names is None:

@@ -43,6 +43,7 @@ SCORES = [
     ({}, "queries", "invalid_request"),
     ({"queries": "a"}, "queries", "invalid_request"),
     ({"text_1": "a", "documents": "b"}, "documents", "invalid_request"),
+    ({"query": "a", "items": ["b"], "label_token_ids": [5]}, "label_token_ids", "invalid_request"),
     ({"text_1": "a", "text_2": []}, "text_2", "invalid_request"),
     ({"text_1": "a", "text_2": ["b"] * 1025}, "text_2", "invalid_request"),
     ({"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "text_1", "invalid_request"),

@@ -1,10 +1,12 @@
 """Questions that share a prefix: on one worker, one behind the other, answered together or not at all."""
 
 import asyncio
+import json
 import math
 
 import pytest
 
+from moesaic.api_keys import digest_of
 from moesaic.v1 import attention_pb2 as pb
 
 LABELS = ["travel", "music", {"label": "house", "description": "a home"}]
@@ -134,3 +136,39 @@ async def test_siblings_are_refused_together_before_any_is_sent(open_house, scri
     assert (error["param"], error["code"]) == ("input", "context_length_exceeded")
     assert "questions[100]" in error["message"]
     assert not submits
+
+
+async def test_a_worker_without_room_for_a_sibling_fails_all_of_them_with_a_retry(
+    open_house, scripts
+) -> None:
+    answered = scripts.scores(-1.0, -2.0)
+    full = scripts.fails(code="overloaded", message="full", http_status=503, retryable=True)
+
+    async def script(submit: pb.Submit, emit) -> None:
+        last = submit.request_id.endswith("-99")
+        await (full if last else answered)(submit, emit)
+
+    async with open_house(script) as house:
+        response = await house.client.post("/v1/decisions", json=MANY)
+
+    assert response.status_code == 503
+    assert response.json()["error"]["code"] == "overloaded"
+    assert int(response.headers["retry-after"]) >= 1
+
+
+async def test_a_tenant_pays_for_all_siblings_before_any_is_sent(
+    open_house, scripts, tmp_path
+) -> None:
+    entry = {"name": "a", "keys": [digest_of("k")], "scopes": ["infer"], "tokens_per_minute": 1000}
+    keys = tmp_path / "keys.json"
+    keys.write_text(json.dumps({"tenants": [entry]}))
+    headers = {"authorization": "Bearer k"}
+    async with open_house(scripts.scores(-1.0, -2.0), api_keys_file=str(keys)) as house:
+        few = {**MANY, "questions": MANY["questions"][:3]}
+        allowed = await house.client.post("/v1/decisions", json=few, headers=headers)
+        refused = await house.client.post("/v1/decisions", json=MANY, headers=headers)
+        submits = house.workers[0].submits
+
+    assert (allowed.status_code, refused.status_code) == (200, 429)
+    assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+    assert len(submits) == 3
