@@ -14,9 +14,10 @@ from typing import Any
 
 from moesaic.errors import CheckpointError
 
-# What each template must have, each once. Siblings differ in what follows the bar only: all before it is their common
-# prefix, so that it is computed once.
-_SLOTS = {
+# What each template must have, each once. Siblings differ in what follows the bar only. Where all before it comes
+# first, as it does in the packaged words, that is their common prefix, and is computed once; a model that was trained
+# on another order may have its own.
+SLOTS = {
     "token": "instruction labels text",
     "choice": "instruction options text",
     "sequence": "instruction labels text",
@@ -27,7 +28,7 @@ _SLOTS = {
     "decide_by_number": "input | instructions options",
     "relevance": "instruction query | document",
 }
-_WORDS = ("instruction", "yes", "no", "tail", "relevance")
+WORDS = ("instruction", "yes", "no", "tail", "relevance")
 _SLOT = re.compile(r"\{(\w*)\}")
 MAX_VERSION_CHARS = 64
 
@@ -88,7 +89,7 @@ def _problem(own: Any) -> str | None:
         return f".version: must have at most {MAX_VERSION_CHARS} characters, got {len(version)}"
     for unknown in own.keys() - {"version", "words", "templates"}:
         return f".{unknown}: is not one of version, words, templates"
-    for group, known in (("words", _WORDS), ("templates", tuple(_SLOTS))):
+    for group, known in (("words", WORDS), ("templates", tuple(SLOTS))):
         given = own.get(group, {})
         if not isinstance(given, dict):
             return f".{group}: expected an object, got {given!r}"
@@ -98,23 +99,17 @@ def _problem(own: Any) -> str | None:
             if not isinstance(text, str) or not text.strip():
                 return f".{group}.{name}: expected a text, got {text!r}"
     for name, text in own.get("templates", {}).items():
-        if (problem := _slot_problem(text, _SLOTS[name])) is not None:
+        if (problem := _slot_problem(text, SLOTS[name])) is not None:
             return f".templates.{name}: {problem}"
     return None
 
 
 def _slot_problem(template: str, wanted: str) -> str | None:
-    slots = wanted.replace("|", "").split()
-    found = _SLOT.findall(template)
-    if sorted(found) != sorted(slots):
-        names = ", ".join(f"{{{name}}}" for name in slots)
-        return f"must have {names}, each once, and no other slot; it has {found}"
-    shared, bar, _ = wanted.partition("|")
-    num_shared = len(shared.split())
-    if bar and set(found[:num_shared]) != set(shared.split()):
-        first = " and ".join(f"{{{name}}}" for name in shared.split())
-        return f"{first} must come first: questions asked together share that much of their prompts"
-    return None
+    slots, found = wanted.replace("|", "").split(), _SLOT.findall(template)
+    if sorted(found) == sorted(slots):
+        return None
+    names = ", ".join(f"{{{name}}}" for name in slots)
+    return f"must have {names}, each once, and no other slot; it has {found}"
 
 
 def _filled(template: str, values: Mapping[str, str]) -> str:
