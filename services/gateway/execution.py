@@ -240,10 +240,10 @@ class Execution:
         """The workers that may not get a run: those excluded, and for siblings all but the one that has the others, as
         long as that takes work."""
         home = self._homes.get(run.family)
-        accepting = {worker.key for worker in self._workers.accepting}
-        if home is None or home in excluded or home not in accepting:
+        if home is None or home in excluded:
             return excluded
-        return excluded | (accepting - {home})
+        accepting = {worker.key for worker in self._workers.accepting}
+        return excluded | (accepting - {home}) if home in accepting else excluded
 
     def _deliver(self, idx: int, attempt: int, event: Event) -> None:
         if len(self._events) >= MAX_BUFFERED:
