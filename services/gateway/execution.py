@@ -155,9 +155,7 @@ class Execution:
         self._events: deque[tuple[int, int, Event]] = deque()  # run, attempt, event
         self._arrived = asyncio.Event()
         self._aborted: MoesaicError | None = None
-        self._homes: dict[
-            int | None, Key
-        ] = {}  # of each family, the worker that got the last of it
+        self._homes: dict[int | None, Key] = {}  # the worker that got the last of each family
 
     async def __aenter__(self) -> "Execution":
         return self
