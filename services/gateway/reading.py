@@ -4,6 +4,7 @@ Each read is one prefill (``moesaic.classification.candidates.Read``). Those tha
 and a family: they begin alike, go to one worker one behind the other, and what they share is computed once.
 """
 
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,9 @@ from services.gateway.gateway import Gateway, terms_of
 from services.gateway.replies import EpochTokens, Provenance, Usage, usage_of
 
 MAX_READS = 4096  # of one request
+MAX_TOKENS = (
+    1 << 23
+)  # of all its prompts; siblings repeat what they share, so a small body can ask for many
 
 Family = Sequence[Read]
 
@@ -76,21 +80,36 @@ async def read_out(
     )
 
 
-def check_room(gateway: Gateway, read: Read, field: str, beside: str = "") -> Read:
-    """The read, if the model has room for it; ``beside`` is what else its prompt is made of.
+class Bounds:
+    """What the reads of one request may take: each the model's context, all together what a gateway can hold."""
 
-    Raises:
-        InvalidInput: naming ``field``.
-    """
-    context = gateway.language.max_tokens
-    room = context - max(map(len, read.candidates))
-    if len(read.prompt) > room:
-        fix = (
-            f"this model's context is {context} tokens; the prompt made of it"
-            f"{f' and {beside}' if beside else ''} takes {len(read.prompt)}, at most {room} leave room for the answer"
-        )
-        raise InvalidInput(field, fix, code="context_length_exceeded")
-    return read
+    def __init__(self, gateway: Gateway) -> None:
+        self._context = gateway.language.max_tokens
+        self._num_tokens = 0
+
+    def checked(self, read: Read, field: str, beside: str = "") -> Read:
+        """The read, packed; its prompt is made of ``field`` and what is ``beside``.
+
+        Raises:
+            InvalidInput: naming ``field``.
+        """
+        num_tokens = len(read.prompt)
+        room = self._context - max(map(len, read.candidates))
+        if num_tokens > room:
+            fix = (
+                f"this model's context is {self._context} tokens; the prompt made of it"
+                f"{f' and {beside}' if beside else ''} takes {num_tokens}, at most {room} leave "
+                "room for the answer"
+            )
+            raise InvalidInput(field, fix, code="context_length_exceeded")
+        self._num_tokens += num_tokens
+        if self._num_tokens > MAX_TOKENS:
+            fix = (
+                f"all prompts of a request may take {MAX_TOKENS} tokens, each with what it shares "
+                f"with others; with {beside or 'this one'} they take more: ask less at once"
+            )
+            raise InvalidInput(field, fix)
+        return Read(array("I", read.prompt), read.candidates)
 
 
 def _runs(families: Iterable[Family], terms: Terms) -> list[Run]:

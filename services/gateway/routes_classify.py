@@ -15,7 +15,7 @@ from services.gateway.gateway import Gateway, exchange_of, gateway_of
 from services.gateway.language import PER_MESSAGE_CHARS
 from services.gateway.openapi import INFERENCE, answers
 from services.gateway.problems import RouteNotEnabled
-from services.gateway.reading import MAX_READS, check_room, read_out
+from services.gateway.reading import MAX_READS, Bounds, read_out
 from services.gateway.replies import Classified, ClassifiedLabel, ClassifiedText, reply
 
 router = APIRouter()
@@ -63,10 +63,10 @@ def _ask(
             f"a request may have {MAX_READS} with method multi: send fewer texts at once"
         )
         raise InvalidInput("input", fix)
-    families = []
+    families, bounds = [], Bounds(gateway)
     for i, text in enumerate(texts):
         field = "input" if isinstance(body.input, str) else f"input[{i}]"
-        families.append([check_room(gateway, read, field) for read in form.reads(text)])
+        families.append([bounds.checked(read, field) for read in form.reads(text)])
     return form, families
 
 

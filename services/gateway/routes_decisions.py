@@ -18,7 +18,7 @@ from services.gateway.fields_reading import (
 from services.gateway.gateway import Gateway, exchange_of, gateway_of
 from services.gateway.language import PER_MESSAGE_CHARS
 from services.gateway.openapi import INFERENCE, answers
-from services.gateway.reading import check_room, read_out
+from services.gateway.reading import Bounds, read_out
 from services.gateway.replies import Usage, reply
 from services.gateway.replies_reading import (
     ChoiceAnswer,
@@ -62,12 +62,12 @@ async def decide(body: DecisionsWire, request: Request) -> Response:
 
 def _ask(gateway: Gateway, body: DecisionsWire) -> tuple[list[Question], list[Read]]:
     language, evidence = gateway.language, evidence_of(body.turns())
-    questions, reads = [], []
+    questions, reads, bounds = [], [], Bounds(gateway)
     for i, wire in enumerate(body.questions):
         field = f"questions[{i}]"
         asked = asked_of(wire, field)
         questions.append(put(language.dialogue, asked, field, language.classify_methods))
-        reads.append(check_room(gateway, questions[-1].read(evidence), "input", field))
+        reads.append(bounds.checked(questions[-1].read(evidence), "input", field))
     return questions, reads
 
 

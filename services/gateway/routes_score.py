@@ -15,7 +15,7 @@ from services.gateway.fields_reading import GenerativeScoringWire, Pairs, Rerank
 from services.gateway.gateway import Gateway, exchange_of, gateway_of
 from services.gateway.language import PER_MESSAGE_CHARS
 from services.gateway.openapi import INFERENCE, answers
-from services.gateway.reading import Readout, check_room, read_out
+from services.gateway.reading import Bounds, Readout, read_out
 from services.gateway.replies import reply
 from services.gateway.replies_reading import (
     ItemScore,
@@ -122,9 +122,10 @@ async def _judge(
     queries = pairs.queries * (len(pairs.documents) if len(pairs.queries) == 1 else 1)
 
     def ask() -> list[list[Read]]:
+        bounds = Bounds(gateway)
         relevance = Relevance(gateway.language.dialogue, body.instruction)
         reads = [
-            check_room(gateway, relevance.read(query, document), field)
+            bounds.checked(relevance.read(query, document), field)
             for query, document, field in zip(queries, pairs.documents, pairs.fields, strict=True)
         ]
         return [reads] if len(pairs.queries) == 1 else [[read] for read in reads]
@@ -150,13 +151,13 @@ def _put_together(gateway: Gateway, body: GenerativeScoringWire) -> list[Read]:
         seen.add(token_id)
     candidates = tuple((token_id,) for token_id in body.label_token_ids)
     query = _tokens(gateway, body.query, "query", special=body.add_special_tokens)
-    reads = []
+    reads, bounds = [], Bounds(gateway)
     for i, given in enumerate(body.items):
         item = _tokens(gateway, given, f"items[{i}]", special=False)
         prompt = [*item, *query] if body.item_first else [*query, *item]
         if not prompt:
             raise InvalidInput(f"items[{i}]", "query and item have no tokens")
-        reads.append(check_room(gateway, Read(prompt, candidates), f"items[{i}]"))
+        reads.append(bounds.checked(Read(prompt, candidates), f"items[{i}]"))
     return reads
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from moesaic.api_keys import digest_of
 from moesaic.v1 import attention_pb2 as pb
+from services.gateway import reading
 
 LABELS = ["travel", "music", {"label": "house", "description": "a home"}]
 MULTI = {"input": "a story", "labels": LABELS, "method": "multi"}
@@ -135,6 +136,21 @@ async def test_siblings_are_refused_together_before_any_is_sent(open_house, scri
     error = response.json()["error"]
     assert (error["param"], error["code"]) == ("input", "context_length_exceeded")
     assert "questions[100]" in error["message"]
+    assert not submits
+
+
+async def test_a_small_body_may_not_ask_for_more_than_a_gateway_can_hold(
+    open_house, scripts, monkeypatch
+) -> None:
+    monkeypatch.setattr(reading, "MAX_TOKENS", 1000)
+    async with open_house(scripts.scores(-1.0, -2.0)) as house:
+        response = await house.client.post("/v1/decisions", json=MANY)
+        submits = house.workers[0].submits
+
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "input")
+    assert "1000" in error["message"]
+    assert "questions[" in error["message"]
     assert not submits
 
 

@@ -14,7 +14,7 @@ class Read(NamedTuple):
     """The one operation that every question is made of (MoE-Prefill, section 3): the log-probability
     of each candidate behind the prompt, from one prefill."""
 
-    prompt: list[int]
+    prompt: Sequence[int]
     candidates: Candidates
 
 
