@@ -91,6 +91,7 @@ class Run:
     prompt: Sequence[int]
     work: Generation | Scoring
     terms: Terms = field(default_factory=Terms)
+    family: int | None = None  # runs of one family share their prefix, so they go to one worker
     token_ids: list[int] = field(default_factory=list)  # of the answer, so far
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # from the second token on
     done: bool = False
@@ -154,6 +155,7 @@ class Execution:
         self._events: deque[tuple[int, int, Event]] = deque()  # run, attempt, event
         self._arrived = asyncio.Event()
         self._aborted: MoesaicError | None = None
+        self._homes: dict[int | None, Key] = {}  # the worker that got the last of each family
 
     async def __aenter__(self) -> "Execution":
         return self
@@ -226,9 +228,20 @@ class Execution:
         submit = run.submit(f"{self._request_id}-{idx}", self._deadline.remaining_ms())
         attempt = run.attempt
         task = Task(submit, run.cost_tokens, lambda event: self._deliver(idx, attempt, event))
-        worker = self._workers.submit(task, excluded)
+        worker = self._workers.submit(task, self._out_of_question(run, excluded))
+        if run.family is not None:
+            self._homes[run.family] = worker.key
         run.under_way = (worker, task)
         run.worker_ids.append(worker.record.worker_id)
+
+    def _out_of_question(self, run: Run, excluded: set[Key]) -> set[Key]:
+        """The workers that may not get a run: those excluded, and for siblings all but the one that has the others, as
+        long as that takes work."""
+        home = self._homes.get(run.family)
+        if home is None or home in excluded:
+            return excluded
+        accepting = {worker.key for worker in self._workers.accepting}
+        return excluded | (accepting - {home}) if home in accepting else excluded
 
     def _deliver(self, idx: int, attempt: int, event: Event) -> None:
         if len(self._events) >= MAX_BUFFERED:
