@@ -1,9 +1,8 @@
 // Attention over the paged KV cache, for decoded rows and chunks of prompts alike.
 //   Tiles    PANEL positions at a time, counted from the sequence's start, with a running softmax.
 //   Order    a row's result depends on its own query and the cache, never on what rows are beside it.
-#include <omp.h>
-
 #include "matrix.h"
+#include "pool.h"
 
 enum { QUERIES = 192 };  // queries (of several rows and heads) that share a tile's keys and values
 enum { CHUNK = 4 };      // tasks that a thread takes at a time, so that it knows the next
@@ -395,6 +394,26 @@ EXPORT int64_t attention_scratch(const struct shape *s, const struct batch *batc
     return threads * desk_size(s) * 4 + tasks * (int64_t)sizeof(struct task);
 }
 
+struct call {
+    const struct shape *shape;
+    const struct batch *batch;
+    const float *queries, *cache;
+    float *out;
+    const struct task *tasks;
+    float *desks;
+    int64_t num_tasks, chunk;
+};
+
+static void some_tasks(void *with, int64_t part, int worker) {
+    const struct call *c = with;
+    const struct desk d = desk_at(c->desks + worker * desk_size(c->shape), c->shape);
+    const int64_t first = part * c->chunk;
+    const int64_t end = first + c->chunk < c->num_tasks ? first + c->chunk : c->num_tasks;
+    for (int64_t i = first; i < end; i++)
+        attend(c->shape, c->batch, &c->tasks[i], i + 1 < end ? &c->tasks[i + 1] : 0, c->queries,
+               c->cache, c->out, &d);
+}
+
 // queries [T, heads, key_dim] by query_stride -> out [T, heads, value_dim] by out_stride.
 EXPORT void attention(const struct shape *s, const struct batch *batch, const float *queries,
                       const float *cache, float *out, uint8_t *scratch, int threads) {
@@ -410,14 +429,7 @@ EXPORT void attention(const struct shape *s, const struct batch *batch, const fl
             for (int32_t h = 0; h < s->kv_heads; h += heads)
                 tasks[num_tasks++] = (struct task){b, h, heads, end > step ? end - step : 0, end};
     }
-    const int64_t chunk = num_tasks / threads < CHUNK ? 1 : CHUNK;
-#pragma omp parallel num_threads(threads)
-    {
-        const struct desk d = desk_at((float *)scratch + omp_get_thread_num() * desk_size(s), s);
-#pragma omp for schedule(dynamic, chunk)
-        for (int64_t i = 0; i < num_tasks; i++) {
-            const int mine = (i + 1) % chunk && i + 1 < num_tasks;
-            attend(s, batch, &tasks[i], mine ? &tasks[i + 1] : 0, queries, cache, out, &d);
-        }
-    }
+    struct call call = {s, batch, queries, cache, out, tasks, (float *)scratch, num_tasks,
+                        num_tasks / threads < CHUNK ? 1 : CHUNK};
+    in_parallel(some_tasks, &call, (num_tasks + call.chunk - 1) / call.chunk, threads);
 }
