@@ -48,7 +48,7 @@ async def serving(model: Any) -> AsyncIterator[AttentionAdmin]:
 
     async with engine_thread(torch.device("cpu")) as thread:
         engine = await thread.run(opened())
-        service.attach(thread, engine)
+        service.attach(thread, engine, pb.EngineProfile(max_step_tokens=64))
         running = asyncio.create_task(thread.run(engine.run()))
         yield service
         running.cancel()

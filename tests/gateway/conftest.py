@@ -126,7 +126,7 @@ class ScriptedAttention(attention_pb2_grpc.AttentionServiceServicer):
                     self.submits.append(submit)
                     task = group.create_task(self._answer(submit, events))
                     running[submit.request_id, submit.attempt] = task
-                else:
+                elif command.WhichOneof("command") == "cancel":
                     cancel = command.cancel
                     self.cancels.put_nowait(cancel)
                     running[cancel.request_id, cancel.attempt].cancel()
