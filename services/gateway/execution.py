@@ -22,7 +22,8 @@ from moesaic.v1.attention_pb2 import (
     Tokens,
 )
 from services.gateway import metrics
-from services.gateway.workers import Event, Key, Task, Worker, Workers
+from services.gateway.tasks import Event, Key, Task
+from services.gateway.workers import Workers
 
 log = structlog.get_logger()
 
@@ -99,7 +100,8 @@ class Run:
     fruitless: int = 0  # losses in a row that brought nothing
     tried: set[Key] = field(default_factory=set)
     worker_ids: list[str] = field(default_factory=list)  # of all attempts
-    under_way: tuple[Worker, Task] | None = None
+    under_way: Task | None = None
+    placed_at: Key | None = None  # of this attempt; None while it waits for a worker
 
     def submit(self, request_id: str, deadline_ms: int) -> Submit:
         """The command for the next attempt: the prompt, continued from the tokens there are."""
@@ -124,13 +126,6 @@ class Run:
             if self.start:  # what is known of the prompt came before the first token
                 submit.generation.ClearField("prompt_logprobs")
         return submit
-
-    @property
-    def cost_tokens(self) -> int:
-        """Tokens that a worker has to compute at most."""
-        if isinstance(self.work, Scoring):
-            return len(self.prompt) + sum(len(c.token_ids) for c in self.work.candidates)
-        return len(self.prompt) + self.work.max_tokens
 
     @property
     def is_full(self) -> bool:
@@ -177,9 +172,7 @@ class Execution:
         if not run.done:
             run.done = True
             self._num_open -= 1
-            if run.under_way is not None:
-                worker, task = run.under_way
-                worker.cancel(task)
+            self._hang_up(run)
 
     async def next_events(self) -> list[tuple[int, News]]:
         """Wait for events and give all there are, each with its run's index; none when all runs have ended.
@@ -225,10 +218,15 @@ class Execution:
         run = self.runs[idx]
         submit = run.submit(f"{self._request_id}-{idx}", self._deadline.remaining_ms())
         attempt = run.attempt
-        task = Task(submit, run.cost_tokens, lambda event: self._deliver(idx, attempt, event))
-        worker = self._workers.submit(task, excluded)
-        run.under_way = (worker, task)
-        run.worker_ids.append(worker.record.worker_id)
+
+        def placed(key: Key) -> None:
+            run.placed_at = key
+            run.worker_ids.append(key[0])
+            submit.deadline_ms = self._deadline.remaining_ms()  # less what it waited
+
+        run.placed_at = None
+        run.under_way = Task(submit, placed, lambda event: self._deliver(idx, attempt, event))
+        self._workers.submit(run.under_way, excluded)
 
     def _deliver(self, idx: int, attempt: int, event: Event) -> None:
         if len(self._events) >= MAX_BUFFERED:
@@ -289,8 +287,8 @@ class Execution:
             run.done = True
             self._num_open -= 1
             return Finished(reason=FINISH_REASON_LENGTH, prompt_tokens=len(run.prompt))
-        assert run.under_way is not None  # it was given to somebody, or nothing could come back
-        run.tried.add(run.under_way[0].key)
+        assert run.placed_at is not None  # or nothing could come back that is tried elsewhere
+        run.tried.add(run.placed_at)
         run.fruitless = 1 if len(run.token_ids) > run.start else run.fruitless + 1
         if run.fruitless > 1:
             raise cause
@@ -302,8 +300,6 @@ class Execution:
         log.warning("request.rerun", cause=cause.code, sequence=idx, tokens=len(run.token_ids))
         return None
 
-    @staticmethod
-    def _hang_up(run: Run) -> None:
+    def _hang_up(self, run: Run) -> None:
         if run.under_way is not None:
-            worker, task = run.under_way
-            worker.cancel(task)
+            self._workers.cancel(run.under_way)

@@ -34,6 +34,10 @@ class BlockIndex:
         """Pairs of worker and committed block."""
         return sum(map(len, self._committed.values()))
 
+    def num_committed_at(self, bit: int) -> int:
+        """Blocks that a worker has, as far as they are remembered."""
+        return len(self._committed[bit])
+
     def join(self, bit: int) -> None:
         """Know a worker, which has nothing yet."""
         self._committed[bit] = {}

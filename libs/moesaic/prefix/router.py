@@ -134,7 +134,7 @@ class PrefixRouter:
 
     def unroutable(self) -> list[Job]:
         """Those that wait and may go to no worker that there is."""
-        return [job for job in self.queued if not self._allowed(job)]
+        return [job for job in self.queued if not self.allowed(job)]
 
     def _ordered(self) -> Iterable[_Waiting]:
         if not self._policy.reorders:
@@ -147,7 +147,8 @@ class PrefixRouter:
             key=lambda waiting: (waiting.job.priority, lengths[waiting.arrival], waiting.arrival),
         )
 
-    def _allowed(self, job: Job) -> int:
+    def allowed(self, job: Job) -> int:
+        """Bitset of the workers that a job may go to, however much they have to do."""
         allowed = self.fleet.accepting
         for key in job.excluded:
             worker = self.fleet.workers.get(key)
@@ -157,7 +158,7 @@ class PrefixRouter:
     def _decide(self, waiting: _Waiting, now_s: float) -> Decision | None:
         job = waiting.job
         waited = now_s - waiting.arrived_s >= self.limits.max_wait_s
-        allowed = candidates = self._allowed(job) if job.excluded else self.fleet.accepting
+        allowed = candidates = self.allowed(job)
         if self._policy.holds and not waited:
             candidates &= self.fleet.unsaturated
         if not candidates:
