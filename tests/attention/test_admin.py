@@ -19,6 +19,7 @@ from moesaic.engine.thread import engine_thread
 from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.config import load_config
 from moesaic.models.decoder import Decoder
+from moesaic.prefix.block_hashes import BlockHasher
 from moesaic.v1 import attention_pb2 as pb
 from services.attention import admin
 from services.attention.admin import AttentionAdmin
@@ -43,8 +44,13 @@ async def serving(model: Any) -> AsyncIterator[AttentionAdmin]:
     def emit(events: list[Event]) -> None:
         main_loop.call_soon_threadsafe(service.deliver, events)
 
+    def tell_blocks(stored: list[bytes], evicted: list[bytes]) -> None:
+        main_loop.call_soon_threadsafe(service.deliver_blocks, stored, evicted)
+
     async def opened() -> Engine:
-        return Engine(Decoder.load(*how), LocalDispatcher(*how), LIMITS, 64, emit, 5.0)
+        hasher = BlockHasher(b"secret", "tiny", 16)
+        engine = Decoder.load(*how), LocalDispatcher(*how), LIMITS, 64, emit, 5.0
+        return Engine(*engine, hasher, tell_blocks)
 
     async with engine_thread(torch.device("cpu")) as thread:
         engine = await thread.run(opened())
@@ -107,6 +113,40 @@ async def test_without_an_engine_requests_are_refused_for_others_to_take(tiny_mo
     await stream.aclose()
 
     assert (response.failure.code, response.failure.retryable) == ("not_ready", True)
+
+
+async def watching(*submits: pb.Submit) -> AsyncIterator[pb.ExecuteRequest]:
+    yield pb.ExecuteRequest(watch_blocks=pb.WatchBlocks())
+    async for command in commands(*submits):
+        yield command
+
+
+async def test_every_stream_that_watches_is_told_of_all_blocks_and_of_its_own_prompts(
+    tiny_model: Any,
+) -> None:
+    scoring = pb.Scoring(candidates=[pb.Candidate(token_ids=[7])])
+    submit = pb.Submit(request_id="a", token_ids=list(range(100)), scoring=scoring)
+    async with serving(tiny_model) as service:
+        other: Any = service.Execute(watching(), Any)
+        assert (await anext(other)).block_snapshot.engine.max_step_tokens == 64
+        stream: Any = service.Execute(watching(submit), Any)
+        told = []
+        while not told or told[-1].WhichOneof("event") != "finished":
+            told.append(await anext(stream))
+        changes = [await anext(other) for _ in range(2)]
+        late: Any = service.Execute(watching(), Any)
+        snapshot = (await anext(late)).block_snapshot
+        for each in (stream, other, late):
+            await each.aclose()
+
+    kinds = [response.WhichOneof("event") for response in told]
+    assert kinds == [
+        "block_snapshot", "block_changes", "progress", "block_changes", "scores", "finished",
+    ]  # fmt: skip
+    assert told[2].progress.computed_tokens == 64
+    assert [change.block_changes.sequence for change in changes] == [1, 2]
+    stored = b"".join(change.block_changes.stored for change in changes)
+    assert (snapshot.sequence, snapshot.hashes, len(stored)) == (2, stored, 6 * 16)
 
 
 def structured(request_id: str, **grammar: str) -> pb.Submit:
