@@ -40,6 +40,7 @@ class NaiveJob:
     order: tuple[int, int]
     computed: int = 0
     answered: int = 0
+    behind: tuple[int, ...] = ()
 
     def remaining(self) -> int:
         n, expected = self.job.num_tokens, self.job.answer_tokens
@@ -180,10 +181,12 @@ class Fleets(RuleBasedStateMachine):
     @rule(policy=st.sampled_from(POLICY_NAMES))
     def switch(self, policy: str) -> None:
         self.router.set_policy(policy, consolidate=self.consolidate)
+        for job in self.waiting.values():
+            job.behind = ()
 
     @rule()
     def route(self) -> None:
-        ours = self.router.policy_name == "prefix-flops"
+        ours = self.router.policy_name in ("prefix-flops", "moe-prefill")
         expected = self.brute_force() if ours else None
 
         decisions = self.router.route(self.now_s)
@@ -212,20 +215,46 @@ class Fleets(RuleBasedStateMachine):
         out = []
         for job in sorted(self.waiting.values(), key=lambda job: job.order):
             waited = self.now_s - job.arrived_s >= LIMITS.max_wait_s
-            candidates = [
-                worker
-                for worker in self.naive.values()
-                if worker.accepting and (waited or self.ready(worker) < SATURATION)
-            ]
-            if not candidates:
+            allowed = [worker for worker in self.naive.values() if worker.accepting]
+            room = [w for w in allowed if waited or self.ready(w) < SATURATION]
+            if not room or (not waited and self.is_stuck(job, room)):
                 continue
             hashes = list(job.job.hashes)
-            deepest = max(worker.depth(hashes) for worker in candidates)
-            best = [worker for worker in candidates if worker.depth(hashes) == deepest]
+            deepest = max(worker.depth(hashes) for worker in allowed)
+            behind = [worker for worker in allowed if worker.depth(hashes) == deepest]
+            candidates = [worker for worker in behind if worker in room]
+            if not candidates:
+                near = max(worker.depth(hashes) for worker in room)
+                patient = self.router.policy_name == "prefix-flops"
+                if patient and self.prompt(job, near) > 1.25 * self.prompt(job, deepest):
+                    candidates = [worker for worker in room if not self.prefills(worker)]
+                    if not candidates:
+                        job.behind = tuple(worker.key for worker in behind)
+                        continue
+                else:
+                    candidates = room
+            reached = max(worker.depth(hashes) for worker in candidates)
+            best = [worker for worker in candidates if worker.depth(hashes) == reached]
             picked = self.fullest(best) if self.consolidate and not waited else None
             picked = picked or min(best, key=lambda w: (w.load(), self.slot(w)))
             out.append((job.job.job_id, picked.key, self.place(job, picked)))
         return out
+
+    @staticmethod
+    def prompt(job: NaiveJob, depth: int) -> int:
+        tokens = min(depth, (job.job.num_tokens - 1) // BLOCK) * BLOCK
+        return FLOPS.span(tokens, job.job.num_tokens)
+
+    def is_stuck(self, job: NaiveJob, room: list[NaiveWorker]) -> bool:
+        """It waits for workers that are as they were when it was last looked at."""
+        keys = {worker.key for worker in room}
+        there = all(key in self.naive and self.naive[key].accepting for key in job.behind)
+        free = [worker for worker in room if not self.prefills(worker)]
+        return bool(job.behind) and there and not free and not keys & set(job.behind)
+
+    @staticmethod
+    def prefills(worker: NaiveWorker) -> bool:
+        return any(job.computed < job.job.num_tokens for job in worker.jobs.values())
 
     def slot(self, worker: NaiveWorker) -> int:
         return self.router.fleet.workers[worker.key].slot
@@ -314,7 +343,7 @@ def placed(router: PrefixRouter, *jobs: Job, now_s: float = 0.0) -> list[object]
     return [decision.worker for decision in router.route(now_s)]
 
 
-def test_a_popular_prefix_spills_to_the_next_worker_and_waits_when_all_are_full() -> None:
+def test_a_popular_prefix_spills_to_a_worker_that_is_free_and_waits_when_none_is() -> None:
     router = open_router()
     jobs = [Job(n, 20, chain([1, 1, 1, 1])) for n in range(9)]
 

@@ -39,6 +39,7 @@ class Routed:
     computed_tokens: int  # of the prompt, or cached
     answered_tokens: int = 0
     began: bool = False
+    prefilling: bool = False
     remaining: int = 0  # FLOPs
     ready: int = 0  # those of them that the worker's next steps could take at once
     remaining_tokens: int = 0
@@ -61,6 +62,7 @@ class Shadow:
     ready: int = 0
     remaining_tokens: int = 0
     num_began: int = 0
+    num_prefilling: int = 0  # jobs whose prompts are not computed yet
     busy_since_s: float = 0.0  # when its load last rose from nothing
     jobs: dict[JobId, Routed] = field(default_factory=dict)
 
@@ -93,8 +95,8 @@ class Fleet:
         self.by_load: list[tuple[int, int]] = []  # (remaining, slot), least first
         self.remaining = 0  # FLOPs, of all workers
         self.capacity = 0  # FLOPs that saturate all accepting workers
-        # Bitsets of workers; the last two of accepting ones only.
-        self.accepting = self.busy = self.unsaturated = 0
+        # Bitsets of workers; the last three of accepting ones only.
+        self.accepting = self.busy = self.prefilling = self.unsaturated = 0
 
     def join(self, key: WorkerKey, saturation: int) -> None:
         """Know a worker; it does not take work yet."""
@@ -150,6 +152,10 @@ class Fleet:
         """Tokens that need not be computed; the last one always must, for its logits."""
         return min(cached_blocks, (job.num_tokens - 1) // self._block_size) * self._block_size
 
+    def prompt_flops(self, job: Job, cached_blocks: int) -> int:
+        """What a job's prompt costs where its first blocks are cached."""
+        return self.flops.span(self.cached_tokens(job, cached_blocks), job.num_tokens)
+
     def progressed(self, job_id: JobId, computed_tokens: int, answered_tokens: int) -> None:
         """So far a job is; what is behind what is known already changes nothing."""
         routed = self.routed.get(job_id)
@@ -172,6 +178,7 @@ class Fleet:
         worker = routed.worker
         del worker.jobs[job_id]
         worker.num_began -= routed.began
+        self._set_prefilling(routed, False)
         self._count(routed, 0, 0, 0)
         others = (other.promised for other in worker.jobs.values())
         self.index.take_back(worker.bit, routed.promised, others)
@@ -205,9 +212,10 @@ class Fleet:
     def _settle(self, routed: Routed) -> None:
         """Count what remains of a job from what is known of it."""
         job, flops = routed.job, self.flops
+        self._set_prefilling(routed, routed.computed_tokens < job.num_tokens)
         answered = routed.answered_tokens
         later = max(job.answer_tokens - max(answered, 1), 0)
-        if routed.computed_tokens < job.num_tokens:
+        if routed.prefilling:
             ready = flops.span(routed.computed_tokens, job.num_tokens) + flops.head
             siblings = flops.continuation(job.num_tokens, job.sibling_tokens)
             decode = flops.continuation(job.num_tokens, later)
@@ -218,6 +226,11 @@ class Fleet:
         at = job.num_tokens + answered
         left = flops.continuation(at, max(later, 1))
         self._count(routed, left, flops.continuation(at, 1), max(later, 1))
+
+    @staticmethod
+    def _set_prefilling(routed: Routed, prefilling: bool) -> None:
+        routed.worker.num_prefilling += prefilling - routed.prefilling
+        routed.prefilling = prefilling
 
     def _count(self, routed: Routed, remaining: int, ready: int, tokens: int) -> None:
         worker = routed.worker
@@ -235,7 +248,8 @@ class Fleet:
         """Bring what is known of all workers up to date with one of them."""
         bit, accepting = worker.bit, worker.accepting
         self.accepting = _marked(self.accepting, bit, accepting)
-        self.busy = _marked(self.busy, bit, accepting and worker.remaining > 0)
+        self.busy = _marked(self.busy, bit, accepting and bool(worker.jobs))
+        self.prefilling = _marked(self.prefilling, bit, accepting and worker.num_prefilling > 0)
         self.unsaturated = _marked(self.unsaturated, bit, accepting and not worker.saturated)
 
     def _measure(self) -> None:

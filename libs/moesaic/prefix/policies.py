@@ -1,8 +1,8 @@
 """How to pick a worker: ours, and what it is measured against. All look at the same shadows.
 
-``prefix-flops`` is MoE-Prefill's frontend (section 7, algorithm 1). The others are what servers do
-today: turns, vLLM's count of requests, a count of tokens, PrefillOnly's order by length, and prefix
-affinity alone.
+``prefix-flops`` is ours, ``moe-prefill`` the paper's frontend that it comes from (section 7,
+algorithm 1). The others are what servers do today: turns, vLLM's count of requests, a count of
+tokens, PrefillOnly's order by length, and prefix affinity alone.
 """
 
 from abc import ABC, abstractmethod
@@ -12,12 +12,16 @@ from moesaic.prefix.fleet import Fleet, Job, Shadow
 
 PolicyName = Literal[
     "prefix-flops",
+    "moe-prefill",
     "round-robin",
     "least-requests",
     "least-tokens",
     "shortest-prefill-first",
     "prefix-only",
 ]
+# A spill that makes a prompt so many times as dear is worth waiting for another worker. In simulated
+# mixes of long shared and short single prompts anything from 1.1 to 2 did equally well.
+WORTH_WAITING = 1.25
 POLICY_NAMES: tuple[PolicyName, ...] = get_args(PolicyName)
 
 
@@ -26,6 +30,21 @@ class Pick(NamedTuple):
 
     worker: Shadow
     cached_blocks: int
+    spilled: bool = False  # saturated workers have more of them
+
+
+class Behind(NamedTuple):
+    """Better wait for one of these: a bitset of saturated workers."""
+
+    workers: int
+
+
+class Asked(NamedTuple):
+    """What else a policy may look at."""
+
+    allowed: int  # bitset of all that the job may go to, saturated or not
+    waited: bool  # the job has waited as long as it may
+    now_s: float
 
 
 class Policy(ABC):
@@ -40,15 +59,10 @@ class Policy(ABC):
     reorders = False
 
     @abstractmethod
-    def pick(self, job: Job, fleet: Fleet, candidates: int, *, waited: bool, now_s: float) -> Pick:
-        """Choose among ``candidates``, not none.
+    def pick(self, job: Job, fleet: Fleet, room: int, asked: Asked) -> Pick | Behind:
+        """Choose among the workers of the bitset ``room``, not none, or have the job wait.
 
-        Args:
-            job: what is to be routed.
-            fleet: the workers.
-            candidates: bitset of those that may be chosen.
-            waited: the job has waited as long as it may.
-            now_s: the time.
+        A job that has waited as long as it may must not wait; ``room`` is then all it may go to.
         """
 
     def length(self, job: Job, fleet: Fleet) -> int:
@@ -61,7 +75,12 @@ def _known(fleet: Fleet, job: Job, worker: Shadow) -> Pick:
 
 
 class PrefixFlops(Policy):
-    """The longest cached prefix among unsaturated workers; ties, and no prefix: the least work.
+    """The longest cached prefix; ties, and no prefix: the least work.
+
+    Where all that have the longest prefix are saturated, the paper's algorithm spills to the next
+    best worker at once, which computes the prefix again while others wait. A ``patient`` one does
+    so only if that costs little (``WORTH_WAITING``) or a worker has no prompt to compute; else the
+    job waits for one with the prefix.
 
     With ``consolidate``, while the whole fleet has less to do than would saturate it, ties go to
     workers that have begun to fill up instead, the fullest first: a step hides its transfers only
@@ -71,20 +90,32 @@ class PrefixFlops(Policy):
 
     holds = True
 
-    def __init__(self, *, consolidate: bool, max_wait_s: float) -> None:
-        self._consolidate, self._max_wait_s = consolidate, max_wait_s
+    def __init__(self, *, patient: bool, consolidate: bool, max_wait_s: float) -> None:
+        self._patient, self._consolidate, self._max_wait_s = patient, consolidate, max_wait_s
 
-    def pick(self, job: Job, fleet: Fleet, candidates: int, *, waited: bool, now_s: float) -> Pick:
+    def pick(self, job: Job, fleet: Fleet, room: int, asked: Asked) -> Pick | Behind:
         """See ``Policy``."""
-        depth, best = fleet.index.match(job.hashes, candidates)
-        if self._consolidate and not waited and fleet.remaining < fleet.capacity:
+        depth, best = fleet.index.match(job.hashes, asked.allowed)
+        if here := best & room:
+            return Pick(self._choose(fleet, here, asked), depth)
+        there, others = fleet.index.match(job.hashes, room)
+        loses = fleet.prompt_flops(job, there) > WORTH_WAITING * fleet.prompt_flops(job, depth)
+        if self._patient and loses:
+            free = room & ~fleet.prefilling
+            if not free:
+                return Behind(best)
+            there, others = fleet.index.match(job.hashes, free)
+        return Pick(self._choose(fleet, others, asked), there, spilled=True)
+
+    def _choose(self, fleet: Fleet, best: int, asked: Asked) -> Shadow:
+        if self._consolidate and not asked.waited and fleet.remaining < fleet.capacity:
             filling = best & fleet.busy & fleet.unsaturated
             while filling:
                 fullest = fleet.most_filled(filling)
-                if now_s - fullest.busy_since_s < self._max_wait_s:
-                    return Pick(fullest, depth)
+                if asked.now_s - fullest.busy_since_s < self._max_wait_s:
+                    return fullest
                 filling &= ~fullest.bit
-        return Pick(fleet.least_loaded(best), depth)
+        return fleet.least_loaded(best)
 
 
 class RoundRobin(Policy):
@@ -93,10 +124,10 @@ class RoundRobin(Policy):
     def __init__(self) -> None:
         self._last = -1
 
-    def pick(self, job: Job, fleet: Fleet, candidates: int, *, waited: bool, now_s: float) -> Pick:
+    def pick(self, job: Job, fleet: Fleet, room: int, asked: Asked) -> Pick:
         """See ``Policy``."""
-        later = candidates >> (self._last + 1) << (self._last + 1)
-        worker = next(fleet.members(later or candidates))
+        later = room >> (self._last + 1) << (self._last + 1)
+        worker = next(fleet.members(later or room))
         self._last = worker.slot
         return _known(fleet, job, worker)
 
@@ -104,18 +135,18 @@ class RoundRobin(Policy):
 class LeastRequests(Policy):
     """The fewest requests, those that have not begun counting four times (vLLM's default)."""
 
-    def pick(self, job: Job, fleet: Fleet, candidates: int, *, waited: bool, now_s: float) -> Pick:
+    def pick(self, job: Job, fleet: Fleet, room: int, asked: Asked) -> Pick:
         """See ``Policy``."""
-        least = min(fleet.members(candidates), key=lambda w: 4 * len(w.jobs) - 3 * w.num_began)
+        least = min(fleet.members(room), key=lambda w: 4 * len(w.jobs) - 3 * w.num_began)
         return _known(fleet, job, least)
 
 
 class LeastTokens(Policy):
     """The fewest tokens that are yet to be computed or generated, cached or not."""
 
-    def pick(self, job: Job, fleet: Fleet, candidates: int, *, waited: bool, now_s: float) -> Pick:
+    def pick(self, job: Job, fleet: Fleet, room: int, asked: Asked) -> Pick:
         """See ``Policy``."""
-        least = min(fleet.members(candidates), key=lambda worker: worker.remaining_tokens)
+        least = min(fleet.members(room), key=lambda worker: worker.remaining_tokens)
         return _known(fleet, job, least)
 
 
@@ -125,9 +156,9 @@ class ShortestPrefillFirst(Policy):
     holds = True
     reorders = True
 
-    def pick(self, job: Job, fleet: Fleet, candidates: int, *, waited: bool, now_s: float) -> Pick:
+    def pick(self, job: Job, fleet: Fleet, room: int, asked: Asked) -> Pick:
         """See ``Policy``."""
-        return _known(fleet, job, fleet.least_loaded(candidates))
+        return _known(fleet, job, fleet.least_loaded(room))
 
     def length(self, job: Job, fleet: Fleet) -> int:
         """Tokens to compute where most of them are cached."""
@@ -138,16 +169,17 @@ class ShortestPrefillFirst(Policy):
 class PrefixOnly(Policy):
     """The longest cached prefix, whatever the load; ties: the fewest requests."""
 
-    def pick(self, job: Job, fleet: Fleet, candidates: int, *, waited: bool, now_s: float) -> Pick:
+    def pick(self, job: Job, fleet: Fleet, room: int, asked: Asked) -> Pick:
         """See ``Policy``."""
-        depth, best = fleet.index.match(job.hashes, candidates)
+        depth, best = fleet.index.match(job.hashes, room)
         return Pick(min(fleet.members(best), key=lambda worker: len(worker.jobs)), depth)
 
 
 def make_policy(name: PolicyName, *, consolidate: bool, max_wait_s: float) -> Policy:
     """A policy by its name; the options are for those that know them."""
-    if name == "prefix-flops":
-        return PrefixFlops(consolidate=consolidate, max_wait_s=max_wait_s)
+    if name in ("prefix-flops", "moe-prefill"):
+        patient = name == "prefix-flops"
+        return PrefixFlops(patient=patient, consolidate=consolidate, max_wait_s=max_wait_s)
     others: dict[PolicyName, type[Policy]] = {
         "round-robin": RoundRobin,
         "least-requests": LeastRequests,

@@ -2,8 +2,8 @@
 
 One round goes through those that wait, the urgent and then the early first (MoE-Prefill section 7,
 algorithm 1). For each: who is not saturated (F3), has the longest prefix (F1), and has the least to
-do; then its work and its blocks count there (F2). A request that has waited ``max_wait_s`` goes to
-a saturated worker too, so none starves.
+do; then its work and its blocks count there (F2). A policy may rather have a request wait for a
+saturated worker. One that has waited ``max_wait_s`` goes to a saturated worker too, so none starves.
 """
 
 from bisect import bisect_left, insort
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from moesaic.errors import InvalidInput, Overloaded
 from moesaic.prefix.fleet import Fleet, Job, JobId, Shadow, WorkerKey
 from moesaic.prefix.flops import ModelFlops
-from moesaic.prefix.policies import POLICY_NAMES, PolicyName, make_policy
+from moesaic.prefix.policies import POLICY_NAMES, Asked, Behind, PolicyName, make_policy
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,12 @@ class Decision:
     spilled: bool  # a saturated worker had more of them
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Waiting:
     job: Job
     arrival: int
     arrived_s: float
+    behind: int = 0  # bitset of the saturated workers that it waits for, if it does
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -88,6 +89,8 @@ class PrefixRouter:
         self._policy = make_policy(
             policy, consolidate=consolidate, max_wait_s=self.limits.max_wait_s
         )
+        for waiting in self._queue:
+            waiting.behind = 0
 
     def submit(self, job: Job, now_s: float) -> None:
         """Let a job wait for a worker; ``route`` gives it one.
@@ -156,16 +159,27 @@ class PrefixRouter:
         return allowed
 
     def _decide(self, waiting: _Waiting, now_s: float) -> Decision | None:
-        job = waiting.job
+        job, fleet = waiting.job, self.fleet
         waited = now_s - waiting.arrived_s >= self.limits.max_wait_s
-        allowed = candidates = self.allowed(job)
+        room = allowed = self.allowed(job)
         if self._policy.holds and not waited:
-            candidates &= self.fleet.unsaturated
-        if not candidates:
+            room &= fleet.unsaturated
+            if self._is_stuck(waiting, room):
+                return None
+        if not room:
             return None
-        worker, cached = self._policy.pick(job, self.fleet, candidates, waited=waited, now_s=now_s)
-        spilled = candidates != allowed and cached < self.fleet.index.match(job.hashes, allowed)[0]
-        return Decision(job, worker.key, cached, spilled)
+        picked = self._policy.pick(job, fleet, room, Asked(allowed, waited, now_s))
+        if isinstance(picked, Behind):
+            waiting.behind = picked.workers
+            return None
+        return Decision(job, picked.worker.key, picked.cached_blocks, picked.spilled)
+
+    def _is_stuck(self, waiting: _Waiting, room: int) -> bool:
+        """Whether it need not be looked at again, which takes a walk over its blocks: those that
+        it waits for are all still saturated, and nobody is free."""
+        behind, fleet = waiting.behind, self.fleet
+        changed = behind & (room | ~fleet.accepting) | room & ~fleet.prefilling
+        return behind != 0 and not changed
 
     def _assign(self, decision: Decision, now_s: float) -> None:
         worker: Shadow = self.fleet.workers[decision.worker]

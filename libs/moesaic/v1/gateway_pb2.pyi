@@ -118,7 +118,7 @@ class SetPolicyRequest(_message.Message):
     POLICY_FIELD_NUMBER: _builtins.int
     CONSOLIDATE_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
-    """prefix-flops, round-robin, least-requests, least-tokens, shortest-prefill-first, prefix-only"""
+    """prefix-flops, moe-prefill, round-robin, least-requests, least-tokens, shortest-prefill-first, prefix-only"""
     consolidate: _builtins.bool
     """absent: as it was"""
     def __init__(
