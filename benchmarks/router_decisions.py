@@ -30,7 +30,7 @@ LIMITS = RouterLimits(BLOCK_SIZE, max_blocks=1 << 40, max_queued=64, max_wait_s=
 
 def measure(quick: bool) -> dict[str, Any]:
     """Medians in µs per fleet and case, tokens/s, and bytes for each block that is remembered."""
-    decisions = 200 if quick else 1000
+    decisions = 100 if quick else 1000
     rates = [_hash_rate() for _ in range(20 if quick else 100)]
     return {
         "decision_us": {f"{workers}_workers": _decisions(workers, decisions) for workers in FLEETS},
