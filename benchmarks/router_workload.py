@@ -39,8 +39,7 @@ class Workload:
     """Makes prompts; texts are read and tokenised once."""
 
     def __init__(self) -> None:
-        tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
-        self._encode = lambda text: tokenizer.encode(text).ids
+        self._tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
         self._examples = [
             (read_task(name, "train"), read_task(name, "test"))
             for name in ("banking77", "clinc_domain", "clinc150")
@@ -58,6 +57,9 @@ class Workload:
         ]
         rng.shuffle(prompts)
         return [prompt[:MOST_TOKENS] for prompt in prompts]
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text).ids)
 
     def _with_examples(self, rng: random.Random, count: int) -> list[list[int]]:
         prefixes = []

@@ -222,8 +222,6 @@ def _hasher(settings: AttentionSettings, config: ModelConfig) -> BlockHasher | N
 def _profile(settings: AttentionSettings, hasher: BlockHasher | None) -> EngineProfile:
     return EngineProfile(
         max_step_tokens=settings.max_num_batched_tokens,
-        num_blocks=settings.kv_blocks,
-        block_size=BLOCK_SIZE,
         naming=hasher.naming if hasher else b"",
     )
 

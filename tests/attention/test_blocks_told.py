@@ -2,13 +2,13 @@
 
 import pytest
 
-from moesaic.engine.blocks import BLOCK_SIZE, BlockPool
+from moesaic.engine.blocks import BlockPool
 from moesaic.v1 import attention_pb2 as pb
 from services.attention import block_log
 from services.attention.block_log import BlockLog
 
 A, B, C = (bytes([n]) * 16 for n in range(3))
-PROFILE = pb.EngineProfile(max_step_tokens=8, num_blocks=64, block_size=BLOCK_SIZE, naming=b"x")
+PROFILE = pb.EngineProfile(max_step_tokens=8, naming=b"x")
 
 
 def test_changes_say_what_can_be_found_now_and_is_not_known_yet() -> None:

@@ -11,6 +11,7 @@ from moesaic.prefix.policies import POLICY_NAMES
 from moesaic.v1 import attention_pb2 as pb
 from moesaic.v1 import gateway_pb2
 from services.gateway.admin import GatewayAdmin
+from services.gateway.answer_lengths import AnswerLengths
 from services.gateway.model_flops import flops_of, saturation_of
 
 PROMPT = list(range(100, 140))  # two full blocks and a half
@@ -36,9 +37,7 @@ async def opened(
     await house.until(lambda: all(not w.caches for w in fleet.workers.values()))
     # They cached nothing so far, so nobody listens to changes: they connect anew.
     for number, worker in enumerate(house.workers):
-        worker.profile = pb.EngineProfile(
-            max_step_tokens=rows, block_size=16, num_blocks=64, naming=hasher.naming
-        )
+        worker.profile = pb.EngineProfile(max_step_tokens=rows, naming=hasher.naming)
         worker.blocks = blocks.get(number, [])
         await worker.kill()
     await house.until(lambda: not house.gateway.workers.accepting)
@@ -209,6 +208,19 @@ async def test_the_policy_can_be_seen_and_switched_while_requests_come(
         assert sorted(worker.committed_blocks for worker in state.workers) == [0, 2]
         assert all(w.accepting and w.saturation_flops > 0 for w in state.workers)
         assert not any(w.remaining_flops or w.num_requests for w in state.workers)
+
+
+def test_answers_are_expected_to_be_as_long_as_of_late_and_never_longer_than_allowed() -> None:
+    lengths = AnswerLengths()
+    assert lengths.expected(50) == 50
+    assert lengths.expected(0) == 1  # a prompt that is only described still gives its logits
+    for _ in range(200):
+        lengths.add(10)
+
+    assert (lengths.expected(50), lengths.expected(4)) == (10, 4)
+    for _ in range(200):
+        lengths.add(30)
+    assert lengths.expected(50) in (30, 31)
 
 
 def test_the_model_s_costs_are_those_of_its_active_parameters(model_directory: Any) -> None:

@@ -527,27 +527,20 @@ class EngineProfile(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MAX_STEP_TOKENS_FIELD_NUMBER: _builtins.int
-    NUM_BLOCKS_FIELD_NUMBER: _builtins.int
-    BLOCK_SIZE_FIELD_NUMBER: _builtins.int
     NAMING_FIELD_NUMBER: _builtins.int
     max_step_tokens: _builtins.int
     """rows in one step"""
-    num_blocks: _builtins.int
-    block_size: _builtins.int
-    """tokens"""
     naming: _builtins.bytes
     """equal only where equal prompts get equal names; empty: nothing is cached"""
     def __init__(
         self,
         *,
         max_step_tokens: _builtins.int = ...,
-        num_blocks: _builtins.int = ...,
-        block_size: _builtins.int = ...,
         naming: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "max_step_tokens", b"max_step_tokens", "naming", b"naming", "num_blocks", b"num_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_step_tokens", b"max_step_tokens", "naming", b"naming"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
