@@ -29,7 +29,7 @@ WORKERS = 2
 CLIENTS = 24
 KV_BLOCKS = 1024  # of each worker
 DRIFT = 0.10
-FULL, QUICK = Mix(examples=80, documents=40, single=40), Mix(16, 8, 8)
+FULL, QUICK = Mix(examples=48, documents=24, single=24), Mix(16, 8, 8)
 TARGETS = {"decision_us": 60.0, "hash_tokens_per_s": 10e6}
 
 

@@ -32,7 +32,7 @@ class GatewayAdmin(gateway_pb2_grpc.GatewayServiceServicer):
             index_blocks=len(router.fleet.index),
             workers=[
                 pb.RoutedWorker(
-                    worker_id=key[0],  # type: ignore[index]
+                    worker_id=key[0],
                     accepting=worker.accepting,
                     num_requests=len(worker.jobs),
                     remaining_flops=worker.remaining,

@@ -77,27 +77,27 @@ class Routing:
 
     def withdraw(self, task: Task) -> None:
         """A task has ended or is no longer wanted."""
+        before = self._room()
         if self.router.withdraw(task):
-            self.dispatch()
+            self._look_again(before)
 
     def placed_at(self, task: Task) -> Key | None:
         """The worker that has a task; None if none has."""
         routed = self.router.fleet.routed.get(task)
-        return None if routed is None else routed.worker.key  # type: ignore[return-value]
+        if routed is None:
+            return None
+        key: Key = routed.worker.key
+        return key
 
     def dispatch(self) -> None:
-        """Place what can be placed now; nothing waits for workers that are not there."""
+        """Place what can be placed now."""
         router, now_s = self.router, asyncio.get_running_loop().time()
         for decision in router.route(now_s):
             metrics.router_decisions.labels(router.policy_name).inc()
             metrics.router_spills.inc(decision.spilled)
             cached = router.fleet.cached_tokens(decision.job, decision.cached_blocks)
             metrics.router_cached_tokens.inc(cached)
-            self._place(decision.worker, decision.job.job_id)  # type: ignore[arg-type]
-        if router.num_queued:
-            for job in router.unroutable():
-                router.withdraw(job.job_id)
-                job.job_id.deliver(_no_worker())  # type: ignore[attr-defined]
+            self._place(decision.worker, decision.job.job_id)
         metrics.router_queued.set(router.num_queued)
         self._wake(now_s)
 
@@ -109,16 +109,19 @@ class Routing:
     def accept(self, key: Key, accepting: bool) -> None:
         """Whether a connected worker takes tasks."""
         self.router.fleet.accept(key, accepting)
+        self._give_up()
         self.dispatch()
 
     def disconnected(self, key: Key) -> None:
         """A worker is gone, and all that was placed there with it."""
         self.router.fleet.leave(key)
         del self._feeds[key]
+        self._give_up()
         self.dispatch()
 
     def progressed(self, task: Task, event: Progress | Tokens | Finished) -> None:
         """A task has come so far."""
+        before = self._room()
         if isinstance(event, Progress):
             self.router.fleet.progressed(task, event.computed_tokens, 0)
         elif isinstance(event, Tokens):
@@ -126,8 +129,7 @@ class Routing:
             self.router.fleet.progressed(task, 0, answered)
         elif task.submit.HasField("generation"):
             self._lengths.add(event.completion_tokens)
-        if self.router.num_queued and not isinstance(event, Finished):  # it is withdrawn next
-            self.dispatch()
+        self._look_again(before)
 
     def snapshot(self, key: Key, told: BlockSnapshot) -> None:
         """A worker told, in parts, of all its blocks, and with the first part of its engine."""
@@ -184,6 +186,22 @@ class Routing:
             priority=submit.priority,
             excluded=frozenset(excluded),
         )
+
+    def _room(self) -> tuple[int, int]:
+        """What a round depends on: without a change here nobody who waits can be placed."""
+        return self.router.fleet.unsaturated, self.router.fleet.prefilling
+
+    def _look_again(self, before: tuple[int, int]) -> None:
+        """Begin a round if there is reason to: it goes through all that wait."""
+        if self.router.num_queued and self._room() != before:
+            self.dispatch()
+        metrics.router_queued.set(self.router.num_queued)
+
+    def _give_up(self) -> None:
+        """Nothing waits for workers that are not there."""
+        for job in self.router.unroutable():
+            self.router.withdraw(job.job_id)
+            job.job_id.deliver(_no_worker())
 
     def _wake(self, now_s: float) -> None:
         """Look again when somebody has waited as long as saturation may make them."""

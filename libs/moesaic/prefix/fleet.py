@@ -6,14 +6,15 @@ its requests after any sequence of events.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from moesaic.prefix.block_index import BlockIndex
 from moesaic.prefix.flops import ModelFlops
 
-WorkerKey = Hashable
-JobId = Hashable
+WorkerKey = Any  # whatever the caller names them by, if it can be hashed
+JobId = Any
 
 
 @dataclass(frozen=True, eq=False)
