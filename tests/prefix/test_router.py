@@ -8,10 +8,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
+    MultipleResults,
     RuleBasedStateMachine,
     consumes,
     initialize,
     invariant,
+    multiple,
     rule,
 )
 
@@ -154,6 +156,21 @@ class Fleets(RuleBasedStateMachine):
         self.waiting[job_id] = NaiveJob(job, self.now_s, (priority, job_id))
         return job_id
 
+    @rule(
+        target=jobs,
+        short=st.lists(st.integers(0, 1), min_size=1, max_size=1),
+        long=st.lists(st.integers(0, 1), min_size=5, max_size=5),
+        ends=st.booleans(),
+    )
+    def crowd(self, short: list[int], long: list[int], ends: bool) -> MultipleResults[int]:
+        """What fills one worker, occupies another, and makes some wait for the first."""
+        ids = [self.submit(path, 3, 1, 0, 0) for path in (long, short, long)]
+        self.route()
+        if ends:
+            self.end(ids[1])
+            self.route()
+        return multiple(*ids)
+
     @rule(job_id=consumes(jobs))
     def end(self, job_id: int) -> None:
         here = job_id in self.waiting or any(job_id in w.jobs for w in self.naive.values())
@@ -178,7 +195,7 @@ class Fleets(RuleBasedStateMachine):
     def let_time_pass(self, seconds: float) -> None:
         self.now_s += seconds
 
-    @rule(policy=st.sampled_from(POLICY_NAMES))
+    @rule(policy=st.sampled_from(["prefix-flops"] * 6 + list(POLICY_NAMES)))
     def switch(self, policy: str) -> None:
         self.router.set_policy(policy, consolidate=self.consolidate)
         for job in self.waiting.values():
