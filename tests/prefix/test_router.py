@@ -231,7 +231,7 @@ class Fleets(RuleBasedStateMachine):
     def brute_force(self) -> list[tuple[int, int, int]]:
         out = []
         for job in sorted(self.waiting.values(), key=lambda job: job.order):
-            waited = self.now_s - job.arrived_s >= LIMITS.max_wait_s
+            waited = self.now_s >= job.arrived_s + LIMITS.max_wait_s
             allowed = [worker for worker in self.naive.values() if worker.accepting]
             room = [w for w in allowed if waited or self.ready(w) < SATURATION]
             if not room or (not waited and self.is_stuck(job, room)):

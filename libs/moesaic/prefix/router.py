@@ -40,7 +40,7 @@ class Decision:
 class _Waiting:
     job: Job
     arrival: int
-    arrived_s: float
+    overdue_s: float  # from when on saturation holds it back no longer
     behind: int = 0  # bitset of the saturated workers that it waits for, if it does
 
     @property
@@ -102,7 +102,7 @@ class PrefixRouter:
         if len(self._queue) >= self.limits.max_queued:
             raise Overloaded(f"{len(self._queue)} requests wait for an attention worker")
         self._arrivals += 1
-        waiting = _Waiting(job, self._arrivals, now_s)
+        waiting = _Waiting(job, self._arrivals, now_s + self.limits.max_wait_s)
         insort(self._queue, waiting, key=lambda other: other.rank)
         self._arrived[job.job_id] = waiting
 
@@ -117,7 +117,7 @@ class PrefixRouter:
     def next_overdue_s(self) -> float | None:
         """When the earliest of those that wait has waited as long as it may; None: none waits."""
         first = next(iter(self._arrived.values()), None)
-        return None if first is None else first.arrived_s + self.limits.max_wait_s
+        return None if first is None else first.overdue_s
 
     def route(self, now_s: float) -> list[Decision]:
         """One round: give workers to as many waiting jobs as should have one now."""
@@ -160,7 +160,7 @@ class PrefixRouter:
 
     def _decide(self, waiting: _Waiting, now_s: float) -> Decision | None:
         job, fleet = waiting.job, self.fleet
-        waited = now_s - waiting.arrived_s >= self.limits.max_wait_s
+        waited = now_s >= waiting.overdue_s
         room = allowed = self.allowed(job)
         if self._policy.holds and not waited:
             room &= fleet.unsaturated
