@@ -4,7 +4,7 @@ brute force over all workers for decisions."""
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
@@ -432,3 +432,11 @@ def test_a_worker_that_says_too_much_loses_what_it_said_first() -> None:
     router.fleet.join("b", SATURATION)
 
     assert (index.num_committed, len(index)) == (5, 5)
+
+
+@given(st.floats(0, 1e9))
+def test_a_round_at_the_very_time_that_is_told_places_what_has_waited(now_s: float) -> None:
+    router = open_router(workers=1)
+    assert placed(router, Job("full", 30), Job("waits", 30), now_s=now_s) == [0]
+
+    assert len(router.route(router.next_overdue_s() or 0.0)) == 1
