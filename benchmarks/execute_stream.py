@@ -41,12 +41,13 @@ class ExecuteStream:
         )
         started = time.perf_counter()
         self._commands.put_nowait(pb.ExecuteRequest(submit=submit))
-        async for response in self._call:
-            kind = response.WhichOneof("event")
-            if kind == "finished":
-                return time.perf_counter() - started
-            if kind == "failure":
-                raise RuntimeError(response.failure.message)
+        async for message in self._call:
+            for response in message.together or (message,):
+                kind = response.WhichOneof("event")
+                if kind == "finished":
+                    return time.perf_counter() - started
+                if kind == "failure":
+                    raise RuntimeError(response.failure.message)
         raise RuntimeError("the worker ended the stream")
 
     def close(self) -> None:

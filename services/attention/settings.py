@@ -2,7 +2,7 @@
 
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import CliDualFlag
 
 from moesaic.settings import ModelSettings
@@ -25,6 +25,11 @@ class AttentionSettings(ModelSettings):
     )
     enable_prefix_caching: CliDualFlag[bool] = Field(
         True, description="keep computed KV blocks for prompts that begin alike"
+    )
+    block_secret: SecretStr = Field(
+        SecretStr(""),
+        description="guards the names of cached KV blocks; the same for gateways "
+        "(default: made from --secret)",
     )
     deterministic: bool = Field(
         False,

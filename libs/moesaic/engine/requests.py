@@ -90,6 +90,14 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True)
+class ProgressEvent:
+    """So many of the prompt's tokens have their KV; more steps follow before the next news."""
+
+    key: RequestKey
+    computed_tokens: int
+
+
+@dataclass(frozen=True)
 class TokenEvent:
     """One more token of an answer; ``index`` counts from 0."""
 
@@ -137,4 +145,4 @@ class FailureEvent:
     error: MoesaicError
 
 
-Event = PromptEvent | TokenEvent | ScoreEvent | FinishEvent | FailureEvent
+Event = PromptEvent | ProgressEvent | TokenEvent | ScoreEvent | FinishEvent | FailureEvent
