@@ -76,7 +76,19 @@ static void *help(void *argument) {
     return 0;
 }
 
+// A forked process has no helpers yet, and nobody at work.
+static void begin_anew(void) {
+    pthread_mutex_init(&pool.owner, 0);
+    pthread_mutex_init(&pool.lock, 0);
+    pthread_cond_init(&pool.news, 0);
+    atomic_store(&pool.inside, 0);
+    atomic_store(&pool.asleep, 0);
+    pool.num_helpers = 0;
+}
+
 static void have_helpers(int wanted) {
+    static int told;
+    if (!told) told = !pthread_atfork(0, 0, begin_anew);
     for (; pool.num_helpers < wanted && pool.num_helpers < MAX_HELPERS; pool.num_helpers++) {
         pthread_t thread;
         void *worker = (void *)(intptr_t)(pool.num_helpers + 1);
