@@ -3,9 +3,9 @@
 #include "matrix.h"
 #include "pool.h"
 
-enum { BLOCK = 48 };            // routed rows whose inputs a thread copies side by side
-enum { SUMMED = 16, FEW = 16 }; // rows added up in one task; rows that one thread adds up sooner
-enum { HALF = PANEL / 2 };      // a panel of the first matrix: half a panel of gate, the same of up
+enum { BLOCK = 48 };             // routed rows whose inputs a thread copies side by side
+enum { SUMMED = 16, FEW = 16 };  // rows added up in one task; rows that one thread adds up sooner
+enum { HALF = PANEL / 2 };  // a panel of the first matrix: half a panel of gate, the same of up
 
 struct expert {
     struct matrix gate_up;  // H -> 2I, each panel: HALF of gate, HALF of up
@@ -52,10 +52,10 @@ static void sort_by_slot(struct work *work, const int32_t *slot_ids, int64_t pai
 EXPORT int64_t experts_scratch(int64_t rows, int64_t top_k, int64_t hidden, int64_t size,
                                int64_t num_slots, int threads) {
     const int64_t pairs = rows * top_k;
-    return pairs * (hidden + size) * 4                      // results, inner
-           + pairs * (size + 8) + rows * (hidden + 8)       // the same rounded, with scales
-           + pairs * 8 + num_slots * 4                      // order
-           + (int64_t)threads * BLOCK * hidden * 4          // inputs side by side
+    return pairs * (hidden + size) * 4                 // results, inner
+           + pairs * (size + 8) + rows * (hidden + 8)  // the same rounded, with scales
+           + pairs * 8 + num_slots * 4                 // order
+           + (int64_t)threads * BLOCK * hidden * 4     // inputs side by side
            + (pairs / BLOCK + num_slots + 1) * (int64_t)sizeof(struct block) + 1024;
 }
 
@@ -73,7 +73,8 @@ struct call {
     const struct expert *const *slots;
     const float *x, *weights;
     float *out;
-    int64_t num_rows, hidden, size, top_k, wide, narrow;  // wide, narrow: hidden and size in whole fours
+    int64_t num_rows, hidden, size, top_k;
+    int64_t wide, narrow;  // hidden and size in whole fours
     int int8;
     struct work work;
     float *inputs, *inner, *results, *x_scales, *inner_scales;
@@ -184,9 +185,16 @@ EXPORT void experts(const struct expert *const *slots, int64_t num_slots, const 
                     int threads) {
     const int64_t pairs = num_rows * top_k;
     struct arena arena = {scratch};
-    struct call c = {.slots = slots, .x = x, .weights = weights, .out = out, .num_rows = num_rows,
-                     .hidden = hidden, .size = size, .top_k = top_k,
-                     .wide = (hidden + 3) / 4 * 4, .narrow = (size + 3) / 4 * 4,
+    struct call c = {.slots = slots,
+                     .x = x,
+                     .weights = weights,
+                     .out = out,
+                     .num_rows = num_rows,
+                     .hidden = hidden,
+                     .size = size,
+                     .top_k = top_k,
+                     .wide = (hidden + 3) / 4 * 4,
+                     .narrow = (size + 3) / 4 * 4,
                      .gate_panels = (size + HALF - 1) / HALF,
                      .down_panels = (hidden + PANEL - 1) / PANEL};
     struct work *work = &c.work;
@@ -211,8 +219,10 @@ EXPORT void experts(const struct expert *const *slots, int64_t num_slots, const 
 
     const int few = num_rows < FEW ? 1 : threads;
     if (c.int8) in_parallel(round_input, &c, num_rows, few);
-    in_parallel(multiply_gate_up, &c, blocks * ((c.gate_panels + c.gate_each - 1) / c.gate_each), threads);
+    in_parallel(multiply_gate_up, &c, blocks * ((c.gate_panels + c.gate_each - 1) / c.gate_each),
+                threads);
     if (c.int8) in_parallel(round_inner, &c, routed, few);
-    in_parallel(multiply_down, &c, blocks * ((c.down_panels + c.down_each - 1) / c.down_each), threads);
+    in_parallel(multiply_down, &c, blocks * ((c.down_panels + c.down_each - 1) / c.down_each),
+                threads);
     in_parallel(combine, &c, (num_rows + SUMMED - 1) / SUMMED, few);
 }

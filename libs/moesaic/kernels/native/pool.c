@@ -1,6 +1,7 @@
-// A machine that serves has other processes on its cores. A team of OpenMP waits for its last member, be it only to
-// hear that there is nothing left to do, and so for a time slice of whatever runs on that member's core: milliseconds,
-// many times a step. Here a helper that comes too late is not missed.
+// A machine that serves has other processes on its cores. A team of OpenMP waits for its last
+// member, be it only to hear that there is nothing left to do, and so for a time slice of whatever
+// runs on that member's core: milliseconds, many times a step. Here a helper that comes too late is
+// not missed.
 #define _GNU_SOURCE
 #include "pool.h"
 
@@ -9,8 +10,10 @@
 #include <stdatomic.h>
 
 enum { MAX_HELPERS = 255 };
-enum { LOOKS = 64 };     // between two offers to let others run
-enum { OFFERS = 1000 };  // before a helper sleeps: about a millisecond, more than the gaps within a step
+enum { LOOKS = 64 };  // between two offers to let others run
+enum {
+    OFFERS = 1000
+};  // before a helper sleeps: about a millisecond, more than the gaps within a step
 
 static struct {
     pthread_mutex_t owner;  // held by whoever has the pool work
@@ -58,7 +61,8 @@ static uint64_t next_round(uint64_t seen) {
     pthread_mutex_lock(&pool.lock);
     atomic_fetch_add(&pool.asleep, 1);
     uint64_t round;
-    while (!is_new(round = atomic_load(&pool.round), seen)) pthread_cond_wait(&pool.news, &pool.lock);
+    while (!is_new(round = atomic_load(&pool.round), seen))
+        pthread_cond_wait(&pool.news, &pool.lock);
     atomic_fetch_sub(&pool.asleep, 1);
     pthread_mutex_unlock(&pool.lock);
     return round;
@@ -68,7 +72,8 @@ static void *help(void *argument) {
     const int worker = (int)(intptr_t)argument;
     for (uint64_t seen = 0;;) {
         seen = next_round(seen);
-        // Either the owner sees this helper inside and waits, or this helper sees that the round is over.
+        // Either the owner sees this helper inside and waits, or this helper sees that the round is
+        // over.
         atomic_fetch_add(&pool.inside, 1);
         if (atomic_load(&pool.round) == seen && worker < pool.threads) work(worker);
         atomic_fetch_sub(&pool.inside, 1);

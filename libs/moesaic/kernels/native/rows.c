@@ -106,8 +106,8 @@ static void store_grouped_row(void *with, int64_t t) {
 // Of a block it keeps all of a head's keys, then all its values, then the next head's.
 EXPORT void store_grouped(float *qkv, int64_t count, int64_t heads, int64_t kv_heads, int64_t dim,
                           const float *qk_norm, float eps, const float *cos, const float *sin,
-                          int interleaved, const int64_t *slots, float *cache,
-                          int64_t block_size, int threads) {
+                          int interleaved, const int64_t *slots, float *cache, int64_t block_size,
+                          int threads) {
     struct grouped call = {qkv,   cache, eps,      qk_norm, cos,        sin,
                            slots, heads, kv_heads, dim,     block_size, interleaved};
     for_each(store_grouped_row, &call, count, (heads + 2 * kv_heads) * dim, threads);
