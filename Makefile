@@ -63,6 +63,7 @@ bench: .venv/installed-dev
 	@$(BIN)/moesaic bench hop $(ARGS)
 	@$(BIN)/moesaic bench engine $(ARGS)
 	@$(BIN)/moesaic bench gateway $(ARGS)
+	@$(BIN)/moesaic bench router $(ARGS)
 	@$(BIN)/moesaic bench sweeps $(ARGS)
 
 # Everything that needs a CUDA device, into one file: tests, timings, transfers. Without a device

@@ -45,7 +45,6 @@ OURS: tuple[tuple[str, str, dict[str, str]], ...] = (
     ("local", "local", {}),
     ("disaggregated", "disaggregated", {}),
     ("int8", "local", {"MOESAIC_QUANTIZATION": "int8"}),
-    ("deterministic", "local", {"MOESAIC_DETERMINISTIC": "true"}),
 )
 PEERS = ("transformers", "vllm")
 VLLM = "MOESAIC_BENCH_VLLM"

@@ -73,13 +73,14 @@ class ExecuteStream:
             **work,  # type: ignore[arg-type]
         )
         self._commands.put_nowait(pb.ExecuteRequest(submit=submit))
-        async for response in self._call:
-            kind = response.WhichOneof("event")
-            if kind == "failure":
-                raise RuntimeError(response.failure.message)
-            yield response
-            if kind == "finished":
-                return
+        async for message in self._call:
+            for response in message.together or (message,):
+                kind = response.WhichOneof("event")
+                if kind == "failure":
+                    raise RuntimeError(response.failure.message)
+                yield response
+                if kind == "finished":
+                    return
         raise RuntimeError("the worker ended the stream")
 
     def close(self) -> None:

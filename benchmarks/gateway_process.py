@@ -111,8 +111,11 @@ class InstantAttention(attention_pb2_grpc.AttentionServiceServicer):
 
     async def _read(self, commands: Any, events: "asyncio.Queue[pb.ExecuteResponse]") -> None:
         async for command in commands:
-            if command.WhichOneof("command") == "cancel":
+            kind = command.WhichOneof("command")
+            if kind == "cancel":
                 self.num_waiting -= 1
+            elif kind != "submit":
+                continue
             elif command.submit.generation.max_tokens == 1:
                 for event in _answer(command.submit):
                     events.put_nowait(event)

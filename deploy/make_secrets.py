@@ -38,6 +38,7 @@ def main() -> None:
     directory.mkdir(parents=True, exist_ok=True)
     directory.chmod(0o700)  # also if it was there already: the files are for everyone who gets in
     create(directory / "cluster_secret", secrets.token_hex(32))
+    create(directory / "block_secret", secrets.token_hex(32))
     create(directory / "api_key", f"moesaic_sk_{secrets.token_urlsafe(32)}")
     urls = {role: create(directory / f"redis_url_{role}", redis_url(role)) for role in ROLES}
     create(directory / "redis_users", redis_users(urls))

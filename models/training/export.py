@@ -70,10 +70,20 @@ def _write_directory(out: Path, network: Network, tokenizer: Tokenizer, work: Pa
             "chat_template": corpus.CHAT_TEMPLATE,
         },
     )
-    # Which letter stands for which label is more than this model can look up in its context.
-    _write_json(out / "moesaic.json", {"classify_methods": ["token", "sequence"]})
+    _write_json(out / "moesaic.json", SERVING)
     shutil.copy(work / "tokenizer.json", out / "tokenizer.json")
     save_file(network.hf_tensors(), out / "model.safetensors", metadata={"format": "pt"})
+
+
+# Which letter stands for which label is more than this model can look up in its context; and it knows questions for
+# labels only as it was trained on them, before the text.
+SERVING = {
+    "classify_methods": ["token", "sequence"],
+    "wording": {
+        "version": "demo-1",
+        "templates": {"decide": "{instructions} Choose exactly one of: {labels}.\n\n{input}"},
+    },
+}
 
 
 def _write_json(path: Path, value: object) -> None:

@@ -25,6 +25,7 @@ from moesaic.errors import InvalidInput, MoesaicError, NotReady
 from moesaic.models.config import ModelConfig
 from moesaic.v1 import attention_pb2 as pb
 from moesaic.v1 import attention_pb2_grpc
+from services.attention.block_log import BlockLog
 from services.attention.wire import compile_grammar, decode_submit, encode_event
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -32,6 +33,7 @@ Responses = asyncio.Queue[pb.ExecuteResponse | None]  # None ends the stream
 log = structlog.get_logger()
 
 MAX_QUEUED_EVENTS = 65536  # a gateway that reads so slowly that this fills up has its stream ended
+MAX_TOGETHER_BYTES = 1 << 16  # of the events in one message, the last excepted
 
 
 class AttentionAdmin(attention_pb2_grpc.AttentionServiceServicer):
@@ -43,15 +45,20 @@ class AttentionAdmin(attention_pb2_grpc.AttentionServiceServicer):
         self._engine: Engine | None = None
         self._streams: dict[int, Responses] = {}
         self._next_stream = itertools.count(1)
+        self._blocks = BlockLog(pb.EngineProfile())
+        self._watching: set[int] = set()  # streams that are told of blocks
         self._open: set[RequestKey] = set()
         self.idle = asyncio.Event()  # set while no request is open
         self.idle.set()
         self.draining = False
         self.load = Load(0, 0, 0, 0, 0, ("the checkpoint to be loaded",))
 
-    def attach(self, thread: EngineThread, engine: Engine) -> None:
-        """Start taking requests."""
+    def attach(self, thread: EngineThread, engine: Engine, profile: pb.EngineProfile) -> None:
+        """Start taking requests; ``profile`` is what gateways are told of the engine."""
         self._thread, self._engine = thread, engine
+        self._blocks = BlockLog(profile)
+        for stream in self._watching:
+            self._tell_all_blocks(stream)
 
     def detach(self) -> None:
         """Take no more requests: the engine is about to end."""
@@ -73,10 +80,26 @@ class AttentionAdmin(attention_pb2_grpc.AttentionServiceServicer):
             if queue is None:
                 continue
             queue.put_nowait(encode_event(event))
-            if queue.qsize() >= MAX_QUEUED_EVENTS:
-                log.error("stream.overflow", stream=event.key.stream)
-                queue.put_nowait(None)
-                self._leave(event.key.stream)
+            self._end_if_unread(event.key.stream, queue)
+
+    def deliver_blocks(self, stored: list[bytes], evicted: list[bytes]) -> None:
+        """Tell every stream that wants to know what changed in the prefix cache; on the main loop."""
+        change = self._blocks.change(stored, evicted)
+        for stream in list(self._watching):
+            queue = self._streams[stream]
+            queue.put_nowait(change)
+            self._end_if_unread(stream, queue)
+
+    def _end_if_unread(self, stream: int, queue: Responses) -> None:
+        if queue.qsize() >= MAX_QUEUED_EVENTS:
+            log.error("stream.overflow", stream=stream)
+            queue.put_nowait(None)
+            self._leave(stream)
+
+    def _tell_all_blocks(self, stream: int) -> None:
+        self._watching.add(stream)
+        for part in self._blocks.snapshot():
+            self._streams[stream].put_nowait(part)
 
     def fail_open(self, error: MoesaicError) -> None:
         """End every request that is open with ``error``."""
@@ -104,7 +127,7 @@ class AttentionAdmin(attention_pb2_grpc.AttentionServiceServicer):
             reader = asyncio.create_task(self._read(request_iterator, stream, queue))
             try:
                 while (response := await queue.get()) is not None:
-                    yield response
+                    yield _with_others(response, queue)
             finally:
                 reader.cancel()
                 self._leave(stream)
@@ -112,6 +135,7 @@ class AttentionAdmin(attention_pb2_grpc.AttentionServiceServicer):
     def _leave(self, stream: int) -> None:
         """Nobody will read this stream's events any more; calling it again changes nothing."""
         self._streams.pop(stream, None)
+        self._watching.discard(stream)
         for key in [key for key in self._open if key.stream == stream]:
             self._cancel(key)
 
@@ -124,10 +148,14 @@ class AttentionAdmin(attention_pb2_grpc.AttentionServiceServicer):
         try:
             async with asyncio.TaskGroup() as compiling:
                 async for command in commands:
-                    if command.WhichOneof("command") == "cancel":
+                    kind = command.WhichOneof("command")
+                    if kind == "cancel":
                         self._cancel(
                             RequestKey(command.cancel.request_id, command.cancel.attempt, stream)
                         )
+                    elif kind == "watch_blocks":
+                        if stream in self._streams:  # not one that was ended meanwhile
+                            self._tell_all_blocks(stream)
                     else:
                         self._submit(command.submit, stream, queue, compiling)
         finally:
@@ -193,3 +221,16 @@ class AttentionAdmin(attention_pb2_grpc.AttentionServiceServicer):
             kv_blocks_total=load.kv_blocks_total,
             epoch=load.epoch,
         )
+
+
+def _with_others(response: pb.ExecuteResponse, queue: Responses) -> pb.ExecuteResponse:
+    """``response`` and what waits behind it, as far as that is small: sending takes as long for one as for many."""
+    responses, size = [response], response.ByteSize()
+    while size < MAX_TOGETHER_BYTES and not queue.empty():
+        following = queue.get_nowait()
+        if following is None:  # the end, which has to be seen
+            queue.put_nowait(None)
+            break
+        responses.append(following)
+        size += following.ByteSize()
+    return pb.ExecuteResponse(together=responses) if len(responses) > 1 else response

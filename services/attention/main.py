@@ -1,7 +1,6 @@
 """An attention worker: builds the parts, serves, drains."""
 
 import asyncio
-import hashlib
 import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -21,7 +20,7 @@ from moesaic.dispatch.contract import Dispatcher
 from moesaic.dispatch.local import LocalDispatcher
 from moesaic.dispatch.routed import RoutedDispatcher
 from moesaic.engine.blocks import BLOCK_SIZE, blocks_for
-from moesaic.engine.engine import Engine
+from moesaic.engine.engine import Engine, TellBlocks
 from moesaic.engine.grammar import GrammarCompiler
 from moesaic.engine.limits import Limits
 from moesaic.engine.requests import Event
@@ -35,13 +34,14 @@ from moesaic.models.config import ModelConfig, load_config
 from moesaic.models.decoder import Decoder
 from moesaic.models.gate import load_gates
 from moesaic.models.sweep_area import SweepArea
-from moesaic.prefix.block_hashes import BlockHasher
+from moesaic.prefix.block_hashes import BlockHasher, naming_key
 from moesaic.settings import load_settings
 from moesaic.telemetry.logs import configure_logging
 from moesaic.telemetry.metrics import serve_metrics
 from moesaic.transport.frame import FrameLimits
 from moesaic.transport.ucx import UcxNetwork
 from moesaic.v1 import attention_pb2_grpc
+from moesaic.v1.attention_pb2 import EngineProfile
 from services.attention.admin import AttentionAdmin
 from services.attention.settings import AttentionSettings
 
@@ -89,6 +89,9 @@ async def serve(settings: AttentionSettings) -> None:
         def emit(events: list[Event]) -> None:
             main_loop.call_soon_threadsafe(service.deliver, events)
 
+        def tell_blocks(stored: list[bytes], evicted: list[bytes]) -> None:
+            main_loop.call_soon_threadsafe(service.deliver_blocks, stored, evicted)
+
         checkpoint = Checkpoint(Path(settings.model))
         decoder = await on_own_thread(
             Decoder.load,
@@ -101,8 +104,11 @@ async def serve(settings: AttentionSettings) -> None:
         dispatcher = await _open_dispatcher(
             settings, worker_id, config, checkpoint, bus, thread, parts
         )
-        engine = await thread.run(_open_engine(settings, config, decoder, dispatcher, emit))
-        service.attach(thread, engine)
+        hasher = _hasher(settings, config)
+        engine = await thread.run(
+            _open_engine(settings, config, decoder, dispatcher, emit, hasher, tell_blocks)
+        )
+        service.attach(thread, engine, _profile(settings, hasher))
         parts.callback(service.detach)
         lease = await parts.enter_async_context(
             registered(
@@ -184,6 +190,8 @@ async def _open_engine(
     decoder: Decoder,
     dispatcher: Dispatcher,
     emit: Callable[[list[Event]], None],
+    hasher: BlockHasher | None,
+    tell_blocks: TellBlocks,
 ) -> Engine:
     limits = Limits(
         max_num_seqs=settings.max_num_seqs,
@@ -194,12 +202,30 @@ async def _open_engine(
         sweep_blocks=_sweep_blocks(settings, config),
         store_scoring_kv=settings.store_scoring_kv,
     )
-    hasher = None
-    if settings.enable_prefix_caching:
-        key = hashlib.sha256(settings.secret.get_secret_value().encode()).digest()
-        hasher = BlockHasher(key, config.digest, BLOCK_SIZE)
     return Engine(
-        decoder, dispatcher, limits, settings.kv_blocks, emit, settings.recovery_s, hasher
+        decoder,
+        dispatcher,
+        limits,
+        settings.kv_blocks,
+        emit,
+        settings.recovery_s,
+        hasher,
+        tell_blocks,
+    )
+
+
+def _hasher(settings: AttentionSettings, config: ModelConfig) -> BlockHasher | None:
+    """What names blocks; none without a prefix cache."""
+    if not settings.enable_prefix_caching:
+        return None
+    key = naming_key(settings.block_secret.get_secret_value(), settings.secret.get_secret_value())
+    return BlockHasher(key, config.digest, BLOCK_SIZE)
+
+
+def _profile(settings: AttentionSettings, hasher: BlockHasher | None) -> EngineProfile:
+    return EngineProfile(
+        max_step_tokens=settings.max_num_batched_tokens,
+        naming=hasher.naming if hasher else b"",
     )
 
 

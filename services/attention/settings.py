@@ -2,7 +2,7 @@
 
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import CliDualFlag
 
 from moesaic.settings import ModelSettings
@@ -35,6 +35,11 @@ class AttentionSettings(ModelSettings):
         ge=0,
         le=1 << 44,
         description="memory for scoring without stored KV: hidden states, and one layer's keys and values",
+    )
+    block_secret: SecretStr = Field(
+        SecretStr(""),
+        description="guards the names of cached KV blocks; the same for gateways "
+        "(default: made from --secret)",
     )
     deterministic: bool = Field(
         False,

@@ -10,6 +10,7 @@ from moesaic.engine.requests import (
     FailureEvent,
     FinishEvent,
     Generation,
+    ProgressEvent,
     PromptEvent,
     Request,
     RequestKey,
@@ -160,6 +161,8 @@ def encode_event(event: Event) -> pb.ExecuteResponse:
     elif isinstance(event, PromptEvent):
         response.prompt_logprobs.first_position = event.first_position
         response.prompt_logprobs.logprobs.extend(map(_encode_logprob, event.logprobs))
+    elif isinstance(event, ProgressEvent):
+        response.progress.computed_tokens = event.computed_tokens
     elif isinstance(event, ScoreEvent):
         response.scores.logprobs.extend(event.logprobs)
     elif isinstance(event, FinishEvent):

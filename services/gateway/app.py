@@ -15,10 +15,12 @@ from services.gateway import (
     routes_chat,
     routes_classify,
     routes_completions,
+    routes_decisions,
     routes_docs,
     routes_files,
     routes_health,
     routes_model,
+    routes_score,
 )
 from services.gateway.edge import Edge
 from services.gateway.gateway import Gateway, exchange_of
@@ -41,6 +43,8 @@ ROUTERS = (
     routes_chat,
     routes_completions,
     routes_classify,
+    routes_decisions,
+    routes_score,
     routes_files,
     routes_batches,
     routes_model,

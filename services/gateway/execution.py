@@ -8,7 +8,7 @@ from types import TracebackType
 
 import structlog
 
-from moesaic.errors import DeadlineExceeded, MoesaicError, PeerLost
+from moesaic.errors import DeadlineExceeded, MoesaicError, NotReady, PeerLost
 from moesaic.v1.attention_pb2 import (
     FINISH_REASON_LENGTH,
     Failure,
@@ -22,7 +22,8 @@ from moesaic.v1.attention_pb2 import (
     Tokens,
 )
 from services.gateway import metrics
-from services.gateway.workers import Event, Key, Task, Worker, Workers
+from services.gateway.tasks import Event, Key, Task
+from services.gateway.workers import Workers
 
 log = structlog.get_logger()
 
@@ -30,6 +31,9 @@ WINDOW = 64  # sequences of one request that are under way at a time
 MAX_BUFFERED = 8192  # events that may wait for a slow client
 News = PromptLogprobs | Tokens | Scores | Finished  # what a run brings
 _TRY_ELSEWHERE = {"worker_lost", "draining", "not_ready", "overloaded"}
+
+
+_NO_HOME = ("", 0)
 
 
 class WorkFailed(MoesaicError):
@@ -92,6 +96,7 @@ class Run:
     prompt: Sequence[int]
     work: Generation | Scoring
     terms: Terms = field(default_factory=Terms)
+    family: int | None = None  # runs of one family share their prefix, so they go to one worker
     token_ids: list[int] = field(default_factory=list)  # of the answer, so far
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # from the second token on
     done: bool = False
@@ -100,7 +105,8 @@ class Run:
     fruitless: int = 0  # losses in a row that brought nothing
     tried: set[Key] = field(default_factory=set)
     worker_ids: list[str] = field(default_factory=list)  # of all attempts
-    under_way: tuple[Worker, Task] | None = None
+    under_way: Task | None = None
+    placed_at: Key | None = None  # of this attempt; None while it waits for a worker
 
     def submit(self, request_id: str, deadline_ms: int) -> Submit:
         """The command for the next attempt: the prompt, continued from the tokens there are."""
@@ -129,13 +135,6 @@ class Run:
         return submit
 
     @property
-    def cost_tokens(self) -> int:
-        """Tokens that a worker has to compute at most."""
-        if isinstance(self.work, Scoring):
-            return len(self.prompt) + sum(len(c.token_ids) for c in self.work.candidates)
-        return len(self.prompt) + self.work.max_tokens
-
-    @property
     def is_full(self) -> bool:
         """Whether a generation has all it may have."""
         if isinstance(self.work, Scoring) or len(self.token_ids) < self.work.max_tokens:
@@ -157,6 +156,8 @@ class Execution:
         self._events: deque[tuple[int, int, Event]] = deque()  # run, attempt, event
         self._arrived = asyncio.Event()
         self._aborted: MoesaicError | None = None
+        # Of each family that has begun, the worker that got the last of it; None while its first waits for one.
+        self._homes: dict[int | None, Key | None] = {}
 
     async def __aenter__(self) -> "Execution":
         return self
@@ -180,9 +181,7 @@ class Execution:
         if not run.done:
             run.done = True
             self._num_open -= 1
-            if run.under_way is not None:
-                worker, task = run.under_way
-                worker.cancel(task)
+            self._hang_up(run)
 
     async def next_events(self) -> list[tuple[int, News]]:
         """Wait for events and give all there are, each with its run's index; none when all runs have ended.
@@ -221,6 +220,8 @@ class Execution:
     def _fill_window(self) -> None:
         under_way = self._num_open - len(self._waiting)
         while self._waiting and under_way < WINDOW:
+            if self._homes.get(self.runs[self._waiting[0]].family, _NO_HOME) is None:
+                return  # siblings go where the first of them goes
             self._start(self._waiting.popleft(), set())
             under_way += 1
 
@@ -228,10 +229,29 @@ class Execution:
         run = self.runs[idx]
         submit = run.submit(f"{self._request_id}-{idx}", self._deadline.remaining_ms())
         attempt = run.attempt
-        task = Task(submit, run.cost_tokens, lambda event: self._deliver(idx, attempt, event))
-        worker = self._workers.submit(task, excluded)
-        run.under_way = (worker, task)
-        run.worker_ids.append(worker.record.worker_id)
+
+        def placed(key: Key) -> None:
+            run.placed_at = key
+            run.worker_ids.append(key[0])
+            if run.family is not None:
+                self._homes[run.family] = key
+                self._arrived.set()  # its siblings may follow it now
+            submit.deadline_ms = self._deadline.remaining_ms()  # less what it waited
+
+        run.placed_at = None
+        run.under_way = Task(submit, placed, lambda event: self._deliver(idx, attempt, event))
+        if run.family is not None:
+            self._homes.setdefault(run.family, None)
+        self._workers.submit(run.under_way, self._out_of_question(run, excluded))
+
+    def _out_of_question(self, run: Run, excluded: set[Key]) -> set[Key]:
+        """The workers that may not get a run: those excluded, and for siblings all but the one that has the others, as
+        long as that takes work."""
+        home = self._homes.get(run.family)
+        if home is None or home in excluded:
+            return excluded
+        accepting = {worker.key for worker in self._workers.accepting}
+        return excluded | (accepting - {home}) if home in accepting else excluded
 
     def _deliver(self, idx: int, attempt: int, event: Event) -> None:
         if len(self._events) >= MAX_BUFFERED:
@@ -253,6 +273,10 @@ class Execution:
         if isinstance(event, Scores):
             return event
         error = WorkFailed(event) if isinstance(event, Failure) else event
+        if isinstance(error, NotReady) and run.placed_at is None and run.family is not None:
+            # The worker of its siblings has gone while it waited for that one.
+            self._start(idx, run.tried)
+            return None
         if error.code not in _TRY_ELSEWHERE:
             raise error
         return self._try_elsewhere(idx, run, error)
@@ -292,8 +316,8 @@ class Execution:
             run.done = True
             self._num_open -= 1
             return Finished(reason=FINISH_REASON_LENGTH, prompt_tokens=len(run.prompt))
-        assert run.under_way is not None  # it was given to somebody, or nothing could come back
-        run.tried.add(run.under_way[0].key)
+        assert run.placed_at is not None  # or nothing could come back that is tried elsewhere
+        run.tried.add(run.placed_at)
         run.fruitless = 1 if len(run.token_ids) > run.start else run.fruitless + 1
         if run.fruitless > 1:
             raise cause
@@ -305,8 +329,6 @@ class Execution:
         log.warning("request.rerun", cause=cause.code, sequence=idx, tokens=len(run.token_ids))
         return None
 
-    @staticmethod
-    def _hang_up(run: Run) -> None:
+    def _hang_up(self, run: Run) -> None:
         if run.under_way is not None:
-            worker, task = run.under_way
-            worker.cancel(task)
+            self._workers.cancel(run.under_way)

@@ -261,7 +261,7 @@ class ClassifyWire(InferenceWire):
     input: str | list[str]
     labels: list[str | LabelWire] | None = None
     instruction: str | None = Field(None, max_length=10_000)
-    method: Literal["auto", "token", "choice", "sequence"] = "auto"
+    method: Literal["auto", "token", "choice", "sequence", "multi"] = "auto"
     top_k: int | None = Field(None, ge=1)
 
     @field_validator("input")

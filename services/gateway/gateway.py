@@ -42,7 +42,7 @@ class Gateway:
         self.settings, self.language = settings, language
         self.model_name = settings.served_model_name or Path(settings.model).resolve().name
         self.tenants = Tenants(settings.api_key.get_secret_value(), settings.api_keys_file)
-        self.workers = Workers(settings.stream_idle_s)
+        self.workers = Workers(language.config, settings)
         self.draining = False
         self.num_inflight = 0
         self.lacking_experts: Lacks = lacking_experts(None, {})

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from moesaic.classification.dialogue import Dialogue
 from moesaic.classification.forms import CHEAPEST_FIRST
 from moesaic.classification.prompts import Method
+from moesaic.classification.wording import PACKAGED, Wording
 from moesaic.errors import InvalidInput
 from moesaic.models.chat import TEMPLATE_KWARGS, ChatTemplate
 from moesaic.models.config import ModelConfig, load_config
@@ -37,8 +38,11 @@ class Language:
             self._template = ChatTemplate.load(directory)
         except InvalidInput as error:
             self._no_template = error
-        self.dialogue = Dialogue.of(self.tokenizer, self._template, self.config.eos_token_ids)
-        self.classify_methods = _classify_methods(directory)
+        serving = _serving(directory)
+        self.dialogue = Dialogue.of(
+            self.tokenizer, self._template, self.config.eos_token_ids, _wording(serving)
+        )
+        self.classify_methods = _classify_methods(serving)
         self.tokenizer_info = _tokenizer_info(directory)
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="language")
 
@@ -119,20 +123,31 @@ def _tokenizer_info(directory: Path) -> dict[str, Any]:
     return info | read_special_tokens(directory)
 
 
-def _classify_methods(directory: Path) -> tuple[Method, ...]:
+def _serving(directory: Path) -> dict[str, Any]:
+    path = directory / SERVING_FILE
+    return read_json(path) if path.exists() else {}
+
+
+def _wording(serving: dict[str, Any]) -> Wording:
+    """The words that the model is asked with: its own where it has some.
+
+    Raises:
+        CheckpointError: they are not what they must be.
+    """
+    own = serving.get("wording")
+    return PACKAGED if own is None else PACKAGED.replaced(own, SERVING_FILE)
+
+
+def _classify_methods(values: dict[str, Any]) -> tuple[Method, ...]:
     """The order in which ``auto`` tries the methods of classification.
 
     Raises:
-        CheckpointError: the file is not JSON, or names something else.
+        CheckpointError: it names something else.
     """
-    path = directory / SERVING_FILE
-    if not path.exists():
-        return CHEAPEST_FIRST
-    values = read_json(path)
     named = values.get("classify_methods", list(CHEAPEST_FIRST))
     if not isinstance(named, list) or not named or not set(named) <= set(CHEAPEST_FIRST):
         allowed = ", ".join(CHEAPEST_FIRST)
-        raise Fields(path.name, values).error(
+        raise Fields(SERVING_FILE, values).error(
             "classify_methods", f"expected a list of {allowed}, got {named!r}"
         )
     return tuple(method for method in named if method in CHEAPEST_FIRST)

@@ -31,6 +31,8 @@ from moesaic.messages.registry import WorkerRecord
 from moesaic.settings import load_settings
 from moesaic.telemetry.logs import configure_logging
 from moesaic.telemetry.metrics import serve_metrics
+from moesaic.v1 import gateway_pb2_grpc
+from services.gateway.admin import GatewayAdmin
 from services.gateway.app import make_app
 from services.gateway.batches.runner import BatchRunner
 from services.gateway.gateway import Gateway
@@ -60,7 +62,15 @@ async def serve(settings: GatewaySettings) -> None:
         stop = await parts.enter_async_context(stop_event())
         settings = await parts.enter_async_context(own_addresses(settings))
         admin = await parts.enter_async_context(
-            admin_server(settings, "gateway", worker_id=gateway_id, stop=stop)
+            admin_server(
+                settings,
+                "gateway",
+                worker_id=gateway_id,
+                stop=stop,
+                register=lambda server: gateway_pb2_grpc.add_GatewayServiceServicer_to_server(
+                    GatewayAdmin(gateway.workers.routing), server
+                ),
+            )
         )
         admin.status.model_digest = gateway.language.config.digest
         app = make_app(gateway)

@@ -90,4 +90,18 @@ truncations = Counter(
 )
 duplicates = Counter("moesaic_stream_duplicates_dropped", "Tokens that came again and were dropped")
 reruns = Counter("moesaic_reruns", "Sequences carried on by another attention worker", ["cause"])
+router_decisions = Counter(
+    "moesaic_router_decisions", "Sequences given to an attention worker", ["policy"]
+)
+router_cached_tokens = Counter(
+    "moesaic_router_cached_tokens", "Prompt tokens that were expected to be cached where they went"
+)
+router_spills = Counter(
+    "moesaic_router_spills", "Sequences that went past a filled worker with more of their prefix"
+)
+router_gaps = Counter(
+    "moesaic_router_gaps", "Times that a worker's block changes were missed and asked for again"
+)
+router_queued = Gauge("moesaic_router_queued", "Sequences that wait for an attention worker")
+router_index_blocks = Gauge("moesaic_router_index_blocks", "KV blocks that are known to be cached")
 workers = Gauge("moesaic_attention_workers_connected", "Attention workers that can take requests")

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Sequence
 from http import HTTPStatus
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -14,9 +15,8 @@ from moesaic.errors import InvalidInput, ModelNotFound, MoesaicError
 MAX_PROBLEMS = 10
 MAX_INPUT_CHARS = 200
 MAX_MESSAGE_CHARS = 1000
-_NOT_FIELDS = re.compile(
-    r"^(body|query|path|header|function-(wrap|before|after|plain)|list\[|dict\[|\w*\[)|^str$|^int$"
-)
+_NOT_FIELDS = re.compile(r"^(function-(wrap|before|after|plain)|list\[|dict\[|\w*\[)|^str$|^int$")
+_KINDS = ("predicate", "choice", "score")  # of questions: a validator names them behind the index
 # Addresses, file paths and pointers are nobody's business outside.
 _PRIVATE = re.compile(
     r"(\w+://\S+)|(\b\d{1,3}(\.\d{1,3}){3}(:\d+)?\b)|(\b[\w.-]+:\d{2,5}\b)|((?<![\w/])(/[\w.@+-]+){2,}/?)|(0x[0-9a-fA-F]+)"
@@ -123,11 +123,13 @@ def invalid_fields(errors: Sequence[Any]) -> InvalidInput:
 
 
 def field_name(loc: Sequence[str | int]) -> str:
-    """``messages[0].content`` out of a validator's path."""
+    """``messages[0].content`` out of a validator's path, which begins with the place, such as ``body``."""
     name = ""
-    for step in loc:
+    for before, step in pairwise(loc):
         if isinstance(step, int):
             name += f"[{step}]"
+        elif isinstance(before, int) and step in _KINDS:
+            continue
         elif not _NOT_FIELDS.match(step) and not step[:1].isupper():
             name += f".{step[:60]}" if name else step[:60]
     return name or "body"

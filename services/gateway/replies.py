@@ -36,11 +36,13 @@ class Provenance(msgspec.Struct, omit_defaults=True, kw_only=True):
             short is not among them, and the field is absent when nothing is known.
         cached_tokens: prompt tokens that workers had already, likewise as far as they told.
         workers: who computed it, if asked for.
+        prompt_version: of the words that questions were put in; with others the numbers would differ.
     """
 
     epochs: list[EpochTokens] = []
     cached_tokens: int
     workers: list[str] | None = None
+    prompt_version: str | None = None
 
 
 class TokenEntry(msgspec.Struct):
@@ -171,12 +173,14 @@ class Completion(Envelope, kw_only=True):
     choices: list[CompletionChoice]
 
 
-class ClassifiedLabel(msgspec.Struct):
-    """One label with its log-probability and its share among the labels."""
+class ClassifiedLabel(msgspec.Struct, omit_defaults=True):
+    """One label with its log-probability and its share among the labels; where each label is a question of its own
+    (``multi``), those of yes, and the probability of yes and no together."""
 
     label: str
     logprob: float
     prob: float
+    label_mass: float | None = None
 
 
 class ClassifiedText(msgspec.Struct):

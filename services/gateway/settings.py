@@ -1,7 +1,9 @@
 """What the gateway is told."""
 
 from pydantic import Field, SecretStr
+from pydantic_settings import CliDualFlag
 
+from moesaic.prefix.policies import PolicyName
 from moesaic.settings import ServiceSettings
 
 
@@ -46,6 +48,33 @@ class GatewaySettings(ServiceSettings):
     )
     files_keep_days: float = Field(
         30.0, gt=0, le=3650, description="how long files and batches that have ended are kept"
+    )
+    block_secret: SecretStr = Field(
+        SecretStr(""),
+        description="guards the names of cached KV blocks; the same for attention workers "
+        "(default: made from --secret)",
+    )
+    router_policy: PolicyName = Field(
+        "prefix-flops", description="how the attention worker of a request is picked"
+    )
+    router_consolidate: CliDualFlag[bool] = Field(
+        False,
+        description="prefix-flops: under light load, fill one worker before the next is given work",
+    )
+    router_saturation_flops: float = Field(
+        0.0,
+        ge=0,
+        le=1e24,
+        description="work that fills a worker; 0: 1.2 times that of its largest step",
+    )
+    router_max_wait_s: float = Field(
+        1.0, ge=0, le=600, description="longest that requests wait while all workers are filled"
+    )
+    router_max_queued: int = Field(
+        4096, ge=1, le=1 << 20, description="requests that wait before new ones are refused"
+    )
+    router_max_blocks: int = Field(
+        1 << 19, ge=1, le=1 << 30, description="cached KV blocks of workers to know of"
     )
     batch_max_inflight: int = Field(
         16, ge=1, le=4096, description="requests of all batches at once; others go first anyway"

@@ -43,4 +43,4 @@ def _check(step: _Step | None, text: str) -> None:
             path.append(step.name)
             step = step.outer
         fix = f"not valid Unicode: a lone surrogate at character {error.start}"
-        raise InvalidInput(field_name(path[: -MAX_NAMED_STEPS - 1 : -1]), fix) from None
+        raise InvalidInput(field_name(["body", *path[: -MAX_NAMED_STEPS - 1 : -1]]), fix) from None

@@ -18,11 +18,14 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "length_penalty": (1,),
     "logprob_token_ids": ([],),
+    "max_tokens_per_doc": (),
+    "max_tokens_per_query": (),
     "modalities": (["text"],),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
     "truncate_prompt_tokens": (),
+    "use_activation": (True,),
     "use_beam_search": (False,),
 }
 

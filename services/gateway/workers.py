@@ -2,30 +2,22 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Collection
 from typing import TYPE_CHECKING, Protocol
 
 import grpc
 import structlog
 
 from moesaic.cluster.channels import channel
-from moesaic.errors import MoesaicError, NotReady, Overloaded, PeerLost
+from moesaic.errors import Overloaded, PeerLost
 from moesaic.messages.registry import WorkerRecord
-from moesaic.v1.attention_pb2 import (
-    Cancel,
-    ExecuteRequest,
-    ExecuteResponse,
-    Failure,
-    Finished,
-    PromptLogprobs,
-    Scores,
-    Submit,
-    Tokens,
-)
+from moesaic.models.config import ModelConfig
+from moesaic.v1.attention_pb2 import Cancel, ExecuteRequest, ExecuteResponse, WatchBlocks
 from moesaic.v1.attention_pb2_grpc import AttentionServiceStub
 from services.gateway import metrics
-from services.gateway.router import route
+from services.gateway.routing import Routing
+from services.gateway.settings import GatewaySettings
+from services.gateway.tasks import Key, Task
 
 if TYPE_CHECKING:
     # Only type checkers know this name.
@@ -36,9 +28,6 @@ log = structlog.get_logger()
 CONNECT_S = 2.0
 BACKOFF_S = (0.1, 2.0)  # first and longest pause between two tries
 MAX_UNSENT = 4096  # commands that may wait for a worker to read them
-
-Event = PromptLogprobs | Tokens | Scores | Finished | Failure | MoesaicError
-Key = tuple[str, int]  # worker id and generation: a restarted worker is another one
 
 
 class FleetView(Protocol):
@@ -52,28 +41,13 @@ class FleetView(Protocol):
         ...
 
 
-@dataclass(frozen=True, eq=False)
-class Task:
-    """One attempt of one sequence, as its worker's stream knows it."""
-
-    submit: Submit
-    cost_tokens: int
-    deliver: Callable[[Event], None]
-
-    @property
-    def key(self) -> tuple[str, int]:
-        """What events name it by."""
-        return self.submit.request_id, self.submit.attempt
-
-
 class Worker:
     """One attention worker and the stream to it."""
 
-    def __init__(self, record: WorkerRecord, idle_s: float) -> None:
+    def __init__(self, record: WorkerRecord, idle_s: float, routing: Routing) -> None:
         self.record = record
         self.connected = False
-        self.outstanding_tokens = 0
-        self._idle_s = idle_s
+        self._idle_s, self._routing = idle_s, routing
         self._tasks: dict[tuple[str, int], Task] = {}
         self._unsent: asyncio.Queue[ExecuteRequest | None] = asyncio.Queue()
         self._stream: grpc.aio.StreamStreamCall[ExecuteRequest, ExecuteResponse] | None = None
@@ -101,7 +75,6 @@ class Worker:
         if not self._tasks:
             self._heard_at = asyncio.get_running_loop().time()
         self._tasks[task.key] = task
-        self.outstanding_tokens += task.cost_tokens
         self._unsent.put_nowait(ExecuteRequest(submit=task.submit))
 
     def cancel(self, task: Task) -> None:
@@ -115,12 +88,19 @@ class Worker:
         """Take over its newest record; its lease may have lapsed for a while."""
         self.record = record
         self._retired.clear()
+        self._show()
 
     def retire(self) -> None:
         """Give it nothing new, and hang up when its last task is done."""
         self._retired.set()
+        self._show()
         if not self._tasks and self._stream is not None:
             self._stream.cancel()
+
+    def _show(self) -> None:
+        """Let the router know whether work may come."""
+        if self.connected:
+            self._routing.accept(self.key, self.accepting)
 
     async def run(self) -> None:
         """Keep the stream open until the worker is retired and idle."""
@@ -149,6 +129,9 @@ class Worker:
         unsent = self._unsent = asyncio.Queue()
         stream = self._stream = stub.Execute(_commands(unsent))
         self.connected = True
+        unsent.put_nowait(ExecuteRequest(watch_blocks=WatchBlocks()))
+        self._routing.connected(self.key)
+        self._show()
         metrics.workers.inc()
         self._heard_at = asyncio.get_running_loop().time()
         log.info("worker.connected", worker_id=self.record.worker_id)
@@ -174,25 +157,41 @@ class Worker:
 
     def _take(self, response: ExecuteResponse) -> None:
         self._heard_at = asyncio.get_running_loop().time()
+        for one in response.together or (response,):
+            self._take_one(one)
+
+    def _take_one(self, response: ExecuteResponse) -> None:
         kind = response.WhichOneof("event")
         if kind is None:
             return  # a sign of life, or an event of a later version
-        key = (response.request_id, response.attempt)
-        terminal = kind in ("finished", "failure")
-        task = self._forget(key) if terminal else self._tasks.get(key)
-        if task is not None:
+        if kind == "block_snapshot":
+            self._routing.snapshot(self.key, response.block_snapshot)
+            return
+        if kind == "block_changes":
+            if not self._routing.changes(self.key, response.block_changes):
+                self._unsent.put_nowait(ExecuteRequest(watch_blocks=WatchBlocks()))
+            return
+        task = self._tasks.get((response.request_id, response.attempt))
+        if task is None:
+            return
+        if kind in ("progress", "tokens", "finished"):
+            self._routing.progressed(task, getattr(response, kind))
+        if kind in ("finished", "failure"):
+            self._forget(task.key)
+        if kind != "progress":
             task.deliver(getattr(response, kind))
 
     def _forget(self, key: tuple[str, int]) -> Task | None:
         task = self._tasks.pop(key, None)
         if task is not None:
-            self.outstanding_tokens -= task.cost_tokens
+            self._routing.withdraw(task)
         if not self._tasks and self._retired.is_set() and self._stream is not None:
             self._stream.cancel()
         return task
 
     def _lose_all(self, cause: str) -> None:
-        tasks, self._tasks, self.outstanding_tokens = self._tasks, {}, 0
+        tasks, self._tasks = self._tasks, {}
+        self._routing.disconnected(self.key)
         for task in tasks.values():
             task.deliver(PeerLost("an attention worker", cause))
 
@@ -217,8 +216,9 @@ async def _commands(
 class Workers:
     """All attention workers in the cluster, as far as they can be reached."""
 
-    def __init__(self, idle_s: float) -> None:
-        self._idle_s = idle_s
+    def __init__(self, config: ModelConfig, settings: GatewaySettings) -> None:
+        self._idle_s = settings.stream_idle_s
+        self.routing = Routing(config, settings, self._place)
         self._workers: dict[Key, Worker] = {}
 
     @property
@@ -226,19 +226,31 @@ class Workers:
         """Those that new work may go to."""
         return [worker for worker in self._workers.values() if worker.accepting]
 
-    def submit(self, task: Task, excluded: set[Key]) -> Worker:
-        """Give a task to the worker that the router picks.
+    def submit(self, task: Task, excluded: Collection[Key]) -> None:
+        """Have a task placed with the worker that the router picks, at once or when it should have
+        more to do.
 
         Raises:
             NotReady: no worker is left.
-            Overloaded: the worker does not take it.
+            Overloaded: too many tasks wait.
         """
-        load = {worker.key: worker.outstanding_tokens for worker in self.accepting}
-        key = route(load, excluded)
-        if key is None:
-            raise NotReady("no attention worker can take requests", code="no_attention_worker")
-        self._workers[key].submit(task)
-        return self._workers[key]
+        self.routing.submit(task, excluded)
+
+    def cancel(self, task: Task) -> None:
+        """Stop a task, wherever it is; no more events of it are delivered."""
+        key = self.routing.placed_at(task)
+        if key is None:  # it waits, or has ended
+            self.routing.withdraw(task)
+        else:
+            self._workers[key].cancel(task)
+
+    def _place(self, key: Key, task: Task) -> None:
+        task.placed(key)
+        try:
+            self._workers[key].submit(task)
+        except Overloaded as error:
+            self.routing.router.withdraw(task)
+            task.deliver(error)
 
     async def follow(self, fleet: FleetView) -> None:
         """Open and close streams as workers come and go; runs until cancelled."""
@@ -255,7 +267,7 @@ class Workers:
             if key in self._workers:
                 self._workers[key].readmit(record)
             elif record.state == "ready":
-                self._workers[key] = Worker(record, self._idle_s)
+                self._workers[key] = Worker(record, self._idle_s, self.routing)
                 group.create_task(self._keep(self._workers[key]), name=f"worker {record.worker_id}")
         for key in self._workers.keys() - registered.keys():
             self._workers[key].retire()

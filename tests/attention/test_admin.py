@@ -19,6 +19,7 @@ from moesaic.engine.thread import engine_thread
 from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.config import load_config
 from moesaic.models.decoder import Decoder
+from moesaic.prefix.block_hashes import BlockHasher
 from moesaic.v1 import attention_pb2 as pb
 from services.attention import admin
 from services.attention.admin import AttentionAdmin
@@ -43,12 +44,17 @@ async def serving(model: Any) -> AsyncIterator[AttentionAdmin]:
     def emit(events: list[Event]) -> None:
         main_loop.call_soon_threadsafe(service.deliver, events)
 
+    def tell_blocks(stored: list[bytes], evicted: list[bytes]) -> None:
+        main_loop.call_soon_threadsafe(service.deliver_blocks, stored, evicted)
+
     async def opened() -> Engine:
-        return Engine(Decoder.load(*how), LocalDispatcher(*how), LIMITS, 64, emit, 5.0)
+        hasher = BlockHasher(b"secret", "tiny", 16)
+        engine = Decoder.load(*how), LocalDispatcher(*how), LIMITS, 64, emit, 5.0
+        return Engine(*engine, hasher, tell_blocks)
 
     async with engine_thread(torch.device("cpu")) as thread:
         engine = await thread.run(opened())
-        service.attach(thread, engine)
+        service.attach(thread, engine, pb.EngineProfile(max_step_tokens=64))
         running = asyncio.create_task(thread.run(engine.run()))
         yield service
         running.cancel()
@@ -62,6 +68,17 @@ async def commands(*submits: pb.Submit) -> AsyncIterator[pb.ExecuteRequest]:
     await asyncio.Event().wait()
 
 
+async def told(service: AttentionAdmin, asked: AsyncIterator[pb.ExecuteRequest]) -> Any:
+    """The responses of a stream one by one, however many came in one message."""
+    stream: Any = service.Execute(asked, Any)
+    try:
+        async for response in stream:
+            for one in response.together or [response]:
+                yield one
+    finally:
+        await stream.aclose()
+
+
 def long_answer(request_id: str) -> pb.Submit:
     generation = pb.Generation(max_tokens=400, ignore_eos=True)
     return pb.Submit(request_id=request_id, token_ids=[5, 6], generation=generation)
@@ -70,16 +87,16 @@ def long_answer(request_id: str) -> pb.Submit:
 async def test_a_stream_that_nobody_reads_is_ended_and_its_requests_with_it(
     tiny_model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admin, "MAX_QUEUED_EVENTS", 20)
+    monkeypatch.setattr(admin, "MAX_QUEUED_EVENTS", 200)
     async with serving(tiny_model) as service:
-        stream: Any = service.Execute(commands(long_answer("a"), long_answer("b")), Any)
+        stream = told(service, commands(long_answer("a"), long_answer("b")))
         await anext(stream)
         assert service.num_open == 2
         await service.idle.wait()
 
         rest = [response async for response in stream]
         assert all(response.WhichOneof("event") == "tokens" for response in rest)
-        assert len(rest) <= 20
+        assert len(rest) <= 400  # what waited, and what the first message held
 
 
 async def test_a_stream_that_waits_for_an_answer_gets_signs_of_life(tiny_model: Any) -> None:
@@ -91,10 +108,14 @@ async def test_a_stream_that_waits_for_an_answer_gets_signs_of_life(tiny_model: 
             await anext(stream)
         service.beat()
         service.beat()
-        kinds = [(await anext(stream)).WhichOneof("event") for _ in range(2)]
+        following: list[pb.ExecuteResponse] = []
+        while len(following) < 2:
+            response = await anext(stream)
+            following += response.together or [response]
+        kinds = [response.WhichOneof("event") for response in following[:2]]
         await stream.aclose()
 
-    assert first.WhichOneof("event") == "tokens"
+    assert (first.together or [first])[0].WhichOneof("event") == "tokens"
     assert kinds == [None, "tokens"]
 
 
@@ -102,11 +123,45 @@ async def test_without_an_engine_requests_are_refused_for_others_to_take(tiny_mo
     async with serving(tiny_model) as service:
         pass
 
-    stream: Any = service.Execute(commands(long_answer("late")), Any)
+    stream = told(service, commands(long_answer("late")))
     response = await anext(stream)
     await stream.aclose()
 
     assert (response.failure.code, response.failure.retryable) == ("not_ready", True)
+
+
+async def watching(*submits: pb.Submit) -> AsyncIterator[pb.ExecuteRequest]:
+    yield pb.ExecuteRequest(watch_blocks=pb.WatchBlocks())
+    async for command in commands(*submits):
+        yield command
+
+
+async def test_every_stream_that_watches_is_told_of_all_blocks_and_of_its_own_prompts(
+    tiny_model: Any,
+) -> None:
+    scoring = pb.Scoring(candidates=[pb.Candidate(token_ids=[7])])
+    submit = pb.Submit(request_id="a", token_ids=list(range(100)), scoring=scoring)
+    async with serving(tiny_model) as service:
+        other = told(service, watching())
+        assert (await anext(other)).block_snapshot.engine.max_step_tokens == 64
+        stream = told(service, watching(submit))
+        heard = []
+        while not heard or heard[-1].WhichOneof("event") != "finished":
+            heard.append(await anext(stream))
+        changes = [await anext(other) for _ in range(2)]
+        late = told(service, watching())
+        snapshot = (await anext(late)).block_snapshot
+        for each in (stream, other, late):
+            await each.aclose()
+
+    kinds = [response.WhichOneof("event") for response in heard]
+    assert kinds == [
+        "block_snapshot", "block_changes", "progress", "block_changes", "scores", "finished",
+    ]  # fmt: skip
+    assert heard[2].progress.computed_tokens == 64
+    assert [change.block_changes.sequence for change in changes] == [1, 2]
+    stored = b"".join(change.block_changes.stored for change in changes)
+    assert (snapshot.sequence, snapshot.hashes, len(stored)) == (2, stored, 6 * 16)
 
 
 def structured(request_id: str, **grammar: str) -> pb.Submit:
@@ -124,7 +179,7 @@ async def test_a_grammar_is_compiled_beside_other_requests_and_refused_if_it_is_
 ) -> None:
     asked = structured("good", choice='["yes", "no"]'), structured("bad", regex="(a")
     async with serving(demo) as service:
-        stream: Any = service.Execute(commands(*asked, structured("none")), Any)
+        stream = told(service, commands(*asked, structured("none")))
         last: dict[str, Any] = {}
         while len(last) < 3:
             response = await anext(stream)
@@ -147,7 +202,7 @@ async def test_a_request_that_is_cancelled_while_its_grammar_is_compiled_is_forg
         yield pb.ExecuteRequest(cancel=pb.Cancel(request_id="gone"))
 
     async with serving(demo) as service:
-        stream: Any = service.Execute(submit_and_cancel(), Any)
+        stream = told(service, submit_and_cancel())
         responses = [response async for response in stream]  # ends when nothing is compiled
 
         assert responses == []
@@ -156,7 +211,7 @@ async def test_a_request_that_is_cancelled_while_its_grammar_is_compiled_is_forg
 
 async def test_a_tokenizer_that_cannot_be_read_is_not_named_to_callers(tiny_model: Any) -> None:
     async with serving(tiny_model) as service:
-        stream: Any = service.Execute(commands(structured("a", regex="a")), Any)
+        stream = told(service, commands(structured("a", regex="a")))
         response = await anext(stream)
         await stream.aclose()
 

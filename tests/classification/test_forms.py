@@ -44,7 +44,8 @@ def test_the_prompt_is_the_question_in_the_model_s_own_template(
 
     text = question("a text", ["yes (it is)", "no"], "Is it?", "sequence")
     turn = make_template().render([{"role": "user", "content": text}], add_generation_prompt=True)
-    assert form.prompt("a text") == tokenizer.encode(turn, add_special_tokens=False)
+    [read] = form.reads("a text")
+    assert read.prompt == tokenizer.encode(turn, add_special_tokens=False)
 
 
 def test_a_label_that_begins_another_ends_with_the_turn(dialogue, tokenizer) -> None:
@@ -71,7 +72,7 @@ def test_without_a_template_answers_follow_a_plain_question(tokenizer) -> None:
 
     form = plan(dialogue, labelled("yes", "no"), method="sequence")
 
-    assert tokenizer.decode(form.prompt("text")).endswith("text\nAnswer:")
+    assert tokenizer.decode(next(form.reads("text")).prompt).endswith("text\nAnswer:")
     assert tokenizer.decode(list(form.candidates[1])) == " no<|endoftext|>"
 
 
@@ -112,7 +113,7 @@ def test_prompt_and_answer_tokenise_as_the_whole_conversation_does(
     dialogue, tokenizer, names, text
 ) -> None:
     form = plan(dialogue, labelled(*names))
-    prompt = form.prompt(text)
+    prompt = next(form.reads(text)).prompt
     assume(form.method != "sequence")
 
     for name, candidate in zip(
@@ -133,7 +134,7 @@ def test_assembling_is_a_softmax_that_keeps_the_labels_order(dialogue, data, nam
     logprobs = data.draw(st.lists(st.floats(-60, -0.01), min_size=len(names), max_size=len(names)))
     top_k = data.draw(st.none() | st.integers(1, 50))
 
-    answer = assemble(form, logprobs, top_k)
+    answer = assemble(form, [logprobs], top_k)
 
     assert math.fsum(answer.probs) == pytest.approx(1)
     best = max(range(len(names)), key=lambda i: (logprobs[i], -i))
@@ -148,11 +149,11 @@ def test_assembling_is_a_softmax_that_keeps_the_labels_order(dialogue, data, nam
 def test_ties_and_impossible_labels_go_to_the_first(dialogue) -> None:
     form = plan(dialogue, labelled("yes", "no"))
 
-    assert assemble(form, [-1.0, -1.0]).label == "yes"
-    assert assemble(form, [-math.inf, -math.inf]).probs == [0.5, 0.5]
-    assert assemble(form, [-math.inf, -2.0]).probs == [0.0, 1.0]
+    assert assemble(form, [[-1.0, -1.0]]).label == "yes"
+    assert assemble(form, [[-math.inf, -math.inf]]).probs == [0.5, 0.5]
+    assert assemble(form, [[-math.inf, -2.0]]).probs == [0.0, 1.0]
     with pytest.raises(ValueError, match="2 log-probabilities"):
-        assemble(form, [-1.0])
+        assemble(form, [[-1.0]])
 
 
 def test_a_model_may_prefer_other_methods_than_the_cheapest(dialogue) -> None:

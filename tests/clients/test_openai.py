@@ -87,6 +87,32 @@ def test_log_probabilities_of_answer_and_prompt_are_read(client: openai.OpenAI) 
     assert "".join(echoed.choices[0].logprobs.tokens) == echoed.choices[0].text
 
 
+def test_decisions_are_read_in_the_order_of_their_questions(client: openai.OpenAI) -> None:
+    levels = [{"label": "low"}, {"label": "high"}]
+    decision = client.decisions.create(
+        model="demo",
+        input=[{"role": "user", "content": "my card was declined at the petrol station"}],
+        questions=[
+            {"type": "predicate", "instructions": "A card did not work.", "name": "card"},
+            {
+                "type": "choice",
+                "instructions": "So?",
+                "choices": [{"value": True}, {"value": False}],
+            },
+            {"type": "score", "instructions": "How urgent is it?", "levels": levels},
+        ],
+    )
+
+    predicate, choice, score = decision.answers
+    assert (predicate.type, choice.type, score.type) == ("predicate", "choice", "score")
+    assert predicate.name == "card"
+    assert 0 <= predicate.probability <= 1
+    assert isinstance(choice.choice, bool)
+    assert sum(entry.probability for entry in choice.probabilities) == pytest.approx(1)
+    assert score.score == pytest.approx(score.probabilities[1].probability)
+    assert decision.usage.input_tokens_details.cached_tokens <= decision.usage.input_tokens
+
+
 @pytest.mark.parametrize(
     ("error", "code", "param", "call"),
     [

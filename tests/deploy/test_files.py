@@ -197,6 +197,7 @@ def test_a_service_gets_the_secrets_of_its_own_role_only(name: str) -> None:
 
     own = {"redis_users"} if name == "redis" else {f"redis_url_{name.removesuffix('-local')}"}
     own |= {"cluster_secret"} if name in WORKERS else set()
+    own |= {"block_secret"} if name == "gateway" or name.startswith("attention") else set()
     own |= {"api_key"} if name == "gateway" else set()
     assert sources == own
 

@@ -104,11 +104,16 @@ class ScriptedAttention(attention_pb2_grpc.AttentionServiceServicer):
         self.script = script
         self.submits: list[pb.Submit] = []
         self.cancels: asyncio.Queue[pb.Cancel] = asyncio.Queue()
+        self.profile = pb.EngineProfile()
+        self.blocks: list[bytes] = []  # what a snapshot says
+        self.num_watches = 0
+        self.streams: set[asyncio.Queue[pb.ExecuteResponse]] = set()
         self.address = ""
         self.server: grpc.aio.Server | None = None
 
     async def Execute(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
         events: asyncio.Queue[pb.ExecuteResponse] = asyncio.Queue()
+        self.streams.add(events)
         async with asyncio.TaskGroup() as group:
             reader = group.create_task(self._read(request_iterator, events, group))
             try:
@@ -116,6 +121,25 @@ class ScriptedAttention(attention_pb2_grpc.AttentionServiceServicer):
                     yield await events.get()
             finally:
                 reader.cancel()
+                self.streams.discard(events)
+
+    def tell_blocks(self, sequence: int, stored: list[bytes], evicted: list[bytes]) -> None:
+        """Say on all streams that the cache has changed."""
+        change = pb.BlockChanges(
+            sequence=sequence, stored=b"".join(stored), evicted=b"".join(evicted)
+        )
+        for events in self.streams:
+            events.put_nowait(pb.ExecuteResponse(block_changes=change))
+
+    def _tell_all_blocks(self, events: Any) -> None:
+        self.num_watches += 1
+        snapshot = pb.BlockSnapshot(
+            sequence=self.num_watches * 100,
+            first=True,
+            hashes=b"".join(self.blocks),
+            engine=self.profile,
+        )
+        events.put_nowait(pb.ExecuteResponse(block_snapshot=snapshot))
 
     async def _read(self, commands: Any, events: Any, group: asyncio.TaskGroup) -> None:
         running: dict[tuple[str, int], asyncio.Task[None]] = {}
@@ -126,6 +150,8 @@ class ScriptedAttention(attention_pb2_grpc.AttentionServiceServicer):
                     self.submits.append(submit)
                     task = group.create_task(self._answer(submit, events))
                     running[submit.request_id, submit.attempt] = task
+                elif command.WhichOneof("command") == "watch_blocks":
+                    self._tell_all_blocks(events)
                 else:
                     cancel = command.cancel
                     self.cancels.put_nowait(cancel)

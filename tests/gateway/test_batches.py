@@ -89,22 +89,26 @@ async def test_a_request_that_a_route_takes_is_not_too_large_for_a_batch(
     assert batch.request_counts.completed == 1
 
 
-@pytest.mark.parametrize("endpoint", ["/v1/classify", "/classify", "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    "endpoint", ["/v1/classify", "/v1/decisions", "/rerank", "/v1/chat/completions"]
+)
 async def test_every_route_that_infers_can_be_the_endpoint(
     open_house, scripts, tmp_path: Path, endpoint: str
 ) -> None:
     body = {
-        "labels": ["yes", "no"],
-        "input": "hello",
-        "messages": [{"role": "user", "content": "hello"}],
-    }
-    script = scripts.scores(-0.1, -2.0) if "classify" in endpoint else scripts.says("yes")
+        "/v1/classify": {"labels": ["yes", "no"], "input": "hello"},
+        "/v1/decisions": {"input": "a", "questions": [{"type": "predicate", "instructions": "b"}]},
+        "/rerank": {"query": "a", "documents": ["b"]},
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "hello"}]},
+    }[endpoint]
+    script = scripts.says("yes") if "chat" in endpoint else scripts.scores(-0.1, -2.0)
 
     async with open_house(script, files_dir=str(tmp_path)) as house:
-        content = encoded(line("a", endpoint, **body))
+        content = encoded({**line("a", endpoint), "body": body})
         batch = await talk(house, lambda c: ended(c, submit(c, content, endpoint)))
 
     assert (batch.status, batch.request_counts.completed) == ("completed", 1)
+    assert batch.usage.total_tokens > 0
 
 
 async def test_an_input_with_bad_lines_fails_as_a_whole_and_says_which(

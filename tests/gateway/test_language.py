@@ -32,13 +32,24 @@ def test_without_the_file_the_cheapest_method_comes_first(directory: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "[]", '{"classify_methods": []}', '{"classify_methods": ["x"]}']
+    "text",
+    ["{", "[]", '{"classify_methods": []}', '{"classify_methods": ["x"]}', '{"wording": {}}'],
 )
 def test_a_bad_file_is_named(directory: Path, text: str) -> None:
     (directory / "moesaic.json").write_text(text)
 
     with pytest.raises(CheckpointError, match=r"moesaic\.json"):
         Language(directory)
+
+
+def test_the_words_of_prompts_come_from_the_model_directory(directory: Path) -> None:
+    own = {"version": "mine", "words": {"instruction": "Sort it."}}
+    (directory / "moesaic.json").write_text(json.dumps({"wording": own}))
+
+    wording = Language(directory).dialogue.wording
+
+    assert wording.version.startswith("mine+")
+    assert wording.words["instruction"] == "Sort it."
 
 
 def test_the_tokenizer_s_description_has_plain_tokens_and_the_template(directory: Path) -> None:

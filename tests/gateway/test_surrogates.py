@@ -19,6 +19,8 @@ NOT_UNICODE: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/classify", {"input": LONE, "labels": ["b", "c"]}, "input"),
     ("/v1/classify", {"input": "b", "labels": ["b", {"label": LONE}]}, "labels[1].label"),
     ("/v1/classify", {"input": "b", "labels": ["b", "c"], "instruction": LONE}, "instruction"),
+    ("/v1/decisions", {"input": "b", "questions": [{"name": LONE}]}, "questions[0].name"),
+    ("/v1/rerank", {"query": LONE, "documents": ["b"]}, "query"),
     ("/tokenize", {"prompt": LONE}, "prompt"),
 ]  # fmt: skip
 

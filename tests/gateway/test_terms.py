@@ -9,7 +9,13 @@ CLASSIFY = {"input": "hello", "labels": ["yes", "no"]}
 COMPLETION = {"prompt": "hello", "max_tokens": 2}
 
 
-@pytest.mark.parametrize(("route", "body"), [("classify", CLASSIFY), ("completions", COMPLETION)])
+DECISION = {"input": "hello", "questions": [{"type": "predicate", "instructions": "Is it so?"}]}
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [("classify", CLASSIFY), ("decisions", DECISION), ("completions", COMPLETION)],
+)
 @pytest.mark.parametrize(
     ("asked", "told"),
     [

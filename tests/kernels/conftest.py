@@ -26,7 +26,17 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     return torch.device(request.param)
 
 
-@pytest.fixture(scope="module", params=[name for name in VARIANTS if can_run(name)])
+# The variants that this processor can play: its own and a common narrower one always, the others with -m slow.
+PLAYED = [
+    name
+    if name in (this_variant(), "avx2" if this_variant() != "avx2" else "any")
+    else pytest.param(name, marks=pytest.mark.slow)
+    for name in VARIANTS
+    if can_run(name)
+]
+
+
+@pytest.fixture(scope="module", params=PLAYED)
 def native(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:

@@ -1,5 +1,9 @@
 """The forms of a linear layer against float64, compiled for every kind of processor that this one can play."""
 
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -87,6 +91,34 @@ def test_the_number_of_threads_changes_no_bit() -> None:
             assert torch.equal(linear(x[:5]), expected[:5])
     finally:
         torch.set_num_threads(threads)
+
+
+def test_threads_that_compute_at_once_do_not_disturb_each_other() -> None:
+    x, weight, bias = random_case(4, 40, 64, 300)
+    linear = PackedLinear(PackedMatrix.float32(weight, bias))
+    expected = linear(x)
+
+    def compute(number: int) -> bool:
+        rows = slice(number % 7, 20 + number % 20)
+        return all(torch.equal(linear(x[rows]), expected[rows]) for _ in range(50))
+
+    with ThreadPoolExecutor(4) as executor:
+        assert all(executor.map(compute, range(24)))
+
+
+FORKED = """
+import os, torch
+from moesaic.kernels.linear import make_linear
+linear, x = make_linear(torch.randn(300, 64)), torch.randn(40, 64)
+expected = linear(x)
+if not (child := os.fork()):
+    os._exit(0 if torch.equal(linear(x), expected) else 1)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_a_forked_process_has_helpers_of_its_own() -> None:
+    subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], check=True, timeout=60)
 
 
 def test_int8_takes_rows_and_weights_of_zeros() -> None:

@@ -46,6 +46,17 @@ def test_a_truncated_shard_is_named(tmp_path: Path, demo: Path) -> None:
     assert "model.safetensors" in refused(tmp_path, "--model", str(model), "--port", "0")
 
 
+def test_bad_words_of_prompts_are_named(tmp_path: Path, demo: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(demo, model)
+    words = {"version": "mine", "templates": {"multi": "{label}? {text}"}}
+    (model / "moesaic.json").write_text(json.dumps({"wording": words}))
+
+    said = refused(tmp_path, "--model", str(model), "--port", "0")
+
+    assert "moesaic.json: wording.templates.multi: must have {instruction}" in said
+
+
 def test_a_port_in_use_is_named(tmp_path: Path, demo: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

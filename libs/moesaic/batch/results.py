@@ -99,9 +99,11 @@ class Tally(msgspec.Struct):
             return
         self.completed += 1
         usage = _within(result.response and result.response.body, "usage")
-        self.prompt_tokens += _count(usage, "prompt_tokens")
-        self.completion_tokens += _count(usage, "completion_tokens")
-        self.cached_tokens += _count(_within(usage, "prompt_tokens_details"), "cached_tokens")
+        for prompt, completion in (("prompt", "completion"), ("input", "output")):
+            self.prompt_tokens += _count(usage, f"{prompt}_tokens")
+            self.completion_tokens += _count(usage, f"{completion}_tokens")
+            details = _within(usage, f"{prompt}_tokens_details")
+            self.cached_tokens += _count(details, "cached_tokens")
 
 
 def _within(value: Any, field: str) -> Any:

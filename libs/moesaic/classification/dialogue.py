@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from moesaic.classification.wording import PACKAGED, Wording
+
 _PROBE = "x"
-PLAIN_TAIL = "\nAnswer:"
 
 
 class Encoder(Protocol):
@@ -29,22 +30,28 @@ class Dialogue:
     """A model's way of asking and answering, learned once from its tokenizer and template.
 
     ``lead`` is the blank space that the model puts before an answer; ``end_token_ids`` ends its
-    turn (one token, or none if the model has no such token).
+    turn (one token, or none if the model has no such token); ``wording`` has the words it is asked
+    with.
     """
 
     tokenizer: Encoder
     template: Template | None
     lead: str
     end_token_ids: tuple[int, ...]
+    wording: Wording = PACKAGED
 
     @classmethod
     def of(
-        cls, tokenizer: Encoder, template: Template | None, eos_token_ids: Sequence[int]
+        cls,
+        tokenizer: Encoder,
+        template: Template | None,
+        eos_token_ids: Sequence[int],
+        wording: Wording = PACKAGED,
     ) -> "Dialogue":
-        """Find out how answers begin and end; without a template they follow ``"\\nAnswer:"`` and a
-        space."""
+        """Find out how answers begin and end; without a template they follow the wording's
+        ``tail`` and a space."""
         if template is None:
-            return cls(tokenizer, None, " ", tuple(eos_token_ids[:1]))
+            return cls(tokenizer, None, " ", tuple(eos_token_ids[:1]), wording)
         asked = template.render([_turn("user")], add_generation_prompt=True)
         answered = template.render(
             [_turn("user"), {"role": "assistant", "content": _PROBE}], add_generation_prompt=False
@@ -55,12 +62,13 @@ class Dialogue:
         ends = [token_id for token_id in ending if token_id in eos_token_ids] or [*eos_token_ids]
         # A template may fill the turn with more than blank space (an empty chain of thought, say); that is not
         # part of a label.
-        return cls(tokenizer, template, between if between.isspace() else "", tuple(ends[:1]))
+        lead = between if between.isspace() else ""
+        return cls(tokenizer, template, lead, tuple(ends[:1]), wording)
 
     def ask(self, question: str) -> list[int]:
         """Token ids of a user turn up to where the answer starts."""
         if self.template is None:
-            return self.tokenizer.encode(question + PLAIN_TAIL, add_special_tokens=True)
+            return self.tokenizer.encode(self._asked(question), add_special_tokens=True)
         return self.tokenizer.encode(self._asked(question), add_special_tokens=False)
 
     def continuation(self, answer: str) -> tuple[int, ...]:
@@ -75,7 +83,7 @@ class Dialogue:
 
     def _asked(self, question: str) -> str:
         if self.template is None:
-            return question + PLAIN_TAIL
+            return question + self.wording.words["tail"]
         messages = [{"role": "user", "content": question}]
         return self.template.render(messages, add_generation_prompt=True)
 

@@ -1,23 +1,32 @@
 """The normal forms of a classification (MoE-Prefill, section 3): one prefill, no decoding.
 
-* ``token``: every label is one token where the answer starts. * ``choice``: each label has a letter
-in the prompt, the answer is the letter's token. * ``sequence``: a label is scored by the
-log-probability of all its tokens and of the end of the turn, so that no label wins by being the
-beginning of another.
+* ``token``: every label is one token where the answer starts.
+* ``choice``: each label has a letter in the prompt, the answer is the letter's token.
+* ``sequence``: a label is scored by the log-probability of all its tokens and of the end of the turn, so that no
+  label wins by being the beginning of another.
+* ``multi``: each label is a question of its own for yes or no. These siblings share the text as their prefix, and
+  their probabilities do not depend on each other.
 """
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from moesaic.classification.candidates import (
+    Candidates,
+    Read,
+    odds,
+    one_token_each,
+    short,
+    whole_answers,
+    yes_or_no,
+)
 from moesaic.classification.dialogue import Dialogue
-from moesaic.classification.prompts import DEFAULT_INSTRUCTION, SYMBOLS, Method, question
+from moesaic.classification.prompts import SYMBOLS, Method, question
 from moesaic.errors import InvalidInput
 
 MAX_LABELS = 1000
 CHEAPEST_FIRST: tuple[Method, ...] = ("token", "choice", "sequence")
-Candidates = tuple[tuple[int, ...], ...]
 
 
 class Label(NamedTuple):
@@ -38,22 +47,29 @@ class Form:
 
     method: Method
     labels: tuple[Label, ...]
-    candidates: Candidates  # token ids of each label's answer, in the order of the labels
+    candidates: Candidates  # of each read: the labels' answers in their order; for multi yes and no
     instruction: str
     dialogue: Dialogue
 
-    def prompt(self, text: str) -> list[int]:
-        """Token ids of the whole prompt for one text."""
+    def reads(self, text: str) -> Iterator[Read]:
+        """What is asked about one text: one read, or for ``multi`` one a label, in their order."""
         words = [label.wording for label in self.labels]
-        return self.dialogue.ask(question(text, words, self.instruction, self.method))
+        for asked in [[word] for word in words] if self.method == "multi" else [words]:
+            yield Read(self._prompt(text, asked), self.candidates)
+
+    def _prompt(self, text: str, labels: Sequence[str]) -> list[int]:
+        wording = self.dialogue.wording
+        return self.dialogue.ask(question(text, labels, self.instruction, self.method, wording))
 
 
 class ScoredLabel(NamedTuple):
-    """One label with its log-probability and its share among the labels."""
+    """One label with its log-probability and its share among the labels; for ``multi`` those of yes,
+    with the mass of its own read."""
 
     label: str
     logprob: float
     prob: float
+    label_mass: float | None = None
 
 
 @dataclass(frozen=True)
@@ -64,14 +80,14 @@ class Classification:
     label: str
     probs: list[float]
     ranked: list[ScoredLabel]
-    label_mass: float  # probability that the whole vocabulary gave to all candidates together, 0..1
+    label_mass: float  # probability that the whole vocabulary gave to all candidates together, 0..1; the least of reads
 
 
 def plan(
     dialogue: Dialogue,
     labels: Sequence[Label],
     instruction: str | None = None,
-    method: Literal["auto", "token", "choice", "sequence"] = "auto",
+    method: Literal["auto"] | Method = "auto",
     auto: Sequence[Method] = CHEAPEST_FIRST,
 ) -> Form:
     """Choose the normal form and work out the token-exact candidates.
@@ -82,87 +98,102 @@ def plan(
     Raises:
         InvalidInput: the labels are unusable, or ``method`` cannot tell them apart.
     """
-    labels = [Label(label.name.strip(), label.description.strip()) for label in labels]
-    _check(labels)
-    instruction = (instruction or "").strip() or DEFAULT_INSTRUCTION
+    labels = tidied(labels, "labels", least=1 if method == "multi" else 2)
+    instruction = (instruction or "").strip() or dialogue.wording.words["instruction"]
     if method == "auto":
-        chosen, candidates = _best(dialogue, labels, auto)
+        chosen, candidates = best_of(dialogue, [label.name for label in labels], auto, SYMBOLS)
+    elif method == "multi":
+        chosen, candidates = method, yes_or_no(dialogue)
     else:
-        chosen, candidates = method, _candidates(dialogue, labels, method)
+        names = [label.name for label in labels]
+        chosen, candidates = method, candidates_of(dialogue, names, method, SYMBOLS)
     return Form(chosen, tuple(labels), candidates, instruction, dialogue)
 
 
-def assemble(form: Form, logprobs: Sequence[float], top_k: int | None = None) -> Classification:
-    """Read an answer off the candidates' log-probabilities (natural log); ties go to the earlier
-    label.
+def assemble(
+    form: Form, reads: Sequence[Sequence[float]], top_k: int | None = None
+) -> Classification:
+    """Read an answer off the log-probabilities (natural log) that each read gave its candidates;
+    ties go to the earlier label.
 
     Raises:
-        ValueError: there is not one number per label.
+        ValueError: there is not one number per candidate.
     """
-    if len(logprobs) != len(form.labels) or any(math.isnan(value) for value in logprobs):
-        raise ValueError(f"expected {len(form.labels)} log-probabilities, got {list(logprobs)}")
-    peak = max(logprobs)
-    # If no candidate has any probability, nothing tells them apart.
-    weights = [1.0 if math.isinf(peak) else math.exp(value - peak) for value in logprobs]
-    total = math.fsum(weights)
-    probs = [weight / total for weight in weights]
-    order = sorted(range(len(probs)), key=lambda i: -logprobs[i])  # stable: the earlier label first
-    ranked = [ScoredLabel(form.labels[i].name, logprobs[i], probs[i]) for i in order[:top_k]]
-    mass = min(1.0, math.fsum(math.exp(value) for value in logprobs))
-    return Classification(form.labels[order[0]].name, probs, ranked, mass)
+    num_reads = len(form.labels) if form.method == "multi" else 1
+    if [len(read) for read in reads] != [len(form.candidates)] * num_reads:
+        raise ValueError(
+            f"expected {len(form.candidates)} log-probabilities {num_reads} times, got {reads}"
+        )
+    told = [odds(read) for read in reads]
+    if form.method == "multi":
+        masses: list[float] = [mass for _, mass in told]
+        probs = [shares[0] for shares, _ in told]
+        scored = [
+            ScoredLabel(label.name, read[0], prob, mass)
+            for label, read, prob, mass in zip(form.labels, reads, probs, masses, strict=True)
+        ]
+    else:
+        [(probs, mass)] = told
+        masses = [mass]
+        scored = [
+            ScoredLabel(label.name, logprob, prob)
+            for label, logprob, prob in zip(form.labels, reads[0], probs, strict=True)
+        ]
+    # By share, which many labels may have as 0 or 1, then by log-probability; stable: the earlier label first.
+    ranked = sorted(scored, key=lambda label: (-label.prob, -label.logprob))
+    return Classification(ranked[0].label, probs, ranked[:top_k], min(masses))
 
 
-def _check(labels: Sequence[Label]) -> None:
-    if not 2 <= len(labels) <= MAX_LABELS:
-        raise InvalidInput("labels", f"must hold 2 to {MAX_LABELS} labels, got {len(labels)}")
+def tidied(labels: Sequence[Label], field: str, least: int) -> list[Label]:
+    """The labels without blank space around them.
+
+    Raises:
+        InvalidInput: naming ``field``: there are fewer than ``least`` or too many, one is blank, or two are the same.
+    """
+    tidy = [Label(label.name.strip(), label.description.strip()) for label in labels]
+    if not least <= len(tidy) <= MAX_LABELS:
+        raise InvalidInput(field, f"must hold {least} to {MAX_LABELS} labels, got {len(tidy)}")
     seen: set[str] = set()
-    for i, (name, _) in enumerate(labels):
+    for i, (name, _) in enumerate(tidy):
         if not name:
-            raise InvalidInput(f"labels[{i}]", "must not be blank")
+            raise InvalidInput(f"{field}[{i}]", "must not be blank")
         if name in seen:
-            raise InvalidInput(f"labels[{i}]", f"must be unique, {_short(name)} is there already")
+            raise InvalidInput(f"{field}[{i}]", f"must be unique, {short(name)} is there already")
         seen.add(name)
+    return tidy
 
 
-def _best(
-    dialogue: Dialogue, labels: Sequence[Label], order: Sequence[Method]
+def best_of(
+    dialogue: Dialogue, names: Sequence[str], order: Sequence[Method], symbols: str
 ) -> tuple[Method, Candidates]:
-    """The first form that works."""
+    """The first method that works, with its candidates.
+
+    Raises:
+        InvalidInput: none does.
+    """
     for method in order[:-1]:
         try:
-            return method, _candidates(dialogue, labels, method)
+            return method, candidates_of(dialogue, names, method, symbols)
         except InvalidInput:
             continue
-    return order[-1], _candidates(dialogue, labels, order[-1])
+    return order[-1], candidates_of(dialogue, names, order[-1], symbols)
 
 
-def _candidates(dialogue: Dialogue, labels: Sequence[Label], method: Method) -> Candidates:
-    if method == "choice" and len(labels) > len(SYMBOLS):
+def candidates_of(
+    dialogue: Dialogue, names: Sequence[str], method: Method, symbols: str
+) -> Candidates:
+    """What the model may answer to name one of ``names``; ``symbols`` stand for them in ``choice``.
+
+    Raises:
+        InvalidInput: ``method`` cannot tell them apart.
+    """
+    if method == "sequence":
+        return whole_answers(dialogue, names)
+    if method == "token":
+        return one_token_each(dialogue, names, method, "choice or sequence")
+    if len(names) > len(symbols):
         raise InvalidInput(
-            "method", f"choice takes at most {len(SYMBOLS)} labels, got {len(labels)}; use sequence"
+            "method",
+            f"choice takes at most {len(symbols)} labels, got {len(names)}; use sequence",
         )
-    names = [label.name for label in labels] if method != "choice" else SYMBOLS[: len(labels)]
-    end = dialogue.end_token_ids if method == "sequence" else ()
-    candidates = tuple((*dialogue.continuation(name), *end) for name in names)
-    if method != "sequence":
-        for name, candidate in zip(names, candidates, strict=True):
-            if len(candidate) != 1:
-                raise InvalidInput(
-                    "method",
-                    f"{method} needs one token per label, {_short(name)} takes {len(candidate)}; "
-                    f"use {'choice or sequence' if method == 'token' else 'sequence'}",
-                )
-    first: dict[tuple[int, ...], str] = {}
-    for name, candidate in zip(names, candidates, strict=True):
-        if candidate in first:
-            raise InvalidInput(
-                "labels",
-                f"{_short(first[candidate])} and {_short(name)} are the same to this model; "
-                "use method choice, or other names",
-            )
-        first[candidate] = name
-    return candidates
-
-
-def _short(name: str) -> str:
-    return repr(name if len(name) <= 60 else name[:57] + "...")
+    return one_token_each(dialogue, symbols[: len(names)], method, "sequence")

@@ -1,35 +1,53 @@
-"""The wording of a classification prompt.
+"""The wording of a classification prompt, as the demo checkpoint is trained on it.
 
-One module words them, because accuracy depends on the exact words: the gateway renders requests
-with it and the demo checkpoint is trained on it. Instruction and labels come before the text, so
-that all requests of one task share their prefix (MoE-Prefill, section 3).
+Instruction and labels come before the text, so that all requests of one task share their prefix
+(MoE-Prefill, section 3). The words themselves are data: ``wording.json``.
 """
 
 from collections.abc import Sequence
 from typing import Literal
 
-Method = Literal["token", "choice", "sequence"]
+from moesaic.classification.wording import PACKAGED, Wording
 
-DEFAULT_INSTRUCTION = "Classify the text."
+Method = Literal["token", "choice", "sequence", "multi"]
+
+DEFAULT_INSTRUCTION = PACKAGED.words["instruction"]
 SYMBOLS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-def question_head(labels: Sequence[str], instruction: str, method: Method) -> str:
+def question_head(
+    labels: Sequence[str], instruction: str, method: Method, wording: Wording = PACKAGED
+) -> str:
     """Word everything of the question that comes before the text itself.
 
     Args:
         labels: what the caller may answer, in the caller's order; for ``choice`` at most 26.
         instruction: one or two sentences that state the task.
-        method: ``choice`` names each label by a letter, the others ask for the label itself.
+        method: ``choice`` names each label by a letter, ``token`` and ``sequence`` ask for the label itself, and
+            ``multi``, whose questions name one label each, has none of them here.
+        wording: the model's words.
     """
-    if method == "choice":
-        options = "".join(
-            f"{symbol}. {label}\n" for symbol, label in zip(SYMBOLS, labels, strict=False)
-        )
-        return f"{instruction} Choose exactly one of:\n{options}\n"
-    return f"{instruction} Choose exactly one of: {'; '.join(labels)}.\n\n"
+    slots = label_slots(labels, SYMBOLS)
+    return wording.head(method, "text", instruction=instruction, **slots)
 
 
-def question(text: str, labels: Sequence[str], instruction: str, method: Method) -> str:
-    """Word the whole user turn that asks for one label of ``text``."""
-    return question_head(labels, instruction, method) + text.strip()
+def question(
+    text: str,
+    labels: Sequence[str],
+    instruction: str,
+    method: Method,
+    wording: Wording = PACKAGED,
+) -> str:
+    """Word the whole user turn that asks for one label of ``text``; for ``multi``, whether the only one applies."""
+    slots = label_slots(labels, SYMBOLS)
+    return wording.render(
+        method, instruction=instruction, text=text.strip(), label=labels[0], **slots
+    )
+
+
+def label_slots(labels: Sequence[str], symbols: str) -> dict[str, str]:
+    """What stands for all the labels in a template: in a row, or one a line behind its symbol."""
+    options = "".join(
+        f"{symbol}. {label}\n" for symbol, label in zip(symbols, labels, strict=False)
+    )
+    return {"labels": "; ".join(labels), "options": options}

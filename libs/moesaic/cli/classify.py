@@ -9,7 +9,7 @@ from moesaic.cli.console import print_json, print_table
 from moesaic.cli.options import JsonOption, UrlOption, valid_text
 from moesaic.cli.outcome import CommandError, Exit
 
-Method = Literal["auto", "token", "choice", "sequence"]
+Method = Literal["auto", "token", "choice", "sequence", "multi"]
 
 
 def classify(
@@ -57,8 +57,9 @@ def classify(
         finally:  # also what was done before Ctrl-C
             if run.started:
                 report(run, verbose, as_json)
-    elif len(names) < 2:
-        raise CommandError("--labels: give at least two, separated by commas", Exit.USAGE)
+    elif len(names) < (1 if method == "multi" else 2):
+        fix = "give at least two, separated by commas; --method multi also takes one"
+        raise CommandError(f"--labels: {fix}", Exit.USAGE)
     else:
         _classify_text(address, {**request, "input": text, "labels": names}, as_json)
 

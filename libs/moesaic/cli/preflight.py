@@ -17,6 +17,7 @@ def check_model(model: str) -> "ModelConfig":
     Raises:
         CommandError: there is no model that can be served at ``--model``.
     """
+    from moesaic.classification.wording import PACKAGED
     from moesaic.errors import CheckpointError, InvalidInput
     from moesaic.models.chat import ChatTemplate
     from moesaic.models.config import load_config
@@ -34,8 +35,10 @@ def check_model(model: str) -> "ModelConfig":
         config = load_config(Path(model))
         list_tensors(Path(model))
         Tokenizer.load(Path(model))
-        if (serving := Path(model) / "moesaic.json").exists():
-            read_json(serving)
+        serving = Path(model) / "moesaic.json"
+        told = read_json(serving) if serving.exists() else {}
+        if told.get("wording") is not None:
+            PACKAGED.replaced(told["wording"], serving.name)
         with contextlib.suppress(InvalidInput):  # there is none, so there are no chats
             ChatTemplate.load(Path(model))
     except CheckpointError as error:

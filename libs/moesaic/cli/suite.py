@@ -67,9 +67,8 @@ def services_of(options: SuiteOptions, num_experts: int, cores: int) -> list[Ser
     threads = str(max(1, cores // num_computing))
     environment = {"OMP_NUM_THREADS": threads}
     if num_computing + 2 > cores:  # the gateway and the scheduler want time as well
-        # Threads that spin while they wait would take the cores from those that work. A moment of
-        # it, longer than the gaps within a step, saves waking them for every product.
-        environment |= {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "10000"}
+        # Threads that spin while they wait would take the cores from those that work.
+        environment["OMP_WAIT_POLICY"] = "passive"
 
     def computing(role: str, number: int, *flags: str) -> Service:
         flags += ("--data-host", LOOPBACK, "--model", options.model, "--threads", threads)

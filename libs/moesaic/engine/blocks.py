@@ -26,6 +26,7 @@ class BlockPool:
         self._holders: dict[int, int] = {}  # of used blocks, how many
         self._block_of: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
+        self._changes: dict[bytes, bool] = {}  # since they were last taken; whether it can be found
 
     @property
     def num_free(self) -> int:
@@ -46,6 +47,12 @@ class BlockPool:
     def published(self) -> dict[int, bytes]:
         """The blocks that can be found, with the hashes of their contents."""
         return dict(self._hash_of)
+
+    def take_changes(self) -> tuple[list[bytes], list[bytes]]:
+        """Contents that can and that cannot be found now and were told otherwise before."""
+        changes, self._changes = self._changes, {}
+        stored = [content for content, found in changes.items() if found]
+        return stored, [content for content, found in changes.items() if not found]
 
     def take(self, count: int) -> list[int]:
         """Hold ``count`` blocks that nobody else does.
@@ -85,6 +92,7 @@ class BlockPool:
             assert block not in self._hash_of
             self._block_of[content] = block
             self._hash_of[block] = content
+            self._changes[content] = True
 
     def give_back(self, blocks: Sequence[int]) -> None:
         """Stop holding blocks, the last first: a beginning is worth more than what follows it."""
@@ -100,7 +108,9 @@ class BlockPool:
 
     def _evict(self) -> int:
         block, _ = self._cached.popitem(last=False)
-        del self._block_of[self._hash_of.pop(block)]
+        content = self._hash_of.pop(block)
+        del self._block_of[content]
+        self._changes[content] = False
         return block
 
 

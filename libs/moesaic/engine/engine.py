@@ -36,6 +36,8 @@ from moesaic.prefix.block_hashes import BlockHasher
 
 log = structlog.get_logger()
 
+TellBlocks = Callable[[list[bytes], list[bytes]], None]  # names stored, names evicted
+
 STALL_POLL_S = (
     0.05  # how often deadlines and cancellations are looked at while experts cannot be reached
 )
@@ -65,14 +67,16 @@ class Engine:
         emit: Callable[[list[Event]], None],
         recovery_s: float,
         hasher: BlockHasher | None = None,
+        tell_blocks: TellBlocks = lambda stored, evicted: None,
     ) -> None:
-        """``hasher`` turns the prefix cache on."""
+        """``hasher`` turns the prefix cache on; ``tell_blocks`` is then called with what changed in
+        it, before the events of the same step are told."""
         self._decoder, self._dispatcher = decoder, dispatcher
         self._cache = decoder.new_kv_cache(num_blocks, BLOCK_SIZE)
         self._area = SweepArea(decoder, limits.sweep_blocks, BLOCK_SIZE)
         self.batcher = Batcher(limits, num_blocks, hasher, decoder.config.num_layers)
         self._progress = Progress(self.batcher)
-        self._emit, self._recovery_s = emit, recovery_s
+        self._emit, self._tell_blocks, self._recovery_s = emit, tell_blocks, recovery_s
         self._work_came = asyncio.Event()
         self._epoch = 0
 
@@ -137,7 +141,7 @@ class Engine:
             return
         except Exception:
             log.exception("step.failed", rows=num_rows)
-            self._emit(events)  # of those that had moved on already
+            self._tell(events)  # of those that had moved on already
             self._fail(work.owners, MoesaicError("the step failed; see the worker's log"))
             return
         took_s = time.monotonic() - started
@@ -147,6 +151,13 @@ class Engine:
             metrics.STEP_SECONDS.observe(took_s)
             metrics.STEP_ROWS.observe(num_rows)
         self._epoch = step.epoch
+        self._tell(events)
+
+    def _tell(self, events: list[Event]) -> None:
+        """Tell a step's events, and first what they leave in the cache."""
+        stored, evicted = self.batcher.pool.take_changes()
+        if stored or evicted:
+            self._tell_blocks(stored, evicted)
         self._emit(events)
 
     async def _compute_plan(self, step: Step, plan: Plan, events: list[Event]) -> None:

@@ -11,6 +11,7 @@ from moesaic.engine.requests import (
     FailureEvent,
     FinishEvent,
     FinishReason,
+    ProgressEvent,
     ScoreEvent,
     TokenEvent,
     TokenLogprob,
@@ -47,6 +48,7 @@ class Progress:
                 if chunk.owner.describes_prompt:
                     events.append(describe_prompt(chunk.owner, chunk, rows))
                 if chunk.owner.computed < len(chunk.owner.tokens):
+                    events.append(ProgressEvent(chunk.owner.request.key, chunk.owner.computed))
                     continue
                 if chunk.owner.work.max_tokens:
                     answers.append((chunk.owner, rows[-1]))
@@ -124,6 +126,7 @@ class Progress:
         self._batcher.commit(chunk)
         if chunk.candidate is None:
             if not chunk.wanted:
+                events.append(ProgressEvent(score.request.key, score.computed))
                 return
             first = rows[0].log_softmax(dim=-1)
             score.logprobs = [float(first[candidate[0]]) for candidate in candidates]

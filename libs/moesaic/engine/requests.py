@@ -91,6 +91,14 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True)
+class ProgressEvent:
+    """So many of the prompt's tokens have their KV; more steps follow before the next news."""
+
+    key: RequestKey
+    computed_tokens: int
+
+
+@dataclass(frozen=True)
 class TokenEvent:
     """One more token of an answer; ``index`` counts from 0."""
 
@@ -138,4 +146,4 @@ class FailureEvent:
     error: MoesaicError
 
 
-Event = PromptEvent | TokenEvent | ScoreEvent | FinishEvent | FailureEvent
+Event = PromptEvent | ProgressEvent | TokenEvent | ScoreEvent | FinishEvent | FailureEvent

@@ -13,8 +13,9 @@ async def on_own_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
     """Compute something beside the engine, such as the packed form of weights, on a thread that ends
     with it.
 
-    OpenMP keeps threads ready for every thread that has ever computed. Once all these are more than
-    the cores, none of them waits awake, and the engine's products take twice as long.
+    For every thread that has ever computed torch keeps a team of OpenMP's threads, and gives it back
+    when that thread ends. With more of them than cores, where torch's products are used, those of
+    the engine take twice as long.
     """
     executor = ThreadPoolExecutor(1, thread_name_prefix="own")
     try:

@@ -31,9 +31,21 @@ class RotaryEmbedding:
         self._frequencies = _frequencies(rope, dim).to(device)  # float32 [d / 2]
         self._scale = rope.yarn.rotation_scale if rope.yarn else 1.0
         self._interleaved = interleaved
+        self._known: dict[torch.dtype, Rotation] = {}  # of all positions up to some power of two
 
     def rotation(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
         """The rotations at ``positions`` (int64 ``[T]``), computed in float32 and kept as ``dtype``."""
+        if positions.device.type != "cpu" or not len(positions):
+            return self._compute(positions, dtype)
+        # A step of one row would spend as long on its angles as on a layer's attention.
+        known, needed = self._known.get(dtype), int(positions.max()) + 1
+        if known is None or len(known.cos) < needed:
+            everything = torch.arange(1 << max(10, (needed - 1).bit_length()))
+            known = self._known[dtype] = self._compute(everything, dtype)
+        cos, sin = (table.index_select(0, positions) for table in (known.cos, known.sin))
+        return Rotation(cos, sin, self._interleaved)
+
+    def _compute(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
         angles = torch.outer(positions.float(), self._frequencies)
         # In float64: the last bit of a float32 cosine depends on where in the tensor it stands.
         angles = angles.double()

@@ -7,9 +7,19 @@ root that parts models, tenants (by their salt) and quality levels.
 
 from array import array
 from collections.abc import Sequence
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 
 HASH_BYTES = 16
+
+
+def naming_key(block_secret: str, cluster_secret: str = "") -> bytes:
+    """The key of all who must give equal blocks equal names.
+
+    Args:
+        block_secret: given for this alone, so that who names blocks need not hold another secret.
+        cluster_secret: what the key is made from otherwise; it cannot be told from the key.
+    """
+    return sha256((block_secret or cluster_secret).encode()).digest()
 
 
 class BlockHasher:
@@ -19,6 +29,13 @@ class BlockHasher:
         """``key``: a secret of at most 64 bytes; ``block_size``: tokens a block."""
         self._key, self._model_digest, self._block_size = key, model_digest, block_size
         self._keyed = blake2b(digest_size=HASH_BYTES, key=key, person=b"moesaic.block")
+
+    @property
+    def naming(self) -> bytes:
+        """Tells whether another hasher gives the same names; says nothing about the key."""
+        told = blake2b(digest_size=HASH_BYTES, key=self._key, person=b"moesaic.naming")
+        told.update(f"{self._block_size} {self._model_digest}".encode())
+        return told.digest()
 
     def root(self, salt: str = "", *, exact: bool = False) -> bytes:
         """What the first block's name is chained to.

@@ -42,25 +42,46 @@ class ExecuteRequest(_message.Message):
 
     SUBMIT_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
+    WATCH_BLOCKS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def submit(self) -> Global___Submit: ...
     @_builtins.property
     def cancel(self) -> Global___Cancel: ...
+    @_builtins.property
+    def watch_blocks(self) -> Global___WatchBlocks: ...
     def __init__(
         self,
         *,
         submit: Global___Submit | None = ...,
         cancel: Global___Cancel | None = ...,
+        watch_blocks: Global___WatchBlocks | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "command", b"command", "submit", b"submit"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "command", b"command", "submit", b"submit", "watch_blocks", b"watch_blocks"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "command", b"command", "submit", b"submit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "command", b"command", "submit", b"submit", "watch_blocks", b"watch_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["submit", "cancel"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["submit", "cancel", "watch_blocks"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
 Global___ExecuteRequest: _TypeAlias = ExecuteRequest  # noqa: Y015
+
+@_typing.final
+class WatchBlocks(_message.Message):
+    """Tell which KV blocks can be found, from now on: a snapshot, then every change. Sent again, it gives a new snapshot."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchBlocks: _TypeAlias = WatchBlocks  # noqa: Y015
 
 @_typing.final
 class Submit(_message.Message):
@@ -401,6 +422,10 @@ class ExecuteResponse(_message.Message):
     FINISHED_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
+    BLOCK_SNAPSHOT_FIELD_NUMBER: _builtins.int
+    BLOCK_CHANGES_FIELD_NUMBER: _builtins.int
+    TOGETHER_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     attempt: _builtins.int
     @_builtins.property
@@ -415,6 +440,20 @@ class ExecuteResponse(_message.Message):
     def prompt_logprobs(self) -> Global___PromptLogprobs:
         """chunk by chunk, before the first tokens"""
 
+    @_builtins.property
+    def progress(self) -> Global___Progress:
+        """of a prompt that takes several steps, after each but the last"""
+
+    @_builtins.property
+    def block_snapshot(self) -> Global___BlockSnapshot:
+        """Of the worker rather than of a request; only for those that watch."""
+
+    @_builtins.property
+    def block_changes(self) -> Global___BlockChanges: ...
+    @_builtins.property
+    def together(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExecuteResponse]:
+        """Instead of all the above: several of them that were there at once, in order, each for itself."""
+
     def __init__(
         self,
         *,
@@ -425,16 +464,125 @@ class ExecuteResponse(_message.Message):
         finished: Global___Finished | None = ...,
         failure: Global___Failure | None = ...,
         prompt_logprobs: Global___PromptLogprobs | None = ...,
+        progress: Global___Progress | None = ...,
+        block_snapshot: Global___BlockSnapshot | None = ...,
+        block_changes: Global___BlockChanges | None = ...,
+        together: _abc.Iterable[Global___ExecuteResponse] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "failure", b"failure", "finished", b"finished", "prompt_logprobs", b"prompt_logprobs", "scores", b"scores", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["block_changes", b"block_changes", "block_snapshot", b"block_snapshot", "event", b"event", "failure", b"failure", "finished", b"finished", "progress", b"progress", "prompt_logprobs", b"prompt_logprobs", "scores", b"scores", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "event", b"event", "failure", b"failure", "finished", b"finished", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "scores", b"scores", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block_changes", b"block_changes", "block_snapshot", b"block_snapshot", "event", b"event", "failure", b"failure", "finished", b"finished", "progress", b"progress", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "scores", b"scores", "together", b"together", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["tokens", "scores", "finished", "failure", "prompt_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["tokens", "scores", "finished", "failure", "prompt_logprobs", "progress", "block_snapshot", "block_changes"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
 Global___ExecuteResponse: _TypeAlias = ExecuteResponse  # noqa: Y015
+
+@_typing.final
+class Progress(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
+    computed_tokens: _builtins.int
+    """of the prompt, those found in the cache included"""
+    def __init__(
+        self,
+        *,
+        computed_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed_tokens", b"computed_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Progress: _TypeAlias = Progress  # noqa: Y015
+
+@_typing.final
+class BlockSnapshot(_message.Message):
+    """Part of all blocks that can be found; names are as in moesaic.prefix.block_hashes, 16 bytes each, one behind the other."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    HASHES_FIELD_NUMBER: _builtins.int
+    ENGINE_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    """of the last change that is in it"""
+    first: _builtins.bool
+    """forget what was known"""
+    hashes: _builtins.bytes
+    @_builtins.property
+    def engine(self) -> Global___EngineProfile:
+        """with the first part"""
+
+    def __init__(
+        self,
+        *,
+        sequence: _builtins.int = ...,
+        first: _builtins.bool = ...,
+        hashes: _builtins.bytes = ...,
+        engine: Global___EngineProfile | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "first", b"first", "hashes", b"hashes", "sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BlockSnapshot: _TypeAlias = BlockSnapshot  # noqa: Y015
+
+@_typing.final
+class EngineProfile(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MAX_STEP_TOKENS_FIELD_NUMBER: _builtins.int
+    NAMING_FIELD_NUMBER: _builtins.int
+    max_step_tokens: _builtins.int
+    """rows in one step"""
+    naming: _builtins.bytes
+    """equal only where equal prompts get equal names; empty: nothing is cached"""
+    def __init__(
+        self,
+        *,
+        max_step_tokens: _builtins.int = ...,
+        naming: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_step_tokens", b"max_step_tokens", "naming", b"naming"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EngineProfile: _TypeAlias = EngineProfile  # noqa: Y015
+
+@_typing.final
+class BlockChanges(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    STORED_FIELD_NUMBER: _builtins.int
+    EVICTED_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    """one more than that of the change before"""
+    stored: _builtins.bytes
+    evicted: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        sequence: _builtins.int = ...,
+        stored: _builtins.bytes = ...,
+        evicted: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evicted", b"evicted", "sequence", b"sequence", "stored", b"stored"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BlockChanges: _TypeAlias = BlockChanges  # noqa: Y015
 
 @_typing.final
 class PromptLogprobs(_message.Message):

@@ -1,18 +1,12 @@
 // Attention over the paged KV cache, for decoded rows and chunks of prompts alike.
 //   Tiles    PANEL positions at a time, counted from the sequence's start, with a running softmax.
-//   Order    a row's result depends on its own query and the cache, never on what rows are beside it.
-#include <omp.h>
-
-#include "matrix.h"
+//   Order    a row's result depends on its own query and the cache, never on what rows are beside
+//   it.
+#include "attention.h"
+#include "pool.h"
 
 enum { QUERIES = 192 };  // queries (of several rows and heads) that share a tile's keys and values
 enum { CHUNK = 4 };      // tasks that a thread takes at a time, so that it knows the next
-
-struct sequence {
-    int64_t first_row, num_rows;  // of this step
-    int64_t length;               // positions, this step's included
-    const int32_t *blocks;        // block table
-};
 
 // The sequences of a step, as the planner has them.
 struct batch {
@@ -20,40 +14,11 @@ struct batch {
     int64_t count, table_width;
 };
 
-struct shape {
-    int64_t heads, kv_heads;
-    int64_t key_dim, value_dim;
-    int64_t block_stride, head_stride, token_stride, value_start;  // in the cache, in floats
-    int64_t block_size, window;                                    // window 0: none
-    int64_t query_stride, out_stride;               // between rows
-    float scale;
-};
-
 struct task {
     int32_t sequence, kv_head, num_kv_heads;
     int64_t begin, end;  // rows of the sequence
 };
 
-// The queries of one task that share a head's keys and values.
-struct queries {
-    const struct shape *shape;
-    const struct sequence *sequence;
-    int64_t kv_head, group;        // heads that share the keys and values
-    int64_t first_row, num;        // of the step; rows * group
-    int64_t position;              // of the first row
-};
-
-// What one thread works with.
-struct desk {
-    float *queries;  // [QUERIES, key_dim], scaled
-    float *scores;   // [QUERIES, PANEL]
-    float *sums;     // [QUERIES, values]
-    float *largest, *totals;  // [QUERIES]
-    float *keys;     // [key_dim, PANEL]
-    float *values;   // [panels, PANEL, PANEL]
-};
-
-static int64_t wide(int64_t size) { return (size + PANEL - 1) / PANEL * PANEL; }
 static int64_t rows_per_task(const struct shape *s) {
     const int64_t group = s->heads / s->kv_heads;
     return group < QUERIES ? QUERIES / group : 1;
@@ -63,8 +28,7 @@ static int64_t max_queries(const struct shape *s) {
 }
 static int64_t desk_size(const struct shape *s) {
     const int64_t queries = max_queries(s), values = wide(s->value_dim);
-    return queries * (s->key_dim + PANEL + values + 2) + s->key_dim * PANEL + values * PANEL +
-           64;
+    return queries * (s->key_dim + PANEL + values + 2) + s->key_dim * PANEL + values * PANEL + 64;
 }
 static struct desk desk_at(float *at, const struct shape *s) {
     const int64_t queries = max_queries(s), values = wide(s->value_dim);
@@ -79,120 +43,6 @@ static struct desk desk_at(float *at, const struct shape *s) {
     return d;
 }
 
-#define UPPER(i, side) (i) & (side) ? LANES + (i) - (side) : (i)
-#define LOWER(i, side) (i) & (side) ? LANES + (i) : (i) + (side)
-
-// Swaps the off-diagonal squares of this side: of all sides, that is a transposition.
-#define SWAP_SQUARES(rows, side) \
-    for (int i = 0; i < LANES && (side) < LANES; i++) { \
-        const ivec upper = {EACH_LANE(UPPER, side)}, lower = {EACH_LANE(LOWER, side)}; \
-        if (i & (side)) continue; \
-        const vec a = rows[i], b = rows[(i + (side)) % LANES]; \
-        rows[i] = __builtin_shuffle(a, b, upper); \
-        rows[(i + (side)) % LANES] = __builtin_shuffle(a, b, lower); \
-    }
-
-// Turns LANES rows of LANES numbers into columns.
-INLINE void transpose(vec rows[LANES]) {
-#pragma GCC unroll 16
-    SWAP_SQUARES(rows, 1)
-#pragma GCC unroll 16
-    SWAP_SQUARES(rows, 2)
-#pragma GCC unroll 16
-    SWAP_SQUARES(rows, 4)
-#pragma GCC unroll 16
-    SWAP_SQUARES(rows, 8)
-}
-
-// Where a tile's keys are; returns how many there are yet.
-static int64_t find_keys(const struct shape *s, const struct sequence *q, const float *cache,
-                         int64_t kv_head, int64_t start, const float *found[PANEL]) {
-    const float *head = cache + kv_head * s->head_stride;
-    const int64_t count = q->length - start < PANEL ? q->length - start : PANEL;
-    const int32_t *block = q->blocks + start / s->block_size;
-    for (int64_t j = 0, offset = start % s->block_size; j < count; offset = 0, block++) {
-        const float *key = head + *block * s->block_stride + offset * s->token_stride;
-        for (; offset < s->block_size && j < count; offset++, j++, key += s->token_stride)
-            found[j] = key;
-    }
-    return count;
-}
-
-// Asks for a tile's keys and values, which lie scattered, while another is computed.
-static void expect(const struct shape *s, const struct sequence *q, const float *cache,
-                   int64_t kv_head, int64_t start) {
-    const float *keys[PANEL];
-    const int64_t count = find_keys(s, q, cache, kv_head, start, keys);
-    for (int64_t j = 0; j < count; j++) {
-        const float *key = keys[j], *value = key + s->value_start;
-        for (int64_t i = 0; i < s->key_dim; i += 16) __builtin_prefetch(key + i, 0, 2);
-        for (int64_t i = 0; i < s->value_dim; i += 16) __builtin_prefetch(value + i, 0, 2);
-    }
-}
-
-// Lays the keys and values of a tile out for products; what is not there yet is zero.
-static void lay_out(const struct shape *s, const struct sequence *q, const float *cache,
-                    int64_t kv_head, int64_t start, const struct desk *d) {
-    const float *keys[PANEL];
-    const int64_t count = find_keys(s, q, cache, kv_head, start, keys);
-    for (int64_t j = 0; j < PANEL; j += LANES)
-        for (int64_t i = 0; i < s->key_dim; i += LANES) {
-            const int64_t left = s->key_dim - i < LANES ? s->key_dim - i : LANES;
-            vec square[LANES];
-            for (int64_t n = 0; n < LANES; n++) {
-                const float *key = j + n < count ? keys[j + n] + i : 0;
-                square[n] = !key ? (vec){0} : left < LANES ? load_some(key, left) : load(key);
-            }
-            transpose(square);
-            for (int64_t n = 0; n < left; n++) store(d->keys + (i + n) * PANEL + j, square[n]);
-        }
-    for (int64_t first = 0; first < s->value_dim; first += PANEL) {
-        const int64_t columns = s->value_dim - first < PANEL ? s->value_dim - first : PANEL;
-        float *panel = d->values + first * PANEL;
-        for (int64_t j = 0; j < count; j++) {
-            const float *value = keys[j] + s->value_start + first;
-            if (columns == PANEL) {
-                for (int64_t c = 0; c < PANEL; c += LANES) store(panel + j * PANEL + c, load(value + c));
-                continue;
-            }
-            memcpy(panel + j * PANEL, value, (size_t)columns * 4);
-            memset(panel + j * PANEL + columns, 0, (size_t)(PANEL - columns) * 4);
-        }
-        memset(panel + count * PANEL, 0, (size_t)(PANEL - count) * PANEL * 4);
-    }
-}
-
-// One query's weights of a tile's positions [from, to); rescales what it has summed up so far.
-static void soften(const struct desk *d, int64_t query, int64_t from, int64_t to, int64_t values) {
-    float *scores = d->scores + query * PANEL, *sums = d->sums + query * values;
-    const vec nothing = all(-__builtin_inff());
-    vec most = nothing;
-    for (int64_t j = 0; j < PANEL; j += LANES) {
-        vec x = load(scores + j);
-        if (j < from || j + LANES > to)
-            for (int64_t i = 0; i < LANES; i++)
-                if (j + i < from || j + i >= to) x[i] = nothing[0];
-        store(scores + j, x);
-        most = larger(x, most);
-    }
-    const float largest = largest_of(most), before = d->largest[query];
-    const float now = largest > before ? largest : before;
-    vec total = {0};
-    for (int64_t j = 0; j < PANEL; j += LANES) {
-        const vec x = load(scores + j);
-        const vec weights = choose(x == nothing, (vec){0}, exp_of(x - now));
-        store(scores + j, weights);
-        total += weights;
-    }
-    if (now != before) {
-        const float shrink = exp_of(all(before - now))[0];
-        d->totals[query] *= shrink;
-        for (int64_t i = 0; i < values; i += LANES) store(sums + i, load(sums + i) * shrink);
-        d->largest[query] = now;
-    }
-    d->totals[query] += sum_of(total);
-}
-
 static struct desk part_of(const struct desk *d, const struct shape *s, int64_t queries) {
     struct desk part = *d;
     part.queries += queries * s->key_dim;
@@ -201,136 +51,6 @@ static struct desk part_of(const struct desk *d, const struct shape *s, int64_t 
     part.largest += queries;
     part.totals += queries;
     return part;
-}
-
-static void begin(const struct queries *q, const float *queries, const struct desk *d) {
-    const struct shape *s = q->shape;
-    for (int64_t i = 0; i < q->num; i++) {
-        const int64_t row = q->first_row + i / q->group;
-        const int64_t head = q->kv_head * q->group + i % q->group;
-        const float *query = queries + row * s->query_stride + head * s->key_dim;
-        for (int64_t c = 0; c < s->key_dim; c++)
-            d->queries[i * s->key_dim + c] = query[c] * s->scale;
-        d->largest[i] = -3.0e38f, d->totals[i] = 0;
-    }
-    memset(d->sums, 0, (size_t)(q->num * wide(s->value_dim)) * 4);
-}
-
-// The weights of the queries from `skipped` on for the positions of a tile, from their scores.
-static void soften_all(const struct queries *q, int64_t skipped, int64_t start,
-                       const struct desk *d) {
-    for (int64_t i = skipped; i < q->num; i++) {
-        const int64_t position = q->position + i / q->group, window = q->shape->window;
-        const int64_t to = position + 1 - start < PANEL ? position + 1 - start : PANEL;
-        const int64_t from = window ? position + 1 - window - start : 0;
-        soften(d, i, from > 0 ? from : 0, to, wide(q->shape->value_dim));
-    }
-}
-
-// Many queries: the tile is laid out once for all of them.
-static void attend_many(const struct queries *q, const float *cache, int64_t start,
-                        const struct desk *d) {
-    const struct shape *s = q->shape;
-    const int64_t values = wide(s->value_dim);
-    const struct matrix keys = {d->keys, 0, 0, 0, s->key_dim, PANEL};
-    const struct matrix tile = {d->values, 0, 0, 0, PANEL, values};
-    // Rows before the tile see nothing of it.
-    const int64_t skipped = start > q->position ? (start - q->position) * q->group : 0;
-    const int64_t left = q->num - skipped;
-    lay_out(s, q->sequence, cache, q->kv_head, start, d);
-    multiply_panel(&keys, (struct rows){d->queries, 0, s->key_dim}, skipped, left, 0,
-                   d->scores + skipped * PANEL, PANEL, PANEL, 0);
-    soften_all(q, skipped, start, d);
-    for (int64_t panel = 0; panel < values / PANEL; panel++) {
-        multiply_panel(&tile, (struct rows){d->scores, 0, PANEL}, skipped, left, panel,
-                       d->sums + skipped * values + panel * PANEL, values, PANEL, 1);
-    }
-}
-
-// The scores of `num` queries for LANES positions; missing ones are `count` and more.
-INLINE void score_few(const int num, const struct shape *s, const float *queries,
-                      const float *const *keys, int64_t count, float *scores) {
-    vec sums[TILE_ROWS] = {0};
-    for (int64_t i = 0; i < s->key_dim; i += LANES) {
-        const int64_t left = s->key_dim - i < LANES ? s->key_dim - i : LANES;
-        vec square[LANES];
-#pragma GCC unroll 16
-        for (int n = 0; n < LANES; n++)
-            square[n] = n >= count ? (vec){0}
-                        : left < LANES ? load_some(keys[n] + i, left) : load(keys[n] + i);
-        transpose(square);
-#pragma GCC unroll 16
-        for (int n = 0; n < LANES; n++)
-            if (n < left)
-#pragma GCC unroll 8
-                for (int r = 0; r < num; r++)
-                    sums[r] = fma_of(all(queries[r * s->key_dim + i + n]), square[n], sums[r]);
-    }
-    for (int r = 0; r < num; r++) store(scores + r * PANEL, sums[r]);
-}
-
-// Adds the weighted values of `count` positions to the sums of `num` queries, PANEL columns.
-INLINE void add_few(const int num, const float *weights, const float *const *rows, int64_t count,
-                    int64_t columns, float *sums, int64_t stride) {
-    vec added[TILE_ROWS][TILE_VECTORS];
-    for (int r = 0; r < num; r++)
-        for (int v = 0; v < TILE_VECTORS; v++) added[r][v] = load(sums + r * stride + v * LANES);
-    for (int64_t j = 0; j < count; j++) {
-        vec value[TILE_VECTORS];
-#pragma GCC unroll 4
-        for (int v = 0; v < TILE_VECTORS; v++) {
-            const int64_t left = columns - v * LANES;
-            value[v] = left >= LANES ? load(rows[j] + v * LANES)
-                       : left > 0    ? load_some(rows[j] + v * LANES, left)
-                                     : (vec){0};
-        }
-#pragma GCC unroll 8
-        for (int r = 0; r < num; r++)
-#pragma GCC unroll 4
-            for (int v = 0; v < TILE_VECTORS; v++)
-                added[r][v] = fma_of(all(weights[r * PANEL + j]), value[v], added[r][v]);
-    }
-    for (int r = 0; r < num; r++)
-        for (int v = 0; v < TILE_VECTORS; v++) store(sums + r * stride + v * LANES, added[r][v]);
-}
-
-// Up to TILE_ROWS queries: keys and values are read where they lie.
-static void attend_few(const struct queries *q, const float *cache, int64_t start,
-                       const struct desk *d) {
-    const struct shape *s = q->shape;
-    const float *keys[PANEL], *values[PANEL];
-    const int64_t count = find_keys(s, q->sequence, cache, q->kv_head, start, keys);
-    for (int64_t j = 0; j < count; j++) values[j] = keys[j] + s->value_start;
-    const int64_t skipped = start > q->position ? (start - q->position) * q->group : 0;
-    const int64_t left = q->num - skipped;
-    const float *queries = d->queries + skipped * s->key_dim;
-    float *scores = d->scores + skipped * PANEL;
-#define SCORE(n) \
-    case n: score_few(n, s, queries, keys + j, count - j, scores + j); break
-    for (int64_t j = 0; j < count; j += LANES)
-        switch (left) { SCORE(1); SCORE(2); SCORE(3); SCORE(4); SCORE(5); SCORE(6); }
-#undef SCORE
-    soften_all(q, skipped, start, d);
-    const int64_t stride = wide(s->value_dim);
-#define ADD(n) \
-    case n: add_few(n, scores, values, count, s->value_dim - first, sums, stride); break
-    for (int64_t first = 0; first < s->value_dim; first += PANEL) {
-        float *sums = d->sums + skipped * stride + first;
-        switch (left) { ADD(1); ADD(2); ADD(3); ADD(4); ADD(5); ADD(6); }
-        for (int64_t j = 0; j < count; j++) values[j] += PANEL;
-    }
-#undef ADD
-}
-
-static void finish(const struct queries *q, const struct desk *d, float *out) {
-    const struct shape *s = q->shape;
-    for (int64_t i = 0; i < q->num; i++) {
-        const int64_t row = q->first_row + i / q->group;
-        const int64_t head = q->kv_head * q->group + i % q->group;
-        const float *sums = d->sums + i * wide(s->value_dim);
-        float *to = out + row * s->out_stride + head * s->value_dim;
-        for (int64_t c = 0; c < s->value_dim; c++) to[c] = sums[c] / d->totals[i];
-    }
 }
 
 // The positions that a task's rows see: from the tile with the first of them up to `end`.
@@ -379,10 +99,7 @@ static void attend(const struct shape *s, const struct batch *batch, const struc
                 const struct sequence other = sequence_of(batch, next);
                 expect(s, &other, cache, next->kv_head, span_of(s, &other, next).start);
             }
-            if (heads[h].num <= TILE_ROWS)
-                attend_few(&heads[h], cache, start, &parts[h]);
-            else
-                attend_many(&heads[h], cache, start, &parts[h]);
+            attend_tile(&heads[h], cache, start, &parts[h]);
         }
     for (int32_t h = 0; h < task->num_kv_heads; h++) finish(&heads[h], &parts[h], out);
 }
@@ -393,6 +110,26 @@ EXPORT int64_t attention_scratch(const struct shape *s, const struct batch *batc
     for (int64_t b = 0; b < batch->count; b++)
         tasks += (batch->num_rows[b] / rows_per_task(s) + 1) * s->kv_heads;
     return threads * desk_size(s) * 4 + tasks * (int64_t)sizeof(struct task);
+}
+
+struct call {
+    const struct shape *shape;
+    const struct batch *batch;
+    const float *queries, *cache;
+    float *out;
+    const struct task *tasks;
+    float *desks;
+    int64_t num_tasks, chunk;
+};
+
+static void some_tasks(void *with, int64_t part, int worker) {
+    const struct call *c = with;
+    const struct desk d = desk_at(c->desks + worker * desk_size(c->shape), c->shape);
+    const int64_t first = part * c->chunk;
+    const int64_t end = first + c->chunk < c->num_tasks ? first + c->chunk : c->num_tasks;
+    for (int64_t i = first; i < end; i++)
+        attend(c->shape, c->batch, &c->tasks[i], i + 1 < end ? &c->tasks[i + 1] : 0, c->queries,
+               c->cache, c->out, &d);
 }
 
 // queries [T, heads, key_dim] by query_stride -> out [T, heads, value_dim] by out_stride.
@@ -410,14 +147,14 @@ EXPORT void attention(const struct shape *s, const struct batch *batch, const fl
             for (int32_t h = 0; h < s->kv_heads; h += heads)
                 tasks[num_tasks++] = (struct task){b, h, heads, end > step ? end - step : 0, end};
     }
-    const int64_t chunk = num_tasks / threads < CHUNK ? 1 : CHUNK;
-#pragma omp parallel num_threads(threads)
-    {
-        const struct desk d = desk_at((float *)scratch + omp_get_thread_num() * desk_size(s), s);
-#pragma omp for schedule(dynamic, chunk)
-        for (int64_t i = 0; i < num_tasks; i++) {
-            const int mine = (i + 1) % chunk && i + 1 < num_tasks;
-            attend(s, batch, &tasks[i], mine ? &tasks[i + 1] : 0, queries, cache, out, &d);
-        }
-    }
+    struct call call = {s,
+                        batch,
+                        queries,
+                        cache,
+                        out,
+                        tasks,
+                        (float *)scratch,
+                        num_tasks,
+                        num_tasks / threads < CHUNK ? 1 : CHUNK};
+    in_parallel(some_tasks, &call, (num_tasks + call.chunk - 1) / call.chunk, threads);
 }

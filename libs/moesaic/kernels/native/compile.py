@@ -3,9 +3,6 @@
 ``python compile.py`` compiles what this machine needs into the user's cache, where it is looked for;
 ``python compile.py DIR`` compiles for every kind of processor, for an image that is built on one
 machine and runs on others.
-
-Nothing of OpenMP is linked in: its symbols are those that torch has loaded already, so that both
-share one pool of threads. A second pool would have both wait asleep.
 """
 
 import hashlib
@@ -32,7 +29,7 @@ VARIANTS: dict[str, tuple[frozenset[str], list[str]]] = {
     "any": (frozenset(), []),
 }
 # Whether the compiler fuses a product and a sum would depend on what surrounds them: it may not.
-_FLAGS = ["-O3", "-std=gnu11", "-ffp-contract=off", "-fopenmp", "-fPIC", "-fvisibility=hidden"]
+_FLAGS = ["-O3", "-std=gnu11", "-ffp-contract=off", "-pthread", "-fPIC", "-fvisibility=hidden"]
 _SOURCES = Path(__file__).parent
 _BUILT = _SOURCES / "built"  # where images have them
 
@@ -64,7 +61,7 @@ def compile_into(directory: Path, variant: str) -> Path:
     with tempfile.TemporaryDirectory(dir=directory) as work:
         for arguments in (
             [*_FLAGS, *VARIANTS[variant][1], "-c", *map(str, sources)],
-            ["-shared", "-o", target.name, *compiled],
+            ["-shared", "-pthread", "-o", target.name, *compiled],
         ):
             subprocess.run(
                 [compiler, *arguments], cwd=work, check=True, capture_output=True, text=True

@@ -1,10 +1,42 @@
 #include "matrix.h"
+#include "pool.h"
 
 enum { BLOCK = 96 };  // rows that are multiplied with a panel while it is in the cache
 
-INLINE int64_t columns_of(const struct matrix *m, int64_t panel) {
-    const int64_t left = m->out - panel * PANEL;
-    return left < PANEL ? left : PANEL;
+struct product {
+    const struct matrix *matrices;
+    const float *x;
+    float *out;
+    int64_t x_stride, x_head_stride, out_stride, out_head_stride, count;
+    float *scales;  // of rows rounded to bytes
+    uint8_t *bytes;
+    int64_t blocks, parts, panels;  // of rows; of panels, for each block; panels
+};
+
+static void round_one(void *with, int64_t row, int worker) {
+    const struct product *p = with;
+    const struct matrix *m = p->matrices;
+    (void)worker;
+    p->scales[row] = round_row(p->x + row * p->x_stride, m->in, p->bytes + row * in_fours(m) * 4);
+}
+
+static void multiply_part(void *with, int64_t task, int worker) {
+    const struct product *p = with;
+    const int64_t head = task / (p->blocks * p->parts), block = task / p->parts % p->blocks;
+    const struct matrix *m = &p->matrices[head];
+    const struct rows rows = m->scales
+                                 ? (struct rows){p->bytes, p->scales, in_fours(m) * 4}
+                                 : (struct rows){p->x + head * p->x_head_stride, 0, p->x_stride};
+    const int64_t first = block * BLOCK, left = p->count - first;
+    const int64_t part = task % p->parts;
+    (void)worker;
+    for (int64_t panel = part * p->panels / p->parts; panel < (part + 1) * p->panels / p->parts;
+         panel++) {
+        const int64_t column = panel * PANEL;
+        float *out = p->out + first * p->out_stride + head * p->out_head_stride + column;
+        multiply_panel(m, rows, first, left < BLOCK ? left : BLOCK, panel, out, p->out_stride,
+                       m->out - column < PANEL ? m->out - column : PANEL, 0);
+    }
 }
 
 // x [count, heads, in] -> out [count, heads, out], a matrix for each head; strides in floats.
@@ -12,33 +44,23 @@ INLINE int64_t columns_of(const struct matrix *m, int64_t panel) {
 EXPORT void linear(const struct matrix *matrices, int64_t heads, const float *x, int64_t x_stride,
                    int64_t x_head_stride, int64_t count, float *out, int64_t out_stride,
                    int64_t out_head_stride, uint8_t *scratch, int threads) {
-    const int int8 = matrices->scales != 0;
-    const int64_t panels = num_panels(matrices), width = in_fours(matrices) * 4;
-    float *scales = (float *)scratch;
-    uint8_t *bytes = scratch + count * 4;
-    const int64_t blocks = (count + BLOCK - 1) / BLOCK;
+    const int64_t panels = num_panels(matrices), blocks = (count + BLOCK - 1) / BLOCK;
     // Of few rows, threads share the weights; of many, the rows.
-    const int64_t parts = blocks > 1 ? 1 : panels, each = panels / parts;
-#pragma omp parallel num_threads(threads)
-    {
-        if (int8) {
-#pragma omp for
-            for (int64_t i = 0; i < count; i++)
-                scales[i] = round_row(x + i * x_stride, matrices->in, bytes + i * width);
-        }
-#pragma omp for schedule(dynamic, blocks > 1 ? 1 : (heads * panels + threads - 1) / threads)
-        for (int64_t task = 0; task < heads * blocks * parts; task++) {
-            const int64_t head = task / (blocks * parts), block = task / parts % blocks;
-            const struct matrix *m = &matrices[head];
-            const struct rows rows = int8
-                                         ? (struct rows){bytes, scales, width}
-                                         : (struct rows){x + head * x_head_stride, 0, x_stride};
-            const int64_t first = block * BLOCK;
-            const int64_t some = count - first < BLOCK ? count - first : BLOCK;
-            for (int64_t p = task % parts * each; p < (task % parts + 1) * each; p++)
-                multiply_panel(m, rows, first, some, p,
-                               out + first * out_stride + head * out_head_stride + p * PANEL,
-                               out_stride, columns_of(m, p), 0);
-        }
-    }
+    const int64_t parts = heads * blocks >= 4 * threads ? 1 : panels;
+    struct product p = {matrices,
+                        x,
+                        out,
+                        x_stride,
+                        x_head_stride,
+                        out_stride,
+                        out_head_stride,
+                        count,
+                        (float *)scratch,
+                        scratch + count * 4,
+                        blocks,
+                        parts,
+                        panels};
+    if (matrices->scales)
+        in_parallel(round_one, &p, count, count * matrices->in < 4096 ? 1 : threads);
+    in_parallel(multiply_part, &p, heads * blocks * parts, threads);
 }

@@ -38,7 +38,8 @@ INLINE void tile_float(const int count, const float *x, int64_t stride, const fl
         for (int i = 0; i < count; i++) {
             const vec factor = all(x[i * stride + p]);
 #pragma GCC unroll 4
-            for (int v = 0; v < TILE_VECTORS; v++) sums[i][v] = fma_of(factor, weights[v], sums[i][v]);
+            for (int v = 0; v < TILE_VECTORS; v++)
+                sums[i][v] = fma_of(factor, weights[v], sums[i][v]);
         }
     }
     if (bias)
@@ -88,21 +89,35 @@ void multiply_panel(const struct matrix *m, struct rows x, int64_t first, int64_
         if (!m->scales) {
             const float *data = (const float *)x.data + row * x.stride;
             const float *weights = (const float *)m->panels + column * m->in;
-#define TILE(n) \
-    case n: \
+#define TILE(n)                                                                              \
+    case n:                                                                                  \
         tile_float(n, data, x.stride, weights, m->in, bias, out, out_stride, columns, onto); \
         break
-            switch (left) { TILE(1); TILE(2); TILE(3); TILE(4); TILE(5); TILE(6); }
+            switch (left) {
+                TILE(1);
+                TILE(2);
+                TILE(3);
+                TILE(4);
+                TILE(5);
+                TILE(6);
+            }
 #undef TILE
         } else {
             const uint8_t *data = (const uint8_t *)x.data + row * x.stride;
             const int8_t *weights = (const int8_t *)m->panels + column * 4 * in_fours(m);
-#define TILE(n) \
-    case n: \
+#define TILE(n)                                                                                \
+    case n:                                                                                    \
         tile_int8(n, data, x.stride, x.scales + row, weights, in_fours(m), m->scales + column, \
-                  m->offsets + column, bias, out, out_stride, columns); \
+                  m->offsets + column, bias, out, out_stride, columns);                        \
         break
-            switch (left) { TILE(1); TILE(2); TILE(3); TILE(4); TILE(5); TILE(6); }
+            switch (left) {
+                TILE(1);
+                TILE(2);
+                TILE(3);
+                TILE(4);
+                TILE(5);
+                TILE(6);
+            }
 #undef TILE
         }
     }

@@ -27,8 +27,8 @@ struct rows {
 INLINE int64_t num_panels(const struct matrix *m) { return (m->out + PANEL - 1) / PANEL; }
 INLINE int64_t in_fours(const struct matrix *m) { return (m->in + 3) / 4; }
 
-// The product of some rows with one panel. Writes `columns` (at most PANEL) of each row; `onto` what
-// is there already (float32 only).
+// The product of some rows with one panel. Writes `columns` (at most PANEL) of each row; `onto`
+// what is there already (float32 only).
 void multiply_panel(const struct matrix *m, struct rows x, int64_t first, int64_t count,
                     int64_t panel, float *out, int64_t out_stride, int64_t columns, int onto);
 

@@ -1,7 +1,30 @@
 // What lies between the products: one row at a time, each in one pass.
+#include "pool.h"
 #include "vector.h"
 
 enum { PARALLEL = 32768 };  // numbers below which a second thread costs more than it saves
+enum { ROWS = 64 };         // of one task
+
+typedef void row_function(void *with, int64_t row);
+
+struct each {
+    row_function *run;
+    void *with;
+    int64_t count;
+};
+
+static void some_rows(void *with, int64_t task, int worker) {
+    const struct each *each = with;
+    const int64_t end = (task + 1) * ROWS < each->count ? (task + 1) * ROWS : each->count;
+    (void)worker;
+    for (int64_t row = task * ROWS; row < end; row++) each->run(each->with, row);
+}
+
+// Does `count` rows of `size` numbers.
+static void for_each(row_function *run, void *with, int64_t count, int64_t size, int threads) {
+    struct each each = {run, with, count};
+    in_parallel(some_rows, &each, (count + ROWS - 1) / ROWS, count * size > PARALLEL ? threads : 1);
+}
 
 INLINE float scale_of(const float *x, int64_t size, float eps) {
     vec squares = {0};
@@ -16,20 +39,29 @@ INLINE void norm_row(const float *x, const float *weight, int64_t size, float ep
     for (int64_t i = 0; i < size; i++) out[i] = x[i] * scale * weight[i];
 }
 
+struct add_norm {
+    const float *x, *delta, *weight;
+    float *sum, *out, eps;
+    int64_t x_stride, size;
+};
+
+static void add_norm_row(void *with, int64_t t) {
+    const struct add_norm *c = with;
+    const float *row = c->x + t * c->x_stride;
+    if (c->delta) {
+        float *to = c->sum + t * c->size;
+        for (int64_t i = 0; i < c->size; i++) to[i] = row[i] + c->delta[t * c->size + i];
+        row = to;
+    }
+    norm_row(row, c->weight, c->size, c->eps, c->out + t * c->size);
+}
+
 // sum = x + delta (if any) [T, size], out = sum / rms(sum) * weight; x by its stride.
 EXPORT void add_rms_norm(const float *x, int64_t x_stride, const float *delta, const float *weight,
                          float eps, int64_t count, int64_t size, float *sum, float *out,
                          int threads) {
-#pragma omp parallel for num_threads(threads) if (count * size > PARALLEL)
-    for (int64_t t = 0; t < count; t++) {
-        const float *row = x + t * x_stride;
-        if (delta) {
-            float *to = sum + t * size;
-            for (int64_t i = 0; i < size; i++) to[i] = row[i] + delta[t * size + i];
-            row = to;
-        }
-        norm_row(row, weight, size, eps, out + t * size);
-    }
+    struct add_norm call = {x, delta, weight, sum, out, eps, x_stride, size};
+    for_each(add_norm_row, &call, count, size, threads);
 }
 
 // A pair (a, b) turns into (a cos - b sin, b cos + a sin); `sin` has the sign in it.
@@ -43,29 +75,42 @@ INLINE void rotate(float *x, const float *cos, const float *sin, int64_t size, i
     }
 }
 
+struct grouped {
+    float *qkv, *cache, eps;
+    const float *qk_norm, *cos, *sin;
+    const int64_t *slots;
+    int64_t heads, kv_heads, dim, block_size;
+    int interleaved;
+};
+
+static void store_grouped_row(void *with, int64_t t) {
+    const struct grouped *c = with;
+    const int64_t heads = c->heads, kv_heads = c->kv_heads, dim = c->dim;
+    float *row = c->qkv + t * (heads + 2 * kv_heads) * dim;
+    for (int64_t h = 0; h < heads + kv_heads; h++) {
+        float *head = row + h * dim;
+        if (c->qk_norm) norm_row(head, c->qk_norm + h * dim, dim, c->eps, head);
+        rotate(head, c->cos + t * dim, c->sin + t * dim, dim, c->interleaved);
+    }
+    if (c->slots[t] < 0) return;
+    const int64_t head_stride = 2 * c->block_size * dim, block = c->slots[t] / c->block_size;
+    float *to = c->cache + block * kv_heads * head_stride + c->slots[t] % c->block_size * dim;
+    for (int64_t h = 0; h < kv_heads; h++, to += head_stride) {
+        memcpy(to, row + (heads + h) * dim, (size_t)dim * 4);
+        memcpy(to + head_stride / 2, row + (heads + kv_heads + h) * dim, (size_t)dim * 4);
+    }
+}
+
 // Norms (if `qk_norm` [heads + kv_heads, d]) and rotates the queries and keys in qkv
 // [T, (heads + 2 kv_heads) d], in place, and stores keys and values at their slots of the cache.
 // Of a block it keeps all of a head's keys, then all its values, then the next head's.
 EXPORT void store_grouped(float *qkv, int64_t count, int64_t heads, int64_t kv_heads, int64_t dim,
                           const float *qk_norm, float eps, const float *cos, const float *sin,
-                          int interleaved, const int64_t *slots, float *cache,
-                          int64_t block_size, int threads) {
-    const int64_t width = (heads + 2 * kv_heads) * dim, head_stride = 2 * block_size * dim;
-#pragma omp parallel for num_threads(threads) if (count * width > PARALLEL)
-    for (int64_t t = 0; t < count; t++) {
-        float *row = qkv + t * width;
-        for (int64_t h = 0; h < heads + kv_heads; h++) {
-            if (qk_norm) norm_row(row + h * dim, qk_norm + h * dim, dim, eps, row + h * dim);
-            rotate(row + h * dim, cos + t * dim, sin + t * dim, dim, interleaved);
-        }
-        if (slots[t] < 0) continue;
-        const int64_t block = slots[t] / block_size, offset = slots[t] % block_size;
-        float *to = cache + block * kv_heads * head_stride + offset * dim;
-        for (int64_t h = 0; h < kv_heads; h++, to += head_stride) {
-            memcpy(to, row + (heads + h) * dim, (size_t)dim * 4);
-            memcpy(to + head_stride / 2, row + (heads + kv_heads + h) * dim, (size_t)dim * 4);
-        }
-    }
+                          int interleaved, const int64_t *slots, float *cache, int64_t block_size,
+                          int threads) {
+    struct grouped call = {qkv,   cache, eps,      qk_norm, cos,        sin,
+                           slots, heads, kv_heads, dim,     block_size, interleaved};
+    for_each(store_grouped_row, &call, count, (heads + 2 * kv_heads) * dim, threads);
 }
 
 // The same for latent attention: norms the latent, rotates the key that all heads share.
@@ -94,39 +139,48 @@ EXPORT void rotate_heads(const float *x, int64_t x_stride, int64_t x_head_stride
         }
 }
 
+struct selection {
+    const float *logits;
+    float *weights, scaling;
+    int32_t *ids;
+    int64_t num_experts, top_k;
+    int normalise;
+};
+
+static void select_row(void *with, int64_t t) {
+    const struct selection *c = with;
+    const float *row = c->logits + t * c->num_experts;
+    float *weight = c->weights + t * c->top_k;
+    int32_t *id = c->ids + t * c->top_k;
+    for (int64_t n = 0; n < c->top_k; n++) {  // the heaviest that comes after the last chosen
+        int32_t best = -1;
+        for (int32_t e = 0; e < c->num_experts; e++) {
+            if (n && !(row[e] < weight[n - 1] || (row[e] == weight[n - 1] && e > id[n - 1])))
+                continue;
+            if (best < 0 || row[e] > row[best]) best = e;
+        }
+        // Logits that are no numbers: the experts from the first on, so that ids stay in range.
+        id[n] = best < 0 ? (int32_t)n : best;
+        weight[n] = row[id[n]];
+    }
+    const float most = weight[0];
+    float total = 0;
+    for (int64_t e = 0; e < c->num_experts && !c->normalise; e += LANES) {
+        const int64_t left = c->num_experts - e;
+        const vec exps = exp_of((left < LANES ? load_some(row + e, left) : load(row + e)) - most);
+        for (int64_t i = 0; i < LANES && i < left; i++) total += exps[i];
+    }
+    for (int64_t n = 0; n < c->top_k; n++) {
+        weight[n] = exp_of(all(weight[n] - most))[0];
+        if (c->normalise) total += weight[n];
+    }
+    for (int64_t n = 0; n < c->top_k; n++) weight[n] *= c->scaling / total;
+}
+
 // Logits [T, E] -> the top k of their softmax, heaviest first; of equals, the first.
 EXPORT void select_experts(const float *logits, int64_t count, int64_t num_experts, int64_t top_k,
                            int normalise, float scaling, float *weights, int32_t *ids,
                            int threads) {
-#pragma omp parallel for num_threads(threads) if (count * num_experts * top_k > PARALLEL)
-    for (int64_t t = 0; t < count; t++) {
-        const float *row = logits + t * num_experts;
-        float *weight = weights + t * top_k;
-        int32_t *id = ids + t * top_k;
-        for (int64_t n = 0; n < top_k; n++) {  // the heaviest that comes after the last chosen
-            int32_t best = -1;
-            for (int32_t e = 0; e < num_experts; e++) {
-                if (n && !(row[e] < weight[n - 1] || (row[e] == weight[n - 1] && e > id[n - 1])))
-                    continue;
-                if (best < 0 || row[e] > row[best]) best = e;
-            }
-            // Logits that are no numbers: the experts from the first on, so that ids stay in range.
-            id[n] = best < 0 ? (int32_t)n : best;
-            weight[n] = row[id[n]];
-        }
-        const float most = weight[0];
-        float total = 0;
-        if (!normalise)
-            for (int64_t e = 0; e < num_experts; e += LANES) {
-                const int64_t left = num_experts - e;
-                const vec x = left < LANES ? load_some(row + e, left) : load(row + e);
-                const vec exps = exp_of(x - most);
-                for (int64_t i = 0; i < LANES && i < left; i++) total += exps[i];
-            }
-        for (int64_t n = 0; n < top_k; n++) {
-            weight[n] = exp_of(all(weight[n] - most))[0];
-            if (normalise) total += weight[n];
-        }
-        for (int64_t n = 0; n < top_k; n++) weight[n] *= scaling / total;
-    }
+    struct selection call = {logits, weights, scaling, ids, num_experts, top_k, normalise};
+    for_each(select_row, &call, count, num_experts * top_k, threads);
 }

@@ -12,7 +12,11 @@
 #endif
 
 #if defined(__AVX512F__)
-enum { LANES = 16, TILE_ROWS = 6, TILE_VECTORS = 4 };  // 24 sums, 4 factors, 1 broadcast: of 32 registers
+enum {
+    LANES = 16,
+    TILE_ROWS = 6,
+    TILE_VECTORS = 4
+};  // 24 sums, 4 factors, 1 broadcast: of 32 registers
 #elif defined(__AVX2__)
 enum { LANES = 8, TILE_ROWS = 6, TILE_VECTORS = 2 };
 #else
@@ -27,8 +31,8 @@ typedef float vec __attribute__((vector_size(LANES * 4)));
 typedef int32_t ivec __attribute__((vector_size(LANES * 4)));
 typedef float vec_unaligned __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 
-// a * b + c, rounded once. The compiler fuses nothing by itself: whether it did would depend on what
-// surrounds a sum, and so would the sum's last bit.
+// a * b + c, rounded once. The compiler fuses nothing by itself: whether it did would depend on
+// what surrounds a sum, and so would the sum's last bit.
 INLINE vec fma_of(vec a, vec b, vec c) {
 #if defined(__AVX512F__)
     return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -51,7 +55,7 @@ INLINE vec larger(vec a, vec b) { return choose(a > b, a, b); }
 
 // One vector for each lane: f(lane, n).
 #if defined(__AVX512F__)
-#define EACH_LANE(f, n) \
+#define EACH_LANE(f, n)                                                                       \
     f(0, n), f(1, n), f(2, n), f(3, n), f(4, n), f(5, n), f(6, n), f(7, n), f(8, n), f(9, n), \
         f(10, n), f(11, n), f(12, n), f(13, n), f(14, n), f(15, n)
 #elif defined(__AVX2__)
@@ -62,13 +66,15 @@ INLINE vec larger(vec a, vec b) { return choose(a > b, a, b); }
 #define LANE_ACROSS(i, n) (i) ^ (n)
 
 // All lanes together, pair by pair: v, and itself with the lanes `side` apart swapped.
-#define FOLD(v, combined) \
-    do { \
-        vec w; \
-        if (LANES > 8) w = __builtin_shuffle(v, (ivec){EACH_LANE(LANE_ACROSS, 8 % LANES)}), v = combined; \
-        if (LANES > 4) w = __builtin_shuffle(v, (ivec){EACH_LANE(LANE_ACROSS, 4 % LANES)}), v = combined; \
-        w = __builtin_shuffle(v, (ivec){EACH_LANE(LANE_ACROSS, 2)}), v = combined; \
-        w = __builtin_shuffle(v, (ivec){EACH_LANE(LANE_ACROSS, 1)}), v = combined; \
+#define FOLD(v, combined)                                                                      \
+    do {                                                                                       \
+        vec w;                                                                                 \
+        if (LANES > 8)                                                                         \
+            w = __builtin_shuffle(v, (ivec){EACH_LANE(LANE_ACROSS, 8 % LANES)}), v = combined; \
+        if (LANES > 4)                                                                         \
+            w = __builtin_shuffle(v, (ivec){EACH_LANE(LANE_ACROSS, 4 % LANES)}), v = combined; \
+        w = __builtin_shuffle(v, (ivec){EACH_LANE(LANE_ACROSS, 2)}), v = combined;             \
+        w = __builtin_shuffle(v, (ivec){EACH_LANE(LANE_ACROSS, 1)}), v = combined;             \
     } while (0)
 
 INLINE float sum_of(vec v) {

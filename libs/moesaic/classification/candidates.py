@@ -1,0 +1,99 @@
+"""What a model may answer, as the tokens of each answer; and what its log-probabilities say."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from moesaic.classification.dialogue import Dialogue
+from moesaic.errors import InvalidInput
+
+Candidates = tuple[tuple[int, ...], ...]
+
+
+class Read(NamedTuple):
+    """The one operation that every question is made of (MoE-Prefill, section 3): the log-probability
+    of each candidate behind the prompt, from one prefill."""
+
+    prompt: Sequence[int]
+    candidates: Candidates
+
+
+class Odds(NamedTuple):
+    """What one read says: ``shares`` of the candidates, which sum to 1, and the probability ``mass`` (0..1) that the
+    whole vocabulary gave to all of them together."""
+
+    shares: list[float]
+    mass: float
+
+
+def one_token_each(
+    dialogue: Dialogue, names: Sequence[str], method: str, others: str
+) -> Candidates:
+    """The one token of each name where an answer starts.
+
+    Raises:
+        InvalidInput: a name takes more; ``others`` are the methods that can do with that.
+    """
+    candidates = tuple(dialogue.continuation(name) for name in names)
+    for name, candidate in zip(names, candidates, strict=True):
+        if len(candidate) != 1:
+            raise InvalidInput(
+                "method",
+                f"{method} needs one token per label, {short(name)} takes {len(candidate)}; "
+                f"use {others}",
+            )
+    return _told_apart(names, candidates)
+
+
+def whole_answers(dialogue: Dialogue, names: Sequence[str]) -> Candidates:
+    """All tokens of each name and the end of the turn, so that no name wins by being the beginning
+    of another.
+
+    Raises:
+        InvalidInput: two names are the same tokens.
+    """
+    ends = dialogue.end_token_ids
+    return _told_apart(names, tuple((*dialogue.continuation(name), *ends) for name in names))
+
+
+def yes_or_no(dialogue: Dialogue) -> Candidates:
+    """Yes, then no: by their tokens if they have one each, else whole."""
+    names = [dialogue.wording.words["yes"], dialogue.wording.words["no"]]
+    try:
+        return one_token_each(dialogue, names, "a question for yes or no", "other words")
+    except InvalidInput:
+        return whole_answers(dialogue, names)
+
+
+def odds(logprobs: Sequence[float]) -> Odds:
+    """Compare the candidates of one read by their log-probabilities (natural log).
+
+    Raises:
+        ValueError: there is none, or one is not a number.
+    """
+    if not logprobs or any(math.isnan(value) for value in logprobs):
+        raise ValueError(f"expected log-probabilities, got {list(logprobs)}")
+    peak = max(logprobs)
+    # If no candidate has any probability, nothing tells them apart.
+    weights = [1.0 if math.isinf(peak) else math.exp(value - peak) for value in logprobs]
+    total = math.fsum(weights)
+    mass = min(1.0, math.fsum(math.exp(value) for value in logprobs))
+    return Odds([weight / total for weight in weights], mass)
+
+
+def short(name: str) -> str:
+    """A name as errors quote it."""
+    return repr(name if len(name) <= 60 else name[:57] + "...")
+
+
+def _told_apart(names: Sequence[str], candidates: Candidates) -> Candidates:
+    first: dict[tuple[int, ...], str] = {}
+    for name, candidate in zip(names, candidates, strict=True):
+        if candidate in first:
+            raise InvalidInput(
+                "labels",
+                f"{short(first[candidate])} and {short(name)} are the same to this model; "
+                "use method choice, or other names",
+            )
+        first[candidate] = name
+    return candidates

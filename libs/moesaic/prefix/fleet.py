@@ -1,0 +1,261 @@
+"""Shadows of the workers: what was given to each and is not done, in FLOPs.
+
+Every request that was routed remembers what remains of it. Progress, completion, cancellation and
+the loss of a worker all release from that record, so a worker's load is the sum of what remains of
+its requests after any sequence of events.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from moesaic.prefix.block_index import BlockIndex
+from moesaic.prefix.flops import ModelFlops
+
+WorkerKey = Any  # whatever the caller names them by, if it can be hashed
+JobId = Any
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One request, as far as routing is concerned."""
+
+    job_id: JobId
+    num_tokens: int  # of the prompt
+    hashes: Sequence[bytes] = ()  # names of the prompt's full blocks
+    answer_tokens: int = 1  # that the answer is expected to have; the first comes with the prompt
+    sibling_tokens: int = 0  # of longer candidates, which run behind the prompt
+    priority: int = 0  # less goes first
+    excluded: frozenset[WorkerKey] = frozenset()  # where it must not go
+
+
+@dataclass(eq=False)
+class Routed:
+    """A job at its worker."""
+
+    job: Job
+    worker: "Shadow"
+    promised: Sequence[bytes]  # the blocks that it will have there
+    computed_tokens: int  # of the prompt, or cached
+    answered_tokens: int = 0
+    began: bool = False
+    prefilling: bool = False
+    remaining: int = 0  # FLOPs
+    ready: int = 0  # those of them that the worker's next steps could take at once
+    remaining_tokens: int = 0
+
+
+@dataclass(eq=False)
+class Shadow:
+    """One worker.
+
+    ``remaining`` is what it has to do (the papers' C_g). ``ready`` leaves out tokens of answers
+    behind the next one: they come one a step, so no step can be filled with them.
+    """
+
+    key: WorkerKey
+    slot: int
+    saturation: int  # FLOPs of ready work that fill it
+    accepting: bool = False
+    caches: bool = True
+    remaining: int = 0
+    ready: int = 0
+    remaining_tokens: int = 0
+    num_began: int = 0
+    num_prefilling: int = 0  # jobs whose prompts are not computed yet
+    busy_since_s: float = 0.0  # when its load last rose from nothing
+    jobs: dict[JobId, Routed] = field(default_factory=dict)
+
+    @property
+    def bit(self) -> int:
+        """It, in bitsets of workers."""
+        return 1 << self.slot
+
+    @property
+    def saturated(self) -> bool:
+        """Whether it has enough to do."""
+        return self.ready >= self.saturation
+
+
+class Fleet:
+    """All workers, found by key, by slot and by load."""
+
+    def __init__(self, flops: ModelFlops, block_size: int, max_blocks: int) -> None:
+        """
+        Args:
+            flops: what the workers' model costs.
+            block_size: tokens a block.
+            max_blocks: pairs of worker and cached block to remember at most.
+        """
+        self.flops, self._block_size = flops, block_size
+        self.index = BlockIndex(max_blocks)
+        self.workers: dict[WorkerKey, Shadow] = {}
+        self.routed: dict[JobId, Routed] = {}
+        self.slots: list[Shadow | None] = []
+        self.by_load: list[tuple[int, int]] = []  # (remaining, slot), least first
+        self.remaining = 0  # FLOPs, of all workers
+        self.capacity = 0  # FLOPs that saturate all accepting workers
+        # Bitsets of workers; the last three of accepting ones only.
+        self.accepting = self.busy = self.prefilling = self.unsaturated = 0
+
+    def join(self, key: WorkerKey, saturation: int) -> None:
+        """Know a worker; it does not take work yet."""
+        assert key not in self.workers
+        slot = self.slots.index(None) if None in self.slots else len(self.slots)
+        worker = Shadow(key, slot, saturation)
+        self.slots[slot : slot + 1] = [worker]
+        self.workers[key] = worker
+        insort(self.by_load, (0, slot))
+        self.index.join(worker.bit)
+
+    def leave(self, key: WorkerKey) -> list[JobId]:
+        """Forget a worker and its jobs; gives their ids."""
+        worker = self.workers[key]
+        lost = list(worker.jobs)
+        for job_id in lost:
+            self.release(job_id)
+        worker.accepting = False
+        self._mark(worker)
+        self.index.leave(worker.bit)
+        self.by_load.remove((0, worker.slot))
+        del self.workers[key]
+        self.slots[worker.slot] = None
+        self._measure()
+        return lost
+
+    def accept(self, key: WorkerKey, accepting: bool) -> None:
+        """Whether the worker takes new work."""
+        self.workers[key].accepting = accepting
+        self._mark(self.workers[key])
+        self._measure()
+
+    def describe(self, key: WorkerKey, *, saturation: int, caches: bool) -> None:
+        """What the worker said of itself. One that does not cache makes no promises either; those
+        made before count until their requests end."""
+        worker = self.workers[key]
+        worker.saturation, worker.caches = saturation, caches
+        self._mark(worker)
+        self._measure()
+
+    def assign(self, job: Job, worker: Shadow, cached_blocks: int, now_s: float) -> Routed:
+        """Give a job to a worker that has the first ``cached_blocks`` of its blocks."""
+        promised = job.hashes if worker.caches else []
+        routed = Routed(job, worker, promised, self.cached_tokens(job, cached_blocks))
+        if not worker.jobs:
+            worker.busy_since_s = now_s
+        worker.jobs[job.job_id] = self.routed[job.job_id] = routed
+        self.index.promise(worker.bit, promised, cached_blocks)
+        self._settle(routed)
+        return routed
+
+    def cached_tokens(self, job: Job, cached_blocks: int) -> int:
+        """Tokens that need not be computed; the last one always must, for its logits."""
+        return min(cached_blocks, (job.num_tokens - 1) // self._block_size) * self._block_size
+
+    def prompt_flops(self, job: Job, cached_blocks: int) -> int:
+        """What a job's prompt costs where its first blocks are cached."""
+        return self.flops.span(self.cached_tokens(job, cached_blocks), job.num_tokens)
+
+    def progressed(self, job_id: JobId, computed_tokens: int, answered_tokens: int) -> None:
+        """So far a job is; what is behind what is known already changes nothing."""
+        routed = self.routed.get(job_id)
+        if routed is None:
+            return
+        if not routed.began:
+            routed.began = True
+            routed.worker.num_began += 1
+        routed.computed_tokens = max(routed.computed_tokens, computed_tokens)
+        if answered_tokens:
+            routed.computed_tokens = routed.job.num_tokens
+            routed.answered_tokens = max(routed.answered_tokens, answered_tokens)
+        self._settle(routed)
+
+    def release(self, job_id: JobId) -> bool:
+        """A job has ended, however; false if it was not here."""
+        routed = self.routed.pop(job_id, None)
+        if routed is None:
+            return False
+        worker = routed.worker
+        del worker.jobs[job_id]
+        worker.num_began -= routed.began
+        self._set_prefilling(routed, False)
+        self._count(routed, 0, 0, 0)
+        others = (other.promised for other in worker.jobs.values())
+        self.index.take_back(worker.bit, routed.promised, others)
+        return True
+
+    def least_loaded(self, candidates: int) -> Shadow:
+        """Who of ``candidates``, not none, has the least to do; the first of several."""
+        return self._first(candidates, iter(self.by_load))
+
+    def most_filled(self, candidates: int) -> Shadow:
+        """Who of ``candidates``, not none, has the most to do; the last of several."""
+        return self._first(candidates, reversed(self.by_load))
+
+    def members(self, candidates: int) -> Iterator[Shadow]:
+        """The workers of a bitset, by slot."""
+        while candidates:
+            slot = (candidates & -candidates).bit_length() - 1
+            candidates &= candidates - 1
+            yield self._at(slot)
+
+    def _first(self, candidates: int, order: Iterator[tuple[int, int]]) -> Shadow:
+        if not candidates & (candidates - 1):
+            return self._at(candidates.bit_length() - 1)
+        return self._at(next(slot for _, slot in order if candidates >> slot & 1))
+
+    def _at(self, slot: int) -> Shadow:
+        worker = self.slots[slot]
+        assert worker is not None
+        return worker
+
+    def _settle(self, routed: Routed) -> None:
+        """Count what remains of a job from what is known of it."""
+        job, flops = routed.job, self.flops
+        self._set_prefilling(routed, routed.computed_tokens < job.num_tokens)
+        answered = routed.answered_tokens
+        later = max(job.answer_tokens - max(answered, 1), 0)
+        if routed.prefilling:
+            ready = flops.span(routed.computed_tokens, job.num_tokens) + flops.head
+            siblings = flops.continuation(job.num_tokens, job.sibling_tokens)
+            decode = flops.continuation(job.num_tokens, later)
+            tokens = job.num_tokens - routed.computed_tokens + job.sibling_tokens + later
+            self._count(routed, ready + siblings + decode, ready + siblings, tokens)
+            return
+        # An answer that is longer than expected, or whose end is on its way, is one row a step.
+        at = job.num_tokens + answered
+        left = flops.continuation(at, max(later, 1))
+        self._count(routed, left, flops.continuation(at, 1), max(later, 1))
+
+    @staticmethod
+    def _set_prefilling(routed: Routed, prefilling: bool) -> None:
+        routed.worker.num_prefilling += prefilling - routed.prefilling
+        routed.prefilling = prefilling
+
+    def _count(self, routed: Routed, remaining: int, ready: int, tokens: int) -> None:
+        worker = routed.worker
+        if remaining != routed.remaining:
+            del self.by_load[bisect_left(self.by_load, (worker.remaining, worker.slot))]
+            worker.remaining += remaining - routed.remaining
+            insort(self.by_load, (worker.remaining, worker.slot))
+            self.remaining += remaining - routed.remaining
+        worker.ready += ready - routed.ready
+        worker.remaining_tokens += tokens - routed.remaining_tokens
+        routed.remaining, routed.ready, routed.remaining_tokens = remaining, ready, tokens
+        self._mark(worker)
+
+    def _mark(self, worker: Shadow) -> None:
+        """Bring what is known of all workers up to date with one of them."""
+        bit, accepting = worker.bit, worker.accepting
+        self.accepting = _marked(self.accepting, bit, accepting)
+        self.busy = _marked(self.busy, bit, accepting and bool(worker.jobs))
+        self.prefilling = _marked(self.prefilling, bit, accepting and worker.num_prefilling > 0)
+        self.unsaturated = _marked(self.unsaturated, bit, accepting and not worker.saturated)
+
+    def _measure(self) -> None:
+        self.capacity = sum(w.saturation for w in self.workers.values() if w.accepting)
+
+
+def _marked(bits: int, bit: int, wanted: bool) -> int:
+    return bits | bit if wanted else bits & ~bit

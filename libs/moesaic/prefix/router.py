@@ -1,0 +1,186 @@
+"""The prefix router: requests wait here until a worker should have them. Pure; time is told.
+
+One round goes through those that wait, the urgent and then the early first (MoE-Prefill section 7,
+algorithm 1). For each: who is not saturated (F3), has the longest prefix (F1), and has the least to
+do; then its work and its blocks count there (F2). A policy may rather have a request wait for a
+saturated worker. One that has waited ``max_wait_s`` goes to a saturated worker too, so none starves.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from moesaic.errors import InvalidInput, Overloaded
+from moesaic.prefix.fleet import Fleet, Job, JobId, Shadow, WorkerKey
+from moesaic.prefix.flops import ModelFlops
+from moesaic.prefix.policies import POLICY_NAMES, Asked, Behind, PolicyName, make_policy
+
+
+@dataclass(frozen=True)
+class RouterLimits:
+    """What bounds a router."""
+
+    block_size: int  # tokens
+    max_blocks: int  # pairs of worker and cached block that are remembered
+    max_queued: int  # requests that wait
+    max_wait_s: float  # how long saturation may hold a request back
+
+
+@dataclass(frozen=True, eq=False)
+class Decision:
+    """A job and where it goes."""
+
+    job: Job
+    worker: WorkerKey
+    cached_blocks: int  # that it is expected to find there
+    spilled: bool  # a saturated worker had more of them
+
+
+@dataclass(eq=False)
+class _Waiting:
+    job: Job
+    arrival: int
+    overdue_s: float  # from when on saturation holds it back no longer
+    behind: int = 0  # bitset of the saturated workers that it waits for, if it does
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        return self.job.priority, self.arrival
+
+
+class PrefixRouter:
+    """Routes jobs to the workers of its ``fleet``, which is told what happens at them."""
+
+    def __init__(
+        self,
+        flops: ModelFlops,
+        limits: RouterLimits,
+        policy: PolicyName = "prefix-flops",
+        *,
+        consolidate: bool = False,
+    ) -> None:
+        self.fleet = Fleet(flops, limits.block_size, limits.max_blocks)
+        self.limits = limits
+        self._queue: list[_Waiting] = []  # by rank
+        self._arrived: dict[JobId, _Waiting] = {}  # by arrival
+        self._arrivals = 0
+        self.set_policy(policy, consolidate=consolidate)
+
+    @property
+    def num_queued(self) -> int:
+        """Jobs that wait."""
+        return len(self._queue)
+
+    @property
+    def queued(self) -> list[Job]:
+        """The jobs that wait, in the order of arrival."""
+        return [waiting.job for waiting in self._arrived.values()]
+
+    def set_policy(self, policy: str, *, consolidate: bool) -> None:
+        """Route by another policy from now on; what was routed stays where it is.
+
+        Raises:
+            InvalidInput: there is no such policy.
+        """
+        if policy not in POLICY_NAMES:
+            raise InvalidInput("policy", f"must be one of {', '.join(POLICY_NAMES)}")
+        self.policy_name: PolicyName = policy
+        self.consolidate = consolidate
+        self._policy = make_policy(
+            policy, consolidate=consolidate, max_wait_s=self.limits.max_wait_s
+        )
+        for waiting in self._queue:
+            waiting.behind = 0
+
+    def submit(self, job: Job, now_s: float) -> None:
+        """Let a job wait for a worker; ``route`` gives it one.
+
+        Raises:
+            Overloaded: too many wait.
+        """
+        assert job.job_id not in self._arrived
+        if len(self._queue) >= self.limits.max_queued:
+            raise Overloaded(f"{len(self._queue)} requests wait for an attention worker")
+        self._arrivals += 1
+        waiting = _Waiting(job, self._arrivals, now_s + self.limits.max_wait_s)
+        insort(self._queue, waiting, key=lambda other: other.rank)
+        self._arrived[job.job_id] = waiting
+
+    def withdraw(self, job_id: JobId) -> bool:
+        """Forget a job, waiting or routed; false if it was not here."""
+        waiting = self._arrived.pop(job_id, None)
+        if waiting is None:
+            return self.fleet.release(job_id)
+        del self._queue[bisect_left(self._queue, waiting.rank, key=lambda other: other.rank)]
+        return True
+
+    def next_overdue_s(self) -> float | None:
+        """When the earliest of those that wait has waited as long as it may; None: none waits."""
+        first = next(iter(self._arrived.values()), None)
+        return None if first is None else first.overdue_s
+
+    def route(self, now_s: float) -> list[Decision]:
+        """One round: give workers to as many waiting jobs as should have one now."""
+        overdue_s = self.next_overdue_s()
+        if overdue_s is None or not self.fleet.accepting:
+            return []
+        if self._policy.holds and not self.fleet.unsaturated and now_s < overdue_s:
+            return []
+        decisions = []
+        for waiting in self._ordered():
+            decision = self._decide(waiting, now_s)
+            if decision is not None:
+                self.withdraw(waiting.job.job_id)
+                self._assign(decision, now_s)
+                decisions.append(decision)
+        return decisions
+
+    def unroutable(self) -> list[Job]:
+        """Those that wait and may go to no worker that there is."""
+        return [job for job in self.queued if not self.allowed(job)]
+
+    def _ordered(self) -> Iterable[_Waiting]:
+        if not self._policy.reorders:
+            return self._queue.copy()
+        lengths = {
+            waiting.arrival: self._policy.length(waiting.job, self.fleet) for waiting in self._queue
+        }
+        return sorted(
+            self._queue,
+            key=lambda waiting: (waiting.job.priority, lengths[waiting.arrival], waiting.arrival),
+        )
+
+    def allowed(self, job: Job) -> int:
+        """Bitset of the workers that a job may go to, however much they have to do."""
+        allowed = self.fleet.accepting
+        for key in job.excluded:
+            worker = self.fleet.workers.get(key)
+            allowed &= ~worker.bit if worker else -1
+        return allowed
+
+    def _decide(self, waiting: _Waiting, now_s: float) -> Decision | None:
+        job, fleet = waiting.job, self.fleet
+        waited = now_s >= waiting.overdue_s
+        room = allowed = self.allowed(job)
+        if self._policy.holds and not waited:
+            room &= fleet.unsaturated
+            if self._is_stuck(waiting, room):
+                return None
+        if not room:
+            return None
+        picked = self._policy.pick(job, fleet, room, Asked(allowed, waited, now_s))
+        if isinstance(picked, Behind):
+            waiting.behind = picked.workers
+            return None
+        return Decision(job, picked.worker.key, picked.cached_blocks, picked.spilled)
+
+    def _is_stuck(self, waiting: _Waiting, room: int) -> bool:
+        """Whether it need not be looked at again, which takes a walk over its blocks: those that
+        it waits for are all still saturated, and nobody is free."""
+        behind, fleet = waiting.behind, self.fleet
+        changed = behind & (room | ~fleet.accepting) | room & ~fleet.prefilling
+        return behind != 0 and not changed
+
+    def _assign(self, decision: Decision, now_s: float) -> None:
+        worker: Shadow = self.fleet.workers[decision.worker]
+        self.fleet.assign(decision.job, worker, decision.cached_blocks, now_s)

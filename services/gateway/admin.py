@@ -1,0 +1,58 @@
+"""GatewayService: what operators see of the router, and change."""
+
+from typing import Any
+
+import grpc
+import structlog
+
+from moesaic.cluster.statuses import errors_as_status
+from moesaic.v1 import gateway_pb2 as pb
+from moesaic.v1 import gateway_pb2_grpc
+from services.gateway.routing import Routing
+
+Context = grpc.aio.ServicerContext[Any, Any]
+log = structlog.get_logger()
+
+
+class GatewayAdmin(gateway_pb2_grpc.GatewayServiceServicer):
+    """Answers for one gateway."""
+
+    def __init__(self, routing: Routing) -> None:
+        self._routing = routing
+
+    async def GetRouter(
+        self, request: pb.GetRouterRequest, context: Context
+    ) -> pb.GetRouterResponse:
+        """The policy in force, and what the router knows of each worker."""
+        router = self._routing.router
+        return pb.GetRouterResponse(
+            policy=router.policy_name,
+            consolidate=router.consolidate,
+            num_queued=router.num_queued,
+            index_blocks=len(router.fleet.index),
+            workers=[
+                pb.RoutedWorker(
+                    worker_id=key[0],
+                    accepting=worker.accepting,
+                    num_requests=len(worker.jobs),
+                    remaining_flops=worker.remaining,
+                    ready_flops=worker.ready,
+                    saturation_flops=worker.saturation,
+                    caches=worker.caches,
+                    committed_blocks=router.fleet.index.num_committed_at(worker.bit),
+                )
+                for key, worker in router.fleet.workers.items()
+            ],
+        )
+
+    async def SetPolicy(
+        self, request: pb.SetPolicyRequest, context: Context
+    ) -> pb.SetPolicyResponse:
+        """Switch the policy; what waits is routed by it at once."""
+        async with errors_as_status(context):
+            router = self._routing.router
+            asked = request.consolidate if request.HasField("consolidate") else router.consolidate
+            router.set_policy(request.policy, consolidate=asked)
+            log.info("router.policy_changed", to=router.policy_name, consolidate=asked)
+            self._routing.dispatch()
+            return pb.SetPolicyResponse()

@@ -1,0 +1,224 @@
+"""The prefix router at work: the workers' streams tell it what happens, and it says who gets what."""
+
+import asyncio
+from collections.abc import Callable, Collection
+
+import structlog
+
+from moesaic.engine.blocks import BLOCK_SIZE
+from moesaic.errors import NotReady
+from moesaic.models.config import ModelConfig
+from moesaic.prefix.block_feed import BlockFeed
+from moesaic.prefix.block_hashes import HASH_BYTES, BlockHasher, naming_key
+from moesaic.prefix.fleet import Job
+from moesaic.prefix.router import PrefixRouter, RouterLimits
+from moesaic.v1.attention_pb2 import (
+    BlockChanges,
+    BlockSnapshot,
+    EngineProfile,
+    Finished,
+    Progress,
+    Submit,
+    Tokens,
+)
+from services.gateway import metrics
+from services.gateway.answer_lengths import AnswerLengths
+from services.gateway.model_flops import flops_of, saturation_of
+from services.gateway.settings import GatewaySettings
+from services.gateway.tasks import Key, Task
+
+log = structlog.get_logger()
+
+NEVER_SATURATED = 1 << 80  # FLOPs; until a worker has said how large its steps are
+
+Place = Callable[[Key, Task], None]
+
+
+class Routing:
+    """Routes tasks to the workers that are connected."""
+
+    def __init__(self, config: ModelConfig, settings: GatewaySettings, place: Place) -> None:
+        """``place`` gives a task to a worker."""
+        key = naming_key(
+            settings.block_secret.get_secret_value(), settings.secret.get_secret_value()
+        )
+        self._hasher = BlockHasher(key, config.digest, BLOCK_SIZE)
+        self._config, self._flops = config, flops_of(config)
+        self._pinned = round(settings.router_saturation_flops)
+        self._lengths = AnswerLengths()
+        self._place = place
+        self._feeds: dict[Key, BlockFeed] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        limits = RouterLimits(
+            BLOCK_SIZE,
+            settings.router_max_blocks,
+            settings.router_max_queued,
+            settings.router_max_wait_s,
+        )
+        self.router = PrefixRouter(
+            self._flops,
+            limits,
+            settings.router_policy,
+            consolidate=settings.router_consolidate,
+        )
+
+    def submit(self, task: Task, excluded: Collection[Key]) -> None:
+        """Have a task placed, now or when a worker is free for it.
+
+        Raises:
+            NotReady: there is no worker that it may go to.
+            Overloaded: too many wait.
+        """
+        job = self._job(task.submit, task, excluded)
+        if not self.router.allowed(job):
+            raise _no_worker()
+        self.router.submit(job, asyncio.get_running_loop().time())
+        self.dispatch()
+
+    def withdraw(self, task: Task) -> None:
+        """A task has ended or is no longer wanted."""
+        before = self._room()
+        if self.router.withdraw(task):
+            self._look_again(before)
+
+    def placed_at(self, task: Task) -> Key | None:
+        """The worker that has a task; None if none has."""
+        routed = self.router.fleet.routed.get(task)
+        if routed is None:
+            return None
+        key: Key = routed.worker.key
+        return key
+
+    def dispatch(self) -> None:
+        """Place what can be placed now."""
+        router, now_s = self.router, asyncio.get_running_loop().time()
+        for decision in router.route(now_s):
+            metrics.router_decisions.labels(router.policy_name).inc()
+            metrics.router_spills.inc(decision.spilled)
+            cached = router.fleet.cached_tokens(decision.job, decision.cached_blocks)
+            metrics.router_cached_tokens.inc(cached)
+            self._place(decision.worker, decision.job.job_id)
+        metrics.router_queued.set(router.num_queued)
+        self._wake(now_s)
+
+    def connected(self, key: Key) -> None:
+        """A worker can be told things; it does not take tasks before ``accept``."""
+        self.router.fleet.join(key, self._pinned or NEVER_SATURATED)
+        self._feeds[key] = BlockFeed(self.router.fleet.index, self.router.fleet.workers[key].bit)
+
+    def accept(self, key: Key, accepting: bool) -> None:
+        """Whether a connected worker takes tasks."""
+        self.router.fleet.accept(key, accepting)
+        self._give_up()
+        self.dispatch()
+
+    def disconnected(self, key: Key) -> None:
+        """A worker is gone, and all that was placed there with it."""
+        self.router.fleet.leave(key)
+        del self._feeds[key]
+        self._give_up()
+        self.dispatch()
+
+    def progressed(self, task: Task, event: Progress | Tokens | Finished) -> None:
+        """A task has come so far."""
+        before = self._room()
+        if isinstance(event, Progress):
+            self.router.fleet.progressed(task, event.computed_tokens, 0)
+        elif isinstance(event, Tokens):
+            answered = event.token_index + len(event.token_ids)
+            self.router.fleet.progressed(task, 0, answered)
+        elif task.submit.HasField("generation"):
+            self._lengths.add(event.completion_tokens)
+        self._look_again(before)
+
+    def snapshot(self, key: Key, told: BlockSnapshot) -> None:
+        """A worker told, in parts, of all its blocks, and with the first part of its engine."""
+        if told.first:
+            self._describe(key, told.engine)
+        if self.router.fleet.workers[key].caches:
+            self._feeds[key].snapshot(told.sequence, _names(told.hashes), first=told.first)
+            metrics.router_index_blocks.set(len(self.router.fleet.index))
+        self.dispatch()
+
+    def changes(self, key: Key, told: BlockChanges) -> bool:
+        """A worker told what changed; false if it has to tell everything again."""
+        if not self.router.fleet.workers[key].caches:
+            return True
+        complete = self._feeds[key].changes(
+            told.sequence, _names(told.stored), _names(told.evicted)
+        )
+        if not complete:
+            metrics.router_gaps.inc()
+        metrics.router_index_blocks.set(len(self.router.fleet.index))
+        return complete
+
+    def _describe(self, key: Key, engine: EngineProfile) -> None:
+        caches = engine.naming == self._hasher.naming
+        if engine.naming and not caches:
+            log.error(
+                "blocks.named_differently",
+                worker_id=key[0],
+                fix="give gateways and attention workers the same --block-secret, or --secret",
+            )
+        saturation = self._pinned or saturation_of(
+            self._flops, self._config, engine.max_step_tokens
+        )
+        self.router.fleet.describe(key, saturation=saturation or NEVER_SATURATED, caches=caches)
+
+    def _job(self, submit: Submit, task: Task, excluded: Collection[Key]) -> Job:
+        answer_tokens, sibling_tokens, reuses = 1, 0, True
+        if submit.HasField("generation"):
+            generation = submit.generation
+            answer_tokens = self._lengths.expected(generation.max_tokens)
+            reuses = not generation.HasField("prompt_logprobs")  # such a prompt is computed whole
+        else:
+            scoring = submit.scoring
+            sibling_tokens = sum(len(c.token_ids) - 1 for c in scoring.candidates)
+            reuses = scoring.store_kv or not scoring.HasField("store_kv")
+        hashes: list[bytes] = []
+        if reuses:
+            root = self._hasher.root(submit.cache_salt, exact=submit.exact)
+            self._hasher.extend(hashes, root, submit.token_ids)
+        return Job(
+            job_id=task,
+            num_tokens=len(submit.token_ids),
+            hashes=hashes,
+            answer_tokens=answer_tokens,
+            sibling_tokens=max(0, sibling_tokens),
+            priority=submit.priority,
+            excluded=frozenset(excluded),
+        )
+
+    def _room(self) -> tuple[int, int]:
+        """What a round depends on: without a change here nobody who waits can be placed."""
+        return self.router.fleet.unsaturated, self.router.fleet.prefilling
+
+    def _look_again(self, before: tuple[int, int]) -> None:
+        """Begin a round if there is reason to: it goes through all that wait."""
+        if self.router.num_queued and self._room() != before:
+            self.dispatch()
+        metrics.router_queued.set(self.router.num_queued)
+
+    def _give_up(self) -> None:
+        """Nothing waits for workers that are not there."""
+        for job in self.router.unroutable():
+            self.router.withdraw(job.job_id)
+            job.job_id.deliver(_no_worker())
+
+    def _wake(self, now_s: float) -> None:
+        """Look again when somebody has waited as long as saturation may make them."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        overdue_s = self.router.next_overdue_s()
+        if overdue_s is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_at(max(overdue_s, now_s), self.dispatch)
+
+
+def _no_worker() -> NotReady:
+    return NotReady("no attention worker can take requests", code="no_attention_worker")
+
+
+def _names(packed: bytes) -> list[bytes]:
+    return [packed[at : at + HASH_BYTES] for at in range(0, len(packed), HASH_BYTES)]
