@@ -61,8 +61,8 @@ async def test_a_request_goes_where_its_prefix_is_cached(open_house, scripts, ha
         asked = [len(worker.submits) for worker in house.workers]
 
     assert other.status_code == 200
-    assert sum(asked[:2]) == 1  # under another salt nothing is known, and whoever is idle will do
-    assert asked[2] == 3
+    assert asked[2] >= 3
+    assert sum(asked) == 4  # under another salt nothing is known, and whoever is idle will do
 
 
 async def test_changes_are_followed_and_a_gap_leads_to_a_new_snapshot(
