@@ -1,0 +1,187 @@
+"""Which replica serves each activated expert of one batch: activated-expert-balanced scheduling.
+
+AEBS (JANUS section 3.3, algorithm 1). While an expert layer is bound by memory, an instance takes
+as long as it has distinct activated experts, however many tokens they have; so the largest of these
+counts is kept small. Nothing is random and every tie is broken by id: all who see the same rows
+decide alike, and need not ask each other. ``moesaic.kernels.aebs`` does the same on tensors.
+"""
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from moesaic.errors import ExpertUnavailable
+from moesaic.messages.placement import EMPTY_SLOT
+
+Array = TypeVar("Array")
+Order = Literal["replicas", "id"]
+
+NONE = -1  # no replica here; no instance, since the expert is not activated
+UNAVAILABLE = -2  # no instance, though the expert is activated: nobody who lives holds it
+
+
+@dataclass(frozen=True)
+class Costs(Generic[Array]):
+    """What an activated expert costs each instance, in any one integer unit (say, nanoseconds).
+
+    Reading its weights and computing its rows overlap, so it is the longer of the two. Integers,
+    because all who decide must add up the same.
+    """
+
+    weights: Array  # int64 [N]: to read an expert's weights once
+    row: Array  # int64 [N]: to compute one row; 0 where memory is all that counts
+
+    def __post_init__(self) -> None:
+        """Say early what would be compared wrongly later."""
+        assert self.weights.shape == self.row.shape  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class Schedule(Generic[Array]):
+    """Who serves what of one batch in one layer."""
+
+    replica: (
+        Array  # int32 [E]: the physical id; -1 where not activated, or held by nobody who lives
+    )
+    instance: Array  # int32 [E]: its instance; -1 where not activated, -2 where unavailable
+    load: Array  # int64 [N]: what was carried over and what this batch adds
+    replica_of_choice: Array  # int32, the shape of topk_ids: its expert's replica, else -1
+
+    def require_served(self, layer: int) -> None:
+        """Refuse a schedule that leaves an activated expert out.
+
+        Raises:
+            ExpertUnavailable: with the decoder layer and how many experts no live instance holds.
+        """
+        missing: Any = self.instance == UNAVAILABLE
+        if num_missing := int(missing.sum()):
+            raise ExpertUnavailable(layer, num_missing)
+
+
+def memory_bound(num_instances: int) -> Costs[NDArray[np.int64]]:
+    """Every activated expert costs 1 everywhere: then loads count experts."""
+    return Costs(np.ones(num_instances, np.int64), np.zeros(num_instances, np.int64))
+
+
+def replica_table(slots: Sequence[Sequence[int]], num_experts: int) -> NDArray[np.int32]:
+    """Where a layer's experts have replicas.
+
+    Args:
+        slots: for each instance, the expert in each of its slots; -1 is an empty slot.
+        num_experts: experts of the layer, E.
+
+    Returns:
+        int32 ``[E, N]``: the physical replica id of an expert on an instance, -1 where it has none.
+        Slots are numbered through, instance by instance; of two copies on one instance the first
+        counts.
+    """
+    table = np.full((num_experts, len(slots)), NONE, np.int32)
+    replica_id = 0
+    for instance, experts in enumerate(slots):
+        for expert in experts:
+            if expert != EMPTY_SLOT and table[expert, instance] == NONE:
+                table[expert, instance] = replica_id
+            replica_id += 1
+    return table
+
+
+def live_replicas(replicas: NDArray[np.int32], live: ArrayLike | None) -> NDArray[np.int32]:
+    """``replicas`` without those on instances that ``live`` (bool ``[N]``) does not name; None
+    means all live."""
+    return replicas if live is None else np.where(np.asarray(live, bool), replicas, np.int32(NONE))
+
+
+def schedule_experts(
+    topk_ids: NDArray[Any],
+    replicas: NDArray[np.int32],
+    *,
+    live: ArrayLike | None = None,
+    load: ArrayLike | None = None,
+    costs: Costs[NDArray[np.int64]] | None = None,
+    order: Order = "replicas",
+) -> Schedule[NDArray[Any]]:
+    """Choose one live replica for every activated expert, so that the largest load is small.
+
+    Experts with one live replica have no choice and go first. The others follow, fewest live
+    replicas first and then by id, each to the holder whose load with it is least, ties to the
+    lowest instance. Where an expert costs every instance the same, the largest load is at most
+    ``ceil(log2 N) + 1`` times the least possible (Azar, Naor, Rom: the competitiveness of on-line
+    assignments); ``moesaic bench aebs`` says how close it comes on real routing.
+
+    Args:
+        topk_ids: any integer, ``[T, k]``: the experts of each row; an id outside ``0..E-1`` chooses
+            nothing.
+        replicas: from ``replica_table``, ``[E, N]``.
+        live: bool ``[N]``, who may serve; None means all.
+        load: int64 ``[N]``, what each still has to do, in the unit of ``costs``; None means nothing.
+        costs: None means ``memory_bound``. All costs and loads of a batch must add up below 2**62.
+        order: ``"id"`` is the paper's own order among experts with several replicas.
+    """
+    num_experts, num_instances = replicas.shape
+    costs = costs or memory_bound(num_instances)
+    tokens = expert_tokens(topk_ids, num_experts)
+    held = live_replicas(replicas, live)
+    loads: list[int] = [0] * num_instances if load is None else np.asarray(load).tolist()
+    weights, row = costs.weights.tolist(), costs.row.tolist()
+    instance = np.where(tokens > 0, UNAVAILABLE, NONE).astype(np.int32)
+    replica = np.full(num_experts, NONE, np.int32)
+    for expert in _in_turn(tokens, held, order):
+        count = int(tokens[expert])
+        loads_with_it = (
+            (loads[n] + max(weights[n], count * row[n]), n)
+            for n in np.flatnonzero(held[expert] >= 0).tolist()
+        )
+        least, chosen = min(loads_with_it)
+        loads[chosen] = least
+        instance[expert], replica[expert] = chosen, held[expert, chosen]
+    return Schedule(
+        replica, instance, np.asarray(loads, np.int64), replica_of_choice(topk_ids, replica)
+    )
+
+
+def schedule_digest(
+    epoch: int, layer: int, threshold: float, topk_ids: NDArray[Any], instance: NDArray[Any]
+) -> int:
+    """64 bits that two instances share only if they decided alike about the same rows.
+
+    Who serves an expert does not show which rows have it, so the choices are part of it.
+
+    Args:
+        epoch: of the placement.
+        layer: the decoder layer.
+        threshold: share of work that is kept exact, in ``0..1``.
+        topk_ids: any integer ``[T, k]``.
+        instance: of a ``Schedule``, ``[E]``.
+    """
+    shape = (*topk_ids.shape, *instance.shape)
+    head = struct.pack(f"<QqdB{len(shape)}q", epoch, layer, threshold, len(shape), *shape)
+    digest = hashlib.blake2b(head, digest_size=8)
+    digest.update(np.ascontiguousarray(topk_ids, dtype="<i4"))
+    digest.update(np.ascontiguousarray(instance, dtype="<i4"))
+    return int.from_bytes(digest.digest(), "little")
+
+
+def expert_tokens(topk_ids: NDArray[Any], num_experts: int) -> NDArray[np.int64]:
+    """How many choices each expert has, int64 ``[E]``; ids outside ``0..E-1`` are left out."""
+    real = topk_ids[(topk_ids >= 0) & (topk_ids < num_experts)]
+    return np.bincount(real, minlength=num_experts).astype(np.int64)
+
+
+def replica_of_choice(topk_ids: NDArray[Any], replica: NDArray[np.int32]) -> NDArray[np.int32]:
+    """``replica[topk_ids]``, -1 where an id is no expert."""
+    real = (topk_ids >= 0) & (topk_ids < len(replica))
+    return np.where(real, replica[np.where(real, topk_ids, 0)], np.int32(NONE))
+
+
+def _in_turn(tokens: NDArray[np.int64], held: NDArray[np.int32], order: Order) -> list[int]:
+    """The activated experts that anyone holds, in the order in which they choose."""
+    num_replicas = (held >= 0).sum(axis=1)
+    experts = np.flatnonzero((tokens > 0) & (num_replicas > 0))
+    rank = num_replicas[experts] if order == "replicas" else num_replicas[experts] > 1
+    chosen: list[int] = experts[np.argsort(rank, kind="stable")].tolist()
+    return chosen
