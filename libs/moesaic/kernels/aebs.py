@@ -29,7 +29,7 @@ def schedule_experts_reference(
     topk_ids: Tensor, replicas: Tensor, live: Tensor, load: Tensor, costs: Costs[Tensor]
 ) -> Schedule[Tensor]:
     """As ``schedule_experts``, in torch's own operations, one expert at a time."""
-    num_experts, num_instances = replicas.shape
+    num_experts = replicas.shape[0]
     real = (topk_ids >= 0) & (topk_ids < num_experts)
     tokens = torch.bincount(topk_ids[real], minlength=num_experts)  # [E]
     held = (replicas >= 0) & live  # [E, N]

@@ -36,10 +36,6 @@ class Costs(Generic[Array]):
     weights: Array  # int64 [N]: to read an expert's weights once
     row: Array  # int64 [N]: to compute one row; 0 where memory is all that counts
 
-    def __post_init__(self) -> None:
-        """Say early what would be compared wrongly later."""
-        assert self.weights.shape == self.row.shape  # type: ignore[attr-defined]
-
 
 @dataclass(frozen=True)
 class Schedule(Generic[Array]):
@@ -130,15 +126,16 @@ def schedule_experts(
     weights, row = costs.weights.tolist(), costs.row.tolist()
     instance = np.where(tokens > 0, UNAVAILABLE, NONE).astype(np.int32)
     replica = np.full(num_experts, NONE, np.int32)
+    counts, held_by = tokens.tolist(), held.tolist()  # lists: numpy is slow at one number at a time
     for expert in _in_turn(tokens, held, order):
-        count = int(tokens[expert])
-        loads_with_it = (
-            (loads[n] + max(weights[n], count * row[n]), n)
-            for n in np.flatnonzero(held[expert] >= 0).tolist()
-        )
-        least, chosen = min(loads_with_it)
+        with_it = [
+            (loads[n] + max(weights[n], counts[expert] * row[n]), n)
+            for n, replica_id in enumerate(held_by[expert])
+            if replica_id >= 0
+        ]
+        least, chosen = min(with_it)
         loads[chosen] = least
-        instance[expert], replica[expert] = chosen, held[expert, chosen]
+        instance[expert], replica[expert] = chosen, held_by[expert][chosen]
     return Schedule(
         replica, instance, np.asarray(loads, np.int64), replica_of_choice(topk_ids, replica)
     )
@@ -161,8 +158,8 @@ def schedule_digest(
     shape = (*topk_ids.shape, *instance.shape)
     head = struct.pack(f"<QqdB{len(shape)}q", epoch, layer, threshold, len(shape), *shape)
     digest = hashlib.blake2b(head, digest_size=8)
-    digest.update(np.ascontiguousarray(topk_ids, dtype="<i4"))
-    digest.update(np.ascontiguousarray(instance, dtype="<i4"))
+    digest.update(topk_ids.astype("<i4").tobytes())
+    digest.update(instance.astype("<i4").tobytes())
     return int.from_bytes(digest.digest(), "little")
 
 

@@ -35,7 +35,7 @@ def optimal_instances(
         int32 ``[E]``: the instance; -1 where not activated, -2 where no live instance holds it.
     """
     held = live_replicas(replicas, live) >= 0
-    num_experts, num_instances = held.shape
+    num_instances = held.shape[1]
     loads: list[int] = [0] * num_instances if load is None else np.asarray(load).tolist()
     instance = np.where(activated, UNAVAILABLE, NONE).astype(np.int32)
     served: list[set[int]] = [set() for _ in range(num_instances)]

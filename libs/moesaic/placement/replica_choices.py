@@ -30,7 +30,8 @@ def random_per_token(
 ) -> Choices:
     """Any replica for each choice, whichever others the expert's other rows have."""
     held = replicas[topk_ids] >= 0  # [T, k, N]
-    return np.where(held, rng.random(held.shape), -1.0).argmax(axis=2).astype(np.int32)
+    served: Choices = np.where(held, rng.random(held.shape), -1.0).argmax(axis=2).astype(np.int32)
+    return served
 
 
 def token_balanced(
@@ -112,7 +113,8 @@ def activated_experts(
     """How many distinct experts each instance has to compute for, int64 ``[N]``."""
     active = np.zeros((num_experts, num_instances), bool)
     active[topk_ids, served] = True
-    return active.sum(axis=0)
+    counts: NDArray[np.int64] = active.sum(axis=0)
+    return counts
 
 
 def _by_expert(topk_ids: NDArray[Any], instance: NDArray[Any]) -> Choices:
