@@ -100,13 +100,39 @@ def test_the_largest_load_is_within_its_bound_of_the_least_possible(
     experts, num_instances = batch.replicas.shape
     given_load = {"live": batch.live, "load": batch.load}
 
-    schedule = schedule_experts(batch.topk_ids, batch.replicas, **given_load, order=order)
+    schedule = schedule_experts(
+        batch.topk_ids, batch.replicas, **given_load, order=order, improve=False
+    )
 
     activated = expert_tokens(batch.topk_ids, experts) > 0
     best = optimal_instances(activated, batch.replicas, **given_load)
     best_load = batch.load + np.bincount(best[best >= 0], minlength=num_instances)
     bound = math.ceil(math.log2(num_instances)) + 1
     assert best_load.max() <= schedule.load.max() <= bound * best_load.max()
+
+
+@given(st.data(), st.integers(1, 3))
+def test_where_experts_cost_the_same_the_largest_load_is_the_least_possible(
+    batches: st.SearchStrategy, data: st.DataObject, price: int
+) -> None:
+    batch = data.draw(batches)
+    experts, num_instances = batch.replicas.shape
+    costs = Costs(np.full(num_instances, price), np.zeros(num_instances, np.int64))
+
+    schedule = schedule_experts(
+        batch.topk_ids, batch.replicas, live=batch.live, load=batch.load, costs=costs
+    )
+
+    activated = expert_tokens(batch.topk_ids, experts) > 0
+    holders = [np.flatnonzero((row >= 0) & batch.live).tolist() for row in batch.replicas]
+    choices = [h for h, active in zip(holders, activated, strict=True) if active and h]
+    least = min(
+        (batch.load + price * np.bincount(tried, minlength=num_instances)).max(
+            where=batch.live, initial=0
+        )
+        for tried in (np.array(t, np.int64) for t in product(*choices))
+    )
+    assert schedule.load.max(where=batch.live, initial=0) == least
 
 
 @given(st.data())
@@ -171,7 +197,7 @@ def test_fewest_choices_go_first() -> None:
     topk_ids = np.array([[0, 1]])
 
     ours = schedule_experts(topk_ids, replicas)
-    papers = schedule_experts(topk_ids, replicas, order="id")
+    papers = schedule_experts(topk_ids, replicas, order="id", improve=False)
 
     assert ours.instance.tolist() == [1, 0]
     assert papers.instance.tolist() == [0, 1]

@@ -100,14 +100,21 @@ def schedule_experts(
     load: ArrayLike | None = None,
     costs: Costs[NDArray[np.int64]] | None = None,
     order: Order = "replicas",
+    improve: bool = True,
 ) -> Schedule[NDArray[Any]]:
     """Choose one live replica for every activated expert, so that the largest load is small.
 
     Experts with one live replica have no choice and go first. The others follow, fewest live
     replicas first and then by id, each to the holder whose load with it is least, ties to the
-    lowest instance. Where an expert costs every instance the same, the largest load is at most
+    lowest instance. Where an expert costs every instance the same, the largest load is then at most
     ``ceil(log2 N) + 1`` times the least possible (Azar, Naor, Rom: the competitiveness of on-line
-    assignments); ``moesaic bench aebs`` says how close it comes on real routing.
+    assignments).
+
+    Where all experts that have a choice cost the same everywhere, as they do while memory is all
+    that counts, the schedule is then improved until the largest load is the least possible: from an
+    instance with the largest load experts move on, one making room for the next, to an instance
+    that has more than one expert less (the paper stops before this). Elsewhere finding the least is
+    NP-hard, and the greedy choice stands.
 
     Args:
         topk_ids: any integer, ``[T, k]``: the experts of each row; an id outside ``0..E-1`` chooses
@@ -115,8 +122,10 @@ def schedule_experts(
         replicas: from ``replica_table``, ``[E, N]``.
         live: bool ``[N]``, who may serve; None means all.
         load: int64 ``[N]``, what each still has to do, in the unit of ``costs``; None means nothing.
-        costs: None means ``memory_bound``. All costs and loads of a batch must add up below 2**62.
+        costs: None means ``memory_bound``. None is negative; all costs and loads of a batch add up
+            below 2**62.
         order: ``"id"`` is the paper's own order among experts with several replicas.
+        improve: False leaves the greedy choice as it is.
     """
     num_experts, num_instances = replicas.shape
     costs = costs or memory_bound(num_instances)
@@ -125,20 +134,61 @@ def schedule_experts(
     loads: list[int] = [0] * num_instances if load is None else np.asarray(load).tolist()
     weights, row = costs.weights.tolist(), costs.row.tolist()
     instance = np.where(tokens > 0, UNAVAILABLE, NONE).astype(np.int32)
-    replica = np.full(num_experts, NONE, np.int32)
     counts, held_by = tokens.tolist(), held.tolist()  # lists: numpy is slow at one number at a time
+    prices = set()  # of experts that have a choice
     for expert in _in_turn(tokens, held, order):
-        with_it = [
-            (loads[n] + max(weights[n], counts[expert] * row[n]), n)
-            for n, replica_id in enumerate(held_by[expert])
-            if replica_id >= 0
-        ]
-        least, chosen = min(with_it)
-        loads[chosen] = least
-        instance[expert], replica[expert] = chosen, held_by[expert][chosen]
-    return Schedule(
-        replica, instance, np.asarray(loads, np.int64), replica_of_choice(topk_ids, replica)
-    )
+        holders = [n for n, replica_id in enumerate(held_by[expert]) if replica_id >= 0]
+        price = {n: max(weights[n], counts[expert] * row[n]) for n in holders}
+        if len(holders) > 1:
+            prices.update(price.values())
+        chosen = min(holders, key=lambda n: (loads[n] + price[n], n))
+        loads[chosen] += price[chosen]
+        instance[expert] = chosen
+    final = np.asarray(loads, np.int64)
+    if improve and len(prices) == 1 and (price_of_all := prices.pop()) > 0:
+        lives = np.ones(num_instances, bool) if live is None else np.asarray(live, bool)
+        _improve(instance, final, held >= 0, lives, price_of_all)
+    serving = np.maximum(instance, 0)
+    replica = np.where(instance >= 0, held[np.arange(num_experts), serving], np.int32(NONE))
+    return Schedule(replica, instance, final, replica_of_choice(topk_ids, replica))
+
+
+def _improve(
+    instance: NDArray[np.int32],
+    load: NDArray[np.int64],
+    held: NDArray[np.bool_],
+    lives: NDArray[np.bool_],
+    price: int,
+) -> None:
+    """Lower the largest load to the least possible, in place.
+
+    From an instance with the largest load a search reaches whoever could take an expert from
+    someone who is reached. If it reaches one that would stay below the largest load, experts move
+    along its way; if not, what is on the reached instances fits nowhere else, and nothing is
+    better. Of all choices the one of the lowest id is taken.
+    """
+    while True:
+        highest = load.max(where=lives, initial=-1)
+        start = int(np.flatnonzero(lives & (load == highest))[0])
+        reached = np.arange(len(load)) == start
+        came = np.full(len(load), NONE)  # which expert would move here
+        while True:
+            movable = reached[np.maximum(instance, 0)] & (instance >= 0)
+            takers = held & movable[:, None] & ~reached
+            new = takers.any(axis=0)
+            came[new] = takers.argmax(axis=0)[new]
+            reached |= new
+            room = np.flatnonzero(reached & (load + price < highest))
+            if len(room) or not new.any():
+                break
+        if not len(room):
+            return
+        target = int(room[load[room].argmin()])
+        load[target] += price
+        load[start] -= price
+        while target != start:
+            expert = came[target]
+            target, instance[expert] = int(instance[expert]), target
 
 
 def schedule_digest(

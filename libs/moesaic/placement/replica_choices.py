@@ -79,11 +79,20 @@ def id_order(
     topk_ids: NDArray[Any], replicas: NDArray[np.int32], rng: np.random.Generator
 ) -> Choices:
     """AEBS as the paper prints it: experts with several replicas choose by id."""
-    return _by_expert(topk_ids, schedule_experts(topk_ids, replicas, order="id").instance)
+    schedule = schedule_experts(topk_ids, replicas, order="id", improve=False)
+    return _by_expert(topk_ids, schedule.instance)
+
+
+def fewest_first(
+    topk_ids: NDArray[Any], replicas: NDArray[np.int32], rng: np.random.Generator
+) -> Choices:
+    """AEBS where experts with fewest replicas choose first, and nothing is improved afterwards."""
+    schedule = schedule_experts(topk_ids, replicas, improve=False)
+    return _by_expert(topk_ids, schedule.instance)
 
 
 def aebs(topk_ids: NDArray[Any], replicas: NDArray[np.int32], rng: np.random.Generator) -> Choices:
-    """AEBS as it is used here: experts with fewest replicas choose first."""
+    """AEBS as it is used here."""
     return _by_expert(topk_ids, schedule_experts(topk_ids, replicas).instance)
 
 
@@ -102,6 +111,7 @@ POLICIES: dict[str, Policy] = {
     "metro": metro,
     "first": first,
     "id_order": id_order,
+    "fewest_first": fewest_first,
     "aebs": aebs,
     "optimum": optimum,
 }
