@@ -60,7 +60,9 @@ def check(arrays: Arrays, device: torch.device) -> Schedule[torch.Tensor]:
     share=st.sampled_from([0.0, 0.2, 0.5, 1.0]),
 )
 @example(seed=1, rows=700, top_k=3, experts=160, instances=16, share=0.1)  # several chunks
-@example(seed=4, rows=300, top_k=2, experts=64, instances=12, share=0.15)  # long ways to improve
+# Eight experts move, on two ways; seven, on four.
+@example(seed=15108, rows=30, top_k=3, experts=40, instances=10, share=0.2)
+@example(seed=9104, rows=30, top_k=3, experts=40, instances=10, share=0.2)
 @example(seed=2, rows=2, top_k=1, experts=1, instances=1, share=1.0)
 def test_all_three_decide_alike(
     device: torch.device,

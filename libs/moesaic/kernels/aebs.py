@@ -45,8 +45,8 @@ def schedule_experts_reference(
         chosen = holders[(with_it[holders] == with_it[holders].min()).nonzero()[0, 0]]
         load[chosen] = with_it[chosen]
         instance[expert] = chosen
-    prices = price[held & ((tokens > 0) & (num_replicas > 1))[:, None]].unique()
-    if len(prices) == 1 and prices[0] > 0:
+    prices = price[held & ((tokens > 0) & (num_replicas > 1))[:, None]]
+    if len(prices) and prices.min() == prices.max() and prices[0] > 0:
         while _improved(instance, load, held, live, prices[0]):
             pass
     replica = torch.full_like(instance, NONE)

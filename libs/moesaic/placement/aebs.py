@@ -130,24 +130,27 @@ def schedule_experts(
     num_experts, num_instances = replicas.shape
     costs = costs or memory_bound(num_instances)
     tokens = expert_tokens(topk_ids, num_experts)
-    held = live_replicas(replicas, live)
-    loads: list[int] = [0] * num_instances if load is None else np.asarray(load).tolist()
-    weights, row = costs.weights.tolist(), costs.row.tolist()
+    lives = np.ones(num_instances, bool) if live is None else np.asarray(live, bool)
+    held = live_replicas(replicas, lives)
+    price = np.maximum(costs.weights, tokens[:, None] * costs.row)  # [E, N]
     instance = np.where(tokens > 0, UNAVAILABLE, NONE).astype(np.int32)
-    counts, held_by = tokens.tolist(), held.tolist()  # lists: numpy is slow at one number at a time
-    prices = set()  # of experts that have a choice
+    # Lists: numpy is slow at one number at a time.
+    loads: list[int] = [0] * num_instances if load is None else np.asarray(load).tolist()
+    held_by, price_of = held.tolist(), price.tolist()
     for expert in _in_turn(tokens, held, order):
-        holders = [n for n, replica_id in enumerate(held_by[expert]) if replica_id >= 0]
-        price = {n: max(weights[n], counts[expert] * row[n]) for n in holders}
-        if len(holders) > 1:
-            prices.update(price.values())
-        chosen = min(holders, key=lambda n: (loads[n] + price[n], n))
-        loads[chosen] += price[chosen]
-        instance[expert] = chosen
+        least, chosen = min(
+            (load_of_n + price_of_n, n)
+            for n, (replica_id, load_of_n, price_of_n) in enumerate(
+                zip(held_by[expert], loads, price_of[expert], strict=True)
+            )
+            if replica_id >= 0
+        )
+        loads[chosen], instance[expert] = least, chosen
     final = np.asarray(loads, np.int64)
-    if improve and len(prices) == 1 and (price_of_all := prices.pop()) > 0:
-        lives = np.ones(num_instances, bool) if live is None else np.asarray(live, bool)
-        _improve(instance, final, held >= 0, lives, price_of_all)
+    has_choice = (tokens > 0) & ((held >= 0).sum(axis=1) > 1)
+    prices = price[(held >= 0) & has_choice[:, None]]
+    if improve and len(prices) and prices.min() == prices.max() > 0:
+        _improve(instance, final, held >= 0, lives, int(prices[0]))
     serving = np.maximum(instance, 0)
     replica = np.where(instance >= 0, held[np.arange(num_experts), serving], np.int32(NONE))
     return Schedule(replica, instance, final, replica_of_choice(topk_ids, replica))
