@@ -1,5 +1,5 @@
 # AEBS: which replica serves each activated expert, and so each choice.
-#   Grid       count, map: (cdiv(T * k, CHUNK),); assign: (1,), one warp.
+#   Grid       tokens, choices: (cdiv(T * k, CHUNK),); assign: (1,), one warp.
 #   Layout     topk_ids [T * k], replicas [E, N] row-major; all of E or of N in registers at a time.
 #   Cost       latency-bound: experts with one live replica are added up N instances in a row, those
 #              with several are assigned one after another; then one search, as wide as E x N, for
@@ -22,7 +22,7 @@ _TILE = 1024  # replicas looked at together: what one warp holds in registers
 
 
 @triton.jit(do_not_specialize=["num_choices"])
-def _count_kernel(topk_ids, counts, num_choices, num_experts, CHUNK: tl.constexpr):
+def _tokens_kernel(topk_ids, counts, num_choices, num_experts, CHUNK: tl.constexpr):
     choice = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
     expert = tl.load(topk_ids + choice, mask=choice < num_choices, other=-1)
     real = (expert >= 0) & (expert < num_experts)
@@ -177,7 +177,7 @@ def _assign_kernel(
 
 
 @triton.jit(do_not_specialize=["num_choices"])
-def _map_kernel(
+def _choices_kernel(
     topk_ids, replica, replica_of_choice, num_choices, num_experts, CHUNK: tl.constexpr
 ):
     choice = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
@@ -206,7 +206,7 @@ def schedule_experts(
     instances_pow2 = triton.next_power_of_2(num_instances)
     grid = (triton.cdiv(num_choices, _CHUNK),)
     if num_choices:
-        _count_kernel[grid](topk_ids, counts, num_choices, num_experts, CHUNK=_CHUNK)
+        _tokens_kernel[grid](topk_ids, counts, num_choices, num_experts, CHUNK=_CHUNK)
     _assign_kernel[(1,)](
         counts,
         replicas,
@@ -225,7 +225,7 @@ def schedule_experts(
         num_warps=1,
     )
     if num_choices:
-        _map_kernel[grid](
+        _choices_kernel[grid](
             topk_ids,
             schedule.replica,
             schedule.replica_of_choice,

@@ -111,10 +111,10 @@ def schedule_experts(
     assignments).
 
     Where all experts that have a choice cost the same everywhere, as they do while memory is all
-    that counts, the schedule is then improved until the largest load is the least possible: from an
-    instance with the largest load experts move on, one making room for the next, to an instance
-    that has more than one expert less (the paper stops before this). Elsewhere finding the least is
-    NP-hard, and the greedy choice stands.
+    that counts, the schedule is then improved until the largest load of those who live is the least
+    possible: from an instance that has it experts move on, one making room for the next, to one
+    that stays below it with one expert more. (The paper stops before this.) Elsewhere finding the
+    least is NP-hard, and the greedy choice stands.
 
     Args:
         topk_ids: any integer, ``[T, k]``: the experts of each row; an id outside ``0..E-1`` chooses
