@@ -41,15 +41,13 @@ class Costs(Generic[Array]):
 class Schedule(Generic[Array]):
     """Who serves what of one batch in one layer."""
 
-    replica: (
-        Array  # int32 [E]: the physical id; -1 where not activated, or held by nobody who lives
-    )
+    replica: Array  # int32 [E]: the physical id; -1 where not activated, or unavailable
     instance: Array  # int32 [E]: its instance; -1 where not activated, -2 where unavailable
     load: Array  # int64 [N]: what was carried over and what this batch adds
     replica_of_choice: Array  # int32, the shape of topk_ids: its expert's replica, else -1
 
     def require_served(self, layer: int) -> None:
-        """Refuse a schedule that leaves an activated expert out.
+        """Refuse a schedule that leaves an activated expert out. On a GPU this waits for it.
 
         Raises:
             ExpertUnavailable: with the decoder layer and how many experts no live instance holds.
