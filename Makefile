@@ -65,13 +65,14 @@ bench: .venv/installed-dev
 	@$(BIN)/moesaic bench gateway $(ARGS)
 	@$(BIN)/moesaic bench router $(ARGS)
 	@$(BIN)/moesaic bench sweeps $(ARGS)
+	@$(BIN)/moesaic bench aebs $(ARGS)
 
 # Everything that needs a CUDA device, into one file: tests, timings, transfers. Without a device
 # there is nothing to do. On a machine where nothing may be installed, name a Python that has torch
 # (2.11 or newer, for CUDA), triton, safetensors, transformers, msgspec, pytest, hypothesis, psutil,
 # rich and typer: make gpu GPU_PYTHON=python3. Without ucxx-cu13 the transfers are left out.
 GPU_PYTHON ?=
-GPU_BENCHES := kernels
+GPU_BENCHES := kernels aebs
 gpu: export PYTHONPATH := libs:.:$(PYTHONPATH)
 gpu: $(if $(GPU_PYTHON),,.venv/installed-dev)
 	@python='$(or $(GPU_PYTHON),$(BIN)/python)'; \

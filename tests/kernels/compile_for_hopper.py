@@ -16,11 +16,13 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from moesaic.kernels.add_rms_norm_triton import add_rms_norm
+from moesaic.kernels.aebs_triton import schedule_experts
 from moesaic.kernels.gate_triton import select_experts
 from moesaic.kernels.grouped_experts_triton import SlotWeights, grouped_experts
 from moesaic.kernels.kv_rows_triton import rotate, store_grouped, store_latent
 from moesaic.kernels.paged_attention import KVLayout, PagedRows
 from moesaic.kernels.paged_attention_triton import paged_attention
+from moesaic.placement.aebs import Costs
 
 BFLOAT16 = torch.bfloat16
 GROUPED, LATENT = KVLayout.grouped(4, 128), KVLayout.latent(512, 64)
@@ -108,8 +110,16 @@ def gates() -> None:
     )
 
 
+def schedule() -> None:
+    """The experts of DeepSeek-V2 on sixteen instances."""
+    numbers = empty(16, dtype=torch.int64)
+    ids, replicas = empty(512, 6, dtype=torch.int32), empty(160, 16, dtype=torch.int32)
+    schedule_experts(ids, replicas, empty(16, dtype=torch.bool), numbers, Costs(numbers, numbers))
+
+
 CASES = {
     "gate": gates,
+    "schedule": schedule,
     "norm": lambda: add_rms_norm(empty(4, 7168), empty(4, 7168), empty(7168), 1e-6),
     "rows": rows_of_cache,
     "experts, decode": lambda: experts(16),

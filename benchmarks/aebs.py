@@ -1,0 +1,164 @@
+"""How evenly instances activate experts, by the way in which replicas are chosen, beside the exact optimum.
+
+Every policy schedules the same batches on the same placement, whose replicas were counted on another part of the same
+routing. ``max_activated``: the mean over batches of the largest number of distinct experts on any instance, which is
+what a memory-bound layer waits for. ``spread``: largest less smallest.
+"""
+
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.aebs_routing import (
+    DEMO,
+    POPULARITY,
+    SHAPES,
+    TOPICALITY,
+    TOPICS,
+    WINDOW,
+    Rows,
+    Shape,
+    batches_of,
+    drawn_layer,
+    placed,
+    recorded_layers,
+)
+from moesaic.placement.aebs import Costs, memory_bound, schedule_experts
+from moesaic.placement.replica_choices import POLICIES, activated_experts
+
+DRAWN_ROWS = 6000  # of each layer, half of them to count replicas on
+NO_HELP = 0.02  # a gain over random choice below this is none
+TARGETS = {"gap_to_optimum": 0.01, "id_order_gap": 0.05, "kernel_us": 20.0}
+
+
+def run(quick: bool) -> dict[str, Any]:
+    """All shapes, then the time of a decision."""
+    layers, batches, windows = (2, 4, 16) if quick else (4, 8, 48)
+    rng = np.random.default_rng(0)
+    figures: dict[str, Any] = {}
+    for name, shape in SHAPES.items():
+        drawn = [drawn_layer(shape, DRAWN_ROWS, rng) for _ in range(layers)]
+        figures[name] = _fleets(shape, drawn, batches, rng)
+    figures["demo"] = _fleets(DEMO, recorded_layers(windows), batches, rng)
+    cases = {
+        f"{name}, {fleet}, {rows}": case
+        for name, fleets in figures.items()
+        for fleet, sizes in fleets.items()
+        for rows, case in sizes.items()
+    }
+    without_help = [name for name, case in cases.items() if case["gain_over_random"] < 1 + NO_HELP]
+    return {
+        "config": {
+            "shapes": {name: vars(shape) for name, shape in {**SHAPES, "demo": DEMO}.items()},
+            "layers": {"drawn": layers, "demo": "all"},
+            "batches_per_layer": batches,
+            "drawn_rows": DRAWN_ROWS,
+            "drawn_from": {"topics": TOPICS, "sd": [POPULARITY, TOPICALITY], "noise": "Gumbel"},
+            "recorded_tokens": windows * WINDOW,
+        },
+        "figures": {
+            **figures,
+            "worst_gap_to_optimum": max(case["gap_to_optimum"] for case in cases.values()),
+            "worst_gap_unimproved": max(case["fewest_first_gap"] for case in cases.values()),
+            "worst_gap_in_id_order": max(case["id_order_gap"] for case in cases.values()),
+            "no_help": without_help,
+            **_times(quick),
+            "targets": TARGETS,
+        },
+        "paper": {
+            "spread": "about 8 with random replicas, about 4 with JANUS, at all batch sizes (fig. 11)",
+            "scheduling_us": "below 100 for 16 to 512 rows, 8 and 16 H100 (fig. 12)",
+        },
+        "notes": [
+            "the optimum is exact at every size: experts that cost the same form a semi-matching, which is optimal if "
+            "no path of moves improves it; no bound stands in for it",
+            "gaps are of mean largest counts; gain_over_random: random choice per expert over ours, 1 is no gain",
+            f"no_help: gains below {NO_HELP:.0%}. Without spare slots there is nothing to choose. With few of them the "
+            "gain shrinks as more experts are active, since what has one replica decides; see active_share",
+            "drawn routing is synthetic; the demo's is recorded here, on text that it was not trained on, rows of a "
+            "batch from anywhere in it, as decoding has them",
+            "slots per instance follow JANUS section 5.3, where 200 experts of DeepSeek-V2's size fill 8 instances; "
+            "its own are not printed, nor is its routing, so its figures are beside ours, not the same experiment",
+            *(
+                []
+                if torch.cuda.is_available()
+                else ["kernel_us: no CUDA device here, not measured"]
+            ),
+            *(["quick: fewer layers, batches and tokens, the same code path"] if quick else []),
+        ],
+    }
+
+
+def _fleets(
+    shape: Shape, layers: Sequence[Rows], batches: int, rng: np.random.Generator
+) -> dict[str, Any]:
+    return {
+        f"{fleet[0]}x{fleet[1]}_slots": {
+            f"{size}_rows": _case(shape, fleet, layers, size, batches, rng)
+            for size in shape.batches
+        }
+        for fleet in shape.fleets
+    }
+
+
+def _case(
+    shape: Shape,
+    fleet: tuple[int, int],
+    layers: Sequence[Rows],
+    size: int,
+    batches: int,
+    rng: np.random.Generator,
+) -> dict[str, Any]:
+    counts: dict[str, list[Any]] = {name: [] for name in POLICIES}
+    active = []
+    for rows in layers:
+        counted, held_out = rows[: len(rows) // 2], rows[len(rows) // 2 :]
+        replicas = placed(counted, shape.num_experts, fleet)
+        for topk_ids in batches_of(held_out, size, batches, rng):
+            active.append(len(np.unique(topk_ids)) / shape.num_experts)
+            for name, policy in POLICIES.items():
+                served = policy(topk_ids, replicas, rng)
+                counts[name].append(
+                    activated_experts(topk_ids, served, shape.num_experts, fleet[0])
+                )
+    largest = {name: float(np.max(c, axis=1).mean()) for name, c in counts.items()}
+    spread = {name: float(np.ptp(c, axis=1).mean()) for name, c in counts.items()}
+    return {
+        "active_share": round(statistics.mean(active), 3),
+        "max_activated": {name: round(value, 3) for name, value in largest.items()},
+        "spread": {name: round(value, 2) for name, value in spread.items()},
+        "gap_to_optimum": round(largest["aebs"] / largest["optimum"] - 1, 4),
+        "fewest_first_gap": round(largest["fewest_first"] / largest["optimum"] - 1, 4),
+        "id_order_gap": round(largest["id_order"] / largest["optimum"] - 1, 4),
+        "gain_over_random": round(largest["random_per_expert"] / largest["aebs"], 3),
+    }
+
+
+def _times(quick: bool) -> dict[str, Any]:
+    """A decision for 512 rows of 8 experts out of 160 on 16 instances: numpy here, the kernels on a GPU."""
+    shape, fleet = SHAPES["scaled-ds-1"], (16, 12)
+    rows = drawn_layer(shape, DRAWN_ROWS, np.random.default_rng(1))
+    replicas, topk_ids = placed(rows, shape.num_experts, fleet), rows[:512].astype(np.int32)
+    times = []
+    for _ in range(20 if quick else 100):
+        started = time.perf_counter()
+        schedule_experts(topk_ids, replicas)
+        times.append(1e6 * (time.perf_counter() - started))
+    figures: dict[str, Any] = {"numpy_us": round(statistics.median(times), 1)}
+    if torch.cuda.is_available():
+        from benchmarks.kernels import Timer
+        from moesaic.kernels import aebs
+
+        ids, table = torch.from_numpy(topk_ids).cuda(), torch.from_numpy(replicas).cuda()
+        live = torch.ones(fleet[0], dtype=torch.bool, device="cuda")
+        ones = memory_bound(fleet[0])
+        costs = Costs(torch.from_numpy(ones.weights).cuda(), torch.from_numpy(ones.row).cuda())
+        load = torch.zeros_like(costs.row)
+        figures["kernel_us"], figures["kernel_us_quartiles"] = Timer(50)(
+            lambda: aebs.schedule_experts(ids, table, live, load, costs)
+        )
+    return figures

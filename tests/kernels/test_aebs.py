@@ -1,0 +1,100 @@
+"""Scheduling experts: numpy, torch and Triton decide alike."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from moesaic.errors import ExpertUnavailable
+from moesaic.kernels import aebs, aebs_triton
+from moesaic.placement.aebs import Costs, Schedule, schedule_experts
+
+Arrays = tuple[NDArray[Any], ...]
+
+
+def drawn(seed: int, rows: int, top_k: int, experts: int, instances: int, share: float) -> Arrays:
+    """topk_ids, replicas, live, load, weights, row; small numbers, so that ties are common."""
+    rng = np.random.default_rng(seed)
+    replicas = rng.permutation(experts * instances).reshape(experts, instances).astype(np.int32)
+    replicas[rng.random(replicas.shape) > share] = -1
+    topk_ids = rng.integers(-1, experts + 2, (rows, top_k)).astype(rng.choice(["i4", "i8"]))
+    load, weights, row = (rng.integers(0, 4, instances) for _ in range(3))
+    if seed % 2 == 0:  # every expert costs the same: what is then improved
+        weights, row = np.full(instances, 1 + seed % 3), np.zeros(instances, np.int64)
+    return topk_ids, replicas, rng.random(instances) < 0.9, load, weights, row
+
+
+def check(arrays: Arrays, device: torch.device) -> Schedule[torch.Tensor]:
+    """Compare all three; on the CPU torch computes."""
+    topk_ids, replicas, live, load, weights, row = arrays
+    expected = schedule_experts(topk_ids, replicas, live=live, load=load, costs=Costs(weights, row))
+    tensors = [torch.from_numpy(array) for array in arrays]
+    on_device = [tensor.to(device) for tensor in tensors]
+
+    reference = aebs.schedule_experts(*tensors[:4], Costs(*tensors[4:]))
+    computed = aebs_triton.schedule_experts(*on_device[:4], Costs(*on_device[4:]))
+
+    for name in ("replica", "instance", "load", "replica_of_choice"):
+        wanted = getattr(expected, name)
+        for schedule in (reference, computed):
+            tensor = getattr(schedule, name).cpu()
+            assert tensor.numpy().dtype == wanted.dtype, name
+            np.testing.assert_array_equal(tensor.numpy(), wanted, name)
+    np.testing.assert_array_equal(on_device[3].cpu(), load)
+    return computed
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    rows=st.integers(0, 12),
+    top_k=st.integers(1, 4),
+    experts=st.integers(1, 24),
+    instances=st.integers(1, 9),
+    share=st.sampled_from([0.0, 0.2, 0.5, 1.0]),
+)
+@example(seed=1, rows=700, top_k=3, experts=160, instances=16, share=0.1)  # several chunks
+# Eight experts move, on two ways; seven, on four.
+@example(seed=15108, rows=30, top_k=3, experts=40, instances=10, share=0.2)
+@example(seed=9104, rows=30, top_k=3, experts=40, instances=10, share=0.2)
+@example(seed=2, rows=2, top_k=1, experts=1, instances=1, share=1.0)
+def test_all_three_decide_alike(
+    device: torch.device,
+    seed: int,
+    rows: int,
+    top_k: int,
+    experts: int,
+    instances: int,
+    share: float,
+) -> None:
+    check(drawn(seed, rows, top_k, experts, instances, share), device)
+
+
+def test_large_costs_are_added_without_rounding(device: torch.device) -> None:
+    topk_ids, replicas, live, _, _, _ = drawn(3, 20, 2, 8, 4, 0.7)
+    large = np.array([2**53 + 1, 2**53, 2**53 + 1, 2**53])
+
+    check((topk_ids, replicas, live, large, large + 1, large // 2**10), device)
+
+
+def test_an_expert_without_a_live_holder_is_refused(device: torch.device) -> None:
+    one = np.ones(1, np.int64)
+    schedule = check(
+        (np.zeros((2, 1), np.int32), np.zeros((1, 1), np.int32), one < 1, one, one, one), device
+    )
+
+    with pytest.raises(ExpertUnavailable, match=r"1 expert.* layer 5"):
+        schedule.require_served(5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 16, 512, 8192])
+@pytest.mark.parametrize(("experts", "instances"), [(128, 8), (160, 16), (256, 72)])
+def test_it_schedules_a_models_experts(rows: int, experts: int, instances: int) -> None:
+    check(drawn(0, rows, 8, experts, instances, 1.5 / instances), torch.device("cuda"))

@@ -1,0 +1,303 @@
+import math
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moesaic.errors import ExpertUnavailable
+from moesaic.placement.aebs import (
+    NONE,
+    UNAVAILABLE,
+    Costs,
+    expert_tokens,
+    memory_bound,
+    replica_table,
+    schedule_digest,
+    schedule_experts,
+)
+from moesaic.placement.optimal_schedule import optimal_instances
+
+
+def test_replicas_are_numbered_slot_by_slot() -> None:
+    table = replica_table([[2, -1, 0], [], [0, 0]], 3)
+
+    assert table.tolist() == [[2, -1, 3], [-1, -1, -1], [0, -1, -1]]
+
+
+@given(st.data())
+def test_every_activated_expert_has_one_live_replica_if_there_is_any(
+    batches: st.SearchStrategy, data: st.DataObject
+) -> None:
+    batch = data.draw(batches)
+
+    schedule = schedule_experts(batch.topk_ids, batch.replicas, **batch.circumstances)
+
+    tokens = expert_tokens(batch.topk_ids, len(batch.replicas))
+    for expert, (row, instance, replica) in enumerate(
+        zip(batch.replicas, schedule.instance, schedule.replica, strict=True)
+    ):
+        holders = np.flatnonzero((row >= 0) & batch.live)
+        if tokens[expert] == 0:
+            assert (instance, replica) == (NONE, NONE)
+        elif len(holders) == 0:
+            assert (instance, replica) == (UNAVAILABLE, NONE)
+        else:
+            assert instance in holders
+            assert replica == row[instance]
+
+
+@given(st.data())
+def test_every_choice_goes_to_the_replica_of_its_expert(
+    batches: st.SearchStrategy, data: st.DataObject
+) -> None:
+    batch = data.draw(batches)
+
+    schedule = schedule_experts(batch.topk_ids, batch.replicas, **batch.circumstances)
+
+    assert schedule.replica_of_choice.shape == batch.topk_ids.shape
+    for expert, replica in zip(batch.topk_ids.flat, schedule.replica_of_choice.flat, strict=True):
+        known = 0 <= expert < len(batch.replicas)
+        assert replica == (schedule.replica[expert] if known else NONE)
+
+
+@given(st.data())
+def test_the_load_is_what_was_carried_over_and_what_is_assigned(
+    batches: st.SearchStrategy, data: st.DataObject
+) -> None:
+    batch = data.draw(batches)
+
+    schedule = schedule_experts(batch.topk_ids, batch.replicas, **batch.circumstances)
+
+    expected = batch.load.copy()
+    for expert, count in enumerate(expert_tokens(batch.topk_ids, len(batch.replicas))):
+        if (n := schedule.instance[expert]) >= 0:
+            expected[n] += max(batch.costs.weights[n], count * batch.costs.row[n])
+    np.testing.assert_array_equal(schedule.load, expected)
+
+
+@given(st.data())
+def test_the_order_of_rows_and_of_choices_does_not_matter(
+    batches: st.SearchStrategy, data: st.DataObject
+) -> None:
+    batch = data.draw(batches)
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    shuffled = rng.permutation(batch.topk_ids.flatten()).reshape(batch.topk_ids.shape)
+
+    one = schedule_experts(batch.topk_ids, batch.replicas, **batch.circumstances)
+    other = schedule_experts(shuffled, batch.replicas, **batch.circumstances)
+
+    np.testing.assert_array_equal(one.instance, other.instance)
+    np.testing.assert_array_equal(one.load, other.load)
+
+
+@given(st.data(), st.sampled_from(["replicas", "id"]))
+def test_the_largest_load_is_within_its_bound_of_the_least_possible(
+    batches: st.SearchStrategy, data: st.DataObject, order: str
+) -> None:
+    batch = data.draw(batches)
+    experts, num_instances = batch.replicas.shape
+    given_load = {"live": batch.live, "load": batch.load}
+
+    schedule = schedule_experts(
+        batch.topk_ids, batch.replicas, **given_load, order=order, improve=False
+    )
+
+    activated = expert_tokens(batch.topk_ids, experts) > 0
+    best = optimal_instances(activated, batch.replicas, **given_load)
+    best_load = batch.load + np.bincount(best[best >= 0], minlength=num_instances)
+    bound = math.ceil(math.log2(num_instances)) + 1
+    assert best_load.max() <= schedule.load.max() <= bound * best_load.max()
+
+
+@given(st.data(), st.integers(1, 3))
+def test_where_experts_cost_the_same_the_largest_load_is_the_least_possible(
+    batches: st.SearchStrategy, data: st.DataObject, price: int
+) -> None:
+    batch = data.draw(batches)
+    experts, num_instances = batch.replicas.shape
+    costs = Costs(np.full(num_instances, price), np.zeros(num_instances, np.int64))
+
+    schedule = schedule_experts(
+        batch.topk_ids, batch.replicas, live=batch.live, load=batch.load, costs=costs
+    )
+
+    activated = expert_tokens(batch.topk_ids, experts) > 0
+    holders = [np.flatnonzero((row >= 0) & batch.live).tolist() for row in batch.replicas]
+    choices = [h for h, active in zip(holders, activated, strict=True) if active and h]
+    least = min(
+        (batch.load + price * np.bincount(tried, minlength=num_instances)).max(
+            where=batch.live, initial=0
+        )
+        for tried in (np.array(t, np.int64) for t in product(*choices))
+    )
+    assert schedule.load.max(where=batch.live, initial=0) == least
+
+
+@given(st.data())
+def test_the_optimum_is_what_trying_everything_finds(
+    batches: st.SearchStrategy, data: st.DataObject
+) -> None:
+    batch = data.draw(batches)
+    num_instances = batch.replicas.shape[1]
+    activated = expert_tokens(batch.topk_ids, len(batch.replicas)) > 0
+
+    best = optimal_instances(activated, batch.replicas, live=batch.live, load=batch.load)
+
+    holders = [np.flatnonzero((row >= 0) & batch.live).tolist() for row in batch.replicas]
+    for expert, instance in enumerate(best):
+        if not activated[expert]:
+            assert instance == NONE
+        else:
+            assert instance in (holders[expert] or [UNAVAILABLE])
+    choices = [h for h, active in zip(holders, activated, strict=True) if active and h]
+    everything = (
+        sorted(batch.load + np.bincount(tried, minlength=num_instances), reverse=True)
+        for tried in (np.array(t, np.int64) for t in product(*choices))
+    )
+    found = batch.load + np.bincount(best[best >= 0], minlength=num_instances)
+    assert sorted(found, reverse=True) == min(everything)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_optimum_is_that_of_a_solver(seed: int) -> None:
+    scipy = pytest.importorskip("scipy")
+    rng = np.random.default_rng(seed)
+    num_experts, num_instances = 60, 8
+    replicas = np.where(rng.random((num_experts, num_instances)) < 0.2, 1, NONE).astype(np.int32)
+    replicas[np.arange(num_experts), rng.integers(0, num_instances // 2, num_experts)] = 1
+    activated = rng.random(num_experts) < 0.7
+
+    best = optimal_instances(activated, replicas)
+
+    experts, instances = np.nonzero((replicas >= 0) & activated[:, None])
+    pairs = np.arange(len(experts))
+    chosen = np.zeros((num_experts, len(pairs) + 1))
+    chosen[experts, pairs] = 1
+    loads = np.zeros((num_instances, len(pairs) + 1))
+    loads[instances, pairs] = 1
+    loads[:, -1] = -1  # the last variable is the largest load
+    optimize = scipy.optimize
+    solved = optimize.milp(
+        np.append(np.zeros(len(pairs)), 1),
+        constraints=[
+            optimize.LinearConstraint(chosen, activated, activated),
+            optimize.LinearConstraint(loads, ub=0),
+        ],
+        integrality=np.ones(len(pairs) + 1),
+        bounds=optimize.Bounds(0, np.append(np.ones(len(pairs)), np.inf)),
+    )
+    assert np.bincount(best[best >= 0]).max() == round(solved.fun)
+
+
+def test_fewest_choices_go_first() -> None:
+    # Expert 0 may go anywhere, expert 1 only to one of two: whoever has most choices waits.
+    replicas = replica_table([[0, 1], [0, 1], [0]], 2)
+    topk_ids = np.array([[0, 1]])
+
+    ours = schedule_experts(topk_ids, replicas)
+    papers = schedule_experts(topk_ids, replicas, order="id", improve=False)
+
+    assert ours.instance.tolist() == [1, 0]
+    assert papers.instance.tolist() == [0, 1]
+
+
+def test_what_is_carried_over_turns_a_batch_to_others() -> None:
+    replicas = replica_table([[0], [0]], 1)
+
+    schedule = schedule_experts(np.array([[0]]), replicas, load=[1, 0])
+
+    assert schedule.instance.tolist() == [1]
+    assert schedule.load.tolist() == [1, 1]
+
+
+def test_above_the_ridge_rows_count_and_below_it_only_weights() -> None:
+    # Expert 0 sits on instance 0 alone, expert 1 on instance 1 alone, expert 2 on both.
+    replicas = replica_table([[0, 2], [1, 2]], 3)
+    topk_ids = np.array([[0]] * 9 + [[1]] + [[2]])
+
+    def instance_of_2(row: int) -> int:
+        costs = Costs(np.full(2, 10), np.full(2, row))
+        return int(schedule_experts(topk_ids, replicas, costs=costs).instance[2])
+
+    assert instance_of_2(1) == 0  # 9 rows take no longer than the weights: a tie
+    assert instance_of_2(2) == 1
+
+
+def test_a_slower_instance_gets_less() -> None:
+    replicas = replica_table([list(range(6)), list(range(6))], 6)
+
+    schedule = schedule_experts(
+        np.arange(6)[None], replicas, costs=Costs(np.array([2, 1]), np.zeros(2, np.int64))
+    )
+
+    assert np.bincount(schedule.instance).tolist() == [2, 4]
+
+
+def test_an_activated_expert_without_a_live_replica_is_refused() -> None:
+    replicas = replica_table([[0, 1], [1]], 3)
+
+    schedule = schedule_experts(np.array([[0, 1], [0, 2]]), replicas, live=[False, True])
+
+    with pytest.raises(ExpertUnavailable, match="2 expert") as caught:
+        schedule.require_served(7)
+    assert caught.value.layer == 7
+
+
+@given(st.data(), st.data())
+def test_digests_are_equal_exactly_if_the_decisions_are(
+    batches: st.SearchStrategy, one: st.DataObject, other: st.DataObject
+) -> None:
+    described = []
+    for data in (one, other):
+        batch = data.draw(batches)
+        where = data.draw(
+            st.tuples(st.integers(0, 2), st.integers(0, 1), st.sampled_from([0.0, 1.0]))
+        )
+        instance = schedule_experts(batch.topk_ids, batch.replicas).instance
+        decision = (*where, batch.topk_ids.tolist(), batch.topk_ids.shape, instance.tolist())
+        described.append((decision, schedule_digest(*where, batch.topk_ids, instance)))
+
+    (a, digest_a), (b, digest_b) = described
+    assert (a == b) == (digest_a == digest_b)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"epoch": 4},
+        {"layer": 3},
+        {"threshold": 0.5},
+        {"topk_ids": np.array([[1, 0]])},
+        {"topk_ids": np.array([[0], [1]])},
+        {"instance": np.array([0, 0], np.int32)},
+    ],
+)
+def test_a_digest_shows_every_difference_but_that_of_integer_types(changed: dict) -> None:
+    facts = {
+        "epoch": 3,
+        "layer": 2,
+        "threshold": 1.0,
+        "topk_ids": np.array([[0, 1]], np.int64),
+        "instance": np.array([0, 1], np.int32),
+    }
+
+    digest = schedule_digest(**facts)
+
+    assert digest == schedule_digest(**{**facts, "topk_ids": facts["topk_ids"].astype(np.int32)})
+    assert digest != schedule_digest(**{**facts, **changed})
+    assert 0 <= digest < 2**64
+
+
+def test_a_digest_stays_the_same_on_every_machine() -> None:
+    digest = schedule_digest(1, 2, 1.0, np.array([[0, 1]]), np.array([0, 1]))
+
+    assert digest == 0x20A792CEA81A521B
+
+
+def test_costs_of_memory_are_one_each() -> None:
+    costs = memory_bound(3)
+
+    assert costs.weights.tolist() == [1, 1, 1]
+    assert costs.row.tolist() == [0, 0, 0]
