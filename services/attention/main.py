@@ -42,6 +42,7 @@ from moesaic.transport.ucx import UcxNetwork
 from moesaic.v1 import attention_pb2_grpc
 from services.attention.admin import AttentionAdmin
 from services.attention.settings import AttentionSettings
+from services.attention.streaming import open_streamed
 
 log = structlog.get_logger()
 
@@ -96,9 +97,14 @@ async def serve(settings: AttentionSettings) -> None:
             torch.device(settings.device),
             settings.quantization,
         )
-        dispatcher = await _open_dispatcher(
-            settings, worker_id, config, checkpoint, bus, thread, parts
-        )
+        streamed = None
+        if settings.streams_experts:
+            streamed = await open_streamed(settings, worker_id, config, checkpoint, parts)
+            dispatcher: Dispatcher = streamed.dispatcher
+        else:
+            dispatcher = await _open_dispatcher(
+                settings, worker_id, config, checkpoint, bus, thread, parts
+            )
         engine = await thread.run(_open_engine(settings, config, decoder, dispatcher, emit))
         service.attach(thread, engine)
         parts.callback(service.detach)
@@ -116,9 +122,14 @@ async def serve(settings: AttentionSettings) -> None:
                     version=moesaic.__version__,
                     model_digest=config.digest,
                     dispatch=settings.dispatch,
+                    data_address=streamed.data_address if streamed else "",
+                    share=streamed.share if streamed else "",
                 ),
             )
         )
+        if streamed is not None:
+            admin.status.data_address = streamed.data_address
+            await streamed.start(bus, thread, decoder, admin.status.waiting_for)
         async with asyncio.TaskGroup() as tasks:
             stepping = tasks.create_task(thread.run(engine.run()))
             watching = tasks.create_task(_observe(service, admin, thread, engine))

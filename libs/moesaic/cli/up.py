@@ -27,10 +27,11 @@ DEFAULT_EXPERT_WORKERS = 2
 
 def up(
     topology: Annotated[
-        Literal["local", "disaggregated"],
+        Literal["local", "disaggregated", "gathered"],
         typer.Option(
             envvar="MOESAIC_TOPOLOGY",
-            help="Experts in the attention workers, or in workers of their own.",
+            help="Experts in every attention worker; in workers of their own; or divided among the "
+            "attention workers, which fetch the others' layer by layer.",
         ),
     ] = "disaggregated",
     model: Annotated[
@@ -51,6 +52,12 @@ def up(
             help="Expert slots of each expert worker per layer (default: enough).",
         ),
     ] = None,
+    offload: Annotated[
+        bool,
+        typer.Option(
+            "--offload", help="Keep experts in files, and only a few layers of them in memory."
+        ),
+    ] = False,
     host: Annotated[
         str, typer.Option(envvar="MOESAIC_HOST", help="Address the gateway listens on.")
     ] = "127.0.0.1",
@@ -95,9 +102,11 @@ def up(
     from moesaic.cli.ports import free_ports
     from moesaic.cli.suite import SuiteOptions
 
-    if topology == "local" and (experts or slots_per_layer):
+    if topology != "disaggregated" and (experts or slots_per_layer):
         flag = "--experts" if experts else "--slots-per-layer"
-        raise CommandError(f"{flag}: the local topology has no expert workers", Exit.USAGE)
+        raise CommandError(f"{flag}: the {topology} topology has no expert workers", Exit.USAGE)
+    if topology == "disaggregated" and offload:
+        raise CommandError("--offload: needs --topology local or gathered", Exit.USAGE)
     wants_key = bool(checked_api_key(api_key) or api_keys_file)
     check_exposure(host, wants_key, no_auth)
     options = SuiteOptions(
@@ -106,6 +115,7 @@ def up(
         attention=attention,
         experts=experts or DEFAULT_EXPERT_WORKERS,
         slots_per_layer=slots_per_layer or 0,
+        offload=offload,
         host=host,
         port=port or free_ports(1)[0],
         api_key=api_key,
@@ -164,6 +174,8 @@ def command_flags(options: "SuiteOptions", timeout: float) -> list[str]:
     if options.api_keys_file:
         flags["--api-keys-file"] = options.api_keys_file
     no_auth = ["--no-auth"] if options.no_auth else []
+    if options.offload:
+        no_auth.append("--offload")
     return [*(str(part) for flag in flags.items() for part in flag), *no_auth]
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-MARGIN = 1.2  # covers jitter (MoE-Prefill section 6.2)
+from moesaic.prefix.flops import saturation_flops
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,10 @@ class Calibration:
         slowest = max((max(times) for times in streamed), default=0.0)
         return max(1.0, slowest / self.compute_s[0]) if self.compute_s[0] > 0 else 1.0
 
-    def saturation_flops(self, reference_flops: float) -> float:
-        """The least work of a step that hides its slowest transfer, F* in the paper, of what the
-        reference step takes."""
-        return MARGIN * reference_flops * self.slowdown
+    def saturation_flops(self, reference_flops: int) -> int:
+        """The least work that hides the slowest transfer, F* in the paper; the reference step takes
+        ``reference_flops``."""
+        return saturation_flops(reference_flops, self.slowdown)
 
 
 def rows_to_hide(

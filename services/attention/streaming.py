@@ -1,0 +1,193 @@
+"""Experts that are fetched layer by layer: the parts of that, and the peers that they come from."""
+
+import asyncio
+import os
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+import torch
+
+from moesaic.cluster.bus import Bus
+from moesaic.cluster.registry import Fleet, watch_fleet
+from moesaic.dispatch.gathered import metrics
+from moesaic.dispatch.gathered.dispatcher import StreamedDispatcher
+from moesaic.dispatch.gathered.holder import pull_limits
+from moesaic.dispatch.gathered.measure import calibrate
+from moesaic.dispatch.gathered.peers import Peer
+from moesaic.dispatch.gathered.plan import Share, StreamPlan, plan_stream
+from moesaic.dispatch.gathered.shard import PackedExperts
+from moesaic.dispatch.gathered.streaming import Streaming, streaming
+from moesaic.engine.thread import EngineThread, engine_thread
+from moesaic.kernels.expert_layout import ExpertLayout
+from moesaic.kernels.own_thread import on_own_thread
+from moesaic.models.checkpoint import Checkpoint
+from moesaic.models.config import ModelConfig
+from moesaic.models.decoder import Decoder
+from moesaic.models.flops import step_flops
+from moesaic.models.gate import load_gates
+from moesaic.transport.ucx import UcxNetwork
+from services.attention.settings import AttentionSettings
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """What an attention worker has of ``gathered`` and ``offload``."""
+
+    settings: AttentionSettings
+    config: ModelConfig
+    parts: AsyncExitStack  # of the worker
+    streaming: Streaming
+    mover_thread: EngineThread
+    data_address: str  # where peers pull from; empty: nobody does
+
+    @property
+    def dispatcher(self) -> StreamedDispatcher:
+        """What the engine uses."""
+        return self.streaming.dispatcher
+
+    @property
+    def share(self) -> str:
+        """What peers may pull; empty: nothing."""
+        return str(self.streaming.plan.share) if self.data_address else ""
+
+    async def start(
+        self, bus: Bus, engine: EngineThread, decoder: Decoder, waiting_for: list[str]
+    ) -> None:
+        """Find the peers, begin to fetch, and measure; the lease must be held, for peers wait too."""
+        if self.data_address:
+            fleet = await self.parts.enter_async_context(watch_fleet(bus))
+            follower = asyncio.create_task(self._follow(fleet))
+            self.parts.callback(follower.cancel)
+            await self._await_peers(waiting_for)
+        self.dispatcher.prime()
+        rows = self.settings.max_num_batched_tokens
+        found, hiding_rows = await engine.run(calibrate(decoder, self.streaming, rows))
+        saturation = found.saturation_flops(step_flops(self.config, rows))
+        metrics.SLOWDOWN.set(found.slowdown)
+        metrics.SATURATION_FLOPS.set(saturation)
+        metrics.HIDING_ROWS.set(hiding_rows)
+        report = log.info if hiding_rows <= rows else log.warning
+        report(
+            "gather.calibrated",
+            slowdown=round(found.slowdown, 3),
+            saturation_flops=saturation,
+            hiding_rows=round(hiding_rows),
+            max_num_batched_tokens=rows,
+            compute_ms=[round(1e3 * s, 2) for s in found.compute_s],
+            transfer_ms=[round(1e3 * s, 2) for s in found.transfer_s],
+        )
+
+    async def _await_peers(self, waiting_for: list[str]) -> None:
+        mover = self.streaming.mover
+        waiting_for.append(f"attention workers with the other shares of {self.share}")
+        try:
+            async with asyncio.timeout(self.settings.recovery_s):
+                await self.mover_thread.run(mover.complete())
+        except TimeoutError:
+            log.warning("peers.missing", shares=[str(share) for share in mover.missing])
+        finally:
+            waiting_for.pop()
+
+    async def _follow(self, fleet: Fleet) -> None:
+        """Tell the mover of every worker that holds a share of this model."""
+        while True:
+            peers = [
+                Peer(r.worker_id, r.generation, r.data_address, Share.parse(r.share))
+                for r in fleet.workers.values()
+                if r.share
+                and r.model_digest == self.config.digest
+                and r.worker_id != self.settings.worker_id
+            ]
+            self.mover_thread.call(self.streaming.mover.set_peers, peers)
+            await fleet.changed()
+
+
+async def open_streamed(
+    settings: AttentionSettings,
+    worker_id: str,
+    config: ModelConfig,
+    checkpoint: Checkpoint,
+    parts: AsyncExitStack,
+) -> Streamed:
+    """Read what stays in memory, and listen to peers.
+
+    Raises:
+        InvalidInput: the experts need more memory than was given.
+    """
+    dtype = getattr(torch, settings.dtype)
+    layout = ExpertLayout(
+        config.hidden_size, config.moe.expert_size, dtype, settings.quantization
+    )
+    plan = _plan(settings, config, layout)
+    thread = await parts.enter_async_context(engine_thread(torch.device("cpu"), "mover"))
+    network = None
+    if plan.share.count > 1:
+        network = await thread.run(_open_network(settings, worker_id, plan))
+        parts.push_async_callback(lambda: thread.run(network.close()))
+    gates = await on_own_thread(load_gates, checkpoint, config, dtype, torch.device("cpu"))
+    parts_of_it = await parts.enter_async_context(
+        streaming(
+            plan,
+            PackedExperts(checkpoint, config, layout),
+            gates,
+            thread.run,
+            model_digest=config.digest,
+            directory=Path(settings.offload_dir or _default_directory()),
+            network=network,
+            timeout_s=settings.expert_timeout_s,
+        )
+    )
+    address = ""
+    if network is not None:
+        where = settings.data
+        bound = await thread.run(
+            network.listen(where.host, settings.data_port, parts_of_it.holder.answer)
+        )
+        address = where.advertised(bound)
+    settings = settings.model_copy(update={"worker_id": worker_id})
+    return Streamed(settings, config, parts, parts_of_it, thread, address)
+
+
+def _plan(settings: AttentionSettings, config: ModelConfig, layout: ExpertLayout) -> StreamPlan:
+    plan = plan_stream(
+        config.moe_layers,
+        config.moe.num_experts,
+        layout.nbytes,
+        share=Share.parse(settings.share if settings.dispatch == "gathered" else "0/1"),
+        offload=settings.offload,
+        window=settings.gather_window,
+        budget_bytes=settings.expert_memory_bytes,
+    )
+    log.info(
+        "gather.planned",
+        total_bytes=plan.total_bytes,
+        resident_instead_bytes=plan.resident_bytes,
+        first_layer_bytes=plan.layer_bytes,
+        share_bytes=plan.shard_bytes,
+        ring_bytes=plan.ring_bytes,
+        message_bytes=plan.message_bytes,
+        file_bytes=plan.file_bytes,
+    )
+    return plan
+
+
+async def _open_network(
+    settings: AttentionSettings, worker_id: str, plan: StreamPlan
+) -> UcxNetwork:
+    return UcxNetwork(
+        worker_id,
+        "attention",
+        settings.secret.get_secret_value().encode(),
+        pull_limits(plan),
+        transports=settings.transports,
+        own_address=settings.data.host,
+    )
+
+
+def _default_directory() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(home) / "moesaic"
