@@ -34,6 +34,8 @@ class Workers:
     hidden_size: int
     workers: list[Streaming] = field(default_factory=list)
     networks: list[InProcessNetwork] = field(default_factory=list)
+    peers: list[Peer] = field(default_factory=list)
+    hub: Hub = field(default_factory=Hub)
 
     async def step(self, worker: int = 0, rows: int = 9, upto: int | None = None) -> None:
         """Run one step; every layer must give the very bits of the local dispatcher."""
@@ -54,8 +56,9 @@ Start = Callable[..., Any]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Start:
-    """Starts workers; an async context manager."""
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
+    """Starts workers; an async context manager. Even small layers take several pulls."""
+    monkeypatch.setattr("moesaic.dispatch.gathered.plan.PULL_BYTES", 1 << 15)
 
     async def here(work: Awaitable[Any]) -> Any:
         return await work
@@ -73,10 +76,10 @@ def start(tmp_path: Path) -> Start:
     ) -> AsyncIterator[Workers]:
         config, checkpoint = load_config(directory), Checkpoint(directory)
         layout = ExpertLayout(config.hidden_size, config.moe.expert_size, dtype, quantization)
-        packed, hub = PackedExperts(checkpoint, config, layout), Hub()
+        packed = PackedExperts(checkpoint, config, layout)
         local = LocalDispatcher(checkpoint, config, dtype, CPU, quantization)
         all_workers = Workers(directory, local, config.moe_layers, config.hidden_size)
-        peers = []
+        hub, peers = all_workers.hub, all_workers.peers
         async with AsyncExitStack() as parts:
             for index in range(count):
                 plan = plan_stream(

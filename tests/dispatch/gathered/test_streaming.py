@@ -1,6 +1,7 @@
 """Experts that come to the rows give the same bits as experts that were there, whatever happens to their sources."""
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,26 @@ import pytest
 import torch
 from prometheus_client import REGISTRY
 
-from benchmarks.parity_cases import CASES, build_reference
+from benchmarks.parity_cases import Case, Served, build_reference, prompt_of
+from moesaic.dispatch.gathered.holder import pull_limits
+from moesaic.dispatch.gathered.peers import Peer
+from moesaic.errors import InvalidInput
+from moesaic.models.step_batch import StepBatch
+from moesaic.transport.frame import Frame, FrameKind
+from moesaic.transport.inprocess import InProcessNetwork
 
-BASES = [case for case in CASES if case.name == "base"]
+FAMILIES = [
+    Case(family, "seven layers", {"num_hidden_layers": 7})
+    for family in ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2")
+]
+
+
+@pytest.fixture(scope="session")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of seven layers with eight experts each."""
+    directory = tmp_path_factory.mktemp("deep")
+    build_reference(FAMILIES[2], directory)
+    return directory
 
 
 def fetched_from(source: str) -> float:
@@ -20,15 +38,15 @@ def fetched_from(source: str) -> float:
 @pytest.mark.parametrize("window", [1, 2, 7])
 @pytest.mark.parametrize(("count", "offload"), [(1, True), (2, False), (3, False), (3, True)])
 async def test_any_window_and_any_sources_give_the_bits_of_local_experts(
-    tiny_model: Any, start: Any, count: int, offload: bool, window: int
+    deep: Path, start: Any, count: int, offload: bool, window: int
 ) -> None:
-    async with start(tiny_model.directory, count, offload=offload, window=window) as workers:
+    async with start(deep, count, offload=offload, window=window) as workers:
         for worker in range(count):
             for rows in (1, 9, 130):
                 await workers.step(worker, rows)
 
 
-@pytest.mark.parametrize("case", BASES, ids=str)
+@pytest.mark.parametrize("case", FAMILIES, ids=str)
 async def test_every_family_gives_the_bits_of_local_experts(
     case: Any, tmp_path: Path, start: Any
 ) -> None:
@@ -41,10 +59,10 @@ async def test_every_family_gives_the_bits_of_local_experts(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 async def test_other_forms_of_weights_stream_as_well(
-    tiny_model: Any, start: Any, dtype: torch.dtype
+    deep: Path, start: Any, dtype: torch.dtype
 ) -> None:
     form = {"dtype": dtype} if dtype == torch.bfloat16 else {"quantization": "int8"}
-    async with start(tiny_model.directory, 2, **form) as workers:
+    async with start(deep, 2, **form) as workers:
         for layer in workers.layers:
             hidden = torch.randn(5, workers.hidden_size).to(dtype)
             dispatcher, local = workers.workers[0].dispatcher, workers.local
@@ -53,15 +71,15 @@ async def test_other_forms_of_weights_stream_as_well(
 
 
 async def test_a_step_that_ended_early_is_run_again_from_the_first_layer(
-    tiny_model: Any, start: Any
+    deep: Path, start: Any
 ) -> None:
-    async with start(tiny_model.directory, 2) as workers:
+    async with start(deep, 2) as workers:
         for upto in (1, 2, None, 2, None):
             await workers.step(upto=upto)
 
 
-async def test_a_lost_holder_costs_no_step(tiny_model: Any, start: Any) -> None:
-    async with start(tiny_model.directory, 3) as workers:
+async def test_a_lost_holder_costs_no_step(deep: Path, start: Any) -> None:
+    async with start(deep, 3) as workers:
         await workers.step()
         before = fetched_from("checkpoint")
 
@@ -73,9 +91,90 @@ async def test_a_lost_holder_costs_no_step(tiny_model: Any, start: Any) -> None:
         assert workers.workers[0].mover.missing == [workers.workers[1].plan.share]
 
 
-async def test_without_peers_the_checkpoint_has_everything(tiny_model: Any, start: Any) -> None:
-    async with start(tiny_model.directory, 2, linked=False) as workers:
+async def test_without_peers_the_checkpoint_has_everything(deep: Path, start: Any) -> None:
+    async with start(deep, 2, linked=False) as workers:
         await workers.step()
         await workers.step()
 
 
+
+
+async def test_two_holders_of_a_share_both_give(deep: Path, start: Any) -> None:
+    async with start(deep, 2) as workers:
+        mover, other = workers.workers[0].mover, workers.workers[1]
+        twin = InProcessNetwork("twin", b"secret", pull_limits(other.plan), workers.hub)
+        address = await twin.listen("memory", 0, other.holder.answer)
+        peers = [workers.peers[1], Peer("twin", 1, address, other.plan.share)]
+        before = fetched_from("twin"), fetched_from("worker-1")
+        mover.set_peers(peers)
+        while len(mover._of(other.plan.share)) < 2:
+            await asyncio.sleep(0.01)
+
+        await workers.step()
+        await workers.step()
+
+        await twin.close()
+        assert fetched_from("twin") > before[0]
+        assert fetched_from("worker-1") > before[1]
+        await workers.step()
+
+
+async def test_a_peer_with_other_bytes_is_refused_and_made_up_for(deep: Path, start: Any) -> None:
+    async with start(deep, 2) as workers:
+        workers.workers[1].holder._digest += 1  # another processor, say
+
+        await workers.step()
+        await workers.step()
+
+        assert fetched_from("checkpoint") > 0
+
+
+@pytest.mark.parametrize(
+    ("layer", "rows"), [(0, [0, 1]), (1, [0, 0]), (1, [-1, 1]), (1, [3, 2]), (99, [0, 1])]
+)
+async def test_a_pull_of_what_is_not_there_is_refused(
+    deep: Path, start: Any, layer: int, rows: list[int]
+) -> None:
+    async with start(deep, 2) as workers:
+        holder = workers.workers[0].holder
+        frame = Frame(
+            kind=FrameKind.REQUEST,
+            layer=layer,
+            digest=holder._digest,
+            tensors=[torch.tensor([rows], dtype=torch.int32)],
+        )
+
+        with pytest.raises(InvalidInput):
+            await holder.answer(frame)
+
+
+async def test_a_damaged_file_is_made_up_for(deep: Path, start: Any, tmp_path: Path) -> None:
+    async with start(deep, offload=True) as workers:
+        await workers.step()
+        [file] = (tmp_path / "offloaded").iterdir()
+        os.truncate(file, 100)
+
+        await workers.step()
+        await workers.step()
+
+
+
+async def test_whole_models_give_the_same_logits(deep: Path, start: Any) -> None:
+    served = Served(deep)
+    tokens, table = prompt_of(40, seed=1), [0, 1, 2]
+
+    async def logits(dispatcher: Any) -> torch.Tensor:
+        batch = StepBatch(
+            torch.tensor(tokens), torch.arange(40), [40], [table], torch.arange(40)
+        )
+        step, cache = dispatcher.begin_step(), served.decoder.new_kv_cache(3)
+        got = await served.decoder.forward(
+            batch, cache, lambda layer, hidden: dispatcher.dispatch(step, layer, hidden)
+        )
+        dispatcher.end_step(step)
+        return got
+
+    async with start(deep, 2, offload=True) as workers:
+        expected = await logits(workers.local)
+        for _ in range(2):
+            assert torch.equal(await logits(workers.workers[0].dispatcher), expected)

@@ -35,5 +35,5 @@ def rows_to_hide(
     per_row_s = (many[1] - few[1]) / (many[0] - few[0])
     if per_row_s <= 0:
         return None
-    fixed_s = few[1] - per_row_s * few[0]
+    fixed_s = max(0.0, few[1] - per_row_s * few[0])
     return max(0.0, (transfer_s - fixed_s) / per_row_s)

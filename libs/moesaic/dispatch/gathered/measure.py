@@ -34,9 +34,10 @@ async def calibrate(
     slowest_s = max(best.transfer_s, default=0.0)
     if not slowest_s or rows == fewer:
         return best, 0.0
-    layers = range(1, len(best.compute_s))
-    few_s = min(min(each.compute_s[i] for each in small) for i in layers)
-    many_s = min(best.compute_s[i] for i in layers)
+    # A layer's time ends where the next one's experts are due, after its attention: the last has none.
+    whole = slice(1, -1) if len(best.compute_s) > 2 else slice(1, None)
+    few_s = min(second for each in small for second in each.compute_s[whole])
+    many_s = min(best.compute_s[whole])
     hiding = rows_to_hide(slowest_s, (fewer, few_s), (rows, many_s))
     return best, float("inf") if hiding is None else hiding
 
