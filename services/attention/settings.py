@@ -28,7 +28,10 @@ class AttentionSettings(ModelSettings):
         "", description="directory of that file (default: the user's cache directory)"
     )
     gather_window: int = Field(
-        1, ge=1, le=1024, description="layers whose experts are fetched ahead, gathered or offloaded"
+        1,
+        ge=1,
+        le=1024,
+        description="layers whose experts are fetched ahead, gathered or offloaded",
     )
     expert_memory_bytes: int = Field(
         0,

@@ -119,9 +119,7 @@ async def open_streamed(
         InvalidInput: the experts need more memory than was given.
     """
     dtype = getattr(torch, settings.dtype)
-    layout = ExpertLayout(
-        config.hidden_size, config.moe.expert_size, dtype, settings.quantization
-    )
+    layout = ExpertLayout(config.hidden_size, config.moe.expert_size, dtype, settings.quantization)
     plan = _plan(settings, config, layout)
     thread = await parts.enter_async_context(engine_thread(torch.device("cpu"), "mover"))
     network = None

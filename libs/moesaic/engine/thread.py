@@ -29,9 +29,7 @@ class EngineThread:
 
 
 @asynccontextmanager
-async def engine_thread(
-    device: torch.device, name: str = "engine"
-) -> AsyncIterator[EngineThread]:
+async def engine_thread(device: torch.device, name: str = "engine") -> AsyncIterator[EngineThread]:
     """Start the thread with an idle loop; leaving cancels what still runs there and stops it.
 
     Kernels that name no device run on ``device``.

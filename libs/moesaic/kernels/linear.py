@@ -114,7 +114,9 @@ class PackedMatrix:
         panels = torch.zeros(padded_out, padded_in, dtype=torch.int8)
         offsets = torch.zeros(padded_out, dtype=torch.int32)
         lib().pack_int8(rounded.data_ptr(), num_out, num_in, panels.data_ptr(), offsets.data_ptr())
-        return cls(weight.shape, panels, scales=_padded(scales), offsets=offsets, bias=_padded(bias))
+        return cls(
+            weight.shape, panels, scales=_padded(scales), offsets=offsets, bias=_padded(bias)
+        )
 
 
 class PackedLinear:

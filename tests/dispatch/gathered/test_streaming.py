@@ -97,8 +97,6 @@ async def test_without_peers_the_checkpoint_has_everything(deep: Path, start: An
         await workers.step()
 
 
-
-
 async def test_two_holders_of_a_share_both_give(deep: Path, start: Any) -> None:
     async with start(deep, 2) as workers:
         mover, other = workers.workers[0].mover, workers.workers[1]
@@ -158,15 +156,12 @@ async def test_a_damaged_file_is_made_up_for(deep: Path, start: Any, tmp_path: P
         await workers.step()
 
 
-
 async def test_whole_models_give_the_same_logits(deep: Path, start: Any) -> None:
     served = Served(deep)
     tokens, table = prompt_of(40, seed=1), [0, 1, 2]
 
     async def logits(dispatcher: Any) -> torch.Tensor:
-        batch = StepBatch(
-            torch.tensor(tokens), torch.arange(40), [40], [table], torch.arange(40)
-        )
+        batch = StepBatch(torch.tensor(tokens), torch.arange(40), [40], [table], torch.arange(40))
         step, cache = dispatcher.begin_step(), served.decoder.new_kv_cache(3)
         got = await served.decoder.forward(
             batch, cache, lambda layer, hidden: dispatcher.dispatch(step, layer, hidden)

@@ -53,7 +53,7 @@ class Holder:
         if shapes != [((1, 2), torch.int32)] or request.layer not in plan.streamed_layers:
             raise InvalidInput("frame.layer", f"no streamed layer {request.layer} with {shapes}")
         first, count = request.tensors[0][0].tolist()
-        if not (0 <= first and 1 <= count <= plan.pull_experts and first + count <= self._num_rows):
+        if not (first >= 0 and 1 <= count <= plan.pull_experts and first + count <= self._num_rows):
             raise InvalidInput("frame.tensors", f"no {count} rows from {first} here")
         if isinstance(self._shard, MemoryShard):
             rows = self._shard.read(request.layer, first, count)

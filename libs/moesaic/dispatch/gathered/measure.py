@@ -12,9 +12,7 @@ FEWER = 4  # the smaller of the two steps, as a part of the larger
 REPEATS = 2  # of each; the first of all also fills caches and compiles
 
 
-async def calibrate(
-    decoder: Decoder, streaming: Streaming, rows: int
-) -> tuple[Calibration, float]:
+async def calibrate(decoder: Decoder, streaming: Streaming, rows: int) -> tuple[Calibration, float]:
     """Run prefill steps of up to ``rows`` rows, on the engine's event loop, before the engine does.
 
     Returns:
