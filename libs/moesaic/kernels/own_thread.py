@@ -1,8 +1,10 @@
 """Computing beside the engine."""
 
 import asyncio
+import ctypes
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -14,7 +16,8 @@ async def on_own_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
     with it.
 
     OpenMP keeps threads ready for every thread that has ever computed. Once all these are more than
-    the cores, none of them waits awake, and the engine's products take twice as long.
+    the cores, none of them waits awake, and the engine's products take twice as long. What the
+    thread has freed goes back to the system: glibc would keep it for threads to come.
     """
     executor = ThreadPoolExecutor(1, thread_name_prefix="own")
     try:
@@ -23,3 +26,5 @@ async def on_own_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
         )
     finally:
         executor.shutdown(wait=False)
+        with suppress(OSError, AttributeError):  # another C library
+            ctypes.CDLL(None).malloc_trim(0)

@@ -42,7 +42,7 @@ async def calibrate(decoder: Decoder, streaming: Streaming, rows: int) -> tuple[
 
 async def _measure(decoder: Decoder, streaming: Streaming, rows: int) -> Calibration:
     dispatcher = streaming.dispatcher
-    batch, num_blocks = _prompts(rows, decoder.config.max_positions, decoder.config.vocab_size)
+    batch, num_blocks = prompts(rows, decoder.config.max_positions, decoder.config.vocab_size)
     cache = decoder.new_kv_cache(num_blocks, BLOCK_SIZE)
     step = dispatcher.begin_step()
     try:
@@ -58,7 +58,7 @@ async def _measure(decoder: Decoder, streaming: Streaming, rows: int) -> Calibra
     return Calibration(rows, dispatcher.compute_s, times)
 
 
-def _prompts(rows: int, longest: int, vocab_size: int) -> tuple[StepBatch, int]:
+def prompts(rows: int, longest: int, vocab_size: int) -> tuple[StepBatch, int]:
     """A step of random prompts, as long as the model takes, and the KV blocks that it needs."""
     lengths = [min(longest, rows - start) for start in range(0, rows, longest)]
     tables, next_block = [], 0

@@ -8,6 +8,8 @@ from moesaic.errors import InvalidInput
 
 PULL_BYTES = 1 << 20  # of one message; one expert at least
 PULLS_AHEAD = 2  # messages of one holder under way
+SEGMENTS_BYTES = 256 * 32 * 1024  # that UCX receives into, of each process that shares memory
+_KEPT = 2  # what the allocator keeps of buffers that come and go (measured with glibc)
 
 
 @dataclass(frozen=True)
@@ -105,10 +107,14 @@ class StreamPlan:
 
     @property
     def message_bytes(self) -> int:
-        """At most under way between this worker and others: what it pulls, what they pull, each
-        once as a message and once as what a transport keeps of it."""
+        """What pulls take on their way: messages received, messages sent and what is read for them,
+        and the transport's own buffers."""
         peers = self.share.count - 1
-        return 4 * peers * PULLS_AHEAD * self.pull_experts * self.expert_bytes
+        if not peers:
+            return 0
+        buffers = PULLS_AHEAD * (3 if self.offload else 2) * _KEPT
+        pull_bytes = self.pull_experts * self.expert_bytes
+        return peers * buffers * pull_bytes + (1 + peers) * SEGMENTS_BYTES
 
     @property
     def total_bytes(self) -> int:
