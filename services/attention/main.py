@@ -42,7 +42,8 @@ from moesaic.transport.ucx import UcxNetwork
 from moesaic.v1 import attention_pb2_grpc
 from services.attention.admin import AttentionAdmin
 from services.attention.settings import AttentionSettings
-from services.attention.streaming import open_streamed
+from services.attention.streaming import Streamed, open_streamed
+from services.attention.together import Together, open_together
 
 log = structlog.get_logger()
 
@@ -97,10 +98,14 @@ async def serve(settings: AttentionSettings) -> None:
             torch.device(settings.device),
             settings.quantization,
         )
-        streamed = None
-        if settings.streams_experts:
-            streamed = await open_streamed(settings, worker_id, config, checkpoint, parts)
-            dispatcher: Dispatcher = streamed.dispatcher
+        shared: Streamed | Together | None = None  # experts shared with other attention workers
+        named = settings.model_copy(update={"worker_id": worker_id})
+        if settings.dispatch == "all-to-all":
+            shared = await open_together(named, config, checkpoint, thread, parts)
+        elif settings.streams_experts:
+            shared = await open_streamed(named, config, checkpoint, parts)
+        if shared is not None:
+            dispatcher: Dispatcher = shared.dispatcher
         else:
             dispatcher = await _open_dispatcher(
                 settings, worker_id, config, checkpoint, bus, thread, parts
@@ -122,14 +127,14 @@ async def serve(settings: AttentionSettings) -> None:
                     version=moesaic.__version__,
                     model_digest=config.digest,
                     dispatch=settings.dispatch,
-                    data_address=streamed.data_address if streamed else "",
-                    share=streamed.share if streamed else "",
+                    data_address=shared.data_address if shared else "",
+                    share=shared.share if shared else "",
                 ),
             )
         )
-        if streamed is not None:
-            admin.status.data_address = streamed.data_address
-            await streamed.start(bus, thread, decoder, admin.status.waiting_for)
+        if shared is not None:
+            admin.status.data_address = shared.data_address
+            await shared.start(bus, thread, decoder, admin.status.waiting_for)
         async with asyncio.TaskGroup() as tasks:
             stepping = tasks.create_task(thread.run(engine.run()))
             watching = tasks.create_task(_observe(service, admin, thread, engine))

@@ -11,15 +11,15 @@ from moesaic.settings import ModelSettings
 class AttentionSettings(ModelSettings):
     """Settings of an attention worker."""
 
-    dispatch: Literal["local", "routed", "gathered"] = Field(
+    dispatch: Literal["local", "routed", "gathered", "all-to-all"] = Field(
         "routed",
         description="where experts are computed: in this process (local; gathered: fetched from "
-        "other attention workers meanwhile), or by expert workers",
+        "other attention workers meanwhile), by expert workers, or by all attention workers together",
     )
     share: str = Field(
         "0/1",
         pattern=r"^[0-9]{1,4}/[0-9]{1,4}$",
-        description="gathered: the part of the experts that this worker has, 0/2 is the first of two",
+        description="gathered, all-to-all: the part of the experts that this worker has, 0/2 is the first of two",
     )
     offload: CliDualFlag[bool] = Field(
         False, description="keep these experts in a file, and only a few layers of them in memory"
@@ -70,10 +70,12 @@ class AttentionSettings(ModelSettings):
 
     @model_validator(mode="after")
     def _experts_stream_to_a_cpu(self) -> Self:
-        if self.offload and self.dispatch == "routed":
-            raise ValueError("--offload needs --dispatch local or gathered, got routed")
-        if self.streams_experts and self.device != "cpu":
-            raise ValueError(f"gathered and offloaded experts need --device cpu, got {self.device}")
+        if self.offload and self.dispatch not in ("local", "gathered"):
+            raise ValueError(f"--offload needs --dispatch local or gathered, got {self.dispatch}")
+        if (self.streams_experts or self.dispatch == "all-to-all") and self.device != "cpu":
+            raise ValueError(
+                f"experts that are shared or offloaded need --device cpu, got {self.device}"
+            )
         index, _, count = self.share.partition("/")
         if int(index) >= int(count):
             raise ValueError(f"--share must be like 0/2, the first of two, got {self.share}")

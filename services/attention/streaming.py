@@ -10,12 +10,10 @@ import structlog
 import torch
 
 from moesaic.cluster.bus import Bus
-from moesaic.cluster.registry import Fleet, watch_fleet
 from moesaic.dispatch.gathered import metrics
 from moesaic.dispatch.gathered.dispatcher import StreamedDispatcher
 from moesaic.dispatch.gathered.holder import pull_limits
 from moesaic.dispatch.gathered.measure import calibrate
-from moesaic.dispatch.gathered.peers import Peer
 from moesaic.dispatch.gathered.plan import Share, StreamPlan, plan_stream
 from moesaic.dispatch.gathered.shard import PackedExperts
 from moesaic.dispatch.gathered.streaming import Streaming, streaming
@@ -28,6 +26,7 @@ from moesaic.models.decoder import Decoder
 from moesaic.models.flops import step_flops
 from moesaic.models.gate import load_gates
 from moesaic.transport.ucx import UcxNetwork
+from services.attention.peers import follow_peers
 from services.attention.settings import AttentionSettings
 
 log = structlog.get_logger()
@@ -59,9 +58,10 @@ class Streamed:
     ) -> None:
         """Find the peers, begin to fetch, and measure; the lease must be held, for peers wait too."""
         if self.data_address:
-            fleet = await self.parts.enter_async_context(watch_fleet(bus))
-            follower = asyncio.create_task(self._follow(fleet))
-            self.parts.callback(follower.cancel)
+            mover, thread = self.streaming.mover, self.mover_thread
+            await follow_peers(
+                bus, self.settings, self.config.digest, self.parts, thread, mover.set_peers
+            )
             await self._await_peers(waiting_for)
         self.dispatcher.prime()
         rows = self.settings.max_num_batched_tokens
@@ -92,23 +92,9 @@ class Streamed:
         finally:
             waiting_for.pop()
 
-    async def _follow(self, fleet: Fleet) -> None:
-        """Tell the mover of every worker that holds a share of this model."""
-        while True:
-            peers = [
-                Peer(r.worker_id, r.generation, r.data_address, Share.parse(r.share))
-                for r in fleet.workers.values()
-                if r.share
-                and r.model_digest == self.config.digest
-                and r.worker_id != self.settings.worker_id
-            ]
-            self.mover_thread.call(self.streaming.mover.set_peers, peers)
-            await fleet.changed()
-
 
 async def open_streamed(
     settings: AttentionSettings,
-    worker_id: str,
     config: ModelConfig,
     checkpoint: Checkpoint,
     parts: AsyncExitStack,
@@ -124,7 +110,7 @@ async def open_streamed(
     thread = await parts.enter_async_context(engine_thread(torch.device("cpu"), "mover"))
     network = None
     if plan.share.count > 1:
-        network = await thread.run(_open_network(settings, worker_id, plan))
+        network = await thread.run(_open_network(settings, plan))
         parts.push_async_callback(lambda: thread.run(network.close()))
     gates = await on_own_thread(load_gates, checkpoint, config, dtype, torch.device("cpu"))
     parts_of_it = await parts.enter_async_context(
@@ -146,7 +132,6 @@ async def open_streamed(
             network.listen(where.host, settings.data_port, parts_of_it.holder.answer)
         )
         address = where.advertised(bound)
-    settings = settings.model_copy(update={"worker_id": worker_id})
     return Streamed(settings, config, parts, parts_of_it, thread, address)
 
 
@@ -173,11 +158,9 @@ def _plan(settings: AttentionSettings, config: ModelConfig, layout: ExpertLayout
     return plan
 
 
-async def _open_network(
-    settings: AttentionSettings, worker_id: str, plan: StreamPlan
-) -> UcxNetwork:
+async def _open_network(settings: AttentionSettings, plan: StreamPlan) -> UcxNetwork:
     return UcxNetwork(
-        worker_id,
+        settings.worker_id,
         "attention",
         settings.secret.get_secret_value().encode(),
         pull_limits(plan),

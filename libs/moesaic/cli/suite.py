@@ -8,7 +8,7 @@ from typing import Literal
 from moesaic.addresses import host_port
 from moesaic.cli.outcome import CommandError, Exit
 
-Topology = Literal["local", "disaggregated", "gathered"]
+Topology = Literal["local", "disaggregated", "gathered", "all-to-all"]
 # Who stops first: nobody takes work for others that are gone already.
 STOP_ORDER = ("gateway", "attention", "expert", "scheduler")
 LOOPBACK = "127.0.0.1"
@@ -83,8 +83,8 @@ def services_of(options: SuiteOptions, num_experts: int, cores: int) -> list[Ser
         services += [computing("expert", n, "--slots-per-layer", slots) for n in numbers]
     offload = ("--offload",) if options.offload else ()
     for n in range(options.attention):
-        if options.topology == "gathered":
-            dispatch: tuple[str, ...] = ("gathered", "--share", f"{n}/{options.attention}")
+        if options.topology in ("gathered", "all-to-all"):
+            dispatch: tuple[str, ...] = (options.topology, "--share", f"{n}/{options.attention}")
         else:
             dispatch = ("routed",) if routed else ("local",)
         services.append(computing("attention", n, "--dispatch", *dispatch, *offload))

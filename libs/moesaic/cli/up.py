@@ -27,11 +27,12 @@ DEFAULT_EXPERT_WORKERS = 2
 
 def up(
     topology: Annotated[
-        Literal["local", "disaggregated", "gathered"],
+        Literal["local", "disaggregated", "gathered", "all-to-all"],
         typer.Option(
             envvar="MOESAIC_TOPOLOGY",
             help="Experts in every attention worker; in workers of their own; or divided among the "
-            "attention workers, which fetch the others' layer by layer.",
+            "attention workers, which fetch the others' layer by layer (gathered) or compute "
+            "every layer together (all-to-all, for comparison).",
         ),
     ] = "disaggregated",
     model: Annotated[
@@ -105,7 +106,7 @@ def up(
     if topology != "disaggregated" and (experts or slots_per_layer):
         flag = "--experts" if experts else "--slots-per-layer"
         raise CommandError(f"{flag}: the {topology} topology has no expert workers", Exit.USAGE)
-    if topology == "disaggregated" and offload:
+    if topology in ("disaggregated", "all-to-all") and offload:
         raise CommandError("--offload: needs --topology local or gathered", Exit.USAGE)
     wants_key = bool(checked_api_key(api_key) or api_keys_file)
     check_exposure(host, wants_key, no_auth)

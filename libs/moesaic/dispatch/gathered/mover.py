@@ -19,7 +19,7 @@ from moesaic.dispatch.gathered.plan import Runs, Share, StreamPlan, cut
 from moesaic.dispatch.gathered.ring import Fill
 from moesaic.dispatch.gathered.shard import PackedExperts, Shard
 from moesaic.dispatch.gathered.sources import FromCheckpoint, FromPeer, FromShard, Source
-from moesaic.errors import ExpertUnavailable, MoesaicError
+from moesaic.errors import ExpertUnavailable, InvalidInput, MoesaicError
 from moesaic.transport.contract import Link, Network
 
 log = structlog.get_logger()
@@ -103,7 +103,7 @@ class Mover:
         return [
             (peer.worker_id, source)
             for peer, source in self._pulls.items()
-            if peer.share == share and source.link.alive
+            if peer.share == share and source.usable and source.link.alive
         ]
 
     def _begin(self, fill: Fill) -> None:
@@ -172,7 +172,10 @@ class Mover:
             metrics.FAILED_PULLS.inc()
             log.warning("pull.failed", source=name, layer=layer, cause=str(outcome))
             if isinstance(source, FromPeer):
-                source.link.discard("a pull failed")  # for good: it is dialled anew
+                # It means other bytes, and always will; or it is lost, and is dialled anew.
+                source.usable = not isinstance(outcome, InvalidInput)
+                if source.usable:
+                    source.link.discard("a pull failed")
         return left
 
 

@@ -69,7 +69,7 @@ class FromPeer:
         self, network: Network, link: Link, plan: StreamPlan, digest: int, timeout_s: float
     ) -> None:
         """``digest`` says which bytes are meant, see ``Holder``; ``timeout_s`` is for one message."""
-        self.link = link
+        self.link, self.usable = link, True
         self._network, self._digest, self._timeout_s = network, digest, timeout_s
         self._most, self._words = plan.pull_experts, plan.expert_bytes // 4
         self._turns = asyncio.Semaphore(PULLS_AHEAD)
