@@ -17,6 +17,7 @@ from moesaic.cluster.lifecycle import run_service, stop_event
 from moesaic.cluster.own_addresses import own_addresses
 from moesaic.cluster.placement_view import PlacementView, watch_placement
 from moesaic.cluster.registry import next_generation, registered
+from moesaic.dispatch.choosing import ChoosingDispatcher
 from moesaic.dispatch.contract import Dispatcher
 from moesaic.dispatch.local import LocalDispatcher
 from moesaic.dispatch.routed import RoutedDispatcher
@@ -104,12 +105,15 @@ async def serve(settings: AttentionSettings) -> None:
             shared = await open_together(named, config, checkpoint, thread, parts)
         elif settings.streams_experts:
             shared = await open_streamed(named, config, checkpoint, parts)
-        if shared is not None:
-            dispatcher: Dispatcher = shared.dispatcher
-        else:
+        if shared is None or settings.dispatch == "routed":
             dispatcher = await _open_dispatcher(
                 settings, worker_id, config, checkpoint, bus, thread, parts
             )
+            if shared is not None:
+                num_layers = len(config.moe_layers)
+                dispatcher = ChoosingDispatcher(dispatcher, shared.dispatcher, num_layers)
+        else:
+            dispatcher = shared.dispatcher
         engine = await thread.run(_open_engine(settings, config, decoder, dispatcher, emit))
         service.attach(thread, engine)
         parts.callback(service.detach)

@@ -22,7 +22,9 @@ class AttentionSettings(ModelSettings):
         description="gathered, all-to-all: the part of the experts that this worker has, 0/2 is the first of two",
     )
     offload: CliDualFlag[bool] = Field(
-        False, description="keep these experts in a file, and only a few layers of them in memory"
+        False,
+        description="keep experts in a file, and only a few layers of them in memory; routed: bring "
+        "them to the rows of those steps in which that is faster",
     )
     offload_dir: str = Field(
         "", description="directory of that file (default: the user's cache directory)"
@@ -70,8 +72,8 @@ class AttentionSettings(ModelSettings):
 
     @model_validator(mode="after")
     def _experts_stream_to_a_cpu(self) -> Self:
-        if self.offload and self.dispatch not in ("local", "gathered"):
-            raise ValueError(f"--offload needs --dispatch local or gathered, got {self.dispatch}")
+        if self.offload and self.dispatch == "all-to-all":
+            raise ValueError("--offload needs --dispatch local, gathered or routed, got all-to-all")
         if (self.streams_experts or self.dispatch == "all-to-all") and self.device != "cpu":
             raise ValueError(
                 f"experts that are shared or offloaded need --device cpu, got {self.device}"

@@ -56,7 +56,9 @@ def up(
     offload: Annotated[
         bool,
         typer.Option(
-            "--offload", help="Keep experts in files, and only a few layers of them in memory."
+            "--offload",
+            help="Let attention workers keep experts in files, and only a few layers of them in "
+            "memory; disaggregated: for steps in which that is faster than expert workers.",
         ),
     ] = False,
     host: Annotated[
@@ -106,8 +108,8 @@ def up(
     if topology != "disaggregated" and (experts or slots_per_layer):
         flag = "--experts" if experts else "--slots-per-layer"
         raise CommandError(f"{flag}: the {topology} topology has no expert workers", Exit.USAGE)
-    if topology in ("disaggregated", "all-to-all") and offload:
-        raise CommandError("--offload: needs --topology local or gathered", Exit.USAGE)
+    if topology == "all-to-all" and offload:
+        raise CommandError("--offload: the all-to-all topology has no such mode", Exit.USAGE)
     wants_key = bool(checked_api_key(api_key) or api_keys_file)
     check_exposure(host, wants_key, no_auth)
     options = SuiteOptions(
