@@ -58,3 +58,23 @@ def test_experts_in_a_file_answer_like_experts_in_memory(
     with running(tmp_path, "--topology", "local", "--offload") as suite:
         assert answer(suite, "The sea") == answer(local, "The sea")
     assert list((tmp_path / "experts").iterdir())
+
+
+@pytest.mark.timeout(240)
+def test_steps_choose_between_expert_workers_and_a_file(
+    local: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOESAIC_OFFLOAD_DIR", str(tmp_path / "experts"))
+    with running(tmp_path, "--offload") as suite:
+        assert answer(suite, "The sea") == answer(local, "The sea")
+
+        chosen = [line for line in suite.log("attention-0") if line["event"] == "way.chosen"]
+
+        assert {line["way"] for line in chosen} == {"route", "gather"}
+        assert any(line["predicted_ms"] for line in chosen)
+
+
+@pytest.mark.timeout(240)
+def test_workers_that_compute_every_layer_together_answer_alike(local: Any, tmp_path: Any) -> None:
+    with running(tmp_path, "--topology", "all-to-all", "--attention", "2") as suite:
+        assert answer(suite, "The sea") == answer(local, "The sea")

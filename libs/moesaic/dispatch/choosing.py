@@ -42,7 +42,6 @@ class ChoosingDispatcher:
         self._ways: dict[Way, Dispatcher] = {"route": route, "gather": gather}
         self._num_layers = num_layers
         self._chooser = WayChooser()
-        self._last: Way | None = None
 
     @property
     def waiting_for(self) -> list[str]:
@@ -97,7 +96,7 @@ class ChoosingDispatcher:
 
     def _choose(self, journey: _Journey) -> Choice:
         choice = self._chooser.choose(journey.rows, tuple(journey.steps))
-        report = log.debug if choice.way == self._last else log.info
+        report = log.info if choice.exploring else log.debug
         report(
             "way.chosen",
             way=choice.way,
@@ -105,5 +104,4 @@ class ChoosingDispatcher:
             exploring=choice.exploring,
             predicted_ms={way: round(1e3 * s, 2) for way, s in choice.predicted_s.items()},
         )
-        self._last = choice.way
         return choice
