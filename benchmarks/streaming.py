@@ -45,7 +45,7 @@ async def worker(arguments: argparse.Namespace) -> None:
     """One process: holds its share, and runs the steps if it is the first."""
     import torch
 
-    from moesaic.dispatch.gathered.holder import pull_limits
+    from moesaic.dispatch.gathered.holder import PULL_LIMITS
     from moesaic.dispatch.gathered.peers import Peer
     from moesaic.dispatch.gathered.plan import Share, plan_stream
     from moesaic.dispatch.gathered.shard import PackedExperts
@@ -80,7 +80,7 @@ async def worker(arguments: argparse.Namespace) -> None:
         if share.count > 1:
 
             async def open_network() -> UcxNetwork:
-                return UcxNetwork(f"worker-{share.index}", "attention", SECRET, pull_limits(plan))
+                return UcxNetwork(f"worker-{share.index}", "attention", SECRET, PULL_LIMITS)
 
             network = await thread.run(open_network())
             parts.push_async_callback(lambda: thread.run(network.close()))

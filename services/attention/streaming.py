@@ -12,7 +12,7 @@ import torch
 from moesaic.cluster.bus import Bus
 from moesaic.dispatch.gathered import metrics
 from moesaic.dispatch.gathered.dispatcher import StreamedDispatcher
-from moesaic.dispatch.gathered.holder import pull_limits
+from moesaic.dispatch.gathered.holder import PULL_LIMITS
 from moesaic.dispatch.gathered.measure import calibrate
 from moesaic.dispatch.gathered.plan import Share, StreamPlan, plan_stream
 from moesaic.dispatch.gathered.shard import PackedExperts
@@ -110,7 +110,7 @@ async def open_streamed(
     thread = await parts.enter_async_context(engine_thread(torch.device("cpu"), "mover"))
     network = None
     if plan.share.count > 1:
-        network = await thread.run(_open_network(settings, plan))
+        network = await thread.run(_open_network(settings))
         parts.push_async_callback(lambda: thread.run(network.close()))
     gates = await on_own_thread(load_gates, checkpoint, config, dtype, torch.device("cpu"))
     parts_of_it = await parts.enter_async_context(
@@ -158,12 +158,12 @@ def _plan(settings: AttentionSettings, config: ModelConfig, layout: ExpertLayout
     return plan
 
 
-async def _open_network(settings: AttentionSettings, plan: StreamPlan) -> UcxNetwork:
+async def _open_network(settings: AttentionSettings) -> UcxNetwork:
     return UcxNetwork(
         settings.worker_id,
         "attention",
         settings.secret.get_secret_value().encode(),
-        pull_limits(plan),
+        PULL_LIMITS,
         transports=settings.transports,
         own_address=settings.data.host,
     )

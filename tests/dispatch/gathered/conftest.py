@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from moesaic.dispatch.gathered.holder import pull_limits
+from moesaic.dispatch.gathered.holder import PULL_LIMITS
 from moesaic.dispatch.gathered.peers import Peer
 from moesaic.dispatch.gathered.plan import Share, plan_stream
 from moesaic.dispatch.gathered.shard import PackedExperts
@@ -58,7 +58,7 @@ Start = Callable[..., Any]
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
     """Starts workers; an async context manager. Even small layers take several pulls."""
-    monkeypatch.setattr("moesaic.dispatch.gathered.plan.PULL_BYTES", 1 << 15)
+    monkeypatch.setattr("moesaic.dispatch.gathered.mover.PULL_BYTES", 1 << 15)
 
     async def here(work: Awaitable[Any]) -> Any:
         return await work
@@ -90,7 +90,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
                     offload=offload,
                     window=window,
                 )
-                network = InProcessNetwork(f"worker-{index}", b"secret", pull_limits(plan), hub)
+                network = InProcessNetwork(f"worker-{index}", b"secret", PULL_LIMITS, hub)
                 parts.push_async_callback(network.close)
                 worker = await parts.enter_async_context(
                     streaming(

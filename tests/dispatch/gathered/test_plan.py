@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moesaic.dispatch.gathered.plan import Share, StreamPlan, cut, plan_stream
+from moesaic.dispatch.gathered.plan import Share, StreamPlan, cut, plan_stream, rows_of
 from moesaic.errors import InvalidInput
 
 
@@ -65,14 +65,19 @@ def test_a_budget_of_a_byte_less_is_refused_and_what_is_said_to_fit_fits(plan: S
         plan_stream(*facts, **options, offload=offload, window=int(fits[1]))
 
 
-@given(st.integers(0, 500), st.integers(1, 60), st.integers(1, 5))
-def test_runs_cover_every_row_once_whoever_takes_them(rows: int, most: int, holders: int) -> None:
-    runs = cut(rows, most)
+@given(st.integers(0, 500), st.integers(1, 60), st.integers(1, 5), st.integers(1, 70))
+def test_runs_cover_every_byte_once_whoever_takes_them(
+    size: int, most: int, holders: int, row_bytes: int
+) -> None:
+    runs = cut(size, most)
 
     taken = [run for holder in range(holders) for run in runs[holder::holders]]
-    covered = sorted(row for first, count in taken for row in range(first, first + count))
-    assert covered == list(range(rows))
-    assert all(1 <= count <= most for _, count in runs)
+    covered = sorted(byte for start, length in taken for byte in range(start, start + length))
+    assert covered == list(range(size))
+    assert all(1 <= length <= most for _, length in runs)
+    some = runs[:2]
+    touched = {byte // row_bytes for start, length in some for byte in range(start, start + length)}
+    assert rows_of(some, row_bytes) == sorted(touched)
 
 
 def test_twelve_layers_fit_into_a_quarter_of_their_memory() -> None:

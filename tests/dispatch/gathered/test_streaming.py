@@ -10,7 +10,7 @@ import torch
 from prometheus_client import REGISTRY
 
 from benchmarks.parity_cases import Case, Served, build_reference, prompt_of
-from moesaic.dispatch.gathered.holder import pull_limits
+from moesaic.dispatch.gathered.holder import PULL_LIMITS
 from moesaic.dispatch.gathered.peers import Peer
 from moesaic.errors import InvalidInput
 from moesaic.models.step_batch import StepBatch
@@ -100,7 +100,7 @@ async def test_without_peers_the_checkpoint_has_everything(deep: Path, start: An
 async def test_two_holders_of_a_share_both_give(deep: Path, start: Any) -> None:
     async with start(deep, 2) as workers:
         mover, other = workers.workers[0].mover, workers.workers[1]
-        twin = InProcessNetwork("twin", b"secret", pull_limits(other.plan), workers.hub)
+        twin = InProcessNetwork("twin", b"secret", PULL_LIMITS, workers.hub)
         address = await twin.listen("memory", 0, other.holder.answer)
         peers = [workers.peers[1], Peer("twin", 1, address, other.plan.share)]
         before = fetched_from("twin"), fetched_from("worker-1")
@@ -128,10 +128,19 @@ async def test_a_peer_with_other_bytes_is_refused_and_made_up_for(deep: Path, st
 
 
 @pytest.mark.parametrize(
-    ("layer", "rows"), [(0, [0, 1]), (1, [0, 0]), (1, [-1, 1]), (1, [3, 2]), (99, [0, 1])]
+    ("layer", "part"),
+    [
+        (0, [0, 64]),
+        (1, [0, 0]),
+        (1, [-64, 64]),
+        (1, [0, 63]),
+        (1, [0, 1 << 40]),
+        (1, [1 << 62, 64]),
+        (99, [0, 64]),
+    ],
 )
 async def test_a_pull_of_what_is_not_there_is_refused(
-    deep: Path, start: Any, layer: int, rows: list[int]
+    deep: Path, start: Any, layer: int, part: list[int]
 ) -> None:
     async with start(deep, 2) as workers:
         holder = workers.workers[0].holder
@@ -139,7 +148,7 @@ async def test_a_pull_of_what_is_not_there_is_refused(
             kind=FrameKind.REQUEST,
             layer=layer,
             digest=holder._digest,
-            tensors=[torch.tensor([rows], dtype=torch.int32)],
+            tensors=[torch.tensor([part])],
         )
 
         with pytest.raises(InvalidInput):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from moesaic.dispatch.gathered import metrics
 from moesaic.dispatch.gathered.peers import Peer, Peers
-from moesaic.dispatch.gathered.plan import Runs, Share, StreamPlan, cut
+from moesaic.dispatch.gathered.plan import PULL_BYTES, Runs, Share, StreamPlan, cut
 from moesaic.dispatch.gathered.ring import Fill
 from moesaic.dispatch.gathered.shard import PackedExperts, Shard
 from moesaic.dispatch.gathered.sources import FromCheckpoint, FromPeer, FromShard, Source
@@ -96,7 +96,7 @@ class Mover:
     def _linked(self, peer: Peer, link: Link) -> None:
         assert self._network is not None
         digest = self._digests[peer.share]
-        self._pulls[peer] = FromPeer(self._network, link, self._plan, digest, self._timeout_s)
+        self._pulls[peer] = FromPeer(self._network, link, digest, self._timeout_s)
         self._changed.set()
 
     def _of(self, share: Share) -> list[tuple[str, Source]]:
@@ -122,7 +122,7 @@ class Mover:
             async with asyncio.TaskGroup() as bringing:
                 for share in self._plan.streamed_shares if fill.wanted else ():
                     count = len(share.experts(self._plan.num_experts))
-                    into = self._memory[fill.slot][first : first + count]
+                    into = self._memory[fill.slot][first : first + count].view(-1)
                     bringing.create_task(self._bring(share, fill.layer, into))
                     first += count
             now = time.perf_counter()
@@ -143,14 +143,14 @@ class Mover:
                 fill.done.set_exception(error)
 
     async def _bring(self, share: Share, layer: int, into: Tensor) -> None:
-        runs = cut(len(into), self._plan.pull_experts)
+        runs = cut(len(into), PULL_BYTES)
         if share == self._plan.share:
             runs = await self._ask([("file", self._own)], layer, runs, into)
         while runs and (holders := self._of(share)):
             runs = await self._ask(holders, layer, runs, into)
         if runs:
             await self._checkpoint[share].bring(layer, runs, into)
-            _count("checkpoint", runs, into)
+            _count("checkpoint", runs)
 
     async def _ask(
         self, sources: list[tuple[str, Source]], layer: int, runs: Runs, into: Tensor
@@ -164,7 +164,7 @@ class Mover:
         left: Runs = []
         for (name, source), part, outcome in zip(sources, parts, outcomes, strict=True):
             if outcome is None:
-                _count(name, part, into)
+                _count(name, part)
                 continue
             if not isinstance(outcome, MoesaicError | OSError):
                 raise outcome
@@ -179,6 +179,5 @@ class Mover:
         return left
 
 
-def _count(source: str, runs: Runs, into: Tensor) -> None:
-    num_rows = sum(count for _, count in runs)
-    metrics.FETCHED_BYTES.labels(source).inc(num_rows * into.shape[1])
+def _count(source: str, runs: Runs) -> None:
+    metrics.FETCHED_BYTES.labels(source).inc(sum(length for _, length in runs))

@@ -6,7 +6,7 @@ from typing import Self
 
 from moesaic.errors import InvalidInput
 
-PULL_BYTES = 1 << 20  # of one message; one expert at least
+PULL_BYTES = 1 << 19  # of one message
 PULLS_AHEAD = 2  # messages of one holder under way
 SEGMENTS_BYTES = 256 * 32 * 1024  # that UCX receives into, of each process that shares memory
 _KEPT = 2  # what the allocator keeps of buffers that come and go (measured with glibc)
@@ -101,11 +101,6 @@ class StreamPlan:
         return self.num_slots * len(self.streamed) * self.expert_bytes
 
     @property
-    def pull_experts(self) -> int:
-        """Experts of one message between workers."""
-        return max(1, PULL_BYTES // self.expert_bytes)
-
-    @property
     def message_bytes(self) -> int:
         """What pulls take on their way: messages received, messages sent and what is read for them,
         and the transport's own buffers."""
@@ -113,8 +108,7 @@ class StreamPlan:
         if not peers:
             return 0
         buffers = PULLS_AHEAD * (3 if self.offload else 2) * _KEPT
-        pull_bytes = self.pull_experts * self.expert_bytes
-        return peers * buffers * pull_bytes + (1 + peers) * SEGMENTS_BYTES
+        return peers * buffers * PULL_BYTES + (1 + peers) * SEGMENTS_BYTES
 
     @property
     def total_bytes(self) -> int:
@@ -178,10 +172,21 @@ def _what_fits(plan: StreamPlan, budget_bytes: int) -> str:
     return f"nothing fits into less than {other.total_bytes}"
 
 
-Runs = list[tuple[int, int]]  # of rows: (first, count)
+Runs = list[tuple[int, int]]  # of a layer's share, as bytes: (start, length)
 
 
-def cut(num_rows: int, most: int) -> Runs:
-    """Rows ``0 .. num_rows - 1`` in runs of at most ``most``. Holders of the same share take them in
-    turns: ``runs[holder::num_holders]``."""
-    return [(first, min(most, num_rows - first)) for first in range(0, num_rows, most)]
+def cut(num_bytes: int, most: int) -> Runs:
+    """Bytes ``0 .. num_bytes - 1`` in runs of at most ``most``. Holders of the same share take them
+    in turns: ``runs[holder::num_holders]``."""
+    return [(start, min(most, num_bytes - start)) for start in range(0, num_bytes, most)]
+
+
+def rows_of(runs: Runs, row_bytes: int) -> list[int]:
+    """The rows that ``runs`` touch, ascending."""
+    return sorted(
+        {
+            row
+            for start, length in runs
+            for row in range(start // row_bytes, -(-(start + length) // row_bytes))
+        }
+    )

@@ -52,14 +52,14 @@ class PackedExperts:
 
 
 class Shard(Protocol):
-    """A worker's share of every streamed layer, by row; safe to read from any one thread at a time."""
+    """A worker's share of every streamed layer, expert after expert, as bytes."""
 
-    def read(self, layer: int, first: int, count: int) -> Tensor:
-        """uint8 ``[count, nbytes]``; may be the shard's own memory."""
+    def read(self, layer: int, start: int, length: int) -> Tensor:
+        """uint8 ``[length]``; may be the shard's own memory."""
         ...
 
-    def read_into(self, layer: int, first: int, into: Tensor) -> None:
-        """Copy as many rows as ``into``, uint8 ``[n, nbytes]``, has."""
+    def read_into(self, layer: int, start: int, into: Tensor) -> None:
+        """Copy as many bytes as ``into``, uint8 ``[n]``, has."""
         ...
 
 
@@ -79,13 +79,13 @@ class MemoryShard:
         """
         return cls({lay: source.packed(lay, plan.in_memory) for lay in plan.streamed_layers})
 
-    def read(self, layer: int, first: int, count: int) -> Tensor:
+    def read(self, layer: int, start: int, length: int) -> Tensor:
         """See ``Shard.read``."""
-        return self.rows[layer][first : first + count]
+        return self.rows[layer].view(-1)[start : start + length]
 
-    def read_into(self, layer: int, first: int, into: Tensor) -> None:
+    def read_into(self, layer: int, start: int, into: Tensor) -> None:
         """See ``Shard.read_into``."""
-        into.numpy()[:] = self.read(layer, first, len(into)).numpy()
+        into.numpy()[:] = self.read(layer, start, len(into)).numpy()
 
 
 class FileShard:
@@ -98,22 +98,21 @@ class FileShard:
     def __init__(self, path: Path, plan: StreamPlan) -> None:
         """Open a file that ``made`` has made."""
         self._file = path.open("rb", buffering=0)
-        self._expert_bytes = plan.expert_bytes
         held = len(plan.share.experts(plan.num_experts))
         self._starts = {
             layer: idx * held * plan.expert_bytes for idx, layer in enumerate(plan.streamed_layers)
         }
 
-    def read(self, layer: int, first: int, count: int) -> Tensor:
+    def read(self, layer: int, start: int, length: int) -> Tensor:
         """See ``Shard.read``; a copy."""
-        rows = torch.empty(count, self._expert_bytes, dtype=torch.uint8)
-        self.read_into(layer, first, rows)
-        return rows
+        copied = torch.empty(length, dtype=torch.uint8)
+        self.read_into(layer, start, copied)
+        return copied
 
-    def read_into(self, layer: int, first: int, into: Tensor) -> None:
+    def read_into(self, layer: int, start: int, into: Tensor) -> None:
         """See ``Shard.read_into``."""
-        start = self._starts[layer] + first * self._expert_bytes
-        view = memoryview(into.numpy()).cast("B")  # type: ignore[arg-type]
+        start += self._starts[layer]
+        view = memoryview(into.numpy())  # type: ignore[arg-type]
         done = 0
         while done < view.nbytes:  # one read returns at most 2 GiB
             count = os.preadv(self._file.fileno(), [view[done:]], start + done)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moesaic.dispatch.gathered.plan import PULLS_AHEAD, Runs, Share, StreamPlan
+from moesaic.dispatch.gathered.plan import PULLS_AHEAD, Runs, Share, StreamPlan, rows_of
 from moesaic.dispatch.gathered.shard import PackedExperts, Shard
 from moesaic.errors import MoesaicError, PeerLost
 from moesaic.kernels.own_thread import on_own_thread
@@ -25,10 +25,10 @@ class Source(Protocol):
     """Brings experts of one share, layers in the order in which they were asked for."""
 
     async def bring(self, layer: int, runs: Runs, into: Tensor) -> None:
-        """Copy ``runs`` of the share's rows to the same rows of ``into``, uint8 ``[n, nbytes]``.
+        """Copy ``runs`` of the layer's share to the same places of ``into``, uint8 ``[bytes]``.
 
         Raises:
-            MoesaicError: it cannot, or can no longer; some rows may be there.
+            MoesaicError: it cannot, or can no longer; some bytes may be there.
         """
         ...
 
@@ -42,9 +42,9 @@ class FromShard:
     async def bring(self, layer: int, runs: Runs, into: Tensor) -> None:
         """See ``Source``."""
         loop = asyncio.get_running_loop()
-        for first, count in runs:
-            rows = into[first : first + count]
-            await loop.run_in_executor(self._executor, self._shard.read_into, layer, first, rows)
+        for start, length in runs:
+            part = into[start : start + length]
+            await loop.run_in_executor(self._executor, self._shard.read_into, layer, start, part)
 
 
 class FromCheckpoint:
@@ -52,54 +52,48 @@ class FromCheckpoint:
 
     def __init__(self, share: Share, plan: StreamPlan, packed: PackedExperts) -> None:
         self._experts, self._packed = share.experts(plan.num_experts), packed
+        self._row_bytes = plan.expert_bytes
         self._turn = asyncio.Lock()
 
     async def bring(self, layer: int, runs: Runs, into: Tensor) -> None:
         """See ``Source``."""
-        rows = [row for first, count in runs for row in range(first, first + count)]
+        rows, by_row = rows_of(runs, self._row_bytes), into.view(-1, self._row_bytes)
         experts = [self._experts[row] for row in rows]
         async with self._turn:
-            await on_own_thread(self._packed.pack, layer, experts, [into[row] for row in rows])
+            await on_own_thread(self._packed.pack, layer, experts, [by_row[row] for row in rows])
 
 
 class FromPeer:
-    """A share that a peer holds: asked for in messages of about a megabyte, a few at a time."""
+    """A share that a peer holds: asked for in messages of ``PULL_BYTES``, a few at a time."""
 
-    def __init__(
-        self, network: Network, link: Link, plan: StreamPlan, digest: int, timeout_s: float
-    ) -> None:
+    def __init__(self, network: Network, link: Link, digest: int, timeout_s: float) -> None:
         """``digest`` says which bytes are meant, see ``Holder``; ``timeout_s`` is for one message."""
         self.link, self.usable = link, True
         self._network, self._digest, self._timeout_s = network, digest, timeout_s
-        self._most, self._words = plan.pull_experts, plan.expert_bytes // 4
         self._turns = asyncio.Semaphore(PULLS_AHEAD)
         self._seq = itertools.count(1)
 
     async def bring(self, layer: int, runs: Runs, into: Tensor) -> None:
         """See ``Source``."""
-        pulls = [
-            self._pull(layer, start, into[start : min(start + self._most, first + count)])
-            for first, count in runs
-            for start in range(first, first + count, self._most)
-        ]
+        pulls = [self._pull(layer, start, into[start : start + length]) for start, length in runs]
         outcomes = await asyncio.gather(*pulls, return_exceptions=True)
         for outcome in outcomes:
             if outcome is not None:
                 raise outcome
 
-    async def _pull(self, layer: int, first: int, into: Tensor) -> None:
+    async def _pull(self, layer: int, start: int, into: Tensor) -> None:
         async with self._turns:
             frame = Frame(
                 kind=FrameKind.REQUEST,
                 layer=layer,
                 seq=next(self._seq),
                 digest=self._digest,
-                tensors=[torch.tensor([[first, len(into)]], dtype=torch.int32)],
+                tensors=[torch.tensor([[start, len(into)]])],
             )
             [outcome] = await self._network.exchange([(self.link, frame)], self._timeout_s)
             if isinstance(outcome, MoesaicError):
                 raise outcome
-            if [tuple(t.shape) for t in outcome.tensors] != [(len(into), self._words)]:
+            if [tuple(t.shape) for t in outcome.tensors] != [(1, len(into) // 4)]:
                 self.link.discard("its experts have another size")
                 raise PeerLost(self.link.peer, "its experts have another size")
-            into.numpy()[:] = outcome.tensors[0].numpy().view(np.uint8)
+            into.numpy()[:] = outcome.tensors[0][0].numpy().view(np.uint8)
