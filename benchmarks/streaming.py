@@ -116,7 +116,7 @@ async def worker(arguments: argparse.Namespace) -> None:
             results = [await run_step(decoder, dispatcher, 16)]
             results[0]["memory_bytes"] = memory.peak()
             with torch.inference_mode():
-                for rows in ROWS:
+                for rows in arguments.rows:
                     runs = [await run_step(decoder, dispatcher, rows) for _ in range(STEPS)]
                     results.append(sorted(runs, key=lambda run: run["step_s"])[STEPS // 2])
             report = {"planned_bytes": plan.total_bytes, "resident_bytes": plan.resident_bytes}
@@ -171,10 +171,18 @@ def _status(field: str) -> int:
     raise KeyError(field)
 
 
-def run_mode(model: Path, count: int, offload: bool, window: int) -> dict[str, Any]:
+def run_mode(
+    model: Path, count: int, offload: bool, window: int, rows: tuple[int, ...] = ROWS
+) -> dict[str, Any]:
     """The steps of one mode, with ``count`` processes."""
     command = [sys.executable, "-m", "benchmarks.streaming", "--model", str(model)]
-    command += ["--window", str(window), *(["--offload"] if offload else [])]
+    command += [
+        "--rows",
+        *map(str, rows),
+        "--window",
+        str(window),
+        *(["--offload"] if offload else []),
+    ]
     processes = [
         subprocess.Popen(
             [*command, "--share", f"{index}/{count}"],
@@ -232,6 +240,7 @@ def main() -> None:
     parser.add_argument("--share", default="")
     parser.add_argument("--offload", action="store_true")
     parser.add_argument("--window", type=int, default=1)
+    parser.add_argument("--rows", type=int, nargs="*", default=ROWS)
     parser.add_argument("--modes", default=",".join(MODES))
     arguments = parser.parse_args()
     if arguments.share:

@@ -6,10 +6,10 @@ from typing import Self
 
 from moesaic.errors import InvalidInput
 
-PULL_BYTES = 1 << 19  # of one message
+PULL_BYTES = 1 << 20  # of one message
 PULLS_AHEAD = 2  # messages of one holder under way
 SEGMENTS_BYTES = 256 * 32 * 1024  # that UCX receives into, of each process that shares memory
-_KEPT = 2  # what the allocator keeps of buffers that come and go (measured with glibc)
+_KEPT = 3  # what the allocator keeps of buffers that come and go (measured with glibc)
 
 
 @dataclass(frozen=True)
