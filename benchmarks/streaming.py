@@ -252,7 +252,7 @@ def main() -> None:
         if not (model / "config.json").exists():
             make_model(model)
         for mode in arguments.modes.split(","):
-            found = run_mode(model, *MODES[mode], arguments.window)
+            found = run_mode(model, *MODES[mode], arguments.window, tuple(arguments.rows))
             memory, planned = found["results"][0]["memory_bytes"], found["planned_bytes"]
             if mode == "resident":
                 planned = found["resident_bytes"]

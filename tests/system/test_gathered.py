@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.suites import Suite, running
+from tests.suites import Suite, eventually, running
 from tests.system.test_faults import STREAMS, check, under_load
 
 TOKENS = 24
@@ -48,6 +48,11 @@ async def test_a_killed_holder_costs_no_request(gathered: Suite) -> None:
 
     assert check(before, after) == STREAMS
     gathered.until_ready()
+
+    def times_linked() -> int:
+        return sum(line["event"] == "peer.linked" for line in gathered.log("attention-0"))
+
+    eventually(lambda: times_linked() == 2)  # the one that came back gives its experts again
 
 
 @pytest.mark.timeout(240)
