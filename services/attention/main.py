@@ -43,7 +43,7 @@ from moesaic.transport.ucx import UcxNetwork
 from moesaic.v1 import attention_pb2_grpc
 from services.attention.admin import AttentionAdmin
 from services.attention.settings import AttentionSettings
-from services.attention.streaming import Streamed, open_streamed
+from services.attention.streaming import Streamed, open_streamed, plan_experts
 from services.attention.together import Together, open_together
 
 log = structlog.get_logger()
@@ -60,6 +60,7 @@ async def serve(settings: AttentionSettings) -> None:
     config = load_config(
         Path(settings.model)
     )  # before anything listens: a bad directory should fail at once
+    plan = await on_own_thread(plan_experts, settings, config) if settings.streams_experts else None
     async with AsyncExitStack() as parts:
         stop = await parts.enter_async_context(stop_event())
         settings = await parts.enter_async_context(own_addresses(settings))
@@ -103,8 +104,8 @@ async def serve(settings: AttentionSettings) -> None:
         named = settings.model_copy(update={"worker_id": worker_id})
         if settings.dispatch == "all-to-all":
             shared = await open_together(named, config, checkpoint, thread, parts)
-        elif settings.streams_experts:
-            shared = await open_streamed(named, config, checkpoint, parts)
+        elif plan is not None:
+            shared = await open_streamed(named, config, plan, checkpoint, parts)
         if shared is None or settings.dispatch == "routed":
             dispatcher = await _open_dispatcher(
                 settings, worker_id, config, checkpoint, bus, thread, parts

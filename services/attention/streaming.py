@@ -96,23 +96,23 @@ class Streamed:
 async def open_streamed(
     settings: AttentionSettings,
     config: ModelConfig,
+    plan: StreamPlan,
     checkpoint: Checkpoint,
     parts: AsyncExitStack,
 ) -> Streamed:
     """Read what stays in memory, and listen to peers.
 
     Raises:
-        InvalidInput: the experts need more memory than was given.
+        CheckpointError: an expert cannot be read.
+        InvalidInput: its file cannot be written.
     """
-    dtype = getattr(torch, settings.dtype)
-    layout = ExpertLayout(config.hidden_size, config.moe.expert_size, dtype, settings.quantization)
-    plan = _plan(settings, config, layout)
     thread = await parts.enter_async_context(engine_thread(torch.device("cpu"), "mover"))
     network = None
     if plan.share.count > 1:
         network = await thread.run(_open_network(settings))
         parts.push_async_callback(lambda: thread.run(network.close()))
-    gates = await on_own_thread(load_gates, checkpoint, config, dtype, torch.device("cpu"))
+    layout = _layout(settings, config)
+    gates = await on_own_thread(load_gates, checkpoint, config, layout.dtype, torch.device("cpu"))
     parts_of_it = await parts.enter_async_context(
         streaming(
             plan,
@@ -135,11 +135,17 @@ async def open_streamed(
     return Streamed(settings, config, parts, parts_of_it, thread, address)
 
 
-def _plan(settings: AttentionSettings, config: ModelConfig, layout: ExpertLayout) -> StreamPlan:
+def plan_experts(settings: AttentionSettings, config: ModelConfig) -> StreamPlan:
+    """What fetching experts takes, before anything is taken. Packs one expert to learn its size: on
+    a thread of its own, please.
+
+    Raises:
+        InvalidInput: it takes more memory than was given.
+    """
     plan = plan_stream(
         config.moe_layers,
         config.moe.num_experts,
-        layout.nbytes,
+        _layout(settings, config).nbytes,
         share=Share.parse(settings.share if settings.dispatch == "gathered" else "0/1"),
         offload=settings.offload,
         window=settings.gather_window,
@@ -156,6 +162,11 @@ def _plan(settings: AttentionSettings, config: ModelConfig, layout: ExpertLayout
         file_bytes=plan.file_bytes,
     )
     return plan
+
+
+def _layout(settings: AttentionSettings, config: ModelConfig) -> ExpertLayout:
+    dtype = getattr(torch, settings.dtype)
+    return ExpertLayout(config.hidden_size, config.moe.expert_size, dtype, settings.quantization)
 
 
 async def _open_network(settings: AttentionSettings) -> UcxNetwork:
