@@ -94,3 +94,19 @@ async def test_a_lost_worker_stops_all_and_they_say_so(tiny_model: Any) -> None:
         with pytest.raises((ExpertUnavailable, NotReady)):
             await left.dispatch(left.begin_step(), 0, torch.randn(2, 32))
         assert "1/2" in left.waiting_for[0]
+
+
+async def test_a_worker_that_was_away_catches_up(tiny_model: Any) -> None:
+    async with workers_of(tiny_model, 2, timeout_s=0.3) as workers:
+        await workers.steps(0, [2, 2, 2])
+        back = workers.workers[1]
+        back._round = 0  # as after a restart
+
+        step = back.begin_step()
+        with pytest.raises(ExpertUnavailable):
+            await back.dispatch(step, 0, torch.randn(2, 32))
+        back.end_step(step)
+
+        assert back._round == workers.workers[0]._round
+        await workers.steps(1, [3])
+        await workers.steps(0, [3])

@@ -213,20 +213,26 @@ class AllToAllDispatcher:
                 await asyncio.wait_for(meeting.complete.wait(), self._timeout_s)
         except TimeoutError:
             sending.cancel()
-            await asyncio.gather(sending, return_exceptions=True)
+            [outcomes] = await asyncio.gather(sending, return_exceptions=True)
+            self._catch_up(outcomes if isinstance(outcomes, list) else [])
             budget_ms = self._timeout_s * 1e3
             missing = DeadlineExceeded("the other workers' rows", budget_ms)
             raise ExpertUnavailable(layer, cause=str(missing)) from missing
         combined = self._compute(layer, rows, meeting)
         outcomes = await sending
+        self._catch_up(outcomes)
         self._meetings.pop((round_, layer), None)
         for to, outcome in zip(routed, outcomes, strict=True):
-            if isinstance(outcome, StaleEpoch):  # others went on while this worker was away
-                self._round = max(self._round, outcome.current)
             if isinstance(outcome, MoesaicError):
                 raise ExpertUnavailable(layer, cause=str(outcome)) from outcome
             combined.index_add_(0, to, outcome.tensors[0])
         return combined
+
+    def _catch_up(self, outcomes: Sequence[Frame | MoesaicError]) -> None:
+        """Learn the round from those who went on while this worker was away."""
+        for outcome in outcomes:
+            if isinstance(outcome, StaleEpoch):
+                self._round = max(self._round, outcome.current)
 
     def _compute(
         self, layer: int, rows: tuple[Tensor, Tensor, Tensor], meeting: _Meeting

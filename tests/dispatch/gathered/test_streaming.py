@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from prometheus_client import REGISTRY
 from benchmarks.parity_cases import Case, Served, build_reference, prompt_of
 from moesaic.dispatch.gathered.holder import PULL_LIMITS
 from moesaic.dispatch.gathered.peers import Peer
-from moesaic.errors import InvalidInput
+from moesaic.errors import CheckpointError, InvalidInput
 from moesaic.models.step_batch import StepBatch
 from moesaic.transport.frame import Frame, FrameKind
 from moesaic.transport.inprocess import InProcessNetwork
@@ -182,3 +183,16 @@ async def test_whole_models_give_the_same_logits(deep: Path, start: Any) -> None
         expected = await logits(workers.local)
         for _ in range(2):
             assert torch.equal(await logits(workers.workers[0].dispatcher), expected)
+
+
+async def test_a_damaged_checkpoint_fails_the_step_and_says_why(
+    deep: Path, start: Any, tmp_path: Path
+) -> None:
+    damaged = tmp_path / "damaged"
+    shutil.copytree(deep, damaged)
+    async with start(damaged, 3, linked=False) as workers:
+        await workers.step()
+        os.truncate(damaged / "model.safetensors", 10_000)
+
+        with pytest.raises(CheckpointError, match="shorter"):
+            await workers.step()

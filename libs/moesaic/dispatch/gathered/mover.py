@@ -7,8 +7,9 @@ checkpoint: a lost worker costs time, not requests.
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import structlog
 from torch import Tensor
@@ -112,35 +113,41 @@ class Mover:
         task.add_done_callback(self._fills.discard)
 
     async def _fill(self, fill: Fill) -> None:
-        error: Exception = ExpertUnavailable(fill.layer, cause="this worker is stopping")
+        error: BaseException = ExpertUnavailable(fill.layer, cause="this worker is stopping")
         try:
             if fill.after is not None:
                 await fill.after.ended()
                 fill.after = None
             started = time.perf_counter()
-            first = 0
-            async with asyncio.TaskGroup() as bringing:
-                for share in self._plan.streamed_shares if fill.wanted else ():
-                    count = len(share.experts(self._plan.num_experts))
-                    into = self._memory[fill.slot][first : first + count].view(-1)
-                    bringing.create_task(self._bring(share, fill.layer, into))
-                    first += count
+            # All of them to the end, failed or not: then nothing writes to the slot any more.
+            parts = self._parts(fill) if fill.wanted else []
+            outcomes = await asyncio.gather(*parts, return_exceptions=True)
             now = time.perf_counter()
             taken_s = now - max(started, self._idle_since_s)  # those before it come first
             self._idle_since_s = now
-            self.transfer_s[fill.layer] = taken_s
-            metrics.FETCH_SECONDS.observe(taken_s)
-        except* MoesaicError as errors:
-            error = errors.exceptions[0]
-        except* Exception as errors:
-            log.exception("fill.failed", layer=fill.layer)
-            error = ExpertUnavailable(fill.layer, cause=repr(errors.exceptions[0]))
-        else:
-            fill.done.set_result(None)
-            return
+            failures = [outcome for outcome in outcomes if outcome is not None]
+            if not failures:
+                self.transfer_s[fill.layer] = taken_s
+                metrics.FETCH_SECONDS.observe(taken_s)
+                fill.done.set_result(None)
+                return
+            error = failures[0]
+            if not isinstance(error, MoesaicError):
+                log.error("fill.failed", layer=fill.layer, exc_info=error)
+                error = ExpertUnavailable(fill.layer, cause=repr(error))
         finally:
             if not fill.done.done():
                 fill.done.set_exception(error)
+
+    def _parts(self, fill: Fill) -> list[Coroutine[Any, Any, None]]:
+        """What brings each share to its rows of the slot."""
+        parts, first = [], 0
+        for share in self._plan.streamed_shares:
+            count = len(share.experts(self._plan.num_experts))
+            into = self._memory[fill.slot][first : first + count].view(-1)
+            parts.append(self._bring(share, fill.layer, into))
+            first += count
+        return parts
 
     async def _bring(self, share: Share, layer: int, into: Tensor) -> None:
         runs = cut(len(into), PULL_BYTES)
