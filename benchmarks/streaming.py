@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -42,30 +43,53 @@ def make_model(directory: Path) -> None:
 
 
 async def worker(arguments: argparse.Namespace) -> None:
-    """One process: holds its share, and runs the steps if it is the first."""
+    """One process: holds its share, and runs steps if it is the first, or if all shall."""
+    import torch
+
+    from moesaic.kernels.own_thread import on_own_thread
+    from moesaic.models.checkpoint import Checkpoint
+    from moesaic.models.config import load_config
+    from moesaic.models.decoder import Decoder
+
+    torch.set_num_threads(1)
+    directory = Path(arguments.model)
+    config, checkpoint = load_config(directory), Checkpoint(directory)
+    decoder = Decoder.load(checkpoint, config, torch.float32, torch.device("cpu"))
+    async with AsyncExitStack() as parts:
+        await run_step(decoder, Nothing(), 16)  # what torch needs for a start is not the experts'
+        await on_own_thread(int)  # gives back what reading the decoder has freed
+        memory = Memory()
+        opened = open_together if arguments.all_to_all else open_streamed
+        dispatcher, planned = await opened(arguments, config, checkpoint, parts)
+        if arguments.everybody or arguments.share.startswith("0/"):
+            results = [await run_step(decoder, dispatcher, 16)]
+            results[0]["memory_bytes"] = memory.peak()
+            with torch.inference_mode():
+                for rows in arguments.rows:
+                    runs = [await run_step(decoder, dispatcher, rows) for _ in range(STEPS)]
+                    results.append(sorted(runs, key=lambda run: run["step_s"])[STEPS // 2])
+            print(json.dumps(planned | {"results": results}), flush=True)
+        await asyncio.to_thread(sys.stdin.readline)  # until everybody is done
+
+
+async def open_streamed(
+    arguments: argparse.Namespace, config: Any, checkpoint: Any, parts: AsyncExitStack
+) -> tuple[Any, dict[str, int]]:
+    """The dispatcher of the mode that was asked for, and its planned bytes."""
     import torch
 
     from moesaic.dispatch.gathered.holder import PULL_LIMITS
-    from moesaic.dispatch.gathered.peers import Peer
     from moesaic.dispatch.gathered.plan import Share, plan_stream
     from moesaic.dispatch.gathered.shard import PackedExperts
     from moesaic.dispatch.gathered.streaming import streaming
     from moesaic.dispatch.local import LocalDispatcher
     from moesaic.engine.thread import engine_thread
     from moesaic.kernels.expert_layout import ExpertLayout
-    from moesaic.kernels.own_thread import on_own_thread
-    from moesaic.models.checkpoint import Checkpoint
-    from moesaic.models.config import load_config
-    from moesaic.models.decoder import Decoder
     from moesaic.models.gate import load_gates
     from moesaic.transport.ucx import UcxNetwork
 
-    torch.set_num_threads(1)
-    cpu, directory = torch.device("cpu"), Path(arguments.model)
-    config, checkpoint = load_config(directory), Checkpoint(directory)
-    decoder = Decoder.load(checkpoint, config, torch.float32, cpu)
+    cpu, share = torch.device("cpu"), Share.parse(arguments.share)
     layout = ExpertLayout(config.hidden_size, config.moe.expert_size, torch.float32)
-    share = Share.parse(arguments.share)
     plan = plan_stream(
         config.moe_layers,
         config.moe.num_experts,
@@ -74,54 +98,68 @@ async def worker(arguments: argparse.Namespace) -> None:
         offload=arguments.offload,
         window=arguments.window,
     )
-    async with AsyncExitStack() as parts:
-        thread = await parts.enter_async_context(engine_thread(cpu, "mover"))
-        network: UcxNetwork | None = None
-        if share.count > 1:
+    planned = {"planned_bytes": plan.total_bytes, "resident_bytes": plan.resident_bytes}
+    if arguments.resident:
+        return LocalDispatcher(checkpoint, config, torch.float32, cpu), planned
+    thread = await parts.enter_async_context(engine_thread(cpu, "mover"))
 
-            async def open_network() -> UcxNetwork:
-                return UcxNetwork(f"worker-{share.index}", "attention", SECRET, PULL_LIMITS)
+    async def open_network() -> UcxNetwork:
+        return UcxNetwork(f"worker-{share.index}", "attention", SECRET, PULL_LIMITS)
 
-            network = await thread.run(open_network())
-            parts.push_async_callback(lambda: thread.run(network.close()))
-        await run_step(decoder, Nothing(), 16)  # what torch needs for a start is not the experts'
-        await on_own_thread(int)  # gives back what reading the decoder has freed
-        memory = Memory()
-        if not arguments.offload and share.count == 1:
-            dispatcher: Any = LocalDispatcher(checkpoint, config, torch.float32, cpu)
-        else:
-            streamed = await parts.enter_async_context(
-                streaming(
-                    plan,
-                    PackedExperts(checkpoint, config, layout),
-                    load_gates(checkpoint, config, torch.float32, cpu),
-                    thread.run,
-                    model_digest=config.digest,
-                    directory=directory / "offloaded",
-                    network=network,
-                )
-            )
-            dispatcher = streamed.dispatcher
-            if network is not None:
-                listening = network.listen("127.0.0.1", 0, streamed.holder.answer)
-                print(json.dumps({"address": await thread.run(listening)}), flush=True)
-                peers = [
-                    Peer(f"worker-{index}", 1, address, Share(index, share.count))
-                    for index, address in json.loads(await asyncio.to_thread(sys.stdin.readline))
-                ]
-                thread.call(streamed.mover.set_peers, peers)
-                await thread.run(streamed.mover.complete())
-            dispatcher.prime()
-        if share.index == 0:
-            results = [await run_step(decoder, dispatcher, 16)]
-            results[0]["memory_bytes"] = memory.peak()
-            with torch.inference_mode():
-                for rows in arguments.rows:
-                    runs = [await run_step(decoder, dispatcher, rows) for _ in range(STEPS)]
-                    results.append(sorted(runs, key=lambda run: run["step_s"])[STEPS // 2])
-            report = {"planned_bytes": plan.total_bytes, "resident_bytes": plan.resident_bytes}
-            print(json.dumps(report | {"results": results}), flush=True)
-        await asyncio.to_thread(sys.stdin.readline)  # until everybody is done
+    network = await thread.run(open_network()) if share.count > 1 else None
+    if network is not None:
+        parts.push_async_callback(lambda: thread.run(network.close()))
+    streamed = await parts.enter_async_context(
+        streaming(
+            plan,
+            PackedExperts(checkpoint, config, layout),
+            load_gates(checkpoint, config, torch.float32, cpu),
+            thread.run,
+            model_digest=config.digest,
+            directory=Path(arguments.model) / "offloaded",
+            network=network,
+        )
+    )
+    if network is not None:
+        address = await thread.run(network.listen("127.0.0.1", 0, streamed.holder.answer))
+        thread.call(streamed.mover.set_peers, await meet(address, share))
+        await thread.run(streamed.mover.complete())
+    streamed.dispatcher.prime()
+    return streamed.dispatcher, planned
+
+
+async def open_together(
+    arguments: argparse.Namespace, config: Any, checkpoint: Any, parts: AsyncExitStack
+) -> tuple[Any, dict[str, int]]:
+    """The baseline's dispatcher; nothing is planned."""
+    import torch
+
+    from moesaic.dispatch.all_to_all import AllToAllDispatcher
+    from moesaic.dispatch.gathered.plan import Share
+    from moesaic.transport.frame import FrameLimits
+    from moesaic.transport.ucx import UcxNetwork
+
+    share = Share.parse(arguments.share)
+    dispatcher = AllToAllDispatcher(checkpoint, config, share, torch.float32)
+    limits = FrameLimits.of_hidden_size(config.hidden_size)
+    network = UcxNetwork(f"worker-{share.index}", "attention", SECRET, limits)
+    parts.push_async_callback(network.close)
+    dispatcher.connect(network, timeout_s=60)
+    parts.push_async_callback(dispatcher.close)
+    address = await network.listen("127.0.0.1", 0, dispatcher.answer)
+    dispatcher.set_peers(await meet(address, share))
+    await dispatcher.reachable()
+    return dispatcher, {}
+
+
+async def meet(address: str, share: Any) -> list[Any]:
+    """Tell the parent where this worker listens, and learn where the others do."""
+    from moesaic.dispatch.gathered.peers import Peer
+    from moesaic.dispatch.gathered.plan import Share
+
+    print(json.dumps({"address": address}), flush=True)
+    others = json.loads(await asyncio.to_thread(sys.stdin.readline))
+    return [Peer(f"worker-{index}", 1, at, Share(index, share.count)) for index, at in others]
 
 
 async def run_step(decoder: Any, dispatcher: Any, rows: int) -> dict[str, float]:
@@ -172,17 +210,14 @@ def _status(field: str) -> int:
 
 
 def run_mode(
-    model: Path, count: int, offload: bool, window: int, rows: tuple[int, ...] = ROWS
-) -> dict[str, Any]:
-    """The steps of one mode, with ``count`` processes."""
-    command = [sys.executable, "-m", "benchmarks.streaming", "--model", str(model)]
-    command += [
-        "--rows",
-        *map(str, rows),
-        "--window",
-        str(window),
-        *(["--offload"] if offload else []),
-    ]
+    model: Path, mode: str, window: int = 1, rows: Sequence[int] = ROWS, everybody: bool = False
+) -> list[dict[str, Any]]:
+    """What the workers of a mode that run steps have to say: the first, or everybody."""
+    count, flags = MODES[mode]
+    count = WORKERS if everybody else count
+    command = [sys.executable, "-m", "benchmarks.streaming", "--model", str(model), *flags]
+    command += ["--rows", *map(str, rows), "--window", str(window)]
+    command += ["--everybody"] if everybody else []
     processes = [
         subprocess.Popen(
             [*command, "--share", f"{index}/{count}"],
@@ -193,14 +228,14 @@ def run_mode(
         for index in range(count)
     ]
     try:
-        if count > 1:
+        if count > 1 and "--resident" not in flags:
             addresses = [
                 (index, json.loads(_line(process))["address"])
                 for index, process in enumerate(processes)
             ]
             for index, process in enumerate(processes):
                 _tell(process, json.dumps([a for a in addresses if a[0] != index]))
-        return dict(json.loads(_line(processes[0])))
+        return [json.loads(_line(process)) for process in processes[: None if everybody else 1]]
     finally:
         for process in processes:
             _tell(process, "done")
@@ -225,23 +260,45 @@ def _tell(process: "subprocess.Popen[str]", line: str) -> None:
         pass
 
 
-MODES = {
-    "resident": (1, False),
-    "offload": (1, True),
-    "gathered": (2, False),
-    "gathered+offload": (2, True),
+WORKERS = 2
+MODES: dict[str, tuple[int, list[str]]] = {  # workers, flags of each
+    "resident": (1, ["--resident"]),
+    "offload": (1, ["--offload"]),
+    "gathered": (WORKERS, []),
+    "gathered+offload": (WORKERS, ["--offload"]),
+    "all-to-all": (WORKERS, ["--all-to-all"]),
 }
+
+
+def report(mode: str, workers: list[dict[str, Any]]) -> None:
+    """Print a mode's figures: of one worker, or of all together."""
+    first = workers[0]
+    memory = f"{first['results'][0]['memory_bytes'] / 1e6:.1f} MB"
+    if mode != "all-to-all":
+        planned = first["resident_bytes" if mode == "resident" else "planned_bytes"]
+        memory += f", planned {planned / 1e6:.1f} MB"
+    print(f"{mode}, {len(workers)} workers with steps: memory of a worker's experts {memory}")
+    for runs in zip(*(worker["results"][1:] for worker in workers), strict=True):
+        step_s = max(run["step_s"] for run in runs)
+        wait_s = max(run["wait_s"] for run in runs)
+        print(
+            f"  {runs[0]['rows']:5.0f} rows: {1e3 * step_s:8.1f} ms a step, "
+            f"{1e3 * wait_s:7.2f} ms of it waiting for experts, "
+            f"{sum(run['rows'] / run['step_s'] for run in runs):7.0f} rows/s in all"
+        )
 
 
 def main() -> None:
     """Run all modes, or one process of one."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="", help="of one worker, or what to use")
-    parser.add_argument("--share", default="")
-    parser.add_argument("--offload", action="store_true")
+    parser.add_argument("--model", default="", help="directory to use; made if it is empty")
+    parser.add_argument("--modes", default=",".join(MODES))
     parser.add_argument("--window", type=int, default=1)
     parser.add_argument("--rows", type=int, nargs="*", default=ROWS)
-    parser.add_argument("--modes", default=",".join(MODES))
+    parser.add_argument("--everybody", action="store_true", help="all workers run steps at once")
+    for name in ("resident", "offload", "all-to-all"):  # of one process
+        parser.add_argument(f"--{name}", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--share", default="", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.share:
         asyncio.run(worker(arguments))
@@ -252,17 +309,10 @@ def main() -> None:
         if not (model / "config.json").exists():
             make_model(model)
         for mode in arguments.modes.split(","):
-            found = run_mode(model, *MODES[mode], arguments.window, tuple(arguments.rows))
-            memory, planned = found["results"][0]["memory_bytes"], found["planned_bytes"]
-            if mode == "resident":
-                planned = found["resident_bytes"]
-            print(f"{mode}: memory {memory / 1e6:.1f} MB, planned {planned / 1e6:.1f} MB")
-            for run in found["results"][1:]:
-                print(
-                    f"  {run['rows']:5.0f} rows: {1e3 * run['step_s']:8.1f} ms a step, "
-                    f"{1e3 * run['wait_s']:7.2f} ms of it waiting for experts, "
-                    f"{run['rows'] / run['step_s']:7.0f} rows/s"
-                )
+            report(
+                mode,
+                run_mode(model, mode, arguments.window, arguments.rows, arguments.everybody),
+            )
 
 
 if __name__ == "__main__":
