@@ -16,6 +16,7 @@ from moesaic.cluster.lifecycle import run_service, stop_event
 from moesaic.cluster.own_addresses import own_addresses
 from moesaic.cluster.placement_view import PlacementView, watch_placement
 from moesaic.cluster.registry import next_generation, registered
+from moesaic.dispatch.choosing import ChoosingDispatcher
 from moesaic.dispatch.contract import Dispatcher
 from moesaic.dispatch.local import LocalDispatcher
 from moesaic.dispatch.routed import RoutedDispatcher
@@ -44,6 +45,8 @@ from moesaic.v1 import attention_pb2_grpc
 from moesaic.v1.attention_pb2 import EngineProfile
 from services.attention.admin import AttentionAdmin
 from services.attention.settings import AttentionSettings
+from services.attention.streaming import Streamed, open_streamed, plan_experts
+from services.attention.together import Together, open_together
 
 log = structlog.get_logger()
 
@@ -59,6 +62,7 @@ async def serve(settings: AttentionSettings) -> None:
     config = load_config(
         Path(settings.model)
     )  # before anything listens: a bad directory should fail at once
+    plan = await on_own_thread(plan_experts, settings, config) if settings.streams_experts else None
     async with AsyncExitStack() as parts:
         stop = await parts.enter_async_context(stop_event())
         settings = await parts.enter_async_context(own_addresses(settings))
@@ -101,9 +105,21 @@ async def serve(settings: AttentionSettings) -> None:
             torch.device(settings.device),
             settings.quantization,
         )
-        dispatcher = await _open_dispatcher(
-            settings, worker_id, config, checkpoint, bus, thread, parts
-        )
+        shared: Streamed | Together | None = None  # experts shared with other attention workers
+        named = settings.model_copy(update={"worker_id": worker_id})
+        if settings.dispatch == "all-to-all":
+            shared = await open_together(named, config, checkpoint, thread, parts)
+        elif plan is not None:
+            shared = await open_streamed(named, config, plan, checkpoint, parts)
+        if shared is None or settings.dispatch == "routed":
+            dispatcher = await _open_dispatcher(
+                settings, worker_id, config, checkpoint, bus, thread, parts
+            )
+            if shared is not None:
+                num_layers = len(config.moe_layers)
+                dispatcher = ChoosingDispatcher(dispatcher, shared.dispatcher, num_layers)
+        else:
+            dispatcher = shared.dispatcher
         hasher = _hasher(settings, config)
         engine = await thread.run(
             _open_engine(settings, config, decoder, dispatcher, emit, hasher, tell_blocks)
@@ -124,9 +140,14 @@ async def serve(settings: AttentionSettings) -> None:
                     version=moesaic.__version__,
                     model_digest=config.digest,
                     dispatch=settings.dispatch,
+                    data_address=shared.data_address if shared else "",
+                    share=shared.share if shared else "",
                 ),
             )
         )
+        if shared is not None:
+            admin.status.data_address = shared.data_address
+            await shared.start(bus, thread, decoder, admin.status.waiting_for)
         async with asyncio.TaskGroup() as tasks:
             stepping = tasks.create_task(thread.run(engine.run()))
             watching = tasks.create_task(_observe(service, admin, thread, engine))

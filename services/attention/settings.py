@@ -11,8 +11,34 @@ from moesaic.settings import ModelSettings
 class AttentionSettings(ModelSettings):
     """Settings of an attention worker."""
 
-    dispatch: Literal["local", "routed"] = Field(
-        "routed", description="where experts are computed: in this process, or by expert workers"
+    dispatch: Literal["local", "routed", "gathered", "all-to-all"] = Field(
+        "routed",
+        description="where experts are computed: in this process (local; gathered: fetched from "
+        "other attention workers meanwhile), by expert workers, or by all attention workers together",
+    )
+    share: str = Field(
+        "0/1",
+        pattern=r"^[0-9]{1,4}/[0-9]{1,4}$",
+        description="gathered, all-to-all: the part of the experts that this worker has, 0/2 is the first of two",
+    )
+    offload: CliDualFlag[bool] = Field(
+        False,
+        description="keep experts in a file, and only a few layers of them in memory; routed: bring "
+        "them to the rows of those steps in which that is faster",
+    )
+    offload_dir: str = Field(
+        "", description="directory of that file (default: the user's cache directory)"
+    )
+    gather_window: int = Field(
+        1,
+        ge=1,
+        le=1024,
+        description="layers whose experts are fetched ahead, gathered or offloaded",
+    )
+    expert_memory_bytes: int = Field(
+        0,
+        ge=0,
+        description="refuse to start if gathered or offloaded experts need more memory; 0: no limit",
     )
     kv_blocks: int = Field(1024, ge=8, le=1 << 22, description="KV blocks of 16 tokens each")
     max_num_seqs: int = Field(64, ge=1, le=4096, description="sequences in one step")
@@ -58,6 +84,24 @@ class AttentionSettings(ModelSettings):
         le=3600,
         description="how long running requests wait for a lost expert worker to come back before they fail",
     )
+
+    @model_validator(mode="after")
+    def _experts_stream_to_a_cpu(self) -> Self:
+        if self.offload and self.dispatch == "all-to-all":
+            raise ValueError("--offload needs --dispatch local, gathered or routed, got all-to-all")
+        if (self.streams_experts or self.dispatch == "all-to-all") and self.device != "cpu":
+            raise ValueError(
+                f"experts that are shared or offloaded need --device cpu, got {self.device}"
+            )
+        index, _, count = self.share.partition("/")
+        if int(index) >= int(count):
+            raise ValueError(f"--share must be like 0/2, the first of two, got {self.share}")
+        return self
+
+    @property
+    def streams_experts(self) -> bool:
+        """Whether experts are fetched layer by layer."""
+        return self.offload or self.dispatch == "gathered"
 
     @model_validator(mode="after")
     def _deterministic_in_float32_on_a_cpu(self) -> Self:

@@ -24,7 +24,7 @@ def lacks(draining: bool, dispatches: list[str], lacking_experts: Lacks) -> Lack
     if not dispatches:
         what = "no attention worker is ready"
         failing["attention_workers"] = NotReady(what, code="no_attention_worker")
-    elif "local" not in dispatches:
+    elif set(dispatches) == {"routed"}:
         failing |= lacking_experts
     return failing
 

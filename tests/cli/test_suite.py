@@ -72,3 +72,21 @@ def test_threads_wait_passively_where_processes_outnumber_cores() -> None:
 )
 def test_the_url_can_be_called_from_this_machine(host: str, url: str) -> None:
     assert url_of(options(host=host)) == url
+
+
+@pytest.mark.parametrize("topology", ["gathered", "all-to-all"])
+def test_attention_workers_that_share_experts_have_a_part_each(topology: str) -> None:
+    services = services_of(options(topology=topology, attention=3), num_experts=32, cores=8)
+
+    workers = [service for service in services if service.role == "attention"]
+
+    assert not [service for service in services if service.role == "expert"]
+    assert [flag(worker, "--share") for worker in workers] == ["0/3", "1/3", "2/3"]
+    assert {flag(worker, "--dispatch") for worker in workers} == {topology}
+
+
+def test_experts_are_offloaded_where_that_is_asked_for() -> None:
+    for topology in ("local", "gathered"):
+        services = services_of(options(topology=topology, offload=True), num_experts=32, cores=8)
+
+        assert "--offload" in services[1].flags

@@ -8,7 +8,7 @@ from typing import Literal
 from moesaic.addresses import host_port
 from moesaic.cli.outcome import CommandError, Exit
 
-Topology = Literal["local", "disaggregated"]
+Topology = Literal["local", "disaggregated", "gathered", "all-to-all"]
 # Who stops first: nobody takes work for others that are gone already.
 STOP_ORDER = ("gateway", "attention", "expert", "scheduler")
 LOOPBACK = "127.0.0.1"
@@ -24,6 +24,7 @@ class SuiteOptions:
     attention: int
     experts: int
     slots_per_layer: int  # 0: just enough
+    offload: bool = False  # experts in files instead of memory
     host: str
     port: int
     api_key: str = field(default="", repr=False)
@@ -79,9 +80,13 @@ def services_of(options: SuiteOptions, num_experts: int, cores: int) -> list[Ser
         slots = str(slots_per_layer(options, num_experts))
         numbers = range(options.experts)
         services += [computing("expert", n, "--slots-per-layer", slots) for n in numbers]
-    dispatch = "routed" if routed else "local"
-    numbers = range(options.attention)
-    services += [computing("attention", n, "--dispatch", dispatch) for n in numbers]
+    offload = ("--offload",) if options.offload else ()
+    for n in range(options.attention):
+        if options.topology in ("gathered", "all-to-all"):
+            dispatch: tuple[str, ...] = (options.topology, "--share", f"{n}/{options.attention}")
+        else:
+            dispatch = ("routed",) if routed else ("local",)
+        services.append(computing("attention", n, "--dispatch", *dispatch, *offload))
     auth = ["--no-auth"] if options.no_auth else []
     if options.api_keys_file:
         auth += ["--api-keys-file", options.api_keys_file]

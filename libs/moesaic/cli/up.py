@@ -27,10 +27,12 @@ DEFAULT_EXPERT_WORKERS = 2
 
 def up(
     topology: Annotated[
-        Literal["local", "disaggregated"],
+        Literal["local", "disaggregated", "gathered", "all-to-all"],
         typer.Option(
             envvar="MOESAIC_TOPOLOGY",
-            help="Experts in the attention workers, or in workers of their own.",
+            help="Experts in every attention worker; in workers of their own; or divided among the "
+            "attention workers, which fetch the others' layer by layer (gathered) or compute "
+            "every layer together (all-to-all, for comparison).",
         ),
     ] = "disaggregated",
     model: Annotated[
@@ -51,6 +53,14 @@ def up(
             help="Expert slots of each expert worker per layer (default: enough).",
         ),
     ] = None,
+    offload: Annotated[
+        bool,
+        typer.Option(
+            "--offload",
+            help="Let attention workers keep experts in files, and only a few layers of them in "
+            "memory; disaggregated: for steps in which that is faster than expert workers.",
+        ),
+    ] = False,
     host: Annotated[
         str, typer.Option(envvar="MOESAIC_HOST", help="Address the gateway listens on.")
     ] = "127.0.0.1",
@@ -95,9 +105,11 @@ def up(
     from moesaic.cli.ports import free_ports
     from moesaic.cli.suite import SuiteOptions
 
-    if topology == "local" and (experts or slots_per_layer):
+    if topology != "disaggregated" and (experts or slots_per_layer):
         flag = "--experts" if experts else "--slots-per-layer"
-        raise CommandError(f"{flag}: the local topology has no expert workers", Exit.USAGE)
+        raise CommandError(f"{flag}: the {topology} topology has no expert workers", Exit.USAGE)
+    if topology == "all-to-all" and offload:
+        raise CommandError("--offload: the all-to-all topology has no such mode", Exit.USAGE)
     wants_key = bool(checked_api_key(api_key) or api_keys_file)
     check_exposure(host, wants_key, no_auth)
     options = SuiteOptions(
@@ -106,6 +118,7 @@ def up(
         attention=attention,
         experts=experts or DEFAULT_EXPERT_WORKERS,
         slots_per_layer=slots_per_layer or 0,
+        offload=offload,
         host=host,
         port=port or free_ports(1)[0],
         api_key=api_key,
@@ -164,6 +177,8 @@ def command_flags(options: "SuiteOptions", timeout: float) -> list[str]:
     if options.api_keys_file:
         flags["--api-keys-file"] = options.api_keys_file
     no_auth = ["--no-auth"] if options.no_auth else []
+    if options.offload:
+        no_auth.append("--offload")
     return [*(str(part) for flag in flags.items() for part in flag), *no_auth]
 
 

@@ -29,7 +29,7 @@ class EngineThread:
 
 
 @asynccontextmanager
-async def engine_thread(device: torch.device) -> AsyncIterator[EngineThread]:
+async def engine_thread(device: torch.device, name: str = "engine") -> AsyncIterator[EngineThread]:
     """Start the thread with an idle loop; leaving cancels what still runs there and stops it.
 
     Kernels that name no device run on ``device``.
@@ -44,7 +44,7 @@ async def engine_thread(device: torch.device) -> AsyncIterator[EngineThread]:
         with torch.inference_mode():  # of this thread, so of all that runs on its loop
             await stop.wait()
 
-    thread = threading.Thread(target=asyncio.run, args=(idle(),), name="engine", daemon=True)
+    thread = threading.Thread(target=asyncio.run, args=(idle(),), name=name, daemon=True)
     thread.start()
     loop, stop = await asyncio.wrap_future(started)
     try:

@@ -59,16 +59,27 @@ class PackedMLP:
 
     def __init__(self, gate_up: Tensor, down: Tensor, quantization: Quantization = "none") -> None:
         """Pack the weights; the caller's are needed no longer."""
-        self.hidden_size, self.size = down.shape
+        hidden_size, size = down.shape
         half = lib().panel_width() // 2
-        padded = -(-self.size // half) * half
-        halves = gate_up.new_zeros(2, padded, self.hidden_size)
-        halves[:, : self.size] = gate_up.view(2, self.size, -1)
-        mixed = halves.view(2, -1, half, self.hidden_size).transpose(0, 1).flatten(0, 2)
+        padded = -(-size // half) * half
+        halves = gate_up.new_zeros(2, padded, hidden_size)
+        halves[:, :size] = gate_up.view(2, size, -1)
+        mixed = halves.view(2, -1, half, hidden_size).transpose(0, 1).flatten(0, 2)
         pack = PackedMatrix.int8 if quantization == "int8" else PackedMatrix.float32
-        self._held = pack(mixed), pack(down)
-        self.nbytes = sum(matrix.nbytes for matrix in self._held)
-        self.c = Expert(*(matrix.c for matrix in self._held))
+        self._take(pack(mixed), pack(down))
+
+    @classmethod
+    def of_packed(cls, gate_up: PackedMatrix, down: PackedMatrix) -> "PackedMLP":
+        """Compute with what another has packed, where it lies."""
+        mlp = cls.__new__(cls)
+        mlp._take(gate_up, down)
+        return mlp
+
+    def _take(self, gate_up: PackedMatrix, down: PackedMatrix) -> None:
+        self.hidden_size, self.size = down.shape
+        self.matrices = gate_up, down
+        self.nbytes = gate_up.nbytes + down.nbytes
+        self.c = Expert(gate_up.c, down.c)
 
     def __call__(self, x: Tensor) -> Tensor:
         """See ``GatedMLP``; float32. As the only expert of every row."""

@@ -5,6 +5,7 @@
 """Linear layers."""
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -79,16 +80,14 @@ class PlainLinear:
 class PackedMatrix:
     """A weight as the kernels for CPUs read it: ``c`` points to ``held``."""
 
-    def __init__(self, weight: Tensor, panels: Tensor, **others: Tensor | None) -> None:
-        """Take what ``float32`` or ``int8`` has packed of ``weight``."""
-        self._held = (panels, *others.values())
-        self.shape = weight.shape
-        self.nbytes = sum(tensor.nbytes for tensor in self._held if tensor is not None)
-        self.c = Matrix(panels=panels.data_ptr())
-        for name, tensor in others.items():
-            if tensor is not None:
-                setattr(self.c, name, tensor.data_ptr())
-        self.c.out, num_in = weight.shape
+    def __init__(self, shape: Sequence[int], panels: Tensor, **others: Tensor | None) -> None:
+        """Take what ``float32`` or ``int8`` has packed of a weight of this ``shape``."""
+        parts = {"panels": panels, **others}
+        self.parts = {name: tensor for name, tensor in parts.items() if tensor is not None}
+        self.shape = tuple(shape)
+        self.nbytes = sum(tensor.nbytes for tensor in self.parts.values())
+        self.c = Matrix(**{name: tensor.data_ptr() for name, tensor in self.parts.items()})
+        self.c.out, num_in = shape
         setattr(self.c, "in", num_in)
 
     @classmethod
@@ -97,7 +96,7 @@ class PackedMatrix:
         weight = weight.contiguous()
         panels = torch.zeros(_whole_panels(len(weight)), weight.shape[1])
         lib().pack_float(weight.data_ptr(), *weight.shape, panels.data_ptr())
-        return cls(weight, panels, bias=_padded(bias))
+        return cls(weight.shape, panels, bias=_padded(bias))
 
     @classmethod
     def int8(cls, weight: Tensor, bias: Tensor | None = None) -> "PackedMatrix":
@@ -115,7 +114,9 @@ class PackedMatrix:
         panels = torch.zeros(padded_out, padded_in, dtype=torch.int8)
         offsets = torch.zeros(padded_out, dtype=torch.int32)
         lib().pack_int8(rounded.data_ptr(), num_out, num_in, panels.data_ptr(), offsets.data_ptr())
-        return cls(weight, panels, scales=_padded(scales), offsets=offsets, bias=_padded(bias))
+        return cls(
+            weight.shape, panels, scales=_padded(scales), offsets=offsets, bias=_padded(bias)
+        )
 
 
 class PackedLinear:

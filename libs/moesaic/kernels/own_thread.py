@@ -1,8 +1,10 @@
 """Computing beside the engine."""
 
 import asyncio
+import ctypes
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -15,7 +17,8 @@ async def on_own_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
 
     For every thread that has ever computed torch keeps a team of OpenMP's threads, and gives it back
     when that thread ends. With more of them than cores, where torch's products are used, those of
-    the engine take twice as long.
+    the engine take twice as long. What the thread has freed goes back to the system: glibc would
+    keep it for threads to come.
     """
     executor = ThreadPoolExecutor(1, thread_name_prefix="own")
     try:
@@ -24,3 +27,5 @@ async def on_own_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
         )
     finally:
         executor.shutdown(wait=False)
+        with suppress(OSError, AttributeError):  # another C library
+            ctypes.CDLL(None).malloc_trim(0)

@@ -29,7 +29,8 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="worker.v1"):
     slots_per_layer: int = 0  # expert workers: capacity
     num_experts: int = 0  # expert workers: experts per layer of the model they have
     layers: list[int] = []  # expert workers: the decoder layers that have experts
-    dispatch: str = ""  # attention workers: local or routed
+    dispatch: str = ""  # attention workers: local, routed, gathered or all-to-all
+    share: str = ""  # attention workers: the experts that others may pull from here, like 0/2
 
 
 class RegistryHint(msgspec.Struct, frozen=True, kw_only=True, tag="registry-hint.v1"):

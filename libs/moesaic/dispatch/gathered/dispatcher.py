@@ -1,0 +1,122 @@
+"""``gathered``, ``offload`` and both: every expert of a layer comes here before the layer does.
+
+Dispatch is then local, and no worker waits for another at any layer (MoE-Prefill section 6.2).
+"""
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from torch import Tensor
+
+from moesaic.dispatch.contract import Step
+from moesaic.dispatch.gathered import metrics
+from moesaic.dispatch.gathered.plan import StreamPlan
+from moesaic.dispatch.gathered.ring import Fill, Ring
+from moesaic.dispatch.slots import LayerSlots, SlotTable
+from moesaic.kernels.expert_layout import ExpertLayout
+from moesaic.models.gate import Gate
+
+
+class StreamedDispatcher:
+    """Computes with experts that are in memory or have come through the ring. Its epoch is 0."""
+
+    def __init__(
+        self,
+        plan: StreamPlan,
+        layout: ExpertLayout,
+        gates: Mapping[int, Gate],
+        resident: Tensor,
+        held: Mapping[int, Tensor],
+        memory: Sequence[Tensor],
+        start: Callable[[Fill], None],
+    ) -> None:
+        """
+        Args:
+            plan: what is where.
+            layout: of one expert.
+            gates: by decoder layer.
+            resident: the first layer's experts, uint8 ``[E, nbytes]``.
+            held: of each streamed layer, what stays in memory, uint8 ``[n, nbytes]``.
+            memory: of each slot of the ring, uint8 ``[len(plan.streamed), nbytes]``.
+            start: begins to fill a slot; returns at once.
+        """
+        self._gates, self._first = gates, plan.layers[0]
+        everything = tuple(range(plan.num_experts))
+        mlps = tuple(layout.view(row) for row in resident)
+        self._resident = SlotTable({self._first: LayerSlots(everything, mlps)})
+        kept = {layer: [layout.view(row) for row in rows] for layer, rows in held.items()}
+        self._tables = []
+        for rows in memory:
+            streamed = [layout.view(row) for row in rows]
+            layers = {}
+            for layer in plan.streamed_layers:
+                by_expert = dict(zip(plan.streamed, streamed, strict=True))
+                by_expert |= zip(plan.in_memory, kept.get(layer, ()), strict=True)
+                layers[layer] = LayerSlots(everything, tuple(by_expert[e] for e in everything))
+            self._tables.append(SlotTable(layers))
+        self._streamed = plan.streamed_layers
+        self._ring = Ring(self._streamed, plan.num_slots, start) if self._streamed else None
+        self._waits = {layer: metrics.WAIT_SECONDS.labels(layer) for layer in self._streamed}
+        self._layers = {layer: metrics.LAYERS.labels(layer) for layer in self._streamed}
+        self._stamps: list[tuple[float, float]] = []  # of this step's layers: entered, waited
+        self.compute_s: tuple[float, ...] = ()  # of the last whole step's layers, without waits
+        self.wait_s: tuple[float, ...] = ()
+
+    def prime(self) -> None:
+        """Begin to fetch the first layers; once, before the first step."""
+        if self._ring is not None:
+            self._ring.prime()
+
+    @property
+    def waiting_for(self) -> list[str]:
+        """Nothing: what does not come from a peer comes from the checkpoint."""
+        return []
+
+    def begin_step(self) -> Step:
+        """A step of the one placement there is."""
+        self._stamps = []
+        return Step(os.urandom(16), epoch=0)
+
+    def end_step(self, step: Step) -> None:
+        """Note its times; if it did not come to its end, fetch the first layers anew."""
+        if len(self._stamps) == 1 + len(self._streamed):
+            entered = [at for at, _ in self._stamps] + [time.perf_counter()]
+            self.wait_s = tuple(waited for _, waited in self._stamps)
+            spans = zip(entered[1:], entered[:-1], self.wait_s, strict=True)
+            self.compute_s = tuple(end - begin - waited for end, begin, waited in spans)
+        elif self._ring is not None and self._stamps:
+            self._ring.enter(self._streamed[0])
+        self._stamps = []
+
+    async def dispatch(self, step: Step, layer: int, hidden_states: Tensor) -> Tensor:
+        """See ``Dispatcher.dispatch``.
+
+        Raises:
+            ExpertUnavailable: neither peers nor files could give the layer's experts.
+            CheckpointError: they had to be read from the checkpoint, which is damaged.
+        """
+        entered = time.perf_counter()
+        topk_weights, topk_ids = self._gates[layer](hidden_states)
+        if layer == self._first or self._ring is None:
+            self._stamps.append((entered, 0.0))
+            combined = self._resident.compute(layer, hidden_states, topk_weights, topk_ids, None)
+            return combined.to(hidden_states.dtype)
+        fill = self._ring.enter(layer)
+        waited_s = 0.0
+        if not fill.done.done():
+            begun = time.perf_counter()
+            await fill.ended()
+            waited_s = time.perf_counter() - begun
+            self._waits[layer].inc(waited_s)
+            metrics.LATE_LAYERS.inc()
+        fill.done.result()  # raises what went wrong
+        self._layers[layer].inc()
+        self._stamps.append((entered, waited_s))
+        table = self._tables[fill.slot]
+        combined = table.compute(layer, hidden_states, topk_weights, topk_ids, None)
+        self._ring.leave(fill)
+        return combined.to(hidden_states.dtype)
+
+    async def reachable(self) -> None:
+        """Returns at once."""

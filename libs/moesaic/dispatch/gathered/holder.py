@@ -1,0 +1,76 @@
+"""The serving side of ``gathered``: gives peers the experts of this worker's share."""
+
+import asyncio
+from concurrent.futures import Executor
+
+import torch
+import xxhash
+
+from moesaic.dispatch.gathered import metrics
+from moesaic.dispatch.gathered.plan import PULL_BYTES, Share, StreamPlan
+from moesaic.dispatch.gathered.shard import MemoryShard, Shard
+from moesaic.errors import InvalidInput
+from moesaic.kernels.expert_layout import ExpertLayout
+from moesaic.transport.frame import HEADER_BYTES, Frame, FrameKind, FrameLimits
+
+
+def pull_digest(model_digest: str, layout: ExpertLayout, share: Share) -> int:
+    """64 bits that two workers share only if they mean the same bytes: of one checkpoint, packed for
+    one kind of processor, divided in the same way."""
+    return xxhash.xxh3_64_intdigest(f"{model_digest}|{layout.name}|{share}".encode())
+
+
+# The largest messages of pulls: packed experts, or an error.
+PULL_LIMITS = FrameLimits(
+    max_rows=1, max_cols=PULL_BYTES // 4, max_bytes=HEADER_BYTES + PULL_BYTES + 4096
+)
+
+
+class Holder:
+    """Answers pulls, on the event loop of the thread that moves weights: the engine may be computing.
+
+    A pull's tensor is int64 ``[1, 2]``: where in the layer's share to begin, and how many bytes. The
+    reply's is that part of the packed experts, int32 ``[1, bytes / 4]``.
+    """
+
+    def __init__(self, plan: StreamPlan, shard: Shard, digest: int, executor: Executor) -> None:
+        self._plan, self._shard, self._digest, self._executor = plan, shard, digest, executor
+        self._num_bytes = len(plan.share.experts(plan.num_experts)) * plan.expert_bytes
+
+    async def answer(self, request: Frame) -> Frame:
+        """Serve one pull.
+
+        Raises:
+            InvalidInput: other bytes are meant than those that are here, or there are none such.
+        """
+        plan = self._plan
+        if request.digest != self._digest:
+            raise InvalidInput(
+                "frame.digest", f"another model, processor or division than {plan.share} here"
+            )
+        shapes = [(tuple(t.shape), t.dtype) for t in request.tensors]
+        if shapes != [((1, 2), torch.int64)] or request.layer not in plan.streamed_layers:
+            raise InvalidInput("frame.layer", f"no streamed layer {request.layer} with {shapes}")
+        start, length = request.tensors[0][0].tolist()
+        if not (
+            start >= 0
+            and 4 <= length <= PULL_BYTES
+            and start % 4 == length % 4 == 0
+            and start + length <= self._num_bytes
+        ):
+            raise InvalidInput("frame.tensors", f"no {length} bytes from {start} here")
+        if isinstance(self._shard, MemoryShard):
+            part = self._shard.read(request.layer, start, length)
+        else:
+            part = await asyncio.get_running_loop().run_in_executor(
+                self._executor, self._shard.read, request.layer, start, length
+            )
+        metrics.SERVED_BYTES.inc(length)
+        return Frame(
+            kind=FrameKind.REPLY,
+            request_id=request.request_id,
+            epoch=request.epoch,
+            layer=request.layer,
+            seq=request.seq,
+            tensors=[part.view(torch.int32).unsqueeze(0)],
+        )

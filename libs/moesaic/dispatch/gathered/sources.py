@@ -1,0 +1,99 @@
+"""Where the experts of a layer come from: peers, a file, or the checkpoint.
+
+Whatever runs here on threads that stay only copies. Computing, with torch above all, would give each
+such thread its own pool of OpenMP's threads.
+"""
+
+import asyncio
+import itertools
+from concurrent.futures import Executor
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moesaic.dispatch.gathered.plan import PULLS_AHEAD, Runs, Share, StreamPlan, rows_of
+from moesaic.dispatch.gathered.shard import PackedExperts, Shard
+from moesaic.errors import MoesaicError, PeerLost
+from moesaic.kernels.own_thread import on_own_thread
+from moesaic.transport.contract import Link, Network
+from moesaic.transport.frame import Frame, FrameKind
+
+
+class Source(Protocol):
+    """Brings experts of one share, layers in the order in which they were asked for."""
+
+    async def bring(self, layer: int, runs: Runs, into: Tensor) -> None:
+        """Copy ``runs`` of the layer's share to the same places of ``into``, uint8 ``[bytes]``.
+
+        Raises:
+            MoesaicError: it cannot, or can no longer; some bytes may be there.
+        """
+        ...
+
+
+class FromShard:
+    """The own share, read beside the event loop."""
+
+    def __init__(self, shard: Shard, executor: Executor) -> None:
+        self._shard, self._executor = shard, executor
+
+    async def bring(self, layer: int, runs: Runs, into: Tensor) -> None:
+        """See ``Source``."""
+        loop = asyncio.get_running_loop()
+        for start, length in runs:
+            part = into[start : start + length]
+            await loop.run_in_executor(self._executor, self._shard.read_into, layer, start, part)
+
+
+class FromCheckpoint:
+    """A share that nobody holds now: read and packed anew, slowly."""
+
+    def __init__(self, share: Share, plan: StreamPlan, packed: PackedExperts) -> None:
+        self._experts, self._packed = share.experts(plan.num_experts), packed
+        self._row_bytes = plan.expert_bytes
+        self._turn = asyncio.Lock()
+
+    async def bring(self, layer: int, runs: Runs, into: Tensor) -> None:
+        """See ``Source``."""
+        rows, by_row = rows_of(runs, self._row_bytes), into.view(-1, self._row_bytes)
+        experts = [self._experts[row] for row in rows]
+        async with self._turn:
+            await on_own_thread(self._packed.pack, layer, experts, [by_row[row] for row in rows])
+
+
+class FromPeer:
+    """A share that a peer holds: asked for in messages of ``PULL_BYTES``, a few at a time."""
+
+    def __init__(self, network: Network, link: Link, digest: int, timeout_s: float) -> None:
+        """``digest`` says which bytes are meant, see ``Holder``; ``timeout_s`` is for one message."""
+        self.link, self.usable = link, True
+        self._network, self._digest, self._timeout_s = network, digest, timeout_s
+        self._turns = asyncio.Semaphore(PULLS_AHEAD)
+        self._seq = itertools.count(1)
+
+    async def bring(self, layer: int, runs: Runs, into: Tensor) -> None:
+        """See ``Source``."""
+        pulls = [self._pull(layer, start, into[start : start + length]) for start, length in runs]
+        outcomes = await asyncio.gather(*pulls, return_exceptions=True)
+        for outcome in outcomes:
+            if outcome is not None:
+                raise outcome
+
+    async def _pull(self, layer: int, start: int, into: Tensor) -> None:
+        async with self._turns:
+            frame = Frame(
+                kind=FrameKind.REQUEST,
+                layer=layer,
+                seq=next(self._seq),
+                digest=self._digest,
+                tensors=[torch.tensor([[start, len(into)]])],
+            )
+            [outcome] = await self._network.exchange([(self.link, frame)], self._timeout_s)
+            if isinstance(outcome, MoesaicError):
+                raise outcome
+            if [tuple(t.shape) for t in outcome.tensors] != [(1, len(into) // 4)]:
+                self.link.discard("its experts have another size")
+                raise PeerLost(self.link.peer, "its experts have another size")
+            into.numpy()[:] = outcome.tensors[0][0].numpy().view(np.uint8)

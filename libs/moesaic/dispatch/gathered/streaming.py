@@ -1,0 +1,90 @@
+"""Puts the parts of ``gathered`` and ``offload`` together."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from moesaic.dispatch.gathered import metrics
+from moesaic.dispatch.gathered.dispatcher import StreamedDispatcher
+from moesaic.dispatch.gathered.holder import Holder, pull_digest
+from moesaic.dispatch.gathered.mover import Mover
+from moesaic.dispatch.gathered.plan import StreamPlan
+from moesaic.dispatch.gathered.shard import FileShard, MemoryShard, PackedExperts, shard_file
+from moesaic.kernels.own_thread import on_own_thread
+from moesaic.models.gate import Gate
+from moesaic.transport.contract import Network
+
+RunOnMover = Callable[[Any], Awaitable[Any]]  # awaits a coroutine on the mover's event loop
+
+
+@dataclass(frozen=True)
+class Streaming:
+    """One worker's parts. The dispatcher belongs to the engine, mover and holder to the mover's loop."""
+
+    plan: StreamPlan
+    dispatcher: StreamedDispatcher
+    mover: Mover
+    holder: Holder
+
+
+@asynccontextmanager
+async def streaming(
+    plan: StreamPlan,
+    packed: PackedExperts,
+    gates: Mapping[int, Gate],
+    run_on_mover: RunOnMover,
+    *,
+    model_digest: str,
+    directory: Path,
+    network: Network | None = None,
+    timeout_s: float = 2.0,
+) -> AsyncIterator[Streaming]:
+    """Read what stays in memory, and be ready to fetch the rest.
+
+    Args:
+        plan: what is where.
+        packed: reads experts in the form that they are computed in.
+        gates: by decoder layer.
+        run_on_mover: awaits a coroutine on the event loop that transfers are to run on.
+        model_digest: of the checkpoint.
+        directory: for the file of an offloaded share.
+        network: of that event loop, to peers; ``None`` if there are none.
+        timeout_s: for one pull.
+
+    Raises:
+        CheckpointError: an expert cannot be read.
+        InvalidInput: the file cannot be written.
+    """
+    async with AsyncExitStack() as parts:
+        resident = await on_own_thread(packed.packed, plan.layers[0], range(plan.num_experts))
+        shard: MemoryShard | FileShard
+        if plan.offload:
+            path = await on_own_thread(shard_file, directory, plan, packed, model_digest)
+            shard = FileShard(path, plan)
+            parts.callback(shard.close)
+        else:
+            shard = await on_own_thread(MemoryShard.load, plan, packed)
+        reader = ThreadPoolExecutor(1, thread_name_prefix="shard")  # it computes nothing
+        parts.callback(reader.shutdown)
+        shape = len(plan.streamed), plan.expert_bytes
+        memory = [torch.empty(shape, dtype=torch.uint8) for _ in range(plan.num_slots)]
+        shares = {*plan.streamed_shares, plan.share}
+        digests = {share: pull_digest(model_digest, packed.layout, share) for share in shares}
+
+        async def make_mover() -> Mover:
+            return Mover(plan, memory, packed, shard, reader, network, digests, timeout_s)
+
+        mover = await run_on_mover(make_mover())
+        parts.push_async_callback(lambda: run_on_mover(mover.close()))
+        held = shard.rows if isinstance(shard, MemoryShard) else {}
+        dispatcher = StreamedDispatcher(
+            plan, packed.layout, gates, resident, held, memory, mover.start
+        )
+        metrics.MEMORY_BYTES.set(plan.total_bytes)
+        holder = Holder(plan, shard, digests[plan.share], reader)
+        yield Streaming(plan, dispatcher, mover, holder)

@@ -1,0 +1,114 @@
+"""One expert as a single run of bytes that is computed with wherever it lies.
+
+What moves between processes, or between a file and memory, is this run; packing is over before.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from moesaic.kernels.gated_mlp import GatedMLP, PackedMLP, PlainMLP, make_mlp
+from moesaic.kernels.linear import PackedMatrix, Quantization
+from moesaic.kernels.native.library import lib
+
+_ALIGNMENT = 64  # of every part: what vector loads like
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One tensor within the run."""
+
+    matrix: int  # 0: gate_up, 1: down
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int  # bytes
+
+    @property
+    def end(self) -> int:
+        return self.start + math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class ExpertLayout:
+    """Where the parts of an expert lie; all experts of a model have the same.
+
+    It depends on the processor: panels are as wide as its registers are. ``name`` is equal exactly
+    where the bytes can be exchanged.
+    """
+
+    hidden_size: int
+    size: int
+    dtype: torch.dtype
+    quantization: Quantization = "none"
+
+    def pack(self, gate_up: Tensor, down: Tensor, into: Tensor) -> None:
+        """Write an expert's weights, ``gate_up`` ``[2I, H]`` and ``down`` ``[H, I]``, as the bytes
+        ``into``, uint8 ``[nbytes]``."""
+        tensors = _tensors_of(make_mlp(gate_up, down, self.quantization))
+        for part in self._parts:
+            _view(into, part).copy_(tensors[part.matrix][part.name])
+
+    def view(self, packed: Tensor) -> GatedMLP:
+        """What computes with the bytes ``packed``, uint8 ``[nbytes]``, then and later in place."""
+        tensors: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
+        for part in self._parts:
+            tensors[part.matrix][part.name] = _view(packed, part)
+        shapes = self._form[1]
+        if shapes is None:
+            return PlainMLP(tensors[0]["weight"], tensors[1]["weight"])
+        gate_up, down = (PackedMatrix(s, **t) for s, t in zip(shapes, tensors, strict=True))
+        return PackedMLP.of_packed(gate_up, down)
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of one expert, a multiple of 64."""
+        return _aligned(self._parts[-1].end)
+
+    @cached_property
+    def name(self) -> str:
+        """Names everything that the meaning of the bytes depends on."""
+        parts = (
+            f"{part.matrix}{part.name}:{str(part.dtype).removeprefix('torch.')}"
+            f"{'x'.join(map(str, part.shape))}"
+            for part in self._parts
+        )
+        panels = f"panels of {lib().panel_width()}" if self._form[1] else "as stored"
+        return f"{self.hidden_size}x{self.size}, {panels}: {', '.join(parts)}"
+
+    @property
+    def _parts(self) -> tuple[_Part, ...]:
+        return self._form[0]
+
+    @cached_property
+    def _form(self) -> tuple[tuple[_Part, ...], tuple[tuple[int, ...], ...] | None]:
+        """The parts, and if they are packed the shapes of the matrices. Who packs decides: ask."""
+        gate_up = torch.zeros(2 * self.size, self.hidden_size, dtype=self.dtype)
+        down = torch.zeros(self.hidden_size, self.size, dtype=self.dtype)
+        sample = make_mlp(gate_up, down, self.quantization)
+        parts: list[_Part] = []
+        for matrix, tensors in enumerate(_tensors_of(sample)):
+            for name, tensor in tensors.items():
+                start = _aligned(parts[-1].end) if parts else 0
+                parts.append(_Part(matrix, name, tensor.dtype, tensor.shape, start))
+        shapes = tuple(m.shape for m in sample.matrices) if isinstance(sample, PackedMLP) else None
+        return tuple(parts), shapes
+
+
+def _tensors_of(mlp: GatedMLP) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    if isinstance(mlp, PackedMLP):
+        gate_up, down = mlp.matrices
+        return gate_up.parts, down.parts
+    assert isinstance(mlp, PlainMLP)
+    return {"weight": mlp.gate_up}, {"weight": mlp.down}
+
+
+def _view(packed: Tensor, part: _Part) -> Tensor:
+    return packed[part.start : part.end].view(part.dtype).view(part.shape)
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // _ALIGNMENT) * _ALIGNMENT

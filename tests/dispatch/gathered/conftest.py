@@ -1,0 +1,117 @@
+"""Workers that stream a model's experts, in this process, and the local dispatcher as reference."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from moesaic.dispatch.gathered.holder import PULL_LIMITS
+from moesaic.dispatch.gathered.peers import Peer
+from moesaic.dispatch.gathered.plan import Share, plan_stream
+from moesaic.dispatch.gathered.shard import PackedExperts
+from moesaic.dispatch.gathered.streaming import Streaming, streaming
+from moesaic.dispatch.local import LocalDispatcher
+from moesaic.kernels.expert_layout import ExpertLayout
+from moesaic.models.checkpoint import Checkpoint
+from moesaic.models.config import load_config
+from moesaic.models.gate import load_gates
+from moesaic.transport.inprocess import Hub, InProcessNetwork
+
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Workers:
+    """Streaming workers, one per share."""
+
+    directory: Path
+    local: LocalDispatcher
+    layers: tuple[int, ...]
+    hidden_size: int
+    workers: list[Streaming] = field(default_factory=list)
+    networks: list[InProcessNetwork] = field(default_factory=list)
+    peers: list[Peer] = field(default_factory=list)
+    hub: Hub = field(default_factory=Hub)
+
+    async def step(self, worker: int = 0, rows: int = 9, upto: int | None = None) -> None:
+        """Run one step; every layer must give the very bits of the local dispatcher."""
+        dispatcher = self.workers[worker].dispatcher
+        step = dispatcher.begin_step()
+        try:
+            for layer in self.layers[:upto]:
+                generator = torch.Generator().manual_seed(rows + layer)
+                hidden = torch.randn(rows, self.hidden_size, generator=generator)
+                got = await dispatcher.dispatch(step, layer, hidden)
+                expected = await self.local.dispatch(self.local.begin_step(), layer, hidden)
+                assert torch.equal(got, expected), f"layer {layer}"
+        finally:
+            dispatcher.end_step(step)
+
+
+Start = Callable[..., Any]
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
+    """Starts workers; an async context manager. Even small layers take several pulls."""
+    monkeypatch.setattr("moesaic.dispatch.gathered.mover.PULL_BYTES", 1 << 15)
+
+    async def here(work: Awaitable[Any]) -> Any:
+        return await work
+
+    @asynccontextmanager
+    async def started(
+        directory: Path,
+        count: int = 1,
+        *,
+        offload: bool = False,
+        window: int = 1,
+        quantization: Any = "none",
+        dtype: torch.dtype = torch.float32,
+        linked: bool = True,
+    ) -> AsyncIterator[Workers]:
+        config, checkpoint = load_config(directory), Checkpoint(directory)
+        layout = ExpertLayout(config.hidden_size, config.moe.expert_size, dtype, quantization)
+        packed = PackedExperts(checkpoint, config, layout)
+        local = LocalDispatcher(checkpoint, config, dtype, CPU, quantization)
+        all_workers = Workers(directory, local, config.moe_layers, config.hidden_size)
+        hub, peers = all_workers.hub, all_workers.peers
+        async with AsyncExitStack() as parts:
+            for index in range(count):
+                plan = plan_stream(
+                    config.moe_layers,
+                    config.moe.num_experts,
+                    layout.nbytes,
+                    share=Share(index, count),
+                    offload=offload,
+                    window=window,
+                )
+                network = InProcessNetwork(f"worker-{index}", b"secret", PULL_LIMITS, hub)
+                parts.push_async_callback(network.close)
+                worker = await parts.enter_async_context(
+                    streaming(
+                        plan,
+                        packed,
+                        load_gates(checkpoint, config, dtype, CPU),
+                        here,
+                        model_digest=config.digest,
+                        directory=tmp_path / "offloaded",
+                        network=network,
+                    )
+                )
+                address = await network.listen("memory", 0, worker.holder.answer)
+                peers.append(Peer(f"worker-{index}", 1, address, plan.share))
+                all_workers.workers.append(worker)
+                all_workers.networks.append(network)
+            for worker in all_workers.workers:
+                if linked:
+                    worker.mover.set_peers(peers)
+                    await worker.mover.complete()
+                worker.dispatcher.prime()
+            yield all_workers
+
+    return started

@@ -1,0 +1,198 @@
+"""Experts that come to the rows give the same bits as experts that were there, whatever happens to their sources."""
+
+import asyncio
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from prometheus_client import REGISTRY
+
+from benchmarks.parity_cases import Case, Served, build_reference, prompt_of
+from moesaic.dispatch.gathered.holder import PULL_LIMITS
+from moesaic.dispatch.gathered.peers import Peer
+from moesaic.errors import CheckpointError, InvalidInput
+from moesaic.models.step_batch import StepBatch
+from moesaic.transport.frame import Frame, FrameKind
+from moesaic.transport.inprocess import InProcessNetwork
+
+FAMILIES = [
+    Case(family, "seven layers", {"num_hidden_layers": 7})
+    for family in ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2")
+]
+
+
+@pytest.fixture(scope="session")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of seven layers with eight experts each."""
+    directory = tmp_path_factory.mktemp("deep")
+    build_reference(FAMILIES[2], directory)
+    return directory
+
+
+def fetched_from(source: str) -> float:
+    return REGISTRY.get_sample_value("moesaic_gather_fetched_bytes_total", {"source": source}) or 0
+
+
+@pytest.mark.parametrize("window", [1, 2, 7])
+@pytest.mark.parametrize(("count", "offload"), [(1, True), (2, False), (3, False), (3, True)])
+async def test_any_window_and_any_sources_give_the_bits_of_local_experts(
+    deep: Path, start: Any, count: int, offload: bool, window: int
+) -> None:
+    async with start(deep, count, offload=offload, window=window) as workers:
+        for worker in range(count):
+            for rows in (1, 9, 130):
+                await workers.step(worker, rows)
+
+
+@pytest.mark.parametrize("case", FAMILIES, ids=str)
+async def test_every_family_gives_the_bits_of_local_experts(
+    case: Any, tmp_path: Path, start: Any
+) -> None:
+    build_reference(case, tmp_path)
+
+    async with start(tmp_path, 2, offload=True) as workers:
+        for _ in range(3):
+            await workers.step(1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+async def test_other_forms_of_weights_stream_as_well(
+    deep: Path, start: Any, dtype: torch.dtype
+) -> None:
+    form = {"dtype": dtype} if dtype == torch.bfloat16 else {"quantization": "int8"}
+    async with start(deep, 2, **form) as workers:
+        for layer in workers.layers:
+            hidden = torch.randn(5, workers.hidden_size).to(dtype)
+            dispatcher, local = workers.workers[0].dispatcher, workers.local
+            got = await dispatcher.dispatch(dispatcher.begin_step(), layer, hidden)
+            assert torch.equal(got, await local.dispatch(local.begin_step(), layer, hidden))
+
+
+async def test_a_step_that_ended_early_is_run_again_from_the_first_layer(
+    deep: Path, start: Any
+) -> None:
+    async with start(deep, 2) as workers:
+        for upto in (1, 2, None, 2, None):
+            await workers.step(upto=upto)
+
+
+async def test_a_lost_holder_costs_no_step(deep: Path, start: Any) -> None:
+    async with start(deep, 3) as workers:
+        await workers.step()
+        before = fetched_from("checkpoint")
+
+        await workers.networks[1].close()
+
+        for _ in range(3):
+            await workers.step()
+        assert fetched_from("checkpoint") > before
+        assert workers.workers[0].mover.missing == [workers.workers[1].plan.share]
+
+
+async def test_without_peers_the_checkpoint_has_everything(deep: Path, start: Any) -> None:
+    async with start(deep, 2, linked=False) as workers:
+        await workers.step()
+        await workers.step()
+
+
+async def test_two_holders_of_a_share_both_give(deep: Path, start: Any) -> None:
+    async with start(deep, 2) as workers:
+        mover, other = workers.workers[0].mover, workers.workers[1]
+        twin = InProcessNetwork("twin", b"secret", PULL_LIMITS, workers.hub)
+        address = await twin.listen("memory", 0, other.holder.answer)
+        peers = [workers.peers[1], Peer("twin", 1, address, other.plan.share)]
+        before = fetched_from("twin"), fetched_from("worker-1")
+        mover.set_peers(peers)
+        while len(mover._of(other.plan.share)) < 2:
+            await asyncio.sleep(0.01)
+
+        await workers.step()
+        await workers.step()
+
+        await twin.close()
+        assert fetched_from("twin") > before[0]
+        assert fetched_from("worker-1") > before[1]
+        await workers.step()
+
+
+async def test_a_peer_with_other_bytes_is_refused_and_made_up_for(deep: Path, start: Any) -> None:
+    async with start(deep, 2) as workers:
+        workers.workers[1].holder._digest += 1  # another processor, say
+
+        await workers.step()
+        await workers.step()
+
+        assert fetched_from("checkpoint") > 0
+
+
+@pytest.mark.parametrize(
+    ("layer", "part"),
+    [
+        (0, [0, 64]),
+        (1, [0, 0]),
+        (1, [-64, 64]),
+        (1, [0, 63]),
+        (1, [0, 1 << 40]),
+        (1, [1 << 62, 64]),
+        (99, [0, 64]),
+    ],
+)
+async def test_a_pull_of_what_is_not_there_is_refused(
+    deep: Path, start: Any, layer: int, part: list[int]
+) -> None:
+    async with start(deep, 2) as workers:
+        holder = workers.workers[0].holder
+        frame = Frame(
+            kind=FrameKind.REQUEST,
+            layer=layer,
+            digest=holder._digest,
+            tensors=[torch.tensor([part])],
+        )
+
+        with pytest.raises(InvalidInput):
+            await holder.answer(frame)
+
+
+async def test_a_damaged_file_is_made_up_for(deep: Path, start: Any, tmp_path: Path) -> None:
+    async with start(deep, offload=True) as workers:
+        await workers.step()
+        [file] = (tmp_path / "offloaded").iterdir()
+        os.truncate(file, 100)
+
+        await workers.step()
+        await workers.step()
+
+
+async def test_whole_models_give_the_same_logits(deep: Path, start: Any) -> None:
+    served = Served(deep)
+    tokens, table = prompt_of(40, seed=1), [0, 1, 2]
+
+    async def logits(dispatcher: Any) -> torch.Tensor:
+        batch = StepBatch(torch.tensor(tokens), torch.arange(40), [40], [table], torch.arange(40))
+        step, cache = dispatcher.begin_step(), served.decoder.new_kv_cache(3)
+        got = await served.decoder.forward(
+            batch, cache, lambda layer, hidden: dispatcher.dispatch(step, layer, hidden)
+        )
+        dispatcher.end_step(step)
+        return got
+
+    async with start(deep, 2, offload=True) as workers:
+        expected = await logits(workers.local)
+        for _ in range(2):
+            assert torch.equal(await logits(workers.workers[0].dispatcher), expected)
+
+
+async def test_a_damaged_checkpoint_fails_the_step_and_says_why(
+    deep: Path, start: Any, tmp_path: Path
+) -> None:
+    damaged = tmp_path / "damaged"
+    shutil.copytree(deep, damaged)
+    async with start(damaged, 3, linked=False) as workers:
+        await workers.step()
+        os.truncate(damaged / "model.safetensors", 10_000)
+
+        with pytest.raises(CheckpointError, match="shorter"):
+            await workers.step()

@@ -1,0 +1,46 @@
+"""Packed bytes compute as the expert that they were packed from, bit for bit, wherever they lie."""
+
+from typing import Any
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moesaic.kernels.expert_layout import ExpertLayout
+from moesaic.kernels.gated_mlp import make_mlp
+from moesaic.kernels.native.library import library
+
+FORMS = [(torch.float32, "none"), (torch.bfloat16, "none"), (torch.float32, "int8")]
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    hidden=st.integers(1, 80),
+    size=st.integers(1, 80),
+    form=st.sampled_from(FORMS if library() else FORMS[:2]),
+    seed=st.integers(0, 999),
+)
+def test_it_computes_the_same_bits(hidden: int, size: int, form: Any, seed: int) -> None:
+    dtype, quantization = form
+    generator = torch.Generator().manual_seed(seed)
+    gate_up, down, x = (
+        torch.randn(shape, generator=generator).to(dtype)
+        for shape in ((2 * size, hidden), (hidden, size), (5, hidden))
+    )
+    layout = ExpertLayout(hidden, size, dtype, quantization)
+    memory = torch.empty(3, layout.nbytes, dtype=torch.uint8)
+
+    layout.pack(gate_up, down, memory[1])
+    memory[2] = memory[1]
+
+    expected = make_mlp(gate_up, down, quantization)(x)
+    assert torch.equal(layout.view(memory[1])(x), expected)
+    assert torch.equal(layout.view(memory[2])(x), expected)
+    assert layout.nbytes % 64 == 0
+
+
+def test_names_differ_where_bytes_mean_something_else() -> None:
+    forms = FORMS if library() else FORMS[:2]
+    names = {ExpertLayout(h, s, *form).name for h, s in ((32, 16), (16, 32)) for form in forms}
+
+    assert len(names) == 2 * len(forms)

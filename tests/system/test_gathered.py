@@ -1,0 +1,85 @@
+"""Attention workers that fetch experts from each other, or from files, answer as if they had them all."""
+
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.suites import Suite, eventually, running
+from tests.system.test_faults import STREAMS, check, under_load
+
+TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def gathered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+    """Two attention workers with half of the experts each."""
+    flags = ("--topology", "gathered", "--attention", "2")
+    with running(tmp_path_factory.mktemp("gathered"), *flags) as suite:
+        yield suite
+
+
+def answer(suite: Suite, prompt: str) -> str:
+    body = {"model": "demo", "prompt": prompt, "max_tokens": TOKENS, "temperature": 0}
+    answered = httpx.post(f"{suite.url}/v1/completions", json=body, timeout=60).raise_for_status()
+    return str(answered.json()["choices"][0]["text"])
+
+
+@pytest.mark.timeout(240)
+def test_workers_with_half_of_the_experts_answer_like_one_that_has_all(
+    gathered: Suite, local: Any
+) -> None:
+    prompts = [f"In the {n}th year of the war," for n in range(4)]
+
+    assert [answer(gathered, p) for p in prompts] == [answer(local, p) for p in prompts]
+
+    events = [line["event"] for line in gathered.log("attention-0")]
+    assert {"gather.planned", "peer.linked", "gather.calibrated"} <= set(events)
+    assert "pull.failed" not in events
+
+
+@pytest.mark.timeout(240)
+async def test_a_killed_holder_costs_no_request(gathered: Suite) -> None:
+    before, after = await under_load(
+        gathered, lambda: gathered.signal("attention-1", signal.SIGKILL)
+    )
+
+    assert check(before, after) == STREAMS
+    gathered.until_ready()
+
+    def times_linked() -> int:
+        return sum(line["event"] == "peer.linked" for line in gathered.log("attention-0"))
+
+    eventually(lambda: times_linked() == 2)  # the one that came back gives its experts again
+
+
+@pytest.mark.timeout(240)
+def test_experts_in_a_file_answer_like_experts_in_memory(
+    local: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOESAIC_OFFLOAD_DIR", str(tmp_path / "experts"))
+    with running(tmp_path, "--topology", "local", "--offload") as suite:
+        assert answer(suite, "The sea") == answer(local, "The sea")
+    assert list((tmp_path / "experts").iterdir())
+
+
+@pytest.mark.timeout(240)
+def test_steps_choose_between_expert_workers_and_a_file(
+    local: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOESAIC_OFFLOAD_DIR", str(tmp_path / "experts"))
+    with running(tmp_path, "--offload") as suite:
+        assert answer(suite, "The sea") == answer(local, "The sea")
+
+        chosen = [line for line in suite.log("attention-0") if line["event"] == "way.chosen"]
+
+        assert {line["way"] for line in chosen} == {"route", "gather"}
+        assert any(line["predicted_ms"] for line in chosen)
+
+
+@pytest.mark.timeout(240)
+def test_workers_that_compute_every_layer_together_answer_alike(local: Any, tmp_path: Any) -> None:
+    with running(tmp_path, "--topology", "all-to-all", "--attention", "2") as suite:
+        assert answer(suite, "The sea") == answer(local, "The sea")
