@@ -177,6 +177,7 @@ class AllToAllDispatcher:
     def _take(self, peer: Peer, link: Link) -> None:
         self._links[peer.share.index] = link
         self._linked.set()
+        self._join_soon()
 
     def _join_soon(self) -> None:
         """Step along with others, unless the engine begins a step of its own first."""
@@ -185,7 +186,8 @@ class AllToAllDispatcher:
     def _join_others(self) -> None:
         """Step without rows, if others step and the engine here has nothing for it."""
         others = [key[0] for key in self._meetings if key[0] > self._round]
-        if others and not self._wanted and self._without_rows is None:
+        free = not self._wanted and self._without_rows is None
+        if others and free and not self._missing():  # else when the last one is linked
             self._round = min(others)
             self._without_rows = asyncio.ensure_future(self._step_without_rows(self._round))
 
