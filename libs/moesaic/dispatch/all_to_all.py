@@ -35,6 +35,8 @@ from moesaic.models.gate import load_gates
 from moesaic.transport.contract import Link, Network
 from moesaic.transport.frame import Frame, FrameKind
 
+PATIENCE_S = 0.002  # for the engine here to begin a step, before others step without its rows
+
 
 @dataclass
 class _Meeting:
@@ -102,6 +104,7 @@ class AllToAllDispatcher:
         """See ``Dispatcher.begin_step``."""
         if self.waiting_for:
             raise NotReady(f"waiting for {self.waiting_for[0]}", code="expert_unavailable")
+        self._wanted = True  # others wait for these rows from now on
         return Step(os.urandom(16), epoch=0)
 
     def end_step(self, step: Step) -> None:
@@ -110,12 +113,11 @@ class AllToAllDispatcher:
         self._meetings = defaultdict(
             _Meeting, {key: m for key, m in self._meetings.items() if key[0] > self._round}
         )
-        self._join_others()
+        self._join_soon()
 
     async def dispatch(self, step: Step, layer: int, hidden_states: Tensor) -> Tensor:
         """See ``Dispatcher.dispatch``; the order of sums follows the shares."""
         if layer == self._layers[0]:
-            self._wanted = True  # so that others wait for these rows
             if self._without_rows is not None:
                 await asyncio.wait([self._without_rows])
             self._round += 1
@@ -147,7 +149,7 @@ class AllToAllDispatcher:
         sums = meeting.sums[share] = asyncio.get_running_loop().create_future()
         if len(meeting.frames) == self._share.count - 1:
             meeting.complete.set()
-        self._join_others()
+        self._join_soon()
         return Frame(
             kind=FrameKind.REPLY,
             request_id=request.request_id,
@@ -175,11 +177,17 @@ class AllToAllDispatcher:
     def _take(self, peer: Peer, link: Link) -> None:
         self._links[peer.share.index] = link
         self._linked.set()
+        self._join_soon()
+
+    def _join_soon(self) -> None:
+        """Step along with others, unless the engine begins a step of its own first."""
+        asyncio.get_running_loop().call_later(PATIENCE_S, self._join_others)
 
     def _join_others(self) -> None:
         """Step without rows, if others step and the engine here has nothing for it."""
         others = [key[0] for key in self._meetings if key[0] > self._round]
-        if others and not self._wanted and self._without_rows is None:
+        free = not self._wanted and self._without_rows is None
+        if others and free and not self._missing():  # else when the last one is linked
             self._round = min(others)
             self._without_rows = asyncio.ensure_future(self._step_without_rows(self._round))
 
@@ -192,7 +200,7 @@ class AllToAllDispatcher:
         finally:
             self._without_rows = None
             if not self._wanted:
-                asyncio.get_running_loop().call_soon(self._join_others)
+                self._join_soon()
 
     async def _meet(self, round_: int, layer: int, rows: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         """Exchange rows, compute, exchange sums."""
