@@ -18,7 +18,7 @@ from moesaic.prefix.block_hashes import BlockHasher
 from moesaic.prefix.fleet import Job
 from moesaic.prefix.policies import POLICY_NAMES, PolicyName
 from moesaic.prefix.router import PrefixRouter, RouterLimits
-from services.gateway.model_flops import flops_of, saturation_of
+from moesaic.models.flops import flops_of, saturation_of
 
 CONFIG = load_config(DEMO)
 FLOPS = flops_of(CONFIG)
@@ -72,7 +72,7 @@ class _Run:
         limits = RouterLimits(BLOCK_SIZE, 1 << 40, len(prompts), max_wait_s=1.0)
         self._router = PrefixRouter(FLOPS, limits, policy)
         for worker in range(workers):
-            self._router.fleet.join(worker, saturation_of(FLOPS, CONFIG, STEP_TOKENS))
+            self._router.fleet.join(worker, saturation_of(CONFIG, STEP_TOKENS))
             self._router.fleet.accept(worker, True)
         for _ in range(CLIENTS_PER_WORKER * workers):
             self._ask()

@@ -23,7 +23,7 @@ from moesaic.v1.attention_pb2 import (
 )
 from services.gateway import metrics
 from services.gateway.answer_lengths import AnswerLengths
-from services.gateway.model_flops import flops_of, saturation_of
+from moesaic.models.flops import flops_of, saturation_of
 from services.gateway.settings import GatewaySettings
 from services.gateway.tasks import Key, Task
 
@@ -160,9 +160,7 @@ class Routing:
                 worker_id=key[0],
                 fix="give gateways and attention workers the same --block-secret, or --secret",
             )
-        saturation = self._pinned or saturation_of(
-            self._flops, self._config, engine.max_step_tokens
-        )
+        saturation = self._pinned or saturation_of(self._config, engine.max_step_tokens)
         self.router.fleet.describe(key, saturation=saturation or NEVER_SATURATED, caches=caches)
 
     def _job(self, submit: Submit, task: Task, excluded: Collection[Key]) -> Job:

@@ -12,7 +12,7 @@ from moesaic.v1 import attention_pb2 as pb
 from moesaic.v1 import gateway_pb2
 from services.gateway.admin import GatewayAdmin
 from services.gateway.answer_lengths import AnswerLengths
-from services.gateway.model_flops import flops_of, saturation_of
+from moesaic.models.flops import flops_of, saturation_of
 
 PROMPT = list(range(100, 140))  # two full blocks and a half
 BODY = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0}
@@ -234,6 +234,6 @@ def test_the_model_s_costs_are_those_of_its_active_parameters(model_directory: A
     assert flops.head == 2 * 16 * config.vocab_size
     assert flops.span(0, 3) == 3 * flops.per_token + 2 * 4 * 2 * 8 * (1 + 2 + 3)
     long = config.max_positions + 5  # more rows than a prompt can have are several prompts
-    assert saturation_of(flops, config, long) == round(
+    assert saturation_of(config, long) == round(
         1.2 * (flops.span(0, config.max_positions) + flops.span(0, 5))
     )

@@ -1,7 +1,14 @@
 """What computing with a model costs, from its configuration. Needs no torch."""
 
 from moesaic.models.architecture import LatentAttention, ModelConfig
-from moesaic.prefix.flops import AttentionFlops, ModelFlops, gated_mlp, grouped_query, latent
+from moesaic.prefix.flops import (
+    AttentionFlops,
+    ModelFlops,
+    gated_mlp,
+    grouped_query,
+    latent,
+    saturation_flops,
+)
 
 
 def flops_of(config: ModelConfig) -> ModelFlops:
@@ -22,6 +29,11 @@ def step_flops(config: ModelConfig, num_tokens: int) -> int:
     flops = flops_of(config)
     whole, rest = divmod(num_tokens, config.max_positions)
     return whole * flops.span(0, config.max_positions) + flops.span(0, rest)
+
+
+def saturation_of(config: ModelConfig, max_step_tokens: int) -> int:
+    """The work that fills a worker: its largest step."""
+    return saturation_flops(step_flops(config, max_step_tokens))
 
 
 def _attention(config: ModelConfig) -> AttentionFlops:
