@@ -8,6 +8,7 @@ import structlog
 from moesaic.engine.blocks import BLOCK_SIZE
 from moesaic.errors import NotReady
 from moesaic.models.config import ModelConfig
+from moesaic.models.flops import flops_of, saturation_of
 from moesaic.prefix.block_feed import BlockFeed
 from moesaic.prefix.block_hashes import HASH_BYTES, BlockHasher, naming_key
 from moesaic.prefix.fleet import Job
@@ -23,7 +24,6 @@ from moesaic.v1.attention_pb2 import (
 )
 from services.gateway import metrics
 from services.gateway.answer_lengths import AnswerLengths
-from moesaic.models.flops import flops_of, saturation_of
 from services.gateway.settings import GatewaySettings
 from services.gateway.tasks import Key, Task
 

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from moesaic.models.config import load_config
+from moesaic.models.flops import flops_of, saturation_of
 from moesaic.prefix.block_hashes import BlockHasher, naming_key
 from moesaic.prefix.policies import POLICY_NAMES
 from moesaic.v1 import attention_pb2 as pb
 from moesaic.v1 import gateway_pb2
 from services.gateway.admin import GatewayAdmin
 from services.gateway.answer_lengths import AnswerLengths
-from moesaic.models.flops import flops_of, saturation_of
 
 PROMPT = list(range(100, 140))  # two full blocks and a half
 BODY = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0}
