@@ -10,6 +10,7 @@ LABELS = ["banking", "travel", "cooking", "work and career"]
 
 def classify(suite: Any, text: str, **extension: Any) -> dict[str, Any]:
     body = {"input": text, "labels": LABELS, "method": "sequence", "moesaic": extension}
+    body["cache_salt"] = "sweeps"  # others have asked this suite questions that begin alike
     with suite.client() as client:
         answer = client.post("/v1/classify", json=body)
     assert answer.status_code == 200, answer.text
