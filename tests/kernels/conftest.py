@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from moesaic.kernels.native.compile import VARIANTS, can_run, compile_into, this_variant
+from moesaic.kernels.native.compile import VARIANTS, can_run, find, this_variant
 from moesaic.kernels.native.library import library, load
 
 GPU = pytest.param("cuda", marks=pytest.mark.gpu)
@@ -37,16 +37,14 @@ PLAYED = [
 
 
 @pytest.fixture(scope="module", params=PLAYED)
-def native(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[str]:
+def native(request: pytest.FixtureRequest) -> Iterator[str]:
     """The CPU's kernels as another processor would have them: narrower vectors, other instructions."""
     variant: str = request.param
     if variant == this_variant():
         assert library() is not None, "the CPU's kernels cannot be compiled here: install gcc"
         yield variant
         return
-    loaded = load(compile_into(tmp_path_factory.mktemp(variant), variant))
+    loaded = load(find(variant))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("moesaic.kernels.native.library.library", lambda: loaded)
         yield variant
