@@ -1,6 +1,8 @@
 import os
 import re
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -170,3 +172,16 @@ def test_what_is_only_computed_in_float32_is_refused_elsewhere_by_its_name(capsy
 
     assert text.startswith(" ".join(flags))
     assert "needs --dtype float32, got bfloat16" in text
+
+
+@pytest.mark.parametrize("flags", [["--quantization", "int8"], ["--deterministic"]])
+def test_what_needs_compiled_kernels_is_refused_at_once_without_a_compiler(tmp_path, flags):
+    environment = {**os.environ, "CC": "/nonexistent", "XDG_CACHE_HOME": str(tmp_path)}
+    model = Path(__file__).parents[1] / "models" / "demo"
+    command = [sys.executable, "-m", "services.attention", "--model", str(model), *flags]
+
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+
+    assert run.returncode != 0
+    assert flags[0] in run.stdout + run.stderr
+    assert "install gcc" in run.stdout + run.stderr

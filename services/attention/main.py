@@ -28,6 +28,7 @@ from moesaic.engine.requests import Event
 from moesaic.engine.sweeps import MOST_SWEEPS
 from moesaic.engine.thread import EngineThread, engine_thread
 from moesaic.errors import NotReady
+from moesaic.kernels.native.library import require_library
 from moesaic.kernels.own_thread import on_own_thread
 from moesaic.messages.registry import WorkerRecord
 from moesaic.models.checkpoint import Checkpoint
@@ -62,6 +63,10 @@ async def serve(settings: AttentionSettings) -> None:
     config = load_config(
         Path(settings.model)
     )  # before anything listens: a bad directory should fail at once
+    if settings.quantization != "none":
+        require_library("--quantization")
+    if settings.deterministic:
+        require_library("--deterministic")
     plan = await on_own_thread(plan_experts, settings, config) if settings.streams_experts else None
     async with AsyncExitStack() as parts:
         stop = await parts.enter_async_context(stop_event())

@@ -16,6 +16,7 @@ from moesaic.cluster.own_addresses import own_addresses
 from moesaic.cluster.registry import next_generation, registered
 from moesaic.dispatch.host import ExpertHost
 from moesaic.engine.thread import engine_thread
+from moesaic.kernels.native.library import require_library
 from moesaic.kernels.own_thread import on_own_thread
 from moesaic.messages.registry import WorkerRecord
 from moesaic.models.checkpoint import Checkpoint
@@ -44,6 +45,8 @@ async def serve(settings: ExpertSettings) -> None:
         Path(settings.model)
     )  # before anything listens: a bad directory should fail at once
     slots = settings.slots_per_layer or config.moe.num_experts
+    if settings.quantization != "none":
+        require_library("--quantization")
     async with AsyncExitStack() as parts:
         stop = await parts.enter_async_context(stop_event())
         settings = await parts.enter_async_context(own_addresses(settings))

@@ -11,6 +11,7 @@ import structlog
 import torch
 from torch import Tensor
 
+from moesaic.errors import InvalidInput
 from moesaic.kernels.native import compile
 
 log = structlog.get_logger()
@@ -109,6 +110,14 @@ def load(path: Path) -> ctypes.CDLL:
 def usable(tensor: Tensor) -> bool:
     """Whether the kernels compute with ``tensor``."""
     return tensor.dtype == torch.float32 and tensor.device.type == "cpu" and library() is not None
+
+
+def require_library(flag: str) -> None:
+    """Refuse ``flag`` where there are no kernels; raises ``InvalidInput``."""
+    if library() is None:
+        raise InvalidInput(
+            flag, "needs the kernels for CPUs, which a C compiler makes: install gcc"
+        )
 
 
 def lib() -> ctypes.CDLL:
