@@ -71,7 +71,12 @@ class Peers:
             failures = 0
             self._links[peer] = link
             self._count()
-            log.info("peer.linked", peer=peer.worker_id, share=str(peer.share))
+            log.info(
+                "peer.linked",
+                peer=peer.worker_id,
+                generation=peer.generation,
+                share=str(peer.share),
+            )
             self._on_linked(peer, link)
 
     def _count(self) -> None:
