@@ -34,13 +34,23 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     Raises:
         ClientClosed: the client disconnected.
     """
-    task, leaving = asyncio.ensure_future(work), asyncio.ensure_future(gone(receive))
+    worker = asyncio.current_task()
+    assert worker is not None  # a coroutine always runs in a task
+    left = False
+
+    def stop(leaving: "asyncio.Task[None]") -> None:
+        nonlocal left
+        if not leaving.cancelled():
+            left = True
+            worker.cancel()
+
+    leaving = asyncio.ensure_future(gone(receive))
+    leaving.add_done_callback(stop)
     try:
-        await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientClosed
-        return task.result()
+        return await work
+    except asyncio.CancelledError:
+        if left and worker.uncancel() == 0:
+            raise ClientClosed from leaving.exception()
+        raise  # somebody else wants this task to end
     finally:
-        task.cancel()
         leaving.cancel()
-        await asyncio.gather(task, leaving, return_exceptions=True)

@@ -36,6 +36,7 @@ from services.gateway.admin import GatewayAdmin
 from services.gateway.app import make_app
 from services.gateway.batches.runner import BatchRunner
 from services.gateway.gateway import Gateway
+from services.gateway.http_protocol import BoundedHttp
 from services.gateway.language import Language
 from services.gateway.readiness import lacking_experts
 from services.gateway.settings import GatewaySettings
@@ -44,7 +45,6 @@ log = structlog.get_logger()
 
 OBSERVE_EVERY_S = 0.25
 LAST_EVENTS_S = 2.0  # for error events to reach the clients of streams that did not finish
-MAX_HEADER_BYTES = 64 << 10
 KEEP_CONNECTION_S = (
     75  # longer than clients keep theirs, or they send into a connection that closes
 )
@@ -168,11 +168,12 @@ async def http_server(settings: GatewaySettings, app: ASGIApp) -> AsyncIterator[
     listener = _listen(settings.host, settings.port)
     config = uvicorn.Config(
         app,
+        http=BoundedHttp,
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        proxy_headers=False,  # nothing here depends on who forwards
         timeout_keep_alive=KEEP_CONNECTION_S,
         timeout_graceful_shutdown=round(LAST_EVENTS_S),
     )
