@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from moesaic.kernels.native.library import Matrix, lib, scratch, usable
+from moesaic.kernels.native.memory import huge_pages
 
 Quantization = Literal["none", "int8"]
 LEVELS = 127
@@ -94,7 +95,7 @@ class PackedMatrix:
     def float32(cls, weight: Tensor, bias: Tensor | None = None) -> "PackedMatrix":
         """Pack ``weight`` ``[out, in]``; the caller's is needed no longer."""
         weight = weight.contiguous()
-        panels = torch.zeros(_whole_panels(len(weight)), weight.shape[1])
+        panels = huge_pages.zeros((_whole_panels(len(weight)), weight.shape[1]), weight.dtype)
         lib().pack_float(weight.data_ptr(), *weight.shape, panels.data_ptr())
         return cls(weight.shape, panels, bias=_padded(bias))
 
@@ -111,7 +112,7 @@ class PackedMatrix:
         scales = largest / LEVELS
         rounded = (weight / scales.unsqueeze(1)).round_().to(torch.int8).contiguous()
         padded_out, padded_in = _whole_panels(num_out), -(-num_in // 4) * 4
-        panels = torch.zeros(padded_out, padded_in, dtype=torch.int8)
+        panels = huge_pages.zeros((padded_out, padded_in), torch.int8)
         offsets = torch.zeros(padded_out, dtype=torch.int32)
         lib().pack_int8(rounded.data_ptr(), num_out, num_in, panels.data_ptr(), offsets.data_ptr())
         return cls(
