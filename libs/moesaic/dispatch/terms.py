@@ -35,12 +35,14 @@ class Terms:
         Raises:
             InvalidInput: it is something else.
         """
-        if encoded.dtype != torch.int64 or encoded.dim() != 2 or not 1 <= len(encoded) <= 2:
+        if encoded.dtype != torch.int64 or encoded.dim() != 2 or len(encoded) not in (1, 2):
             raise _malformed(f"be int64 of one or two rows, got {_described(encoded)}")
+        if encoded.shape[1] < 2:
+            raise _malformed(f"name a worker, got {_described(encoded)}")
         (code, *live), *more = encoded.tolist()
         if not 0 <= code < len(POLICIES):
             raise _malformed(f"begin with a policy, 0..{len(POLICIES) - 1}, got {code}")
-        if not live or any(a >= b for a, b in zip([-1, *live], [*live, num_workers], strict=True)):
+        if any(a >= b for a, b in zip([-1, *live], [*live, num_workers], strict=True)):
             raise _malformed(f"name some of {num_workers} workers in ascending order, got {live}")
         if not more:
             return cls(POLICIES[code], tuple(live))

@@ -4,6 +4,7 @@ On a CPU one call decides; on a GPU three kernels do.
 """
 
 from dataclasses import replace
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -74,9 +75,14 @@ def _on_a_cpu(
         instance.data_ptr(),
         replica.data_ptr(),
         of_choice.data_ptr(),
-        library.scratch(lib.schedule_experts_scratch(num_experts, num_instances)),
+        library.scratch(_scratch_bytes(num_experts, num_instances)),
     )
     return Schedule(replica, instance, load, of_choice)
+
+
+@cache
+def _scratch_bytes(num_experts: int, num_instances: int) -> int:
+    return int(library.lib().schedule_experts_scratch(num_experts, num_instances))
 
 
 def _in_numpy(
