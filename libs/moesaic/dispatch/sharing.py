@@ -150,9 +150,11 @@ def decision_digest(
         served: of a ``Share``.
     """
     shape = (*topk_ids.shape, *served.shape)
-    digest = xxhash.xxh3_64(struct.pack(f"<QqdB{len(shape)}q", epoch, layer, threshold, len(shape), *shape))
-    digest.update(topk_ids.cpu().contiguous().numpy())
-    digest.update(served)
+    digest = xxhash.xxh3_64(
+        struct.pack(f"<QqdB{len(shape)}q", epoch, layer, threshold, len(shape), *shape)
+    )
+    digest.update(topk_ids.cpu().contiguous().numpy().data)
+    digest.update(served.data)
     return digest.intdigest()
 
 

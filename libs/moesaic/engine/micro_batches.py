@@ -26,7 +26,7 @@ def split(chunks: Sequence[Chunk], count: int) -> list[list[Chunk]]:
     for parts in range(min(count, total // LEAST_ROWS, len(chunks)), 1, -1):
         # A chunk belongs to the part that its middle falls into.
         part_of = [
-            int((end - num / 2) * parts / total)
+            (2 * end - num) * parts // (2 * total)
             for num, end in zip(rows, accumulate(rows), strict=True)
         ]
         cut = [
