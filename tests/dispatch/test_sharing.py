@@ -1,5 +1,6 @@
 """All workers of a dispatch share its experts out alike, and each choice has exactly one of them."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,13 +20,19 @@ CPU = torch.device("cpu")
 LAYER = 3
 
 
-def placement_of(slots: list[list[int]]) -> Placement:
+def placement_of(slots: list[list[int]], ridges: Sequence[int] = ()) -> Placement:
     return Placement(
         epoch=1,
         model_digest="",
         num_experts=NUM_EXPERTS,
         workers=[
-            PlacedWorker(worker_id=f"w{n}", generation=1, admin_address="", data_address="")
+            PlacedWorker(
+                worker_id=f"w{n}",
+                generation=1,
+                admin_address="",
+                data_address="",
+                ridge_rows=ridges[n] if ridges else 0,
+            )
             for n in range(len(slots))
         ],
         layers=[1, LAYER],
@@ -43,7 +50,8 @@ def placements(draw: st.DrawFn) -> Placement:
             slots[n].append(expert)
     for experts in slots:
         experts.extend(draw(st.lists(st.integers(-1, NUM_EXPERTS - 1), max_size=2)))
-    return placement_of([draw(st.permutations(experts)) for experts in slots])
+    ridges = draw(st.lists(st.sampled_from([0, 2, 4]), min_size=num_workers, max_size=num_workers))
+    return placement_of([draw(st.permutations(experts)) for experts in slots], ridges)
 
 
 batches = st.lists(
@@ -115,6 +123,20 @@ def test_loads_are_those_of_the_live_alone() -> None:
     share = Sharing(placement, LAYER, 2, "aebs", (0, 2), CPU).share(topk_ids, [5, 0], b"")
 
     assert share.load.tolist() == [5, 0, 2]
+
+
+@pytest.mark.parametrize(("ridges", "own"), [((4, 4), 3), ((4, 16), 3), ((16, 16), 2), ((4, 0), 2)])
+def test_rows_count_beyond_the_least_ridge_that_all_have_measured(
+    ridges: tuple[int, int], own: int
+) -> None:
+    placement = placement_of([[0, 1, 2, 3, 4, 5], [0, 1, 2, 3]], ridges)
+    # Expert 0 has thirteen choices, three others one each.
+    topk_ids = torch.tensor([[0, 1], [0, 2], [0, 3], *[[0, 0]] * 5], dtype=torch.int32)
+
+    share = Sharing(placement, LAYER, 0, "aebs", (0, 1), CPU).share(topk_ids, None, b"")
+
+    assert max(share.num_experts, 4 - share.num_experts) == own
+    assert share.num_experts + (share.served == 1).sum() == 4
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -25,9 +25,7 @@ def replicated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
 
 
 def metric(suite: Suite, process: str, name: str) -> float:
-    address = next(
-        p["metrics_address"] for p in suite.state()["processes"] if p["name"] == process
-    )
+    address = next(p["metrics_address"] for p in suite.state()["processes"] if p["name"] == process)
     lines = httpx.get(f"http://{address}/metrics", timeout=10).text.splitlines()
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.split(" ")[0] == name)
 

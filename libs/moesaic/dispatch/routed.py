@@ -39,10 +39,10 @@ log = structlog.get_logger()
 
 DIVERGENCES = Counter(
     "moesaic_gate_divergence_total",
-    "Layers whose expert workers chose different experts for the same rows",
+    "Layers whose expert workers decided differently about the same rows",
 )
 DIAL_TIMEOUT_S = 5.0
-MAX_SHARE = 1 << 20  # experts; what a reply says about loads is believed up to here
+MAX_SHARE = 1 << 30  # what a reply says about loads is believed up to here
 ROWS_PER_TIMEOUT = 512  # a larger batch may take longer, in proportion
 DIAL_BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)  # the last one repeats
 
@@ -61,7 +61,7 @@ class Route:
     encoded: dict[int, Tensor]  # the same as frames have them
     shares: dict[int, Tensor] = field(default_factory=dict)
     """By layer: what each worker of the placement had of the last batch whose replies said so, int64
-    ``[N]``, in experts."""
+    ``[N]``, as ``aebs`` counts."""
 
 
 def plan_route(

@@ -34,7 +34,9 @@ class Share:
 
     slot_ids: Tensor  # int32 [T, k], its own slots; -1: another worker's choice
     served: NDArray[np.int32]  # who serves: by expert [E], or by choice [T, k]
-    load: NDArray[np.int64]  # [N] what each has to do now, with what it had before
+    load: NDArray[
+        np.int64
+    ]  # [N] what each has to do now, with what it had before, as ``aebs`` counts
     num_experts: int  # distinct ones of its own
     most_experts: int  # of any worker
 
@@ -64,9 +66,9 @@ class Sharing:
         self._held = _by_placement(scheduling, held, placement, layer, live)
         self._replicas = torch.from_numpy(self._held).to(device)
         self._lives = torch.from_numpy(lives).to(device)
-        ones = memory_bound(num_workers)
+        costs = _costs(placement)
         self._costs = Costs(
-            torch.from_numpy(ones.weights).to(device), torch.from_numpy(ones.row).to(device)
+            torch.from_numpy(costs.weights).to(device), torch.from_numpy(costs.row).to(device)
         )
         self._no_load = torch.zeros(num_workers, dtype=torch.int64, device=device)
         self._unheld = torch.from_numpy((held < 0).all(axis=1))  # [E]
@@ -77,7 +79,8 @@ class Sharing:
 
         Args:
             topk_ids: int32 ``[T, k]``, contiguous.
-            load: of the live workers, in experts; None means that they have nothing else to do.
+            load: of the live workers, in the unit of ``Share.load``; None means that they have
+                nothing else to do.
             seed: the same for all who decide; what is random is drawn from it.
 
         Raises:
@@ -97,14 +100,14 @@ class Sharing:
         schedule = aebs.schedule_experts(
             topk_ids, replicas, self._lives, carried, self._costs, self._window
         )
-        loads: NDArray[np.int64] = schedule.load.cpu().numpy()
-        added = loads if load is None else loads - carried.cpu().numpy()
+        instance = schedule.instance.cpu().numpy()
+        counts = np.bincount(instance + 1, minlength=len(self._lives) + 1)[1:]
         return Share(
             schedule.replica_of_choice,
-            schedule.instance.cpu().numpy(),
-            loads,
-            int(added[self._worker_idx]),
-            int(added.max()),
+            instance,
+            schedule.load.cpu().numpy(),
+            int(counts[self._worker_idx]),
+            int(counts.max()),
         )
 
     def _spread(self, load: Sequence[int]) -> Tensor:
@@ -197,6 +200,20 @@ def _by_placement(
 def _only(held: NDArray[np.int32], instance: NDArray[np.int32]) -> NDArray[np.int32]:
     """Of each expert the replica on ``instance`` alone."""
     return np.where(np.arange(held.shape[1]) == instance[:, None], held, np.int32(NONE))
+
+
+def _costs(placement: Placement) -> Costs[NDArray[np.int64]]:
+    """In rows: an expert costs what its rows do, and no less than its weights.
+
+    The ridge is the least that any worker has measured: with one for all, experts with few rows cost
+    the same everywhere, and their schedule is the best there is. If one does not know, every expert
+    costs 1.
+    """
+    ridge = min(worker.ridge_rows for worker in placement.workers)
+    num_workers = len(placement.workers)
+    if not ridge:
+        return memory_bound(num_workers)
+    return Costs(np.full(num_workers, ridge, np.int64), np.ones(num_workers, np.int64))
 
 
 def _rng(seed: bytes) -> np.random.Generator:
