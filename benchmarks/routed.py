@@ -1,7 +1,10 @@
 """What choosing replicas batch by batch, and steps in parts, bring to a whole suite of processes.
 
-Suites of the demo model, each with three expert workers that have spare slots, run at once and take turns within each
-round, so that drift of the machine meets all of them. Their workers say how many experts they activated.
+First, in this process, how long the slowest of three expert workers computes, by the way in which replicas are chosen:
+what the others wait for. Recorded routing, the demo model's own experts, one thread.
+
+Then suites of the demo model, each with three expert workers that have spare slots, run at once and take turns within
+each round, so that drift of the machine meets all of them. Their workers say how many experts they activated.
 """
 
 import gzip
@@ -14,15 +17,38 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
+import torch
+from torch import Tensor
 
+from benchmarks.aebs_routing import recorded_layers
 from benchmarks.suite import DEMO, RunningSuite, running_suite
+from moesaic.dispatch.ridge import measure_ridge
+from moesaic.dispatch.sharing import Sharing
+from moesaic.dispatch.slots import SlotTable, load_table
+from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.messages.scheduling import ExpertScheduling
+from moesaic.models.checkpoint import Checkpoint
+from moesaic.models.config import ModelConfig, load_config
 from moesaic.models.tokenizer import Tokenizer
+from moesaic.placement.uniform import uniform
 
 TEXT = Path(__file__).parents[1] / "models/training/data/text/wikitext2.test.txt.gz"
 WORKERS, SLOTS = 3, 22  # every expert is on two workers, two on all three
-POLICIES = ("aebs", "static", "first", "random")
+COMPUTED: tuple[ExpertScheduling, ...] = (
+    "aebs",
+    "aebs-memory-bound",
+    "static",
+    "random",
+    "token-balanced",
+    "first",
+)
+SERVED = ("aebs", "aebs-memory-bound", "static", "random")
+ROWS = (8, 32, 128, 512)
+BATCHES = 6  # of each layer
+REPEATS = 4  # the fastest counts: what disturbed the others was somebody else
 SIDES: dict[str, dict[str, str]] = {
-    **{name: {"MOESAIC_EXPERT_SCHEDULING": name} for name in POLICIES},
+    **{name: {"MOESAIC_EXPERT_SCHEDULING": name} for name in SERVED},
     "aebs, 2 micro-batches": {"MOESAIC_MICRO_BATCHES": "2"},
 }
 SEQUENCES = (8, 32, 64)
@@ -40,7 +66,10 @@ def run(quick: bool) -> dict[str, Any]:
     """Every side, in turns."""
     rounds, tokens = (2, 16) if quick else (6, 32)
     prompts = _prompts(rounds * max(SEQUENCES))
-    figures: dict[str, Any] = {}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as workers have that share the cores
+    ridge, figures = _slowest_worker(2 if quick else BATCHES)
+    torch.set_num_threads(threads)
     with ExitStack() as running:
         flags = ("--experts", str(WORKERS), "--slots-per-layer", str(SLOTS))
         suites = {
@@ -66,6 +95,7 @@ def run(quick: bool) -> dict[str, Any]:
             "model": "demo",
             "expert_workers": WORKERS,
             "slots_per_layer": SLOTS,
+            "ridge_rows": ridge,
             "sides": SIDES,
             "prompt_tokens": PROMPT_TOKENS,
             "output_tokens": tokens,
@@ -75,6 +105,8 @@ def run(quick: bool) -> dict[str, Any]:
         },
         "figures": figures,
         "notes": [
+            "slowest_worker_us: the largest of three workers' times for one layer, mean over layers and batches; "
+            "ridge_rows: as measured here, what aebs reckons with",
             "most_activated: distinct experts on the worker that has most, mean over layers and batches; activated: "
             "mean over workers as well; scheduling_us: of one worker, for one batch of one layer",
             "tokens_per_s: over REST, prompts included; ratio: to aebs in the same round, median, least and largest",
@@ -82,6 +114,80 @@ def run(quick: bool) -> dict[str, Any]:
             *(["quick: fewer rounds and tokens, the same code path"] if quick else []),
         ],
     }
+
+
+def _slowest_worker(batches: int) -> tuple[int, dict[str, Any]]:
+    """The ridge, and what the slowest worker takes, by rows and policy."""
+    config, checkpoint, cpu = load_config(DEMO), Checkpoint(DEMO), torch.device("cpu")
+    ridge = measure_ridge(config, torch.float32, cpu)
+    placement = _placement(config, ridge)
+    wanted = {
+        n: {layer: placement.slots[at][n] for at, layer in enumerate(placement.layers)}
+        for n in range(WORKERS)
+    }
+    tables = {
+        n: load_table(checkpoint, config, slots, torch.float32, cpu).table
+        for n, slots in wanted.items()
+    }
+    rng, random = np.random.default_rng(0), torch.Generator().manual_seed(0)
+    sums: dict[int, dict[str, float]] = {rows: dict.fromkeys(COMPUTED, 0.0) for rows in ROWS}
+    for layer, chosen in zip(placement.layers, recorded_layers(8), strict=True):
+        everyone = tuple(range(WORKERS))
+        sharings = {
+            policy: [Sharing(placement, layer, n, policy, everyone, cpu) for n in everyone]
+            for policy in COMPUTED
+        }
+        for rows in ROWS * batches:
+            drawn = rng.choice(len(chosen), rows, replace=False)
+            topk_ids = torch.from_numpy(chosen[drawn].astype(np.int32))
+            hidden = torch.randn(rows, config.hidden_size, generator=random)
+            weights = torch.rand(topk_ids.shape, generator=random)
+            for policy in COMPUTED:
+                seconds = []
+                for n in everyone:
+                    slot_ids = sharings[policy][n].share(topk_ids, None, bytes([layer])).slot_ids
+                    seconds.append(_fastest_s(tables[n], layer, hidden, weights, slot_ids))
+                sums[rows][policy] += max(seconds)
+    count = batches * len(placement.layers)
+    figures = {
+        f"{rows}_rows": {policy: round(1e6 * total / count, 1) for policy, total in each.items()}
+        for rows, each in sums.items()
+    }
+    return ridge, {"slowest_worker_us": figures}
+
+
+def _fastest_s(
+    table: SlotTable, layer: int, hidden: Tensor, weights: Tensor, slot_ids: Tensor
+) -> float:
+    fastest_s = float("inf")
+    with torch.inference_mode():
+        for _ in range(REPEATS):
+            started = time.perf_counter()
+            table.compute_slots(layer, hidden, weights, slot_ids)
+            fastest_s = min(fastest_s, time.perf_counter() - started)
+    return fastest_s
+
+
+def _placement(config: ModelConfig, ridge: int) -> Placement:
+    """As the scheduler deals experts to new workers."""
+    layers = list(config.moe_layers)
+    return Placement(
+        epoch=1,
+        model_digest=config.digest,
+        num_experts=config.moe.num_experts,
+        workers=[
+            PlacedWorker(
+                worker_id=f"expert-{n}",
+                generation=1,
+                admin_address="",
+                data_address="",
+                ridge_rows=ridge,
+            )
+            for n in range(WORKERS)
+        ],
+        layers=layers,
+        slots=uniform(config.moe.num_experts, len(layers), [SLOTS] * WORKERS),
+    )
 
 
 def _prompts(count: int) -> list[list[int]]:

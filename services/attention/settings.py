@@ -81,9 +81,9 @@ class AttentionSettings(ModelSettings):
     )
     expert_scheduling: ExpertScheduling = Field(
         "aebs",
-        description="routed: how expert workers choose among replicas: so that the largest number of "
-        "activated experts is the least (aebs), by the placement alone (static; what --deterministic "
-        "needs), or in another way to compare with",
+        description="routed: how expert workers choose among replicas: so that none has much more to do "
+        "than others (aebs), by the placement alone (static; what --deterministic needs), or in another "
+        "way to compare with",
     )
     micro_batches: int = Field(
         1,

@@ -10,7 +10,9 @@ each reply carries a digest of what it decided, and if two differ the layer is a
 side's own choice of experts in the frame.
 
 Where several batches are under way at once, the later ones are shared out with regard to the
-earlier: their workers are taken to be still busy with what they had of that layer the last time.
+earlier: their workers are taken to be still busy with what they mostly have of that layer. (Of what
+a batch under way really is nothing is known here before its first reply. And the last batch alone
+says too little: it turned away from those that the one before it had filled.)
 """
 
 import asyncio
@@ -42,8 +44,10 @@ DIVERGENCES = Counter(
     "Layers whose expert workers decided differently about the same rows",
 )
 DIAL_TIMEOUT_S = 5.0
+CARRYING = ("aebs", "aebs-memory-bound")  # policies that ask what workers still have to do
 MAX_SHARE = 1 << 30  # what a reply says about loads is believed up to here
 ROWS_PER_TIMEOUT = 512  # a larger batch may take longer, in proportion
+NEWEST_WEIGHS = 1 / 8  # in the mean of what workers have of a layer
 DIAL_BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)  # the last one repeats
 
 WorkerKey = tuple[str, int, str]  # worker id, generation, data address
@@ -60,7 +64,7 @@ class Route:
     terms: dict[int, Terms]  # by layer, without loads
     encoded: dict[int, Tensor]  # the same as frames have them
     shares: dict[int, Tensor] = field(default_factory=dict)
-    """By layer: what each worker of the placement had of the last batch whose replies said so, int64
+    """By layer: what each worker of the placement mostly had of batches whose replies said so, float64
     ``[N]``, as ``aebs`` counts."""
 
 
@@ -190,11 +194,11 @@ class RoutedDispatcher:
         batch = (route, layer)
         ahead = [at for of, at in self._under_way if of is route]
         terms = route.encoded[layer]
-        if ahead and route.terms[layer].scheduling == "aebs":
-            busy = torch.zeros(len(route.placement.workers), dtype=torch.int64)
+        if ahead and route.terms[layer].scheduling in CARRYING:
+            busy = torch.zeros(len(route.placement.workers), dtype=torch.float64)
             for at in ahead:
                 busy += route.shares.get(at, 0)
-            load = tuple(busy[list(route.live)].tolist())
+            load = tuple(busy.round().long()[list(route.live)].tolist())
             terms = replace(route.terms[layer], load=load).encode()
         self._under_way.append(batch)
         try:
@@ -335,7 +339,9 @@ def _note_shares(route: Route, layer: int, terms: Tensor, replies: list[Frame]) 
     if len(terms) > 1:
         carried = torch.zeros(len(route.placement.workers), dtype=torch.int64)
         carried[list(route.live)] = terms[1, 1:]
-        route.shares[layer] = (replies[0].tensors[1][0] - carried).clamp(0, MAX_SHARE)
+        share = (replies[0].tensors[1][0] - carried).clamp(0, MAX_SHARE).double()
+        usual = route.shares.get(layer, share)
+        route.shares[layer] = usual + (share - usual) * NEWEST_WEIGHS
 
 
 def _key(worker: PlacedWorker) -> WorkerKey:

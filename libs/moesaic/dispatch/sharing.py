@@ -66,7 +66,7 @@ class Sharing:
         self._held = _by_placement(scheduling, held, placement, layer, live)
         self._replicas = torch.from_numpy(self._held).to(device)
         self._lives = torch.from_numpy(lives).to(device)
-        costs = _costs(placement)
+        costs = _costs(placement) if scheduling == "aebs" else memory_bound(num_workers)
         self._costs = Costs(
             torch.from_numpy(costs.weights).to(device), torch.from_numpy(costs.row).to(device)
         )
