@@ -185,3 +185,18 @@ def test_what_needs_compiled_kernels_is_refused_at_once_without_a_compiler(tmp_p
     assert run.returncode != 0
     assert flags[0] in run.stdout + run.stderr
     assert "install gcc" in run.stdout + run.stderr
+
+
+def test_an_answer_that_must_not_depend_on_its_company_needs_the_static_choice_of_replicas(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert AttentionSettings(model="m").scheduling == "aebs"
+    assert AttentionSettings(model="m", deterministic=True).scheduling == "static"
+
+    text = refusal(
+        capsys,
+        AttentionSettings,
+        *("--model", "m", "--deterministic", "--expert-scheduling", "aebs"),
+    )
+
+    assert "--expert-scheduling static" in text

@@ -199,7 +199,9 @@ async def _open_dispatcher(
             transports=settings.transports,
             own_address=settings.data.host,
         )
-        return network, RoutedDispatcher(network, gates, settings.expert_timeout_s)
+        return network, RoutedDispatcher(
+            network, gates, settings.expert_timeout_s, settings.scheduling
+        )
 
     network, dispatcher = await thread.run(connect())
     parts.push_async_callback(lambda: thread.run(network.close()))
@@ -237,6 +239,8 @@ async def _open_engine(
         settings.recovery_s,
         hasher,
         tell_blocks,
+        # Others have one batch of a step at a time, or would gain nothing.
+        settings.micro_batches if isinstance(dispatcher, RoutedDispatcher) else 1,
     )
 
 

@@ -5,6 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import CliDualFlag
 
+from moesaic.messages.scheduling import ExpertScheduling
 from moesaic.settings import ModelSettings
 
 
@@ -78,6 +79,19 @@ class AttentionSettings(ModelSettings):
         le=600,
         description="longest wait for one layer's answers to up to 512 rows; in proportion for more",
     )
+    expert_scheduling: ExpertScheduling = Field(
+        "aebs",
+        description="routed: how expert workers choose among replicas: so that none has much more to do "
+        "than others (aebs), by the placement alone (static; what --deterministic needs), or in another "
+        "way to compare with",
+    )
+    micro_batches: int = Field(
+        1,
+        ge=1,
+        le=8,
+        description="routed: parts of a step that run side by side, attention of one while others "
+        "wait for experts",
+    )
     recovery_s: float = Field(
         20.0,
         ge=0,
@@ -109,4 +123,15 @@ class AttentionSettings(ModelSettings):
             raise ValueError(f"--deterministic needs --device cpu, got {self.device}")
         if self.deterministic and self.dtype != "float32":
             raise ValueError(f"--deterministic needs --dtype float32, got {self.dtype}")
+        chosen = "expert_scheduling" in self.model_fields_set
+        if self.deterministic and chosen and self.expert_scheduling != "static":
+            raise ValueError(
+                "--deterministic needs --expert-scheduling static (or none), got "
+                f"{self.expert_scheduling}: who serves an expert would depend on all rows of a step"
+            )
         return self
+
+    @property
+    def scheduling(self) -> ExpertScheduling:
+        """How expert workers choose among replicas."""
+        return "static" if self.deterministic else self.expert_scheduling

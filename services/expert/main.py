@@ -15,6 +15,7 @@ from moesaic.cluster.lifecycle import run_service, stop_event
 from moesaic.cluster.own_addresses import own_addresses
 from moesaic.cluster.registry import next_generation, registered
 from moesaic.dispatch.host import ExpertHost
+from moesaic.dispatch.ridge import measure_ridge
 from moesaic.engine.thread import engine_thread
 from moesaic.kernels.native.library import require_library
 from moesaic.kernels.own_thread import on_own_thread
@@ -83,6 +84,16 @@ async def serve(settings: ExpertSettings) -> None:
         )
         admin_service.host = host
 
+        async def measure() -> int:
+            return measure_ridge(
+                config,
+                getattr(torch, settings.dtype),
+                torch.device(settings.device),
+                settings.quantization,
+            )
+
+        ridge_rows = await thread.run(measure())
+
         async def listen() -> tuple[UcxNetwork, str]:
             network = UcxNetwork(
                 worker_id,
@@ -115,6 +126,7 @@ async def serve(settings: ExpertSettings) -> None:
                     version=moesaic.__version__,
                     model_digest=config.digest,
                     slots_per_layer=slots,
+                    ridge_rows=ridge_rows,
                     num_experts=config.moe.num_experts,
                     layers=list(config.moe_layers),
                 ),
@@ -128,7 +140,11 @@ async def serve(settings: ExpertSettings) -> None:
         admin.status.set_state("ready")
         await lease.update(state=admin.status.state)  # it may have been told to drain meanwhile
         log.info(
-            "worker.ready", data_address=data_address, slots_per_layer=slots, generation=generation
+            "worker.ready",
+            data_address=data_address,
+            slots_per_layer=slots,
+            ridge_rows=ridge_rows,
+            generation=generation,
         )
         keeper = asyncio.create_task(_keep_house(host, admin))
         parts.callback(keeper.cancel)

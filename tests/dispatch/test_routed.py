@@ -11,18 +11,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from moesaic.dispatch.host import ExpertHost
+from moesaic.dispatch.host import ACTIVATED, MOST_ACTIVATED, ExpertHost
 from moesaic.dispatch.local import LocalDispatcher
 from moesaic.dispatch.routed import DIVERGENCES, RoutedDispatcher
+from moesaic.dispatch.terms import Terms
 from moesaic.errors import ExpertUnavailable, InvalidInput, NotReady, StaleEpoch
 from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.messages.scheduling import POLICIES, ExpertScheduling
 from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.config import load_config
 from moesaic.models.gate import Gate
-from moesaic.transport.frame import FrameLimits
+from moesaic.transport.frame import Frame, FrameKind, FrameLimits
 from moesaic.transport.inprocess import Hub, InProcessNetwork
 
 CPU, FP32 = torch.device("cpu"), torch.float32
+EVERYTHING = list(range(8))
 NUM_EXPERTS, NUM_LAYERS = 8, 3
 HALVES = [[0, 1, 2, 3], [4, 5, 6, 7]]
 
@@ -30,7 +33,13 @@ HALVES = [[0, 1, 2, 3], [4, 5, 6, 7]]
 class Cluster:
     """Expert hosts behind in-process networks, one routed dispatcher, and the local one as the reference."""
 
-    def __init__(self, model: Any, num_workers: int, slots: int = NUM_EXPERTS) -> None:
+    def __init__(
+        self,
+        model: Any,
+        num_workers: int,
+        slots: int = NUM_EXPERTS,
+        scheduling: ExpertScheduling = "aebs",
+    ) -> None:
         self.config, self.checkpoint = load_config(model.directory), Checkpoint(model.directory)
         self.hub, self.limits = Hub(), FrameLimits.of_hidden_size(self.config.hidden_size)
         self.hosts = [
@@ -44,7 +53,7 @@ class Cluster:
             for layer in self.config.moe_layers
         }
         self.client = self._network("attention-0")
-        self.routed = RoutedDispatcher(self.client, gates, timeout_s=2.0)
+        self.routed = RoutedDispatcher(self.client, gates, 2.0, scheduling)
         self.local = LocalDispatcher(self.checkpoint, self.config, FP32, CPU)
 
     def _network(self, worker_id: str) -> InProcessNetwork:
@@ -91,8 +100,13 @@ class Cluster:
 
 
 @asynccontextmanager
-async def cluster(model: Any, num_workers: int, slots: int = NUM_EXPERTS) -> AsyncIterator[Cluster]:
-    c = Cluster(model, num_workers, slots)
+async def cluster(
+    model: Any,
+    num_workers: int,
+    slots: int = NUM_EXPERTS,
+    scheduling: ExpertScheduling = "aebs",
+) -> AsyncIterator[Cluster]:
+    c = Cluster(model, num_workers, slots, scheduling)
     for host, network in zip(c.hosts, c.networks, strict=True):
         c.addresses.append(await network.listen("memory", 0, host.answer))
     try:
@@ -283,6 +297,156 @@ async def test_workers_that_choose_other_experts_are_caught_and_overruled(tiny_m
         await c.check()
 
         assert DIVERGENCES._value.get() == before + 1
+
+
+async def test_workers_that_choose_other_experts_are_overruled_with_replicas_too(
+    tiny_model: Any,
+) -> None:
+    async with cluster(tiny_model, 3) as c:
+        c.put_in_force(c.placement(1, EVERYTHING, [0, 1, 2, 3], [4, 5, 6, 7]))
+        crooked = c.hosts[2]._gates[1]
+        straight = crooked._linear
+        crooked._linear = lambda x: -straight(x)
+        before = DIVERGENCES._value.get()
+
+        await c.check()
+
+        assert DIVERGENCES._value.get() == before + 1
+
+
+@pytest.mark.parametrize("scheduling", POLICIES)
+async def test_every_policy_gives_the_sums_of_local_experts(
+    tiny_model: Any, scheduling: ExpertScheduling
+) -> None:
+    async with cluster(tiny_model, 3, scheduling=scheduling) as c:
+        c.put_in_force(c.placement(1, EVERYTHING, [0, 1, 2, 3], [7, 2, 5, 4, 6]))
+
+        for rows in (1, 5, 40):
+            await c.check(rows)
+
+
+async def test_replicas_share_the_experts_of_a_row_evenly(tiny_model: Any) -> None:
+    async with cluster(tiny_model, 2) as c:
+        c.put_in_force(c.placement(1, EVERYTHING, EVERYTHING))
+        before = ACTIVATED._sum.get(), MOST_ACTIVATED._value.get()
+
+        await c.check(1)
+
+        top_k = c.config.moe.top_k
+        assert top_k == 2
+        assert ACTIVATED._sum.get() - before[0] == NUM_LAYERS * top_k
+        # Each of the two workers has counted the larger half.
+        assert MOST_ACTIVATED._value.get() - before[1] == NUM_LAYERS * 2 * (top_k // 2)
+
+
+async def test_batches_under_way_together_are_shared_out_with_regard_to_each_other(
+    tiny_model: Any,
+) -> None:
+    async with cluster(tiny_model, 2) as c:
+        c.put_in_force(c.placement(1, EVERYTHING, EVERYTHING))
+        await c.check()
+        told: list[Terms] = []
+
+        def note(answer: Any) -> Any:
+            async def noting(request: Frame) -> Frame:
+                told.append(Terms.decode(request.tensors[1], 2))
+                return await answer(request)
+
+            return noting
+
+        for network, host in zip(c.networks, c.hosts, strict=True):
+            for link in network._links._served:
+                link._handler = note(host.answer)
+        step = c.routed.begin_step()
+        batches = [torch.randn(4, 32) for _ in range(3)]
+        for layer in range(2):
+            together = await asyncio.gather(
+                *(c.routed.dispatch(step, layer, rows) for rows in batches)
+            )
+        again = await asyncio.gather(*(c.routed.dispatch(step, 1, rows) for rows in batches))
+        await c.routed.dispatch(step, 1, batches[0])
+        c.routed.end_step(step)
+
+        assert c.routed._under_way == []
+        loads = [terms.load for terms in told]
+        # Of each layer for the first time: nothing is known, and the first has nobody before it.
+        assert loads[:12] == 2 * [None, None, (0, 0), (0, 0), (0, 0), (0, 0)]
+        assert loads[12:14] == [None, None]
+        assert all(load is not None and sum(load) > 0 for load in loads[14:18])
+        assert loads[14] == loads[15]
+        assert loads[16] == loads[17]
+        assert sum(loads[16]) == 2 * sum(loads[14])
+        assert loads[18:] == [None, None]
+        for rows, combined, more in zip(batches, together, again, strict=True):
+            expected = await c.local.dispatch(c.local.begin_step(), 1, rows)
+            torch.testing.assert_close(combined, expected, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(more, expected, rtol=1e-5, atol=1e-5)
+
+
+async def test_by_the_placement_alone_no_bit_of_a_row_depends_on_its_company(
+    tiny_model: Any,
+) -> None:
+    async with cluster(tiny_model, 3, scheduling="static") as c:
+        c.put_in_force(c.placement(1, EVERYTHING, [0, 1, 2, 3], [7, 2, 5, 4, 6]))
+        await asyncio.wait_for(c.routed.reachable(), 5)
+        step = c.routed.begin_step()
+        rows = torch.randn(24, 32)
+
+        whole = await c.routed.dispatch(step, 1, rows)
+        parts = await asyncio.gather(
+            *(c.routed.dispatch(step, 1, part) for part in rows.split([1, 6, 17]))
+        )
+
+        assert torch.equal(torch.cat(parts), whole)
+        c.routed.end_step(step)
+
+
+async def test_a_worker_without_a_share_answers_without_rows(tiny_model: Any) -> None:
+    async with cluster(tiny_model, 2) as c:
+        c.put_in_force(c.placement(1, EVERYTHING, EVERYTHING))
+        routing = [torch.ones(3, 2), torch.full((3, 2), 5, dtype=torch.int32)]
+        terms = Terms("aebs", (0, 1), (0, 9)).encode()
+        request = Frame(
+            kind=FrameKind.REQUEST, epoch=1, tensors=[torch.randn(3, 32), terms, *routing]
+        )
+
+        one, other = [await host.answer(request) for host in c.hosts]
+
+        assert one.digest == other.digest
+        assert [list(t.shape) for t in one.tensors] == [[3, 32], [1, 2]]
+        assert [list(t.shape) for t in other.tensors] == [[0, 32], [1, 2]]
+        assert one.tensors[1].tolist() == other.tensors[1].tolist() == [[1, 9]]
+
+
+ROUTING = [torch.ones(3, 2), torch.zeros(3, 2, dtype=torch.int32)]
+
+
+@pytest.mark.parametrize(
+    ("field", "tensors"),
+    [
+        ("tensors[1]", [torch.tensor([[0, 0, 7]])]),
+        ("tensors[1]", [torch.tensor([[0, 0, 1], [0, -3, 0]])]),
+        ("tensors[1]", [torch.tensor([[0, 1]], dtype=torch.int32)]),
+        ("tensors[2]", [Terms("aebs", (0,)).encode(), ROUTING[0][:2], ROUTING[1]]),
+        ("tensors[2]", [Terms("aebs", (0,)).encode(), ROUTING[0].double(), ROUTING[1]]),
+        ("tensors[3]", [Terms("aebs", (0,)).encode(), ROUTING[0], ROUTING[1][:, :1]]),
+        ("tensors[3]", [Terms("aebs", (0,)).encode(), ROUTING[0], ROUTING[1].long()]),
+        ("tensors[3]", [Terms("aebs", (0,)).encode(), ROUTING[0], ROUTING[1] + 8]),
+        ("tensors[3]", [Terms("aebs", (0,)).encode(), ROUTING[0], ROUTING[1] - 1]),
+        ("layer", [Terms("aebs", (0,)).encode(), ROUTING[0]]),
+    ],
+)
+async def test_a_request_that_is_none_is_refused_by_field(
+    tiny_model: Any, field: str, tensors: list[torch.Tensor]
+) -> None:
+    async with cluster(tiny_model, 2) as c:
+        c.put_in_force(c.placement(1, EVERYTHING, EVERYTHING))
+        request = Frame(kind=FrameKind.REQUEST, epoch=1, tensors=[torch.randn(3, 32), *tensors])
+
+        with pytest.raises(InvalidInput) as refused:
+            await c.hosts[0].answer(request)
+
+    assert refused.value.field == f"frame.{field}"
 
 
 def test_preparing_again_loads_nothing_and_a_move_loads_only_what_is_missing(

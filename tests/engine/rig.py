@@ -48,6 +48,7 @@ class FlakyDispatcher(LocalDispatcher):
 
     failures = 0
     gone = False
+    turns = 0  # of the event loop that a layer takes, as if its experts were elsewhere
 
     def __init__(self, *how: Any) -> None:
         super().__init__(*how)
@@ -63,6 +64,8 @@ class FlakyDispatcher(LocalDispatcher):
             self.failures -= 1
             raise ExpertUnavailable(layer, cause="test")
         self.asked.append((layer, len(hidden_states)))
+        for _ in range(self.turns):
+            await asyncio.sleep(0)
         return await super().dispatch(step, layer, hidden_states)
 
     async def reachable(self) -> None:
@@ -112,12 +115,22 @@ async def rig(
     recovery_s: float = 5.0,
     hasher: BlockHasher | None = HASHER,
     limits: Limits = LIMITS,
+    micro_batches: int = 1,
 ) -> AsyncIterator[Rig]:
     checkpoint, config = Checkpoint(tiny_model.directory), load_config(tiny_model.directory)
     decoder = Decoder.load(checkpoint, config, torch.float32, CPU)
     dispatcher = FlakyDispatcher(checkpoint, config, torch.float32, CPU)
     events: list[Event] = []
-    engine = Engine(decoder, dispatcher, limits, num_blocks, events.extend, recovery_s, hasher)
+    engine = Engine(
+        decoder,
+        dispatcher,
+        limits,
+        num_blocks,
+        events.extend,
+        recovery_s,
+        hasher,
+        micro_batches=micro_batches,
+    )
     running = asyncio.create_task(engine.run())
     try:
         yield Rig(engine, dispatcher, events)

@@ -14,7 +14,6 @@ from moesaic.placement.aebs import (
     expert_tokens,
     memory_bound,
     replica_table,
-    schedule_digest,
     schedule_experts,
 )
 from moesaic.placement.optimal_schedule import optimal_instances
@@ -243,57 +242,6 @@ def test_an_activated_expert_without_a_live_replica_is_refused() -> None:
     with pytest.raises(ExpertUnavailable, match="2 expert") as caught:
         schedule.require_served(7)
     assert caught.value.layer == 7
-
-
-@given(st.data(), st.data())
-def test_digests_are_equal_exactly_if_the_decisions_are(
-    batches: st.SearchStrategy, one: st.DataObject, other: st.DataObject
-) -> None:
-    described = []
-    for data in (one, other):
-        batch = data.draw(batches)
-        where = data.draw(
-            st.tuples(st.integers(0, 2), st.integers(0, 1), st.sampled_from([0.0, 1.0]))
-        )
-        instance = schedule_experts(batch.topk_ids, batch.replicas).instance
-        decision = (*where, batch.topk_ids.tolist(), batch.topk_ids.shape, instance.tolist())
-        described.append((decision, schedule_digest(*where, batch.topk_ids, instance)))
-
-    (a, digest_a), (b, digest_b) = described
-    assert (a == b) == (digest_a == digest_b)
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"epoch": 4},
-        {"layer": 3},
-        {"threshold": 0.5},
-        {"topk_ids": np.array([[1, 0]])},
-        {"topk_ids": np.array([[0], [1]])},
-        {"instance": np.array([0, 0], np.int32)},
-    ],
-)
-def test_a_digest_shows_every_difference_but_that_of_integer_types(changed: dict) -> None:
-    facts = {
-        "epoch": 3,
-        "layer": 2,
-        "threshold": 1.0,
-        "topk_ids": np.array([[0, 1]], np.int64),
-        "instance": np.array([0, 1], np.int32),
-    }
-
-    digest = schedule_digest(**facts)
-
-    assert digest == schedule_digest(**{**facts, "topk_ids": facts["topk_ids"].astype(np.int32)})
-    assert digest != schedule_digest(**{**facts, **changed})
-    assert 0 <= digest < 2**64
-
-
-def test_a_digest_stays_the_same_on_every_machine() -> None:
-    digest = schedule_digest(1, 2, 1.0, np.array([[0, 1]]), np.array([0, 1]))
-
-    assert digest == 0x20A792CEA81A521B
 
 
 def test_costs_of_memory_are_one_each() -> None:

@@ -5,36 +5,40 @@ import time
 from dataclasses import dataclass, replace
 
 import torch
-import xxhash
+from prometheus_client import Counter, Histogram
 from torch import Tensor
 
+from moesaic.dispatch.sharing import Sharing, decision_digest
 from moesaic.dispatch.slots import LoadResult, SlotTable, load_table
-from moesaic.errors import ExpertUnavailable, InvalidInput, NotReady, StaleEpoch
+from moesaic.dispatch.terms import Terms
+from moesaic.errors import InvalidInput, NotReady, StaleEpoch
 from moesaic.kernels.linear import Quantization
 from moesaic.messages.placement import EMPTY_SLOT, Placement
+from moesaic.messages.scheduling import ExpertScheduling
 from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.config import ModelConfig
 from moesaic.models.gate import load_gates
-from moesaic.placement.assignment import assign_holders
 from moesaic.transport.frame import Frame, FrameKind
 
-MAX_CACHED_ASSIGNMENTS = 4096  # one per layer and set of live workers
+MAX_SHARINGS = 4096  # kept; one per layer and set of live workers
 MAX_PAST_TENURES = 3  # each may hold a copy of what changed since
 RETIRE_AFTER_S = (
     10.0  # frames of earlier epochs are answered this long after a commit: longer than any step
 )
 
 
-def assignment_digest(topk_ids: Tensor, serving: Tensor) -> int:
-    """64 bits that two workers share only if they chose the same experts and the same holders.
-
-    Args:
-        topk_ids: int32 ``[T, k]``.
-        serving: int32 ``[E]``, the worker index that serves each expert.
-    """
-    digest = xxhash.xxh3_64(topk_ids.cpu().contiguous().numpy().tobytes())
-    digest.update(serving.numpy().tobytes())
-    return digest.intdigest()
+ACTIVATED = Histogram(
+    "moesaic_experts_activated",
+    "Distinct experts of a layer that this worker computed for one batch",
+    buckets=[0, 1, 2, 4, 8, 16, 32, 64, 128],
+)
+MOST_ACTIVATED = Counter(
+    "moesaic_experts_activated_max",
+    "The same of the worker that had most for that batch, added up over the batches",
+)
+SCHEDULING_S = Counter(
+    "moesaic_expert_scheduling_seconds", "Deciding which worker computes which experts"
+)
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ class ExpertHost:
         self._dtype, self._device, self._quantization = dtype, device, quantization
         self._gates = load_gates(checkpoint, config, dtype, device)
         self._tenures: dict[int, Tenure] = {}
-        self._serving_cache: dict[tuple[int, int, bytes], tuple[Tensor, Tensor]] = {}
+        self._sharings: dict[tuple[int, int, ExpertScheduling, tuple[int, ...]], Sharing] = {}
         self.epoch = 0  # in force
         self.rows_computed = 0
 
@@ -139,7 +143,7 @@ class ExpertHost:
             kept = {e: t for e, t in others.items() if e in past or e > epoch}
             self._tenures = {**kept, epoch: committed}
             self.epoch = epoch
-            self._serving_cache = {}
+            self._sharings = {}
 
     def abort(self, epoch: int) -> None:
         """Forget an epoch that was prepared and will not be committed; does nothing if it is in
@@ -174,10 +178,11 @@ class ExpertHost:
     async def answer(self, request: Frame) -> Frame:
         """Compute this worker's share of one layer for one batch.
 
-        The request's tensors are hidden states ``[T, H]``; then int32 ``[1, n]``, the live workers'
-        indices; then, only if the sender has gated itself, float32 ``[T, k]`` weights and int32
-        ``[T, k]`` ids. The reply's tensor is the partial sum ``[T, H]``, its digest that of the
-        assignment.
+        The request's tensors are hidden states ``[T, H]``; then ``Terms``; then, only if the sender
+        has gated itself, float32 ``[T, k]`` weights and int32 ``[T, k]`` ids. The reply's first
+        tensor is the partial sum ``[T, H]``, with no rows if no expert of the batch is served here;
+        the second, if the terms have loads, what each worker of the placement has to do now, int64
+        ``[1, N]``. Its digest is that of what was decided about all workers.
         """
         tenure = self._tenures.get(request.epoch)
         if tenure is None:
@@ -186,48 +191,68 @@ class ExpertHost:
             raise InvalidInput(
                 "frame.layer", f"no MoE layer {request.layer} with {len(request.tensors)} tensors"
             )
-        hidden, live = request.tensors[0], request.tensors[1]
+        hidden = request.tensors[0]
         if hidden.shape[1] != self._config.hidden_size:
             raise InvalidInput(
                 "frame.tensors", f"hidden size is {self._config.hidden_size}, got {hidden.shape[1]}"
             )
-        if len(request.tensors) == 4:
-            topk_weights, topk_ids = request.tensors[2], request.tensors[3]
+        topk_weights, topk_ids = self._routing(request)
+        started = time.perf_counter()
+        terms, sharing = self._sharing(tenure, request)
+        seed = request.request_id + request.layer.to_bytes(4, "little", signed=True)
+        share = sharing.share(topk_ids, terms.load, seed)
+        SCHEDULING_S.inc(time.perf_counter() - started)
+        ACTIVATED.observe(share.num_experts)
+        MOST_ACTIVATED.inc(share.most_experts)
+        if share.num_experts:
+            partial = tenure.table.compute_slots(
+                request.layer, hidden.to(self._device), topk_weights, share.slot_ids
+            ).cpu()
         else:
-            topk_weights, topk_ids = self._gates[request.layer](hidden.to(self._device))
-        serving, mine = self._serving(tenure, request.layer, live)
-        missing = serving[topk_ids.long().cpu()] < 0
-        if bool(missing.any()):
-            raise ExpertUnavailable(request.layer, len(set(topk_ids.cpu()[missing].tolist())))
-        partial = tenure.table.compute(
-            request.layer, hidden.to(self._device), topk_weights, topk_ids, mine
-        )
+            partial = hidden.new_empty(0, hidden.shape[1], dtype=torch.float32)
         self.rows_computed += hidden.shape[0]
+        loads = [] if terms.load is None else [torch.from_numpy(share.load)[None]]
         return Frame(
             kind=FrameKind.REPLY,
             request_id=request.request_id,
             epoch=request.epoch,
             layer=request.layer,
             seq=request.seq,
-            digest=assignment_digest(topk_ids, serving),
-            tensors=[partial.cpu()],
+            digest=decision_digest(
+                request.epoch, request.layer, request.threshold, topk_ids, share.served
+            ),
+            tensors=[partial, *loads],
         )
 
-    def _serving(self, tenure: Tenure, layer: int, live: Tensor) -> tuple[Tensor, Tensor]:
-        key = (tenure.placement.epoch, layer, live.numpy().tobytes())
-        found = self._serving_cache.get(key)
+    def _routing(self, request: Frame) -> tuple[Tensor, Tensor]:
+        """The weights and ids of each row's experts: the sender's own, or this gate's."""
+        hidden = request.tensors[0]
+        if len(request.tensors) == 2:
+            return self._gates[request.layer](hidden.to(self._device))
+        topk_weights, topk_ids = request.tensors[2:]
+        shape = (hidden.shape[0], self._config.moe.top_k)
+        for name, tensor, dtype in (
+            ("frame.tensors[2]", topk_weights, torch.float32),
+            ("frame.tensors[3]", topk_ids, torch.int32),
+        ):
+            if tensor.shape != shape or tensor.dtype != dtype:
+                raise InvalidInput(name, f"must be {dtype} {list(shape)}")
+        num_experts = self._config.moe.num_experts
+        if bool(((topk_ids < 0) | (topk_ids >= num_experts)).any()):
+            raise InvalidInput("frame.tensors[3]", f"must have experts in 0..{num_experts - 1}")
+        return topk_weights.to(self._device), topk_ids.to(self._device)
+
+    def _sharing(self, tenure: Tenure, request: Frame) -> tuple[Terms, Sharing]:
+        """What the request says about sharing, and what was derived from that before: all but the
+        loads is the same for many batches."""
+        placement, layer = tenure.placement, request.layer
+        terms = Terms.decode(request.tensors[1], len(placement.workers))
+        key = placement.epoch, layer, terms.scheduling, terms.live
+        found = self._sharings.get(key)
         if found is None:
-            placement = tenure.placement
-            serving = torch.from_numpy(
-                assign_holders(
-                    placement.holders(layer), len(placement.workers), live.flatten().tolist()
-                )
+            if len(self._sharings) >= MAX_SHARINGS:
+                self._sharings = {}
+            found = self._sharings[key] = Sharing(
+                placement, layer, tenure.worker_idx, terms.scheduling, terms.live, self._device
             )
-            served = (serving == tenure.worker_idx).tolist()
-            mine = tenure.table.slot_of_expert(layer, placement.num_experts, served).to(
-                self._device
-            )
-            if len(self._serving_cache) >= MAX_CACHED_ASSIGNMENTS:
-                self._serving_cache = {}
-            found = self._serving_cache[key] = (serving, mine)
-        return found
+        return terms, found

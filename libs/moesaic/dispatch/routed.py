@@ -1,18 +1,26 @@
 """``routed``: rows go to the expert workers, which gate them, compute their shares, and send
 partial sums back.
 
-Direct sends: every attention worker to every expert worker that serves an expert of the layer
+Direct sends: every attention worker to every expert worker that may serve an expert of the layer
 (JANUS section 3.2 calls this the strawman; it is what the two-phase exchange is measured against).
 The gate runs on the expert side, so a request frame carries the hidden states once and no routing
-(JANUS section 3.3). That is only right if all workers choose the same experts: each reply carries a
-digest of its choice, and if two differ the layer is asked again with this side's own choice in the
-frame.
+(JANUS section 3.3); so does the choice among replicas, for which the frame says by which policy it
+is made, who lives and what they still have to do. That is only right if all workers decide alike:
+each reply carries a digest of what it decided, and if two differ the layer is asked again with this
+side's own choice of experts in the frame.
+
+Where several batches are under way at once, the later ones are shared out with regard to the
+earlier: their workers are taken to be still busy with what they mostly have of that layer. (Of what
+a batch under way really is nothing is known here before its first reply. And the last batch alone
+says too little: it turned away from those that the one before it had filled.)
 """
 
 import asyncio
 import itertools
 import os
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 
 import structlog
 import torch
@@ -20,10 +28,12 @@ from prometheus_client import Counter
 from torch import Tensor
 
 from moesaic.dispatch.contract import Step
+from moesaic.dispatch.sharing import has_choice, serving_workers
+from moesaic.dispatch.terms import Terms
 from moesaic.errors import ExpertUnavailable, MoesaicError, NotReady, StaleEpoch
 from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.messages.scheduling import ExpertScheduling
 from moesaic.models.gate import Gate
-from moesaic.placement.assignment import NO_HOLDER, assign_holders
 from moesaic.transport.contract import Link, Network
 from moesaic.transport.frame import Frame, FrameKind
 
@@ -31,51 +41,73 @@ log = structlog.get_logger()
 
 DIVERGENCES = Counter(
     "moesaic_gate_divergence_total",
-    "Layers whose expert workers chose different experts for the same rows",
+    "Layers whose expert workers decided differently about the same rows",
 )
 DIAL_TIMEOUT_S = 5.0
+CARRYING = ("aebs", "aebs-memory-bound")  # policies that ask what workers still have to do
+MAX_SHARE = 1 << 30  # what a reply says about loads is believed up to here
 ROWS_PER_TIMEOUT = 512  # a larger batch may take longer, in proportion
+NEWEST_WEIGHS = 1 / 8  # in the mean of what workers have of a layer
 DIAL_BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)  # the last one repeats
 
 WorkerKey = tuple[str, int, str]  # worker id, generation, data address
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Route:
     """A placement with the workers that can be reached now."""
 
     placement: Placement
     live: tuple[int, ...]  # indices into placement.workers
     links: dict[int, Link]  # by index
-    targets: dict[
-        int, tuple[int, ...]
-    ]  # layer -> indices of workers that serve at least one of its experts
+    targets: dict[int, tuple[int, ...]]  # layer -> indices of workers that may serve its experts
+    terms: dict[int, Terms]  # by layer, without loads
+    encoded: dict[int, Tensor]  # the same as frames have them
+    shares: dict[int, Tensor] = field(default_factory=dict)
+    """By layer: what each worker of the placement mostly had of batches whose replies said so, float64
+    ``[N]``, as ``aebs`` counts."""
 
 
-def plan_route(placement: Placement, links: dict[int, Link]) -> Route | None:
-    """Assign every expert of every layer to a live worker; None if some expert has none."""
+def plan_route(
+    placement: Placement, links: dict[int, Link], scheduling: ExpertScheduling = "aebs"
+) -> Route | None:
+    """Find for every layer who may serve its experts; None if some expert has nobody.
+
+    Where no expert has two live replicas there is nothing to schedule, and nobody tries.
+    """
     live = tuple(sorted(links))
-    targets = {}
+    targets, terms = {}, {}
     for layer in placement.layers:
-        serving = assign_holders(placement.holders(layer), len(placement.workers), live)
-        if (serving == NO_HOLDER).any():
+        policy = scheduling if has_choice(placement, layer, live) else "static"
+        serving = serving_workers(placement, layer, policy, live)
+        if serving is None:
             return None
-        targets[layer] = tuple(sorted(set(serving.tolist())))
-    return Route(placement, live, links, targets)
+        targets[layer], terms[layer] = serving, Terms(policy, live)
+    encoded = {layer: each.encode() for layer, each in terms.items()}
+    return Route(placement, live, links, targets, terms, encoded)
 
 
 class RoutedDispatcher:
     """Keeps links to the placed expert workers and sends each layer's rows to them."""
 
-    def __init__(self, network: Network, gates: dict[int, Gate], timeout_s: float) -> None:
+    def __init__(
+        self,
+        network: Network,
+        gates: dict[int, Gate],
+        timeout_s: float,
+        scheduling: ExpertScheduling = "aebs",
+    ) -> None:
         """Use ``network`` for tensors.
 
         Args:
             network: of this engine thread.
             gates: by decoder layer; asked only if expert workers disagree.
             timeout_s: longest wait for one layer's replies to a batch of up to 512 rows.
+            scheduling: how expert workers choose among replicas.
         """
         self._network, self._gates, self._timeout_s = network, gates, timeout_s
+        self._scheduling: ExpertScheduling = scheduling
+        self._under_way: list[tuple[Route, int]] = []  # batches that wait for replies: their layers
         self._newest: Placement | None = None  # what to switch to
         self._in_use: Placement | None = None  # what serves until the newest can
         self._pinned: dict[bytes, Placement] = {}  # by steps that have not ended
@@ -129,32 +161,53 @@ class RoutedDispatcher:
             await self._changed.wait()
 
     async def dispatch(self, step: Step, layer: int, hidden_states: Tensor) -> Tensor:
-        """See ``Dispatcher.dispatch``."""
-        replies = await self._ask(step, layer, [hidden_states.cpu()])
-        if len({reply.digest for reply in replies}) > 1:
-            DIVERGENCES.inc()
-            log.warning(
-                "gate.diverged",
-                layer=layer,
-                epoch=step.epoch,
-                digests=[hex(r.digest) for r in replies],
-            )
-            topk_weights, topk_ids = self._gates[layer](hidden_states)
-            replies = await self._ask(
-                step, layer, [hidden_states.cpu(), topk_weights.cpu(), topk_ids.cpu()]
-            )
-            if len({reply.digest for reply in replies}) > 1:  # not over the gate, then
-                raise ExpertUnavailable(layer, cause="its workers hold different placements")
-        combined = replies[0].tensors[0].float()
-        for reply in replies[
-            1:
-        ]:  # in the order of the placement's workers: the sum does not depend on who was first
-            combined = combined + reply.tensors[0]
+        """See ``Dispatcher.dispatch``. Batches of one step may be under way together."""
+        route: Route = step.route
+        rows = hidden_states.cpu()
+        with self._terms(route, layer) as terms:
+            replies = await self._ask(step, layer, [rows, terms])
+            if len({reply.digest for reply in replies}) > 1:
+                DIVERGENCES.inc()
+                log.warning(
+                    "gate.diverged",
+                    layer=layer,
+                    epoch=step.epoch,
+                    digests=[hex(r.digest) for r in replies],
+                )
+                topk_weights, topk_ids = self._gates[layer](hidden_states)
+                routing = [topk_weights.cpu(), topk_ids.cpu()]
+                replies = await self._ask(step, layer, [rows, terms, *routing])
+                if len({reply.digest for reply in replies}) > 1:  # not over the gate, then
+                    raise ExpertUnavailable(layer, cause="its workers hold different placements")
+            _note_shares(route, layer, terms, replies)
+        # In the order of the placement's workers: the sum does not depend on who was first. It begins
+        # with zeros, so that not even a zero's sign depends on who had nothing to add.
+        combined = torch.zeros(rows.shape, dtype=torch.float32)
+        for reply in replies:
+            if len(reply.tensors[0]):
+                combined += reply.tensors[0]
         return combined.to(hidden_states.device, hidden_states.dtype)
+
+    @contextmanager
+    def _terms(self, route: Route, layer: int) -> Iterator[Tensor]:
+        """What a batch's frames say about sharing; meanwhile it counts as under way."""
+        batch = (route, layer)
+        ahead = [at for of, at in self._under_way if of is route]
+        terms = route.encoded[layer]
+        if ahead and route.terms[layer].scheduling in CARRYING:
+            busy = torch.zeros(len(route.placement.workers), dtype=torch.float64)
+            for at in ahead:
+                busy += route.shares.get(at, 0)
+            load = tuple(busy.round().long()[list(route.live)].tolist())
+            terms = replace(route.terms[layer], load=load).encode()
+        self._under_way.append(batch)
+        try:
+            yield terms
+        finally:
+            self._under_way.remove(batch)
 
     async def _ask(self, step: Step, layer: int, tensors: list[Tensor]) -> list[Frame]:
         route: Route = step.route
-        live = torch.tensor([route.live], dtype=torch.int32)
         calls = [
             (
                 route.links[idx],
@@ -164,7 +217,7 @@ class RoutedDispatcher:
                     epoch=step.epoch,
                     layer=layer,
                     seq=next(self._seq),
-                    tensors=[tensors[0], live, *tensors[1:]],
+                    tensors=list(tensors),
                 ),
             )
             for idx in route.targets[layer]
@@ -186,7 +239,7 @@ class RoutedDispatcher:
                     cause=str(outcome),
                 )
                 raise ExpertUnavailable(layer, cause=f"{link.peer}: {outcome.code}") from outcome
-            if not outcome.tensors or outcome.tensors[0].shape != tensors[0].shape:
+            if not _answers(outcome, tensors, len(route.placement.workers)):
                 link.discard("reply has another shape")
                 raise ExpertUnavailable(layer, cause=f"{link.peer}: reply has another shape")
             replies.append(outcome)
@@ -209,7 +262,7 @@ class RoutedDispatcher:
                 for idx, w in enumerate(placement.workers)
                 if (link := self._link_to(w)) is not None
             }
-            route = plan_route(placement, links)
+            route = plan_route(placement, links, self._scheduling)
             if route is not None:
                 if self._in_use is not placement:
                     log.info("route.switched", epoch=placement.epoch, workers=len(route.live))
@@ -271,6 +324,24 @@ class RoutedDispatcher:
         for link in self._links.values():
             link.discard("closing")
         self._links = {}
+
+
+def _answers(reply: Frame, request: list[Tensor], num_workers: int) -> bool:
+    """Whether a reply has the tensors that ``request`` asks for: a partial sum of all rows, or of
+    none; and what each worker has to do, if the terms have loads."""
+    rows, terms = request[:2]
+    shapes = [list(tensor.shape) for tensor in reply.tensors]
+    loads = [[1, num_workers]] if len(terms) > 1 else []
+    return shapes in ([list(rows.shape), *loads], [[0, rows.shape[1]], *loads])
+
+
+def _note_shares(route: Route, layer: int, terms: Tensor, replies: list[Frame]) -> None:
+    if len(terms) > 1:
+        carried = torch.zeros(len(route.placement.workers), dtype=torch.int64)
+        carried[list(route.live)] = terms[1, 1:]
+        share = (replies[0].tensors[1][0] - carried).clamp(0, MAX_SHARE).double()
+        usual = route.shares.get(layer, share)
+        route.shares[layer] = usual + (share - usual) * NEWEST_WEIGHS
 
 
 def _key(worker: PlacedWorker) -> WorkerKey:

@@ -86,12 +86,19 @@ class SlotTable:
         Returns:
             float32 ``[T, H]``.
         """
+        slot_ids = topk_ids.to(hidden_states.device)
+        if mine is not None:
+            slot_ids = mine.index_select(0, slot_ids.flatten()).view(topk_ids.shape)
+        return self.compute_slots(layer, hidden_states, topk_weights, slot_ids)
+
+    def compute_slots(
+        self, layer: int, hidden_states: Tensor, topk_weights: Tensor, slot_ids: Tensor
+    ) -> Tensor:
+        """As ``compute``, with the slot of each choice, int32 or int64 ``[T, k]``, -1 where another
+        process serves it."""
         slots = self.layers[layer]
         if hidden_states.is_cuda:
-            return _compute_on_gpu(hidden_states, topk_weights, topk_ids, mine, slots)
-        slot_ids = topk_ids
-        if mine is not None:
-            slot_ids = mine.index_select(0, topk_ids.flatten()).view(topk_ids.shape)
+            return _compute_on_gpu(hidden_states, topk_weights, slot_ids, slots)
         if slots.packed is not None:
             return slots.packed.compute(hidden_states, topk_weights, slot_ids.to(torch.int32))
         return grouped_experts(hidden_states, topk_weights, slot_ids, slots.mlps)
@@ -107,22 +114,15 @@ class SlotTable:
 
 
 def _compute_on_gpu(
-    hidden_states: Tensor,
-    topk_weights: Tensor,
-    topk_ids: Tensor,
-    mine: Tensor | None,
-    slots: LayerSlots,
+    hidden_states: Tensor, topk_weights: Tensor, slot_ids: Tensor, slots: LayerSlots
 ) -> Tensor:
     from moesaic.kernels import grouped_experts_triton
 
     if all(mlp is None for mlp in slots.mlps):
         return hidden_states.new_zeros(hidden_states.shape, dtype=torch.float32)
-    device = hidden_states.device  # weights and ids that another process chose arrive on the host
-    slot_ids = topk_ids.to(device).long()
-    if mine is not None:
-        slot_ids = mine[slot_ids]
+    device = hidden_states.device  # weights that another process chose arrive on the host
     return grouped_experts_triton.grouped_experts(
-        hidden_states, topk_weights.to(device), slot_ids, slots.on_gpu
+        hidden_states, topk_weights.to(device), slot_ids.long(), slots.on_gpu
     )
 
 

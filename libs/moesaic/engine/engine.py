@@ -7,6 +7,9 @@ An expert worker that is lost does not fail requests at once: nothing of the fai
 the same rows are run again when the experts can be reached. A request gives up at its own deadline,
 or after ``recovery_s`` without progress.
 
+A step may be cut into micro-batches, whose passes run side by side: while one waits for its experts,
+another computes its attention. Together they succeed or fail, like the step that they are.
+
 A slice of a sweep is a step too, of one layer: it pins a placement of its own, so a sweep goes on
 through changes of the placement.
 """
@@ -24,6 +27,7 @@ from moesaic.engine import metrics
 from moesaic.engine.batching import Batcher, Plan, Tally
 from moesaic.engine.blocks import BLOCK_SIZE
 from moesaic.engine.limits import Limits
+from moesaic.engine.micro_batches import run_together, split
 from moesaic.engine.progress import Progress
 from moesaic.engine.requests import Event, FailureEvent, Request, RequestKey
 from moesaic.engine.sequences import Chunk, Work
@@ -68,15 +72,18 @@ class Engine:
         recovery_s: float,
         hasher: BlockHasher | None = None,
         tell_blocks: TellBlocks = lambda stored, evicted: None,
+        micro_batches: int = 1,
     ) -> None:
         """``hasher`` turns the prefix cache on; ``tell_blocks`` is then called with what changed in
-        it, before the events of the same step are told."""
+        it, before the events of the same step are told. Steps are cut into up to ``micro_batches``,
+        if the dispatcher can have several batches of a step under way."""
         self._decoder, self._dispatcher = decoder, dispatcher
         self._cache = decoder.new_kv_cache(num_blocks, BLOCK_SIZE)
         self._area = SweepArea(decoder, limits.sweep_blocks, BLOCK_SIZE)
         self.batcher = Batcher(limits, num_blocks, hasher, decoder.config.num_layers)
         self._progress = Progress(self.batcher)
         self._emit, self._tell_blocks, self._recovery_s = emit, tell_blocks, recovery_s
+        self._micro_batches = micro_batches
         self._work_came = asyncio.Event()
         self._epoch = 0
 
@@ -161,10 +168,18 @@ class Engine:
         self._emit(events)
 
     async def _compute_plan(self, step: Step, plan: Plan, events: list[Event]) -> None:
-        batch = _to_batch(plan.chunks)
         self._cache.copy_blocks(plan.copies)
-        logits = await self._decoder.forward(batch, self._cache, self._moe_of(step))
+        parts = split(plan.chunks, self._micro_batches)
+        metrics.MICRO_BATCHES.inc(len(parts))
+        if len(parts) == 1:
+            logits = await self._forward(_to_batch(plan.chunks), self._moe_of(step))
+        else:
+            batches = [_to_batch(part) for part in parts]
+            logits = torch.cat(await run_together(self._forward, batches, self._moe_of(step)))
         self._progress.advance(plan.chunks, logits, step.epoch, events)
+
+    async def _forward(self, batch: StepBatch, moe: MoELayer) -> torch.Tensor:
+        return await self._decoder.forward(batch, self._cache, moe)
 
     async def _compute_slice(self, step: Step, piece: Slice, events: list[Event]) -> None:
         if piece.chunks:

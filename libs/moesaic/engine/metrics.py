@@ -13,6 +13,9 @@ STEP_ROWS = Histogram(
 STEP_RETRIES = Counter(
     "moesaic_step_retries_total", "Forward passes that failed and were run again"
 )
+MICRO_BATCHES = Counter(
+    "moesaic_step_micro_batches", "Parts of forward passes that ran side by side, those of one too"
+)
 SLICE_SECONDS = Histogram(
     "moesaic_sweep_slice_seconds",
     "Duration of some rows' way through one layer, for scoring that stores no KV",

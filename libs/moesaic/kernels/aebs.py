@@ -1,13 +1,28 @@
-"""Activated-expert-balanced scheduling on tensors; ``moesaic.placement.aebs`` says what it decides."""
+"""Activated-expert-balanced scheduling on tensors; ``moesaic.placement.aebs`` says what it decides.
+
+On a CPU one call decides; on a GPU three kernels do.
+"""
+
+from dataclasses import replace
+from functools import cache
 
 import torch
 from torch import Tensor
 
+from moesaic.kernels.native import library
+from moesaic.placement import aebs
 from moesaic.placement.aebs import NONE, UNAVAILABLE, Costs, Schedule
+
+EVERY_REPLICA = (0, 2**31 - 1)
 
 
 def schedule_experts(
-    topk_ids: Tensor, replicas: Tensor, live: Tensor, load: Tensor, costs: Costs[Tensor]
+    topk_ids: Tensor,
+    replicas: Tensor,
+    live: Tensor,
+    load: Tensor,
+    costs: Costs[Tensor],
+    window: tuple[int, int] = EVERY_REPLICA,
 ) -> Schedule[Tensor]:
     """As ``moesaic.placement.aebs.schedule_experts``, to the last integer; on a GPU without waiting.
 
@@ -17,12 +32,80 @@ def schedule_experts(
         live: bool ``[N]``.
         load: int64 ``[N]``, what each still has to do. Not changed.
         costs: int64 ``[N]`` each.
+        window: ``(first, end)``; then ``replica_of_choice`` counts from ``first``, and is -1 for
+            replicas outside: with those of one instance, its slots.
     """
     if topk_ids.is_cuda:
         from moesaic.kernels import aebs_triton as kernel
 
-        return kernel.schedule_experts(topk_ids, replicas, live, load, costs)
-    return schedule_experts_reference(topk_ids, replicas, live, load, costs)
+        schedule = kernel.schedule_experts(topk_ids, replicas, live, load, costs)
+        return _within(schedule, window)
+    if library.library() is None:
+        return _within(_in_numpy(topk_ids, replicas, live, load, costs), window)
+    return _on_a_cpu(topk_ids, replicas, live, load, costs, window)
+
+
+def _on_a_cpu(
+    topk_ids: Tensor,
+    replicas: Tensor,
+    live: Tensor,
+    load: Tensor,
+    costs: Costs[Tensor],
+    window: tuple[int, int],
+) -> Schedule[Tensor]:
+    lib = library.lib()
+    num_experts, num_instances = replicas.shape
+    if topk_ids.dtype != torch.int32:
+        topk_ids = topk_ids.clamp(-1, num_experts).int()
+    load = load.clone()
+    instance = torch.empty(num_experts, dtype=torch.int32)
+    replica = torch.empty(num_experts, dtype=torch.int32)
+    of_choice = torch.empty(topk_ids.shape, dtype=torch.int32)
+    lib.schedule_experts(
+        topk_ids.data_ptr(),
+        topk_ids.numel(),
+        replicas.data_ptr(),
+        num_experts,
+        num_instances,
+        live.data_ptr(),
+        costs.weights.data_ptr(),
+        costs.row.data_ptr(),
+        load.data_ptr(),
+        *window,
+        instance.data_ptr(),
+        replica.data_ptr(),
+        of_choice.data_ptr(),
+        library.scratch(_scratch_bytes(num_experts, num_instances)),
+    )
+    return Schedule(replica, instance, load, of_choice)
+
+
+@cache
+def _scratch_bytes(num_experts: int, num_instances: int) -> int:
+    return int(library.lib().schedule_experts_scratch(num_experts, num_instances))
+
+
+def _in_numpy(
+    topk_ids: Tensor, replicas: Tensor, live: Tensor, load: Tensor, costs: Costs[Tensor]
+) -> Schedule[Tensor]:
+    decided = aebs.schedule_experts(
+        topk_ids.numpy(),
+        replicas.numpy(),
+        live=live.numpy(),
+        load=load.numpy(),
+        costs=Costs(costs.weights.numpy(), costs.row.numpy()),
+    )
+    arrays = decided.replica, decided.instance, decided.load, decided.replica_of_choice
+    return Schedule(*map(torch.from_numpy, arrays))
+
+
+def _within(schedule: Schedule[Tensor], window: tuple[int, int]) -> Schedule[Tensor]:
+    if window == EVERY_REPLICA:
+        return schedule
+    first, end = window
+    of_choice = schedule.replica_of_choice
+    inside = (of_choice >= first) & (of_choice < end)
+    return replace(schedule, replica_of_choice=torch.where(inside, of_choice - first, NONE))
 
 
 def schedule_experts_reference(

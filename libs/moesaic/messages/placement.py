@@ -12,6 +12,7 @@ class PlacedWorker(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
     admin_address: str
     data_address: str
+    ridge_rows: int = 0  # rows of an expert that take as long as its weights; 0: not known
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True, tag="placement.v1"):

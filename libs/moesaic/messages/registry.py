@@ -27,6 +27,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="worker.v1"):
     version: str = ""
     model_digest: str = ""
     slots_per_layer: int = 0  # expert workers: capacity
+    ridge_rows: int = 0  # expert workers: rows of an expert that take as long as its weights
     num_experts: int = 0  # expert workers: experts per layer of the model they have
     layers: list[int] = []  # expert workers: the decoder layers that have experts
     dispatch: str = ""  # attention workers: local, routed, gathered or all-to-all

@@ -6,8 +6,6 @@ counts is kept small. Nothing is random and every tie is broken by id: all who s
 decide alike, and need not ask each other. ``moesaic.kernels.aebs`` does the same on tensors.
 """
 
-import hashlib
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
@@ -190,28 +188,6 @@ def _improve(
         while target != start:
             expert = came[target]
             target, instance[expert] = int(instance[expert]), target
-
-
-def schedule_digest(
-    epoch: int, layer: int, threshold: float, topk_ids: NDArray[Any], instance: NDArray[Any]
-) -> int:
-    """64 bits that two instances share only if they decided alike about the same rows.
-
-    Who serves an expert does not show which rows have it, so the choices are part of it.
-
-    Args:
-        epoch: of the placement.
-        layer: the decoder layer.
-        threshold: share of work that is kept exact, in ``0..1``.
-        topk_ids: any integer ``[T, k]``.
-        instance: of a ``Schedule``, ``[E]``.
-    """
-    shape = (*topk_ids.shape, *instance.shape)
-    head = struct.pack(f"<QqdB{len(shape)}q", epoch, layer, threshold, len(shape), *shape)
-    digest = hashlib.blake2b(head, digest_size=8)
-    digest.update(topk_ids.astype("<i4").tobytes())
-    digest.update(instance.astype("<i4").tobytes())
-    return int.from_bytes(digest.digest(), "little")
 
 
 def expert_tokens(topk_ids: NDArray[Any], num_experts: int) -> NDArray[np.int64]:

@@ -3,7 +3,7 @@
 import ctypes
 import subprocess
 import threading
-from ctypes import POINTER, Structure, c_float, c_int, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 
@@ -80,6 +80,11 @@ _SIGNATURES = {
     ),
     "rotate_heads": (None, [_P, _N, _N, _N, _N, _N, _P, _P, c_int, _P, _N, _N]),
     "select_experts": (None, [_P, _N, _N, _N, c_int, c_float, _P, _P, c_int]),
+    "schedule_experts_scratch": (_N, [_N, _N]),
+    "schedule_experts": (
+        None,
+        [_P, _N, _P, _N, _N, _P, _P, _P, _P, c_int32, c_int32, _P, _P, _P, _P],
+    ),
     "attention_scratch": (_N, [POINTER(Shape), POINTER(Batch), c_int]),
     "attention": (None, [POINTER(Shape), POINTER(Batch), _P, _P, _P, _P, c_int]),
 }

@@ -1,0 +1,76 @@
+"""Several forward passes of one step at once, so that attention of one overlaps experts of another
+(JANUS section 6)."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import accumulate
+from typing import TypeVar
+
+from torch import Tensor
+
+from moesaic.engine.sequences import Chunk
+from moesaic.models.decoder import MoELayer
+
+LEAST_ROWS = 8  # of a micro-batch: fewer are not worth a pass of their own
+T = TypeVar("T")
+
+
+def split(chunks: Sequence[Chunk], count: int) -> list[list[Chunk]]:
+    """Cut a step's chunks, in order, into up to ``count`` parts of about as many rows each.
+
+    Chunks stay whole. There is one part alone where another would have less than ``LEAST_ROWS``
+    rows or less than half of its share.
+    """
+    rows = [len(chunk.token_ids) for chunk in chunks]
+    total = sum(rows)
+    for parts in range(min(count, total // LEAST_ROWS, len(chunks)), 1, -1):
+        # A chunk belongs to the part that its middle falls into.
+        part_of = [
+            (2 * end - num) * parts // (2 * total)
+            for num, end in zip(rows, accumulate(rows), strict=True)
+        ]
+        cut = [
+            [chunk for chunk, at in zip(chunks, part_of, strict=True) if at == part]
+            for part in range(parts)
+        ]
+        least = max(LEAST_ROWS, total / parts / 2)
+        if all(sum(len(c.token_ids) for c in part) >= least for part in cut):
+            return cut
+    return [list(chunks)]
+
+
+async def run_together(
+    forward: Callable[[T, MoELayer], Awaitable[Tensor]], batches: Sequence[T], moe: MoELayer
+) -> list[Tensor]:
+    """The result of ``forward`` for every batch, run side by side.
+
+    If one of them fails, the others stop at their next expert layer. They are not cancelled: that
+    would cost the links that wait for their replies.
+
+    Raises:
+        Exception: what the first that failed has raised, once all have ended.
+    """
+    failures: list[BaseException] = []
+
+    async def run(batch: T) -> Tensor | None:
+        async def layer(index: int, hidden: Tensor) -> Tensor:
+            if failures:
+                raise _OtherFailed
+            return await moe(index, hidden)
+
+        try:
+            return await forward(batch, layer)
+        except _OtherFailed:
+            return None
+        except Exception as error:
+            failures.append(error)
+            return None
+
+    results = await asyncio.gather(*(run(batch) for batch in batches))
+    if failures:
+        raise failures[0]
+    return [result for result in results if result is not None]
+
+
+class _OtherFailed(Exception):
+    """Another micro-batch of the same step has failed."""
