@@ -17,6 +17,7 @@ def encode_placement(placement: Placement) -> pb.Placement:
                 generation=worker.generation,
                 admin_address=worker.admin_address,
                 data_address=worker.data_address,
+                node=worker.node,
             )
             for worker in placement.workers
         ],
@@ -58,6 +59,7 @@ def decode_placement(wire: pb.Placement) -> Placement:
                 generation=worker.generation,
                 admin_address=worker.admin_address,
                 data_address=worker.data_address,
+                node=worker.node,
             )
             for worker in wire.workers
         ],

@@ -1,8 +1,8 @@
 """``routed``: rows go to the expert workers, which gate them, compute their shares, and send
 partial sums back.
 
-Direct sends: every attention worker to every expert worker that serves an expert of the layer
-(JANUS section 3.2 calls this the strawman; it is what the two-phase exchange is measured against).
+Rows go directly, every attention worker to every expert worker that serves an expert of the layer,
+unless an ``AdaptiveExchange`` finds a faster way.
 The gate runs on the expert side, so a request frame carries the hidden states once and no routing
 (JANUS section 3.3). That is only right if all workers choose the same experts: each reply carries a
 digest of its choice, and if two differ the layer is asked again with this side's own choice in the
@@ -13,6 +13,7 @@ import asyncio
 import itertools
 import os
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 import torch
@@ -20,6 +21,8 @@ from prometheus_client import Counter
 from torch import Tensor
 
 from moesaic.dispatch.contract import Step
+from moesaic.dispatch.exchange.adaptive import AdaptiveExchange
+from moesaic.dispatch.exchange.order import combine
 from moesaic.errors import ExpertUnavailable, MoesaicError, NotReady, StaleEpoch
 from moesaic.messages.placement import PlacedWorker, Placement
 from moesaic.models.gate import Gate
@@ -75,7 +78,8 @@ class RoutedDispatcher:
             gates: by decoder layer; asked only if expert workers disagree.
             timeout_s: longest wait for one layer's replies to a batch of up to 512 rows.
         """
-        self._network, self._gates, self._timeout_s = network, gates, timeout_s
+        self._network = network
+        self._gates, self._timeout_s = gates, timeout_s
         self._newest: Placement | None = None  # what to switch to
         self._in_use: Placement | None = None  # what serves until the newest can
         self._pinned: dict[bytes, Placement] = {}  # by steps that have not ended
@@ -84,6 +88,21 @@ class RoutedDispatcher:
         self._route: Route | None = None
         self._changed = asyncio.Event()
         self._seq = itertools.count(1)
+        self._exchange: AdaptiveExchange | None = None
+
+    @property
+    def network(self) -> Network:
+        """That frames travel by."""
+        return self._network
+
+    def use(self, exchange: AdaptiveExchange) -> None:
+        """Let ``exchange`` decide how rows travel from now on, not always directly."""
+        self._exchange = exchange
+
+    def route_of(self, epoch: int) -> Route | None:
+        """What of this epoch's placement can be reached, if steps that begin now would use it."""
+        route = self._current_route()
+        return route if route is not None and route.placement.epoch == epoch else None
 
     def set_placement(self, placement: Placement) -> None:
         """Learn a committed placement. Steps that begin once its workers are linked use it; workers
@@ -130,6 +149,18 @@ class RoutedDispatcher:
 
     async def dispatch(self, step: Step, layer: int, hidden_states: Tensor) -> Tensor:
         """See ``Dispatcher.dispatch``."""
+        route: Route = step.route
+        direct = partial(self._directly, step, layer, hidden_states)
+        if self._exchange is None:
+            combined = await direct()
+        else:
+            live = torch.tensor([route.live], dtype=torch.int32)
+            combined = await self._exchange.dispatch(
+                route, layer, [hidden_states.cpu(), live], direct
+            )
+        return combined.to(hidden_states.device, hidden_states.dtype)
+
+    async def _directly(self, step: Step, layer: int, hidden_states: Tensor) -> Tensor:
         replies = await self._ask(step, layer, [hidden_states.cpu()])
         if len({reply.digest for reply in replies}) > 1:
             DIVERGENCES.inc()
@@ -145,12 +176,9 @@ class RoutedDispatcher:
             )
             if len({reply.digest for reply in replies}) > 1:  # not over the gate, then
                 raise ExpertUnavailable(layer, cause="its workers hold different placements")
-        combined = replies[0].tensors[0].float()
-        for reply in replies[
-            1:
-        ]:  # in the order of the placement's workers: the sum does not depend on who was first
-            combined = combined + reply.tensors[0]
-        return combined.to(hidden_states.device, hidden_states.dtype)
+        route: Route = step.route
+        parts = [reply.tensors[0] for reply in replies]
+        return combine(route.placement.workers, dict(zip(route.targets[layer], parts, strict=True)))
 
     async def _ask(self, step: Step, layer: int, tensors: list[Tensor]) -> list[Frame]:
         route: Route = step.route
@@ -265,6 +293,8 @@ class RoutedDispatcher:
 
     async def close(self) -> None:
         """Stop dialling and drop all links."""
+        if self._exchange is not None:
+            await self._exchange.close()
         for task in self._dialling.values():
             task.cancel()
         await asyncio.gather(*self._dialling.values(), return_exceptions=True)

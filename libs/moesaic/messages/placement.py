@@ -12,6 +12,12 @@ class PlacedWorker(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
     admin_address: str
     data_address: str
+    node: str = ""  # what it shares memory or a fast bus with; empty: a node of its own
+
+    @property
+    def node_name(self) -> str:
+        """The node, also if it has none to share."""
+        return self.node or f"{self.worker_id}'s own"
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True, tag="placement.v1"):

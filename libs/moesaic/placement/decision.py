@@ -131,6 +131,7 @@ def _propose(current: Placement | None, usable: Sequence[WorkerRecord]) -> Place
                 generation=record.generation,
                 admin_address=record.admin_address,
                 data_address=record.data_address,
+                node=record.node,
             )
             for record in usable
         ],

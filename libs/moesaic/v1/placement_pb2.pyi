@@ -62,10 +62,13 @@ class PlacedWorker(_message.Message):
     GENERATION_FIELD_NUMBER: _builtins.int
     ADMIN_ADDRESS_FIELD_NUMBER: _builtins.int
     DATA_ADDRESS_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     generation: _builtins.int
     admin_address: _builtins.str
     data_address: _builtins.str
+    node: _builtins.str
+    """workers with the same one share a machine; empty: a node of its own"""
     def __init__(
         self,
         *,
@@ -73,10 +76,11 @@ class PlacedWorker(_message.Message):
         generation: _builtins.int = ...,
         admin_address: _builtins.str = ...,
         data_address: _builtins.str = ...,
+        node: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admin_address", b"admin_address", "data_address", b"data_address", "generation", b"generation", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admin_address", b"admin_address", "data_address", b"data_address", "generation", b"generation", "node", b"node", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
