@@ -1,10 +1,11 @@
 """Phase 1: the rows of one node's attention workers, brought together layer by layer.
 
 Workers step at their own pace, so rows are not collected from everybody: a round takes whatever is
-offered for one layer while it is open. It waits for the regulars, who were in the last rounds, and no
-longer than patience lasts; whoever has stayed away is a regular no more, so one without work costs one
-wait. A round for the first layer of a step waits longer, even for those who are elsewhere in theirs:
-workers that start a step together stay together, for the sums of a round reach all of them at once.
+offered for one layer while it is open. At a step's first layer it waits for the regulars, who began a
+step lately, also if they are in the middle of one; at the others for those who were in the opener's
+last round. It waits no longer than patience lasts, and whoever has stayed away is waited for no more
+until it comes again: one without work costs one wait. Workers that begin a step together stay
+together, for the sums of a round reach all of them at once.
 """
 
 import asyncio
@@ -60,13 +61,14 @@ class Gathering:
         self._send, self._max_rows = send, max_rows
         self._open: dict[Hashable, _Round] = {}
         self._regulars: set[str] = set()
+        self._companions: dict[str, frozenset[str]] = {}  # by worker: who was in its last round
         self._round_s = self._step_s = 0.0  # what rounds take to their sums, and steps
         self._first_s = 0.0  # when a round for a first layer has left last
         self._running: set[asyncio.Task[None]] = set()
 
     @property
     def regulars(self) -> frozenset[str]:
-        """Who is waited for."""
+        """Who is waited for at a step's first layer."""
         return frozenset(self._regulars)
 
     def patience_s(self, first: bool) -> float:
@@ -90,11 +92,13 @@ class Gathering:
         if round_ is None:
             loop = asyncio.get_running_loop()
             first = layer == min(offer.reach.targets)
-            round_ = _Round(key, layer, first, set(self._regulars), loop.time())
+            awaited = self._regulars if first else self._companions.get(offer.worker_id, ())
+            round_ = _Round(key, layer, first, set(awaited), loop.time())
             round_.closing = loop.call_later(self.patience_s(first), self._close, round_)
             self._open[key] = round_
         round_.offers.append(offer)
-        self._regulars.add(offer.worker_id)
+        if round_.first:
+            self._regulars.add(offer.worker_id)
         for other in list(self._open.values()):
             if other is round_ or not other.first:
                 other.awaited.discard(offer.worker_id)
@@ -105,6 +109,7 @@ class Gathering:
     def leave(self, worker_id: str) -> None:
         """Wait for this worker no more; it may come again."""
         self._regulars.discard(worker_id)
+        self._companions.pop(worker_id, None)
         for round_ in list(self._open.values()):
             round_.awaited.discard(worker_id)
             if not round_.awaited:
@@ -127,8 +132,10 @@ class Gathering:
         del self._open[round_.key]
         if round_.closing is not None:
             round_.closing.cancel()
-        self._regulars -= round_.awaited
+        together = frozenset(offer.worker_id for offer in round_.offers)
+        self._companions |= dict.fromkeys(together, together)
         if round_.first:
+            self._regulars -= round_.awaited
             self._learn_step(asyncio.get_running_loop().time())
         task = asyncio.get_running_loop().create_task(self._run(round_))
         self._running.add(task)
