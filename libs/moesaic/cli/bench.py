@@ -11,7 +11,9 @@ from moesaic.cli.outcome import CommandError, Exit
 
 def bench(
     name: Annotated[
-        Literal["engine", "parity", "hop", "gateway", "router", "sweeps", "aebs", "kernels"],
+        Literal[
+            "engine", "parity", "hop", "gateway", "router", "sweeps", "aebs", "kernels", "two-phase"
+        ],
         typer.Argument(help="What to measure."),
     ],
     quick: Annotated[bool, typer.Option("--quick", help="Less data, within 45 seconds.")] = False,
@@ -32,7 +34,7 @@ def bench(
     if find_spec("benchmarks") is None:
         raise CommandError("benchmarks need the sources: run this in the project's directory")
     try:
-        module = import_module(f"benchmarks.{name}")
+        module = import_module(f"benchmarks.{name.replace('-', '_')}")
     except ModuleNotFoundError as error:
         install = "pip install -c constraints.txt -e '.[dev]' (make test does that)"
         raise CommandError(f"{name} needs the package {error.name}: {install}") from error

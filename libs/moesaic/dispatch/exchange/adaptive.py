@@ -82,6 +82,11 @@ class AdaptiveExchange:
         self._company = (1, 1.0)  # workers in the last round, and its rows for each of ours
         self._reported: dict[Hashable, Case] = {}
 
+    @property
+    def costs(self) -> LinkCosts | None:
+        """What links cost; ``None`` before that is measured."""
+        return self._costs
+
     def set_neighbours(self, neighbours: Sequence[Contact]) -> None:
         """Learn of the other attention workers on this node that gather rows."""
         self._offering.set_neighbours(neighbours)
