@@ -56,7 +56,11 @@ def test_a_way_that_should_take_far_longer_is_never_tried() -> None:
     model_s: dict[Case, float] = {"direct": 1e-3, "case-1": 1.0, "case-2": 1e-3}
     chooser = ExchangeChooser()
 
-    gone = {chooser.choose("kind", model_s).case for _ in range(1000)}
+    gone = set()
+    for _ in range(1000):
+        case = chooser.choose("kind", model_s).case
+        chooser.learn("kind", case, model_s[case], 2e-3)
+        gone.add(case)
 
     assert gone == {"direct", "case-2"}
 

@@ -36,7 +36,7 @@ Direct = Callable[[], Awaitable[Tensor]]
 
 MAX_ROWS = 8192  # of one round; half of what a frame may hold
 ROWS_PER_TIMEOUT = 512  # a larger batch may take longer, in proportion
-_DIRECT_S = 1.0  # before two phases are considered again, when they should be slower
+_DIRECT_S = 0.5  # before two phases are considered again, when they should be slower
 _EXPLORE_S = 0.05  # the same, when going directly was only tried
 _ALONE_S = 0.25  # before a worker that nobody joined offers its rows again
 _COOL_S = 1.0  # before two phases are tried again after a failure
@@ -112,6 +112,7 @@ class AdaptiveExchange:
         """
         nodes = self._nodes_of(reach, layer)
         if not self._has_two_phases(nodes):
+            _count_direct(nodes)
             return await direct()
         now = asyncio.get_running_loop().time()
         if now >= self._direct_until and (self._mode != "auto" or self._costs is not None):
@@ -245,8 +246,7 @@ class AdaptiveExchange:
         started = asyncio.get_running_loop().time()
         sums = await direct()
         taken_s = asyncio.get_running_loop().time() - started
-        metrics.MESSAGES.labels("intra").inc(2 * len(nodes.own))
-        metrics.MESSAGES.labels("inter").inc(2 * sum(len(node) for node in nodes.others))
+        _count_direct(nodes)
         members, ratio = self._company
         rows = round(len(hidden) * ratio)
         shape, kind = nodes.shape(members, rows, hidden), _kind(reach, layer, members, rows)
@@ -314,6 +314,11 @@ class AdaptiveExchange:
                 message_us=round(1e6 * cost.message_s, 1),
                 mb_per_s=round(cost.bytes_per_s / 1e6, 1),
             )
+
+
+def _count_direct(nodes: Nodes) -> None:
+    metrics.MESSAGES.labels("intra").inc(2 * len(nodes.own))
+    metrics.MESSAGES.labels("inter").inc(2 * sum(len(node) for node in nodes.others))
 
 
 def _kind(reach: Reach, layer: int, members: int, rows: int) -> Hashable:

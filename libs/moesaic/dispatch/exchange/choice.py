@@ -9,10 +9,11 @@ have the rest of the others.
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
-from moesaic.dispatch.exchange.costs import Case
+from moesaic.dispatch.exchange.costs import CASES, Case
 
 _FADES = 0.9  # what a measurement weighs after the next one
-_LOOK_AGAIN = 64  # choices after which another way is gone, to see whether it is still slower
+_FIRST_LOOK = 8  # exchanges after which a way that was never gone is tried
+_LOOK_AGAIN = 64  # exchanges after which another way is gone, to see whether it is still slower
 _WORTH_A_LOOK = 2.0  # times the best prediction; what should take longer is not tried
 _MAX_KINDS = 1024
 
@@ -31,7 +32,7 @@ class _Kind:
     """What was learned of exchanges of one kind."""
 
     rest_s: dict[Case, float] = field(default_factory=dict)
-    unused: dict[Case, int] = field(default_factory=dict)  # choices since it was gone
+    unused: dict[Case, int] = field(default_factory=dict)  # exchanges since it was gone or tried
 
     def predict(self, model_s: Mapping[Case, float]) -> dict[Case, float]:
         known = [self.rest_s[case] for case in model_s if case in self.rest_s]
@@ -40,6 +41,9 @@ class _Kind:
             case: max(0.0, seconds + self.rest_s.get(case, usual))
             for case, seconds in model_s.items()
         }
+
+    def is_due(self, case: Case) -> bool:
+        return self.unused.get(case, 0) >= (_LOOK_AGAIN if case in self.rest_s else _FIRST_LOOK)
 
 
 class ExchangeChooser:
@@ -62,19 +66,19 @@ class ExchangeChooser:
         known = self._kind(kind)
         predicted_s = known.predict(model_s)
         best = min(predicted_s, key=predicted_s.__getitem__)
-        for case in model_s:
-            known.unused[case] = known.unused.get(case, 0) + 1
         for case, seconds in predicted_s.items():
             worth = seconds <= _WORTH_A_LOOK * predicted_s[best]
-            if case != best and known.unused[case] > _LOOK_AGAIN and worth:
+            if case != best and worth and known.is_due(case):
                 known.unused[case] = 0
                 return Choice(case, predicted_s, exploring=True)
-        known.unused[best] = 0
         return Choice(best, predicted_s)
 
     def learn(self, kind: Hashable, case: Case, model_s: float, taken_s: float) -> None:
         """Note what an exchange took of which its messages should have taken ``model_s``."""
-        rests, rest_s = self._kind(kind).rest_s, taken_s - model_s
+        known, rest_s = self._kind(kind), taken_s - model_s
+        for other in CASES:
+            known.unused[other] = 0 if other == case else known.unused.get(other, 0) + 1
+        rests = known.rest_s
         rests[case] = _FADES * rests[case] + (1 - _FADES) * rest_s if case in rests else rest_s
 
     def _kind(self, kind: Hashable) -> _Kind:
