@@ -23,6 +23,8 @@ import msgspec
 from benchmarks.shaped_network import NoNamespaces, ShapedNetwork, shaped_network
 from models.training.network import Network, Shape
 from moesaic.cli.outcome import CommandError
+from moesaic.dispatch.exchange.costs import LinkCosts, predict
+from moesaic.dispatch.exchange.costs import Shape as CostShape
 from moesaic.messages.placement import PlacedWorker, Placement
 from moesaic.models.config import load_config
 
@@ -194,6 +196,9 @@ async def _measure(network: ShapedNetwork, model: Path, quick: bool) -> dict[str
         "figures": {
             "share_of_cells_auto_goes_the_fastest": _share(cells, 1.0),
             "share_of_cells_auto_goes_within_5_percent": _share(cells, WITHIN),
+            "share_of_cells_link_costs_alone_choose_the_fastest": round(
+                sum(cell["model"]["chosen_to_fastest"] <= 1 for cell in cells) / len(cells), 3
+            ),
             **figures,
         },
         "paper": PAPER,
@@ -223,7 +228,8 @@ async def _measure_rate(
                 answers = await fleet.tell("attention", do="run", rows=rows, steps=steps)
                 runs.setdefault((batch, mode), []).append(_merged(answers))
     for batch in batches:
-        found[f"{batch}_rows"] = _cell({mode: runs[batch, mode] for mode in MODES})
+        cell = _cell({mode: runs[batch, mode] for mode in MODES})
+        found[f"{batch}_rows"] = cell | _of_model(cell, batch, found["link_costs"])
     return found
 
 
@@ -264,7 +270,23 @@ def _cell(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     told = {mode: cell[mode]["ms"] for mode in MODES if mode != "auto"}
     cell["fastest"] = min(told, key=told.__getitem__)
     cell["auto"]["went_to_fastest"] = round(told[cell["auto"]["went"]] / min(told.values()), 3)
+    cell["auto_to_direct"] = round(cell["auto"]["ms"] / cell["direct"]["ms"], 3)
     return cell
+
+
+def _of_model(cell: dict[str, Any], batch: int, costs: dict[str, Any]) -> dict[str, Any]:
+    """What the link costs alone say, before anything is learned, for all of a node's rows at once."""
+    nbytes = batch // 2 * SHAPE.hidden_size * 4
+    shape = CostShape(2, (2, 2), 0, nbytes, nbytes)
+    model_s = predict(shape, msgspec.convert(costs, LinkCosts))
+    told = min(model_s, key=model_s.__getitem__)
+    return {
+        "model": {
+            "ms": {case: round(1e3 * seconds, 3) for case, seconds in model_s.items()},
+            "chooses": told,
+            "chosen_to_fastest": round(cell[told]["ms"] / cell[cell["fastest"]]["ms"], 3),
+        }
+    }
 
 
 def _of_auto(counted: dict[str, float]) -> dict[str, Any]:

@@ -23,16 +23,14 @@ PROMPTS = [f"The {number}th man went to the town of London and" for number in ra
 GATHERED = ("attention-a0", "attention-a1")  # on a node of their own
 
 
-@pytest.fixture(params=["case-1", "case-2"])
-def apart(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Suite]:
+@pytest.fixture
+def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Suite]:
     """Two expert workers on one node, two attention workers on another, and one that will not serve."""
     redis, url = start_redis(tmp_path / "redis")
     monkeypatch.setenv("REDIS_URL", url)
     monkeypatch.setenv("MOESAIC_SECRET", secrets.token_hex(16))
     try:
-        with running(tmp_path) as suite, attention(tmp_path, request.param):
+        with running(tmp_path) as suite, attention(tmp_path):
             yield suite
     finally:
         redis.terminate()
@@ -40,9 +38,9 @@ def apart(
 
 
 @contextmanager
-def attention(directory: Path, exchange: str) -> Iterator[None]:
+def attention(directory: Path) -> Iterator[None]:
     """Two more attention workers, not on the suite's node."""
-    flags = ["--model", str(DEMO), "--node", "a", "--exchange", exchange]
+    flags = ["--model", str(DEMO), "--node", "a", "--exchange", "case-2"]
     processes = []
     for name in GATHERED:
         with (directory / f"{name}.log").open("w") as log:
