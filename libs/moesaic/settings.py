@@ -178,6 +178,12 @@ class ModelSettings(ServiceSettings):
         0, ge=0, le=1024, description="CPU threads for computing; 0 leaves it to torch"
     )
     data_host: str = Field("", description="--host for tensors alone (default: --host)")
+    node: str = Field(
+        "",
+        pattern=r"^[A-Za-z0-9._-]{0,64}$",
+        description="label of the machine: workers with the same one exchange tensors fast "
+        "(default: the host name)",
+    )
     data_port: int = Field(
         0, ge=0, le=65535, description="UCXX port for tensors; 0 takes a free one"
     )
@@ -194,6 +200,11 @@ class ModelSettings(ServiceSettings):
                 f"--quantization {self.quantization} needs --dtype float32, got {self.dtype}"
             )
         return self
+
+    @property
+    def node_name(self) -> str:
+        """The label of the machine: given, or its host name."""
+        return self.node or socket.gethostname()
 
     @property
     def data(self) -> Place:

@@ -1,7 +1,6 @@
 """An attention worker: builds the parts, serves, drains."""
 
 import asyncio
-import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -45,6 +44,7 @@ from moesaic.transport.ucx import UcxNetwork
 from moesaic.v1 import attention_pb2_grpc
 from moesaic.v1.attention_pb2 import EngineProfile
 from services.attention.admin import AttentionAdmin
+from services.attention.neighbours import open_exchange
 from services.attention.settings import AttentionSettings
 from services.attention.streaming import Streamed, open_streamed, plan_experts
 from services.attention.together import Together, open_together
@@ -116,10 +116,15 @@ async def serve(settings: AttentionSettings) -> None:
             shared = await open_together(named, config, checkpoint, thread, parts)
         elif plan is not None:
             shared = await open_streamed(named, config, plan, checkpoint, parts)
+        gathering = ""  # where rows of the node's other attention workers are received
         if shared is None or settings.dispatch == "routed":
             dispatcher = await _open_dispatcher(
                 settings, worker_id, config, checkpoint, bus, thread, parts
             )
+            if isinstance(dispatcher, RoutedDispatcher) and shared is None:
+                gathering = await open_exchange(
+                    named, config.digest, bus, thread, dispatcher, parts
+                )
             if shared is not None:
                 num_layers = len(config.moe_layers)
                 dispatcher = ChoosingDispatcher(dispatcher, shared.dispatcher, num_layers)
@@ -141,11 +146,11 @@ async def serve(settings: AttentionSettings) -> None:
                     state="starting",
                     admin_address=admin.address,
                     metrics_address=metrics_address,
-                    node=socket.gethostname(),
+                    node=settings.node_name,
                     version=moesaic.__version__,
                     model_digest=config.digest,
                     dispatch=settings.dispatch,
-                    data_address=shared.data_address if shared else "",
+                    data_address=shared.data_address if shared else gathering,
                     share=shared.share if shared else "",
                 ),
             )

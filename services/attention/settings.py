@@ -73,6 +73,11 @@ class AttentionSettings(ModelSettings):
         description="refuse to start where a bit of an answer could depend on the requests beside it; "
         "it cannot in float32 on a CPU with compiled kernels",
     )
+    exchange: Literal["auto", "direct", "case-1", "case-2"] = Field(
+        "auto",
+        description="routed: how rows reach expert workers on other nodes: direct, or brought together "
+        "on the node first (case-1, case-2); auto: whichever should be the fastest",
+    )
     expert_timeout_s: float = Field(
         2.0,
         gt=0,

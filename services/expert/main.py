@@ -1,7 +1,6 @@
 """An expert worker: builds the parts, serves, drains."""
 
 import asyncio
-import socket
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -14,9 +13,10 @@ from moesaic.cluster.grpc_server import AdminServer, admin_server
 from moesaic.cluster.lifecycle import run_service, stop_event
 from moesaic.cluster.own_addresses import own_addresses
 from moesaic.cluster.registry import next_generation, registered
+from moesaic.dispatch.exchange.relay import ExpertRelay
 from moesaic.dispatch.host import ExpertHost
 from moesaic.dispatch.ridge import measure_ridge
-from moesaic.engine.thread import engine_thread
+from moesaic.engine.thread import EngineThread, engine_thread
 from moesaic.kernels.native.library import require_library
 from moesaic.kernels.own_thread import on_own_thread
 from moesaic.messages.registry import WorkerRecord
@@ -94,7 +94,7 @@ async def serve(settings: ExpertSettings) -> None:
 
         ridge_rows = await thread.run(measure())
 
-        async def listen() -> tuple[UcxNetwork, str]:
+        async def listen() -> tuple[UcxNetwork, ExpertRelay, str]:
             network = UcxNetwork(
                 worker_id,
                 "expert",
@@ -103,12 +103,17 @@ async def serve(settings: ExpertSettings) -> None:
                 transports=settings.transports,
                 own_address=settings.data.host,
             )
-            return network, await network.listen(
-                settings.data.host, settings.data_port, host.answer
+            relay = ExpertRelay(worker_id, network, host.answer, host.placement)
+            where = settings.data
+            return (
+                network,
+                relay,
+                await network.listen(where.host, settings.data_port, relay.answer),
             )
 
-        network, data_address = await thread.run(listen())
+        network, relay, data_address = await thread.run(listen())
         parts.push_async_callback(lambda: thread.run(network.close()))
+        parts.push_async_callback(lambda: thread.run(relay.close()))
         data_address = settings.data.advertised(data_address)
         admin.status.data_address, admin.status.model_digest = data_address, config.digest
         lease = await parts.enter_async_context(
@@ -122,7 +127,7 @@ async def serve(settings: ExpertSettings) -> None:
                     admin_address=admin.address,
                     data_address=data_address,
                     metrics_address=metrics_address,
-                    node=socket.gethostname(),
+                    node=settings.node_name,
                     version=moesaic.__version__,
                     model_digest=config.digest,
                     slots_per_layer=slots,
@@ -146,29 +151,34 @@ async def serve(settings: ExpertSettings) -> None:
             ridge_rows=ridge_rows,
             generation=generation,
         )
-        keeper = asyncio.create_task(_keep_house(host, admin))
+        keeper = asyncio.create_task(_keep_house(host, admin, thread, relay))
         parts.callback(keeper.cancel)
         await stop.wait()
         admin.status.set_state("draining")
         await drain(True)
-        await thread.run(_serve_out(network, admin.grace_s))
+        placement = host.placement(host.epoch)
+        colleagues = [w.worker_id for w in placement.workers] if placement else []
+        await thread.run(_serve_out(network, colleagues, admin.grace_s))
 
 
-async def _serve_out(network: UcxNetwork, grace_s: float) -> None:
+async def _serve_out(network: UcxNetwork, colleagues: list[str], grace_s: float) -> None:
     """Serve until the attention workers have switched to a placement without this worker, or have
-    gone themselves; on the engine thread."""
+    gone themselves; on the engine thread. Expert workers come only for attention workers."""
     log.info("worker.draining", peers=network.served_peers, grace_s=grace_s)
     try:
         async with asyncio.timeout(grace_s):
-            await network.all_left()
+            await network.all_left(besides=colleagues)
     except TimeoutError:
         log.warning("grace.over", peers=network.served_peers)
 
 
-async def _keep_house(host: ExpertHost, admin: AdminServer) -> None:
+async def _keep_house(
+    host: ExpertHost, admin: AdminServer, thread: EngineThread, relay: ExpertRelay
+) -> None:
     """Retire old epochs, and show the epoch in force."""
     while True:
         host.retire()
+        thread.call(relay.follow, host.placement(host.epoch))
         admin.status.epoch = host.epoch
         admin.status.waiting_for = [] if host.epoch else ["a placement from the scheduler"]
         await asyncio.sleep(RETIRE_EVERY_S)

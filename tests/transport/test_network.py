@@ -322,3 +322,78 @@ async def test_closing_with_exchanges_in_flight_ends_them_all(
     for exchange in exchanges:
         (outcome,) = await exchange
         assert isinstance(outcome, PeerLost)
+
+
+async def test_a_note_is_handled_and_never_answered(
+    cluster: Any, ask: Ask, reply: Reply, until: Until
+) -> None:
+    handled: list[Frame] = []
+
+    async def keep(request: Frame) -> Frame:
+        handled.append(request)
+        if request.layer == 1:
+            raise StaleEpoch(1, 2)
+        return reply(request, request.tensors)
+
+    near, link = await linked(cluster, keep)
+    for layer in (0, 1):
+        note = ask(seq=5, rows=2, layer=layer)
+        note.kind = FrameKind.NOTE
+        link.post(note)
+
+    (answer,) = await near.exchange(
+        [(link, ask(seq=5, rows=3))], 10.0
+    )  # an answer would end the link
+
+    await until(lambda: len(handled) == 3)
+    assert isinstance(answer, Frame)
+    assert link.alive
+    assert sorted((f.kind, f.layer) for f in handled if f.kind is FrameKind.NOTE) == [
+        (FrameKind.NOTE, 0),
+        (FrameKind.NOTE, 1),
+    ]
+
+
+async def test_a_closed_link_takes_no_notes_and_no_probes(
+    cluster: Any, echo: Handler, ask: Ask
+) -> None:
+    _, link = await linked(cluster, echo)
+    link.discard("enough")
+
+    with pytest.raises(PeerLost):
+        link.post(ask(seq=1, rows=1))
+    with pytest.raises(PeerLost):
+        await link.probe(100, 1.0)
+
+
+async def test_probes_of_any_size_are_answered_side_by_side(cluster: Any, echo: Handler) -> None:
+    _, link = await linked(cluster, echo)
+
+    took = await asyncio.gather(*(link.probe(nbytes, 10.0) for nbytes in (0, 1, 1 << 16, 1 << 19)))
+
+    assert all(seconds > 0 for seconds in took)
+    assert link.alive
+
+
+async def test_a_probe_fails_with_its_link(cluster: Any, echo: Handler) -> None:
+    _, link = await linked(cluster, echo)
+    probing = asyncio.ensure_future(link.probe(0, 10.0))
+    await asyncio.sleep(0)
+    link.discard("enough")
+
+    with pytest.raises(PeerLost):
+        await probing
+
+
+async def test_some_peers_are_not_waited_for(cluster: Any, echo: Handler) -> None:
+    far = cluster.network("far")
+    address = await far.listen("127.0.0.1", 0, echo)
+    links = [await cluster.network(name).connect(address, "far", 10.0) for name in ("one", "other")]
+    leaving = asyncio.ensure_future(far._links.all_left(besides=["other"]))
+    await asyncio.sleep(0.05)
+    assert not leaving.done()
+
+    links[0].discard("leaves")
+
+    await asyncio.wait_for(leaving, 10)
+    assert links[1].alive

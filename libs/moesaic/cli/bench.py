@@ -12,7 +12,16 @@ from moesaic.cli.outcome import CommandError, Exit
 def bench(
     name: Annotated[
         Literal[
-            "engine", "parity", "hop", "gateway", "router", "sweeps", "aebs", "routed", "kernels"
+            "engine",
+            "parity",
+            "hop",
+            "gateway",
+            "router",
+            "sweeps",
+            "aebs",
+            "routed",
+            "two-phase",
+            "kernels",
         ],
         typer.Argument(help="What to measure."),
     ],
@@ -34,7 +43,7 @@ def bench(
     if find_spec("benchmarks") is None:
         raise CommandError("benchmarks need the sources: run this in the project's directory")
     try:
-        module = import_module(f"benchmarks.{name}")
+        module = import_module(f"benchmarks.{name.replace('-', '_')}")
     except ModuleNotFoundError as error:
         install = "pip install -c constraints.txt -e '.[dev]' (make test does that)"
         raise CommandError(f"{name} needs the package {error.name}: {install}") from error

@@ -18,6 +18,7 @@ def encode_placement(placement: Placement) -> pb.Placement:
                 admin_address=worker.admin_address,
                 data_address=worker.data_address,
                 ridge_rows=worker.ridge_rows,
+                node=worker.node,
             )
             for worker in placement.workers
         ],
@@ -60,6 +61,7 @@ def decode_placement(wire: pb.Placement) -> Placement:
                 admin_address=worker.admin_address,
                 data_address=worker.data_address,
                 ridge_rows=worker.ridge_rows,
+                node=worker.node,
             )
             for worker in wire.workers
         ],

@@ -169,6 +169,11 @@ class ExpertHost:
         current = self._tenures.get(self.epoch)
         return {layer: s.experts for layer, s in current.table.layers.items()} if current else {}
 
+    def placement(self, epoch: int) -> Placement | None:
+        """The placement of an epoch that is answered."""
+        tenure = self._tenures.get(epoch)
+        return tenure.placement if tenure else None
+
     @property
     def resident_bytes(self) -> int:
         """Bytes of distinct expert weights held, over all epochs."""

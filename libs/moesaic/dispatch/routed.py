@@ -1,8 +1,8 @@
 """``routed``: rows go to the expert workers, which gate them, compute their shares, and send
 partial sums back.
 
-Direct sends: every attention worker to every expert worker that may serve an expert of the layer
-(JANUS section 3.2 calls this the strawman; it is what the two-phase exchange is measured against).
+Rows go directly, every attention worker to every expert worker that may serve an expert of the
+layer, unless an ``AdaptiveExchange`` finds a faster way.
 The gate runs on the expert side, so a request frame carries the hidden states once and no routing
 (JANUS section 3.3); so does the choice among replicas, for which the frame says by which policy it
 is made, who lives and what they still have to do. That is only right if all workers decide alike:
@@ -21,6 +21,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import structlog
 import torch
@@ -28,6 +29,8 @@ from prometheus_client import Counter
 from torch import Tensor
 
 from moesaic.dispatch.contract import Step
+from moesaic.dispatch.exchange.adaptive import AdaptiveExchange
+from moesaic.dispatch.exchange.order import combine
 from moesaic.dispatch.sharing import has_choice, serving_workers
 from moesaic.dispatch.terms import Terms
 from moesaic.errors import ExpertUnavailable, MoesaicError, NotReady, StaleEpoch
@@ -116,6 +119,21 @@ class RoutedDispatcher:
         self._route: Route | None = None
         self._changed = asyncio.Event()
         self._seq = itertools.count(1)
+        self._exchange: AdaptiveExchange | None = None
+
+    @property
+    def network(self) -> Network:
+        """That frames travel by."""
+        return self._network
+
+    def use(self, exchange: AdaptiveExchange) -> None:
+        """Let ``exchange`` decide how rows travel from now on, not always directly."""
+        self._exchange = exchange
+
+    def route_of(self, epoch: int) -> Route | None:
+        """What of this epoch's placement can be reached, if steps that begin now would use it."""
+        route = self._current_route()
+        return route if route is not None and route.placement.epoch == epoch else None
 
     def set_placement(self, placement: Placement) -> None:
         """Learn a committed placement. Steps that begin once its workers are linked use it; workers
@@ -163,6 +181,16 @@ class RoutedDispatcher:
     async def dispatch(self, step: Step, layer: int, hidden_states: Tensor) -> Tensor:
         """See ``Dispatcher.dispatch``. Batches of one step may be under way together."""
         route: Route = step.route
+        direct = partial(self._directly, step, layer, hidden_states)
+        if self._exchange is None:
+            combined = await direct()
+        else:  # rows of several workers go together: none of them says what it has under way
+            tensors = [hidden_states.cpu(), route.encoded[layer]]
+            combined = await self._exchange.dispatch(route, layer, tensors, direct)
+        return combined.to(hidden_states.device, hidden_states.dtype)
+
+    async def _directly(self, step: Step, layer: int, hidden_states: Tensor) -> Tensor:
+        route: Route = step.route
         rows = hidden_states.cpu()
         with self._terms(route, layer) as terms:
             replies = await self._ask(step, layer, [rows, terms])
@@ -180,13 +208,9 @@ class RoutedDispatcher:
                 if len({reply.digest for reply in replies}) > 1:  # not over the gate, then
                     raise ExpertUnavailable(layer, cause="its workers hold different placements")
             _note_shares(route, layer, terms, replies)
-        # In the order of the placement's workers: the sum does not depend on who was first. It begins
-        # with zeros, so that not even a zero's sign depends on who had nothing to add.
-        combined = torch.zeros(rows.shape, dtype=torch.float32)
-        for reply in replies:
-            if len(reply.tensors[0]):
-                combined += reply.tensors[0]
-        return combined.to(hidden_states.device, hidden_states.dtype)
+        parts = [reply.tensors[0] for reply in replies]
+        by_worker = dict(zip(route.targets[layer], parts, strict=True))
+        return combine(route.placement.workers, by_worker, rows.shape)
 
     @contextmanager
     def _terms(self, route: Route, layer: int) -> Iterator[Tensor]:
@@ -318,6 +342,8 @@ class RoutedDispatcher:
 
     async def close(self) -> None:
         """Stop dialling and drop all links."""
+        if self._exchange is not None:
+            await self._exchange.close()
         for task in self._dialling.values():
             task.cancel()
         await asyncio.gather(*self._dialling.values(), return_exceptions=True)

@@ -13,6 +13,12 @@ class PlacedWorker(msgspec.Struct, frozen=True, kw_only=True):
     admin_address: str
     data_address: str
     ridge_rows: int = 0  # rows of an expert that take as long as its weights; 0: not known
+    node: str = ""  # what it shares memory or a fast bus with; empty: a node of its own
+
+    @property
+    def node_name(self) -> str:
+        """The node, also if it has none to share."""
+        return self.node or f"{self.worker_id}'s own"
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True, tag="placement.v1"):

@@ -22,7 +22,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="worker.v1"):
     admin_address: str  # gRPC, host:port
     data_address: str = ""  # UCXX, host:port; empty if it receives no tensors
     metrics_address: str = ""  # HTTP, host:port
-    node: str = ""  # host name
+    node: str = ""  # label of the machine: the host name, unless told otherwise
     pid: int = 0
     version: str = ""
     model_digest: str = ""

@@ -132,6 +132,7 @@ def _propose(current: Placement | None, usable: Sequence[WorkerRecord]) -> Place
                 admin_address=record.admin_address,
                 data_address=record.data_address,
                 ridge_rows=record.ridge_rows,
+                node=record.node,
             )
             for record in usable
         ],

@@ -25,6 +25,24 @@ class Link(Protocol):
         """Whether the link can still be used; False is final."""
         ...
 
+    def post(self, frame: Frame) -> None:
+        """Send a NOTE; whether it comes to anything is never said.
+
+        Raises:
+            PeerLost: the link is closed.
+            InvalidInput: the frame cannot be written.
+        """
+        ...
+
+    async def probe(self, nbytes: int, deadline_s: float) -> float:
+        """Seconds until a message with ``nbytes`` more than a header is there and an empty answer is back.
+
+        Raises:
+            DeadlineExceeded: it took longer than ``deadline_s``; the link stays.
+            PeerLost: the link is closed, or ended meanwhile.
+        """
+        ...
+
     def discard(self, cause: str) -> None:
         """Close now: what is outstanding fails with ``PeerLost``, and no answer still under way reaches anyone."""
         ...

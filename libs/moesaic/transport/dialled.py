@@ -5,7 +5,7 @@ import itertools
 
 import structlog
 
-from moesaic.errors import FrameError, InvalidInput, MoesaicError, PeerLost
+from moesaic.errors import DeadlineExceeded, FrameError, InvalidInput, MoesaicError, PeerLost
 from moesaic.transport.exchange import Batch
 from moesaic.transport.failure import error_of
 from moesaic.transport.frame import Frame, FrameKind, FrameLimits, Message
@@ -25,6 +25,7 @@ class DialledLink:
         self._pulse = Pulse(asyncio.get_running_loop().time())
         self._ping_seq = itertools.count(1)
         self._first_pong: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._probes: dict[int, asyncio.Future[None]] = {}  # by the seq of their pings
 
     @property
     def peer(self) -> str:
@@ -52,6 +53,30 @@ class DialledLink:
         except asyncio.CancelledError:
             self.discard("the dial was given up")
             raise
+
+    def post(self, frame: Frame) -> None:
+        """See ``Link.post``."""
+        if not self._alive:
+            raise PeerLost(self._peer, "the link is closed")
+        self._wire.send(frame.encode())
+
+    async def probe(self, nbytes: int, deadline_s: float) -> float:
+        """See ``Link.probe``."""
+        if not self._alive:
+            raise PeerLost(self._peer, "the link is closed")
+        loop = asyncio.get_running_loop()
+        seq, answered = next(self._ping_seq), loop.create_future()
+        self._probes[seq] = answered
+        started = loop.time()
+        self._wire.send(Frame(kind=FrameKind.PING, seq=seq, body=bytes(nbytes)).encode())
+        try:
+            async with asyncio.timeout(deadline_s):
+                await answered
+        except TimeoutError:
+            raise DeadlineExceeded(f"a probe of {self._peer}", deadline_s * 1e3) from None
+        finally:
+            self._probes.pop(seq, None)
+        return loop.time() - started
 
     def call(self, frame: Frame, batch: Batch, idx: int) -> None:
         """Send a request whose outcome is number ``idx`` of ``batch``."""
@@ -91,8 +116,9 @@ class DialledLink:
         try:
             frame = Frame.decode(message, self._limits)
             if frame.kind is FrameKind.PONG:
-                if not self._first_pong.done():
-                    self._first_pong.set_result(None)
+                for waiting in (self._first_pong, self._probes.get(frame.seq)):
+                    if waiting is not None and not waiting.done():
+                        waiting.set_result(None)
                 return
             batch, idx = self._match(frame)
             outcome = error_of(frame) if frame.kind is FrameKind.ERROR else frame
@@ -126,6 +152,9 @@ class DialledLink:
         if not self._first_pong.done():
             self._first_pong.set_exception(error)
             self._first_pong.exception()  # nobody may be waiting
+        for probe in self._probes.values():
+            if not probe.done():
+                probe.set_exception(error)
         for _, batch, idx in self._outstanding.values():
             batch.settle(idx, error)
         self._outstanding.clear()

@@ -42,6 +42,7 @@ class FrameKind(IntEnum):
     ERROR = 3
     PING = 4
     PONG = 5
+    NOTE = 6  # a request that nobody waits for: what comes of it stays there
     HELLO = 16  # the handshake, in this order
     CHALLENGE = 17
     PROOF = 18

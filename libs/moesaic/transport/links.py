@@ -1,7 +1,7 @@
 """The links of one network: both kinds, their heartbeat, and their common end."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import cast
 
 from moesaic.errors import MoesaicError
@@ -46,9 +46,9 @@ class Links:
         """Worker ids of the peers that are served now, sorted."""
         return sorted(link.peer for link in self._served)
 
-    async def all_left(self) -> None:
-        """Wait until no peer is served."""
-        while self._served:
+    async def all_left(self, besides: Collection[str] = ()) -> None:
+        """Wait until no peer is served, or none but those whose worker ids are ``besides``."""
+        while any(link.peer not in besides for link in self._served):
             self._left.clear()
             await self._left.wait()
 

@@ -37,16 +37,17 @@ class ServedLink:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def on_message(self, message: Message) -> None:
-        """Start serving a request, or answer a ping; anything else ends the connection."""
+        """Start serving a request or a note, or answer a ping; anything else ends the connection."""
         try:
             frame = Frame.decode(message, self._limits)
             if frame.kind is FrameKind.PING:
                 self._wire.send(Frame(kind=FrameKind.PONG, seq=frame.seq).encode())
-            elif frame.kind is not FrameKind.REQUEST:
+            elif frame.kind not in (FrameKind.REQUEST, FrameKind.NOTE):
                 raise FrameError("kind", f"expected a request, got {frame.kind.name}")
             elif len(self._tasks) >= MAX_CONCURRENT:
                 busy = Overloaded(f"{MAX_CONCURRENT} requests of this peer are being served", 0.1)
-                self._wire.send(failure_frame(frame, busy).encode())
+                if frame.kind is FrameKind.REQUEST:
+                    self._wire.send(failure_frame(frame, busy).encode())
             else:
                 task = asyncio.get_running_loop().create_task(self._serve(frame))
                 self._tasks.add(task)
@@ -75,7 +76,10 @@ class ServedLink:
 
     async def _serve(self, request: Frame) -> None:
         try:
-            message = (await self._handler(request)).encode()
+            reply = await self._handler(request)
+            if request.kind is FrameKind.NOTE:
+                return
+            message = reply.encode()
         except MoesaicError as error:
             message = failure_frame(request, error).encode()
         except Exception:
@@ -85,5 +89,5 @@ class ServedLink:
             message = failure_frame(
                 request, MoesaicError("the worker failed; see its log")
             ).encode()
-        if self._alive:
+        if self._alive and request.kind is FrameKind.REQUEST:
             self._wire.send(message)

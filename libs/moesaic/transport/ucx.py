@@ -11,7 +11,7 @@ import functools
 import hashlib
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -143,9 +143,9 @@ class UcxNetwork:
         """Worker ids of the peers that this network serves now, sorted."""
         return self._links.served_peers
 
-    async def all_left(self) -> None:
-        """Wait until this network serves nobody."""
-        await self._links.all_left()
+    async def all_left(self, besides: Collection[str] = ()) -> None:
+        """Wait until this network serves nobody but those whose worker ids are ``besides``."""
+        await self._links.all_left(besides)
 
     async def close(self) -> None:
         """See ``Network.close``."""

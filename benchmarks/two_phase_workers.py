@@ -1,0 +1,198 @@
+"""The workers that ``benchmarks.two_phase`` measures: one process each, on its node.
+
+What runs in them is what runs in services: ``RoutedDispatcher`` with ``AdaptiveExchange`` on the
+attention side, ``ExpertHost`` behind ``ExpertRelay`` on the other. A process reads orders, one JSON
+object a line, from a socket, and answers each with one.
+"""
+
+import asyncio
+import ctypes
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import structlog
+import torch
+
+from benchmarks.shaped_network import ShapedNetwork
+from moesaic.dispatch.exchange import metrics
+from moesaic.dispatch.exchange.adaptive import AdaptiveExchange
+from moesaic.dispatch.exchange.contacts import Contact
+from moesaic.dispatch.exchange.costs import CASES
+from moesaic.dispatch.exchange.relay import ExpertRelay
+from moesaic.dispatch.host import ExpertHost
+from moesaic.dispatch.routed import RoutedDispatcher
+from moesaic.messages.placement import Placement
+from moesaic.models.checkpoint import Checkpoint
+from moesaic.models.config import ModelConfig, load_config
+from moesaic.models.gate import load_gates
+from moesaic.transport.frame import Frame, FrameLimits
+from moesaic.transport.ucx import UcxNetwork
+
+CPU, FP32 = torch.device("cpu"), torch.float32
+SECRET = b"benchmark"
+TIMEOUT_S = 30.0
+
+
+class ExpertWorker:
+    """Serves what it is placed with."""
+
+    def __init__(self, name: str, node: str, address: str, model: Path) -> None:
+        self.name, self.node, self.address = name, node, address
+        self.checkpoint, self.config = Checkpoint(model), load_config(model)
+
+    async def open(self) -> str:
+        """Listen; where."""
+        slots = self.config.moe.num_experts
+        self.host = ExpertHost(self.checkpoint, self.config, self.name, slots, FP32, CPU)
+        self.network = network_of(self.name, self.address, self.config)
+        self.relay = ExpertRelay(self.name, self.network, self.host.answer, self.host.placement)
+        return await self.network.listen(self.address, 0, self.relay.answer)
+
+    async def place(self, placement: Placement, neighbours: list[Contact]) -> dict[str, Any]:
+        """Load experts."""
+        self.host.prepare(placement)
+        self.host.commit(placement.epoch)
+        return {}
+
+
+class AttentionWorker:
+    """Runs steps of layers without attention: rows go to the experts, and sums come back."""
+
+    def __init__(self, name: str, node: str, address: str, model: Path) -> None:
+        self.name, self.node, self.address = name, node, address
+        self.config = load_config(model)
+        self.gates = load_gates(Checkpoint(model), self.config, FP32, CPU)
+        self.exchange: AdaptiveExchange | None = None
+
+    async def open(self) -> str:
+        """Listen; where."""
+        self.network = network_of(self.name, self.address, self.config)
+        self.dispatcher = RoutedDispatcher(self.network, self.gates, TIMEOUT_S)
+        return await self.network.listen(self.address, 0, self._answer)
+
+    async def _answer(self, request: Frame) -> Frame:
+        assert self.exchange is not None
+        return await self.exchange.answer(request)
+
+    async def place(self, placement: Placement, neighbours: list[Contact]) -> dict[str, Any]:
+        """Link to all expert workers."""
+        self.neighbours = neighbours
+        self.dispatcher.set_placement(placement)
+        await self.dispatcher.reachable()
+        return {}
+
+    async def mode(self, mode: str) -> dict[str, Any]:
+        """Exchange in this way from now on, and know nothing of what was learned before."""
+        if self.exchange is not None:
+            await self.exchange.close()
+        self.exchange = AdaptiveExchange(
+            self.network,
+            self.name,
+            self.node,
+            mode,  # type: ignore[arg-type]
+            TIMEOUT_S,
+            self.dispatcher.route_of,
+        )
+        self.exchange.set_neighbours(self.neighbours)
+        self.dispatcher.use(self.exchange)
+        return {}
+
+    async def measured(self) -> dict[str, Any]:
+        """Wait until it is known what links cost."""
+        assert self.exchange is not None
+        while self.exchange.costs is None:
+            await self._step(1)
+            await asyncio.sleep(0.05)
+        return {"costs": msgspec.to_builtins(self.exchange.costs)}
+
+    async def run(self, rows: int, steps: int) -> dict[str, Any]:
+        """Run steps; seconds of every layer, and what was counted meanwhile."""
+        before = counted()
+        layers = [seconds for _ in range(steps) for seconds in await self._step(rows)]
+        after = counted()
+        return {"layers_s": layers, "counted": {k: after[k] - before[k] for k in after}}
+
+    async def _step(self, rows: int) -> list[float]:
+        step = self.dispatcher.begin_step()
+        hidden, layers = torch.randn(rows, self.config.hidden_size), []
+        for layer in self.config.moe_layers:
+            started = time.perf_counter()
+            await self.dispatcher.dispatch(step, layer, hidden)
+            layers.append(time.perf_counter() - started)
+        self.dispatcher.end_step(step)
+        return layers
+
+
+def network_of(name: str, address: str, config: ModelConfig) -> UcxNetwork:
+    """As services open it: shared memory inside a node, the network between nodes."""
+    limits = FrameLimits.of_hidden_size(config.hidden_size)
+    return UcxNetwork(name, "worker", SECRET, limits, own_address=address)
+
+
+def counted() -> dict[str, float]:
+    """What exchanges have counted in this process."""
+    found = {f"{link}_messages": metrics.MESSAGES.labels(link) for link in ("inter", "intra")}
+    for case in CASES:
+        for why in ("told", "faster", "exploring"):
+            found[f"rounds {case} {why}"] = metrics.ROUNDS.labels(case, why)
+        found[f"predicted {case}"] = metrics.PREDICTED.labels(case)
+        found[f"taken {case}"] = metrics.TAKEN.labels(case)
+    return {name: float(counter._value.get()) for name, counter in found.items()}
+
+
+async def work(role: str, name: str, node: str, address: str, model: Path, control: Path) -> None:
+    """Do what is said on the control socket until it ends."""
+    made = (AttentionWorker if role == "attention" else ExpertWorker)(name, node, address, model)
+    listening = await made.open()
+    reader, writer = await asyncio.open_unix_connection(str(control), limit=1 << 26)
+
+    async def say(answer: dict[str, Any]) -> None:
+        writer.write(json.dumps(answer).encode() + b"\n")
+        await writer.drain()
+
+    await say({"name": name, "role": role, "node": node, "address": listening})
+    while line := await reader.readline():
+        order = json.loads(line)
+        verb = order.pop("do")
+        if verb == "place":
+            order["placement"] = msgspec.convert(order["placement"], Placement)
+            order["neighbours"] = [Contact(*contact) for contact in order["neighbours"]]
+        with torch.inference_mode():
+            await say(await getattr(made, verb)(**order))
+    os._exit(0)  # nothing of it is worth closing
+
+
+def main() -> None:
+    """Import everything once, then fork: nodes, and on each of them its workers."""
+    told = json.loads(sys.argv[1])
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    torch.set_num_threads(1)
+    network = ShapedNetwork(told["prefix"], told["nodes"])
+    for node, (role, count) in told["nodes"].items():
+        if os.fork() == 0:
+            die_with_parent()
+            network.enter(node)
+            for n in range(count):
+                if os.fork() == 0:
+                    die_with_parent()
+                    address = network.addresses[node]
+                    paths = Path(told["model"]), Path(told["control"])
+                    asyncio.run(work(role, f"{node}-{n}", node, address, *paths))
+            signal.pause()
+    sys.stdin.readline()  # until the bench ends
+
+
+def die_with_parent() -> None:
+    """Never outlive whoever has forked this process."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+if __name__ == "__main__":
+    main()

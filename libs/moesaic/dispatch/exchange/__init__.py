@@ -1,0 +1,1 @@
+"""How do a layer's rows and sums travel between attention nodes and expert nodes?"""

@@ -1,0 +1,189 @@
+"""Phase 1: the rows of one node's attention workers, brought together layer by layer.
+
+Workers step at their own pace, so rows are not collected from everybody: a round takes whatever is
+offered for one layer while it is open. At a step's first layer it waits for the regulars, who began a
+step lately, also if they are in the middle of one; at the others for those who were in the opener's
+last round. It waits no longer than patience lasts, and whoever has stayed away is waited for no more
+until it comes again: one without work costs one wait. Workers that begin a step together stay
+together, for the sums of a round reach all of them at once.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from moesaic.dispatch.exchange.sending import Reach
+from moesaic.errors import MoesaicError, NotReady
+
+PATIENCE_SHARE = 0.5  # of what a round takes to its sums; of a step, before the first layer
+_PATIENCE_S = (0.0005, 0.05)  # the least and the most
+_IDLE_S = 1.0  # no step takes so long
+_FADES = 0.8  # what a round's time weighs after the next one
+
+
+@dataclass(eq=False)
+class Offer:
+    """One worker's rows for one layer, and who waits for their sum."""
+
+    worker_id: str
+    hidden: Tensor  # [n, H]
+    shared: list[Tensor]  # of the request: the same for all rows
+    reach: Reach
+    sums: "asyncio.Future[Tensor]" = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+
+@dataclass(eq=False)
+class _Round:
+    """Offers for one layer, until they leave together."""
+
+    key: Hashable
+    layer: int
+    first: bool  # of a step's layers
+    awaited: set[str]
+    opened_s: float
+    offers: list[Offer] = field(default_factory=list)
+    closing: asyncio.TimerHandle | None = None  # set once it is open
+
+
+class Gathering:
+    """Opens and closes rounds. Lives on the engine thread's event loop."""
+
+    def __init__(
+        self, send: Callable[[int, list[Offer], float], Awaitable[Tensor]], max_rows: int
+    ) -> None:
+        """Gather for ``send``, which takes a layer, offers by worker id and when the first of them
+        came, and returns the sums of all rows in this order. A round has at most ``max_rows`` rows,
+        unless one worker alone has more."""
+        self._send, self._max_rows = send, max_rows
+        self._open: dict[Hashable, _Round] = {}
+        self._regulars: set[str] = set()
+        self._companions: dict[str, frozenset[str]] = {}  # by worker: who was in its last round
+        self._round_s = self._step_s = 0.0  # what rounds take to their sums, and steps
+        self._first_s = 0.0  # when a round for a first layer has left last
+        self._running: set[asyncio.Task[None]] = set()
+
+    @property
+    def regulars(self) -> frozenset[str]:
+        """Who is waited for at a step's first layer."""
+        return frozenset(self._regulars)
+
+    def patience_s(self, first: bool) -> float:
+        """How long a round stays open for those who are missing; ``first`` of a step's layers?"""
+        least, most = _PATIENCE_S
+        return min(most, max(least, PATIENCE_SHARE * (self._step_s if first else self._round_s)))
+
+    async def join(self, layer: int, offer: Offer) -> Tensor:
+        """Put rows into the round for ``layer``, and wait for their sums.
+
+        Only rows that the same experts can be asked for together share a round.
+
+        Raises:
+            MoesaicError: the exchange failed for the whole round.
+        """
+        key = _key(layer, offer)
+        round_ = self._open.get(key)
+        if round_ is not None and _rows(round_) + len(offer.hidden) > self._max_rows:
+            self._close(round_)
+            round_ = None
+        if round_ is None:
+            loop = asyncio.get_running_loop()
+            first = layer == min(offer.reach.targets)
+            awaited = self._regulars if first else self._companions.get(offer.worker_id, ())
+            round_ = _Round(key, layer, first, set(awaited), loop.time())
+            round_.closing = loop.call_later(self.patience_s(first), self._close, round_)
+            self._open[key] = round_
+        round_.offers.append(offer)
+        if round_.first:
+            self._regulars.add(offer.worker_id)
+        for other in list(self._open.values()):
+            if other is round_ or not other.first:
+                other.awaited.discard(offer.worker_id)
+            if not other.awaited:
+                self._close(other)
+        return await offer.sums
+
+    def leave(self, worker_id: str) -> None:
+        """Wait for this worker no more; it may come again."""
+        self._regulars.discard(worker_id)
+        self._companions.pop(worker_id, None)
+        for round_ in list(self._open.values()):
+            round_.awaited.discard(worker_id)
+            if not round_.awaited:
+                self._close(round_)
+
+    async def close(self) -> None:
+        """Fail the rounds that are open, and end those that run."""
+        for round_ in list(self._open.values()):
+            self._open.pop(round_.key)
+            if round_.closing is not None:
+                round_.closing.cancel()
+            _fail(round_, NotReady("this attention worker stopped", code="draining"))
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+    def _close(self, round_: _Round) -> None:
+        if self._open.get(round_.key) is not round_:
+            return
+        del self._open[round_.key]
+        if round_.closing is not None:
+            round_.closing.cancel()
+        together = frozenset(offer.worker_id for offer in round_.offers)
+        self._companions |= dict.fromkeys(together, together)
+        if round_.first:
+            self._regulars -= round_.awaited
+            self._learn_step(asyncio.get_running_loop().time())
+        task = asyncio.get_running_loop().create_task(self._run(round_))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    def _learn_step(self, now: float) -> None:
+        took_s = now - self._first_s
+        self._first_s = now
+        if took_s < _IDLE_S:
+            self._step_s = _faded(self._step_s, took_s)
+
+    async def _run(self, round_: _Round) -> None:
+        loop = asyncio.get_running_loop()
+        offers = sorted(round_.offers, key=lambda offer: offer.worker_id)
+        started = loop.time()
+        try:
+            sums = await self._send(round_.layer, offers, round_.opened_s)
+        except MoesaicError as error:
+            _fail(round_, error)
+            return
+        except BaseException:
+            _fail(round_, MoesaicError("the exchange failed; see the log"))
+            raise
+        self._round_s = _faded(self._round_s, loop.time() - started)
+        start = 0
+        for offer in offers:
+            end = start + len(offer.hidden)
+            if not offer.sums.done():  # who offered may have gone
+                offer.sums.set_result(sums[start:end])
+            start = end
+
+
+def _key(layer: int, offer: Offer) -> Hashable:
+    hidden = offer.hidden
+    shared = tuple(tensor.numpy().tobytes() for tensor in offer.shared)
+    return layer, offer.reach.placement.epoch, hidden.shape[1], hidden.dtype, shared
+
+
+def _faded(known_s: float, new_s: float) -> float:
+    return _FADES * known_s + (1 - _FADES) * new_s if known_s else new_s
+
+
+def _rows(round_: _Round) -> int:
+    return sum(len(offer.hidden) for offer in round_.offers)
+
+
+def _fail(round_: _Round, error: MoesaicError) -> None:
+    for offer in round_.offers:
+        if not offer.sums.done():
+            offer.sums.set_exception(error)
+            offer.sums.exception()  # who offered may have gone

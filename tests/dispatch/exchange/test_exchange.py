@@ -1,0 +1,213 @@
+"""Rows in two phases bring the sums of local experts, and the very bits of going directly, whatever happens."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from moesaic.dispatch.exchange import metrics
+
+ONE_ONE = (["a"], ["x"])
+SHAPES = [
+    (["a"], ["x", "x"]),  # A < E
+    (["a", "a"], ["x", "x"]),  # A = E
+    (["a", "a", "a"], ["x", "x"]),  # A > E
+    (["a", "a", "b"], ["x", "x", "y"]),  # nodes of different sizes
+    (["a", "a", "b", "b"], ["x", "x", "y", "y"]),
+    (["a", "b"], ["x", "y"]),  # a worker each: nothing to bring together
+    (["a", "a"], ["x", "a", "x", "a"]),  # experts on the own node as well, and in between
+    (["a", "a"], ["", "", ""]),  # nodes of their own
+]
+
+
+@pytest.mark.parametrize("mode", ["case-1", "case-2", "direct"])
+@pytest.mark.parametrize(("attention", "experts"), SHAPES)
+async def test_any_shape_gives_the_sums_of_local_experts(
+    open_lab: Any, attention: list[str], experts: list[str], mode: str
+) -> None:
+    async with open_lab("inprocess", attention, experts, mode) as lab:
+        await lab.check([3 + 2 * n for n in range(len(attention))])
+        await lab.check([1] * len(attention), seed=50)
+
+
+@pytest.mark.parametrize("mode", ["case-1", "case-2"])
+@pytest.mark.parametrize("kind", ["shm", "tcp"])
+async def test_real_links_carry_the_same_bits(open_lab: Any, kind: str, mode: str) -> None:
+    async with open_lab(kind, ["a", "a", "b"], ["x", "x", "y", "y"], mode) as lab:
+        await lab.check([64, 5, 17])
+        await lab.check([1, 300, 2], seed=9)
+
+
+@pytest.mark.parametrize(("mode", "there_and_back"), [("case-1", 4 + 2), ("case-2", 2 + 2)])
+async def test_workers_that_step_together_share_their_messages(
+    open_lab: Any,
+    count: Callable[..., float],
+    monkeypatch: pytest.MonkeyPatch,
+    mode: str,
+    there_and_back: int,
+) -> None:
+    monkeypatch.setattr("moesaic.dispatch.exchange.adaptive._ALONE_S", 0.0)
+    async with open_lab("inprocess", ["a", "a"], ["x", "x", "y", "y"], mode) as lab:
+        await lab.meet_up()
+        before = count(metrics.MESSAGES, "inter")
+
+        await asyncio.gather(lab.step(0, 4), lab.step(1, 4))
+
+        per_layer = (count(metrics.MESSAGES, "inter") - before) / len(lab.config.moe_layers)
+        assert per_layer == there_and_back  # directly: 2 x 4 there and as many back
+
+
+async def test_a_worker_without_rows_is_waited_for_once(
+    open_lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moesaic.dispatch.exchange.adaptive._ALONE_S", 0.0)
+    async with open_lab("inprocess", ["a", "a"], ["x", "x"], "case-2") as lab:
+        await lab.meet_up()
+        gathering = lab.attention[0].exchange._gathering
+
+        await lab.step(0, 4)
+
+        assert gathering.regulars == {"attention-0"}
+        await lab.check([4, 4])
+
+
+async def test_a_worker_whose_gatherer_has_no_rows_goes_on_alone(open_lab: Any) -> None:
+    async with open_lab("inprocess", ["a", "a"], ["x", "x"], "case-1") as lab:
+        await lab.step(1, 4)
+
+        assert lab.attention[1].exchange._alone
+        for got, expected in zip(await lab.step(1, 4), await lab.expected(1, 4), strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["case-1", "case-2"])
+async def test_an_attention_worker_comes_and_goes_in_the_middle(open_lab: Any, mode: str) -> None:
+    async with open_lab("tcp", ["a", "a"], ["x", "x"], mode) as lab:
+        await lab.check([4, 6])
+
+        await lab.add_attention(2, "a")
+        lab.meet()
+        lab.attention[2].dispatcher.set_placement(lab.experts[0].host.placement(1))
+        await lab.linked()
+        await lab.check([4, 6, 3])
+
+        gone = lab.attention.pop(0)  # which has gathered the rows
+        stepping = asyncio.gather(lab.step(0, 6, seed=1), lab.step(1, 3, seed=1))
+        await gone.dispatcher.close()
+        await gone.network.close()
+        found = await stepping
+        for worker, (rows, seed) in enumerate([(6, 1), (3, 1)]):
+            for got, expected in zip(
+                found[worker], await lab.expected(worker, rows, seed), strict=True
+            ):
+                torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+        lab.meet()
+        await lab.check([4, 4])
+
+
+async def test_a_new_epoch_in_the_middle_of_a_step(open_lab: Any) -> None:
+    async with open_lab("inprocess", ["a", "a"], ["x", "x"], "case-2") as lab:
+        dispatcher = lab.attention[1].dispatcher
+        step = dispatcher.begin_step()
+        lab.place(epoch=2)
+        hidden = lab.rows(4, 1, 0)
+
+        got = await dispatcher.dispatch(step, 0, hidden)  # its neighbour is in the next epoch
+
+        expected = await lab.local.dispatch(lab.local.begin_step(), 0, hidden)
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+        dispatcher.end_step(step)
+        await lab.check([4, 4])
+
+
+@pytest.mark.parametrize("mode", ["case-1", "case-2"])
+async def test_a_node_that_cannot_reach_itself_is_asked_directly(
+    open_lab: Any, count: Callable[..., float], mode: str
+) -> None:
+    async with open_lab("inprocess", ["a"], ["x", "x"], mode) as lab:
+        for expert in lab.experts:
+            expert.relay._contacts._network = lab.network("nobody")
+            expert.relay._contacts._network._secret = b"another"
+        before = count(metrics.FALLBACKS, "worker_lost")
+
+        await lab.check([5])
+
+        assert count(metrics.FALLBACKS, "worker_lost") > before
+
+
+@pytest.mark.parametrize("mode", ["case-1", "case-2"])
+async def test_colleagues_that_chose_other_experts_are_overruled(open_lab: Any, mode: str) -> None:
+    async with open_lab("inprocess", ["a"], ["x", "x"], mode) as lab:
+        crooked = lab.experts[1].host._gates[1]
+        straight = crooked._linear
+        crooked._linear = lambda x: -straight(x)
+
+        await lab.check([5])
+
+
+async def test_a_relay_asks_nobody_on_another_node(open_lab: Any) -> None:
+    from moesaic.dispatch.exchange.orders import Relay, encode
+    from moesaic.errors import InvalidInput
+    from moesaic.transport.frame import Frame, FrameKind
+
+    async with open_lab("inprocess", ["a"], ["x", "y"], "case-2") as lab:
+        for instances in ([0, 1], [1], [0, 7]):
+            request = Frame(
+                kind=FrameKind.REQUEST,
+                epoch=1,
+                seq=1,
+                tensors=[torch.zeros(1, 32), torch.tensor([[0, 1]], dtype=torch.int32)],
+                body=encode(Relay(instances, 1.0)),
+            )
+            with pytest.raises(InvalidInput):
+                await lab.experts[0].relay.answer(request)
+
+
+async def test_auto_measures_links_and_learns(open_lab: Any) -> None:
+    async with open_lab("tcp", ["a", "a"], ["x", "x"], "auto") as lab:
+        await lab.check([4, 4])
+        for worker in lab.attention:
+            await worker.exchange._measuring
+
+        for seed in range(8):
+            await lab.check([4, 4], seed)
+
+        costs = lab.attention[0].exchange._costs
+        assert costs.inter.bytes_per_s > 0
+        assert lab.attention[0].exchange._chooser._kinds
+
+
+async def test_one_node_alone_is_never_asked_in_two_phases(
+    open_lab: Any, count: Callable[..., float]
+) -> None:
+    async with open_lab("inprocess", ["a", "a"], ["a", "a"], "auto") as lab:
+        await lab.check([4, 4])
+
+        assert lab.attention[0].exchange._measuring is None
+
+
+async def test_a_lost_instance_fails_the_step_as_it_does_directly(open_lab: Any) -> None:
+    from moesaic.errors import ExpertUnavailable
+
+    async with open_lab("tcp", ["a"], ["x", "x"], "case-2") as lab:
+        await lab.check([4])
+        dispatcher = lab.attention[0].dispatcher
+        step = dispatcher.begin_step()
+        await lab.experts[1].network.close()
+
+        with pytest.raises(ExpertUnavailable, match="expert-1"):
+            await dispatcher.dispatch(step, 0, lab.rows(4, 0, 0))
+
+        dispatcher.end_step(step)
+
+
+def test_a_placement_of_before_reads_as_nodes_of_their_own() -> None:
+    from moesaic.messages.placement import PlacedWorker
+
+    worker = PlacedWorker(worker_id="w", generation=1, admin_address="", data_address="")
+
+    assert worker.node_name != replace(worker, worker_id="v").node_name
+    assert replace(worker, node="n").node_name == replace(worker, node="n", worker_id="v").node_name
