@@ -19,6 +19,7 @@ from moesaic.engine.thread import engine_thread
 from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.config import load_config
 from moesaic.models.decoder import Decoder
+from moesaic.models.gate import load_gates
 from moesaic.prefix.block_hashes import BlockHasher
 from moesaic.v1 import attention_pb2 as pb
 from services.attention import admin
@@ -54,7 +55,8 @@ async def serving(model: Any) -> AsyncIterator[AttentionAdmin]:
 
     async with engine_thread(torch.device("cpu")) as thread:
         engine = await thread.run(opened())
-        service.attach(thread, engine, pb.EngineProfile(max_step_tokens=64))
+        profile = pb.EngineProfile(max_step_tokens=64)
+        service.attach(thread, engine, profile, lambda: load_gates(*how))
         running = asyncio.create_task(thread.run(engine.run()))
         yield service
         running.cancel()

@@ -20,6 +20,7 @@ import structlog
 import torch
 
 from moesaic.dispatch.contract import Dispatcher, Step
+from moesaic.dispatch.tracing import StepTracer
 from moesaic.engine import metrics
 from moesaic.engine.batching import Batcher, Plan, Tally
 from moesaic.engine.blocks import BLOCK_SIZE
@@ -78,6 +79,7 @@ class Engine:
         self._progress = Progress(self.batcher)
         self._emit, self._tell_blocks, self._recovery_s = emit, tell_blocks, recovery_s
         self._work_came = asyncio.Event()
+        self._tracer: StepTracer | None = None
         self._epoch = 0
 
     def submit(self, request: Request) -> None:
@@ -91,6 +93,10 @@ class Engine:
     def cancel(self, key: RequestKey) -> None:
         """Forget a request; no event of it follows. Unknown keys are ignored."""
         self.batcher.cancel(key)
+
+    def trace(self, tracer: StepTracer | None) -> None:
+        """Have every step watched from now on, or none any more."""
+        self._tracer = tracer
 
     def load(self) -> Load:
         """What there is to do now."""
@@ -163,7 +169,10 @@ class Engine:
     async def _compute_plan(self, step: Step, plan: Plan, events: list[Event]) -> None:
         batch = _to_batch(plan.chunks)
         self._cache.copy_blocks(plan.copies)
-        logits = await self._decoder.forward(batch, self._cache, self._moe_of(step))
+        moe = self._moe_of(step)
+        if self._tracer is not None:
+            moe = self._tracer.watching(batch.sequence_rows, moe)
+        logits = await self._decoder.forward(batch, self._cache, moe)
         self._progress.advance(plan.chunks, logits, step.epoch, events)
 
     async def _compute_slice(self, step: Step, piece: Slice, events: list[Event]) -> None:
