@@ -59,7 +59,7 @@ def problems(draw: st.DrawFn) -> Problem:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(problem=problems())
 def test_every_expert_is_held_and_no_instance_has_too_many(name: str, problem: Problem) -> None:
     placed = make_placement(name, problem)
@@ -122,6 +122,7 @@ def test_slots_that_nobody_may_take_are_left_empty() -> None:
     assert empty_slots(placed) == 4
 
 
+@settings(deadline=None)
 @given(
     weights=st.lists(st.integers(0, 20), min_size=1, max_size=6),
     slots=st.lists(st.integers(0, 7), min_size=1, max_size=4),
@@ -147,7 +148,7 @@ def test_replicas_are_as_many_as_fit_and_can_be_placed(
     np.testing.assert_array_equal(board.held.sum(axis=1), replicas)
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(
     num_experts=st.integers(2, 10),
     num_instances=st.integers(2, 5),
@@ -179,6 +180,7 @@ def test_with_equal_slots_a_single_swap_always_makes_room(
     assert (board.held.sum(axis=0) <= num_slots).all()
 
 
+@settings(deadline=None)
 @given(problem=problems(), steps=st.integers(0, 20))
 def test_the_search_never_raises_the_largest_co_activation(problem: Problem, steps: int) -> None:
     weights = problem.weights(0)
@@ -294,7 +296,7 @@ def brute_force(demand: Any, slots: tuple[int, ...]) -> float:
     return float(best)
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     num_experts=st.integers(1, 5),
@@ -313,6 +315,7 @@ def test_the_optimum_is_that_of_trying_everything(
     assert remote_calls(dance(problem), demand) >= best
 
 
+@settings(deadline=None)
 @given(seed=st.integers(0, 10**6), slots=st.lists(st.integers(1, 6), min_size=2, max_size=4))
 def test_slots_that_may_move_between_layers_never_cost_more_calls(
     seed: int, slots: list[int]

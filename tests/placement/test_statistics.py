@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moesaic.errors import InvalidInput
@@ -32,6 +32,7 @@ def small_window() -> ActivationWindow:
     return window_of(recorder)
 
 
+@settings(deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 40), max_size=8),
     shape=st.tuples(st.integers(2, 12), st.integers(1, 4)),

@@ -27,7 +27,7 @@ class Recording:
     steps: list[TracedStep] = field(default_factory=list)
     rows: int = 0
     dropped: dict[str, int] = field(default_factory=dict)  # steps, by worker
-    watching: int = 0  # workers that have begun
+    begun: asyncio.Event = field(default_factory=asyncio.Event)  # a worker watches
 
     def trace(self) -> Trace | None:
         """The recording as one part; None if no worker has begun."""
@@ -90,7 +90,7 @@ def _begin(recording: Recording, shape: pb.TraceShape) -> None:
     if recording.shape is not None and recording.shape != shape:
         raise InvalidInput("workers", "must all serve the same model")
     recording.shape = shape
-    recording.watching += 1
+    recording.begun.set()
 
 
 def _ids(recording: Recording, layers: pb.TracedLayers) -> NDArray[Any]:

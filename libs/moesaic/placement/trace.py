@@ -139,9 +139,7 @@ class Trace:
         )
         ids = [step.topk_ids.astype(_id_type(self.num_experts)) for step in self.steps]
         rows = np.concatenate(ids, axis=1) if ids else np.zeros((len(self.layers), 0, self.top_k))
-        packed = lzma.compress(
-            table.tobytes() + rows.transpose(0, 2, 1).tobytes(), check=lzma.CHECK_CRC64
-        )
+        packed = _packed(table.tobytes() + rows.transpose(0, 2, 1).tobytes())
         text = msgspec.json.encode(header)
         return _HEAD.pack(MAGIC, VERSION, len(text)) + text + packed
 
@@ -197,6 +195,12 @@ class Trace:
         for step in steps:
             trace._require_fitting(step)
         return trace
+
+
+def _packed(content: bytes) -> bytes:
+    dictionary = min(max(len(content), 1 << 12), 1 << 23)
+    method = {"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": dictionary}
+    return lzma.compress(content, check=lzma.CHECK_CRC64, filters=[method])
 
 
 def _read_header(data: bytes) -> tuple[_Header, bytes]:
