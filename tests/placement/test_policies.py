@@ -106,7 +106,7 @@ def test_junk_in_counts_does_no_harm(name: str) -> None:
 
 
 def test_an_unknown_policy_is_refused_with_those_there_are() -> None:
-    with pytest.raises(InvalidInput, match="eplb, janus"):
+    with pytest.raises(InvalidInput, match="eplb, eplb-batches"):
         make_placement("best", Problem(traffic=(traffic_of(2, 0),), slots=(2,)))
 
 
@@ -253,6 +253,19 @@ def test_spreading_comes_close_to_the_exact_optimum() -> None:
         assert found >= best - 1e-6
         gaps.append(found / best - 1)
     assert np.mean(gaps) < 0.1
+
+
+def test_experts_that_meet_in_batches_are_kept_apart_though_no_row_chooses_both() -> None:
+    # Experts 0 and 1 are always active together, in different rows; so are 2 and 3.
+    batches = [np.array([[0, 4], [1, 5]]), np.array([[2, 4], [3, 5]])] * 10
+    traffic = LayerTraffic.of_batches(batches, 6)
+    problem = Problem(traffic=(traffic,), slots=(3, 3))
+
+    (layer,) = make_placement("janus-batches", problem)
+
+    assert all(len({0, 1} & set(held)) == 1 for held in layer)
+    assert all(len({2, 3} & set(held)) == 1 for held in layer)
+    assert traffic.coactivation[0, 1] == traffic.coactivation[2, 3] == 0
 
 
 def test_groups_stay_on_one_node() -> None:

@@ -106,6 +106,7 @@ def test_the_best_placement_is_chosen_with_what_it_should_bring() -> None:
     assert choice.policy in ("eplb", "janus")
     assert choice.gain > 0.2
     assert choice.after.max_activated == min(choice.tried.values())
+    assert choice.after.batches == 20  # the other half is what policies see
     assert choice.load_bytes == 10 * choice.loads == 10 * loads(lopsided, choice.slots)
 
 
