@@ -21,6 +21,7 @@ from moesaic.placement.statistics import Floats, LayerTraffic
 from moesaic.placement.uniform import Slots
 
 MAX_SEARCH_STEPS = 200  # of the final search, for each layer
+SEARCH_PARTNERS = 8  # instances with least co-activation, with which the one with most exchanges
 
 
 def janus(
@@ -123,8 +124,8 @@ def coactivation_loads(held: NDArray[np.bool_], together: Floats) -> Floats:
 def lower_largest(board: Board, together: Floats, max_steps: int = MAX_SEARCH_STEPS) -> None:
     """Swap or move single experts, in place, while the largest co-activation of an instance sinks.
 
-    Each step takes the exchange with the fullest instance that leaves least on the fuller of the
-    two. No step raises the largest, so the search never does.
+    Each step takes the exchange between the fullest instance and one of the emptiest that leaves
+    least on the fuller of the two. No step raises the largest, so the search never does.
     """
     for _ in range(max_steps):
         added = together @ board.held  # [E, N]
@@ -150,7 +151,7 @@ def _best_exchange(
     limit = float(loads[full]) - tolerance
     best: tuple[int, int | None, int] | None = None
     mine = np.flatnonzero(board.held[:, full])
-    for other in range(len(loads)):
+    for other in np.argsort(loads, kind="stable")[:SEARCH_PARTNERS].tolist():
         if other == full:
             continue
         out = mine[~board.held[mine, other]]
