@@ -19,6 +19,7 @@ from moesaic.placement.aebs import replica_table
 from moesaic.placement.policies import POLICIES
 from moesaic.placement.policies.remote import remote_calls
 from moesaic.placement.problem import Problem
+from moesaic.placement.recorder import ActivationRecorder
 from moesaic.placement.replay import aebs_counts
 from moesaic.placement.statistics import MAX_KEPT_SAMPLES, Floats, LayerTraffic
 from moesaic.placement.trace import Trace, TracedStep
@@ -32,6 +33,7 @@ COMPARED = (
 EDGE_SLOTS = (9, 9, 18)  # servers with one, one and two devices, as in DanceMoE section IV
 FIRST_SETS = 6  # the other task sets are of kinds that the model was not trained on
 SOLVED = {"demo": (6, 32, 4, 10), "26x64x3": (26, 64, 3, 28), "60x160x16": (60, 160, 16, 12)}
+RECORDED = {"32 rows, top-4 of 32": (32, 4, 32), "512 rows, top-8 of 160": (512, 8, 160)}
 LARGEST = {"60x256x64": (60, 256, 64, 5)}
 DRAWN = (("deepseek-v2", (8, 25)), ("deepseek-v2", (16, 12)), ("qwen3-235b", (8, 20)))
 
@@ -72,6 +74,7 @@ def run(quick: bool) -> dict[str, Any]:
             "drawn": _drawn(2 if quick else 6),
             "remote": _remote(trace),
             "solve_s": _times(SOLVED if quick else {**SOLVED, **LARGEST}),
+            "record_us": {name: _record_us(*shape) for name, shape in RECORDED.items()},
             "less_than_eplb": gains,
         },
         "paper": {
@@ -86,6 +89,7 @@ def run(quick: bool) -> dict[str, Any]:
             "share of (row, expert) choices that another server has to serve",
             "janus counts co-activation of rows, as the paper does; janus-batches that of up to 256 sampled batches",
             "solve_s: all layers, one run each, after scipy is loaded",
+            "record_us: processor time to note one dispatch batch of one layer, and its share of counting",
             *(["quick: fewer steps and fleets, the same code path"] if quick else []),
         ],
     }
@@ -219,6 +223,17 @@ def _times(shapes: dict[str, tuple[int, int, int, int]]) -> dict[str, dict[str, 
             policy(problem)
             figures[called][name] = round(time.perf_counter() - started, 3)
     return figures
+
+
+def _record_us(num_rows: int, top_k: int, num_experts: int) -> float:
+    scores = np.random.default_rng(0).random((num_rows, num_experts))
+    topk_ids = np.argsort(-scores, axis=1)[:, :top_k].astype(np.int32)
+    recorder, count = ActivationRecorder(num_experts), 200
+    started = time.process_time()
+    for _ in range(count):
+        recorder.record(0, topk_ids)
+    recorder.window(worker_id="", generation=0, model_digest="", epoch=0)
+    return round(1e6 * (time.process_time() - started) / count, 1)
 
 
 def _skewed(num_experts: int, rng: np.random.Generator) -> LayerTraffic:
