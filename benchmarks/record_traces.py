@@ -1,8 +1,9 @@
 """Record the routing traces in ``benchmarks/data``: ``python -m benchmarks.record_traces FILE [--more DIR]``.
 
 A real suite of the demo model answers requests of several task sets, one after the other; its attention worker streams
-what the gates choose. For each set: labels are scored (prefill), then answers are generated eight and thirty-two at a
-time (prefill, then decode). ``--more`` names a directory of further sets in the same format.
+what the gates choose. For each set, twice: labels are scored (prefill), then answers are generated eight and thirty-two
+at a time (prefill, then decode); so both halves of a set hold the same kinds of steps. ``--more`` names a directory of
+further sets in the same format.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import gzip
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +36,9 @@ MORE_SETS = {  # of tasks that the model has not seen at all
     "sst5": "classification/sst5.test.jsonl.gz",
     "bbh_choice": "bigbench/bbh_choice.eval.jsonl.gz",
 }
-SCORED = 40  # rows whose labels are scored, eight at a time
-GENERATED = {8: 16, 32: 64}  # prompts, by how many run at once
+ROUNDS = 2
+SCORED = 20  # of a round, rows whose labels are scored, eight at a time
+GENERATED = {8: 8, 32: 32}  # of a round, prompts, by how many run at once
 ANSWER_TOKENS = 40
 PASSAGE_CHARS = 400
 MAX_S = 300.0  # of one set
@@ -63,7 +66,7 @@ def rows_of(path: Path) -> Iterator[Row]:
 
 
 def _evenly(rows: Sequence[Any]) -> Sequence[Any]:
-    wanted = SCORED + sum(GENERATED.values())
+    wanted = ROUNDS * (SCORED + sum(GENERATED.values()))
     return rows[:: max(1, len(rows) // wanted)][:wanted]
 
 
@@ -92,12 +95,12 @@ async def record_set(part: str, rows: Sequence[Row], url: str, worker: str) -> T
     begun = asyncio.create_task(recording.begun.wait())
     await asyncio.wait({reader, begun}, return_when=asyncio.FIRST_COMPLETED)
     async with httpx.AsyncClient(base_url=url, timeout=MAX_S) as client:
-        scored = [row for row in rows[:SCORED] if row.labels]
-        await _ask(client, scored, 8, scored=True)
-        start = SCORED
-        for at_once, count in GENERATED.items():
-            await _ask(client, rows[start : start + count], at_once, scored=False)
-            start += count
+        left = iter(rows)
+        for _ in range(ROUNDS):
+            scored = [row for row in islice(left, SCORED) if row.labels]
+            await _ask(client, scored, 8, scored=True)
+            for at_once, count in GENERATED.items():
+                await _ask(client, list(islice(left, count)), at_once, scored=False)
     await asyncio.sleep(0.5)  # the last steps are on their way
     recording.enough.set()
     await reader

@@ -1,6 +1,7 @@
 """Recording which experts a suite's traffic chooses."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,17 +10,23 @@ from moesaic.placement.trace import Trace
 from tests.suites import MOESAIC, Suite
 
 
-def recorded(suite: Suite, file: Path, *flags: str) -> Trace:
-    """What is recorded while one answer is generated."""
-    command = [str(MOESAIC), "trace", "record", str(file), "--max-rows", "30", *flags]
+def recorded(suite: Suite, file: Path, *flags: str, interrupt: bool = False) -> Trace:
+    """What is recorded while answers are generated: thirty rows, or what came until Ctrl-C."""
+    flags += () if interrupt else ("--max-rows", "30")
+    command = [str(MOESAIC), "trace", "record", str(file), "--seconds", "600", *flags]
     with subprocess.Popen(
         command, cwd=suite.directory, stderr=subprocess.PIPE, text=True
     ) as recorder:
         assert recorder.stderr is not None
         assert recorder.stderr.readline().startswith("recording attention-0")
-        while recorder.poll() is None:  # until it watches, and has seen enough
-            asked = suite.cli("generate", "Once upon a time", "--max-tokens", "20")
-            assert asked.returncode == 0, asked.stderr
+        asked = 0
+        while recorder.poll() is None:  # it does not say when it begins to watch
+            answer = suite.cli("generate", "Once upon a time", "--max-tokens", "20")
+            assert answer.returncode == 0, answer.stderr
+            asked += 1
+            if interrupt and asked == 3:
+                recorder.send_signal(signal.SIGINT)
+                recorder.wait()
         assert recorder.returncode == 0, recorder.stderr.read()
     return Trace.decode(file.read_bytes())
 
@@ -30,12 +37,12 @@ def test_a_suite_is_recorded_part_by_part_and_replayed(
     file = tmp_path / "suite.moetrace"
 
     first = recorded(disaggregated, file, "--part", "one")
-    both = recorded(disaggregated, file, "--part", "two", "--append")
+    both = recorded(disaggregated, file, "--part", "two", "--append", interrupt=True)
 
     assert (first.num_experts, first.top_k, first.layers) == (32, 4, (0, 1, 2, 3, 4, 5))
+    assert first.num_rows >= 30
     assert both.parts == ("one", "two")
-    assert len(both.selected(["one"])) == len(first.steps)
-    assert min(trace.num_rows for trace in (first, both)) >= 30
+    assert len(both.selected(["one"])) == len(first.steps) < len(both.steps)
     shown = disaggregated.cli("trace", "replay", str(file), "--instances", "2", "--json")
     assert shown.returncode == 0, shown.stderr
     facts = json.loads(shown.stdout)
