@@ -66,6 +66,7 @@ bench: .venv/installed-dev
 	@$(BIN)/moesaic bench router $(ARGS)
 	@$(BIN)/moesaic bench sweeps $(ARGS)
 	@$(BIN)/moesaic bench aebs $(ARGS)
+	@$(BIN)/moesaic bench placement $(ARGS)
 
 # Everything that needs a CUDA device, into one file: tests, timings, transfers. Without a device
 # there is nothing to do. On a machine where nothing may be installed, name a Python that has torch

@@ -16,23 +16,22 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.aebs_routing import (
-    DEMO,
     POPULARITY,
     SHAPES,
     TOPICALITY,
     TOPICS,
-    WINDOW,
     Rows,
     Shape,
     batches_of,
     drawn_layer,
     placed,
-    recorded_layers,
 )
 from moesaic.kernels import aebs
 from moesaic.kernels.native.library import library
+from benchmarks.routing_traces import DEMO_FLEETS, KINDS, demo_trace
 from moesaic.placement.aebs import Costs, memory_bound, schedule_experts
 from moesaic.placement.replica_choices import POLICIES, activated_experts
+from moesaic.placement.trace_report import evenly, halves
 
 DRAWN_ROWS = 6000  # of each layer, half of them to count replicas on
 NO_HELP = 0.02  # a gain over random choice below this is none
@@ -41,13 +40,13 @@ TARGETS = {"gap_to_optimum": 0.01, "id_order_gap": 0.05, "cpu_us": 30.0, "kernel
 
 def run(quick: bool) -> dict[str, Any]:
     """All shapes, then the time of a decision."""
-    layers, batches, windows = (2, 4, 16) if quick else (4, 8, 48)
+    layers, batches, steps = (2, 4, 16) if quick else (4, 8, 80)
     rng = np.random.default_rng(0)
     figures: dict[str, Any] = {}
     for name, shape in SHAPES.items():
         drawn = [drawn_layer(shape, DRAWN_ROWS, rng) for _ in range(layers)]
         figures[name] = _fleets(shape, drawn, batches, rng)
-    figures["demo"] = _fleets(DEMO, recorded_layers(windows), batches, rng)
+    figures["demo"] = _recorded(steps, rng)
     cases = {
         f"{name}, {fleet}, {rows}": case
         for name, fleets in figures.items()
@@ -57,12 +56,11 @@ def run(quick: bool) -> dict[str, Any]:
     without_help = [name for name, case in cases.items() if case["gain_over_random"] < 1 + NO_HELP]
     return {
         "config": {
-            "shapes": {name: vars(shape) for name, shape in {**SHAPES, "demo": DEMO}.items()},
+            "shapes": {name: vars(shape) for name, shape in SHAPES.items()},
             "layers": {"drawn": layers, "demo": "all"},
-            "batches_per_layer": batches,
+            "batches_per_layer": {"drawn": batches, "demo": steps},
             "drawn_rows": DRAWN_ROWS,
             "drawn_from": {"topics": TOPICS, "sd": [POPULARITY, TOPICALITY], "noise": "Gumbel"},
-            "recorded_tokens": windows * WINDOW,
         },
         "figures": {
             **figures,
@@ -83,8 +81,8 @@ def run(quick: bool) -> dict[str, Any]:
             "gaps are of mean largest counts; gain_over_random: random choice per expert over ours, 1 is no gain",
             f"no_help: gains below {NO_HELP:.0%}. Without spare slots there is nothing to choose. With few of them the "
             "gain shrinks as more experts are active, since what has one replica decides; see active_share",
-            "drawn routing is synthetic; the demo's is recorded here, on text that it was not trained on, rows of a "
-            "batch from anywhere in it, as decoding has them",
+            "drawn routing is synthetic; the demo's are the steps of a real suite that answered nine task sets "
+            "(benchmarks/data): replicas are counted on the first half of each set, steps are of the second",
             "slots per instance follow JANUS section 5.3, where 200 experts of DeepSeek-V2's size fill 8 instances; "
             "its own are not printed, nor is its routing, so its figures are beside ours, not the same experiment",
             "cpu_us: 512 rows of 8 of 160 experts on 16 instances, tensors in, tensors out; cpu_us_16_rows: for 16",
@@ -118,18 +116,49 @@ def _case(
     batches: int,
     rng: np.random.Generator,
 ) -> dict[str, Any]:
+    halved = [(rows[: len(rows) // 2], rows[len(rows) // 2 :]) for rows in layers]
+    return _measured(
+        [
+            (placed(counted, shape.num_experts, fleet), list(batches_of(rest, size, batches, rng)))
+            for counted, rest in halved
+        ],
+        rng,
+    )
+
+
+def _recorded(steps: int, rng: np.random.Generator) -> dict[str, Any]:
+    """The demo model's recorded steps, in the batches in which they ran."""
+    trace = demo_trace()
+    figures: dict[str, Any] = {}
+    for instances, slots in DEMO_FLEETS:
+        figures[f"{instances}x{slots}_slots"] = cases = {}
+        for kind, phases in KINDS.items():
+            counted, held_out = halves(trace, phases)
+            measured = evenly(held_out, steps)
+            layers = []
+            for idx in range(len(trace.layers)):
+                rows = np.concatenate([step.topk_ids[idx] for step in counted])
+                replicas = placed(rows.astype(np.int64), trace.num_experts, (instances, slots))
+                layers.append(
+                    (replicas, [step.topk_ids[idx].astype(np.int64) for step in measured])
+                )
+            cases[kind] = _measured(layers, rng)
+    return figures
+
+
+def _measured(
+    layers: Sequence[tuple[NDArray[np.int32], Sequence[Rows]]], rng: np.random.Generator
+) -> dict[str, Any]:
+    """Every policy on the same batches, which each layer has beside its replica table."""
     counts: dict[str, list[Any]] = {name: [] for name in POLICIES}
     active = []
-    for rows in layers:
-        counted, held_out = rows[: len(rows) // 2], rows[len(rows) // 2 :]
-        replicas = placed(counted, shape.num_experts, fleet)
-        for topk_ids in batches_of(held_out, size, batches, rng):
-            active.append(len(np.unique(topk_ids)) / shape.num_experts)
+    for replicas, batches in layers:
+        num_experts, num_instances = replicas.shape
+        for topk_ids in batches:
+            active.append(len(np.unique(topk_ids)) / num_experts)
             for name, policy in POLICIES.items():
                 served = policy(topk_ids, replicas, rng)
-                counts[name].append(
-                    activated_experts(topk_ids, served, shape.num_experts, fleet[0])
-                )
+                counts[name].append(activated_experts(topk_ids, served, num_experts, num_instances))
     largest = {name: float(np.max(c, axis=1).mean()) for name, c in counts.items()}
     spread = {name: float(np.ptp(c, axis=1).mean()) for name, c in counts.items()}
     return {

@@ -1,28 +1,13 @@
-"""Routing to schedule: drawn in the shapes of known models, or recorded from the demo model on real text."""
+"""Routing to schedule, drawn in the shapes of known models."""
 
-import asyncio
-import gzip
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from moesaic.dispatch.local import LocalDispatcher
-from moesaic.models.checkpoint import Checkpoint
-from moesaic.models.config import load_config
-from moesaic.models.decoder import Decoder
-from moesaic.models.gate import load_gates
-from moesaic.models.step_batch import StepBatch
-from moesaic.models.tokenizer import Tokenizer
 from moesaic.placement.aebs import replica_table
 
-MODELS = Path(__file__).parents[1] / "models"
-TEXT = MODELS / "training/data/text/wikitext2.test.txt.gz"  # the model has not seen it
-WINDOW, BLOCK = 256, 16  # tokens
 TOPICS = 16
 POPULARITY, TOPICALITY = (
     0.7,
@@ -52,7 +37,6 @@ SHAPES = {
     "scaled-ds-2": Shape(200, 8, ((8, 25), (16, 25)), num_groups=8, topk_group=3),
     "qwen3-235b": Shape(128, 8, ((8, 20), (16, 12))),
 }
-DEMO = Shape(32, 4, ((4, 8), (4, 10), (8, 6)), batches=(4, 8, 16, 64))
 
 
 def drawn_layer(shape: Shape, num_rows: int, rng: np.random.Generator) -> Rows:
@@ -66,37 +50,6 @@ def drawn_layer(shape: Shape, num_rows: int, rng: np.random.Generator) -> Rows:
     kept = np.full_like(grouped, -np.inf)
     np.put_along_axis(kept, best, np.take_along_axis(grouped, best, axis=1), axis=1)
     return np.argsort(-kept.reshape(logits.shape), axis=1)[:, : shape.top_k]
-
-
-def recorded_layers(num_windows: int) -> list[Rows]:
-    """What the demo model's gates choose for every token of so many windows of text, layer by layer."""
-    directory = MODELS / "demo"
-    config = load_config(directory)
-    parts = Checkpoint(directory), config, torch.float32, torch.device("cpu")
-    decoder, experts, gates = Decoder.load(*parts), LocalDispatcher(*parts), load_gates(*parts)
-    text = gzip.decompress(TEXT.read_bytes()).decode()[: num_windows * WINDOW * 8]
-    ids = torch.tensor(Tokenizer.load(directory).encode(text)[: num_windows * WINDOW])
-    cache, step = decoder.new_kv_cache(WINDOW // BLOCK), experts.begin_step()
-    recorded: dict[int, list[Tensor]] = {layer: [] for layer in config.moe_layers}
-
-    async def dispatch(layer: int, hidden: Tensor) -> Tensor:
-        recorded[layer].append(gates[layer](hidden)[1])
-        return await experts.dispatch(step, layer, hidden)
-
-    async def forward() -> None:
-        for window in ids.view(-1, WINDOW):
-            batch = StepBatch(
-                token_ids=window,
-                positions=torch.arange(WINDOW),
-                sequence_rows=[WINDOW],
-                block_tables=[list(range(WINDOW // BLOCK))],
-                logit_rows=torch.arange(1),
-            )
-            await decoder.forward(batch, cache, dispatch)
-
-    with torch.inference_mode():
-        asyncio.run(forward())
-    return [torch.cat(chosen).long().numpy() for chosen in recorded.values()]
 
 
 def placed(rows: Rows, num_experts: int, fleet: tuple[int, int]) -> NDArray[np.int32]:

@@ -21,11 +21,12 @@ from moesaic.engine.requests import (
     RequestKey,
 )
 from moesaic.engine.thread import EngineThread
-from moesaic.errors import InvalidInput, MoesaicError, NotReady
+from moesaic.errors import InvalidInput, MoesaicError, NotReady, Overloaded
 from moesaic.models.config import ModelConfig
 from moesaic.v1 import attention_pb2 as pb
 from moesaic.v1 import attention_pb2_grpc
 from services.attention.block_log import BlockLog
+from services.attention.tracing import OpenGates, traced
 from services.attention.wire import compile_grammar, decode_submit, encode_event
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -43,6 +44,8 @@ class AttentionAdmin(attention_pb2_grpc.AttentionServiceServicer):
         self._config, self._compiler = config, compiler
         self._thread: EngineThread | None = None
         self._engine: Engine | None = None
+        self._open_gates: OpenGates = dict
+        self._tracing = asyncio.Lock()
         self._streams: dict[int, Responses] = {}
         self._next_stream = itertools.count(1)
         self._blocks = BlockLog(pb.EngineProfile())
@@ -53,9 +56,16 @@ class AttentionAdmin(attention_pb2_grpc.AttentionServiceServicer):
         self.draining = False
         self.load = Load(0, 0, 0, 0, 0, ("the checkpoint to be loaded",))
 
-    def attach(self, thread: EngineThread, engine: Engine, profile: pb.EngineProfile) -> None:
-        """Start taking requests; ``profile`` is what gateways are told of the engine."""
-        self._thread, self._engine = thread, engine
+    def attach(
+        self,
+        thread: EngineThread,
+        engine: Engine,
+        profile: pb.EngineProfile,
+        open_gates: OpenGates,
+    ) -> None:
+        """Start taking requests; ``profile`` is what gateways are told of the engine, ``open_gates``
+        reads the gates for whoever records a trace."""
+        self._thread, self._engine, self._open_gates = thread, engine, open_gates
         self._blocks = BlockLog(profile)
         for stream in self._watching:
             self._tell_all_blocks(stream)
@@ -210,6 +220,24 @@ class AttentionAdmin(attention_pb2_grpc.AttentionServiceServicer):
         self._close(key)
         if self._engine is not None and self._thread is not None:
             self._thread.call(self._engine.cancel, key)
+
+    async def RecordTrace(
+        self, request: pb.RecordTraceRequest, context: Context
+    ) -> AsyncIterator[pb.RecordTraceResponse]:
+        """Which experts are chosen, while the caller reads."""
+        async with errors_as_status(context):
+            if self._tracing.locked():
+                raise Overloaded("a trace of this attention worker is being recorded already")
+            async with self._tracing:
+                if self._engine is None or self._thread is None:
+                    raise NotReady("this attention worker has no engine now")
+                engine, thread = self._engine, self._thread
+                try:
+                    async for response in traced(self._config, engine, thread, self._open_gates):
+                        yield response
+                finally:
+                    if self._thread is thread:  # else the engine has ended
+                        thread.call(engine.trace, None)
 
     async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
         """What there is to do now."""

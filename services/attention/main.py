@@ -134,7 +134,14 @@ async def serve(settings: AttentionSettings) -> None:
         engine = await thread.run(
             _open_engine(settings, config, decoder, dispatcher, emit, hasher, tell_blocks)
         )
-        service.attach(thread, engine, _profile(settings, hasher))
+        service.attach(
+            thread,
+            engine,
+            _profile(settings, hasher),
+            lambda: load_gates(
+                checkpoint, config, getattr(torch, settings.dtype), torch.device(settings.device)
+            ),
+        )
         parts.callback(service.detach)
         lease = await parts.enter_async_context(
             registered(

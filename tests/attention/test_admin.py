@@ -7,6 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
+import numpy as np
 import pytest
 import torch
 
@@ -19,6 +21,7 @@ from moesaic.engine.thread import engine_thread
 from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.config import load_config
 from moesaic.models.decoder import Decoder
+from moesaic.models.gate import load_gates
 from moesaic.prefix.block_hashes import BlockHasher
 from moesaic.v1 import attention_pb2 as pb
 from services.attention import admin
@@ -54,7 +57,8 @@ async def serving(model: Any) -> AsyncIterator[AttentionAdmin]:
 
     async with engine_thread(torch.device("cpu")) as thread:
         engine = await thread.run(opened())
-        service.attach(thread, engine, pb.EngineProfile(max_step_tokens=64))
+        profile = pb.EngineProfile(max_step_tokens=64)
+        service.attach(thread, engine, profile, lambda: load_gates(*how))
         running = asyncio.create_task(thread.run(engine.run()))
         yield service
         running.cancel()
@@ -217,3 +221,39 @@ async def test_a_tokenizer_that_cannot_be_read_is_not_named_to_callers(tiny_mode
 
     assert response.failure.field == "guided"
     assert str(tiny_model.directory) not in response.failure.message
+
+
+class Ended:
+    """A call that says why it was ended."""
+
+    async def abort(self, code: grpc.StatusCode, details: str, **metadata: Any) -> None:
+        raise grpc.aio.AbortError(details)
+
+
+async def test_a_trace_holds_what_the_gates_of_every_layer_chose(tiny_model: Any) -> None:
+    config = load_config(tiny_model.directory)
+    async with serving(tiny_model) as service:
+        stream: Any = service.RecordTrace(pb.RecordTraceRequest(), Any)
+        shape = (await anext(stream)).shape
+        prompt = list(range(1, 21))
+        generation = pb.Generation(max_tokens=4, ignore_eos=True)
+        submit = pb.Submit(request_id="a", token_ids=prompt, generation=generation)
+        async for response in told(service, commands(submit)):
+            if response.WhichOneof("event") == "finished":
+                break
+        layers = [(await anext(stream)).layers for _ in range(4)]
+
+        assert (shape.num_experts, shape.top_k) == (config.moe.num_experts, config.moe.top_k)
+        assert list(shape.layers) == list(config.moe_layers)
+        assert [(step.rows, step.decode_rows) for step in layers] == [(20, 0)] + [(1, 1)] * 3
+        for step in layers:
+            ids = np.frombuffer(step.topk_ids, "<u2")
+            assert ids.size == len(shape.layers) * step.rows * shape.top_k
+            assert ids.max() < shape.num_experts
+        other: Any = service.RecordTrace(pb.RecordTraceRequest(), Ended())
+        with pytest.raises(grpc.aio.AbortError, match="recorded already"):
+            await anext(other)
+        await stream.aclose()  # and the next one may begin
+        again: Any = service.RecordTrace(pb.RecordTraceRequest(), Any)
+        assert (await anext(again)).WhichOneof("event") == "shape"
+        await again.aclose()

@@ -21,6 +21,7 @@ def bench(
             "aebs",
             "routed",
             "two-phase",
+            "placement",
             "kernels",
         ],
         typer.Argument(help="What to measure."),

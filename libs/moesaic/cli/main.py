@@ -5,7 +5,18 @@ from typing import Annotated
 
 import typer
 
-from moesaic.cli import api_keys, bench, classify, doctor, generate, run_batch, serve, status, up
+from moesaic.cli import (
+    api_keys,
+    bench,
+    classify,
+    doctor,
+    generate,
+    run_batch,
+    serve,
+    status,
+    trace,
+    up,
+)
 from moesaic.cli.console import say
 from moesaic.cli.outcome import CommandError, Exit
 from moesaic.errors import MoesaicError
@@ -27,6 +38,7 @@ app.command()(run_batch.run_batch)
 app.command()(doctor.doctor)
 app.command()(bench.bench)
 app.add_typer(api_keys.app, name="api-key")
+app.add_typer(trace.app, name="trace")
 app.command(context_settings=PASS_THROUGH)(serve.serve)
 
 

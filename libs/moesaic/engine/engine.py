@@ -23,6 +23,7 @@ import structlog
 import torch
 
 from moesaic.dispatch.contract import Dispatcher, Step
+from moesaic.dispatch.tracing import StepTracer
 from moesaic.engine import metrics
 from moesaic.engine.batching import Batcher, Plan, Tally
 from moesaic.engine.blocks import BLOCK_SIZE
@@ -85,6 +86,7 @@ class Engine:
         self._emit, self._tell_blocks, self._recovery_s = emit, tell_blocks, recovery_s
         self._micro_batches = micro_batches
         self._work_came = asyncio.Event()
+        self._tracer: StepTracer | None = None
         self._epoch = 0
 
     def submit(self, request: Request) -> None:
@@ -98,6 +100,10 @@ class Engine:
     def cancel(self, key: RequestKey) -> None:
         """Forget a request; no event of it follows. Unknown keys are ignored."""
         self.batcher.cancel(key)
+
+    def trace(self, tracer: StepTracer | None) -> None:
+        """Have every step watched from now on, or none any more."""
+        self._tracer = tracer
 
     def load(self) -> Load:
         """What there is to do now."""
@@ -179,6 +185,8 @@ class Engine:
         self._progress.advance(plan.chunks, logits, step.epoch, events)
 
     async def _forward(self, batch: StepBatch, moe: MoELayer) -> torch.Tensor:
+        if self._tracer is not None:
+            moe = self._tracer.watching(batch.sequence_rows, moe)
         return await self._decoder.forward(batch, self._cache, moe)
 
     async def _compute_slice(self, step: Step, piece: Slice, events: list[Event]) -> None:

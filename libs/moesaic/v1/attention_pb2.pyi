@@ -838,3 +838,114 @@ class GetLoadResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetLoadResponse: _TypeAlias = GetLoadResponse  # noqa: Y015
+
+@_typing.final
+class RecordTraceRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecordTraceRequest: _TypeAlias = RecordTraceRequest  # noqa: Y015
+
+@_typing.final
+class RecordTraceResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHAPE_FIELD_NUMBER: _builtins.int
+    LAYERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def shape(self) -> Global___TraceShape:
+        """comes first"""
+
+    @_builtins.property
+    def layers(self) -> Global___TracedLayers: ...
+    def __init__(
+        self,
+        *,
+        shape: Global___TraceShape | None = ...,
+        layers: Global___TracedLayers | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "layers", b"layers", "shape", b"shape"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "layers", b"layers", "shape", b"shape"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["shape", "layers"]  # noqa: Y015
+    _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+
+Global___RecordTraceResponse: _TypeAlias = RecordTraceResponse  # noqa: Y015
+
+@_typing.final
+class TraceShape(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    NUM_EXPERTS_FIELD_NUMBER: _builtins.int
+    TOP_K_FIELD_NUMBER: _builtins.int
+    LAYERS_FIELD_NUMBER: _builtins.int
+    model_digest: _builtins.str
+    num_experts: _builtins.int
+    top_k: _builtins.int
+    @_builtins.property
+    def layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """decoder layers"""
+
+    def __init__(
+        self,
+        *,
+        model_digest: _builtins.str = ...,
+        num_experts: _builtins.int = ...,
+        top_k: _builtins.int = ...,
+        layers: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["layers", b"layers", "model_digest", b"model_digest", "num_experts", b"num_experts", "top_k", b"top_k"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TraceShape: _TypeAlias = TraceShape  # noqa: Y015
+
+@_typing.final
+class TracedLayers(_message.Message):
+    """Some layers of one step, in order; a step with many rows comes in several messages."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: _builtins.int
+    DECODE_ROWS_FIELD_NUMBER: _builtins.int
+    NUM_LAYERS_FIELD_NUMBER: _builtins.int
+    TOPK_IDS_FIELD_NUMBER: _builtins.int
+    DROPPED_STEPS_FIELD_NUMBER: _builtins.int
+    rows: _builtins.int
+    decode_rows: _builtins.int
+    """rows of sequences that had one row in the step"""
+    num_layers: _builtins.int
+    """in this message"""
+    topk_ids: _builtins.bytes
+    """uint16, little-endian, [num_layers][rows][top_k], heaviest first"""
+    dropped_steps: _builtins.int
+    """so far, because they were read too slowly"""
+    def __init__(
+        self,
+        *,
+        rows: _builtins.int = ...,
+        decode_rows: _builtins.int = ...,
+        num_layers: _builtins.int = ...,
+        topk_ids: _builtins.bytes = ...,
+        dropped_steps: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_rows", b"decode_rows", "dropped_steps", b"dropped_steps", "num_layers", b"num_layers", "rows", b"rows", "topk_ids", b"topk_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TracedLayers: _TypeAlias = TracedLayers  # noqa: Y015

@@ -45,6 +45,11 @@ class AttentionServiceStub:
                 request_serializer=moesaic_dot_v1_dot_attention__pb2.GetLoadRequest.SerializeToString,
                 response_deserializer=moesaic_dot_v1_dot_attention__pb2.GetLoadResponse.FromString,
                 _registered_method=True)
+        self.RecordTrace = channel.unary_stream(
+                '/moesaic.v1.AttentionService/RecordTrace',
+                request_serializer=moesaic_dot_v1_dot_attention__pb2.RecordTraceRequest.SerializeToString,
+                response_deserializer=moesaic_dot_v1_dot_attention__pb2.RecordTraceResponse.FromString,
+                _registered_method=True)
 
 
 class AttentionServiceServicer:
@@ -64,6 +69,13 @@ class AttentionServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RecordTrace(self, request, context):
+        """Which experts the rows of every step choose, from now on until the caller leaves. One caller at a time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AttentionServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -76,6 +88,11 @@ def add_AttentionServiceServicer_to_server(servicer, server):
                     servicer.GetLoad,
                     request_deserializer=moesaic_dot_v1_dot_attention__pb2.GetLoadRequest.FromString,
                     response_serializer=moesaic_dot_v1_dot_attention__pb2.GetLoadResponse.SerializeToString,
+            ),
+            'RecordTrace': grpc.unary_stream_rpc_method_handler(
+                    servicer.RecordTrace,
+                    request_deserializer=moesaic_dot_v1_dot_attention__pb2.RecordTraceRequest.FromString,
+                    response_serializer=moesaic_dot_v1_dot_attention__pb2.RecordTraceResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -133,6 +150,33 @@ class AttentionService:
             '/moesaic.v1.AttentionService/GetLoad',
             moesaic_dot_v1_dot_attention__pb2.GetLoadRequest.SerializeToString,
             moesaic_dot_v1_dot_attention__pb2.GetLoadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RecordTrace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/moesaic.v1.AttentionService/RecordTrace',
+            moesaic_dot_v1_dot_attention__pb2.RecordTraceRequest.SerializeToString,
+            moesaic_dot_v1_dot_attention__pb2.RecordTraceResponse.FromString,
             options,
             channel_credentials,
             insecure,

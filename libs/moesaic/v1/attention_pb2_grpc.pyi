@@ -36,6 +36,8 @@ class AttentionServiceStub:
     Execute: _grpc.StreamStreamMultiCallable[_attention_pb2.ExecuteRequest, _attention_pb2.ExecuteResponse]
     """One ordered stream per gateway: commands in, events out. When the stream ends, its requests are cancelled."""
     GetLoad: _grpc.UnaryUnaryMultiCallable[_attention_pb2.GetLoadRequest, _attention_pb2.GetLoadResponse]
+    RecordTrace: _grpc.UnaryStreamMultiCallable[_attention_pb2.RecordTraceRequest, _attention_pb2.RecordTraceResponse]
+    """Which experts the rows of every step choose, from now on until the caller leaves. One caller at a time."""
 
 @_typing.type_check_only
 class AttentionServiceAsyncStub(AttentionServiceStub):
@@ -45,6 +47,8 @@ class AttentionServiceAsyncStub(AttentionServiceStub):
     Execute: _aio.StreamStreamMultiCallable[_attention_pb2.ExecuteRequest, _attention_pb2.ExecuteResponse]  # type: ignore[assignment]
     """One ordered stream per gateway: commands in, events out. When the stream ends, its requests are cancelled."""
     GetLoad: _aio.UnaryUnaryMultiCallable[_attention_pb2.GetLoadRequest, _attention_pb2.GetLoadResponse]  # type: ignore[assignment]
+    RecordTrace: _aio.UnaryStreamMultiCallable[_attention_pb2.RecordTraceRequest, _attention_pb2.RecordTraceResponse]  # type: ignore[assignment]
+    """Which experts the rows of every step choose, from now on until the caller leaves. One caller at a time."""
 
 class AttentionServiceServicer(metaclass=_abc_1.ABCMeta):
     """One replica of the non-expert weights with its engine."""
@@ -63,5 +67,13 @@ class AttentionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _attention_pb2.GetLoadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_attention_pb2.GetLoadResponse, _abc.Awaitable[_attention_pb2.GetLoadResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def RecordTrace(
+        self,
+        request: _attention_pb2.RecordTraceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_attention_pb2.RecordTraceResponse], _abc.AsyncIterator[_attention_pb2.RecordTraceResponse]]:
+        """Which experts the rows of every step choose, from now on until the caller leaves. One caller at a time."""
 
 def add_AttentionServiceServicer_to_server(servicer: AttentionServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

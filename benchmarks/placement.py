@@ -1,0 +1,242 @@
+"""How good placements are that policies make: on traffic they did not see, under AEBS, and in remote calls.
+
+``max_activated``: mean over steps and layers of the largest number of distinct activated experts on any instance, with
+AEBS choosing replicas. Every policy is given the first half of each task set's steps and measured on the second half,
+all on the same steps, so differences to ``eplb`` are paired.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.aebs_routing import SHAPES, drawn_layer
+from benchmarks.routing_traces import KINDS, demo_trace
+from moesaic.placement.aebs import replica_table
+from moesaic.placement.policies import POLICIES
+from moesaic.placement.policies.remote import remote_calls
+from moesaic.placement.problem import Problem
+from moesaic.placement.recorder import ActivationRecorder
+from moesaic.placement.replay import aebs_counts
+from moesaic.placement.statistics import MAX_KEPT_SAMPLES, Floats, LayerTraffic
+from moesaic.placement.trace import Trace, TracedStep
+from moesaic.placement.trace_report import evenly, halves, traffic_of
+from moesaic.placement.uniform import Slots
+
+FLEETS = {"4x8": (8,) * 4, "4x10": (10,) * 4, "8x6": (6,) * 8, "8+12+20": (8, 12, 20)}
+COMPARED = (
+    "uniform", "redundance", "smartmoe", "eplb", "eplb-batches", "janus", "janus-unscaled", "janus-batches",
+)  # fmt: skip
+EDGE_SLOTS = (9, 9, 18)  # servers with one, one and two devices, as in DanceMoE section IV
+FIRST_SETS = 6  # the other task sets are of kinds that the model was not trained on
+SOLVED = {"demo": (6, 32, 4, 10), "26x64x3": (26, 64, 3, 28), "60x160x16": (60, 160, 16, 12)}
+RECORDED = {"32 rows, top-4 of 32": (32, 4, 32), "512 rows, top-8 of 160": (512, 8, 160)}
+LARGEST = {"60x256x64": (60, 256, 64, 5)}
+DRAWN = (("deepseek-v2", (8, 25)), ("deepseek-v2", (16, 12)), ("qwen3-235b", (8, 20)))
+
+
+def run(quick: bool) -> dict[str, Any]:
+    """Held-out parts of the recorded trace, then other task sets, drawn routing, remote calls and times."""
+    trace, steps = demo_trace(), 24 if quick else 160
+    fleets = dict(list(FLEETS.items())[:2]) if quick else FLEETS
+    held_out = {
+        kind: {
+            name: _compared(
+                *halves(trace, phases),
+                trace.num_experts,
+                slots,
+                steps if kind == "decode" else steps // 2,
+            )
+            for name, slots in fleets.items()
+        }
+        for kind, phases in KINDS.items()
+    }
+    seen = trace.selected(trace.parts[:FIRST_SETS], KINDS["decode"])
+    other = trace.selected(trace.parts[FIRST_SETS:], KINDS["decode"])
+    gains = _gains(held_out)
+    return {
+        "config": {
+            "trace": {
+                "parts": list(trace.parts),
+                "steps": len(trace.steps),
+                "rows": trace.num_rows,
+            },
+            "fleets": fleets,
+            "edge_slots": EDGE_SLOTS,
+            "steps": steps,
+        },
+        "figures": {
+            "held_out": held_out,
+            "other_task_sets": _compared(seen, other, trace.num_experts, FLEETS["4x10"], steps),
+            "drawn": _drawn(2 if quick else 6),
+            "remote": _remote(trace),
+            "solve_s": _times(SOLVED if quick else {**SOLVED, **LARGEST}),
+            "record_us": {name: _record_us(*shape) for name, shape in RECORDED.items()},
+            "less_than_eplb": gains,
+        },
+        "paper": {
+            "janus": "gives no figure for placement alone (section 3.4)",
+            "dance": "mean latency 30.6 % below EPLB for DeepSeek-V2-Lite (table II): time, not calls",
+        },
+        "notes": [
+            "less_than_eplb: the share by which max_activated is lower than of eplb, with the 95 % interval of paired "
+            "differences over steps; steps of one set resemble each other, so the true interval is wider",
+            "in 4x8 there are no spare slots, so placement alone decides; elsewhere AEBS evens out much of it",
+            "remote: servers have three task sets each; demand from the first half of the steps, calls on the second; "
+            "share of (row, expert) choices that another server has to serve",
+            "janus counts co-activation of rows, as the paper does; janus-batches that of up to 256 sampled batches",
+            "solve_s: all layers, one run each, after scipy is loaded",
+            "record_us: processor time to note one dispatch batch of one layer, and its share of counting",
+            *(["quick: fewer steps and fleets, the same code path"] if quick else []),
+        ],
+    }
+
+
+def _compared(
+    seen: Sequence[TracedStep],
+    held_out: Sequence[TracedStep],
+    num_experts: int,
+    slots: tuple[int, ...],
+    steps: int,
+) -> dict[str, Any]:
+    """Every policy on the same steps: what it makes of the traffic seen."""
+    traffic = _as_a_scheduler_has_it(traffic_of(seen, num_experts))
+    measured = evenly(held_out, steps)
+    masks = [
+        _masks([step.topk_ids[idx] for step in measured], num_experts)
+        for idx in range(len(traffic))
+    ]
+    problem = Problem(traffic=traffic, slots=slots)
+    counts = {name: _largest(POLICIES[name](problem), masks) for name in COMPARED}
+    return _beside_eplb(counts)
+
+
+def _as_a_scheduler_has_it(traffic: tuple[LayerTraffic, ...]) -> tuple[LayerTraffic, ...]:
+    """All counts, but only so many sampled batches as are kept."""
+    stride = -(-len(traffic[0].sampled) // MAX_KEPT_SAMPLES)
+    return tuple(replace(layer, sampled=layer.sampled[::stride]) for layer in traffic)
+
+
+def _masks(batches: Sequence[NDArray[Any]], num_experts: int) -> NDArray[np.bool_]:
+    masks = np.zeros((len(batches), num_experts), bool)
+    for mask, topk_ids in zip(masks, batches, strict=True):
+        mask[topk_ids] = True
+    return masks
+
+
+def _largest(placed: Sequence[Slots], masks: Sequence[NDArray[np.bool_]]) -> Floats:
+    """Of each step, the fullest instance's and the emptiest's activated experts, mean over layers, ``[2, steps]``."""
+    found = []
+    for slots, batches in zip(placed, masks, strict=True):
+        replicas = replica_table(slots, batches.shape[1])
+        loads = np.array([aebs_counts(mask, replicas) for mask in batches])
+        found.append((loads.max(axis=1), loads.min(axis=1)))
+    counts: Floats = np.mean(np.array(found, np.float64), axis=0)
+    return counts
+
+
+def _beside_eplb(counts: dict[str, Floats]) -> dict[str, Any]:
+    base = counts["eplb"][0]
+    figures = {}
+    for name, (largest, smallest) in counts.items():
+        less = base - largest
+        interval = 1.96 * less.std(ddof=1) / np.sqrt(len(less)) if len(less) > 1 else 0.0
+        figures[name] = {
+            "max_activated": round(float(largest.mean()), 3),
+            "spread": round(float((largest - smallest).mean()), 2),
+            "less_than_eplb": round(float(less.mean() / base.mean()), 4),
+            "plus_minus": round(float(interval / base.mean()), 4),
+        }
+    return figures
+
+
+def _gains(held_out: dict[str, Any]) -> dict[str, dict[str, str]]:
+    return {
+        f"{kind}, {fleet}": {
+            name: f"{100 * of[name]['less_than_eplb']:+.1f} % +- {100 * of[name]['plus_minus']:.1f}"
+            for name in ("janus", "eplb-batches", "janus-batches")
+        }
+        for kind, fleets in held_out.items()
+        for fleet, of in fleets.items()
+    }
+
+
+def _drawn(layers: int) -> dict[str, Any]:
+    """Routing in the shapes of known models, 64 rows a step."""
+    figures = {}
+    for name, (instances, slots) in DRAWN:
+        shape, rng = SHAPES[name], np.random.default_rng(0)
+        rows = [drawn_layer(shape, 6400, rng) for _ in range(layers)]
+        batches = [np.split(layer, 100) for layer in rows]
+        traffic = tuple(LayerTraffic.of_batches(layer[:50], shape.num_experts) for layer in batches)
+        masks = [_masks(layer[50::5], shape.num_experts) for layer in batches]
+        problem = Problem(traffic=traffic, slots=(slots,) * instances)
+        counts = {policy: _largest(POLICIES[policy](problem), masks) for policy in COMPARED}
+        figures[f"{name}, {instances}x{slots}"] = _beside_eplb(counts)
+    return figures
+
+
+def _remote(trace: Trace) -> dict[str, Any]:
+    """Remote calls where every server has task sets of its own."""
+    seen: list[Floats] = []
+    held_out: list[Floats] = []
+    for server in range(len(EDGE_SLOTS)):
+        parts = set(trace.parts[server :: len(EDGE_SLOTS)])
+        for half, into in zip(
+            halves(trace, ("decode", "prefill", "mixed")), (seen, held_out), strict=True
+        ):
+            mine = [step for step in half if trace.parts[step.part] in parts]
+            into.append(np.stack([layer.tokens for layer in traffic_of(mine, trace.num_experts)]))
+    demand, then = np.stack(seen), np.stack(held_out)  # [N, L, E]
+    demand, then = (
+        d / d.sum(axis=(1, 2), keepdims=True) for d in (demand, then)
+    )  # servers count alike
+    traffic = traffic_of(halves(trace, ("decode", "prefill", "mixed"))[0], trace.num_experts)
+    figures = {}
+    for name, policy in POLICIES.items():
+        for pooled in (False, True) if name in ("dance", "optimal") else (False,):
+            problem = Problem(traffic=traffic, slots=EDGE_SLOTS, demand=demand, pooled=pooled)
+            placed = policy(problem)
+            figures[name + (", slots pooled over layers" if pooled else "")] = {
+                "seen": round(remote_calls(placed, demand) / demand.sum(), 4),
+                "held_out": round(remote_calls(placed, then) / then.sum(), 4),
+            }
+    return figures
+
+
+def _times(shapes: dict[str, tuple[int, int, int, int]]) -> dict[str, dict[str, float]]:
+    figures: dict[str, dict[str, float]] = {}
+    rng = np.random.default_rng(0)
+    for called, (layers, experts, instances, slots) in shapes.items():
+        traffic = tuple(_skewed(experts, rng) for _ in range(layers))
+        demand = rng.gamma(0.3, size=(instances, layers, experts))
+        problem = Problem(traffic=traffic, slots=(slots,) * instances, demand=demand)
+        figures[called] = {}
+        for name, policy in POLICIES.items():
+            policy(
+                Problem(traffic=traffic[:1], slots=problem.slots, demand=demand[:, :1])
+            )  # loads scipy
+            started = time.perf_counter()
+            policy(problem)
+            figures[called][name] = round(time.perf_counter() - started, 3)
+    return figures
+
+
+def _record_us(num_rows: int, top_k: int, num_experts: int) -> float:
+    scores = np.random.default_rng(0).random((num_rows, num_experts))
+    topk_ids = np.argsort(-scores, axis=1)[:, :top_k].astype(np.int32)
+    recorder, count = ActivationRecorder(num_experts), 200
+    started = time.process_time()
+    for _ in range(count):
+        recorder.record(0, topk_ids)
+    recorder.window(worker_id="", generation=0, model_digest="", epoch=0)
+    return round(1e6 * (time.process_time() - started) / count, 1)
+
+
+def _skewed(num_experts: int, rng: np.random.Generator) -> LayerTraffic:
+    scores = 0.7 * rng.standard_normal(num_experts) + rng.gumbel(size=(640, num_experts))
+    rows = np.argsort(-scores, axis=1)[:, :8]
+    return LayerTraffic.of_batches(np.split(rows, 20), num_experts)

@@ -1,0 +1,73 @@
+"""Recording which experts a suite's traffic chooses."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from moesaic.placement.trace import Trace
+from tests.suites import MOESAIC, Suite
+
+
+def recorded(suite: Suite, file: Path, *flags: str, interrupt: bool = False) -> Trace:
+    """What is recorded while answers are generated: thirty rows, or what came until Ctrl-C."""
+    flags += () if interrupt else ("--max-rows", "30")
+    command = [str(MOESAIC), "trace", "record", str(file), "--seconds", "600", *flags]
+    with subprocess.Popen(
+        command, cwd=suite.directory, stderr=subprocess.PIPE, text=True
+    ) as recorder:
+        assert recorder.stderr is not None
+        assert recorder.stderr.readline().startswith("recording attention-0")
+        asked = 0
+        while recorder.poll() is None:  # it does not say when it begins to watch
+            answer = suite.cli("generate", "Once upon a time", "--max-tokens", "20")
+            assert answer.returncode == 0, answer.stderr
+            asked += 1
+            if interrupt and asked == 3:
+                recorder.send_signal(signal.SIGINT)
+                recorder.wait()
+        assert recorder.returncode == 0, recorder.stderr.read()
+    return Trace.decode(file.read_bytes())
+
+
+def test_a_suite_is_recorded_part_by_part_and_replayed(
+    disaggregated: Suite, tmp_path: Path
+) -> None:
+    file = tmp_path / "suite.moetrace"
+
+    first = recorded(disaggregated, file, "--part", "one")
+    both = recorded(disaggregated, file, "--part", "two", "--append", interrupt=True)
+
+    assert (first.num_experts, first.top_k, first.layers) == (32, 4, (0, 1, 2, 3, 4, 5))
+    assert first.num_rows >= 30
+    assert both.parts == ("one", "two")
+    assert len(both.selected(["one"])) == len(first.steps) < len(both.steps)
+    shown = disaggregated.cli("trace", "replay", str(file), "--instances", "2", "--json")
+    assert shown.returncode == 0, shown.stderr
+    facts = json.loads(shown.stdout)
+    assert sum(part["rows"] for part in facts["parts"]) == both.num_rows
+    assert facts["placed_on"] == {"instances": 2, "slots": 20}
+
+
+def test_what_cannot_be_recorded_or_read_is_said(tmp_path: Path) -> None:
+    def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [sys.executable, "-m", "moesaic.cli", "trace", *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    (tmp_path / "text").write_text("no trace")
+
+    nowhere, damaged, absent = (
+        run("record", "x"),
+        run("replay", "text"),
+        run("replay", "absent"),
+    )
+
+    assert (nowhere.returncode, damaged.returncode, absent.returncode) == (3, 1, 2)
+    assert "nothing runs in this directory" in nowhere.stderr
+    assert "is not a routing trace" in damaged.stderr
