@@ -1,0 +1,43 @@
+"""What the gates chose on one worker during one window."""
+
+from typing import Annotated
+
+import msgspec
+
+MAX_SENT_PAIRS = 4096  # of one layer; every pair of up to 91 experts
+MAX_SAMPLED_BATCHES = 64  # of one layer
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class LayerActivations(msgspec.Struct, frozen=True, kw_only=True):
+    """One layer's share of a window.
+
+    Pairs are those of distinct experts that rows chose together, the most frequent ones first; what
+    lies beyond ``MAX_SENT_PAIRS`` is only in ``pair_total``.
+    """
+
+    layer: Count  # decoder layer
+    rows: Count
+    batches: Count  # dispatch batches
+    tokens: list[Count]  # [E]: rows that chose the expert
+    active_batches: list[Count]  # [E]: batches in which any row did
+    pair_first: list[Count] = []  # the lower expert of each pair
+    pair_second: list[Count] = []
+    pair_count: list[Count] = []  # rows that chose both
+    pair_total: Count = 0  # rows over all pairs, counted and sent or not
+    sampled: list[
+        bytes
+    ] = []  # batches, evenly chosen: a bit for every expert that was active, lowest first
+
+
+class ActivationWindow(msgspec.Struct, frozen=True, kw_only=True, tag="activation.v1"):
+    """What one worker saw since its last window; every dispatch batch is in one worker's only."""
+
+    worker_id: str
+    generation: Count
+    model_digest: str
+    num_experts: Annotated[int, msgspec.Meta(ge=1)]
+    epoch: Count  # of the placement in force at the end
+    window_s: Annotated[float, msgspec.Meta(ge=0)]  # measured by the sender
+    layers: list[LayerActivations]

@@ -1,0 +1,11 @@
+"""Ways to place experts, by name and with one signature.
+
+A policy takes a ``Problem`` and returns ``[L][N][slots]`` expert ids, -1 for a slot that is empty.
+Every expert has a replica, no instance has an expert twice, and the same problem has the same
+answer everywhere. A policy raises ``PlacementInfeasible`` if the slots cannot hold every expert,
+and nothing else.
+"""
+
+from moesaic.placement.policies.registry import POLICIES, Policy, make_placement
+
+__all__ = ["POLICIES", "Policy", "make_placement"]
