@@ -15,6 +15,8 @@ from moesaic.cluster.lifecycle import run_service, stop_event
 from moesaic.cluster.own_addresses import own_addresses
 from moesaic.cluster.registry import next_generation, registered
 from moesaic.dispatch.host import ExpertHost
+from moesaic.dispatch.loading.giving import giving, pull_identity
+from moesaic.dispatch.loading.peers import Peers
 from moesaic.engine.thread import engine_thread
 from moesaic.kernels.native.library import require_library
 from moesaic.kernels.own_thread import on_own_thread
@@ -24,9 +26,11 @@ from moesaic.models.config import load_config
 from moesaic.settings import load_settings
 from moesaic.telemetry.logs import configure_logging
 from moesaic.telemetry.metrics import serve_metrics
+from moesaic.transport.contract import Handler
 from moesaic.transport.frame import FrameLimits
 from moesaic.transport.ucx import UcxNetwork
 from moesaic.v1 import expert_pb2_grpc
+from services.expert.activations import ActivationReporter
 from services.expert.admin import ExpertAdmin
 from services.expert.settings import ExpertSettings
 
@@ -80,8 +84,13 @@ async def serve(settings: ExpertSettings) -> None:
             getattr(torch, settings.dtype),
             torch.device(settings.device),
             settings.quantization,
+            settings.max_expert_bytes,
         )
         admin_service.host = host
+        layout = host.files.layout  # none on a GPU, where peers do not exchange experts
+        serve_frames: Handler = host.answer
+        if layout is not None:
+            serve_frames = giving(host, pull_identity(config.digest, layout))
 
         async def listen() -> tuple[UcxNetwork, str]:
             network = UcxNetwork(
@@ -92,8 +101,10 @@ async def serve(settings: ExpertSettings) -> None:
                 transports=settings.transports,
                 own_address=settings.data.host,
             )
+            if layout is not None:
+                admin_service.peers = Peers(network, worker_id, layout, config.digest)
             return network, await network.listen(
-                settings.data.host, settings.data_port, host.answer
+                settings.data.host, settings.data_port, serve_frames
             )
 
         network, data_address = await thread.run(listen())
@@ -117,6 +128,8 @@ async def serve(settings: ExpertSettings) -> None:
                     slots_per_layer=slots,
                     num_experts=config.moe.num_experts,
                     layers=list(config.moe_layers),
+                    expert_bytes=host.files.expert_bytes,
+                    max_expert_bytes=settings.max_expert_bytes,
                 ),
             )
         )
@@ -132,6 +145,11 @@ async def serve(settings: ExpertSettings) -> None:
         )
         keeper = asyncio.create_task(_keep_house(host, admin))
         parts.callback(keeper.cancel)
+        reporter = admin_service.reporter = ActivationReporter(
+            bus, host, worker_id, generation, config.digest, settings.activation_window_s
+        )
+        reporting = asyncio.create_task(reporter.run())
+        parts.callback(reporting.cancel)
         await stop.wait()
         admin.status.set_state("draining")
         await drain(True)

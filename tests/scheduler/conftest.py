@@ -144,7 +144,8 @@ class Suite:
     async def scheduler(self, *flags: str, worker_id: str = "scheduler-0") -> "Scheduler":
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "services.scheduler", "--redis-url", self.url),
-            *("--worker-id", worker_id, "--settle-s", "0.05", "--cluster", "test", *flags),
+            *("--worker-id", worker_id, "--settle-s", "0.05", "--cluster", "test"),
+            *("--min-epoch-interval-s", "0", *flags),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
