@@ -5,7 +5,19 @@ from typing import Annotated
 
 import typer
 
-from moesaic.cli import api_keys, bench, classify, doctor, generate, run_batch, serve, status, up
+from moesaic.cli import (
+    api_keys,
+    bench,
+    classify,
+    doctor,
+    experts,
+    generate,
+    placement,
+    run_batch,
+    serve,
+    status,
+    up,
+)
 from moesaic.cli.console import say
 from moesaic.cli.outcome import CommandError, Exit
 from moesaic.errors import MoesaicError
@@ -27,6 +39,8 @@ app.command()(run_batch.run_batch)
 app.command()(doctor.doctor)
 app.command()(bench.bench)
 app.add_typer(api_keys.app, name="api-key")
+app.add_typer(placement.app, name="placement")
+app.add_typer(experts.app, name="experts")
 app.command(context_settings=PASS_THROUGH)(serve.serve)
 
 
