@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import optimize
 
 from moesaic.errors import ExpertUnavailable
 from moesaic.placement.aebs import (
@@ -162,7 +163,6 @@ def test_the_optimum_is_what_trying_everything_finds(
 
 @pytest.mark.parametrize("seed", range(6))
 def test_the_optimum_is_that_of_a_solver(seed: int) -> None:
-    scipy = pytest.importorskip("scipy")
     rng = np.random.default_rng(seed)
     num_experts, num_instances = 60, 8
     replicas = np.where(rng.random((num_experts, num_instances)) < 0.2, 1, NONE).astype(np.int32)
@@ -178,7 +178,6 @@ def test_the_optimum_is_that_of_a_solver(seed: int) -> None:
     loads = np.zeros((num_instances, len(pairs) + 1))
     loads[instances, pairs] = 1
     loads[:, -1] = -1  # the last variable is the largest load
-    optimize = scipy.optimize
     solved = optimize.milp(
         np.append(np.zeros(len(pairs)), 1),
         constraints=[

@@ -3,29 +3,32 @@
 from collections.abc import Callable
 
 from moesaic.errors import InvalidInput
-from moesaic.placement import uniform as dealt
+from moesaic.placement.policies.balanced import eplb, redundance, smartmoe, uniform
+from moesaic.placement.policies.janus import janus, unscaled
+from moesaic.placement.policies.remote import dance, optimal
 from moesaic.placement.problem import Problem
 from moesaic.placement.uniform import Slots
 
 Policy = Callable[[Problem], list[Slots]]
 
-
-def uniform(problem: Problem) -> list[Slots]:
-    """Deal the experts round and round, whatever the traffic."""
-    problem.require_room()
-    return dealt.uniform(problem.num_experts, len(problem.traffic), problem.slots)
-
-
-POLICIES: dict[str, Policy] = {"uniform": uniform}
+POLICIES: dict[str, Policy] = {
+    "uniform": uniform,
+    "redundance": redundance,
+    "smartmoe": smartmoe,
+    "eplb": eplb,
+    "janus": janus,
+    "janus-unscaled": unscaled,
+    "dance": dance,
+    "optimal": optimal,
+}
 
 
 def make_placement(name: str, problem: Problem) -> list[Slots]:
     """Ask the policy ``name``.
 
     Raises:
-        InvalidInput: there is no such policy.
+        InvalidInput: there is no such policy, or it needs a package that is not installed.
         PlacementInfeasible: the slots cannot hold every expert.
-        NotReady: the policy needs a package that is not installed.
     """
     if name not in POLICIES:
         raise InvalidInput("policy", f"must be one of {', '.join(POLICIES)}, got {name!r}")

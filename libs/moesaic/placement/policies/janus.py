@@ -1,0 +1,150 @@
+"""Spread experts that are active together over instances (JANUS section 3.4, algorithm 2).
+
+The paper's line 18 forgets that the instance which takes in the expert that moves has a slot less;
+as printed an instance can be over-filled. Here it is counted. The paper's co-activation of two
+experts counts whole experts, but a replica sees only its share of the rows: so it is divided by the
+numbers of replicas of both, unless ``scaled`` is False.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moesaic.placement.problem import Problem, as_slots
+from moesaic.placement.replication import Board, Counts, replicate
+from moesaic.placement.statistics import Floats
+from moesaic.placement.uniform import Slots
+
+MAX_SEARCH_STEPS = 200  # of the final search, for each layer
+
+
+def janus(problem: Problem, *, scaled: bool = True, search: bool = True) -> list[Slots]:
+    """Replicas by traffic, then each to where it adds least co-activation.
+
+    Args:
+        problem: what is asked.
+        scaled: divide co-activation by the numbers of replicas.
+        search: swap afterwards while that lowers the largest co-activation of an instance.
+
+    Raises:
+        PlacementInfeasible: the slots cannot hold every expert.
+    """
+    problem.require_room()
+    placed = []
+    for layer_idx, layer in enumerate(problem.traffic):
+        weights = problem.weights(layer_idx)
+        replicas = replicate(weights, problem.slots)
+        together = np.nan_to_num(layer.coactivation.astype(np.float64))
+        if scaled:
+            together = together / np.outer(replicas, replicas)
+        board = spread(weights, replicas, together, problem.slots)
+        if search:
+            lower_largest(board, together)
+        placed.append(as_slots(board.held, problem.slots))
+    return placed
+
+
+def unscaled(problem: Problem) -> list[Slots]:
+    """As ``janus``, with the paper's own co-activation."""
+    return janus(problem, scaled=False)
+
+
+def spread(weights: Floats, replicas: Counts, together: Floats, slots: tuple[int, ...]) -> Board:
+    """Algorithm 2: place the replicas, those with most weight first.
+
+    Args:
+        weights: ``[E]``.
+        replicas: of each expert, ``[E]``, from ``replicate``.
+        together: co-activation of two experts, ``[E, E]``, symmetric, 0 on the diagonal.
+        slots: of each instance.
+    """
+    board = Board(len(weights), slots)
+    added = np.zeros(board.held.shape)  # [E, N]: co-activation of an expert with who is there
+    order = np.lexsort((np.arange(len(weights)), -weights / replicas))
+    for expert in np.repeat(order, replicas[order]).tolist():
+        chosen = board.cheapest(expert, added[expert])
+        if chosen is not None:
+            board.put(expert, chosen)
+            added[:, chosen] += together[:, expert]
+            continue
+        swap = _cheapest_swap(board, expert, added, together)
+        if swap is None:  # instances of different sizes may need longer moves
+            board.make_room(expert)
+        else:
+            board.swap_in(expert, *swap)
+        added = together @ board.held
+    return board
+
+
+def _cheapest_swap(
+    board: Board, expert: int, added: Floats, together: Floats
+) -> tuple[int, int, int] | None:
+    """Who leaves which instance for which other one, so that ``expert`` can take the place and
+    least co-activation is added; None if no single move makes room."""
+    movable = board.held & ~board.held[expert]  # [E, N]: may leave here for the expert's sake
+    takers = ~board.held & (board.free > 0)  # [E, N]: may move there
+    leaving, here, there = np.nonzero(movable[:, :, None] & takers[:, None, :])
+    if not len(leaving):
+        return None
+    cost = added[expert, here] - together[expert, leaving]
+    cost += added[leaving, there] - added[leaving, here]
+    best = int(cost.argmin())
+    return int(leaving[best]), int(here[best]), int(there[best])
+
+
+def coactivation_loads(held: NDArray[np.bool_], together: Floats) -> Floats:
+    """Co-activation of the experts on each instance, ``[N]``: the sum over its pairs."""
+    loads: Floats = 0.5 * ((together @ held) * held).sum(axis=0)
+    return loads
+
+
+def lower_largest(board: Board, together: Floats, max_steps: int = MAX_SEARCH_STEPS) -> None:
+    """Swap or move single experts, in place, while the largest co-activation of an instance sinks.
+
+    Each step takes the exchange with the fullest instance that leaves least on the fuller of the
+    two. No step raises the largest, so the search never does.
+    """
+    for _ in range(max_steps):
+        added = together @ board.held  # [E, N]
+        loads = coactivation_loads(board.held, together)
+        full = int(loads.argmax())
+        best = _best_exchange(board, added, together, loads, full)
+        if best is None:
+            return
+        leaving, coming, other = best
+        board.held[leaving, full], board.held[leaving, other] = False, True
+        if coming is None:
+            board.free[full] += 1
+            board.free[other] -= 1
+        else:
+            board.held[coming, other], board.held[coming, full] = False, True
+
+
+def _best_exchange(
+    board: Board, added: Floats, together: Floats, loads: Floats, full: int
+) -> tuple[int, int | None, int] | None:
+    """(who leaves ``full``, who comes instead or None, the other instance); None if nothing helps."""
+    tolerance = 1e-9 * max(1.0, float(loads[full]))
+    limit = float(loads[full]) - tolerance
+    best: tuple[int, int | None, int] | None = None
+    mine = np.flatnonzero(board.held[:, full])
+    for other in range(len(loads)):
+        if other == full:
+            continue
+        out = mine[~board.held[mine, other]]
+        if not len(out):
+            continue
+        if board.free[other] > 0:
+            left = np.maximum(loads[full] - added[out, full], loads[other] + added[out, other])
+            if left.min() < limit:
+                limit, best = float(left.min()), (int(out[left.argmin()]), None, other)
+        theirs = np.flatnonzero(board.held[:, other] & ~board.held[:, full])
+        if not len(theirs):
+            continue
+        between = together[np.ix_(out, theirs)]
+        here = loads[full] - added[out, full][:, None] + added[theirs, full] - between
+        there = loads[other] - added[theirs, other] + added[out, other][:, None] - between
+        left = np.maximum(here, there)
+        if left.min() < limit:
+            o, t = np.unravel_index(int(left.argmin()), left.shape)
+            limit, best = float(left.min()), (int(out[o]), int(theirs[t]), other)
+    return best
