@@ -24,8 +24,8 @@ from services.scheduler.traffic import ModelTraffic, TrafficFeed
 log = structlog.get_logger()
 
 AUTO, KEEP = "auto", "keep"
-GREEDY = "redundance"  # what is asked when a policy fails: it only counts and sorts
-CANDIDATES = ("janus", "eplb", GREEDY)  # of ``auto``; those that are there
+GREEDY = "eplb"  # what is asked when a policy fails: it only counts and sorts
+CANDIDATES = ("janus", GREEDY, "redundance")  # of ``auto``
 MIN_SAMPLED = 32  # batches, of one layer each, below which nothing is concluded
 
 StartSolver = Callable[[], AbstractAsyncContextManager[Solver]]
@@ -128,10 +128,9 @@ class Planner:
         if missing := [w.worker_id for w in current.workers if w.worker_id not in by_id]:
             raise InvalidInput("workers", f"{', '.join(missing)} left")
         slots = [by_id[worker.worker_id].slots_per_layer for worker in current.workers]
-        policies = [name for name in CANDIDATES if name in POLICIES]
         solved = await asked.ask(
             Solve(
-                policies=policies if stay.policy == AUTO else [stay.policy],
+                policies=list(CANDIDATES) if stay.policy == AUTO else [stay.policy],
                 slots=slots,
                 traffic=travelling,
                 expert_bytes=max(record.expert_bytes for record in records),

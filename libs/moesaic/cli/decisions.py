@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from moesaic.v1 import scheduler_pb2 as pb
 
 COLUMNS = ("when (UTC)", "cause", "epoch", "policy", "moves", "predicted", "measured", "reason")
+LARGE_NUMBERS = {"base_epoch", "epoch", "epoch_before", "generation", "moved_bytes"}
 
 
 def as_dict(message: Any) -> dict[str, Any]:
@@ -16,7 +17,8 @@ def as_dict(message: Any) -> dict[str, Any]:
     found: dict[str, Any] = MessageToDict(
         message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
-    return {name: _number(value) for name, value in found.items()}
+    numbered: dict[str, Any] = _with_numbers(found)
+    return numbered
 
 
 def decision_row(decision: "pb.Decision") -> tuple[object, ...]:
@@ -30,12 +32,6 @@ def decision_row(decision: "pb.Decision") -> tuple[object, ...]:
     reason = "; ".join(filter(None, (decision.reason, decision.failure)))
     moves = decision.moves
     return when, decision.cause, epoch, decision.policy, moves, predicted, measured, reason
-
-
-def decision_text(decision: "pb.Decision") -> str:
-    """A decision in one line."""
-    cells = zip(COLUMNS, decision_row(decision), strict=True)
-    return ", ".join(f"{name} {cell}" for name, cell in cells if cell != "")
 
 
 def plan_text(plan: "pb.Plan") -> str:
@@ -54,12 +50,13 @@ def plan_text(plan: "pb.Plan") -> str:
     return "\n".join([*lines, f"{verdict}: {plan.reason}"])
 
 
-def _number(value: Any) -> Any:
-    """64-bit numbers, which JSON of protobuf has as text, and what holds them."""
-    if isinstance(value, dict):
-        return {name: _number(item) for name, item in value.items()}
+def _with_numbers(value: Any) -> Any:
+    """The same with 64-bit numbers, which JSON of protobuf has as text."""
     if isinstance(value, list):
-        return [_number(item) for item in value]
-    if isinstance(value, str) and value.isdecimal() and len(value) <= 20:
-        return int(value)
-    return value
+        return [_with_numbers(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: int(item) if name in LARGE_NUMBERS else _with_numbers(item)
+        for name, item in value.items()
+    }

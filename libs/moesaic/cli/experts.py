@@ -108,13 +108,16 @@ def _experts(placement: Any, seen: Any, only: int | None) -> list[dict[str, Any]
         counted = traffic.get(placed.layer)
         total = sum(counted.tokens) if counted else 0.0
         for expert in range(placement.num_experts):
-            known = counted is not None and total > 0
+            rows_share = active_share = None
+            if counted is not None and total > 0:
+                rows_share = counted.tokens[expert] / total
+                active_share = counted.active[expert] / counted.batches
             rows.append(
                 {
                     "layer": placed.layer,
                     "expert": expert,
-                    "row_share": counted.tokens[expert] / total if known else None,
-                    "active_share": counted.active[expert] / counted.batches if known else None,
+                    "row_share": rows_share,
+                    "active_share": active_share,
                     "workers": [
                         worker.worker_id
                         for worker, slots in zip(placement.workers, placed.workers, strict=True)
