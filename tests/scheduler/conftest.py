@@ -111,7 +111,12 @@ class Suite:
 
     @asynccontextmanager
     async def expert(
-        self, worker_id: str, slots: int = 4, digest: str = "model-a", epoch: int = 0
+        self,
+        worker_id: str,
+        slots: int = 4,
+        digest: str = "model-a",
+        epoch: int = 0,
+        **fields: object,
     ) -> AsyncIterator[ExpertWorker]:
         worker = ExpertWorker(worker_id)
         worker.epoch = epoch
@@ -137,6 +142,7 @@ class Suite:
                 slots_per_layer=slots,
                 num_experts=NUM_EXPERTS,
                 layers=LAYERS,
+                **fields,  # type: ignore[arg-type]
             )
             async with registered(self.bus, record) as worker.lease:
                 yield worker

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.suites import Suite, eventually, running
+from tests.suites import Suite, running
 
 PROMPTS = 6
 TOKENS = 24
@@ -19,6 +19,7 @@ SETTINGS = {  # a suite that is quick to report and to act, and does nothing by 
     "MOESAIC_ACTIVATION_WINDOW_S": "0.5",
     "MOESAIC_MIN_EPOCH_INTERVAL_S": "0",
     "MOESAIC_REPLAN_INTERVAL_S": "3600",
+    "MOESAIC_LOAD_SHARE": "0.02",  # loading takes long enough to be met in its middle
 }
 
 
@@ -144,3 +145,51 @@ async def test_experts_move_under_load_and_no_answer_changes(
         assert placed[worker["worker_id"]] == [sorted(e for e in s if e >= 0) for s in slots]
     assert shown["decisions"][0]["cause"] == "operator"
     assert shown["decisions"][0]["epoch"] == applied["epoch"]
+
+
+@pytest.mark.timeout(180)
+async def test_a_scheduler_and_a_redis_that_die_while_experts_load_cost_nothing(
+    tight: Suite, reference: list[str], tmp_path: Path
+) -> None:
+    plan_file = tmp_path / "plan.json"
+    async with under_load(tight, reference):
+        for victim in ("scheduler", "redis"):
+            plan = await planned(tight, plan_file)
+            began = count(tight, "placement.planned")
+            pid = tight.pid(victim)
+            applying = asyncio.create_task(
+                asyncio.to_thread(tight.cli, "placement", "apply", str(plan_file))
+            )
+            await until(lambda: count(tight, "placement.planned") > began)  # noqa: B023
+            tight.signal(victim, signal.SIGKILL)
+
+            assert (await applying).returncode in (0, 1, 3)  # too late for some deaths
+            await until(lambda: tight.pid(victim) not in (0, pid))  # noqa: B023
+            await until(lambda: tight.cli("placement", "plan").returncode == 0)
+            assert await epoch_of(tight) >= plan["base_epoch"]
+
+        plan = await planned(tight, plan_file)
+        applied = await cli(tight, "placement", "apply", str(plan_file))
+        assert applied["epoch"] > plan["base_epoch"] + 1  # those given out before are never reused
+
+
+@pytest.mark.timeout(180)
+async def test_the_loss_of_sole_holders_delays_answers_or_gives_typed_errors(
+    tight: Suite, reference: list[str]
+) -> None:
+    async with httpx.AsyncClient(base_url=tight.url, timeout=90) as client:
+        tight.signal("expert-1", signal.SIGKILL)  # the others cannot hold all experts
+        hasty, patient = await asyncio.gather(
+            asyncio.gather(*(answer(client, n, timeout_ms=400) for n in range(PROMPTS))),
+            asyncio.gather(*(answer(client, n) for n in range(PROMPTS))),
+        )
+
+        typed = {"error: deadline_exceeded", "error: expert_unavailable", "error: worker_lost"}
+        for text, right in zip(hasty, reference, strict=True):
+            assert text in {right, *typed}
+        assert patient == reference
+    tight.until_ready()
+
+
+def count(suite: Suite, event: str) -> int:
+    return sum(entry["event"] == event for entry in suite.log("scheduler"))
