@@ -41,12 +41,12 @@ class Solver:
                 await self._process.stdin.drain()
                 size = LENGTH.unpack(await self._process.stdout.readexactly(LENGTH.size))[0]
                 if size > MAX_ANSWER_BYTES:
-                    raise NotReady(f"the solver's answer has {size} bytes")
+                    raise ValueError(f"{size} bytes")
                 answer = answers.decode(await self._process.stdout.readexactly(size))
         except TimeoutError:
             self.kill()
             raise DeadlineExceeded("the solver", self._limit_s * 1e3) from None
-        except (OSError, asyncio.IncompleteReadError, msgspec.DecodeError) as error:
+        except (OSError, EOFError, ValueError, msgspec.DecodeError) as error:
             self.kill()
             raise NotReady(f"the solver gave no answer: {error!r}") from error
         if isinstance(answer, Failed):
