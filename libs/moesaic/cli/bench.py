@@ -11,7 +11,17 @@ from moesaic.cli.outcome import CommandError, Exit
 
 def bench(
     name: Annotated[
-        Literal["engine", "parity", "hop", "gateway", "router", "sweeps", "aebs", "kernels"],
+        Literal[
+            "engine",
+            "parity",
+            "hop",
+            "gateway",
+            "router",
+            "sweeps",
+            "aebs",
+            "kernels",
+            "replacement",
+        ],
         typer.Argument(help="What to measure."),
     ],
     quick: Annotated[bool, typer.Option("--quick", help="Less data, within 45 seconds.")] = False,
