@@ -12,7 +12,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -119,10 +119,14 @@ async def _rounds(suite: RunningSuite, rounds: int) -> dict[str, Any]:
     quiet: list[list[float]] = []
     moving: list[list[float]] = []
     seconds, moved = [], 0
-    async with execute_stream(suite.attention_address) as stream, channel(scheduler) as connection:
+    async with AsyncExitStack() as parts, channel(scheduler) as connection:
         stub = scheduler_pb2_grpc.SchedulerServiceStub(connection)
+        streams = [
+            await parts.enter_async_context(execute_stream(suite.attention_address))
+            for _ in range(STREAMS)
+        ]
         gaps = [Gaps() for _ in range(STREAMS)]
-        asking = [asyncio.create_task(_generate(stream, of_one)) for of_one in gaps]
+        asking = [asyncio.create_task(_generate(*pair)) for pair in zip(streams, gaps, strict=True)]
         try:
             await asyncio.sleep(2.0)  # compiled, cached, warm
             home = (await stub.GetPlacement(pb.GetPlacementRequest(), timeout=10)).placement
