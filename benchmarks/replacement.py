@@ -27,9 +27,9 @@ from moesaic.v1 import scheduler_pb2 as pb
 STREAMS = 4
 PROMPT = list(range(100, 164))
 TOKENS = 128  # of each request; then comes the next
-ROUNDS, QUICK_ROUNDS = 12, 4
+ROUNDS, QUICK_ROUNDS = 12, 2
 SHARES = (0.25, 1.0)  # the default, and loading without rest
-QUIET_S = 1.5  # at least, before each move
+QUIET_S = 14.0  # before each move: until then workers keep what they held, and need not load it
 SHAPE = {
     "vocab_size": 4096,
     "hidden_size": 384,
@@ -110,15 +110,16 @@ def _measured(model: Path, slots: int, share: float, rounds: int) -> dict[str, A
     }
     with running_suite(*flags, **settings) as suite:
         measured = asyncio.run(_rounds(suite, rounds))
-        pulled = sum(_pulled(suite, f"expert-{number}") for number in range(3))
-    return {**measured, "experts_from_peers": pulled}
+        loaded = [_loaded(suite, f"expert-{number}") for number in range(3)]
+    totals = {name: sum(of_one[name] for of_one in loaded) for name in ("loaded", "pulled")}
+    return {**measured, "experts_loaded": totals["loaded"], "from_peers": totals["pulled"]}
 
 
 async def _rounds(suite: RunningSuite, rounds: int) -> dict[str, Any]:
     scheduler = str(suite.processes["scheduler"]["admin_address"])
-    quiet: list[list[float]] = []
-    moving: list[list[float]] = []
-    seconds, moved = [], 0
+    windows: list[tuple[float, float, float]] = []  # left alone, then moving, until
+    seconds: list[float] = []
+    moved = 0
     async with AsyncExitStack() as parts, channel(scheduler) as connection:
         stub = scheduler_pb2_grpc.SchedulerServiceStub(connection)
         streams = [
@@ -126,14 +127,17 @@ async def _rounds(suite: RunningSuite, rounds: int) -> dict[str, Any]:
             for _ in range(STREAMS)
         ]
         gaps = [Gaps() for _ in range(STREAMS)]
-        asking = [asyncio.create_task(_generate(*pair)) for pair in zip(streams, gaps, strict=True)]
+        done = asyncio.Event()
+        asking = [
+            asyncio.create_task(_generate(*pair, done)) for pair in zip(streams, gaps, strict=True)
+        ]
         try:
             await asyncio.sleep(2.0)  # compiled, cached, warm
             home = (await stub.GetPlacement(pb.GetPlacementRequest(), timeout=10)).placement
             away = _half_elsewhere(home)
             for number in range(rounds):
                 start = time.perf_counter()
-                await asyncio.sleep(max(QUIET_S, statistics.mean(seconds or [0.0])))
+                await asyncio.sleep(QUIET_S)
                 middle = time.perf_counter()
                 wanted = away if number % 2 == 0 else home
                 current = (await stub.GetPlacement(pb.GetPlacementRequest(), timeout=10)).placement
@@ -144,21 +148,24 @@ async def _rounds(suite: RunningSuite, rounds: int) -> dict[str, Any]:
                 await asyncio.sleep(0.2)  # attention workers hear of it and switch
                 end = time.perf_counter()
                 seconds.append(end - middle)
-                quiet.append([gap for one in gaps for gap in one.between(start, middle)])
-                moving.append([gap for one in gaps for gap in one.between(middle, end)])
+                windows.append((start, middle, end))
                 moved = _moves(current, wanted)
                 failed = [task for task in asking if task.done()]
                 if failed:
                     await failed[0]
+            done.set()
+            await asyncio.gather(*asking)  # of a request, gaps are known at its end
         finally:
             for task in asking:
                 task.cancel()
             await asyncio.gather(*asking, return_exceptions=True)
+    quiet = [[gap for one in gaps for gap in one.between(a, b)] for a, b, _ in windows]
+    moving = [[gap for one in gaps for gap in one.between(b, c)] for _, b, c in windows]
     return _figures(quiet, moving, seconds, moved)
 
 
-async def _generate(stream: ExecuteStream, gaps: Gaps) -> None:
-    while True:
+async def _generate(stream: ExecuteStream, gaps: Gaps, done: asyncio.Event) -> None:
+    while not done.is_set():
         times = await stream.token_times(PROMPT, TOKENS, asyncio.Event())
         gaps.ended += times[1:]
         gaps.seconds += [b - a for a, b in itertools.pairwise(times)]
@@ -218,12 +225,13 @@ def _ms(gaps: Sequence[float], quantile: float) -> float:
     return round(ordered[min(len(ordered) - 1, int(quantile * len(ordered)))] * 1e3, 3)
 
 
-def _pulled(suite: RunningSuite, name: str) -> int:
-    """Experts that peers gave to a worker, by its log."""
-    total = 0
+def _loaded(suite: RunningSuite, name: str) -> dict[str, int]:
+    """Experts that a worker has loaded since its first placement, and those from peers, by its log."""
+    totals = {"loaded": 0, "pulled": 0}
     for line in (suite.directory / str(suite.processes[name]["log"])).read_text().splitlines():
         with suppress(json.JSONDecodeError):
             entry = json.loads(line)
-            if entry.get("event") == "placement.prepared":
-                total += entry["pulled"]
-    return total
+            if entry.get("event") == "placement.prepared" and entry["kept"]:
+                totals["loaded"] += entry["loaded"]
+                totals["pulled"] += entry["pulled"]
+    return totals

@@ -16,7 +16,6 @@ from moesaic.placement.checking import violations
 from moesaic.placement.moves import Move, moves
 from moesaic.placement.pins import with_pins
 from moesaic.placement.policies import POLICIES
-from moesaic.placement.staying import staying
 from services.scheduler.solver import Replay, Replayed, Solve, Solved, Traffic
 from services.scheduler.solving import Solver, solver
 from services.scheduler.traffic import ModelTraffic, TrafficFeed
@@ -132,6 +131,7 @@ class Planner:
             Solve(
                 policies=list(CANDIDATES) if stay.policy == AUTO else [stay.policy],
                 slots=slots,
+                held=current.slots,
                 traffic=travelling,
                 expert_bytes=max(record.expert_bytes for record in records),
             )
@@ -141,9 +141,7 @@ class Planner:
         asked_for = replace(current, slots=solved.slots)
         if found := violations(asked_for, records, None):
             raise InvalidInput("solver", "; ".join(found))
-        slots_kept = [staying(*pair) for pair in zip(current.slots, solved.slots, strict=True)]
-        proposal = with_pins(replace(current, slots=slots_kept), pins)
-        proposal = _that_fits(current, proposal, records)
+        proposal = _that_fits(current, with_pins(asked_for, pins), records)
         replayed = await asked.ask(
             Replay(placements=[current.slots, proposal.slots], traffic=travelling)
         )
@@ -153,7 +151,7 @@ class Planner:
         return replace_plan(
             stay,
             placement=proposal,
-            policy=solved.policy,
+            policy=solved.policy or stay.policy,
             before=before,
             after=after,
             sampled_batches=replayed.batches,
@@ -177,7 +175,7 @@ class Planner:
             seconds=most * expert_bytes / load_bytes_per_s if load_bytes_per_s else None,
         )
         if not needed:
-            return replace_plan(made, reason="experts are where the policy wants them")
+            return replace_plan(made, reason="nothing better than what is there was found")
         if made.sampled_batches < MIN_SAMPLED:
             reason = f"only {made.sampled_batches} batches were sampled, {MIN_SAMPLED} are needed"
             return replace_plan(made, reason=reason)

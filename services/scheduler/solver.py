@@ -9,15 +9,16 @@ import os
 import struct
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
 
-from moesaic.errors import MoesaicError
-from moesaic.placement.aebs import replica_table, schedule_experts
 from moesaic.placement.policies import make_placement
 from moesaic.placement.problem import Problem
+from moesaic.placement.replay import choose_policy, replay
+from moesaic.placement.stability import settle
 from moesaic.placement.statistics import LayerTraffic
 from moesaic.placement.uniform import Slots
 
@@ -63,10 +64,12 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Solve(msgspec.Struct, frozen=True, kw_only=True, tag="solve"):
-    """Which slots would these policies fill with what? The one with the best replay wins."""
+    """What would these policies have instances hold? Of several the one with the best replay
+    wins, and only if it does better than what is there; one alone is asked whatever it brings."""
 
     policies: list[str]
     slots: list[int]  # per layer, of each instance
+    held: list[Slots]
     traffic: list[Traffic]
     expert_bytes: int
 
@@ -79,11 +82,11 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True, tag="replay"):
 
 
 class Solved(msgspec.Struct, frozen=True, kw_only=True, tag="solved"):
-    """The best placement, which policy made it, and why others made none."""
+    """The placement, its experts where most of them are already, and which policy made it; empty:
+    what is there should stay."""
 
     slots: list[Slots]
     policy: str
-    failures: dict[str, str] = {}
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True, tag="replayed"):
@@ -105,44 +108,29 @@ answers: "msgspec.msgpack.Decoder[Answer]" = msgspec.msgpack.Decoder(Solved | Re
 
 
 def answer(question: Solve | Replay) -> Answer:
-    """Solve or replay."""
+    """Solve or replay.
+
+    Raises:
+        MoesaicError: the policy that was asked for makes no placement.
+    """
     traffic = [layer.layer() for layer in question.traffic]
+    latest = max(1, MAX_REPLAYED // max(1, len(traffic)))
+    traffic = [replace(layer, sampled=layer.sampled[-latest:]) for layer in traffic]
     if isinstance(question, Replay):
-        return _replay(question.placements, traffic)
+        found = [replay(placed, [t.sampled for t in traffic]) for placed in question.placements]
+        batches = found[0].batches if found else 0
+        return Replayed(means=[r.max_activated for r in found] if batches else [], batches=batches)
     problem = Problem(
-        traffic=tuple(traffic),
-        slots=tuple(question.slots),
-        expert_bytes=question.expert_bytes,
+        traffic=tuple(traffic), slots=tuple(question.slots), expert_bytes=question.expert_bytes
     )
-    made: dict[str, list[Slots]] = {}
-    failures = {}
-    for policy in question.policies:
-        try:
-            made[policy] = make_placement(policy, problem)
-        except MoesaicError as error:
-            failures[policy] = str(error)
-    if not made:
-        return Failed(cause="; ".join(f"{name}: {cause}" for name, cause in failures.items()))
-    means = _replay(list(made.values()), traffic).means
-    best = next(iter(made))
-    if means:
-        best = min(zip(made, means, strict=True), key=lambda pair: pair[1])[0]
-    return Solved(slots=made[best], policy=best, failures=failures)
-
-
-def _replay(placements: list[list[Slots]], traffic: list[LayerTraffic]) -> Replayed:
-    """Schedule the latest sampled batches of every layer, as expert workers would."""
-    per_layer = max(1, MAX_REPLAYED // max(1, len(traffic)))
-    sums, batches = [0.0] * len(placements), 0
-    for layer_idx, layer in enumerate(traffic):
-        latest = [row.nonzero()[0] for row in layer.sampled[-per_layer:] if row.any()]
-        batches += len(latest)
-        for which, placement in enumerate(placements):
-            replicas = replica_table(placement[layer_idx], len(layer.tokens))
-            for active in latest:
-                schedule = schedule_experts(active[None, :].astype(np.int32), replicas)
-                sums[which] += float(schedule.load.max())
-    return Replayed(means=[total / batches for total in sums] if batches else [], batches=batches)
+    if len(question.policies) == 1:
+        [policy] = question.policies
+        wanted = make_placement(policy, problem)
+        return Solved(slots=settle(question.held, wanted), policy=policy)
+    choice = choose_policy(problem, question.held, question.policies)
+    if len(choice.failed) == len(question.policies):
+        return Failed(cause="; ".join(f"{name}: {why}" for name, why in choice.failed.items()))
+    return Solved(slots=choice.slots, policy=choice.policy)
 
 
 def _read(source: BinaryIO) -> bytes | None:

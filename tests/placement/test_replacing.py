@@ -1,4 +1,4 @@
-"""Checking, moving, staying, pinning, damping: what the scheduler does with what policies make."""
+"""Checking, moving, pinning, damping: what the scheduler does with what policies make."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +12,6 @@ from moesaic.placement.damping import Damping
 from moesaic.placement.decision import obsolete
 from moesaic.placement.moves import Move, freed, moves
 from moesaic.placement.pins import unfulfilled, with_pins
-from moesaic.placement.staying import staying
 from moesaic.placement.uniform import uniform
 
 NUM_EXPERTS, LAYERS = 6, [1, 3]
@@ -104,39 +103,6 @@ def test_moves_are_what_workers_must_load():
     assert moves(after, after) == []
     restarted = placement([0, 1, 3, -1], [3, 4, 5, 2], generation=2)
     assert len(moves(after, restarted)) == len(moves(None, after)) == 14
-
-
-layers = st.integers(1, 4).flatmap(
-    lambda n: st.lists(
-        st.lists(st.integers(0, 7), min_size=0, max_size=5, unique=True), min_size=n, max_size=n
-    )
-)
-
-
-@given(old=layers, new=layers)
-def test_staying_gives_the_same_sets_to_instances_alike_and_moves_no_more(old, new):
-    num, width = min(len(old), len(new)), 5
-    old = [slots + [-1] * (width - len(slots)) for slots in old[:num]]
-    new = [slots + [-1] * (width - len(slots)) for slots in new[:num]]
-
-    stayed = staying(old, new)
-
-    def sets(layer):
-        return sorted(sorted(slots) for slots in layer)
-
-    def loads(layer):
-        return sum(len(set(now) - set(was)) for was, now in zip(old, layer, strict=True))
-
-    assert sets(stayed) == sets(new)
-    assert loads(stayed) <= loads(new)
-    for was, now in zip(old, stayed, strict=True):  # what stays, stays in its slot
-        assert all(now[i] == e for i, e in enumerate(was) if e in now and e >= 0)
-
-
-def test_instances_with_other_numbers_of_slots_do_not_change_places():
-    stayed = staying([[0, 1, 2], [3, 4]], [[3, 4, 5], [0, 1]])
-    assert [len(slots) for slots in stayed] == [3, 2]
-    assert [set(slots) for slots in stayed] == [{3, 4, 5}, {0, 1}]
 
 
 def test_a_pin_takes_an_empty_slot_or_that_of_the_most_replicated_expert():
