@@ -152,7 +152,6 @@ class Placer:
         _uncovered.set(len(list(chain(*missing.values()))))
         placed = {(w.worker_id, w.generation) for w in current.workers} if current else set()
         now_s = time.monotonic()
-        self._newcomers = {key: self._newcomers.get(key, now_s) for key in live - placed}
         self._damping.note(records, now_s)
         held_back = {
             record.worker_id: wait_s
@@ -160,6 +159,8 @@ class Placer:
             if incarnation(record) not in placed
             and (wait_s := self._damping.held_back_s(record.worker_id, now_s)) > 0
         }
+        coming = {key for key in live - placed if key[0] not in held_back}
+        self._newcomers = {key: self._newcomers.get(key, now_s) for key in coming}
         decision = decide(current, [r for r in records if r.worker_id not in held_back])
         if held_back and decision.proposal is None and (missing or current is None):
             decision = decide(current, records)  # they are needed, however often they left

@@ -198,7 +198,11 @@ def _read(file: Path) -> "pb.Plan":
     from moesaic.v1 import scheduler_pb2 as pb
 
     try:
-        return ParseDict(json.loads(file.read_text(encoding="utf-8")), pb.Plan())
+        found = json.loads(file.read_text(encoding="utf-8"))
+        plan = ParseDict(found if isinstance(found, dict) else {}, pb.Plan())
+        if not plan.placement.workers:
+            raise ValueError("it places nothing")
+        return plan
     except OSError as error:
         raise CommandError(f"{file}: {error.strerror}", Exit.USAGE) from error
     except (ValueError, ParseError) as error:
