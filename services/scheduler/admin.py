@@ -200,14 +200,8 @@ def _completed(wanted: Placement, fleet: Fleet) -> Placement:
         record = fleet.workers.get(worker.worker_id)
         if record is None or record.role != "expert":
             raise InvalidInput("placement.workers", f"no expert worker {worker.worker_id!r} here")
-        placed.append(
-            PlacedWorker(
-                worker_id=record.worker_id,
-                generation=record.generation,
-                admin_address=record.admin_address,
-                data_address=record.data_address,
-            )
-        )
+        fields = PlacedWorker.__struct_fields__  # all of them are the record's
+        placed.append(PlacedWorker(**{name: getattr(record, name) for name in fields}))
     return replace(wanted, workers=placed)
 
 

@@ -17,6 +17,7 @@ from services.scheduler.traffic import TrafficFeed
 
 log = structlog.get_logger()
 
+MAX_BACKOFF = 5  # doublings of the interval after plans that could not be carried out
 FIRST_MEASURED = 100  # batches; then whenever there are twice as many
 
 _busiest = Gauge(
@@ -41,6 +42,7 @@ class Replanner:
         self._interval_s = interval_s
         self._next_s = time.monotonic() + interval_s
         self._load_bytes_per_s: float | None = None
+        self._failures = 0  # of plans by traffic, one after the other
 
     def due(self) -> bool:
         """Whether the interval is over; then the next one begins."""
@@ -98,8 +100,14 @@ class Replanner:
         )
 
     async def note_outcome(self, decision: PlacementDecision, outcome: DecisionOutcome) -> None:
-        """Log what became of it, and learn how fast workers load."""
+        """Log what became of it, and learn how fast workers load.
+
+        After a plan by traffic that could not be carried out the next ones wait longer and longer.
+        """
         await self._decisions.note_outcome(outcome)
+        if decision.cause == "traffic":
+            self._failures = min(self._failures + 1, MAX_BACKOFF) if outcome.failure else 0
+            self._next_s = time.monotonic() + self._interval_s * 2**self._failures
         if outcome.epoch and outcome.seconds and decision.moved_bytes:
             self._load_bytes_per_s = decision.moved_bytes / outcome.seconds
 

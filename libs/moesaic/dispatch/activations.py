@@ -11,6 +11,17 @@ from moesaic.messages.activation_report import ActivationReport, ServedBatches
 from moesaic.placement.recorder import ActivationRecorder
 
 
+def busiest_worker(topk_ids: Tensor, serving: Tensor) -> int:
+    """Distinct experts that the instance with most of them serves.
+
+    Args:
+        topk_ids: int ``[T, k]``.
+        serving: int ``[E]``, the instance that serves each expert, negative where none does.
+    """
+    instances = serving.cpu().numpy()[np.unique(topk_ids.cpu().numpy())]
+    return int(np.bincount(instances[instances >= 0], minlength=1).max())
+
+
 class ActivationMeter:
     """One worker's counts, for the scheduler. ``record`` is for the engine's thread, the rest for
     any other one."""
@@ -21,21 +32,18 @@ class ActivationMeter:
         self._batches: Counter[int] = Counter()  # by epoch
         self._busiest: Counter[int] = Counter()
 
-    def record(self, epoch: int, layer: int, topk_ids: Tensor, serving: Tensor) -> None:
+    def record(self, epoch: int, layer: int, topk_ids: Tensor, busiest: int) -> None:
         """Count one dispatch batch.
 
         Args:
             epoch: that it runs under.
             layer: the decoder layer.
             topk_ids: int ``[T, k]``.
-            serving: int ``[E]``, the instance that serves each expert, negative where none does.
+            busiest: distinct experts that the worker with most of them has to compute.
         """
-        ids = topk_ids.cpu().numpy()
-        if not ids.size:
+        if not topk_ids.numel():
             return
-        self._recorder.record(layer, ids)
-        instances = serving.cpu().numpy()[np.unique(ids)]
-        busiest = int(np.bincount(instances[instances >= 0], minlength=1).max())
+        self._recorder.record(layer, topk_ids.cpu().numpy())
         with self._lock:
             self._batches[epoch] += 1
             self._busiest[epoch] += busiest

@@ -9,7 +9,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from moesaic.dispatch.activations import ActivationMeter
+from moesaic.dispatch.activations import ActivationMeter, busiest_worker
 from moesaic.dispatch.loading.experts import Bring, FromCheckpoint, LoadedExpert
 from moesaic.dispatch.loading.pace import Pace
 from moesaic.dispatch.slots import LoadResult, SlotTable, change_table
@@ -267,7 +267,8 @@ class ExpertHost:
         if bool(missing.any()):
             raise ExpertUnavailable(request.layer, len(set(topk_ids.cpu()[missing].tolist())))
         if int(live.min()) == tenure.worker_idx:  # one worker of all that see the batch counts it
-            self.activations.record(request.epoch, request.layer, topk_ids, serving)
+            busiest = busiest_worker(topk_ids, serving)
+            self.activations.record(request.epoch, request.layer, topk_ids, busiest)
         partial = tenure.table.compute(
             request.layer, hidden.to(self._device), topk_weights, topk_ids, mine
         )

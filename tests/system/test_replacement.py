@@ -11,6 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
+from moesaic.cluster.channels import channel
+from moesaic.v1 import expert_pb2, expert_pb2_grpc
 from tests.suites import Suite, running
 
 PROMPTS = 6
@@ -143,6 +145,7 @@ async def test_experts_move_under_load_and_no_answer_changes(
     for idx, worker in enumerate(wanted["workers"]):
         slots = [layer["workers"][idx]["expert_ids"] for layer in wanted["layers"]]
         assert placed[worker["worker_id"]] == [sorted(e for e in s if e >= 0) for s in slots]
+    assert sum([await counted(tight, f"expert-{number}") for number in range(3)]) > 0
     assert shown["decisions"][0]["cause"] == "operator"
     assert shown["decisions"][0]["epoch"] == applied["epoch"]
 
@@ -191,6 +194,20 @@ async def test_the_loss_of_sole_holders_delays_answers_or_gives_typed_errors(
             assert text in {right, *typed}
         assert patient == reference
     tight.until_ready()
+
+
+async def counted(suite: Suite, name: str) -> int:
+    """Dispatch batches that one expert worker has counted."""
+    processes = suite.state()["processes"]
+    address = next(p["admin_address"] for p in processes if p["name"] == name)
+    async with channel(address) as connection:
+        stub = expert_pb2_grpc.ExpertServiceStub(connection)
+        request = expert_pb2.ExpertServiceGetActivationsRequest()
+        answer = await stub.GetActivations(request, timeout=10)
+    for layer in answer.layers:
+        assert sum(layer.tokens) >= layer.batches * 4  # top 4 of every row
+        assert max(layer.active) <= layer.batches
+    return sum(layer.batches for layer in answer.layers)
 
 
 def count(suite: Suite, event: str) -> int:
