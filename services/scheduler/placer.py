@@ -222,7 +222,7 @@ class Placer:
         started, failure, epoch = time.monotonic(), "", 0
         try:
             placed = await self._migration.carry_out(proposal, urgent=urgent, begun=begun)
-            epoch = placed.epoch
+            epoch, self.waiting_for = placed.epoch, []
         except MoesaicError as error:
             failure = str(error)
             raise

@@ -93,69 +93,23 @@ class Planner:
         if traffic is None:
             return replace_plan(stay, reason="no traffic has been seen yet")
         stay = replace_plan(stay, batches=round(_batches(traffic), 1))
-        try:
-            async with self._start_solver() as first:
-                made = await self._propose(first, stay, records, traffic, list(pins))
-        except MoesaicError as error:
-            log.warning("solver.failed", policy=policy, cause=str(error))
-            if policy == GREEDY:
-                return replace_plan(stay, reason=str(error))
+        asked_for = list(CANDIDATES) if policy == AUTO else [policy]
+        failures: dict[str, str] = {}
+        async with self._start_solver() as asked:
+            question = _Question(asked, current, records, traffic, list(pins))
+            made = await question.proposals(asked_for, failures)
+            if not made and GREEDY not in asked_for:
+                made = await question.proposals([GREEDY], failures)
+            for name, cause in failures.items():
+                log.warning("policy.failed", policy=name, cause=cause)
+            if not made:
+                why = "; ".join(f"{name}: {cause}" for name, cause in failures.items())
+                return replace_plan(stay, reason=why)
             try:
-                async with self._start_solver() as second:
-                    greedy = replace_plan(stay, policy=GREEDY)
-                    made = await self._propose(second, greedy, records, traffic, list(pins))
-            except MoesaicError as again:
-                return replace_plan(stay, reason=f"{error}; {GREEDY}: {again}")
-        return self._judged(current, records, made, load_bytes_per_s)
-
-    async def _propose(
-        self,
-        asked: Solver,
-        stay: Plan,
-        records: Sequence[WorkerRecord],
-        traffic: ModelTraffic,
-        pins: list[Pin],
-    ) -> Plan:
-        """The policy's placement, moved about so that most experts stay, and checked.
-
-        Raises:
-            MoesaicError: there is none in time, or it breaks a rule.
-        """
-        current = stay.placement
-        travelling = [Traffic.of(layer) for layer in traffic.statistics.traffic(current.layers)]
-        by_id = {record.worker_id: record for record in records}
-        if missing := [w.worker_id for w in current.workers if w.worker_id not in by_id]:
-            raise InvalidInput("workers", f"{', '.join(missing)} left")
-        slots = [by_id[worker.worker_id].slots_per_layer for worker in current.workers]
-        solved = await asked.ask(
-            Solve(
-                policies=list(CANDIDATES) if stay.policy == AUTO else [stay.policy],
-                slots=slots,
-                held=current.slots,
-                traffic=travelling,
-                expert_bytes=max(record.expert_bytes for record in records),
-            )
-        )
-        if not isinstance(solved, Solved):
-            raise InvalidInput("solver", f"answered {type(solved).__name__}")
-        asked_for = replace(current, slots=solved.slots)
-        if found := violations(asked_for, records, None):
-            raise InvalidInput("solver", "; ".join(found))
-        proposal = _that_fits(current, with_pins(asked_for, pins), records)
-        replayed = await asked.ask(
-            Replay(placements=[current.slots, proposal.slots], traffic=travelling)
-        )
-        if not isinstance(replayed, Replayed):
-            raise InvalidInput("solver", f"answered {type(replayed).__name__}")
-        before, after = replayed.means if len(replayed.means) == 2 else (None, None)
-        return replace_plan(
-            stay,
-            placement=proposal,
-            policy=solved.policy or stay.policy,
-            before=before,
-            after=after,
-            sampled_batches=replayed.batches,
-        )
+                best = await question.best(stay, made)
+            except MoesaicError as error:
+                return replace_plan(stay, reason=str(error))
+        return self._judged(current, records, best, load_bytes_per_s)
 
     def _judged(
         self,
@@ -181,6 +135,82 @@ class Planner:
             return replace_plan(made, reason=reason)
         reason = f"predicted gain {made.gain:.1%}, at least {self._least_gain:.1%} is wanted"
         return replace_plan(made, reason=reason, worthwhile=made.gain >= self._least_gain > 0)
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What a solver is asked about one placement and its traffic."""
+
+    asked: Solver
+    current: Placement
+    records: Sequence[WorkerRecord]
+    traffic: ModelTraffic
+    pins: list[Pin]
+
+    async def proposals(
+        self, policies: Sequence[str], failures: dict[str, str]
+    ) -> dict[str, Placement]:
+        """What each policy makes, pinned and checked; why others make nothing goes to
+        ``failures``."""
+        made = {}
+        for policy in policies:
+            try:
+                made[policy] = await self._proposal(policy)
+            except MoesaicError as error:
+                failures[policy] = str(error)
+        return made
+
+    async def best(self, stay: Plan, made: dict[str, Placement]) -> Plan:
+        """The proposal with the best replay, then with fewest moves.
+
+        Raises:
+            MoesaicError: the solver cannot replay them.
+        """
+        placements = [self.current.slots, *(proposal.slots for proposal in made.values())]
+        replayed = await self.asked.ask(Replay(placements=placements, traffic=self._travelling))
+        if not isinstance(replayed, Replayed):
+            raise InvalidInput("solver", f"answered {type(replayed).__name__}")
+        before, *means = replayed.means if replayed.batches else [None] * len(placements)
+        if len(means) != len(made):
+            raise InvalidInput("solver", f"replayed {len(means)} of {len(made)} placements")
+        after, _, policy = min(
+            (mean or 0.0, len(moves(self.current, proposal)), name)
+            for mean, (name, proposal) in zip(means, made.items(), strict=True)
+        )
+        return replace_plan(
+            stay,
+            placement=replace(made[policy], epoch=0),
+            policy=policy,
+            before=before,
+            after=after if before is not None else None,
+            sampled_batches=replayed.batches,
+        )
+
+    async def _proposal(self, policy: str) -> Placement:
+        current, by_id = self.current, {record.worker_id: record for record in self.records}
+        if missing := [w.worker_id for w in current.workers if w.worker_id not in by_id]:
+            raise InvalidInput("workers", f"{', '.join(missing)} left")
+        solved = await self.asked.ask(
+            Solve(
+                policy=policy,
+                slots=[by_id[worker.worker_id].slots_per_layer for worker in current.workers],
+                held=current.slots,
+                traffic=self._travelling,
+                expert_bytes=max(record.expert_bytes for record in self.records),
+            )
+        )
+        if not isinstance(solved, Solved):
+            raise InvalidInput("solver", f"answered {type(solved).__name__}")
+        wanted = replace(current, slots=solved.slots)
+        if found := violations(wanted, self.records, None):
+            await self.asked.end()  # who knows what else is wrong with it
+            raise InvalidInput("solver", "; ".join(found))
+        return _that_fits(current, with_pins(wanted, self.pins), self.records)
+
+    @property
+    def _travelling(self) -> list[Traffic]:
+        layers = self.traffic.statistics.traffic(self.current.layers)
+        return [Traffic.of(layer) for layer in layers]
 
 
 def _batches(traffic: ModelTraffic) -> float:

@@ -2,10 +2,12 @@
 
 It reads questions from standard input and writes answers to standard output, each a msgpack
 message after its length (4 bytes, little-endian). Apart from the scheduler, so that a policy that
-never ends, takes all memory or crashes can be stopped, and computes at the lowest priority.
+never ends or crashes can be stopped, and computes at the lowest priority. Its two seconds are of
+the processor's time: where much is served, it waits.
 """
 
 import os
+import signal
 import struct
 import sys
 from contextlib import suppress
@@ -17,12 +19,14 @@ import numpy as np
 
 from moesaic.placement.policies import make_placement
 from moesaic.placement.problem import Problem
-from moesaic.placement.replay import choose_policy, replay
+from moesaic.placement.replay import replay
 from moesaic.placement.stability import settle
 from moesaic.placement.statistics import LayerTraffic
 from moesaic.placement.uniform import Slots
 
 LENGTH = struct.Struct("<I")
+CPU_S = 2.0  # for one question
+ABANDONED_S = 120  # of real time, for one whose asker may be gone
 MAX_REPLAYED = 400  # (batch, layer) pairs
 READY = b"R"
 
@@ -64,10 +68,9 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Solve(msgspec.Struct, frozen=True, kw_only=True, tag="solve"):
-    """What would these policies have instances hold? Of several the one with the best replay
-    wins, and only if it does better than what is there; one alone is asked whatever it brings."""
+    """What would this policy have instances hold?"""
 
-    policies: list[str]
+    policy: str
     slots: list[int]  # per layer, of each instance
     held: list[Slots]
     traffic: list[Traffic]
@@ -82,11 +85,9 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True, tag="replay"):
 
 
 class Solved(msgspec.Struct, frozen=True, kw_only=True, tag="solved"):
-    """The placement, its experts where most of them are already, and which policy made it; empty:
-    what is there should stay."""
+    """The placement, its experts where most of them are already."""
 
     slots: list[Slots]
-    policy: str
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True, tag="replayed"):
@@ -123,14 +124,7 @@ def answer(question: Solve | Replay) -> Answer:
     problem = Problem(
         traffic=tuple(traffic), slots=tuple(question.slots), expert_bytes=question.expert_bytes
     )
-    if len(question.policies) == 1:
-        [policy] = question.policies
-        wanted = make_placement(policy, problem)
-        return Solved(slots=settle(question.held, wanted), policy=policy)
-    choice = choose_policy(problem, question.held, question.policies)
-    if len(choice.failed) == len(question.policies):
-        return Failed(cause="; ".join(f"{name}: {why}" for name, why in choice.failed.items()))
-    return Solved(slots=choice.slots, policy=choice.policy)
+    return Solved(slots=settle(question.held, make_placement(question.policy, problem)))
 
 
 def _read(source: BinaryIO) -> bytes | None:
@@ -145,10 +139,15 @@ def main() -> None:
     sys.stdout.buffer.write(READY)
     sys.stdout.buffer.flush()
     while (message := _read(sys.stdin.buffer)) is not None:
+        # Not handled, these signals end the process, whatever it is in the middle of.
+        signal.setitimer(signal.ITIMER_VIRTUAL, CPU_S)
+        signal.alarm(ABANDONED_S)
         try:
             reply: Any = answer(questions.decode(message))
         except Exception as error:  # whatever a solver does, the scheduler gets an answer
             reply = Failed(cause=repr(error))
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        signal.alarm(0)
         payload = msgspec.msgpack.encode(reply)
         sys.stdout.buffer.write(LENGTH.pack(len(payload)) + payload)
         sys.stdout.buffer.flush()

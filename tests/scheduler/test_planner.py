@@ -1,8 +1,8 @@
 """Whatever a solver does, the scheduler goes on, and nothing unchecked is proposed."""
 
 import sys
-from contextlib import AbstractAsyncContextManager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,7 +15,7 @@ from moesaic.messages.registry import WorkerRecord
 from moesaic.placement.statistics import LayerTraffic, Statistics
 from services.scheduler.planner import Planner
 from services.scheduler.solver import Replay, Replayed, Solve, Solved, Traffic
-from services.scheduler.solving import Solver, solver
+from services.scheduler.solving import solver
 from services.scheduler.traffic import ModelTraffic
 
 NUM_EXPERTS = 8
@@ -78,18 +78,22 @@ def saying(*answers: Any, then: str = "") -> tuple[str, ...]:
 NEVER_ENDS, CRASHES = "time.sleep(600)", "raise SystemExit(1)"
 GARBAGE = "out.write(struct.pack('<I', 3) + b'abc'); out.flush(); time.sleep(600)"
 TOO_LONG = "out.write(struct.pack('<I', 2**31)); out.flush(); time.sleep(600)"
-QUESTION = Solve(policies=["uniform"], slots=[4], held=[], traffic=[], expert_bytes=1)
+QUESTION = Solve(policy="uniform", slots=[4], held=[], traffic=[], expert_bytes=1)
 
 
-def first_then_real(command: tuple[str, ...], limit_s: float = 2.0) -> Any:
-    """Starts this command at first and the real solver from then on."""
-    commands = iter([command])
-
-    def start() -> AbstractAsyncContextManager[Solver]:
-        given = next(commands, None)
-        return solver(given, limit_s) if given else solver(limit_s=60.0)
-
-    return start
+def first_then_real(tmp_path: Path, command: tuple[str, ...], limit_s: float = 20.0) -> Any:
+    """A solver that runs this command at first, and is the real one from then on."""
+    began = tmp_path / "began"
+    code = (
+        "import pathlib, runpy\n"
+        f"began = pathlib.Path({str(began)!r})\n"
+        "if began.exists():\n"
+        "    runpy.run_module('services.scheduler.solver', run_name='__main__')\n"
+        "else:\n"
+        "    began.touch()\n"
+        f"    exec({command[2]!r})\n"
+    )
+    return partial(solver, (sys.executable, "-c", code), limit_s)
 
 
 async def plan(start: Any, policy: str = "janus", feed: Any = None, **changes: Any) -> Any:
@@ -123,16 +127,28 @@ async def test_a_solver_that_gives_no_answer_is_ended(end: str, error: type[Moes
     async with solver(saying(then=end), 0.3) as asked:
         with pytest.raises(error):
             await asked.ask(QUESTION)
-        assert await asked._process.wait() != 0
+        assert asked._process is None
+
+
+async def test_a_policy_that_computes_for_ever_ends_by_itself(tmp_path: Path) -> None:
+    code = (
+        "from services.scheduler import solver\n"
+        "solver.CPU_S = 0.2\n"
+        "def answer(question):\n"
+        "    while True: pass\n"
+        "solver.answer = answer\n"
+        "solver.main()\n"
+    )
+    async with solver((sys.executable, "-c", code), 60.0) as asked:
+        with pytest.raises(NotReady, match="no answer"):
+            await asked.ask(QUESTION)
 
 
 async def test_a_solver_that_does_not_start_is_said_so() -> None:
-    with pytest.raises(NotReady, match="does not start"):
-        async with solver(("/no/such/program",)):
-            pass
-    with pytest.raises(NotReady, match="does not start"):
-        async with solver((sys.executable, "-c", "")):
-            pass
+    for command in (("/no/such/program",), (sys.executable, "-c", "")):
+        async with solver(command) as asked:
+            with pytest.raises(NotReady, match="does not start"):
+                await asked.ask(QUESTION)
 
 
 MEANS = Replayed(means=[4.0, 1.0], batches=80)
@@ -144,16 +160,25 @@ UNKNOWN = [[[0, 1, 2, 99], [4, 5, 6, 7], [0, 1, 2, 3]]] * 2
 
 
 @pytest.mark.parametrize("slots", [DUPLICATE, MISSING, TOO_MANY, ONE_LAYER, UNKNOWN])
-async def test_a_wrong_answer_is_refused_and_the_greedy_policy_asked(slots: Any) -> None:
-    made = await plan(first_then_real(saying(Solved(slots=slots, policy="janus"), MEANS)))
+async def test_a_wrong_answer_is_refused_and_the_greedy_policy_asked(
+    slots: Any, tmp_path: Path
+) -> None:
+    made = await plan(first_then_real(tmp_path, saying(Solved(slots=slots))))
 
     assert (made.policy, made.worthwhile) == ("eplb", True)
 
 
-async def test_a_policy_that_never_ends_gives_way_to_the_greedy_one() -> None:
-    made = await plan(first_then_real(saying(then=NEVER_ENDS), limit_s=0.3))
+async def test_a_policy_that_never_ends_gives_way_to_the_greedy_one(tmp_path: Path) -> None:
+    made = await plan(first_then_real(tmp_path, saying(then=NEVER_ENDS), limit_s=5.0))
 
     assert (made.policy, made.worthwhile, made.after) == ("eplb", True, 2)
+
+
+async def test_of_several_policies_one_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
+    made = await plan(first_then_real(tmp_path, saying(then=CRASHES)), "auto")
+
+    assert made.policy in ("eplb", "redundance")
+    assert made.worthwhile
 
 
 async def test_if_nothing_answers_experts_stay() -> None:
@@ -165,9 +190,9 @@ async def test_if_nothing_answers_experts_stay() -> None:
 
 async def test_a_proposal_that_brings_nothing_or_too_little_is_not_carried_out() -> None:
     other = [[[4, 1, 2, 3], [0, 5, 6, 7], [0, 1, 2, 3]]] * 2
-    worse = saying(Solved(slots=other, policy="janus"), Replayed(means=[4.0, 3.95], batches=80))
-    few = saying(Solved(slots=other, policy="janus"), Replayed(means=[4.0, 1.0], batches=8))
-    same = saying(Solved(slots=CURRENT.slots, policy="janus"), MEANS)
+    worse = saying(Solved(slots=other), Replayed(means=[4.0, 3.95], batches=80))
+    few = saying(Solved(slots=other), Replayed(means=[4.0, 1.0], batches=8))
+    same = saying(Solved(slots=CURRENT.slots), MEANS)
 
     assert not (made := await plan(partial(solver, worse))).worthwhile
     assert made.reason == "predicted gain 1.2%, at least 3.0% is wanted"

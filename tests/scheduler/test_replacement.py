@@ -187,6 +187,7 @@ async def test_a_leader_that_slept_while_workers_loaded_cannot_commit(suite):
 
 async def test_operators_apply_what_they_want_and_nothing_that_is_wrong_or_old(suite):
     scheduler = await suite.scheduler()
+    await scheduler.until("leader.changed", leads=True)
     standby = await suite.scheduler(worker_id="s-2")
     async with suite.expert("a") as a, suite.expert("b") as b, scheduler.stub() as stub:
         first = await a.until_epoch(1)
