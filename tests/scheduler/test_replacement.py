@@ -257,6 +257,27 @@ async def test_a_pinned_expert_stays_where_it_is_wanted_whoever_leads(suite):
         assert 7 in third.slots[0][0]
 
 
+async def test_a_redis_that_lost_everything_gets_the_policy_back(suite):
+    scheduler = await suite.scheduler()
+    async with suite.expert("a", slots=8) as a, scheduler.stub() as stub:
+        await a.until_epoch(1)
+        request = pb.SchedulerServiceSetPolicyRequest(policy="redundance")
+        await stub.SetPolicy(request, timeout=5)
+        suite.kill_redis(lose_data=True)
+        suite.start_redis()
+        await scheduler.until("placement.republished")
+        while await suite.bus.get_bytes("placement:policy") is None:
+            await asyncio.sleep(0.05)
+        await scheduler.kill()
+
+        successor = await suite.scheduler()
+        async with successor.stub() as other:
+            decided = pb.GetDecisionsRequest()
+            while (await other.GetDecisions(decided, timeout=5)).policy != "redundance":
+                await asyncio.sleep(0.05)
+    assert suite.view.epoch == 1
+
+
 async def test_a_worker_that_comes_and_goes_is_left_alone_for_longer_and_longer(suite):
     scheduler = await suite.scheduler()
     async with suite.expert("a", slots=8) as a:

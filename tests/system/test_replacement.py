@@ -139,6 +139,9 @@ async def test_experts_move_under_load_and_no_answer_changes(
     ]
     assert sum(entry["loaded"] for entry in prepared) == len(plan["moves"])
     assert sum(entry["pulled"] for entry in prepared) == len(plan["moves"])  # peers had them all
+    status = await cli(tight, "status")
+    assert status["placement"]["decided_by"]["policy"] == "auto"
+    assert status["placement"]["decided_by"]["last_decision"]["epoch"] == applied["epoch"]
     shown = await cli(tight, "placement", "show")
     placed = {w["id"]: w["experts"] for w in shown["placement"]["workers"]}
     wanted = plan["placement"]
