@@ -26,9 +26,9 @@ from benchmarks.aebs_routing import (
     drawn_layer,
     placed,
 )
+from benchmarks.routing_traces import DEMO_FLEETS, KINDS, demo_trace
 from moesaic.kernels import aebs
 from moesaic.kernels.native.library import library
-from benchmarks.routing_traces import DEMO_FLEETS, KINDS, demo_trace
 from moesaic.placement.aebs import Costs, memory_bound, schedule_experts
 from moesaic.placement.replica_choices import POLICIES, activated_experts
 from moesaic.placement.trace_report import evenly, halves

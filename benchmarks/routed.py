@@ -19,9 +19,10 @@ from typing import Any
 import httpx
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.aebs_routing import recorded_layers
+from benchmarks.routing_traces import demo_trace
 from benchmarks.suite import DEMO, RunningSuite, running_suite
 from moesaic.dispatch.ridge import measure_ridge
 from moesaic.dispatch.sharing import Sharing
@@ -131,7 +132,7 @@ def _slowest_worker(batches: int) -> tuple[int, dict[str, Any]]:
     }
     rng, random = np.random.default_rng(0), torch.Generator().manual_seed(0)
     sums: dict[int, dict[str, float]] = {rows: dict.fromkeys(COMPUTED, 0.0) for rows in ROWS}
-    for layer, chosen in zip(placement.layers, recorded_layers(8), strict=True):
+    for layer, chosen in zip(placement.layers, _recorded(), strict=True):
         everyone = tuple(range(WORKERS))
         sharings = {
             policy: [Sharing(placement, layer, n, policy, everyone, cpu) for n in everyone]
@@ -249,3 +250,9 @@ def _figures(
 def _rotated(names: list[str], by: int) -> list[str]:
     by %= len(names)
     return names[by:] + names[:by]
+
+
+def _recorded() -> list[NDArray[np.int64]]:
+    """What the demo model's gates chose for the rows of all recorded steps, layer by layer."""
+    steps = demo_trace().steps
+    return list(np.concatenate([step.topk_ids for step in steps], axis=1).astype(np.int64))

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any, TypeVar
 
 import grpc
@@ -11,13 +12,17 @@ import structlog
 from moesaic.cluster.placements import decode_placement
 from moesaic.cluster.statuses import errors_as_status
 from moesaic.dispatch.host import ExpertHost
+from moesaic.dispatch.loading.pace import Pace
+from moesaic.dispatch.loading.peers import Peers
+from moesaic.dispatch.slots import LoadResult
 from moesaic.errors import NotReady
 from moesaic.kernels.own_thread import on_own_thread
+from moesaic.messages.placement import Placement
 from moesaic.v1 import expert_pb2 as pb
 from moesaic.v1 import expert_pb2_grpc
+from services.expert.activations import ActivationReporter
 
 Context = grpc.aio.ServicerContext[Any, Any]
-A = TypeVar("A")
 R = TypeVar("R")
 log = structlog.get_logger()
 
@@ -27,42 +32,73 @@ class ExpertAdmin(expert_pb2_grpc.ExpertServiceServicer):
 
     def __init__(self) -> None:
         self.host: ExpertHost | None = None  # set once the checkpoint is open
+        self.peers: Peers | None = None  # none: experts come from the checkpoint alone
+        self.reporter: ActivationReporter | None = None
         self._loading = asyncio.Lock()
+        self._paces: dict[int, Pace] = {}  # of what is being loaded, by epoch
 
     def _host(self) -> ExpertHost:
         if self.host is None:
             raise NotReady("this expert worker is still opening its checkpoint")
         return self.host
 
-    async def _in_turn(self, call: Callable[[A], R], argument: A) -> R:
+    async def _in_turn(self, call: Callable[[], R]) -> R:
         """Call the host on a thread, after the calls before; to its end, even if the caller leaves
         meanwhile: a thread cannot be stopped, and must not meet the next one."""
 
         async def turn() -> R:
             async with self._loading:
-                return await on_own_thread(call, argument)
+                return await on_own_thread(call)
 
         return await asyncio.shield(asyncio.create_task(turn()))
 
     async def PreparePlacement(
         self, request: pb.PreparePlacementRequest, context: Context
     ) -> pb.PreparePlacementResponse:
-        """Load what this worker lacks; repeating a call changes nothing."""
+        """Load what this worker lacks; repeating a call changes nothing.
+
+        What is still being loaded for an earlier epoch ends: nobody will commit it.
+        """
         async with errors_as_status(context):
             host, placement = self._host(), decode_placement(request.placement)
+            serving = decode_placement(request.serving) if request.HasField("serving") else None
+            self._cancel_loading(before=placement.epoch)
+            pace = self._paces[placement.epoch] = Pace(request.load_share or 1.0)
             started = time.monotonic()
-            result = await self._in_turn(host.prepare, placement)
+            result, pulled = await self._in_turn(
+                lambda: self._prepare(host, placement, serving, pace)
+            )
             seconds = time.monotonic() - started
             log.info(
                 "placement.prepared",
                 epoch=placement.epoch,
                 loaded=result.loaded,
                 kept=result.kept,
+                pulled=pulled,
                 load_s=round(seconds, 3),
             )
             return pb.PreparePlacementResponse(
-                loaded=result.loaded, kept=result.kept, seconds=seconds
+                loaded=result.loaded, kept=result.kept, seconds=seconds, pulled=pulled
             )
+
+    def _prepare(
+        self, host: ExpertHost, placement: Placement, serving: Placement | None, pace: Pace
+    ) -> tuple[LoadResult, int]:
+        """Load, on a thread of its own; also returns how many experts peers gave."""
+        bring = host.files.bring(pace)
+        try:
+            if serving is None or self.peers is None:
+                return host.prepare(placement, bring), 0
+            with closing(self.peers.pulling(serving, pace)) as pulling:
+                return host.prepare(placement, pulling.or_else(bring)), pulling.pulled
+        finally:
+            if self._paces.get(placement.epoch) is pace:
+                del self._paces[placement.epoch]
+
+    def _cancel_loading(self, before: int) -> None:
+        for epoch, pace in list(self._paces.items()):
+            if epoch < before:
+                pace.cancel()
 
     async def CommitPlacement(
         self, request: pb.CommitPlacementRequest, context: Context
@@ -77,9 +113,12 @@ class ExpertAdmin(expert_pb2_grpc.ExpertServiceServicer):
     async def AbortPlacement(
         self, request: pb.AbortPlacementRequest, context: Context
     ) -> pb.AbortPlacementResponse:
-        """Forget a prepared epoch."""
+        """Forget a prepared epoch, or stop loading for it."""
         async with errors_as_status(context):
-            await self._in_turn(self._host().abort, request.epoch)
+            host = self._host()
+            if request.epoch in self._paces:
+                self._paces[request.epoch].cancel()
+            await self._in_turn(lambda: host.abort(request.epoch))
             return pb.AbortPlacementResponse()
 
     async def ListSlots(
@@ -97,4 +136,23 @@ class ExpertAdmin(expert_pb2_grpc.ExpertServiceServicer):
                     for layer, experts in host.slots().items()
                     for slot, expert in enumerate(experts)
                 ],
+            )
+
+    async def GetActivations(
+        self, request: pb.ExpertServiceGetActivationsRequest, context: Context
+    ) -> pb.ExpertServiceGetActivationsResponse:
+        """What this worker has counted, all windows together."""
+        async with errors_as_status(context):
+            self._host()
+            totals = self.reporter.totals if self.reporter else {}
+            return pb.ExpertServiceGetActivationsResponse(
+                layers=[
+                    pb.CountedLayer(
+                        layer=layer,
+                        batches=total.batches,
+                        tokens=total.tokens.tolist(),
+                        active=total.active.tolist(),
+                    )
+                    for layer, total in sorted(totals.items())
+                ]
             )

@@ -15,6 +15,8 @@ from moesaic.cluster.own_addresses import own_addresses
 from moesaic.cluster.registry import next_generation, registered
 from moesaic.dispatch.exchange.relay import ExpertRelay
 from moesaic.dispatch.host import ExpertHost
+from moesaic.dispatch.loading.giving import giving, pull_identity
+from moesaic.dispatch.loading.peers import Peers
 from moesaic.dispatch.ridge import measure_ridge
 from moesaic.engine.thread import EngineThread, engine_thread
 from moesaic.kernels.native.library import require_library
@@ -25,9 +27,11 @@ from moesaic.models.config import load_config
 from moesaic.settings import load_settings
 from moesaic.telemetry.logs import configure_logging
 from moesaic.telemetry.metrics import serve_metrics
+from moesaic.transport.contract import Handler
 from moesaic.transport.frame import FrameLimits
 from moesaic.transport.ucx import UcxNetwork
 from moesaic.v1 import expert_pb2_grpc
+from services.expert.activations import ActivationReporter
 from services.expert.admin import ExpertAdmin
 from services.expert.settings import ExpertSettings
 
@@ -81,8 +85,10 @@ async def serve(settings: ExpertSettings) -> None:
             getattr(torch, settings.dtype),
             torch.device(settings.device),
             settings.quantization,
+            settings.max_expert_bytes,
         )
         admin_service.host = host
+        layout = host.files.layout  # none on a GPU, where peers do not exchange experts
 
         async def measure() -> int:
             return measure_ridge(
@@ -104,11 +110,15 @@ async def serve(settings: ExpertSettings) -> None:
                 own_address=settings.data.host,
             )
             relay = ExpertRelay(worker_id, network, host.answer, host.placement)
+            serve_frames: Handler = relay.answer
+            if layout is not None:
+                serve_frames = giving(host, pull_identity(config.digest, layout), relay.answer)
+                admin_service.peers = Peers(network, worker_id, layout, config.digest)
             where = settings.data
             return (
                 network,
                 relay,
-                await network.listen(where.host, settings.data_port, relay.answer),
+                await network.listen(where.host, settings.data_port, serve_frames),
             )
 
         network, relay, data_address = await thread.run(listen())
@@ -134,6 +144,8 @@ async def serve(settings: ExpertSettings) -> None:
                     ridge_rows=ridge_rows,
                     num_experts=config.moe.num_experts,
                     layers=list(config.moe_layers),
+                    expert_bytes=host.files.expert_bytes,
+                    max_expert_bytes=settings.max_expert_bytes,
                 ),
             )
         )
@@ -153,6 +165,11 @@ async def serve(settings: ExpertSettings) -> None:
         )
         keeper = asyncio.create_task(_keep_house(host, admin, thread, relay))
         parts.callback(keeper.cancel)
+        reporter = admin_service.reporter = ActivationReporter(
+            bus, host, worker_id, generation, config.digest, settings.activation_window_s
+        )
+        reporting = asyncio.create_task(reporter.run())
+        parts.callback(reporting.cancel)
         await stop.wait()
         admin.status.set_state("draining")
         await drain(True)

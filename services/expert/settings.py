@@ -13,6 +13,18 @@ class ExpertSettings(ModelSettings):
     slots_per_layer: int = Field(
         0, ge=0, le=4096, description="expert slots per layer; 0: one for every expert of the model"
     )
+    max_expert_bytes: int = Field(
+        0,
+        ge=0,
+        description="most memory for experts, those included that are held twice while a placement "
+        "changes; 0: no limit",
+    )
+    activation_window_s: float = Field(
+        5.0,
+        ge=0.1,
+        le=3600,
+        description="how often to tell the scheduler which experts batches activate",
+    )
 
     @model_validator(mode="after")
     def _data_can_be_dialled(self) -> Self:

@@ -1,50 +1,82 @@
-"""SchedulerService: domain -> wire."""
+"""SchedulerService: wire -> domain -> wire."""
 
+import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
+from msgspec.structs import replace
 
 from moesaic.cluster.placement_view import PlacementView
-from moesaic.cluster.placements import encode_placement
+from moesaic.cluster.placements import decode_placement, encode_placement
 from moesaic.cluster.registry import Fleet
 from moesaic.cluster.statuses import errors_as_status
-from moesaic.errors import NotReady
-from moesaic.messages.registry import WorkerRecord
+from moesaic.errors import InvalidInput, NotReady, StaleEpoch
+from moesaic.messages.decisions import EVERY_LAYER, Pin, PlacementPolicy
+from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.v1 import placement_pb2, scheduler_pb2_grpc
 from moesaic.v1 import scheduler_pb2 as pb
-from moesaic.v1 import scheduler_pb2_grpc
+from services.scheduler.decisions import DecisionLog
 from services.scheduler.placer import Placer
+from services.scheduler.planner import require_policy
+from services.scheduler.policies import PolicyStore
+from services.scheduler.replanner import Replanner
+from services.scheduler.traffic import TrafficFeed
+from services.scheduler.wire import (
+    decode_pin,
+    encode_decision,
+    encode_pin,
+    encode_plan,
+    encode_traffic,
+    encode_worker,
+)
 
 _Context = grpc.aio.ServicerContext[Any, Any]
+_USUAL_DECISIONS, _MOST_DECISIONS = 20, 1000
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the answers are made from."""
+
+    fleet: Fleet
+    view: PlacementView
+    placer: Placer
+    policies: PolicyStore
+    decisions: DecisionLog
+    replanner: Replanner
+    feed: TrafficFeed
 
 
 class SchedulerAdmin(scheduler_pb2_grpc.SchedulerServiceServicer):
     """Answers from what the scheduler knows; it knows nothing before ``open``."""
 
     def __init__(self) -> None:
-        self._parts: tuple[Fleet, PlacementView, Placer] | None = None
+        self._parts: Parts | None = None
+        self._orders: set[asyncio.Task[Any]] = set()  # kept until they end, whoever asked
 
-    def open(self, fleet: Fleet, view: PlacementView, placer: Placer) -> None:
+    def open(self, parts: Parts) -> None:
         """Answer from these from now on."""
-        self._parts = fleet, view, placer
+        self._parts = parts
 
     async def GetPlacement(
         self, request: pb.GetPlacementRequest, context: _Context
     ) -> pb.GetPlacementResponse:
         """The committed placement; NOT_FOUND while there is none."""
         async with errors_as_status(context):
-            _, view, placer = self._opened()
-            if view.current is None:
-                text = "; ".join(["no placement is committed yet", *placer.waiting_for])
+            parts = self._opened()
+            if parts.view.current is None:
+                text = "; ".join(["no placement is committed yet", *parts.placer.waiting_for])
                 await context.abort(grpc.StatusCode.NOT_FOUND, text)
-            return pb.GetPlacementResponse(placement=encode_placement(view.current))
+            return pb.GetPlacementResponse(placement=encode_placement(parts.view.current))
 
     async def WatchPlacement(
         self, request: pb.WatchPlacementRequest, context: _Context
     ) -> AsyncIterator[pb.WatchPlacementResponse]:
         """The committed placement now, and later ones; a slow reader may miss all but the last."""
         async with errors_as_status(context):
-            _, view, _ = self._opened()
+            view = self._opened().view
             while True:
                 seen = view.version
                 if view.current is not None:
@@ -54,28 +86,129 @@ class SchedulerAdmin(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def GetFleet(self, request: pb.GetFleetRequest, context: _Context) -> pb.GetFleetResponse:
         """Every registered worker, by role and id."""
         async with errors_as_status(context):
-            fleet, _, placer = self._opened()
-            records = sorted(fleet.workers.values(), key=lambda r: (r.role, r.worker_id))
+            parts = self._opened()
+            records = sorted(parts.fleet.workers.values(), key=lambda r: (r.role, r.worker_id))
             return pb.GetFleetResponse(
-                workers=[_encode_worker(record) for record in records],
-                waiting_for=placer.waiting_for,
+                workers=[encode_worker(record) for record in records],
+                waiting_for=parts.placer.waiting_for,
             )
 
-    def _opened(self) -> tuple[Fleet, PlacementView, Placer]:
+    async def Plan(self, request: pb.PlanRequest, context: _Context) -> pb.PlanResponse:
+        """What a policy would do now; nothing changes."""
+        async with errors_as_status(context):
+            parts, current = self._opened(), self._placed()
+            policy = require_policy(request.policy or parts.policies.current.policy)
+            parts.placer.require_lead()  # others do not see the traffic
+            records = [r for r in parts.fleet.workers.values() if r.role == "expert"]
+            return pb.PlanResponse(
+                plan=encode_plan(await parts.replanner.plan(current, records, policy))
+            )
+
+    async def ApplyPlacement(
+        self, request: pb.ApplyPlacementRequest, context: _Context
+    ) -> pb.ApplyPlacementResponse:
+        """Make this the placement; goes on to its end even if the caller leaves."""
+        async with errors_as_status(context):
+            parts, current = self._opened(), self._placed()
+            if request.base_epoch != current.epoch:
+                raise StaleEpoch(request.base_epoch, current.epoch)
+            wanted = _completed(_decoded(request.placement), parts.fleet)
+            order = asyncio.create_task(parts.placer.apply(wanted, request.base_epoch))
+            self._orders.add(order)
+            order.add_done_callback(self._orders.discard)
+            decision = await asyncio.shield(order)
+            return pb.ApplyPlacementResponse(
+                epoch=parts.view.epoch, decision_id=decision.decision_id if decision else ""
+            )
+
+    async def SetPolicy(
+        self, request: pb.SchedulerServiceSetPolicyRequest, context: _Context
+    ) -> pb.SchedulerServiceSetPolicyResponse:
+        """Change the policy, or pins, or both; repeating it changes nothing."""
+        async with errors_as_status(context):
+            parts = self._opened()
+            parts.placer.require_lead()
+            before = parts.policies.current
+            policy = require_policy(request.policy or before.policy)
+            added = [_checked(decode_pin(pin), parts.view.current) for pin in request.add_pins]
+            removed = [decode_pin(pin) for pin in request.remove_pins]
+            pins = [pin for pin in before.pins if pin not in removed]
+            pins += [pin for pin in added if pin not in pins]
+            after = PlacementPolicy(policy=policy, pins=pins)
+            if after != before:
+                await parts.policies.set(after)
+            return pb.SchedulerServiceSetPolicyResponse(
+                policy=after.policy, pins=[encode_pin(pin) for pin in after.pins]
+            )
+
+    async def GetDecisions(
+        self, request: pb.GetDecisionsRequest, context: _Context
+    ) -> pb.GetDecisionsResponse:
+        """The last decisions, newest first, and what is decided by."""
+        async with errors_as_status(context):
+            parts = self._opened()
+            await parts.decisions.refresh()  # a standby has not made them
+            count = min(request.limit or _USUAL_DECISIONS, _MOST_DECISIONS)
+            policy = parts.policies.current
+            return pb.GetDecisionsResponse(
+                decisions=[encode_decision(*entry) for entry in parts.decisions.recent(count)],
+                policy=policy.policy,
+                pins=[encode_pin(pin) for pin in policy.pins],
+            )
+
+    async def GetActivations(
+        self, request: pb.SchedulerServiceGetActivationsRequest, context: _Context
+    ) -> pb.SchedulerServiceGetActivationsResponse:
+        """The traffic of the model that is placed, older batches counting less."""
+        async with errors_as_status(context):
+            parts, current = self._opened(), self._placed()
+            traffic = parts.feed.of(current.model_digest)
+            return pb.SchedulerServiceGetActivationsResponse(
+                model_digest=current.model_digest,
+                layers=encode_traffic(traffic) if traffic else [],
+                windows=traffic.windows if traffic else 0,
+                refused=parts.feed.refused,
+            )
+
+    def _opened(self) -> Parts:
         if self._parts is None:
             raise NotReady("the scheduler is still waiting for Redis")
         return self._parts
 
+    def _placed(self) -> Placement:
+        current = self._opened().view.current
+        if current is None:
+            raise NotReady("no placement is committed yet")
+        return current
 
-def _encode_worker(record: WorkerRecord) -> pb.FleetWorker:
-    return pb.FleetWorker(
-        worker_id=record.worker_id,
-        generation=record.generation,
-        role=record.role,
-        state=record.state,
-        admin_address=record.admin_address,
-        data_address=record.data_address,
-        slots_per_layer=record.slots_per_layer,
-        model_digest=record.model_digest,
-        node=record.node,
-    )
+
+def _decoded(wire: placement_pb2.Placement) -> Placement:
+    whole = placement_pb2.Placement()
+    whole.CopyFrom(wire)
+    whole.epoch = max(1, whole.epoch)  # plans have none yet
+    return replace(decode_placement(whole), epoch=0)
+
+
+def _completed(wanted: Placement, fleet: Fleet) -> Placement:
+    """The same with its workers as they are registered now: who asks need only know their ids.
+
+    Raises:
+        InvalidInput: one of them is not registered.
+    """
+    placed = []
+    for worker in wanted.workers:
+        record = fleet.workers.get(worker.worker_id)
+        if record is None or record.role != "expert":
+            raise InvalidInput("placement.workers", f"no expert worker {worker.worker_id!r} here")
+        fields = PlacedWorker.__struct_fields__  # all of them are the record's
+        placed.append(PlacedWorker(**{name: getattr(record, name) for name in fields}))
+    return replace(wanted, workers=placed)
+
+
+def _checked(pin: Pin, current: Placement | None) -> Pin:
+    if current is not None:
+        if pin.expert >= current.num_experts:
+            raise InvalidInput("pin.expert", f"must be below {current.num_experts}")
+        if pin.layer not in (EVERY_LAYER, *current.layers):
+            raise InvalidInput("pin.layer", f"must be one of {current.layers}")
+    return pin

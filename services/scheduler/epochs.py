@@ -42,7 +42,7 @@ class EpochStore:
         """
         stored = await self._bus.get_bytes(_COUNTER)
         epoch = max(_number(stored), await self._pointed(), self._view.epoch, self.floor) + 1
-        await self._write({_COUNTER: stored}, {_COUNTER: b"%d" % epoch})
+        await self.write({_COUNTER: stored}, {_COUNTER: b"%d" % epoch})
         return epoch
 
     async def commit(self, placement: Placement) -> None:
@@ -55,7 +55,7 @@ class EpochStore:
         before, pointer = self._view.current, await self._bus.get_bytes(POINTER)
         if _number(pointer) >= placement.epoch:
             raise NotReady(f"epoch {_number(pointer)} was committed by another scheduler")
-        await self._write({POINTER: pointer}, _documents(placement))
+        await self.write({POINTER: pointer}, _documents(placement))
         self._view.accept(placement)
         _epoch.set(placement.epoch)
         with suppress(PeerLost):  # it is committed; readers also look by themselves
@@ -80,7 +80,7 @@ class EpochStore:
             return
         counter = b"%d" % max(_number(stored), current.epoch)
         values = {**_documents(current), _COUNTER: counter}
-        await self._write({POINTER: pointer, _COUNTER: stored}, values)
+        await self.write({POINTER: pointer, _COUNTER: stored}, values)
         _republished.inc()
         log.warning("placement.republished", epoch=current.epoch)
         await self._bus.append(STREAM, PlacementHint(epoch=current.epoch))
@@ -95,9 +95,15 @@ class EpochStore:
     async def _pointed(self) -> int:
         return _number(await self._bus.get_bytes(POINTER))
 
-    async def _write(
+    async def write(
         self, expected: dict[str, bytes | None], values: dict[str, bytes | None]
     ) -> None:
+        """Set ``values`` together if this process leads and all of ``expected`` still hold.
+
+        Raises:
+            NotReady: another scheduler leads now, or has written meanwhile.
+            PeerLost: Redis did not answer.
+        """
         fenced = {**self._leadership.fence, **expected}
         if await self._bus.compare_and_set(fenced, values):
             return

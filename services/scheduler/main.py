@@ -21,14 +21,20 @@ from moesaic.settings import load_settings
 from moesaic.telemetry.logs import configure_logging
 from moesaic.telemetry.metrics import serve_metrics
 from moesaic.v1 import scheduler_pb2_grpc
-from services.scheduler.admin import SchedulerAdmin
+from services.scheduler.admin import Parts, SchedulerAdmin
+from services.scheduler.decisions import DecisionLog
 from services.scheduler.epochs import EpochStore
 from services.scheduler.placer import Placer
+from services.scheduler.planner import Planner
+from services.scheduler.policies import PolicyStore
+from services.scheduler.replanner import Replanner
 from services.scheduler.settings import SchedulerSettings
+from services.scheduler.traffic import TrafficFeed
 
 log = structlog.get_logger()
 
 _SHOW_S = 0.25
+HALF_LIFE_S = 300.0  # of traffic, in what placements are planned from
 
 
 async def serve(settings: SchedulerSettings) -> None:
@@ -71,15 +77,15 @@ async def serve(settings: SchedulerSettings) -> None:
         )
         view, fleet = await enter(watch_placement(bus)), await enter(watch_fleet(bus))
         leader = await enter(leadership(bus, "scheduler", worker_id, generation))
-        placer = Placer(
-            fleet,
-            view,
-            leader,
-            EpochStore(bus, leader, view),
-            settle_s=settings.settle_s,
-            prepare_timeout_s=settings.prepare_timeout_s,
-        )
-        service.open(fleet, view, placer)
+        epochs, decisions = EpochStore(bus, leader, view), DecisionLog(bus)
+        policies = PolicyStore(bus, epochs, settings.placement_policy)
+        feed = TrafficFeed(bus, leader, view, HALF_LIFE_S)
+        planner = Planner(feed, settings.replan_gain)
+        replanner = Replanner(planner, feed, policies, decisions, settings.replan_interval_s)
+        placer = Placer(fleet, view, leader, epochs, policies, replanner, settings)
+        await decisions.refresh()
+        service.open(Parts(fleet, view, placer, policies, decisions, replanner, feed))
+        await enter(background(feed.run(), "traffic"))
         await enter(background(placer.run(), "placer"))
         await enter(background(_show(admin.status, view, placer), "show"))
         await enter(registered(bus, record))

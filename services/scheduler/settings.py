@@ -1,8 +1,10 @@
 """What the scheduler is told."""
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from moesaic.errors import InvalidInput
 from moesaic.settings import ServiceSettings
+from services.scheduler.planner import require_policy
 
 
 class SchedulerSettings(ServiceSettings):
@@ -17,3 +19,41 @@ class SchedulerSettings(ServiceSettings):
     prepare_timeout_s: float = Field(
         120.0, gt=0, le=3600, description="longest wait for workers to load a placement"
     )
+    load_share: float = Field(
+        0.25,
+        gt=0,
+        le=1,
+        description="share of the time in which workers load experts for a placement that can "
+        "wait; the rest is for serving",
+    )
+    min_epoch_interval_s: float = Field(
+        10.0,
+        ge=0,
+        le=3600,
+        description="shortest time between placements that can wait; those that experts or "
+        "leaving workers need are made at once",
+    )
+    placement_policy: str = Field(
+        "auto",
+        description="what re-places experts by traffic: auto replays the recent traffic and takes "
+        "the best, keep leaves them where they are, or a policy by name; once an operator has set "
+        "one, that wins",
+    )
+    replan_interval_s: float = Field(
+        60.0, gt=0, le=86400, description="how often to see whether another placement is better"
+    )
+    replan_gain: float = Field(
+        0.03,
+        ge=0,
+        le=1,
+        description="least predicted gain for which experts are moved, as a share of the most "
+        "activated experts on one worker",
+    )
+
+    @field_validator("placement_policy")
+    @classmethod
+    def _is_known(cls, policy: str) -> str:
+        try:
+            return require_policy(policy)
+        except InvalidInput as error:
+            raise ValueError(error.fix) from error

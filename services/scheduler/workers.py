@@ -18,8 +18,16 @@ from moesaic.v1 import expert_pb2_grpc
 log = structlog.get_logger()
 
 
-async def prepare(placement: Placement, timeout_s: float) -> None:
+async def prepare(
+    placement: Placement, serving: Placement | None, load_share: float, timeout_s: float
+) -> None:
     """Have all workers load what they lack; the first that fails ends the wait for the others.
+
+    Args:
+        placement: what to load.
+        serving: in force now, if anything is: its workers can give experts to others.
+        load_share: of the time, for loading; the rest is for serving.
+        timeout_s: for each worker, if it did nothing else.
 
     Raises:
         MoesaicError: the first failure.
@@ -27,7 +35,7 @@ async def prepare(placement: Placement, timeout_s: float) -> None:
     try:
         async with asyncio.TaskGroup() as calls:
             for worker in placement.workers:
-                calls.create_task(_prepare_one(worker, placement, timeout_s))
+                calls.create_task(_prepare_one(worker, placement, timeout_s, serving, load_share))
     except* MoesaicError as failures:
         raise failures.exceptions[0] from failures
 
@@ -60,17 +68,27 @@ async def abort(placement: Placement) -> None:
     await asyncio.gather(*(abort_one(worker) for worker in placement.workers))
 
 
-async def _prepare_one(worker: PlacedWorker, placement: Placement, timeout_s: float) -> None:
+async def _prepare_one(
+    worker: PlacedWorker,
+    placement: Placement,
+    timeout_s: float,
+    serving: Placement | None = None,
+    load_share: float = 1.0,
+) -> None:
+    request = pb.PreparePlacementRequest(
+        placement=encode_placement(placement), load_share=load_share
+    )
+    if serving is not None and serving.model_digest == placement.model_digest:
+        request.serving.CopyFrom(encode_placement(serving))
     async with _calling(worker) as stub:
-        answer = await stub.PreparePlacement(
-            pb.PreparePlacementRequest(placement=encode_placement(placement)), timeout=timeout_s
-        )
+        answer = await stub.PreparePlacement(request, timeout=timeout_s / load_share)
     log.info(
         "placement.prepared",
         epoch=placement.epoch,
         worker_id=worker.worker_id,
         loaded=answer.loaded,
         kept=answer.kept,
+        pulled=answer.pulled,
         load_s=round(answer.seconds, 3),
     )
 

@@ -28,7 +28,7 @@ async def scheduler(tmp_path: Path) -> AsyncIterator[tuple[str, str]]:
     flags = ["--worker-id", "scheduler", "--admin-port", address.rpartition(":")[2]]
     child = await Child.start(
         [sys.executable, "-m", "services.scheduler", *flags],
-        {**os.environ, "REDIS_URL": url, "PYTHONPATH": str(ROOT)},
+        {**os.environ, "REDIS_URL": url, "PYTHONPATH": f"{ROOT}:{ROOT / 'libs'}"},
         tmp_path / "scheduler.log",
     )
     while (await service_facts("scheduler", "scheduler", address))["state"] != "ready":

@@ -1,5 +1,5 @@
 import asyncio
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 import msgspec
@@ -229,3 +229,54 @@ async def test_a_redis_that_is_not_there_yet_is_waited_for(redis_server):
     redis_server.start()
     await connecting
     assert waiting_for == []
+
+
+async def next_of(consumed: Any) -> PlacementHint:
+    async for hint in consumed:
+        if hint is not None:
+            return hint
+    raise AssertionError("a consumer never ends")
+
+
+async def test_a_group_has_every_entry_once_whoever_reads(bus):
+    for epoch in (1, 2, 3):
+        await bus.append("s", PlacementHint(epoch=epoch))
+    async with aclosing(bus.consume("s", "g", hints)) as first:
+        assert (await next_of(first)).epoch == 1
+        assert (await next_of(first)).epoch == 2  # so the first is done with
+
+    async with aclosing(bus.consume("s", "g", hints)) as successor:
+        assert (await next_of(successor)).epoch == 2  # taken, but never finished
+        assert (await next_of(successor)).epoch == 3
+        await bus.append("s", PlacementHint(epoch=4))
+        assert (await next_of(successor)).epoch == 4
+        await bus.append("s", PlacementHint(epoch=5))
+        assert (await next_of(successor)).epoch == 5
+
+    assert [hint.epoch for hint in await bus.latest("s", hints, 2)] == [4, 5]
+
+
+async def test_a_consumer_survives_poison_and_a_redis_that_lost_its_data(bus, redis_server):
+    async with aclosing(bus.consume("s", "g", hints)) as consumed:
+        await bus.append("s", PlacementHint(epoch=1))
+        await bus._writer.xadd("moesaic:{test}:s", {"t": "placement-hint.v1", "p": b"\xc1"})
+        await bus.append("s", PlacementHint(epoch=2))
+        assert [(await next_of(consumed)).epoch for _ in range(2)] == [1, 2]
+        assert await bus._writer.xlen("moesaic:{test}:dlq:s") == 1
+
+        redis_server.kill(lose_data=True)
+        redis_server.start()
+        waiting = asyncio.create_task(next_of(consumed))
+        while not waiting.done():
+            with suppress(PeerLost):
+                await bus.append("s", PlacementHint(epoch=3))
+            await asyncio.sleep(0.05)
+        assert (await waiting).epoch == 3
+
+
+async def test_a_stream_can_be_kept_short(bus):
+    for epoch in range(500):
+        await bus.append("s", PlacementHint(epoch=epoch), max_entries=10)
+
+    assert await bus._writer.xlen("moesaic:{test}:s") < 250  # whole nodes of the stream go
+    assert (await bus.latest("s", hints, 1))[0].epoch == 499

@@ -8,6 +8,7 @@ import torch
 
 from moesaic.cluster.placements import encode_placement
 from moesaic.dispatch.host import ExpertHost
+from moesaic.dispatch.loading.experts import Bring
 from moesaic.dispatch.slots import LoadResult
 from moesaic.messages.placement import PlacedWorker, Placement
 from moesaic.models.checkpoint import Checkpoint
@@ -23,11 +24,11 @@ class SlowHost(ExpertHost):
         super().__init__(*arguments)
         self.begun, self.may_load, self.loaded = (threading.Event() for _ in range(3))
 
-    def prepare(self, placement: Placement) -> LoadResult:
+    def prepare(self, placement: Placement, bring: Bring | None = None) -> LoadResult:
         self.begun.set()
         self.may_load.wait()
         try:
-            return super().prepare(placement)
+            return super().prepare(placement, bring)
         finally:
             self.loaded.set()
 

@@ -111,7 +111,12 @@ class Suite:
 
     @asynccontextmanager
     async def expert(
-        self, worker_id: str, slots: int = 4, digest: str = "model-a", epoch: int = 0
+        self,
+        worker_id: str,
+        slots: int = 4,
+        digest: str = "model-a",
+        epoch: int = 0,
+        **fields: object,
     ) -> AsyncIterator[ExpertWorker]:
         worker = ExpertWorker(worker_id)
         worker.epoch = epoch
@@ -137,6 +142,7 @@ class Suite:
                 slots_per_layer=slots,
                 num_experts=NUM_EXPERTS,
                 layers=LAYERS,
+                **fields,  # type: ignore[arg-type]
             )
             async with registered(self.bus, record) as worker.lease:
                 yield worker
@@ -144,7 +150,8 @@ class Suite:
     async def scheduler(self, *flags: str, worker_id: str = "scheduler-0") -> "Scheduler":
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "services.scheduler", "--redis-url", self.url),
-            *("--worker-id", worker_id, "--settle-s", "0.05", "--cluster", "test", *flags),
+            *("--worker-id", worker_id, "--settle-s", "0.05", "--cluster", "test"),
+            *("--min-epoch-interval-s", "0", *flags),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )

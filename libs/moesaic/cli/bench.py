@@ -22,6 +22,7 @@ def bench(
             "routed",
             "two-phase",
             "placement",
+            "replacement",
             "kernels",
         ],
         typer.Argument(help="What to measure."),

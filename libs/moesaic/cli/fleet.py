@@ -81,6 +81,21 @@ async def placement_facts(scheduler: str) -> Facts | None:
     }
 
 
+async def decision_facts(scheduler: str) -> Facts | None:
+    """What the placement is decided by, and the last decision; None if nobody answers."""
+    from moesaic.cli.decisions import as_dict
+
+    async with channel(scheduler) as connection:
+        stub = scheduler_pb2_grpc.SchedulerServiceStub(connection)
+        request = scheduler_pb2.GetDecisionsRequest(limit=1)
+        try:
+            reply = await stub.GetDecisions(request, timeout=CONTROL_TIMEOUT_S)
+        except grpc.aio.AioRpcError:
+            return None
+    last = as_dict(reply.decisions[0]) if reply.decisions else None
+    return {"policy": reply.policy, "num_pins": len(reply.pins), "last_decision": last}
+
+
 async def gather_facts(
     known: dict[str, tuple[str, str]], scheduler: str | None
 ) -> tuple[list[Facts], Facts | None]:
@@ -96,4 +111,6 @@ async def gather_facts(
         *(service_facts(role, name, address) for name, (role, address) in services.items())
     )
     placement = await placement_facts(scheduler) if scheduler else None
+    if placement is not None and scheduler:
+        placement["decided_by"] = await decision_facts(scheduler)
     return list(facts), placement

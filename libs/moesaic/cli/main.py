@@ -10,7 +10,9 @@ from moesaic.cli import (
     bench,
     classify,
     doctor,
+    experts,
     generate,
+    placement,
     run_batch,
     serve,
     status,
@@ -39,6 +41,8 @@ app.command()(doctor.doctor)
 app.command()(bench.bench)
 app.add_typer(api_keys.app, name="api-key")
 app.add_typer(trace.app, name="trace")
+app.add_typer(placement.app, name="placement")
+app.add_typer(experts.app, name="experts")
 app.command(context_settings=PASS_THROUGH)(serve.serve)
 
 

@@ -105,6 +105,19 @@ def _print(facts: dict[str, Any]) -> None:
         print(f"placement of epoch {placement['epoch']}, {len(placement['layers'])} MoE layers")
         rows = [(worker["id"], experts_text(worker["experts"])) for worker in placement["workers"]]
         print_table(("worker", "experts"), rows)
+        if decided := placement.get("decided_by"):
+            print(_decided_text(decided))
+
+
+def _decided_text(decided: dict[str, Any]) -> str:
+    last = decided["last_decision"]
+    text = f"policy {decided['policy']}" + f", {decided['num_pins']} pins" * bool(
+        decided["num_pins"]
+    )
+    if last is None:
+        return text
+    done = f"epoch {last['epoch']}" if last["epoch"] else "failed" if last["adopted"] else "kept"
+    return f"{text}; last decision, by {last['cause']}: {done} ({last['reason']})"
 
 
 def experts_text(by_layer: Sequence[Sequence[int]]) -> str:

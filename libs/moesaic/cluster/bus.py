@@ -7,14 +7,14 @@ entries, or a Redis that lost them, costs nothing but a look at the documents.
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, TypeVar
 
 import msgspec
 import structlog
 from prometheus_client import Counter
-from redis.exceptions import RedisError, WatchError
+from redis.exceptions import RedisError, ResponseError, WatchError
 
 from moesaic.cluster.redis_clients import (
     BLOCK_S,
@@ -163,14 +163,19 @@ class Bus:
                     return False
         return True
 
-    async def append(self, stream: str, message: msgspec.Struct) -> None:
-        """Add an entry to a stream, and trim what is older than an hour."""
+    async def append(
+        self, stream: str, message: msgspec.Struct, *, max_entries: int | None = None
+    ) -> None:
+        """Add an entry to a stream, and trim what is older than an hour, or what is more than
+        about ``max_entries``."""
         newest_ms = self._newest_ms.get(stream)  # Redis's clock, not ours
+        by_age = max_entries is None and newest_ms is not None
         with self._noting_outages():
             entry_id = await self._writer.xadd(
                 self._key(stream),
                 {"t": str(type(message).__struct_config__.tag), "p": encode(message)},
-                minid=None if newest_ms is None else max(0, newest_ms - _RETENTION_MS),
+                minid=max(0, (newest_ms or 0) - _RETENTION_MS) if by_age else None,
+                maxlen=max_entries,
                 approximate=True,
             )
         self._newest_ms[stream] = int(entry_id.split(b"-")[0])
@@ -203,6 +208,61 @@ class Bus:
                 yield message
             if not entries:
                 yield None
+
+    async def consume(
+        self, stream: str, group: str, decoder: Decoder[T]
+    ) -> AsyncGenerator[T | None, None]:
+        """Entries that ``group`` has not finished yet, each of them finished once the caller asks
+        for the next; and ``None`` after two seconds without news.
+
+        All readers of the group are one, so only the leader may read: a successor gets first what
+        its predecessor took and did not finish. Entries that cannot be read go to
+        ``dlq:<stream>``. A Redis that lost its data gets the group anew. The iterator never ends.
+        """
+        key, taken, backoff_s = self._key(stream), None, _BACKOFF_S[0]
+        while True:
+            try:
+                with self._noting_outages():
+                    if taken is None:
+                        await self._make_group(key, group)
+                        taken = b"0"  # what was taken and not finished; later ">": what is new
+                    answer = await self._reader.xreadgroup(
+                        group, "leader", {key: taken}, count=100, block=int(BLOCK_S * 1000)
+                    )
+            except PeerLost as error:
+                log.debug("redis.lost", cause=error.cause)
+                taken = None
+                await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+                backoff_s = min(2 * backoff_s, _BACKOFF_S[1])
+                continue
+            backoff_s, entries = _BACKOFF_S[0], answer[0][1] if answer else []
+            for entry_id, fields in entries:
+                if fields:  # none: it was trimmed before it was finished
+                    message: T | None = await self._decoded(stream, entry_id, fields, decoder)
+                    if message is not None:
+                        yield message
+                with suppress(PeerLost), self._noting_outages():  # it will be read once more
+                    await self._writer.xack(key, group, entry_id)
+            if not entries:
+                taken = b">"
+                yield None
+
+    async def _make_group(self, key: str, group: str) -> None:
+        try:
+            await self._writer.xgroup_create(key, group, id="0", mkstream=True)
+        except ResponseError as error:
+            if "BUSYGROUP" not in str(error):
+                raise
+
+    async def latest(self, stream: str, decoder: Decoder[T], count: int) -> list[T]:
+        """The last entries of a stream that can be read, oldest first."""
+        with self._noting_outages():
+            entries = await self._writer.xrevrange(self._key(stream), count=count)
+        found = []
+        for _, fields in reversed(entries):
+            with suppress(msgspec.DecodeError):
+                found.append(decoder.decode(fields.get(b"p", b"")))
+        return found
 
     async def _newest_id(self, stream: str) -> bytes:
         newest = await self._writer.xrevrange(self._key(stream), count=1)

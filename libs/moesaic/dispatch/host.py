@@ -2,16 +2,20 @@
 them."""
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from prometheus_client import Counter, Histogram
 from torch import Tensor
 
+from moesaic.dispatch.activations import ActivationMeter
+from moesaic.dispatch.loading.experts import Bring, FromCheckpoint, LoadedExpert
+from moesaic.dispatch.loading.pace import Pace
 from moesaic.dispatch.sharing import Sharing, decision_digest
-from moesaic.dispatch.slots import LoadResult, SlotTable, load_table
+from moesaic.dispatch.slots import LoadResult, SlotTable, change_table
 from moesaic.dispatch.terms import Terms
-from moesaic.errors import InvalidInput, NotReady, StaleEpoch
+from moesaic.errors import InvalidInput, NotReady, PlacementInfeasible, StaleEpoch
 from moesaic.kernels.linear import Quantization
 from moesaic.messages.placement import EMPTY_SLOT, Placement
 from moesaic.messages.scheduling import ExpertScheduling
@@ -25,6 +29,7 @@ MAX_PAST_TENURES = 3  # each may hold a copy of what changed since
 RETIRE_AFTER_S = (
     10.0  # frames of earlier epochs are answered this long after a commit: longer than any step
 )
+MAX_RETIRE_AFTER_S = 120.0  # for those who still ask for one: they do not hear of its successor
 
 
 ACTIVATED = Histogram(
@@ -67,24 +72,37 @@ class ExpertHost:
         dtype: torch.dtype,
         device: torch.device,
         quantization: Quantization = "none",
+        max_expert_bytes: int = 0,
     ) -> None:
-        """Read the gates; experts come with the first placement."""
-        self._checkpoint, self._config, self._worker_id = checkpoint, config, worker_id
-        self.slots_per_layer = slots_per_layer
-        self._dtype, self._device, self._quantization = dtype, device, quantization
+        """Read the gates; experts come with the first placement.
+
+        With ``max_expert_bytes``, a placement is refused that would need more memory for experts,
+        those of the placement before it included.
+        """
+        self._config, self._worker_id = config, worker_id
+        self.slots_per_layer, self.max_expert_bytes = slots_per_layer, max_expert_bytes
+        self._device = device
+        self.files = FromCheckpoint(checkpoint, config, dtype, device, quantization)
+        self.activations = ActivationMeter(config.moe.num_experts)
         self._gates = load_gates(checkpoint, config, dtype, device)
         self._tenures: dict[int, Tenure] = {}
+        self._asked_s: dict[int, float] = {}  # when a step last asked for an epoch
         self._sharings: dict[tuple[int, int, ExpertScheduling, tuple[int, ...]], Sharing] = {}
         self.epoch = 0  # in force
         self.rows_computed = 0
 
-    def prepare(self, placement: Placement) -> LoadResult:
+    def prepare(self, placement: Placement, bring: Bring | None = None) -> LoadResult:
         """Load what ``placement`` wants here. Repeating it changes nothing.
+
+        Args:
+            placement: what may be committed next.
+            bring: loads an expert; by default from the checkpoint, without rest.
 
         Raises:
             InvalidInput: it is for another checkpoint, names more slots than there are, or leaves
                 this worker out.
             StaleEpoch: a later epoch, or another placement of this one, is in force already.
+            PlacementInfeasible: there is too little memory to hold it beside what is in force.
             CheckpointError: an expert could not be read; nothing has changed.
         """
         known = self._tenures.get(placement.epoch)
@@ -111,18 +129,47 @@ class ExpertHost:
             return LoadResult(
                 known.table, 0, sum(e != EMPTY_SLOT for s in wanted.values() for e in s)
             )
-        current = self._tenures.get(self.epoch)
-        result = load_table(
-            self._checkpoint,
-            self._config,
-            wanted,
-            self._dtype,
-            self._device,
-            self._quantization,
-            current.table if current else None,
-        )
+        self._drop_uncommitted(placement.epoch)
+        newest_first = sorted(self._tenures.items(), reverse=True)
+        resident = [tenure.table for _, tenure in newest_first]
+        self._require_memory(wanted, resident)
+        result = change_table(wanted, bring or self.files.bring(Pace()), resident)
         self._tenures = {**self._tenures, placement.epoch: Tenure(placement, idx, result.table)}
         return result
+
+    def _drop_uncommitted(self, before: int) -> None:
+        """Free what was prepared for earlier epochs: whoever gave out a later one commits that.
+
+        Not what steps ask for: it was committed, and only this worker was not told.
+        """
+        self._tenures = {
+            e: t
+            for e, t in self._tenures.items()
+            if e >= before or t.committed_s is not None or e in self._asked_s
+        }
+
+    def _require_memory(
+        self, wanted: Mapping[int, Sequence[int]], resident: Sequence[SlotTable]
+    ) -> None:
+        held = {
+            (layer, expert)
+            for table in resident
+            for layer, slots in table.layers.items()
+            for expert in slots.experts
+        }
+        asked = {(layer, e) for layer, experts in wanted.items() for e in experts} - held
+        missing = sum(expert != EMPTY_SLOT for _, expert in asked)
+        needed = self.resident_bytes + missing * self.files.expert_bytes
+        if missing and 0 < self.max_expert_bytes < needed:
+            raise PlacementInfeasible(missing, needed - self.max_expert_bytes)
+
+    def held(self, layer: int, expert: int) -> LoadedExpert | None:
+        """An expert that is in memory, for whichever epoch."""
+        for tenure in self._tenures.values():
+            slots = tenure.table.layers.get(layer)
+            if slots is not None and expert in slots.experts:
+                return slots.loaded[slots.experts.index(expert)]
+        return None
 
     def commit(self, epoch: int) -> None:
         """Put a prepared epoch in force. Repeating it changes nothing.
@@ -152,8 +199,13 @@ class ExpertHost:
             self._tenures = {e: t for e, t in self._tenures.items() if e != epoch}
 
     def retire(self) -> None:
-        """Free epochs that another has followed so long ago that no step can still ask for them."""
-        long_ago_s = time.monotonic() - RETIRE_AFTER_S
+        """Free epochs that another has followed so long ago that no step can still ask for them.
+
+        Who does not hear of the successor, as without Redis, goes on asking; so what was asked for
+        lately stays too, for ``MAX_RETIRE_AFTER_S`` at most.
+        """
+        now_s = time.monotonic()
+        long_ago_s, very_long_ago_s = now_s - RETIRE_AFTER_S, now_s - MAX_RETIRE_AFTER_S
         oldest = max(
             (
                 epoch
@@ -162,7 +214,14 @@ class ExpertHost:
             ),
             default=0,
         )
-        self._tenures = {e: t for e, t in self._tenures.items() if e >= oldest}
+        in_force = self._tenures.get(self.epoch)
+        patient = in_force is not None and (in_force.committed_s or now_s) > very_long_ago_s
+        self._asked_s = {e: s for e, s in self._asked_s.copy().items() if e in self._tenures}
+        self._tenures = {
+            e: t
+            for e, t in self._tenures.items()
+            if e >= oldest or (patient and self._asked_s.get(e, 0.0) > long_ago_s)
+        }
 
     def slots(self) -> dict[int, tuple[int, ...]]:
         """The expert in every slot of the epoch in force, by layer."""
@@ -177,8 +236,9 @@ class ExpertHost:
     @property
     def resident_bytes(self) -> int:
         """Bytes of distinct expert weights held, over all epochs."""
-        layers = {id(s): s for t in self._tenures.values() for s in t.table.layers.values()}
-        return sum(s.nbytes for s in layers.values())
+        layers = (s for t in self._tenures.values() for s in t.table.layers.values())
+        mlps = {id(mlp): mlp.nbytes for s in layers for mlp in s.mlps if mlp is not None}
+        return sum(mlps.values())
 
     async def answer(self, request: Frame) -> Frame:
         """Compute this worker's share of one layer for one batch.
@@ -192,6 +252,7 @@ class ExpertHost:
         tenure = self._tenures.get(request.epoch)
         if tenure is None:
             raise StaleEpoch(request.epoch, self.epoch)
+        self._asked_s[request.epoch] = time.monotonic()
         if request.layer not in self._gates or len(request.tensors) not in (2, 4):
             raise InvalidInput(
                 "frame.layer", f"no MoE layer {request.layer} with {len(request.tensors)} tensors"
@@ -215,6 +276,8 @@ class ExpertHost:
             ).cpu()
         else:
             partial = hidden.new_empty(0, hidden.shape[1], dtype=torch.float32)
+        if terms.live[0] == tenure.worker_idx:  # one worker of all that see the batch counts it
+            self.activations.record(request.epoch, request.layer, topk_ids, share.most_experts)
         self.rows_computed += hidden.shape[0]
         loads = [] if terms.load is None else [torch.from_numpy(share.load)[None]]
         return Frame(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from moesaic.dispatch.loading.experts import Bring, LoadedExpert
 from moesaic.kernels.gated_mlp import GatedMLP, PackedMLP, PlainMLP, make_mlp
 from moesaic.kernels.grouped_experts import PackedSlots, grouped_experts
 from moesaic.kernels.linear import Quantization
@@ -31,6 +32,13 @@ class LayerSlots:
 
     experts: tuple[int, ...]
     mlps: tuple[GatedMLP | None, ...]  # None: an empty slot
+    loaded: tuple[LoadedExpert | None, ...] = ()  # the same, where peers may pull them
+
+    @classmethod
+    def of(cls, experts: Sequence[int], loaded: Sequence[LoadedExpert | None]) -> "LayerSlots":
+        """Slots with experts as they were loaded."""
+        mlps = tuple(expert.mlp if expert else None for expert in loaded)
+        return cls(tuple(experts), mlps, tuple(loaded))
 
     @cached_property
     def on_gpu(self) -> "SlotWeights":
@@ -142,32 +150,51 @@ def load_table(
     dtype: torch.dtype,
     device: torch.device,
     quantization: Quantization = "none",
-    previous: SlotTable | None = None,
 ) -> LoadResult:
-    """Make the table that holds ``wanted[layer][slot]``, reading only what ``previous`` lacks.
+    """Make the table that holds ``wanted[layer][slot]``, all of it read from the checkpoint.
 
     Raises:
-        CheckpointError: an expert's tensor is missing, damaged or mis-shaped; ``previous`` is
-            untouched.
+        CheckpointError: an expert's tensor is missing, damaged or mis-shaped.
+    """
+
+    def bring(layer: int, expert: int) -> LoadedExpert:
+        weights = load_expert(checkpoint, config, layer, expert, dtype, device)
+        return LoadedExpert(make_mlp(weights.gate_up, weights.down, quantization))
+
+    return change_table(wanted, bring, [])
+
+
+def change_table(
+    wanted: Mapping[int, Sequence[int]], bring: Bring, resident: Sequence[SlotTable]
+) -> LoadResult:
+    """Make the table that holds ``wanted[layer][slot]``, bringing only what no table has.
+
+    Args:
+        wanted: expert ids by layer and slot; -1 is an empty slot.
+        bring: loads one expert.
+        resident: tables in memory, the one in force first. Their experts are shared, not copied.
+
+    Raises:
+        MoesaicError: an expert could not be brought; nothing has changed.
     """
     layers, loaded, kept = {}, 0, 0
     for layer, experts in wanted.items():
-        old = previous.layers.get(layer) if previous else None
+        olds = [table.layers[layer] for table in resident if layer in table.layers]
         present = sum(expert != EMPTY_SLOT for expert in experts)
-        if old is not None and old.experts == tuple(experts):
-            layers[layer] = old
+        same = next((old for old in olds if old.experts == tuple(experts)), None)
+        if same is not None:
+            layers[layer] = same
             kept += present
             continue
-        mlps: list[GatedMLP | None] = []
-        for expert in experts:
-            if expert == EMPTY_SLOT:
-                mlps.append(None)
-            elif old is not None and expert in old.experts:
-                mlps.append(old.mlps[old.experts.index(expert)])
-                kept += 1
-            else:
-                weights = load_expert(checkpoint, config, layer, expert, dtype, device)
-                mlps.append(make_mlp(weights.gate_up, weights.down, quantization))
-                loaded += 1
-        layers[layer] = LayerSlots(tuple(experts), tuple(mlps))
+        here = {
+            e: held
+            for old in reversed(olds)
+            for e, held in zip(old.experts, old.loaded, strict=True)
+        }
+        missing = {e for e in experts if e != EMPTY_SLOT and here.get(e) is None}
+        brought = {expert: bring(layer, expert) for expert in sorted(missing)}
+        slots = [(brought.get(e) or here[e]) if e != EMPTY_SLOT else None for e in experts]
+        layers[layer] = LayerSlots.of(experts, slots)
+        loaded += len(brought)
+        kept += present - len(brought)
     return LoadResult(SlotTable(layers), loaded, kept)

@@ -30,6 +30,8 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="worker.v1"):
     ridge_rows: int = 0  # expert workers: rows of an expert that take as long as its weights
     num_experts: int = 0  # expert workers: experts per layer of the model they have
     layers: list[int] = []  # expert workers: the decoder layers that have experts
+    expert_bytes: int = 0  # expert workers: memory of one expert
+    max_expert_bytes: int = 0  # expert workers: most memory for experts, old ones too; 0: no limit
     dispatch: str = ""  # attention workers: local, routed, gathered or all-to-all
     share: str = ""  # attention workers: the experts that others may pull from here, like 0/2
 

@@ -55,6 +55,28 @@ def decide(current: Placement | None, records: Iterable[WorkerRecord]) -> Decisi
     return Decision(_propose(current, usable), bool(missing) or somebody_leaves, waiting_for)
 
 
+def obsolete(planned: Placement, current: Placement | None, records: Iterable[WorkerRecord]) -> str:
+    """Why a placement that is being prepared should not be waited for; empty if it should.
+
+    One of its workers has gone, or drains and is not needed.
+
+    Args:
+        planned: what is being prepared.
+        current: the placement in force.
+        records: the workers there are now.
+    """
+    by_key = {incarnation(record): record for record in records}
+    keys = [(worker.worker_id, worker.generation) for worker in planned.workers]
+    if gone := [
+        worker_id for worker_id, generation in keys if (worker_id, generation) not in by_key
+    ]:
+        return f"{', '.join(gone)} left while experts were loaded"
+    wanted = decide(current, by_key.values()).proposal or current
+    needed = {(w.worker_id, w.generation) for w in wanted.workers} if wanted else set(keys)
+    leaving = [key[0] for key in keys if by_key[key].state == "draining" and key not in needed]
+    return f"{', '.join(leaving)} drains while experts are loaded" if leaving else ""
+
+
 def incarnation(record: WorkerRecord) -> Incarnation:
     """Which start of which worker this is."""
     return record.worker_id, record.generation

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from moesaic.v1 import placement_pb2 as moesaic_dot_v1_dot_placement__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17moesaic/v1/expert.proto\x12\nmoesaic.v1\x1a\x1amoesaic/v1/placement.proto\"C\n\x17PreparePlacementRequest\x12(\n\tplacement\x18\x01 \x01(\x0b\x32\x15.moesaic.v1.Placement\"I\n\x18PreparePlacementResponse\x12\x0e\n\x06loaded\x18\x01 \x01(\r\x12\x0c\n\x04kept\x18\x02 \x01(\r\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\"\'\n\x16\x43ommitPlacementRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"(\n\x17\x43ommitPlacementResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"&\n\x15\x41\x62ortPlacementRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"\x18\n\x16\x41\x62ortPlacementResponse\"\x12\n\x10ListSlotsRequest\"t\n\x11ListSlotsResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x17\n\x0fslots_per_layer\x18\x02 \x01(\r\x12\x1f\n\x05slots\x18\x03 \x03(\x0b\x32\x10.moesaic.v1.Slot\x12\x16\n\x0eresident_bytes\x18\x04 \x01(\x04\"9\n\x04Slot\x12\r\n\x05layer\x18\x01 \x01(\r\x12\x0f\n\x07slot_id\x18\x02 \x01(\r\x12\x11\n\texpert_id\x18\x03 \x01(\x05\x32\xed\x02\n\rExpertService\x12]\n\x10PreparePlacement\x12#.moesaic.v1.PreparePlacementRequest\x1a$.moesaic.v1.PreparePlacementResponse\x12Z\n\x0f\x43ommitPlacement\x12\".moesaic.v1.CommitPlacementRequest\x1a#.moesaic.v1.CommitPlacementResponse\x12W\n\x0e\x41\x62ortPlacement\x12!.moesaic.v1.AbortPlacementRequest\x1a\".moesaic.v1.AbortPlacementResponse\x12H\n\tListSlots\x12\x1c.moesaic.v1.ListSlotsRequest\x1a\x1d.moesaic.v1.ListSlotsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17moesaic/v1/expert.proto\x12\nmoesaic.v1\x1a\x1amoesaic/v1/placement.proto\"\x7f\n\x17PreparePlacementRequest\x12(\n\tplacement\x18\x01 \x01(\x0b\x32\x15.moesaic.v1.Placement\x12&\n\x07serving\x18\x02 \x01(\x0b\x32\x15.moesaic.v1.Placement\x12\x12\n\nload_share\x18\x03 \x01(\x01\"Y\n\x18PreparePlacementResponse\x12\x0e\n\x06loaded\x18\x01 \x01(\r\x12\x0c\n\x04kept\x18\x02 \x01(\r\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\x12\x0e\n\x06pulled\x18\x04 \x01(\r\"\'\n\x16\x43ommitPlacementRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"(\n\x17\x43ommitPlacementResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"&\n\x15\x41\x62ortPlacementRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"\x18\n\x16\x41\x62ortPlacementResponse\"\x12\n\x10ListSlotsRequest\"t\n\x11ListSlotsResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x17\n\x0fslots_per_layer\x18\x02 \x01(\r\x12\x1f\n\x05slots\x18\x03 \x03(\x0b\x32\x10.moesaic.v1.Slot\x12\x16\n\x0eresident_bytes\x18\x04 \x01(\x04\"9\n\x04Slot\x12\r\n\x05layer\x18\x01 \x01(\r\x12\x0f\n\x07slot_id\x18\x02 \x01(\r\x12\x11\n\texpert_id\x18\x03 \x01(\x05\"$\n\"ExpertServiceGetActivationsRequest\"O\n#ExpertServiceGetActivationsResponse\x12(\n\x06layers\x18\x01 \x03(\x0b\x32\x18.moesaic.v1.CountedLayer\"N\n\x0c\x43ountedLayer\x12\r\n\x05layer\x18\x01 \x01(\r\x12\x0f\n\x07\x62\x61tches\x18\x02 \x01(\x04\x12\x0e\n\x06tokens\x18\x03 \x03(\x04\x12\x0e\n\x06\x61\x63tive\x18\x04 \x03(\x04\x32\xe0\x03\n\rExpertService\x12]\n\x10PreparePlacement\x12#.moesaic.v1.PreparePlacementRequest\x1a$.moesaic.v1.PreparePlacementResponse\x12Z\n\x0f\x43ommitPlacement\x12\".moesaic.v1.CommitPlacementRequest\x1a#.moesaic.v1.CommitPlacementResponse\x12W\n\x0e\x41\x62ortPlacement\x12!.moesaic.v1.AbortPlacementRequest\x1a\".moesaic.v1.AbortPlacementResponse\x12H\n\tListSlots\x12\x1c.moesaic.v1.ListSlotsRequest\x1a\x1d.moesaic.v1.ListSlotsResponse\x12q\n\x0eGetActivations\x12..moesaic.v1.ExpertServiceGetActivationsRequest\x1a/.moesaic.v1.ExpertServiceGetActivationsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,23 +33,29 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'moesaic.v1.expert_pb2', _gl
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PREPAREPLACEMENTREQUEST']._serialized_start=67
-  _globals['_PREPAREPLACEMENTREQUEST']._serialized_end=134
-  _globals['_PREPAREPLACEMENTRESPONSE']._serialized_start=136
-  _globals['_PREPAREPLACEMENTRESPONSE']._serialized_end=209
-  _globals['_COMMITPLACEMENTREQUEST']._serialized_start=211
-  _globals['_COMMITPLACEMENTREQUEST']._serialized_end=250
-  _globals['_COMMITPLACEMENTRESPONSE']._serialized_start=252
-  _globals['_COMMITPLACEMENTRESPONSE']._serialized_end=292
-  _globals['_ABORTPLACEMENTREQUEST']._serialized_start=294
-  _globals['_ABORTPLACEMENTREQUEST']._serialized_end=332
-  _globals['_ABORTPLACEMENTRESPONSE']._serialized_start=334
-  _globals['_ABORTPLACEMENTRESPONSE']._serialized_end=358
-  _globals['_LISTSLOTSREQUEST']._serialized_start=360
-  _globals['_LISTSLOTSREQUEST']._serialized_end=378
-  _globals['_LISTSLOTSRESPONSE']._serialized_start=380
-  _globals['_LISTSLOTSRESPONSE']._serialized_end=496
-  _globals['_SLOT']._serialized_start=498
-  _globals['_SLOT']._serialized_end=555
-  _globals['_EXPERTSERVICE']._serialized_start=558
-  _globals['_EXPERTSERVICE']._serialized_end=923
+  _globals['_PREPAREPLACEMENTREQUEST']._serialized_end=194
+  _globals['_PREPAREPLACEMENTRESPONSE']._serialized_start=196
+  _globals['_PREPAREPLACEMENTRESPONSE']._serialized_end=285
+  _globals['_COMMITPLACEMENTREQUEST']._serialized_start=287
+  _globals['_COMMITPLACEMENTREQUEST']._serialized_end=326
+  _globals['_COMMITPLACEMENTRESPONSE']._serialized_start=328
+  _globals['_COMMITPLACEMENTRESPONSE']._serialized_end=368
+  _globals['_ABORTPLACEMENTREQUEST']._serialized_start=370
+  _globals['_ABORTPLACEMENTREQUEST']._serialized_end=408
+  _globals['_ABORTPLACEMENTRESPONSE']._serialized_start=410
+  _globals['_ABORTPLACEMENTRESPONSE']._serialized_end=434
+  _globals['_LISTSLOTSREQUEST']._serialized_start=436
+  _globals['_LISTSLOTSREQUEST']._serialized_end=454
+  _globals['_LISTSLOTSRESPONSE']._serialized_start=456
+  _globals['_LISTSLOTSRESPONSE']._serialized_end=572
+  _globals['_SLOT']._serialized_start=574
+  _globals['_SLOT']._serialized_end=631
+  _globals['_EXPERTSERVICEGETACTIVATIONSREQUEST']._serialized_start=633
+  _globals['_EXPERTSERVICEGETACTIVATIONSREQUEST']._serialized_end=669
+  _globals['_EXPERTSERVICEGETACTIVATIONSRESPONSE']._serialized_start=671
+  _globals['_EXPERTSERVICEGETACTIVATIONSRESPONSE']._serialized_end=750
+  _globals['_COUNTEDLAYER']._serialized_start=752
+  _globals['_COUNTEDLAYER']._serialized_end=830
+  _globals['_EXPERTSERVICE']._serialized_start=833
+  _globals['_EXPERTSERVICE']._serialized_end=1313
 # @@protoc_insertion_point(module_scope)

@@ -24,16 +24,26 @@ class PreparePlacementRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PLACEMENT_FIELD_NUMBER: _builtins.int
+    SERVING_FIELD_NUMBER: _builtins.int
+    LOAD_SHARE_FIELD_NUMBER: _builtins.int
+    load_share: _builtins.float
+    """load for at most this share of the time; 0: without rest"""
     @_builtins.property
     def placement(self) -> _placement_pb2.Placement: ...
+    @_builtins.property
+    def serving(self) -> _placement_pb2.Placement:
+        """in force now: its workers are asked for experts before the checkpoint is read"""
+
     def __init__(
         self,
         *,
         placement: _placement_pb2.Placement | None = ...,
+        serving: _placement_pb2.Placement | None = ...,
+        load_share: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["placement", b"placement"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["placement", b"placement", "serving", b"serving"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["placement", b"placement"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["load_share", b"load_share", "placement", b"placement", "serving", b"serving"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -46,21 +56,25 @@ class PreparePlacementResponse(_message.Message):
     LOADED_FIELD_NUMBER: _builtins.int
     KEPT_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
+    PULLED_FIELD_NUMBER: _builtins.int
     loaded: _builtins.int
     """replicas read now"""
     kept: _builtins.int
     """replicas that were resident already"""
     seconds: _builtins.float
+    pulled: _builtins.int
+    """of those loaded, from peers"""
     def __init__(
         self,
         *,
         loaded: _builtins.int = ...,
         kept: _builtins.int = ...,
         seconds: _builtins.float = ...,
+        pulled: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept", "loaded", b"loaded", "seconds", b"seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept", "loaded", b"loaded", "pulled", b"pulled", "seconds", b"seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -208,3 +222,72 @@ class Slot(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Slot: _TypeAlias = Slot  # noqa: Y015
+
+@_typing.final
+class ExpertServiceGetActivationsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExpertServiceGetActivationsRequest: _TypeAlias = ExpertServiceGetActivationsRequest  # noqa: Y015
+
+@_typing.final
+class ExpertServiceGetActivationsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAYERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def layers(self) -> _containers.RepeatedCompositeFieldContainer[Global___CountedLayer]: ...
+    def __init__(
+        self,
+        *,
+        layers: _abc.Iterable[Global___CountedLayer] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["layers", b"layers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExpertServiceGetActivationsResponse: _TypeAlias = ExpertServiceGetActivationsResponse  # noqa: Y015
+
+@_typing.final
+class CountedLayer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAYER_FIELD_NUMBER: _builtins.int
+    BATCHES_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    ACTIVE_FIELD_NUMBER: _builtins.int
+    layer: _builtins.int
+    batches: _builtins.int
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """rows of each expert"""
+
+    @_builtins.property
+    def active(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """batches in which each expert was active"""
+
+    def __init__(
+        self,
+        *,
+        layer: _builtins.int = ...,
+        batches: _builtins.int = ...,
+        tokens: _abc.Iterable[_builtins.int] | None = ...,
+        active: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active", b"active", "batches", b"batches", "layer", b"layer", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CountedLayer: _TypeAlias = CountedLayer  # noqa: Y015

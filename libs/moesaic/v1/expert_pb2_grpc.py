@@ -55,6 +55,11 @@ class ExpertServiceStub:
                 request_serializer=moesaic_dot_v1_dot_expert__pb2.ListSlotsRequest.SerializeToString,
                 response_deserializer=moesaic_dot_v1_dot_expert__pb2.ListSlotsResponse.FromString,
                 _registered_method=True)
+        self.GetActivations = channel.unary_unary(
+                '/moesaic.v1.ExpertService/GetActivations',
+                request_serializer=moesaic_dot_v1_dot_expert__pb2.ExpertServiceGetActivationsRequest.SerializeToString,
+                response_deserializer=moesaic_dot_v1_dot_expert__pb2.ExpertServiceGetActivationsResponse.FromString,
+                _registered_method=True)
 
 
 class ExpertServiceServicer:
@@ -88,6 +93,14 @@ class ExpertServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetActivations(self, request, context):
+        """What was activated in the batches that this worker counted since it started; of all the workers that see a batch
+        one counts it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ExpertServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -110,6 +123,11 @@ def add_ExpertServiceServicer_to_server(servicer, server):
                     servicer.ListSlots,
                     request_deserializer=moesaic_dot_v1_dot_expert__pb2.ListSlotsRequest.FromString,
                     response_serializer=moesaic_dot_v1_dot_expert__pb2.ListSlotsResponse.SerializeToString,
+            ),
+            'GetActivations': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetActivations,
+                    request_deserializer=moesaic_dot_v1_dot_expert__pb2.ExpertServiceGetActivationsRequest.FromString,
+                    response_serializer=moesaic_dot_v1_dot_expert__pb2.ExpertServiceGetActivationsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -221,6 +239,33 @@ class ExpertService:
             '/moesaic.v1.ExpertService/ListSlots',
             moesaic_dot_v1_dot_expert__pb2.ListSlotsRequest.SerializeToString,
             moesaic_dot_v1_dot_expert__pb2.ListSlotsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetActivations(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/moesaic.v1.ExpertService/GetActivations',
+            moesaic_dot_v1_dot_expert__pb2.ExpertServiceGetActivationsRequest.SerializeToString,
+            moesaic_dot_v1_dot_expert__pb2.ExpertServiceGetActivationsResponse.FromString,
             options,
             channel_credentials,
             insecure,

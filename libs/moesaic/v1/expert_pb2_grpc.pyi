@@ -40,6 +40,10 @@ class ExpertServiceStub:
     AbortPlacement: _grpc.UnaryUnaryMultiCallable[_expert_pb2.AbortPlacementRequest, _expert_pb2.AbortPlacementResponse]
     """Free what was prepared for an epoch that will not come."""
     ListSlots: _grpc.UnaryUnaryMultiCallable[_expert_pb2.ListSlotsRequest, _expert_pb2.ListSlotsResponse]
+    GetActivations: _grpc.UnaryUnaryMultiCallable[_expert_pb2.ExpertServiceGetActivationsRequest, _expert_pb2.ExpertServiceGetActivationsResponse]
+    """What was activated in the batches that this worker counted since it started; of all the workers that see a batch
+    one counts it.
+    """
 
 @_typing.type_check_only
 class ExpertServiceAsyncStub(ExpertServiceStub):
@@ -53,6 +57,10 @@ class ExpertServiceAsyncStub(ExpertServiceStub):
     AbortPlacement: _aio.UnaryUnaryMultiCallable[_expert_pb2.AbortPlacementRequest, _expert_pb2.AbortPlacementResponse]  # type: ignore[assignment]
     """Free what was prepared for an epoch that will not come."""
     ListSlots: _aio.UnaryUnaryMultiCallable[_expert_pb2.ListSlotsRequest, _expert_pb2.ListSlotsResponse]  # type: ignore[assignment]
+    GetActivations: _aio.UnaryUnaryMultiCallable[_expert_pb2.ExpertServiceGetActivationsRequest, _expert_pb2.ExpertServiceGetActivationsResponse]  # type: ignore[assignment]
+    """What was activated in the batches that this worker counted since it started; of all the workers that see a batch
+    one counts it.
+    """
 
 class ExpertServiceServicer(metaclass=_abc_1.ABCMeta):
     """A worker that hosts expert slots."""
@@ -87,5 +95,15 @@ class ExpertServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _expert_pb2.ListSlotsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_expert_pb2.ListSlotsResponse, _abc.Awaitable[_expert_pb2.ListSlotsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def GetActivations(
+        self,
+        request: _expert_pb2.ExpertServiceGetActivationsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_expert_pb2.ExpertServiceGetActivationsResponse, _abc.Awaitable[_expert_pb2.ExpertServiceGetActivationsResponse]]:
+        """What was activated in the batches that this worker counted since it started; of all the workers that see a batch
+        one counts it.
+        """
 
 def add_ExpertServiceServicer_to_server(servicer: ExpertServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

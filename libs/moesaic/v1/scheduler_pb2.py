@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from moesaic.v1 import placement_pb2 as moesaic_dot_v1_dot_placement__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1amoesaic/v1/scheduler.proto\x12\nmoesaic.v1\x1a\x1amoesaic/v1/placement.proto\"\x15\n\x13GetPlacementRequest\"@\n\x14GetPlacementResponse\x12(\n\tplacement\x18\x01 \x01(\x0b\x32\x15.moesaic.v1.Placement\"\x17\n\x15WatchPlacementRequest\"B\n\x16WatchPlacementResponse\x12(\n\tplacement\x18\x01 \x01(\x0b\x32\x15.moesaic.v1.Placement\"\x11\n\x0fGetFleetRequest\"Q\n\x10GetFleetResponse\x12(\n\x07workers\x18\x01 \x03(\x0b\x32\x17.moesaic.v1.FleetWorker\x12\x13\n\x0bwaiting_for\x18\x02 \x03(\t\"\xbb\x01\n\x0b\x46leetWorker\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\x12\x15\n\radmin_address\x18\x05 \x01(\t\x12\x14\n\x0c\x64\x61ta_address\x18\x06 \x01(\t\x12\x17\n\x0fslots_per_layer\x18\x07 \x01(\r\x12\x14\n\x0cmodel_digest\x18\x08 \x01(\t\x12\x0c\n\x04node\x18\t \x01(\t2\x87\x02\n\x10SchedulerService\x12Q\n\x0cGetPlacement\x12\x1f.moesaic.v1.GetPlacementRequest\x1a .moesaic.v1.GetPlacementResponse\x12Y\n\x0eWatchPlacement\x12!.moesaic.v1.WatchPlacementRequest\x1a\".moesaic.v1.WatchPlacementResponse0\x01\x12\x45\n\x08GetFleet\x12\x1b.moesaic.v1.GetFleetRequest\x1a\x1c.moesaic.v1.GetFleetResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1amoesaic/v1/scheduler.proto\x12\nmoesaic.v1\x1a\x1amoesaic/v1/placement.proto\"\x15\n\x13GetPlacementRequest\"@\n\x14GetPlacementResponse\x12(\n\tplacement\x18\x01 \x01(\x0b\x32\x15.moesaic.v1.Placement\"\x17\n\x15WatchPlacementRequest\"B\n\x16WatchPlacementResponse\x12(\n\tplacement\x18\x01 \x01(\x0b\x32\x15.moesaic.v1.Placement\"\x11\n\x0fGetFleetRequest\"Q\n\x10GetFleetResponse\x12(\n\x07workers\x18\x01 \x03(\x0b\x32\x17.moesaic.v1.FleetWorker\x12\x13\n\x0bwaiting_for\x18\x02 \x03(\t\"\xbb\x01\n\x0b\x46leetWorker\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\x12\x15\n\radmin_address\x18\x05 \x01(\t\x12\x14\n\x0c\x64\x61ta_address\x18\x06 \x01(\t\x12\x17\n\x0fslots_per_layer\x18\x07 \x01(\r\x12\x14\n\x0cmodel_digest\x18\x08 \x01(\t\x12\x0c\n\x04node\x18\t \x01(\t\"\x1d\n\x0bPlanRequest\x12\x0e\n\x06policy\x18\x01 \x01(\t\".\n\x0cPlanResponse\x12\x1e\n\x04plan\x18\x01 \x01(\x0b\x32\x10.moesaic.v1.Plan\"\xe0\x02\n\x04Plan\x12(\n\tplacement\x18\x01 \x01(\x0b\x32\x15.moesaic.v1.Placement\x12\x12\n\nbase_epoch\x18\x02 \x01(\x04\x12\x0e\n\x06policy\x18\x03 \x01(\t\x12\x1f\n\x05moves\x18\x04 \x03(\x0b\x32\x10.moesaic.v1.Move\x12\x13\n\x0bmoved_bytes\x18\x05 \x01(\x04\x12\x1d\n\x10\x61\x63tivated_before\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x1c\n\x0f\x61\x63tivated_after\x18\x07 \x01(\x01H\x01\x88\x01\x01\x12\x14\n\x07seconds\x18\x08 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\nworthwhile\x18\t \x01(\x08\x12\x0e\n\x06reason\x18\n \x01(\t\x12\x0f\n\x07\x62\x61tches\x18\x0b \x01(\x01\x12\x17\n\x0fsampled_batches\x18\x0c \x01(\rB\x13\n\x11_activated_beforeB\x12\n\x10_activated_afterB\n\n\x08_seconds\"8\n\x04Move\x12\r\n\x05layer\x18\x01 \x01(\r\x12\x0e\n\x06\x65xpert\x18\x02 \x01(\r\x12\x11\n\tworker_id\x18\x03 \x01(\t\"U\n\x15\x41pplyPlacementRequest\x12(\n\tplacement\x18\x01 \x01(\x0b\x32\x15.moesaic.v1.Placement\x12\x12\n\nbase_epoch\x18\x02 \x01(\x04\"<\n\x16\x41pplyPlacementResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x02 \x01(\t\"F\n\x03Pin\x12\x12\n\x05layer\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06\x65xpert\x18\x02 \x01(\r\x12\x11\n\tworker_id\x18\x03 \x01(\tB\x08\n\x06_layer\"{\n SchedulerServiceSetPolicyRequest\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12!\n\x08\x61\x64\x64_pins\x18\x02 \x03(\x0b\x32\x0f.moesaic.v1.Pin\x12$\n\x0bremove_pins\x18\x03 \x03(\x0b\x32\x0f.moesaic.v1.Pin\"R\n!SchedulerServiceSetPolicyResponse\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x1d\n\x04pins\x18\x02 \x03(\x0b\x32\x0f.moesaic.v1.Pin\"$\n\x13GetDecisionsRequest\x12\r\n\x05limit\x18\x01 \x01(\r\"n\n\x14GetDecisionsResponse\x12\'\n\tdecisions\x18\x01 \x03(\x0b\x32\x14.moesaic.v1.Decision\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12\x1d\n\x04pins\x18\x03 \x03(\x0b\x32\x0f.moesaic.v1.Pin\"\xf7\x03\n\x08\x44\x65\x63ision\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x01 \x01(\t\x12\n\n\x02\x61t\x18\x02 \x01(\x01\x12\r\n\x05\x63\x61use\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64opted\x18\x04 \x01(\x08\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x0e\n\x06policy\x18\x06 \x01(\t\x12\x14\n\x0c\x65poch_before\x18\x07 \x01(\x04\x12\r\n\x05moves\x18\x08 \x01(\r\x12\x13\n\x0bmoved_bytes\x18\t \x01(\x04\x12\x0f\n\x07\x62\x61tches\x18\n \x01(\x01\x12\x17\n\x0fsampled_batches\x18\x0b \x01(\r\x12\x1d\n\x10predicted_before\x18\x0c \x01(\x01H\x00\x88\x01\x01\x12\x1c\n\x0fpredicted_after\x18\r \x01(\x01H\x01\x88\x01\x01\x12\x1e\n\x11predicted_seconds\x18\x0e \x01(\x01H\x02\x88\x01\x01\x12\r\n\x05\x65poch\x18\x0f \x01(\x04\x12\x14\n\x07seconds\x18\x10 \x01(\x01H\x03\x88\x01\x01\x12\x0f\n\x07\x66\x61ilure\x18\x11 \x01(\t\x12\x1b\n\x0emeasured_after\x18\x12 \x01(\x01H\x04\x88\x01\x01\x12\x18\n\x10measured_batches\x18\x13 \x01(\rB\x13\n\x11_predicted_beforeB\x12\n\x10_predicted_afterB\x14\n\x12_predicted_secondsB\n\n\x08_secondsB\x11\n\x0f_measured_after\"\'\n%SchedulerServiceGetActivationsRequest\"\x8e\x01\n&SchedulerServiceGetActivationsResponse\x12\x14\n\x0cmodel_digest\x18\x01 \x01(\t\x12,\n\x06layers\x18\x02 \x03(\x0b\x32\x1c.moesaic.v1.LayerActivations\x12\x0f\n\x07windows\x18\x03 \x01(\x04\x12\x0f\n\x07refused\x18\x04 \x01(\x04\"R\n\x10LayerActivations\x12\r\n\x05layer\x18\x01 \x01(\r\x12\x0f\n\x07\x62\x61tches\x18\x02 \x01(\x01\x12\x0e\n\x06tokens\x18\x03 \x03(\x01\x12\x0e\n\x06\x61\x63tive\x18\x04 \x03(\x01\x32\xd1\x05\n\x10SchedulerService\x12Q\n\x0cGetPlacement\x12\x1f.moesaic.v1.GetPlacementRequest\x1a .moesaic.v1.GetPlacementResponse\x12Y\n\x0eWatchPlacement\x12!.moesaic.v1.WatchPlacementRequest\x1a\".moesaic.v1.WatchPlacementResponse0\x01\x12\x45\n\x08GetFleet\x12\x1b.moesaic.v1.GetFleetRequest\x1a\x1c.moesaic.v1.GetFleetResponse\x12\x39\n\x04Plan\x12\x17.moesaic.v1.PlanRequest\x1a\x18.moesaic.v1.PlanResponse\x12W\n\x0e\x41pplyPlacement\x12!.moesaic.v1.ApplyPlacementRequest\x1a\".moesaic.v1.ApplyPlacementResponse\x12h\n\tSetPolicy\x12,.moesaic.v1.SchedulerServiceSetPolicyRequest\x1a-.moesaic.v1.SchedulerServiceSetPolicyResponse\x12Q\n\x0cGetDecisions\x12\x1f.moesaic.v1.GetDecisionsRequest\x1a .moesaic.v1.GetDecisionsResponse\x12w\n\x0eGetActivations\x12\x31.moesaic.v1.SchedulerServiceGetActivationsRequest\x1a\x32.moesaic.v1.SchedulerServiceGetActivationsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -46,6 +46,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETFLEETRESPONSE']._serialized_end=352
   _globals['_FLEETWORKER']._serialized_start=355
   _globals['_FLEETWORKER']._serialized_end=542
-  _globals['_SCHEDULERSERVICE']._serialized_start=545
-  _globals['_SCHEDULERSERVICE']._serialized_end=808
+  _globals['_PLANREQUEST']._serialized_start=544
+  _globals['_PLANREQUEST']._serialized_end=573
+  _globals['_PLANRESPONSE']._serialized_start=575
+  _globals['_PLANRESPONSE']._serialized_end=621
+  _globals['_PLAN']._serialized_start=624
+  _globals['_PLAN']._serialized_end=976
+  _globals['_MOVE']._serialized_start=978
+  _globals['_MOVE']._serialized_end=1034
+  _globals['_APPLYPLACEMENTREQUEST']._serialized_start=1036
+  _globals['_APPLYPLACEMENTREQUEST']._serialized_end=1121
+  _globals['_APPLYPLACEMENTRESPONSE']._serialized_start=1123
+  _globals['_APPLYPLACEMENTRESPONSE']._serialized_end=1183
+  _globals['_PIN']._serialized_start=1185
+  _globals['_PIN']._serialized_end=1255
+  _globals['_SCHEDULERSERVICESETPOLICYREQUEST']._serialized_start=1257
+  _globals['_SCHEDULERSERVICESETPOLICYREQUEST']._serialized_end=1380
+  _globals['_SCHEDULERSERVICESETPOLICYRESPONSE']._serialized_start=1382
+  _globals['_SCHEDULERSERVICESETPOLICYRESPONSE']._serialized_end=1464
+  _globals['_GETDECISIONSREQUEST']._serialized_start=1466
+  _globals['_GETDECISIONSREQUEST']._serialized_end=1502
+  _globals['_GETDECISIONSRESPONSE']._serialized_start=1504
+  _globals['_GETDECISIONSRESPONSE']._serialized_end=1614
+  _globals['_DECISION']._serialized_start=1617
+  _globals['_DECISION']._serialized_end=2120
+  _globals['_SCHEDULERSERVICEGETACTIVATIONSREQUEST']._serialized_start=2122
+  _globals['_SCHEDULERSERVICEGETACTIVATIONSREQUEST']._serialized_end=2161
+  _globals['_SCHEDULERSERVICEGETACTIVATIONSRESPONSE']._serialized_start=2164
+  _globals['_SCHEDULERSERVICEGETACTIVATIONSRESPONSE']._serialized_end=2306
+  _globals['_LAYERACTIVATIONS']._serialized_start=2308
+  _globals['_LAYERACTIVATIONS']._serialized_end=2390
+  _globals['_SCHEDULERSERVICE']._serialized_start=2393
+  _globals['_SCHEDULERSERVICE']._serialized_end=3114
 # @@protoc_insertion_point(module_scope)

@@ -172,3 +172,499 @@ class FleetWorker(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FleetWorker: _TypeAlias = FleetWorker  # noqa: Y015
+
+@_typing.final
+class PlanRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_FIELD_NUMBER: _builtins.int
+    policy: _builtins.str
+    """empty: the one in force"""
+    def __init__(
+        self,
+        *,
+        policy: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanRequest: _TypeAlias = PlanRequest  # noqa: Y015
+
+@_typing.final
+class PlanResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLAN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def plan(self) -> Global___Plan: ...
+    def __init__(
+        self,
+        *,
+        plan: Global___Plan | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanResponse: _TypeAlias = PlanResponse  # noqa: Y015
+
+@_typing.final
+class Plan(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLACEMENT_FIELD_NUMBER: _builtins.int
+    BASE_EPOCH_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
+    MOVES_FIELD_NUMBER: _builtins.int
+    MOVED_BYTES_FIELD_NUMBER: _builtins.int
+    ACTIVATED_BEFORE_FIELD_NUMBER: _builtins.int
+    ACTIVATED_AFTER_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    WORTHWHILE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    BATCHES_FIELD_NUMBER: _builtins.int
+    SAMPLED_BATCHES_FIELD_NUMBER: _builtins.int
+    base_epoch: _builtins.int
+    """the placement that it changes"""
+    policy: _builtins.str
+    """that made it"""
+    moved_bytes: _builtins.int
+    activated_before: _builtins.float
+    """most activated experts on one worker, mean of the replayed batches"""
+    activated_after: _builtins.float
+    seconds: _builtins.float
+    """to load, as fast as the last placements were loaded"""
+    worthwhile: _builtins.bool
+    """whether the scheduler would do it by itself"""
+    reason: _builtins.str
+    """for people"""
+    batches: _builtins.float
+    """seen lately, older ones counting less"""
+    sampled_batches: _builtins.int
+    """of them replayed"""
+    @_builtins.property
+    def placement(self) -> _placement_pb2.Placement:
+        """its epoch is 0: whoever commits it gets a new one"""
+
+    @_builtins.property
+    def moves(self) -> _containers.RepeatedCompositeFieldContainer[Global___Move]:
+        """experts that workers must load"""
+
+    def __init__(
+        self,
+        *,
+        placement: _placement_pb2.Placement | None = ...,
+        base_epoch: _builtins.int = ...,
+        policy: _builtins.str = ...,
+        moves: _abc.Iterable[Global___Move] | None = ...,
+        moved_bytes: _builtins.int = ...,
+        activated_before: _builtins.float | None = ...,
+        activated_after: _builtins.float | None = ...,
+        seconds: _builtins.float | None = ...,
+        worthwhile: _builtins.bool = ...,
+        reason: _builtins.str = ...,
+        batches: _builtins.float = ...,
+        sampled_batches: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_activated_after", b"_activated_after", "_activated_before", b"_activated_before", "_seconds", b"_seconds", "activated_after", b"activated_after", "activated_before", b"activated_before", "placement", b"placement", "seconds", b"seconds"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_activated_after", b"_activated_after", "_activated_before", b"_activated_before", "_seconds", b"_seconds", "activated_after", b"activated_after", "activated_before", b"activated_before", "base_epoch", b"base_epoch", "batches", b"batches", "moved_bytes", b"moved_bytes", "moves", b"moves", "placement", b"placement", "policy", b"policy", "reason", b"reason", "sampled_batches", b"sampled_batches", "seconds", b"seconds", "worthwhile", b"worthwhile"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__activated_after: _TypeAlias = _typing.Literal["activated_after"]  # noqa: Y015
+    _WhichOneofArgType__activated_after: _TypeAlias = _typing.Literal["_activated_after", b"_activated_after"]  # noqa: Y015
+    _WhichOneofReturnType__activated_before: _TypeAlias = _typing.Literal["activated_before"]  # noqa: Y015
+    _WhichOneofArgType__activated_before: _TypeAlias = _typing.Literal["_activated_before", b"_activated_before"]  # noqa: Y015
+    _WhichOneofReturnType__seconds: _TypeAlias = _typing.Literal["seconds"]  # noqa: Y015
+    _WhichOneofArgType__seconds: _TypeAlias = _typing.Literal["_seconds", b"_seconds"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__activated_after) -> _WhichOneofReturnType__activated_after | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__activated_before) -> _WhichOneofReturnType__activated_before | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__seconds) -> _WhichOneofReturnType__seconds | None: ...
+
+Global___Plan: _TypeAlias = Plan  # noqa: Y015
+
+@_typing.final
+class Move(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAYER_FIELD_NUMBER: _builtins.int
+    EXPERT_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    layer: _builtins.int
+    expert: _builtins.int
+    worker_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        layer: _builtins.int = ...,
+        expert: _builtins.int = ...,
+        worker_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expert", b"expert", "layer", b"layer", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Move: _TypeAlias = Move  # noqa: Y015
+
+@_typing.final
+class ApplyPlacementRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLACEMENT_FIELD_NUMBER: _builtins.int
+    BASE_EPOCH_FIELD_NUMBER: _builtins.int
+    base_epoch: _builtins.int
+    @_builtins.property
+    def placement(self) -> _placement_pb2.Placement:
+        """workers by id; the rest of them is as registered"""
+
+    def __init__(
+        self,
+        *,
+        placement: _placement_pb2.Placement | None = ...,
+        base_epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["placement", b"placement"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_epoch", b"base_epoch", "placement", b"placement"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ApplyPlacementRequest: _TypeAlias = ApplyPlacementRequest  # noqa: Y015
+
+@_typing.final
+class ApplyPlacementResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    DECISION_ID_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """in force now"""
+    decision_id: _builtins.str
+    """empty: it was in force already"""
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        decision_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision_id", b"decision_id", "epoch", b"epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ApplyPlacementResponse: _TypeAlias = ApplyPlacementResponse  # noqa: Y015
+
+@_typing.final
+class Pin(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAYER_FIELD_NUMBER: _builtins.int
+    EXPERT_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    layer: _builtins.int
+    """absent: every layer"""
+    expert: _builtins.int
+    worker_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        layer: _builtins.int | None = ...,
+        expert: _builtins.int = ...,
+        worker_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_layer", b"_layer", "layer", b"layer"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_layer", b"_layer", "expert", b"expert", "layer", b"layer", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__layer: _TypeAlias = _typing.Literal["layer"]  # noqa: Y015
+    _WhichOneofArgType__layer: _TypeAlias = _typing.Literal["_layer", b"_layer"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__layer) -> _WhichOneofReturnType__layer | None: ...
+
+Global___Pin: _TypeAlias = Pin  # noqa: Y015
+
+@_typing.final
+class SchedulerServiceSetPolicyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_FIELD_NUMBER: _builtins.int
+    ADD_PINS_FIELD_NUMBER: _builtins.int
+    REMOVE_PINS_FIELD_NUMBER: _builtins.int
+    policy: _builtins.str
+    """empty: as it is"""
+    @_builtins.property
+    def add_pins(self) -> _containers.RepeatedCompositeFieldContainer[Global___Pin]: ...
+    @_builtins.property
+    def remove_pins(self) -> _containers.RepeatedCompositeFieldContainer[Global___Pin]: ...
+    def __init__(
+        self,
+        *,
+        policy: _builtins.str = ...,
+        add_pins: _abc.Iterable[Global___Pin] | None = ...,
+        remove_pins: _abc.Iterable[Global___Pin] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_pins", b"add_pins", "policy", b"policy", "remove_pins", b"remove_pins"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SchedulerServiceSetPolicyRequest: _TypeAlias = SchedulerServiceSetPolicyRequest  # noqa: Y015
+
+@_typing.final
+class SchedulerServiceSetPolicyResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_FIELD_NUMBER: _builtins.int
+    PINS_FIELD_NUMBER: _builtins.int
+    policy: _builtins.str
+    @_builtins.property
+    def pins(self) -> _containers.RepeatedCompositeFieldContainer[Global___Pin]: ...
+    def __init__(
+        self,
+        *,
+        policy: _builtins.str = ...,
+        pins: _abc.Iterable[Global___Pin] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pins", b"pins", "policy", b"policy"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SchedulerServiceSetPolicyResponse: _TypeAlias = SchedulerServiceSetPolicyResponse  # noqa: Y015
+
+@_typing.final
+class GetDecisionsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LIMIT_FIELD_NUMBER: _builtins.int
+    limit: _builtins.int
+    """0: 20"""
+    def __init__(
+        self,
+        *,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetDecisionsRequest: _TypeAlias = GetDecisionsRequest  # noqa: Y015
+
+@_typing.final
+class GetDecisionsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DECISIONS_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
+    PINS_FIELD_NUMBER: _builtins.int
+    policy: _builtins.str
+    """in force now"""
+    @_builtins.property
+    def decisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Decision]: ...
+    @_builtins.property
+    def pins(self) -> _containers.RepeatedCompositeFieldContainer[Global___Pin]: ...
+    def __init__(
+        self,
+        *,
+        decisions: _abc.Iterable[Global___Decision] | None = ...,
+        policy: _builtins.str = ...,
+        pins: _abc.Iterable[Global___Pin] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decisions", b"decisions", "pins", b"pins", "policy", b"policy"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetDecisionsResponse: _TypeAlias = GetDecisionsResponse  # noqa: Y015
+
+@_typing.final
+class Decision(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DECISION_ID_FIELD_NUMBER: _builtins.int
+    AT_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    ADOPTED_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
+    EPOCH_BEFORE_FIELD_NUMBER: _builtins.int
+    MOVES_FIELD_NUMBER: _builtins.int
+    MOVED_BYTES_FIELD_NUMBER: _builtins.int
+    BATCHES_FIELD_NUMBER: _builtins.int
+    SAMPLED_BATCHES_FIELD_NUMBER: _builtins.int
+    PREDICTED_BEFORE_FIELD_NUMBER: _builtins.int
+    PREDICTED_AFTER_FIELD_NUMBER: _builtins.int
+    PREDICTED_SECONDS_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    MEASURED_AFTER_FIELD_NUMBER: _builtins.int
+    MEASURED_BATCHES_FIELD_NUMBER: _builtins.int
+    decision_id: _builtins.str
+    at: _builtins.float
+    """seconds since 1970 by the scheduler's clock"""
+    cause: _builtins.str
+    """workers, traffic, operator"""
+    adopted: _builtins.bool
+    reason: _builtins.str
+    policy: _builtins.str
+    epoch_before: _builtins.int
+    moves: _builtins.int
+    moved_bytes: _builtins.int
+    batches: _builtins.float
+    sampled_batches: _builtins.int
+    predicted_before: _builtins.float
+    predicted_after: _builtins.float
+    predicted_seconds: _builtins.float
+    epoch: _builtins.int
+    """committed by it; 0: none"""
+    seconds: _builtins.float
+    """measured, from preparing to committing"""
+    failure: _builtins.str
+    measured_after: _builtins.float
+    """as predicted_after, of batches that were served since"""
+    measured_batches: _builtins.int
+    def __init__(
+        self,
+        *,
+        decision_id: _builtins.str = ...,
+        at: _builtins.float = ...,
+        cause: _builtins.str = ...,
+        adopted: _builtins.bool = ...,
+        reason: _builtins.str = ...,
+        policy: _builtins.str = ...,
+        epoch_before: _builtins.int = ...,
+        moves: _builtins.int = ...,
+        moved_bytes: _builtins.int = ...,
+        batches: _builtins.float = ...,
+        sampled_batches: _builtins.int = ...,
+        predicted_before: _builtins.float | None = ...,
+        predicted_after: _builtins.float | None = ...,
+        predicted_seconds: _builtins.float | None = ...,
+        epoch: _builtins.int = ...,
+        seconds: _builtins.float | None = ...,
+        failure: _builtins.str = ...,
+        measured_after: _builtins.float | None = ...,
+        measured_batches: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_measured_after", b"_measured_after", "_predicted_after", b"_predicted_after", "_predicted_before", b"_predicted_before", "_predicted_seconds", b"_predicted_seconds", "_seconds", b"_seconds", "measured_after", b"measured_after", "predicted_after", b"predicted_after", "predicted_before", b"predicted_before", "predicted_seconds", b"predicted_seconds", "seconds", b"seconds"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_measured_after", b"_measured_after", "_predicted_after", b"_predicted_after", "_predicted_before", b"_predicted_before", "_predicted_seconds", b"_predicted_seconds", "_seconds", b"_seconds", "adopted", b"adopted", "at", b"at", "batches", b"batches", "cause", b"cause", "decision_id", b"decision_id", "epoch", b"epoch", "epoch_before", b"epoch_before", "failure", b"failure", "measured_after", b"measured_after", "measured_batches", b"measured_batches", "moved_bytes", b"moved_bytes", "moves", b"moves", "policy", b"policy", "predicted_after", b"predicted_after", "predicted_before", b"predicted_before", "predicted_seconds", b"predicted_seconds", "reason", b"reason", "sampled_batches", b"sampled_batches", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__measured_after: _TypeAlias = _typing.Literal["measured_after"]  # noqa: Y015
+    _WhichOneofArgType__measured_after: _TypeAlias = _typing.Literal["_measured_after", b"_measured_after"]  # noqa: Y015
+    _WhichOneofReturnType__predicted_after: _TypeAlias = _typing.Literal["predicted_after"]  # noqa: Y015
+    _WhichOneofArgType__predicted_after: _TypeAlias = _typing.Literal["_predicted_after", b"_predicted_after"]  # noqa: Y015
+    _WhichOneofReturnType__predicted_before: _TypeAlias = _typing.Literal["predicted_before"]  # noqa: Y015
+    _WhichOneofArgType__predicted_before: _TypeAlias = _typing.Literal["_predicted_before", b"_predicted_before"]  # noqa: Y015
+    _WhichOneofReturnType__predicted_seconds: _TypeAlias = _typing.Literal["predicted_seconds"]  # noqa: Y015
+    _WhichOneofArgType__predicted_seconds: _TypeAlias = _typing.Literal["_predicted_seconds", b"_predicted_seconds"]  # noqa: Y015
+    _WhichOneofReturnType__seconds: _TypeAlias = _typing.Literal["seconds"]  # noqa: Y015
+    _WhichOneofArgType__seconds: _TypeAlias = _typing.Literal["_seconds", b"_seconds"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__measured_after) -> _WhichOneofReturnType__measured_after | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__predicted_after) -> _WhichOneofReturnType__predicted_after | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__predicted_before) -> _WhichOneofReturnType__predicted_before | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__predicted_seconds) -> _WhichOneofReturnType__predicted_seconds | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__seconds) -> _WhichOneofReturnType__seconds | None: ...
+
+Global___Decision: _TypeAlias = Decision  # noqa: Y015
+
+@_typing.final
+class SchedulerServiceGetActivationsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SchedulerServiceGetActivationsRequest: _TypeAlias = SchedulerServiceGetActivationsRequest  # noqa: Y015
+
+@_typing.final
+class SchedulerServiceGetActivationsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    LAYERS_FIELD_NUMBER: _builtins.int
+    WINDOWS_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    model_digest: _builtins.str
+    windows: _builtins.int
+    """that were taken in"""
+    refused: _builtins.int
+    """that made no sense"""
+    @_builtins.property
+    def layers(self) -> _containers.RepeatedCompositeFieldContainer[Global___LayerActivations]: ...
+    def __init__(
+        self,
+        *,
+        model_digest: _builtins.str = ...,
+        layers: _abc.Iterable[Global___LayerActivations] | None = ...,
+        windows: _builtins.int = ...,
+        refused: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["layers", b"layers", "model_digest", b"model_digest", "refused", b"refused", "windows", b"windows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SchedulerServiceGetActivationsResponse: _TypeAlias = SchedulerServiceGetActivationsResponse  # noqa: Y015
+
+@_typing.final
+class LayerActivations(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAYER_FIELD_NUMBER: _builtins.int
+    BATCHES_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    ACTIVE_FIELD_NUMBER: _builtins.int
+    layer: _builtins.int
+    batches: _builtins.float
+    """dispatch batches, older ones counting less"""
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """rows of each expert"""
+
+    @_builtins.property
+    def active(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """batches in which each expert was active"""
+
+    def __init__(
+        self,
+        *,
+        layer: _builtins.int = ...,
+        batches: _builtins.float = ...,
+        tokens: _abc.Iterable[_builtins.float] | None = ...,
+        active: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active", b"active", "batches", b"batches", "layer", b"layer", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LayerActivations: _TypeAlias = LayerActivations  # noqa: Y015

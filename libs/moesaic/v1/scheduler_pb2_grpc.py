@@ -50,6 +50,31 @@ class SchedulerServiceStub:
                 request_serializer=moesaic_dot_v1_dot_scheduler__pb2.GetFleetRequest.SerializeToString,
                 response_deserializer=moesaic_dot_v1_dot_scheduler__pb2.GetFleetResponse.FromString,
                 _registered_method=True)
+        self.Plan = channel.unary_unary(
+                '/moesaic.v1.SchedulerService/Plan',
+                request_serializer=moesaic_dot_v1_dot_scheduler__pb2.PlanRequest.SerializeToString,
+                response_deserializer=moesaic_dot_v1_dot_scheduler__pb2.PlanResponse.FromString,
+                _registered_method=True)
+        self.ApplyPlacement = channel.unary_unary(
+                '/moesaic.v1.SchedulerService/ApplyPlacement',
+                request_serializer=moesaic_dot_v1_dot_scheduler__pb2.ApplyPlacementRequest.SerializeToString,
+                response_deserializer=moesaic_dot_v1_dot_scheduler__pb2.ApplyPlacementResponse.FromString,
+                _registered_method=True)
+        self.SetPolicy = channel.unary_unary(
+                '/moesaic.v1.SchedulerService/SetPolicy',
+                request_serializer=moesaic_dot_v1_dot_scheduler__pb2.SchedulerServiceSetPolicyRequest.SerializeToString,
+                response_deserializer=moesaic_dot_v1_dot_scheduler__pb2.SchedulerServiceSetPolicyResponse.FromString,
+                _registered_method=True)
+        self.GetDecisions = channel.unary_unary(
+                '/moesaic.v1.SchedulerService/GetDecisions',
+                request_serializer=moesaic_dot_v1_dot_scheduler__pb2.GetDecisionsRequest.SerializeToString,
+                response_deserializer=moesaic_dot_v1_dot_scheduler__pb2.GetDecisionsResponse.FromString,
+                _registered_method=True)
+        self.GetActivations = channel.unary_unary(
+                '/moesaic.v1.SchedulerService/GetActivations',
+                request_serializer=moesaic_dot_v1_dot_scheduler__pb2.SchedulerServiceGetActivationsRequest.SerializeToString,
+                response_deserializer=moesaic_dot_v1_dot_scheduler__pb2.SchedulerServiceGetActivationsResponse.FromString,
+                _registered_method=True)
 
 
 class SchedulerServiceServicer:
@@ -77,6 +102,42 @@ class SchedulerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Plan(self, request, context):
+        """What a policy would make of the placement now, and what that should bring; changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ApplyPlacement(self, request, context):
+        """Make this the placement: load, commit, switch. ABORTED (STALE_EPOCH) if another one was committed since it was
+        made; asking for what is in force already changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetPolicy(self, request, context):
+        """Change what is decided by; it outlives the scheduler.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetDecisions(self, request, context):
+        """The last decisions with what they were expected to bring, and what was measured then; newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetActivations(self, request, context):
+        """What the model's traffic has looked like lately.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -94,6 +155,31 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.GetFleet,
                     request_deserializer=moesaic_dot_v1_dot_scheduler__pb2.GetFleetRequest.FromString,
                     response_serializer=moesaic_dot_v1_dot_scheduler__pb2.GetFleetResponse.SerializeToString,
+            ),
+            'Plan': grpc.unary_unary_rpc_method_handler(
+                    servicer.Plan,
+                    request_deserializer=moesaic_dot_v1_dot_scheduler__pb2.PlanRequest.FromString,
+                    response_serializer=moesaic_dot_v1_dot_scheduler__pb2.PlanResponse.SerializeToString,
+            ),
+            'ApplyPlacement': grpc.unary_unary_rpc_method_handler(
+                    servicer.ApplyPlacement,
+                    request_deserializer=moesaic_dot_v1_dot_scheduler__pb2.ApplyPlacementRequest.FromString,
+                    response_serializer=moesaic_dot_v1_dot_scheduler__pb2.ApplyPlacementResponse.SerializeToString,
+            ),
+            'SetPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetPolicy,
+                    request_deserializer=moesaic_dot_v1_dot_scheduler__pb2.SchedulerServiceSetPolicyRequest.FromString,
+                    response_serializer=moesaic_dot_v1_dot_scheduler__pb2.SchedulerServiceSetPolicyResponse.SerializeToString,
+            ),
+            'GetDecisions': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetDecisions,
+                    request_deserializer=moesaic_dot_v1_dot_scheduler__pb2.GetDecisionsRequest.FromString,
+                    response_serializer=moesaic_dot_v1_dot_scheduler__pb2.GetDecisionsResponse.SerializeToString,
+            ),
+            'GetActivations': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetActivations,
+                    request_deserializer=moesaic_dot_v1_dot_scheduler__pb2.SchedulerServiceGetActivationsRequest.FromString,
+                    response_serializer=moesaic_dot_v1_dot_scheduler__pb2.SchedulerServiceGetActivationsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -178,6 +264,141 @@ class SchedulerService:
             '/moesaic.v1.SchedulerService/GetFleet',
             moesaic_dot_v1_dot_scheduler__pb2.GetFleetRequest.SerializeToString,
             moesaic_dot_v1_dot_scheduler__pb2.GetFleetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Plan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/moesaic.v1.SchedulerService/Plan',
+            moesaic_dot_v1_dot_scheduler__pb2.PlanRequest.SerializeToString,
+            moesaic_dot_v1_dot_scheduler__pb2.PlanResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ApplyPlacement(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/moesaic.v1.SchedulerService/ApplyPlacement',
+            moesaic_dot_v1_dot_scheduler__pb2.ApplyPlacementRequest.SerializeToString,
+            moesaic_dot_v1_dot_scheduler__pb2.ApplyPlacementResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/moesaic.v1.SchedulerService/SetPolicy',
+            moesaic_dot_v1_dot_scheduler__pb2.SchedulerServiceSetPolicyRequest.SerializeToString,
+            moesaic_dot_v1_dot_scheduler__pb2.SchedulerServiceSetPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetDecisions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/moesaic.v1.SchedulerService/GetDecisions',
+            moesaic_dot_v1_dot_scheduler__pb2.GetDecisionsRequest.SerializeToString,
+            moesaic_dot_v1_dot_scheduler__pb2.GetDecisionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetActivations(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/moesaic.v1.SchedulerService/GetActivations',
+            moesaic_dot_v1_dot_scheduler__pb2.SchedulerServiceGetActivationsRequest.SerializeToString,
+            moesaic_dot_v1_dot_scheduler__pb2.SchedulerServiceGetActivationsResponse.FromString,
             options,
             channel_credentials,
             insecure,

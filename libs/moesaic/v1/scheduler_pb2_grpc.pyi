@@ -39,6 +39,18 @@ class SchedulerServiceStub:
     """The committed placement now, and every later one as it is committed."""
     GetFleet: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.GetFleetRequest, _scheduler_pb2.GetFleetResponse]
     """Every registered worker, with what it is doing."""
+    Plan: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.PlanRequest, _scheduler_pb2.PlanResponse]
+    """What a policy would make of the placement now, and what that should bring; changes nothing."""
+    ApplyPlacement: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ApplyPlacementRequest, _scheduler_pb2.ApplyPlacementResponse]
+    """Make this the placement: load, commit, switch. ABORTED (STALE_EPOCH) if another one was committed since it was
+    made; asking for what is in force already changes nothing.
+    """
+    SetPolicy: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.SchedulerServiceSetPolicyRequest, _scheduler_pb2.SchedulerServiceSetPolicyResponse]
+    """Change what is decided by; it outlives the scheduler."""
+    GetDecisions: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.GetDecisionsRequest, _scheduler_pb2.GetDecisionsResponse]
+    """The last decisions with what they were expected to bring, and what was measured then; newest first."""
+    GetActivations: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.SchedulerServiceGetActivationsRequest, _scheduler_pb2.SchedulerServiceGetActivationsResponse]
+    """What the model's traffic has looked like lately."""
 
 @_typing.type_check_only
 class SchedulerServiceAsyncStub(SchedulerServiceStub):
@@ -51,6 +63,18 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     """The committed placement now, and every later one as it is committed."""
     GetFleet: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.GetFleetRequest, _scheduler_pb2.GetFleetResponse]  # type: ignore[assignment]
     """Every registered worker, with what it is doing."""
+    Plan: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.PlanRequest, _scheduler_pb2.PlanResponse]  # type: ignore[assignment]
+    """What a policy would make of the placement now, and what that should bring; changes nothing."""
+    ApplyPlacement: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ApplyPlacementRequest, _scheduler_pb2.ApplyPlacementResponse]  # type: ignore[assignment]
+    """Make this the placement: load, commit, switch. ABORTED (STALE_EPOCH) if another one was committed since it was
+    made; asking for what is in force already changes nothing.
+    """
+    SetPolicy: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.SchedulerServiceSetPolicyRequest, _scheduler_pb2.SchedulerServiceSetPolicyResponse]  # type: ignore[assignment]
+    """Change what is decided by; it outlives the scheduler."""
+    GetDecisions: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.GetDecisionsRequest, _scheduler_pb2.GetDecisionsResponse]  # type: ignore[assignment]
+    """The last decisions with what they were expected to bring, and what was measured then; newest first."""
+    GetActivations: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.SchedulerServiceGetActivationsRequest, _scheduler_pb2.SchedulerServiceGetActivationsResponse]  # type: ignore[assignment]
+    """What the model's traffic has looked like lately."""
 
 class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
     """The one owner of the placement."""
@@ -78,5 +102,47 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.GetFleetResponse, _abc.Awaitable[_scheduler_pb2.GetFleetResponse]]:
         """Every registered worker, with what it is doing."""
+
+    @_abc_1.abstractmethod
+    def Plan(
+        self,
+        request: _scheduler_pb2.PlanRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.PlanResponse, _abc.Awaitable[_scheduler_pb2.PlanResponse]]:
+        """What a policy would make of the placement now, and what that should bring; changes nothing."""
+
+    @_abc_1.abstractmethod
+    def ApplyPlacement(
+        self,
+        request: _scheduler_pb2.ApplyPlacementRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.ApplyPlacementResponse, _abc.Awaitable[_scheduler_pb2.ApplyPlacementResponse]]:
+        """Make this the placement: load, commit, switch. ABORTED (STALE_EPOCH) if another one was committed since it was
+        made; asking for what is in force already changes nothing.
+        """
+
+    @_abc_1.abstractmethod
+    def SetPolicy(
+        self,
+        request: _scheduler_pb2.SchedulerServiceSetPolicyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.SchedulerServiceSetPolicyResponse, _abc.Awaitable[_scheduler_pb2.SchedulerServiceSetPolicyResponse]]:
+        """Change what is decided by; it outlives the scheduler."""
+
+    @_abc_1.abstractmethod
+    def GetDecisions(
+        self,
+        request: _scheduler_pb2.GetDecisionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.GetDecisionsResponse, _abc.Awaitable[_scheduler_pb2.GetDecisionsResponse]]:
+        """The last decisions with what they were expected to bring, and what was measured then; newest first."""
+
+    @_abc_1.abstractmethod
+    def GetActivations(
+        self,
+        request: _scheduler_pb2.SchedulerServiceGetActivationsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.SchedulerServiceGetActivationsResponse, _abc.Awaitable[_scheduler_pb2.SchedulerServiceGetActivationsResponse]]:
+        """What the model's traffic has looked like lately."""
 
 def add_SchedulerServiceServicer_to_server(servicer: SchedulerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

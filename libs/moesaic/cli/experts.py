@@ -1,0 +1,128 @@
+"""``moesaic experts``: which experts are busy, who holds them, and where they must stay."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from moesaic.cli.console import print_json, print_table
+from moesaic.cli.options import JsonOption, valid_text
+from moesaic.cli.scheduler_client import (
+    SchedulerOption,
+    calling,
+    scheduler_address,
+    scheduler_stub,
+)
+
+if TYPE_CHECKING:
+    from moesaic.v1 import scheduler_pb2 as pb
+
+app = typer.Typer(help="Experts: how busy, held by whom, pinned where.", no_args_is_help=True)
+
+LayerOption = Annotated[
+    int | None, typer.Option("--layer", min=0, help="A decoder layer (default: every one).")
+]
+
+
+@app.command()
+def ls(
+    layer: LayerOption = None, scheduler: SchedulerOption = "", as_json: JsonOption = False
+) -> None:
+    """Show every expert: its share of the recent traffic, and the workers that hold it."""
+    from moesaic.v1 import scheduler_pb2 as pb
+
+    address = scheduler_address(scheduler)
+
+    async def ask() -> "tuple[Any, Any]":
+        async with scheduler_stub(address) as stub:
+            placed = await stub.GetPlacement(pb.GetPlacementRequest(), timeout=5)
+            seen = await stub.GetActivations(pb.SchedulerServiceGetActivationsRequest(), timeout=5)
+            return placed.placement, seen
+
+    rows = _experts(*calling(ask()), layer)
+    if as_json:
+        print_json(rows)
+        return
+    columns = ("layer", "expert", "share of rows", "active in batches", "workers")
+    print_table(
+        columns,
+        [
+            (
+                row["layer"],
+                row["expert"],
+                f"{row['row_share']:.1%}" if row["row_share"] is not None else "",
+                f"{row['active_share']:.1%}" if row["active_share"] is not None else "",
+                ", ".join(row["workers"]),
+            )
+            for row in rows
+        ],
+    )
+
+
+@app.command()
+def pin(
+    expert: Annotated[int, typer.Argument(min=0, help="Which expert.")],
+    worker: Annotated[str, typer.Argument(callback=valid_text, help="Id of the expert worker.")],
+    layer: LayerOption = None,
+    remove: Annotated[bool, typer.Option("--remove", help="Take the pin away.")] = False,
+    scheduler: SchedulerOption = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Have a worker hold an expert, whatever else is decided."""
+    from moesaic.v1 import scheduler_pb2 as pb
+
+    address = scheduler_address(scheduler)
+    wish = pb.Pin(layer=layer, expert=expert, worker_id=worker)
+    request = pb.SchedulerServiceSetPolicyRequest(
+        add_pins=[] if remove else [wish], remove_pins=[wish] if remove else []
+    )
+
+    async def ask() -> "pb.SchedulerServiceSetPolicyResponse":
+        async with scheduler_stub(address) as stub:
+            return await stub.SetPolicy(request, timeout=5)
+
+    pins = [
+        {
+            "expert": one.expert,
+            "layer": one.layer if one.HasField("layer") else None,
+            "worker": one.worker_id,
+        }
+        for one in calling(ask()).pins
+    ]
+    if as_json:
+        print_json(pins)
+        return
+    columns = ("expert", "layer", "worker")
+    rows = [
+        (one["expert"], "every" if one["layer"] is None else one["layer"], one["worker"])
+        for one in pins
+    ]
+    print_table(columns, rows, title="pins")
+
+
+def _experts(placement: Any, seen: Any, only: int | None) -> list[dict[str, Any]]:
+    traffic = {layer.layer: layer for layer in seen.layers}
+    rows = []
+    for placed in placement.layers:
+        if only not in (None, placed.layer):
+            continue
+        counted = traffic.get(placed.layer)
+        total = sum(counted.tokens) if counted else 0.0
+        for expert in range(placement.num_experts):
+            rows_share = active_share = None
+            if counted is not None and total > 0:
+                rows_share = counted.tokens[expert] / total
+                active_share = counted.active[expert] / counted.batches
+            rows.append(
+                {
+                    "layer": placed.layer,
+                    "expert": expert,
+                    "row_share": rows_share,
+                    "active_share": active_share,
+                    "workers": [
+                        worker.worker_id
+                        for worker, slots in zip(placement.workers, placed.workers, strict=True)
+                        if expert in slots.expert_ids
+                    ],
+                }
+            )
+    return rows

@@ -1,0 +1,1 @@
+"""How do experts come into the slots of a worker: from a peer, or from the checkpoint?"""

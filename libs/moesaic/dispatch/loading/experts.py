@@ -1,0 +1,88 @@
+"""One expert in memory: what computes with it, and the bytes that peers may pull."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import xxhash
+from torch import Tensor
+
+from moesaic.dispatch.loading.pace import Pace
+from moesaic.kernels.expert_layout import ExpertLayout
+from moesaic.kernels.gated_mlp import GatedMLP, make_mlp
+from moesaic.kernels.linear import Quantization
+from moesaic.kernels.native.memory import huge_pages
+from moesaic.models.checkpoint import Checkpoint
+from moesaic.models.config import ModelConfig
+from moesaic.models.experts import load_expert
+
+Bring = Callable[[int, int], "LoadedExpert"]
+"""Loads an expert: layer, expert id. Called on a thread of its own; raises ``MoesaicError``."""
+
+
+@dataclass(frozen=True)
+class LoadedExpert:
+    """An expert's weights, in one copy."""
+
+    mlp: GatedMLP
+    packed: Tensor | None = None  # uint8 [nbytes], the memory of ``mlp``; None: peers cannot use it
+    digest: int = 0  # of ``packed`` when it was read from the checkpoint, wherever that was
+
+
+def content_digest(packed: Tensor) -> int:
+    """64 bits of the bytes ``packed``, uint8 ``[n]``."""
+    return xxhash.xxh3_64_intdigest(memoryview(packed.numpy()))  # type: ignore[arg-type]
+
+
+class FromCheckpoint:
+    """Reads experts and packs them for this machine."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        quantization: Quantization = "none",
+    ) -> None:
+        self._checkpoint, self._config = checkpoint, config
+        self._dtype, self._device, self._quantization = dtype, device, quantization
+        size = config.moe.expert_size
+        on_cpu = device.type == "cpu"
+        self.layout = (
+            ExpertLayout(config.hidden_size, size, dtype, quantization) if on_cpu else None
+        )
+
+    @property
+    def expert_bytes(self) -> int:
+        """Bytes of one expert in memory."""
+        if self.layout is not None:
+            return self.layout.nbytes
+        return 3 * self._config.hidden_size * self._config.moe.expert_size * self._dtype.itemsize
+
+    def bring(self, pace: Pace) -> Bring:
+        """What loads one expert after the other at this pace.
+
+        Raises (when it is called):
+            CheckpointError: a tensor is missing, mis-shaped or cannot be read.
+            NotReady: the loading was cancelled.
+        """
+
+        def bring(layer: int, expert: int) -> LoadedExpert:
+            pace.check()
+            started = time.monotonic()
+            loaded = self._read(layer, expert)
+            pace.rest(time.monotonic() - started)
+            return loaded
+
+        return bring
+
+    def _read(self, layer: int, expert: int) -> LoadedExpert:
+        read = load_expert(self._checkpoint, self._config, layer, expert, self._dtype, self._device)
+        if self.layout is None:
+            return LoadedExpert(make_mlp(read.gate_up, read.down, self._quantization))
+        # Zeros: what lies between the parts is sent and compared too.
+        packed = huge_pages.zeros((self.layout.nbytes,), torch.uint8)
+        self.layout.pack(read.gate_up, read.down, packed)
+        return LoadedExpert(self.layout.view(packed), packed, content_digest(packed))

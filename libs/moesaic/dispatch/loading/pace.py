@@ -1,0 +1,48 @@
+"""Loading beside serving: a share of the time, and an end at any moment.
+
+The loading thread keeps its priority. A thread of low priority that is set aside while it has
+Python's lock would keep the engine's thread waiting for it; one that sleeps has no lock.
+"""
+
+import asyncio
+import threading
+
+from moesaic.errors import InvalidInput, NotReady
+
+
+class Pace:
+    """How fast one placement may be loaded, and whether it is still wanted."""
+
+    def __init__(self, share: float = 1.0) -> None:
+        """Work for at most ``share`` of the time, in (0, 1]; 1 never rests.
+
+        Raises:
+            InvalidInput: it is no share.
+        """
+        if not 0.0 < share <= 1.0:
+            raise InvalidInput("load_share", f"must be above 0 and at most 1, got {share}")
+        self._rest_per_work = 1.0 / share - 1.0
+        self._cancelled = threading.Event()
+
+    def cancel(self) -> None:
+        """End the loading, from any thread."""
+        self._cancelled.set()
+
+    def check(self) -> None:
+        """Raises ``NotReady`` if the loading was cancelled."""
+        if self._cancelled.is_set():
+            raise NotReady("the placement is no longer wanted", code="placement_changing")
+
+    def rest(self, worked_s: float) -> None:
+        """Sleep in proportion to work that was done; on a thread of its own.
+
+        Raises:
+            NotReady: the loading was cancelled.
+        """
+        self._cancelled.wait(worked_s * self._rest_per_work)
+        self.check()
+
+    async def rest_between(self, worked_s: float) -> None:
+        """The same on an event loop, which goes on meanwhile."""
+        await asyncio.sleep(worked_s * self._rest_per_work)
+        self.check()

@@ -1,0 +1,52 @@
+"""What the scheduler decided about the placement, and what came of it."""
+
+from typing import Literal
+
+import msgspec
+
+EVERY_LAYER = -1
+
+
+class Pin(msgspec.Struct, frozen=True, kw_only=True):
+    """A wish: this worker holds this expert, whatever else is decided."""
+
+    layer: int  # a decoder layer, or ``EVERY_LAYER``
+    expert: int
+    worker_id: str
+
+
+class PlacementPolicy(msgspec.Struct, frozen=True, kw_only=True, tag="placement-policy.v1"):
+    """What operators have set; it outlives every scheduler."""
+
+    policy: str
+    pins: list[Pin] = []
+
+
+class PlacementDecision(msgspec.Struct, frozen=True, kw_only=True, tag="placement-decision.v1"):
+    """One decision with what it was made from, and what it should bring."""
+
+    decision_id: str
+    at: float  # seconds since 1970 by the scheduler's clock, for people
+    cause: Literal["workers", "traffic", "operator"]
+    adopted: bool
+    reason: str
+    policy: str = ""
+    epoch_before: int = 0
+    moves: int = 0  # experts that workers must load
+    moved_bytes: int = 0
+    batches: float = 0.0  # dispatch batches seen lately, older ones counting less
+    sampled_batches: int = 0  # of them replayed for the prediction
+    predicted_before: float | None = None  # most activated experts on one worker, mean of batches
+    predicted_after: float | None = None
+    predicted_s: float | None = None  # from preparing to committing
+
+
+class DecisionOutcome(msgspec.Struct, frozen=True, kw_only=True, tag="decision-outcome.v1"):
+    """What became of an adopted decision."""
+
+    decision_id: str
+    epoch: int = 0  # what was committed; 0: nothing
+    seconds: float | None = None  # from preparing to committing
+    failure: str = ""
+    measured_after: float | None = None  # as ``predicted_after``, of batches that were served
+    measured_batches: int = 0

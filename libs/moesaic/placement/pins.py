@@ -1,0 +1,67 @@
+"""Wishes of operators: this worker holds this expert."""
+
+from collections.abc import Iterable, Sequence
+
+from msgspec.structs import replace
+
+from moesaic.messages.decisions import EVERY_LAYER, Pin
+from moesaic.messages.placement import EMPTY_SLOT, Placement
+
+
+def with_pins(placement: Placement, pins: Iterable[Pin]) -> Placement:
+    """The same placement with pinned experts where they are wanted.
+
+    An expert takes an empty slot there, else that of the expert with most replicas, which must have
+    another one and must not be pinned there itself. Where there is no such slot, the wish stays
+    unfulfilled; see ``unfulfilled``.
+    """
+    slots = [[list(worker) for worker in layer] for layer in placement.slots]
+    wanted = _wanted(placement, pins)
+    for layer_idx, worker_idx, expert in wanted:
+        held = slots[layer_idx][worker_idx]
+        if expert not in held:
+            kept = {e for at, n, e in wanted if (at, n) == (layer_idx, worker_idx)}
+            slot = _slot_to_give(slots[layer_idx], worker_idx, kept)
+            if slot is not None:
+                held[slot] = expert
+    return replace(placement, slots=slots)
+
+
+def unfulfilled(placement: Placement, pins: Iterable[Pin]) -> list[str]:
+    """Which wishes a placement does not meet, for people."""
+    names = [worker.worker_id for worker in placement.workers]
+    pins = list(pins)
+    found = [
+        f"worker {pin.worker_id} is not placed, and expert {pin.expert} is pinned to it"
+        for pin in pins
+        if pin.worker_id not in names
+    ]
+    return found + [
+        f"worker {names[worker_idx]} has no slot of layer {placement.layers[layer_idx]} to give "
+        f"to expert {expert}, which is pinned to it"
+        for layer_idx, worker_idx, expert in _wanted(placement, pins)
+        if expert not in placement.slots[layer_idx][worker_idx]
+    ]
+
+
+def _wanted(placement: Placement, pins: Iterable[Pin]) -> list[tuple[int, int, int]]:
+    """Indices of layer and worker, and expert, of every wish that can be met at all."""
+    names = [worker.worker_id for worker in placement.workers]
+    return [
+        (layer_idx, names.index(pin.worker_id), pin.expert)
+        for pin in pins
+        if pin.worker_id in names and 0 <= pin.expert < placement.num_experts
+        for layer_idx, layer in enumerate(placement.layers)
+        if pin.layer in (layer, EVERY_LAYER)
+    ]
+
+
+def _slot_to_give(layer: Sequence[Sequence[int]], worker_idx: int, kept: set[int]) -> int | None:
+    held = layer[worker_idx]
+    if EMPTY_SLOT in held:
+        return list(held).index(EMPTY_SLOT)
+    replicas = {expert: sum(expert in slots for slots in layer) for expert in held}
+    spare = [e for e in held if replicas[e] > 1 and e not in kept]
+    if not spare:
+        return None
+    return list(held).index(max(spare, key=lambda expert: (replicas[expert], -expert)))

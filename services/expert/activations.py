@@ -1,0 +1,81 @@
+"""Tells the scheduler, window by window, what batches activate."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+from prometheus_client import Counter
+
+from moesaic.cluster.bus import Bus
+from moesaic.dispatch.host import ExpertHost
+from moesaic.errors import PeerLost
+from moesaic.messages.activation import ActivationWindow
+
+log = structlog.get_logger()
+
+STREAM = "ctl:activations"
+KEPT = 1000  # windows in Redis, of all workers
+
+_windows = Counter("moesaic_activation_windows", "windows of counted batches", ["outcome"])
+
+
+@dataclass
+class LayerTotals:
+    """One layer since this worker started."""
+
+    batches: int
+    tokens: NDArray[np.int64]  # [E]
+    active: NDArray[np.int64]  # [E]
+
+
+@dataclass
+class ActivationReporter:
+    """Sends a report every ``window_s`` in which there was traffic; without Redis it is dropped.
+
+    Attributes:
+        totals: by decoder layer, of all windows so far.
+    """
+
+    bus: Bus
+    host: ExpertHost
+    worker_id: str
+    generation: int
+    model_digest: str
+    window_s: float
+    totals: dict[int, LayerTotals] = field(default_factory=dict)
+    _dropped: int = 0
+
+    async def run(self) -> None:
+        """Report for ever."""
+        while True:
+            await asyncio.sleep(self.window_s)
+            report = self.host.activations.report(
+                worker_id=self.worker_id,
+                generation=self.generation,
+                model_digest=self.model_digest,
+                epoch=self.host.epoch,
+                dropped=self._dropped,
+            )
+            if not report.window.layers:
+                continue
+            self._add(report.window)
+            try:
+                await self.bus.append(STREAM, report, max_entries=KEPT)
+            except PeerLost:
+                self._dropped += 1
+                _windows.labels("dropped").inc()
+            else:
+                self._dropped = 0
+                _windows.labels("sent").inc()
+
+    def _add(self, window: ActivationWindow) -> None:
+        for layer in window.layers:
+            total = self.totals.get(layer.layer)
+            if total is None:
+                zeros = np.zeros(window.num_experts, np.int64)
+                total = self.totals[layer.layer] = LayerTotals(0, zeros, zeros.copy())
+            total.batches += layer.batches
+            total.tokens += np.asarray(layer.tokens, np.int64)
+            total.active += np.asarray(layer.active_batches, np.int64)

@@ -1,0 +1,92 @@
+"""The log of decisions: what was decided from what, and what came of it."""
+
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import structlog
+from msgspec.structs import replace
+
+from moesaic.cluster.bus import Bus
+from moesaic.errors import PeerLost
+from moesaic.messages.decisions import DecisionOutcome, PlacementDecision
+
+log = structlog.get_logger()
+
+STREAM = "ctl:decisions"
+KEPT = 1000  # entries in Redis, and decisions here
+_entries: "msgspec.msgpack.Decoder[PlacementDecision | DecisionOutcome]" = msgspec.msgpack.Decoder(
+    PlacementDecision | DecisionOutcome
+)
+
+
+class DecisionLog:
+    """Decisions with their outcomes, newest last; Redis has them for whoever leads next."""
+
+    def __init__(self, bus: Bus, wall_clock: Callable[[], float] = time.time) -> None:
+        self._bus, self._wall_clock = bus, wall_clock
+        self._decisions: dict[str, PlacementDecision] = {}
+        self._outcomes: dict[str, DecisionOutcome] = {}
+
+    async def refresh(self) -> None:
+        """Read what others have decided; without Redis, what is known stays."""
+        with suppress(PeerLost):
+            for entry in await self._bus.latest(STREAM, _entries, KEPT):
+                self._keep(entry)
+
+    async def note(self, **fields: Any) -> PlacementDecision:
+        """Log a decision made now; the fields are those of ``PlacementDecision``."""
+        decision = PlacementDecision(decision_id=uuid.uuid4().hex, at=self._wall_clock(), **fields)
+        log.info(
+            "placement.decided",
+            cause=decision.cause,
+            adopted=decision.adopted,
+            reason=decision.reason,
+            policy=decision.policy,
+            moves=decision.moves,
+            predicted_before=decision.predicted_before,
+            predicted_after=decision.predicted_after,
+        )
+        await self._write(decision)
+        return decision
+
+    async def note_outcome(self, outcome: DecisionOutcome) -> None:
+        """Log what became of a decision; what was known of it before and is not said anew stays."""
+        before = self._outcomes.get(outcome.decision_id)
+        if before is not None:
+            defaults = DecisionOutcome(decision_id=outcome.decision_id)
+            changed = {
+                name: value
+                for name in outcome.__struct_fields__
+                if (value := getattr(outcome, name)) != getattr(defaults, name)
+            }
+            outcome = replace(before, **changed)
+        await self._write(outcome)
+
+    def recent(self, count: int) -> list[tuple[PlacementDecision, DecisionOutcome | None]]:
+        """The last decisions, newest first."""
+        newest = sorted(self._decisions.values(), key=lambda d: d.at, reverse=True)[:count]
+        return [(decision, self._outcomes.get(decision.decision_id)) for decision in newest]
+
+    def outcome_of(self, epoch: int) -> DecisionOutcome | None:
+        """Of the decision that an epoch was committed for."""
+        found = (o for o in reversed(self._outcomes.values()) if o.epoch == epoch)
+        return next(found, None)
+
+    async def _write(self, entry: PlacementDecision | DecisionOutcome) -> None:
+        self._keep(entry)
+        with suppress(PeerLost):
+            await self._bus.append(STREAM, entry, max_entries=KEPT)
+
+    def _keep(self, entry: PlacementDecision | DecisionOutcome) -> None:
+        if isinstance(entry, PlacementDecision):
+            self._decisions[entry.decision_id] = entry
+        elif entry.decision_id in self._decisions:
+            self._outcomes[entry.decision_id] = entry
+        while len(self._decisions) > KEPT:
+            oldest = next(iter(self._decisions))
+            del self._decisions[oldest]
+            self._outcomes.pop(oldest, None)

@@ -1,0 +1,101 @@
+"""What the scheduler knows -> wire."""
+
+import numpy as np
+
+from moesaic.cluster.placements import encode_placement
+from moesaic.messages.decisions import (
+    EVERY_LAYER,
+    DecisionOutcome,
+    Pin,
+    PlacementDecision,
+)
+from moesaic.messages.registry import WorkerRecord
+from moesaic.v1 import scheduler_pb2 as pb
+from services.scheduler.planner import Plan
+from services.scheduler.traffic import ModelTraffic
+
+
+def encode_worker(record: WorkerRecord) -> pb.FleetWorker:
+    """One registered worker."""
+    return pb.FleetWorker(
+        worker_id=record.worker_id,
+        generation=record.generation,
+        role=record.role,
+        state=record.state,
+        admin_address=record.admin_address,
+        data_address=record.data_address,
+        slots_per_layer=record.slots_per_layer,
+        model_digest=record.model_digest,
+        node=record.node,
+    )
+
+
+def encode_plan(plan: Plan) -> pb.Plan:
+    """A plan; what is not known is absent."""
+    return pb.Plan(
+        placement=encode_placement(plan.placement),
+        base_epoch=plan.base_epoch,
+        policy=plan.policy,
+        moves=[
+            pb.Move(layer=move.layer, expert=move.expert, worker_id=move.worker_id)
+            for move in plan.moves
+        ],
+        moved_bytes=plan.moved_bytes,
+        activated_before=plan.before,
+        activated_after=plan.after,
+        seconds=plan.seconds,
+        worthwhile=plan.worthwhile,
+        reason=plan.reason,
+        batches=plan.batches,
+        sampled_batches=plan.sampled_batches,
+    )
+
+
+def encode_decision(decision: PlacementDecision, outcome: DecisionOutcome | None) -> pb.Decision:
+    """A decision with what came of it; what is not known is absent."""
+    return pb.Decision(
+        decision_id=decision.decision_id,
+        at=decision.at,
+        cause=decision.cause,
+        adopted=decision.adopted,
+        reason=decision.reason,
+        policy=decision.policy,
+        epoch_before=decision.epoch_before,
+        moves=decision.moves,
+        moved_bytes=decision.moved_bytes,
+        batches=decision.batches,
+        sampled_batches=decision.sampled_batches,
+        predicted_before=decision.predicted_before,
+        predicted_after=decision.predicted_after,
+        predicted_seconds=decision.predicted_s,
+        epoch=outcome.epoch if outcome else 0,
+        seconds=outcome.seconds if outcome else None,
+        failure=outcome.failure if outcome else "",
+        measured_after=outcome.measured_after if outcome else None,
+        measured_batches=outcome.measured_batches if outcome else 0,
+    )
+
+
+def encode_pin(pin: Pin) -> pb.Pin:
+    """A pin; one of every layer names none."""
+    layer = None if pin.layer == EVERY_LAYER else pin.layer
+    return pb.Pin(layer=layer, expert=pin.expert, worker_id=pin.worker_id)
+
+
+def decode_pin(wire: pb.Pin) -> Pin:
+    """The same back."""
+    layer = wire.layer if wire.HasField("layer") else EVERY_LAYER
+    return Pin(layer=layer, expert=wire.expert, worker_id=wire.worker_id)
+
+
+def encode_traffic(traffic: ModelTraffic) -> list[pb.LayerActivations]:
+    """A model's traffic, layer by layer."""
+    return [
+        pb.LayerActivations(
+            layer=layer,
+            batches=seen.batches,
+            tokens=np.round(seen.tokens, 3).tolist(),
+            active=np.round(seen.active_batches, 3).tolist(),
+        )
+        for layer, seen in sorted(traffic.statistics.layers.items())
+    ]

@@ -1,0 +1,252 @@
+"""Experts come from peers if any has them as they should be, else from the checkpoint."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from typing import Any
+
+import pytest
+import torch
+
+from moesaic.dispatch.host import ExpertHost
+from moesaic.dispatch.loading.experts import LoadedExpert
+from moesaic.dispatch.loading.giving import PIECE_BYTES, PULL, giving, pull_identity
+from moesaic.dispatch.loading.pace import Pace
+from moesaic.dispatch.loading.peers import Peers
+from moesaic.dispatch.slots import LoadResult
+from moesaic.errors import (
+    InvalidInput,
+    MoesaicError,
+    NotReady,
+    PlacementInfeasible,
+)
+from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.models.checkpoint import Checkpoint
+from moesaic.models.config import load_config
+from moesaic.telemetry.metrics import snapshot
+from moesaic.transport.frame import Frame, FrameKind, FrameLimits
+from moesaic.transport.inprocess import Hub, InProcessNetwork
+
+CPU, FP32 = torch.device("cpu"), torch.float32
+NUM_EXPERTS, LAYERS = 8, [0, 1, 2]
+
+
+class Worker:
+    """A host behind a network, and how it reaches its peers."""
+
+    def __init__(self, model: Any, name: str, hub: Hub, **options: Any) -> None:
+        self.config = load_config(model.directory)
+        checkpoint = Checkpoint(model.directory)
+        self.host = ExpertHost(checkpoint, self.config, name, NUM_EXPERTS, FP32, CPU, **options)
+        layout = self.host.files.layout
+        assert layout is not None
+        self.layout = layout
+        limits = FrameLimits.of_hidden_size(self.config.hidden_size)
+        self.name, self.network = name, InProcessNetwork(name, b"secret", limits, hub)
+        self.peers = Peers(self.network, name, layout, self.config.digest)
+        self.address = ""
+
+    async def listen(self) -> None:
+        identity = pull_identity(self.config.digest, self.layout)
+        serve = giving(self.host, identity, self.host.answer)
+        self.address = await self.network.listen("memory", 0, serve)
+
+    async def prepare(self, placement: Placement, serving: Placement) -> tuple[LoadResult, int]:
+        """As the service does it, on a thread; also how many experts were pulled."""
+        pace = Pace()
+
+        def load() -> tuple[LoadResult, int]:
+            with closing(self.peers.pulling(serving, pace)) as pulling:
+                bring = pulling.or_else(self.host.files.bring(pace))
+                return self.host.prepare(placement, bring), pulling.pulled
+
+        return await asyncio.to_thread(load)
+
+
+def placement(epoch: int, workers: list[Worker], *slots: list[int]) -> Placement:
+    return Placement(
+        epoch=epoch,
+        model_digest=workers[0].config.digest,
+        num_experts=NUM_EXPERTS,
+        workers=[
+            PlacedWorker(
+                worker_id=worker.name, generation=1, admin_address="", data_address=worker.address
+            )
+            for worker in workers
+        ],
+        layers=LAYERS,
+        slots=[[list(mine) for mine in slots] for _ in LAYERS],
+    )
+
+
+@asynccontextmanager
+async def pair(model: Any) -> AsyncIterator[tuple[Worker, Worker, Placement]]:
+    """A worker that holds experts 0 to 3, one that holds 4 to 7, and their placement."""
+    hub = Hub()
+    workers = [Worker(model, name, hub) for name in ("a", "b")]
+    for worker in workers:
+        await worker.listen()
+    serving = placement(1, workers, [0, 1, 2, 3], [4, 5, 6, 7])
+    for worker in workers:
+        worker.host.prepare(serving)
+        worker.host.commit(1)
+    try:
+        yield workers[0], workers[1], serving
+    finally:
+        for worker in workers:
+            await worker.network.close()
+
+
+def held(worker: Worker, layer: int, expert: int) -> LoadedExpert:
+    found = worker.host.held(layer, expert)
+    assert found is not None
+    assert found.packed is not None
+    return found
+
+
+async def test_experts_come_from_the_peer_that_holds_them_bit_for_bit(tiny_model: Any) -> None:
+    async with pair(tiny_model) as (a, b, serving):
+        after = placement(2, [a, b], [0, 1, 4, 5], [2, 3, 6, 7])
+
+        result, pulled = await a.prepare(after, serving)
+
+        assert (result.loaded, result.kept, pulled) == (6, 6, 6)
+        for layer in LAYERS:
+            for expert in (4, 5):
+                assert torch.equal(held(a, layer, expert).packed, held(b, layer, expert).packed)
+            for expert in (0, 1):  # what stays is shared, not copied
+                table = a.host._tenures[2].table.layers[layer]
+                assert table.loaded[expert] is held(a, layer, expert)
+        assert b.network._links.served_peers == []  # or b would wait for a when it leaves
+
+
+async def test_pulled_experts_compute_what_experts_from_the_checkpoint_do(tiny_model: Any) -> None:
+    async with pair(tiny_model) as (a, b, serving):
+        await a.prepare(placement(2, [a, b], [4, 5, 6, 7], [0, 1, 2, 3]), serving)
+        x = torch.randn(3, a.config.hidden_size, generator=torch.Generator().manual_seed(1))
+
+        for layer in LAYERS:
+            for expert in (4, 5, 6, 7):
+                assert torch.equal(held(a, layer, expert).mlp(x), held(b, layer, expert).mlp(x))
+
+
+async def test_a_damaged_expert_of_a_peer_is_not_taken(tiny_model: Any) -> None:
+    async with pair(tiny_model) as (a, b, serving):
+        right = held(b, 1, 5).packed.clone()
+        held(b, 1, 5).packed[7] ^= 1  # in the peer's memory, since it was loaded
+        name = 'moesaic_expert_pulls_total{outcome="damaged"}'
+        before = snapshot().get(name, 0.0)
+
+        result, pulled = await a.prepare(placement(2, [a, b], [4, 5], [0, 1]), serving)
+
+        assert (result.loaded, pulled) == (6, 5)
+        assert torch.equal(held(a, 1, 5).packed, right)
+        assert snapshot()[name] == before + 1
+
+
+async def test_a_peer_that_is_gone_is_asked_once_and_the_checkpoint_read(tiny_model: Any) -> None:
+    async with pair(tiny_model) as (a, b, serving):
+        await b.network.close()
+
+        result, pulled = await a.prepare(placement(2, [a, b], [4, 5], [0, 1]), serving)
+
+        assert (result.loaded, pulled) == (6, 0)
+
+
+async def test_only_who_means_the_same_bytes_gets_them(tiny_model: Any) -> None:
+    async with pair(tiny_model) as (_, b, _):
+        good = pull_identity(b.config.digest, b.layout)
+        serve = giving(b.host, good, b.host.answer)
+
+        def pull(layer: int = 1, expert: int = 5, start: int = 0, length: int = 64) -> Frame:
+            where = torch.tensor([[expert, start, length]])
+            return Frame(
+                kind=FrameKind.REQUEST, flags=PULL, layer=layer, digest=good, tensors=[where]
+            )
+
+        reply = await serve(pull())
+        assert reply.digest == held(b, 1, 5).digest
+        size = b.layout.nbytes
+        wrong = [
+            pull(expert=1),  # not here
+            pull(expert=-1),
+            pull(expert=99),
+            pull(layer=9),
+            pull(start=-64),
+            pull(start=1),
+            pull(start=size),
+            pull(length=0),
+            pull(length=size + 64),
+            pull(length=PIECE_BYTES + 64),
+        ]
+        foreign = pull()
+        foreign.digest ^= 1
+        shapeless = pull()
+        shapeless.tensors = []
+        for request in (*wrong, foreign, shapeless):
+            with pytest.raises(InvalidInput):
+                await serve(request)
+
+
+async def test_loading_can_be_ended_at_any_moment(tiny_model: Any) -> None:
+    async with pair(tiny_model) as (a, _, _):
+        pace = Pace(0.001)  # would rest for a thousand times as long as it reads
+        begun = threading.Event()
+        bring = a.host.files.bring(pace)
+
+        def slowly(layer: int, expert: int) -> LoadedExpert:
+            begun.set()
+            return bring(layer, expert)
+
+        after = placement(2, [a], list(range(NUM_EXPERTS)))
+        loading = asyncio.create_task(asyncio.to_thread(a.host.prepare, after, slowly))
+        await asyncio.to_thread(begun.wait)
+        pace.cancel()
+
+        with pytest.raises(NotReady):
+            await loading
+        assert a.host.held(0, 7) is None
+
+
+def test_a_share_must_be_one() -> None:
+    for share in (0.0, -1.0, 1.5, float("nan")):
+        with pytest.raises(InvalidInput):
+            Pace(share)
+
+
+def test_what_does_not_fit_beside_what_is_in_force_is_refused(tiny_model: Any) -> None:
+    one = Worker.__new__(Worker)
+    one.config, one.name, one.address = load_config(tiny_model.directory), "a", ""
+    checkpoint = Checkpoint(tiny_model.directory)
+    roomy = ExpertHost(checkpoint, one.config, "a", NUM_EXPERTS, FP32, CPU)
+    size = roomy.files.expert_bytes
+    host = ExpertHost(
+        checkpoint, one.config, "a", NUM_EXPERTS, FP32, CPU, max_expert_bytes=15 * size
+    )
+    first = placement(1, [one], [0, 1, 2, 3])  # four in each of three layers
+    host.prepare(first)
+    host.commit(1)
+    assert host.resident_bytes == 12 * size
+
+    with pytest.raises(PlacementInfeasible) as refused:
+        host.prepare(placement(2, [one], [0, 1, 4, 5]))
+    assert refused.value.missing_bytes == 3 * size
+    host.prepare(placement(3, [one], [0, 1, 2, 4]))
+    assert host.resident_bytes == 15 * size
+
+
+def test_what_was_prepared_and_overtaken_is_freed(tiny_model: Any) -> None:
+    one = Worker.__new__(Worker)
+    one.config, one.name, one.address = load_config(tiny_model.directory), "a", ""
+    host = ExpertHost(Checkpoint(tiny_model.directory), one.config, "a", NUM_EXPERTS, FP32, CPU)
+    host.prepare(placement(1, [one], [0, 1]))
+    host.commit(1)
+    host.prepare(placement(2, [one], [2, 3]))  # whoever wanted this has died
+    host.prepare(placement(3, [one], [0, 4]))
+
+    with pytest.raises(MoesaicError):
+        host.commit(2)
+    assert host.held(0, 2) is None
+    host.commit(3)
+    assert host.resident_bytes == 9 * host.files.expert_bytes  # 0, 1 and 4 of three layers

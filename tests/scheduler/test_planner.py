@@ -1,0 +1,229 @@
+"""Whatever a solver does, the scheduler goes on, and nothing unchecked is proposed."""
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from moesaic.errors import DeadlineExceeded, MoesaicError, NotReady
+from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.messages.registry import WorkerRecord
+from moesaic.placement.statistics import LayerTraffic, Statistics
+from services.scheduler.planner import Planner
+from services.scheduler.solver import Replay, Replayed, Solve, Solved, Traffic
+from services.scheduler.solving import solver
+from services.scheduler.traffic import ModelTraffic
+
+NUM_EXPERTS = 8
+CURRENT = Placement(
+    epoch=5,
+    model_digest="m",
+    num_experts=NUM_EXPERTS,
+    workers=[
+        PlacedWorker(worker_id=f"w{n}", generation=1, admin_address="", data_address="")
+        for n in range(3)
+    ],
+    layers=[0, 1],
+    slots=[[[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 2, 3]]] * 2,
+)
+RECORDS = [
+    WorkerRecord(
+        worker_id=f"w{n}",
+        generation=1,
+        role="expert",
+        state="ready",
+        admin_address="",
+        model_digest="m",
+        slots_per_layer=4,
+        num_experts=NUM_EXPERTS,
+        layers=[0, 1],
+        expert_bytes=100,
+    )
+    for n in range(3)
+]
+HOT = LayerTraffic.of_batches([np.array([[4, 5], [6, 7]])] * 40, NUM_EXPERTS)
+
+
+class Feed:
+    """Traffic that was seen: none of the others, only the hot experts."""
+
+    def __init__(self, traffic: LayerTraffic = HOT) -> None:
+        statistics = Statistics(NUM_EXPERTS, {0: traffic, 1: traffic})
+        self.traffic: ModelTraffic | None = ModelTraffic(statistics, 0.0)
+
+    def of(self, model_digest: str) -> ModelTraffic | None:
+        assert model_digest == "m"
+        return self.traffic
+
+
+def saying(*answers: Any, then: str = "") -> tuple[str, ...]:
+    """A solver's command that gives these answers, whatever it is asked, and then runs code."""
+    code = (
+        "import struct, sys, time\n"
+        "out = sys.stdout.buffer\n"
+        "out.write(b'R'); out.flush()\n"
+        f"for answer in {[msgspec.msgpack.encode(answer) for answer in answers]!r}:\n"
+        "    sys.stdin.buffer.read(struct.unpack('<I', sys.stdin.buffer.read(4))[0])\n"
+        "    out.write(struct.pack('<I', len(answer)) + answer); out.flush()\n"
+        "sys.stdin.buffer.read(4)\n"
+        f"{then}\n"
+    )
+    return sys.executable, "-c", code
+
+
+NEVER_ENDS, CRASHES = "time.sleep(600)", "raise SystemExit(1)"
+GARBAGE = "out.write(struct.pack('<I', 3) + b'abc'); out.flush(); time.sleep(600)"
+TOO_LONG = "out.write(struct.pack('<I', 2**31)); out.flush(); time.sleep(600)"
+QUESTION = Solve(policy="uniform", slots=[4], held=[], traffic=[], expert_bytes=1)
+
+
+def first_then_real(tmp_path: Path, command: tuple[str, ...], limit_s: float = 20.0) -> Any:
+    """A solver that runs this command at first, and is the real one from then on."""
+    began = tmp_path / "began"
+    code = (
+        "import pathlib, runpy\n"
+        f"began = pathlib.Path({str(began)!r})\n"
+        "if began.exists():\n"
+        "    runpy.run_module('services.scheduler.solver', run_name='__main__')\n"
+        "else:\n"
+        "    began.touch()\n"
+        f"    exec({command[2]!r})\n"
+    )
+    return partial(solver, (sys.executable, "-c", code), limit_s)
+
+
+async def plan(start: Any, policy: str = "janus", feed: Any = None, **changes: Any) -> Any:
+    planner = Planner(feed or Feed(), 0.03, start)
+    records = [msgspec.structs.replace(record, **changes) for record in RECORDS]
+    return await planner.plan(CURRENT, records, policy, [], 1000.0)
+
+
+@pytest.mark.parametrize("policy", ["auto", "janus", "eplb", "redundance"])
+async def test_a_real_solver_spreads_hot_experts_and_moves_few(policy: str) -> None:
+    made = await plan(partial(solver, limit_s=60.0), policy)
+
+    assert made.worthwhile
+    assert (made.before, made.sampled_batches) == (4, 80)
+    assert made.after == 2
+    assert made.base_epoch == 5
+    assert made.moved_bytes == 100 * len(made.moves) > 0
+    assert made.seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("end", "error"),
+    [
+        (NEVER_ENDS, DeadlineExceeded),
+        (CRASHES, NotReady),
+        (GARBAGE, NotReady),
+        (TOO_LONG, NotReady),
+    ],
+)
+async def test_a_solver_that_gives_no_answer_is_ended(end: str, error: type[MoesaicError]) -> None:
+    async with solver(saying(then=end), 0.3) as asked:
+        with pytest.raises(error):
+            await asked.ask(QUESTION)
+        assert asked._process is None
+
+
+async def test_a_policy_that_computes_for_ever_ends_by_itself(tmp_path: Path) -> None:
+    code = (
+        "from services.scheduler import solver\n"
+        "solver.CPU_S = 0.2\n"
+        "def answer(question):\n"
+        "    while True: pass\n"
+        "solver.answer = answer\n"
+        "solver.main()\n"
+    )
+    async with solver((sys.executable, "-c", code), 60.0) as asked:
+        with pytest.raises(NotReady, match="no answer"):
+            await asked.ask(QUESTION)
+
+
+async def test_a_solver_that_does_not_start_is_said_so() -> None:
+    for command in (("/no/such/program",), (sys.executable, "-c", "")):
+        async with solver(command) as asked:
+            with pytest.raises(NotReady, match="does not start"):
+                await asked.ask(QUESTION)
+
+
+MEANS = Replayed(means=[4.0, 1.0], batches=80)
+DUPLICATE = [[[0, 0, 2, 3], [4, 5, 6, 7], [0, 1, 2, 3]]] * 2
+MISSING = [[[0, 1, 2, 3], [4, 5, 6, 6], [0, 1, 2, 3]]] * 2
+TOO_MANY = [[[0, 1, 2, 3, 4], [4, 5, 6, 7], [0, 1, 2, 3]]] * 2
+ONE_LAYER = [[[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 2, 3]]]
+UNKNOWN = [[[0, 1, 2, 99], [4, 5, 6, 7], [0, 1, 2, 3]]] * 2
+
+
+@pytest.mark.parametrize("slots", [DUPLICATE, MISSING, TOO_MANY, ONE_LAYER, UNKNOWN])
+async def test_a_wrong_answer_is_refused_and_the_greedy_policy_asked(
+    slots: Any, tmp_path: Path
+) -> None:
+    made = await plan(first_then_real(tmp_path, saying(Solved(slots=slots))))
+
+    assert (made.policy, made.worthwhile) == ("eplb", True)
+
+
+async def test_a_policy_that_never_ends_gives_way_to_the_greedy_one(tmp_path: Path) -> None:
+    made = await plan(first_then_real(tmp_path, saying(then=NEVER_ENDS), limit_s=5.0))
+
+    assert (made.policy, made.worthwhile, made.after) == ("eplb", True, 2)
+
+
+async def test_of_several_policies_one_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
+    made = await plan(first_then_real(tmp_path, saying(then=CRASHES)), "auto")
+
+    assert made.policy in ("eplb", "redundance")
+    assert made.worthwhile
+
+
+async def test_if_nothing_answers_experts_stay() -> None:
+    made = await plan(partial(solver, saying(then=CRASHES)))
+
+    assert (made.worthwhile, made.moves, made.placement.slots) == (False, [], CURRENT.slots)
+    assert "no answer" in made.reason
+
+
+async def test_a_proposal_that_brings_nothing_or_too_little_is_not_carried_out() -> None:
+    other = [[[4, 1, 2, 3], [0, 5, 6, 7], [0, 1, 2, 3]]] * 2
+    worse = saying(Solved(slots=other), Replayed(means=[4.0, 3.95], batches=80))
+    few = saying(Solved(slots=other), Replayed(means=[4.0, 1.0], batches=8))
+    same = saying(Solved(slots=CURRENT.slots), MEANS)
+
+    assert not (made := await plan(partial(solver, worse))).worthwhile
+    assert made.reason == "predicted gain 1.2%, at least 3.0% is wanted"
+    assert not (made := await plan(partial(solver, few))).worthwhile
+    assert made.reason == "only 8 batches were sampled, 32 are needed"
+    assert not (made := await plan(partial(solver, same))).worthwhile
+    assert made.reason == "nothing better than what is there was found"
+
+
+async def test_without_room_for_old_experts_only_as_many_layers_change_as_fit() -> None:
+    tight = {"max_expert_bytes": 1100}  # eight experts, and three more: one layer's moves
+    made = await plan(partial(solver, limit_s=60.0), "eplb", **tight)
+
+    assert {move.layer for move in made.moves} == {0}
+    none = await plan(partial(solver, limit_s=60.0), "eplb", max_expert_bytes=800)
+    assert none.moves == []
+    assert "would hold" in none.reason
+
+
+async def test_without_traffic_or_with_the_policy_keep_nothing_is_asked() -> None:
+    silent = Feed()
+    silent.traffic = None
+
+    assert (await plan(None, feed=silent)).reason == "no traffic has been seen yet"
+    assert "keep" in (await plan(None, "keep")).reason
+
+
+async def test_traffic_travels_as_it_is() -> None:
+    back = Traffic.of(HOT).layer()
+
+    for name in ("tokens", "active_batches", "coactivation", "sampled"):
+        np.testing.assert_array_equal(getattr(back, name), getattr(HOT, name))
+    assert (back.rows, back.batches) == (HOT.rows, HOT.batches)
+    assert Replay(placements=[], traffic=[Traffic.of(HOT)])
