@@ -16,7 +16,7 @@ from moesaic.models.config import ModelConfig
 from moesaic.models.decoder import Decoder
 from moesaic.transport.frame import FrameLimits
 from moesaic.transport.ucx import UcxNetwork
-from services.attention.peers import follow_peers
+from services.attention.peers import follow_peers, sharing_peers
 from services.attention.settings import AttentionSettings
 
 
@@ -40,7 +40,8 @@ class Together:
     ) -> None:
         """Find the others, now and later."""
         tell = self.dispatcher.set_peers
-        await follow_peers(bus, self.settings, self.config.digest, self.parts, engine, tell)
+        find = sharing_peers(self.settings, self.config.digest)
+        await follow_peers(bus, find, self.parts, engine, tell)
 
 
 async def open_together(

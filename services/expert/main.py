@@ -28,6 +28,7 @@ from moesaic.transport.frame import FrameLimits
 from moesaic.transport.ucx import UcxNetwork
 from moesaic.v1 import expert_pb2_grpc
 from services.expert.admin import ExpertAdmin
+from services.expert.giving import give_experts
 from services.expert.settings import ExpertSettings
 
 log = structlog.get_logger()
@@ -99,6 +100,7 @@ async def serve(settings: ExpertSettings) -> None:
         network, data_address = await thread.run(listen())
         parts.push_async_callback(lambda: thread.run(network.close()))
         data_address = settings.data.advertised(data_address)
+        weights_address = await give_experts(settings, worker_id, config, host, parts)
         admin.status.data_address, admin.status.model_digest = data_address, config.digest
         lease = await parts.enter_async_context(
             registered(
@@ -110,6 +112,7 @@ async def serve(settings: ExpertSettings) -> None:
                     state="starting",
                     admin_address=admin.address,
                     data_address=data_address,
+                    weights_address=weights_address,
                     metrics_address=metrics_address,
                     node=socket.gethostname(),
                     version=moesaic.__version__,

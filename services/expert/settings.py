@@ -13,6 +13,12 @@ class ExpertSettings(ModelSettings):
     slots_per_layer: int = Field(
         0, ge=0, le=4096, description="expert slots per layer; 0: one for every expert of the model"
     )
+    weights_port: int = Field(
+        0,
+        ge=0,
+        le=65535,
+        description="UCXX port for attention workers that fetch experts; 0 takes a free one",
+    )
 
     @model_validator(mode="after")
     def _data_can_be_dialled(self) -> Self:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from moesaic.dispatch.slots import LoadResult, SlotTable, load_table
 from moesaic.errors import ExpertUnavailable, InvalidInput, NotReady, StaleEpoch
+from moesaic.kernels.gated_mlp import GatedMLP
 from moesaic.kernels.linear import Quantization
 from moesaic.messages.placement import EMPTY_SLOT, Placement
 from moesaic.models.checkpoint import Checkpoint
@@ -164,6 +165,15 @@ class ExpertHost:
         """The expert in every slot of the epoch in force, by layer."""
         current = self._tenures.get(self.epoch)
         return {layer: s.experts for layer, s in current.table.layers.items()} if current else {}
+
+    def find(self, layer: int, expert: int) -> GatedMLP | None:
+        """What computes an expert of a layer, if it is here for any epoch; from any thread. Its
+        weights are the same in all of them."""
+        for tenure in self._tenures.values():
+            slots = tenure.table.layers.get(layer)
+            if slots is not None and expert in slots.experts:
+                return slots.mlps[slots.experts.index(expert)]
+        return None
 
     @property
     def resident_bytes(self) -> int:

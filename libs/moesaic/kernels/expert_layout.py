@@ -52,6 +52,18 @@ class ExpertLayout:
         for part in self._parts:
             _view(into, part).copy_(tensors[part.matrix][part.name])
 
+    def read(self, mlp: GatedMLP, start: int, into: Tensor) -> None:
+        """Copy the bytes from ``start`` on of what ``pack`` would write, as many as ``into``, uint8
+        ``[n]``, has, from ``mlp``, which computes with the same weights. Only copies: for any thread."""
+        tensors, to = _tensors_of(mlp), into.numpy()
+        end = start + len(to)
+        to[:] = 0  # what lies between the parts
+        for part in self._parts:
+            first, last = max(start, part.start), min(end, part.end)
+            if first < last:
+                whole = tensors[part.matrix][part.name].reshape(-1).view(torch.uint8).numpy()
+                to[first - start : last - start] = whole[first - part.start : last - part.start]
+
     def view(self, packed: Tensor) -> GatedMLP:
         """What computes with the bytes ``packed``, uint8 ``[nbytes]``, then and later in place."""
         tensors: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})

@@ -8,7 +8,7 @@ import xxhash
 
 from moesaic.dispatch.gathered import metrics
 from moesaic.dispatch.gathered.plan import PULL_BYTES, Share, StreamPlan
-from moesaic.dispatch.gathered.shard import MemoryShard, Shard
+from moesaic.dispatch.gathered.shard import FileShard, Shard
 from moesaic.errors import InvalidInput
 from moesaic.kernels.expert_layout import ExpertLayout
 from moesaic.transport.frame import HEADER_BYTES, Frame, FrameKind, FrameLimits
@@ -33,7 +33,10 @@ class Holder:
     reply's is that part of the packed experts, int32 ``[1, bytes / 4]``.
     """
 
-    def __init__(self, plan: StreamPlan, shard: Shard, digest: int, executor: Executor) -> None:
+    def __init__(
+        self, plan: StreamPlan, shard: Shard, digest: int, executor: Executor | None = None
+    ) -> None:
+        """``executor`` is for reading a file."""
         self._plan, self._shard, self._digest, self._executor = plan, shard, digest, executor
         self._num_bytes = len(plan.share.experts(plan.num_experts)) * plan.expert_bytes
 
@@ -42,6 +45,7 @@ class Holder:
 
         Raises:
             InvalidInput: other bytes are meant than those that are here, or there are none such.
+            ExpertUnavailable: there could be, but are not now.
         """
         plan = self._plan
         if request.digest != self._digest:
@@ -59,12 +63,12 @@ class Holder:
             and start + length <= self._num_bytes
         ):
             raise InvalidInput("frame.tensors", f"no {length} bytes from {start} here")
-        if isinstance(self._shard, MemoryShard):
-            part = self._shard.read(request.layer, start, length)
-        else:
+        if isinstance(self._shard, FileShard):
             part = await asyncio.get_running_loop().run_in_executor(
                 self._executor, self._shard.read, request.layer, start, length
             )
+        else:
+            part = self._shard.read(request.layer, start, length)
         metrics.SERVED_BYTES.inc(length)
         return Frame(
             kind=FrameKind.REPLY,

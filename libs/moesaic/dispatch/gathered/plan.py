@@ -1,7 +1,7 @@
 """What streaming experts takes, before any of it is taken: bytes of memory, and who holds what. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from moesaic.errors import InvalidInput
@@ -50,6 +50,7 @@ class StreamPlan:
     share: Share  # of each streamed layer, held here and given to others
     offload: bool  # that share lies in a file, not in memory
     window: int  # layers that are fetched ahead of the one that is computed
+    pool: bool = False  # expert workers hold everything too, and are asked before the file
 
     @property
     def streamed_layers(self) -> tuple[int, ...]:
@@ -130,6 +131,7 @@ def plan_stream(
     offload: bool,
     window: int,
     budget_bytes: int = 0,
+    pool: bool = False,
 ) -> StreamPlan:
     """Lay out a worker's routed experts.
 
@@ -141,6 +143,7 @@ def plan_stream(
         offload: keep that share in a file.
         window: layers fetched ahead, at least 1.
         budget_bytes: what routed experts may take; 0: whatever it comes to.
+        pool: expert workers are asked for experts before the file is.
 
     Raises:
         InvalidInput: the plan needs more than the budget (and says what would fit), or the share
@@ -148,7 +151,7 @@ def plan_stream(
     """
     if share.count > num_experts:
         raise InvalidInput("share", f"{share} leaves workers without any of {num_experts} experts")
-    plan = StreamPlan(tuple(layers), num_experts, expert_bytes, share, offload, window)
+    plan = StreamPlan(tuple(layers), num_experts, expert_bytes, share, offload, window, pool)
     if not budget_bytes or plan.total_bytes <= budget_bytes:
         return plan
     raise InvalidInput(
@@ -163,9 +166,7 @@ def plan_stream(
 def _what_fits(plan: StreamPlan, budget_bytes: int) -> str:
     for offload in dict.fromkeys((plan.offload, True)):
         for window in range(plan.window, 0, -1):
-            other = StreamPlan(
-                plan.layers, plan.num_experts, plan.expert_bytes, plan.share, offload, window
-            )
+            other = replace(plan, offload=offload, window=window)
             if other.total_bytes <= budget_bytes:
                 how = f"--gather-window {window}" + (" and offloading" if offload else "")
                 return f"{how} would need {other.total_bytes}"

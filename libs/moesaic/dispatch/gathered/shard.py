@@ -3,7 +3,7 @@
 import hashlib
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from moesaic.dispatch.gathered.plan import StreamPlan
-from moesaic.errors import InvalidInput
+from moesaic.errors import ExpertUnavailable, InvalidInput
 from moesaic.kernels.expert_layout import ExpertLayout
+from moesaic.kernels.gated_mlp import GatedMLP
 from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.config import ModelConfig
 from moesaic.models.experts import load_expert
@@ -86,6 +87,36 @@ class MemoryShard:
     def read_into(self, layer: int, start: int, into: Tensor) -> None:
         """See ``Shard.read_into``."""
         into.numpy()[:] = self.read(layer, start, len(into)).numpy()
+
+
+class SlotShard:
+    """The slots of an expert worker: whatever a placement has put there, as the same bytes."""
+
+    def __init__(self, find: Callable[[int, int], GatedMLP | None], layout: ExpertLayout) -> None:
+        """``find`` gives what computes an expert of a layer, if it is here; from any thread."""
+        self._find, self._layout = find, layout
+
+    def read(self, layer: int, start: int, length: int) -> Tensor:
+        """See ``Shard.read``; a copy.
+
+        Raises:
+            ExpertUnavailable: an expert is not here, or no longer.
+        """
+        copied = torch.empty(length, dtype=torch.uint8)
+        self.read_into(layer, start, copied)
+        return copied
+
+    def read_into(self, layer: int, start: int, into: Tensor) -> None:
+        """See ``Shard.read_into``, and ``read``."""
+        done, row_bytes = 0, self._layout.nbytes
+        while done < len(into):
+            expert, offset = divmod(start + done, row_bytes)
+            mlp = self._find(layer, expert)
+            if mlp is None:
+                raise ExpertUnavailable(layer, cause=f"expert {expert} is in no slot here")
+            count = min(row_bytes - offset, len(into) - done)
+            self._layout.read(mlp, offset, into[done : done + count])
+            done += count
 
 
 class FileShard:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from moesaic.dispatch.gathered.plan import PULLS_AHEAD, Runs, Share, StreamPlan, rows_of
 from moesaic.dispatch.gathered.shard import PackedExperts, Shard
-from moesaic.errors import MoesaicError, PeerLost
+from moesaic.errors import ExpertUnavailable, InvalidInput, MoesaicError, PeerLost
 from moesaic.kernels.own_thread import on_own_thread
 from moesaic.transport.contract import Link, Network
 from moesaic.transport.frame import Frame, FrameKind
@@ -80,6 +80,14 @@ class FromPeer:
         for outcome in outcomes:
             if outcome is not None:
                 raise outcome
+
+    def failed(self, error: BaseException) -> None:
+        """Draw the consequence of what ``bring`` raised: who means other bytes always will; who has
+        some experts no longer may have others; whatever else has failed is dialled anew."""
+        if isinstance(error, InvalidInput):
+            self.usable = False
+        elif not isinstance(error, ExpertUnavailable):
+            self.link.discard("a pull failed")
 
     async def _pull(self, layer: int, start: int, into: Tensor) -> None:
         async with self._turns:

@@ -12,6 +12,7 @@ import torch
 from moesaic.dispatch.gathered import metrics
 from moesaic.dispatch.gathered.dispatcher import StreamedDispatcher
 from moesaic.dispatch.gathered.holder import Holder, pull_digest
+from moesaic.dispatch.gathered.holders import Linked, PlacedHolders, ShareHolders
 from moesaic.dispatch.gathered.mover import Mover
 from moesaic.dispatch.gathered.plan import StreamPlan
 from moesaic.dispatch.gathered.shard import FileShard, MemoryShard, PackedExperts, shard_file
@@ -30,6 +31,7 @@ class Streaming:
     dispatcher: StreamedDispatcher
     mover: Mover
     holder: Holder
+    holders: ShareHolders | PlacedHolders | None  # of the mover
 
 
 @asynccontextmanager
@@ -76,10 +78,14 @@ async def streaming(
         shares = {*plan.streamed_shares, plan.share}
         digests = {share: pull_digest(model_digest, packed.layout, share) for share in shares}
 
-        async def make_mover() -> Mover:
-            return Mover(plan, memory, packed, shard, reader, network, digests, timeout_s)
+        async def make_mover() -> tuple[Mover, ShareHolders | PlacedHolders | None]:
+            holders = None
+            if network is not None:
+                linked = Linked(network, digests, timeout_s)
+                holders = (PlacedHolders if plan.pool else ShareHolders)(plan, linked)
+            return Mover(plan, memory, packed, shard, reader, holders), holders
 
-        mover = await run_on_mover(make_mover())
+        mover, holders = await run_on_mover(make_mover())
         parts.push_async_callback(lambda: run_on_mover(mover.close()))
         held = shard.rows if isinstance(shard, MemoryShard) else {}
         dispatcher = StreamedDispatcher(
@@ -87,4 +93,4 @@ async def streaming(
         )
         metrics.MEMORY_BYTES.set(plan.total_bytes)
         holder = Holder(plan, shard, digests[plan.share], reader)
-        yield Streaming(plan, dispatcher, mover, holder)
+        yield Streaming(plan, dispatcher, mover, holder, holders)
