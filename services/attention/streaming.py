@@ -12,6 +12,7 @@ import torch
 from moesaic.cluster.bus import Bus
 from moesaic.cluster.placement_view import watch_placement
 from moesaic.dispatch.gathered import metrics
+from moesaic.dispatch.gathered.calibration import Saturation
 from moesaic.dispatch.gathered.dispatcher import StreamedDispatcher
 from moesaic.dispatch.gathered.holder import PULL_LIMITS
 from moesaic.dispatch.gathered.holders import PlacedHolders, ShareHolders
@@ -62,7 +63,7 @@ class Streamed:
 
     async def start(
         self, bus: Bus, engine: EngineThread, decoder: Decoder, waiting_for: list[str]
-    ) -> None:
+    ) -> Saturation:
         """Find the peers, begin to fetch, and measure; the lease must be held, for peers wait too."""
         holders, thread = self.streaming.holders, self.mover_thread
         if holders is not None:
@@ -78,20 +79,22 @@ class Streamed:
         self.dispatcher.prime()
         rows = self.settings.max_num_batched_tokens
         found, hiding_rows = await engine.run(calibrate(decoder, self.streaming, rows))
-        saturation = found.saturation_flops(step_flops(self.config, rows))
+        flops = found.saturation_flops(step_flops(self.config, rows))
+        saturation = Saturation(flops, hiding_rows, found.slowdown)
         metrics.SLOWDOWN.set(found.slowdown)
-        metrics.SATURATION_FLOPS.set(saturation)
+        metrics.SATURATION_FLOPS.set(flops)
         metrics.HIDING_ROWS.set(hiding_rows)
         report = log.info if hiding_rows <= rows else log.warning
         report(
             "gather.calibrated",
             slowdown=round(found.slowdown, 3),
-            saturation_flops=saturation,
+            saturation_flops=flops,
             hiding_rows=round(hiding_rows),
             max_num_batched_tokens=rows,
             compute_ms=[round(1e3 * s, 2) for s in found.compute_s],
             transfer_ms=[round(1e3 * s, 2) for s in found.transfer_s],
         )
+        return saturation
 
     async def _await_peers(
         self, holders: ShareHolders | PlacedHolders, waiting_for: list[str]

@@ -5,6 +5,7 @@ from concurrent.futures import Executor
 
 import torch
 import xxhash
+from torch import Tensor
 
 from moesaic.dispatch.gathered import metrics
 from moesaic.dispatch.gathered.plan import PULL_BYTES, Share, StreamPlan
@@ -36,8 +37,11 @@ class Holder:
     def __init__(
         self, plan: StreamPlan, shard: Shard, digest: int, executor: Executor | None = None
     ) -> None:
-        """``executor`` is for reading a file."""
+        """``executor`` is for reading a file, on one thread."""
         self._plan, self._shard, self._digest, self._executor = plan, shard, digest, executor
+        is_file = isinstance(shard, FileShard)
+        self._buffer = torch.empty(PULL_BYTES if is_file else 0, dtype=torch.uint8)
+        self._turn = asyncio.Lock()  # to use it
         self._num_bytes = len(plan.share.experts(plan.num_experts)) * plan.expert_bytes
 
     async def answer(self, request: Frame) -> Frame:
@@ -64,9 +68,7 @@ class Holder:
         ):
             raise InvalidInput("frame.tensors", f"no {length} bytes from {start} here")
         if isinstance(self._shard, FileShard):
-            part = await asyncio.get_running_loop().run_in_executor(
-                self._executor, self._shard.read, request.layer, start, length
-            )
+            part = await self._read(request.layer, start, length)
         else:
             part = self._shard.read(request.layer, start, length)
         metrics.SERVED_BYTES.inc(length)
@@ -78,3 +80,15 @@ class Holder:
             seq=request.seq,
             tensors=[part.view(torch.int32).unsqueeze(0)],
         )
+
+    async def _read(self, layer: int, start: int, length: int) -> Tensor:
+        """Part of the file, in memory that is used again in the loop's next turn: by then the reply
+        has been written. One buffer is enough, for one thread reads."""
+        loop = asyncio.get_running_loop()
+        await self._turn.acquire()
+        try:
+            part = self._buffer[:length]
+            await loop.run_in_executor(self._executor, self._shard.read_into, layer, start, part)
+            return part
+        finally:
+            loop.call_soon(self._turn.release)

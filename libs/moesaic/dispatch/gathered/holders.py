@@ -43,8 +43,16 @@ class Holders(Protocol):
 class Linked:
     """A source for each peer that a link leads to."""
 
-    def __init__(self, network: Network, digests: Mapping[Share, int], timeout_s: float) -> None:
+    def __init__(
+        self,
+        network: Network,
+        digests: Mapping[Share, int],
+        timeout_s: float,
+        turns: asyncio.Semaphore | None = None,
+    ) -> None:
+        """See ``FromPeer``; ``digests`` are by share, ``turns`` for all peers together."""
         self._network, self._digests, self._timeout_s = network, digests, timeout_s
+        self._turns = turns
         self._sources: dict[Peer, FromPeer] = {}
         self._changed = asyncio.Event()
         self._peers = Peers(network, self._linked)
@@ -74,9 +82,8 @@ class Linked:
         await self._peers.close()
 
     def _linked(self, peer: Peer, link: Link) -> None:
-        self._sources[peer] = FromPeer(
-            self._network, link, self._digests[peer.share], self._timeout_s
-        )
+        digest = self._digests[peer.share]
+        self._sources[peer] = FromPeer(self._network, link, digest, self._timeout_s, self._turns)
         self.change()
 
 

@@ -8,8 +8,13 @@ from moesaic.errors import InvalidInput
 
 PULL_BYTES = 1 << 20  # of one message
 PULLS_AHEAD = 2  # messages of one holder under way
-SEGMENTS_BYTES = 256 * 32 * 1024  # that UCX receives into, of each process that shares memory
-_KEPT = 3  # what the allocator keeps of buffers that come and go (measured with glibc)
+POOL_PULLS = 6  # of all expert workers together
+# Memory that UCX receives into, of each process that shares memory: 512 pieces of 32 KB, of which it
+# writes a page each when it starts, and 256 go round. It opens two such, for either kind of shared
+# memory, and uses one.
+_PAGE, _PIECE = 4 << 10, 32 << 10
+UNUSED_SEGMENTS_BYTES = 512 * _PAGE
+SEGMENTS_BYTES = UNUSED_SEGMENTS_BYTES + 256 * (_PIECE - _PAGE)
 
 
 @dataclass(frozen=True)
@@ -103,13 +108,16 @@ class StreamPlan:
 
     @property
     def message_bytes(self) -> int:
-        """What pulls take on their way: messages received, messages sent and what is read for them,
-        and the transport's own buffers."""
+        """What pulls take on their way: messages that come, messages that go and the buffer that a
+        file is read into for them, and the memory that peers on the same host send through: each
+        writes into that of the one it sends to."""
         peers = self.share.count - 1
+        if self.pool:  # experts come and none go, however many give them
+            return POOL_PULLS * PULL_BYTES + SEGMENTS_BYTES + UNUSED_SEGMENTS_BYTES
         if not peers:
             return 0
-        buffers = PULLS_AHEAD * (3 if self.offload else 2) * _KEPT
-        return peers * buffers * PULL_BYTES + (1 + peers) * SEGMENTS_BYTES
+        messages = 2 * peers * PULLS_AHEAD + self.offload
+        return messages * PULL_BYTES + (1 + peers) * SEGMENTS_BYTES + UNUSED_SEGMENTS_BYTES
 
     @property
     def total_bytes(self) -> int:

@@ -66,11 +66,25 @@ class FromCheckpoint:
 class FromPeer:
     """A share that a peer holds: asked for in messages of ``PULL_BYTES``, a few at a time."""
 
-    def __init__(self, network: Network, link: Link, digest: int, timeout_s: float) -> None:
-        """``digest`` says which bytes are meant, see ``Holder``; ``timeout_s`` is for one message."""
+    def __init__(
+        self,
+        network: Network,
+        link: Link,
+        digest: int,
+        timeout_s: float,
+        turns: asyncio.Semaphore | None = None,
+    ) -> None:
+        """
+        Args:
+            network: of the link.
+            link: to the peer.
+            digest: which bytes are meant, see ``Holder``.
+            timeout_s: for one message.
+            turns: messages that may be under way, shared with other peers; by default some of its own.
+        """
         self.link, self.usable = link, True
         self._network, self._digest, self._timeout_s = network, digest, timeout_s
-        self._turns = asyncio.Semaphore(PULLS_AHEAD)
+        self._turns = turns or asyncio.Semaphore(PULLS_AHEAD)
         self._seq = itertools.count(1)
 
     async def bring(self, layer: int, runs: Runs, into: Tensor) -> None:

@@ -1,5 +1,6 @@
 """Puts the parts of ``gathered`` and ``offload`` together."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -14,7 +15,7 @@ from moesaic.dispatch.gathered.dispatcher import StreamedDispatcher
 from moesaic.dispatch.gathered.holder import Holder, pull_digest
 from moesaic.dispatch.gathered.holders import Linked, PlacedHolders, ShareHolders
 from moesaic.dispatch.gathered.mover import Mover
-from moesaic.dispatch.gathered.plan import StreamPlan
+from moesaic.dispatch.gathered.plan import POOL_PULLS, StreamPlan
 from moesaic.dispatch.gathered.shard import FileShard, MemoryShard, PackedExperts, shard_file
 from moesaic.kernels.own_thread import on_own_thread
 from moesaic.models.gate import Gate
@@ -81,7 +82,8 @@ async def streaming(
         async def make_mover() -> tuple[Mover, ShareHolders | PlacedHolders | None]:
             holders = None
             if network is not None:
-                linked = Linked(network, digests, timeout_s)
+                turns = asyncio.Semaphore(POOL_PULLS) if plan.pool else None
+                linked = Linked(network, digests, timeout_s, turns)
                 holders = (PlacedHolders if plan.pool else ShareHolders)(plan, linked)
             return Mover(plan, memory, packed, shard, reader, holders), holders
 
