@@ -12,7 +12,6 @@ import torch
 from moesaic.cluster.bus import Bus
 from moesaic.cluster.placement_view import watch_placement
 from moesaic.dispatch.gathered import metrics
-from moesaic.dispatch.gathered.calibration import Saturation
 from moesaic.dispatch.gathered.dispatcher import StreamedDispatcher
 from moesaic.dispatch.gathered.holder import PULL_LIMITS
 from moesaic.dispatch.gathered.holders import PlacedHolders, ShareHolders
@@ -63,8 +62,12 @@ class Streamed:
 
     async def start(
         self, bus: Bus, engine: EngineThread, decoder: Decoder, waiting_for: list[str]
-    ) -> Saturation:
-        """Find the peers, begin to fetch, and measure; the lease must be held, for peers wait too."""
+    ) -> float:
+        """Find the peers, begin to fetch, and measure; the lease must be held, for peers wait too.
+
+        Returns:
+            How many times as long the largest step takes for transfers that it does not hide.
+        """
         holders, thread = self.streaming.holders, self.mover_thread
         if holders is not None:
             find = placed_peers if isinstance(holders, PlacedHolders) else sharing_peers
@@ -79,22 +82,21 @@ class Streamed:
         self.dispatcher.prime()
         rows = self.settings.max_num_batched_tokens
         found, hiding_rows = await engine.run(calibrate(decoder, self.streaming, rows))
-        flops = found.saturation_flops(step_flops(self.config, rows))
-        saturation = Saturation(flops, hiding_rows, found.slowdown)
+        saturation = found.saturation_flops(step_flops(self.config, rows))
         metrics.SLOWDOWN.set(found.slowdown)
-        metrics.SATURATION_FLOPS.set(flops)
+        metrics.SATURATION_FLOPS.set(saturation)
         metrics.HIDING_ROWS.set(hiding_rows)
         report = log.info if hiding_rows <= rows else log.warning
         report(
             "gather.calibrated",
             slowdown=round(found.slowdown, 3),
-            saturation_flops=flops,
+            saturation_flops=saturation,
             hiding_rows=round(hiding_rows),
             max_num_batched_tokens=rows,
             compute_ms=[round(1e3 * s, 2) for s in found.compute_s],
             transfer_ms=[round(1e3 * s, 2) for s in found.transfer_s],
         )
-        return saturation
+        return found.slowdown
 
     async def _await_peers(
         self, holders: ShareHolders | PlacedHolders, waiting_for: list[str]

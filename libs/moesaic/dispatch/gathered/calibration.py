@@ -27,15 +27,6 @@ class Calibration:
         return saturation_flops(reference_flops, self.slowdown)
 
 
-@dataclass(frozen=True)
-class Saturation:
-    """What it takes to fill a worker, as its own calibration run has found it."""
-
-    flops: int  # of a step that hides the slowest transfer: F*
-    hiding_rows: float  # the fewest rows that do; infinite if no number would
-    slowdown: float  # of a layer by transfers, in the largest step
-
-
 def rows_to_hide(
     transfer_s: float, few: tuple[int, float], many: tuple[int, float]
 ) -> float | None:
