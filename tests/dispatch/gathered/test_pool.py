@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from benchmarks.parity_cases import Case, build_reference
 from moesaic.dispatch.gathered.holder import PULL_LIMITS, Holder, pull_digest
 from moesaic.dispatch.gathered.holders import PlacedHolders
 from moesaic.dispatch.gathered.peers import Peer
-from moesaic.dispatch.gathered.plan import Share, plan_stream
+from moesaic.dispatch.gathered.plan import PULL_BYTES, Share, plan_stream, rows_of
 from moesaic.dispatch.gathered.shard import PackedExperts, SlotShard
 from moesaic.dispatch.gathered.streaming import Streaming, streaming
 from moesaic.dispatch.host import ExpertHost
@@ -239,3 +240,54 @@ def test_any_part_of_an_expert_reads_as_it_was_packed(data: st.DataObject) -> No
     layout.read(make_mlp(gate_up, down, quantization), start, into)
 
     assert torch.equal(into, packed[start : start + len(into)])
+
+
+class Known:
+    """Sources that are there; nothing is asked of them."""
+
+    def __init__(self, workers: Sequence[str]) -> None:
+        self.sources = {Peer(name, 1, "", Share()): name for name in workers}
+
+    def usable(self) -> dict[Peer, Any]:
+        return self.sources
+
+    def change(self) -> None:
+        """Nobody waits."""
+
+
+@given(st.data())
+def test_every_byte_is_asked_of_one_who_holds_it_or_of_nobody(data: st.DataObject) -> None:
+    num_experts, row_bytes = data.draw(st.integers(1, 9)), 64 * data.draw(st.integers(1, 3000))
+    experts = st.integers(-1, num_experts - 1)
+    slots = data.draw(st.lists(st.lists(experts, max_size=6), min_size=1, max_size=4))
+    names = [f"expert-{idx}" for idx in range(len(slots))]
+    alive = data.draw(st.sets(st.sampled_from(names)))
+    refused = data.draw(st.sets(st.sampled_from(names)))
+    plan = plan_stream(
+        (0, 1), num_experts, row_bytes, share=Share(), offload=True, window=1, pool=True
+    )
+    holders: Any = PlacedHolders(plan, Known(sorted(alive)))  # type: ignore[arg-type]
+    workers = [
+        PlacedWorker(worker_id=name, generation=1, admin_address="", data_address="")
+        for name in names
+    ]
+    layers = {"layers": [0, 1], "slots": [slots, slots]}
+    placed = Placement(epoch=1, model_digest="", num_experts=num_experts, workers=workers, **layers)
+    holders.set_placement(placed)
+    start = 64 * data.draw(st.integers(0, num_experts * row_bytes // 64 - 1))
+    length = 64 * data.draw(st.integers(1, (num_experts * row_bytes - start) // 64))
+
+    asked, nobody = holders.divide(Share(), 1, [(start, length)], refused)
+
+    held = dict(zip(names, slots, strict=True))
+    everything = [run for _, part in asked for run in part] + nobody
+    assert sum(size for _, size in everything) == length
+    ends = sorted((at, at + size) for at, size in everything)
+    assert ends[0][0] == start
+    assert all(end == begin for (_, end), (begin, _) in pairwise(ends))
+    for name, part in asked:
+        assert name in alive - refused
+        assert all(size <= PULL_BYTES for _, size in part)
+        assert set(rows_of(part, row_bytes)) <= set(held[name])
+    for row in rows_of(nobody, row_bytes):
+        assert not [name for name in alive - refused if row in held[name]]
