@@ -7,7 +7,12 @@ import pytest
 
 from benchmarks.shaped_hosts import NotPermitted, shaped_hosts
 
-SERVE = "import socket; s = socket.create_server(('', 0)); print(s.getsockname()[1], flush=True); s.accept()[0].sendall(b'hello')"
+SERVE = """
+import socket
+server = socket.create_server(("", 0))
+print(server.getsockname()[1], flush=True)
+server.accept()[0].sendall(b"hello")
+"""
 ASK = "import socket, sys; print(socket.create_connection((sys.argv[1], int(sys.argv[2])), 10).recv(99).decode())"
 
 
