@@ -7,15 +7,13 @@ same ratios for more workers, in virtual time.
 """
 
 import asyncio
-import json
 import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks import router_decisions
-from benchmarks.raw_http import Connection, encoded
+from benchmarks.prompt_clients import ask_all
 from benchmarks.router_simulation import simulate
 from benchmarks.router_workload import Mix, Workload
 from benchmarks.suite import RunningSuite, running_suite
@@ -112,7 +110,8 @@ async def _measure(
                 policy=policy.split(",")[0], consolidate=policy == CONSOLIDATED
             )
             await stub.SetPolicy(request, timeout=10)
-            return await _run(suite.port, prompts, salt)
+            answered = await ask_all(suite.port, prompts, salt, CLIENTS)
+            return answered.tokens_per_s, answered.cached / answered.tokens
 
         await run_policy(OURS, "warm-up", workload.prompts(QUICK, seed=0))
         for number in range(rounds):
@@ -135,35 +134,6 @@ async def _measure(
                 measured.rates.setdefault(policy, []).append(rate)
                 measured.cached.setdefault(policy, []).append(cached)
     return measured
-
-
-async def _run(port: int, prompts: Sequence[list[int]], salt: str) -> tuple[float, float]:
-    """Prompt tokens per second, and the share of them that was cached."""
-    bodies = iter(
-        [
-            encoded({"prompt": p, "max_tokens": 1, "temperature": 0, "cache_salt": salt})
-            for p in prompts
-        ]
-    )
-    started = time.perf_counter()
-    cached = await asyncio.gather(
-        *[_client(port, lambda: next(bodies, None)) for _ in range(CLIENTS)]
-    )
-    took, tokens = time.perf_counter() - started, sum(map(len, prompts))
-    return tokens / took, sum(cached) / tokens
-
-
-async def _client(port: int, next_body: Callable[[], bytes | None]) -> int:
-    """Ask until there is nothing more to ask; gives the cached tokens of all answers."""
-    connection, cached = await Connection.open(port), 0
-    while (body := next_body()) is not None:
-        status, answer = await connection.post("/v1/completions", body)
-        if status != 200:
-            raise RuntimeError(f"{status}: {answer!r}")
-        details = json.loads(answer)["usage"].get("prompt_tokens_details") or {}
-        cached += details.get("cached_tokens") or 0
-    connection.close()
-    return cached
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:

@@ -17,6 +17,7 @@ EXAMPLES_TOKENS = 1000
 DOCUMENT_TOKENS = 1300
 MOST_TOKENS = 1900  # of a prompt; the demo model takes 2048
 CUSTOMERS = 4  # with examples of their own, per task
+BLOCK = 16  # tokens that are cached together
 QUESTIONS = (
     "Is this article about a person?",
     "Is this article about science?",
@@ -57,6 +58,40 @@ class Workload:
         ]
         rng.shuffle(prompts)
         return [prompt[:MOST_TOKENS] for prompt in prompts]
+
+    def unshared(self, count: int, seed: int) -> list[list[int]]:
+        """As many prompts that have no beginning in common: abstracts and passages, and parts of articles."""
+        rng = random.Random(seed)
+        beginnings: set[tuple[int, ...]] = set()
+        prompts: list[list[int]] = []
+        while len(prompts) < count:
+            prompt = self._passage_first(rng) if len(prompts) % 2 else self._part(rng)
+            start = tuple(prompt[:BLOCK])
+            if start not in beginnings:
+                beginnings.add(start)
+                prompts.append(prompt[:MOST_TOKENS])
+        rng.shuffle(prompts)
+        return prompts
+
+    def cut(self, tokens: int, count: int) -> list[list[int]]:
+        """Different texts of so many tokens each."""
+        rng = random.Random(tokens)
+        long = [doc for doc in map(self._encode, self._articles) if len(doc) > 2 * tokens]
+        picked = [rng.choice(long) for _ in range(count)]
+        starts = [rng.randrange(len(document) - tokens) for document in picked]
+        return [doc[start : start + tokens] for doc, start in zip(picked, starts, strict=True)]
+
+    def _part(self, rng: random.Random) -> list[int]:
+        """A part of an article, of any length, and a question."""
+        document = self._encode(rng.choice(self._articles))
+        start = rng.randrange(max(1, len(document) - BLOCK))
+        part = document[start : start + rng.randint(DOCUMENT_TOKENS // 2, DOCUMENT_TOKENS)]
+        return [*part, *self._encode(f"\n\n{rng.choice(QUESTIONS)}\nAnswer:")]
+
+    def _passage_first(self, rng: random.Random) -> list[int]:
+        task = rng.choice(self._single)
+        text, _ = rng.choice(task.rows)
+        return self._encode(f"{text}\n\n{task.instruction}\nAnswer:")
 
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text).ids)

@@ -89,6 +89,7 @@ async def open_streamed(
     import torch
 
     from moesaic.dispatch.gathered.holder import PULL_LIMITS
+    from moesaic.dispatch.gathered.holders import ShareHolders
     from moesaic.dispatch.gathered.plan import Share, plan_stream
     from moesaic.dispatch.gathered.shard import PackedExperts
     from moesaic.dispatch.gathered.streaming import streaming
@@ -132,8 +133,9 @@ async def open_streamed(
     )
     if network is not None:
         address = await thread.run(network.listen("127.0.0.1", 0, streamed.holder.answer))
-        thread.call(streamed.mover.set_peers, await meet(address, share))
-        await thread.run(streamed.mover.complete())
+        assert isinstance(streamed.holders, ShareHolders)
+        thread.call(streamed.holders.set_peers, await meet(address, share))
+        await thread.run(streamed.holders.complete())
     streamed.dispatcher.prime()
     return streamed.dispatcher, planned
 

@@ -38,7 +38,7 @@ def running_suite(*flags: str, **settings: str) -> Iterator[RunningSuite]:
     with tempfile.TemporaryDirectory(prefix="moesaic-bench-") as name:
         directory = Path(name)
         redis, redis_url = start_redis(directory / "redis")
-        environment = {**_clean_environment(), **settings, "REDIS_URL": redis_url}
+        environment = {**clean_environment(), **settings, "REDIS_URL": redis_url}
         try:
             up = ["up", "--detach", "--json", "--model", str(DEMO), "--port", "0", *flags]
             started = json.loads(_moesaic(directory, environment, *up))
@@ -66,6 +66,6 @@ def _moesaic(directory: Path, environment: Mapping[str, str], *arguments: str) -
     return done.stdout
 
 
-def _clean_environment() -> dict[str, str]:
+def clean_environment() -> dict[str, str]:
     """Ours, less what would set the services up in another way than measured."""
     return {name: value for name, value in os.environ.items() if not name.startswith("MOESAIC_")}

@@ -29,6 +29,7 @@ SHARED = "%RW~{c}workers %RW~{c}ctl:registry %R~{c}ctl:placement %RW~{c}dlq:* %R
 OWN = "%RW~{c}worker:{role}-* %RW~{c}generation:{role}-*"
 MORE = {
     "gateway": "%R~{c}worker:*",
+    "attention": "%R~{c}worker:*",  # who gives experts
     "scheduler": "%R~{c}worker:* %RW~{c}placement:* %RW~{c}ctl:placement %RW~{c}leader:scheduler "
     "%RW~{c}ctl:activations %RW~{c}ctl:decisions",
     "expert": "%W~{c}ctl:activations",

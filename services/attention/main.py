@@ -13,7 +13,7 @@ from moesaic.cluster.bus import Bus
 from moesaic.cluster.grpc_server import AdminServer, admin_server
 from moesaic.cluster.lifecycle import run_service, stop_event
 from moesaic.cluster.own_addresses import own_addresses
-from moesaic.cluster.placement_view import PlacementView, watch_placement
+from moesaic.cluster.placement_view import watch_placement
 from moesaic.cluster.registry import next_generation, registered
 from moesaic.dispatch.choosing import ChoosingDispatcher
 from moesaic.dispatch.contract import Dispatcher
@@ -45,6 +45,7 @@ from moesaic.v1 import attention_pb2_grpc
 from moesaic.v1.attention_pb2 import EngineProfile
 from services.attention.admin import AttentionAdmin
 from services.attention.neighbours import open_exchange
+from services.attention.peers import follow_placement
 from services.attention.settings import AttentionSettings
 from services.attention.streaming import Streamed, open_streamed, plan_experts
 from services.attention.together import Together, open_together
@@ -219,7 +220,7 @@ async def _open_dispatcher(
     parts.push_async_callback(lambda: thread.run(network.close()))
     parts.push_async_callback(lambda: thread.run(dispatcher.close()))
     view = await parts.enter_async_context(watch_placement(bus))
-    follower = asyncio.create_task(_follow_placement(view, thread, dispatcher, config.digest))
+    follower = asyncio.create_task(follow_placement(view, thread, dispatcher, config.digest))
     parts.callback(follower.cancel)
     return dispatcher
 
@@ -280,22 +281,6 @@ def _sweep_blocks(settings: AttentionSettings, config: ModelConfig) -> int:
     max_tokens = min(num_blocks * BLOCK_SIZE, config.max_positions)
     log.info("sweeps.ready", max_tokens=max_tokens, bytes=num_blocks * block_bytes)
     return num_blocks
-
-
-async def _follow_placement(
-    view: PlacementView, thread: EngineThread, dispatcher: RoutedDispatcher, model_digest: str
-) -> None:
-    """Tell the dispatcher of every placement that is for this checkpoint."""
-    while True:
-        placement = view.current
-        if placement is not None:
-            if placement.model_digest == model_digest:
-                thread.call(dispatcher.set_placement, placement)
-            else:
-                log.error(
-                    "placement.foreign", epoch=placement.epoch, model_digest=placement.model_digest
-                )
-        await view.changed()
 
 
 async def _observe(

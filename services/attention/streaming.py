@@ -10,9 +10,11 @@ import structlog
 import torch
 
 from moesaic.cluster.bus import Bus
+from moesaic.cluster.placement_view import watch_placement
 from moesaic.dispatch.gathered import metrics
 from moesaic.dispatch.gathered.dispatcher import StreamedDispatcher
 from moesaic.dispatch.gathered.holder import PULL_LIMITS
+from moesaic.dispatch.gathered.holders import PlacedHolders, ShareHolders
 from moesaic.dispatch.gathered.measure import calibrate
 from moesaic.dispatch.gathered.plan import Share, StreamPlan, plan_stream
 from moesaic.dispatch.gathered.shard import PackedExperts
@@ -26,7 +28,12 @@ from moesaic.models.decoder import Decoder
 from moesaic.models.flops import step_flops
 from moesaic.models.gate import load_gates
 from moesaic.transport.ucx import UcxNetwork
-from services.attention.peers import follow_peers
+from services.attention.peers import (
+    follow_peers,
+    follow_placement,
+    placed_peers,
+    sharing_peers,
+)
 from services.attention.settings import AttentionSettings
 
 log = structlog.get_logger()
@@ -55,14 +62,23 @@ class Streamed:
 
     async def start(
         self, bus: Bus, engine: EngineThread, decoder: Decoder, waiting_for: list[str]
-    ) -> None:
-        """Find the peers, begin to fetch, and measure; the lease must be held, for peers wait too."""
-        if self.data_address:
-            mover, thread = self.streaming.mover, self.mover_thread
+    ) -> float:
+        """Find the peers, begin to fetch, and measure; the lease must be held, for peers wait too.
+
+        Returns:
+            How many times as long the largest step takes for transfers that it does not hide.
+        """
+        holders, thread = self.streaming.holders, self.mover_thread
+        if holders is not None:
+            find = placed_peers if isinstance(holders, PlacedHolders) else sharing_peers
+            if isinstance(holders, PlacedHolders):
+                view = await self.parts.enter_async_context(watch_placement(bus))
+                follow = follow_placement(view, thread, holders, self.config.digest)
+                self.parts.callback(asyncio.create_task(follow).cancel)
             await follow_peers(
-                bus, self.settings, self.config.digest, self.parts, thread, mover.set_peers
+                bus, find(self.settings, self.config.digest), self.parts, thread, holders.set_peers
             )
-            await self._await_peers(waiting_for)
+            await self._await_peers(holders, waiting_for)
         self.dispatcher.prime()
         rows = self.settings.max_num_batched_tokens
         found, hiding_rows = await engine.run(calibrate(decoder, self.streaming, rows))
@@ -80,15 +96,18 @@ class Streamed:
             compute_ms=[round(1e3 * s, 2) for s in found.compute_s],
             transfer_ms=[round(1e3 * s, 2) for s in found.transfer_s],
         )
+        return found.slowdown
 
-    async def _await_peers(self, waiting_for: list[str]) -> None:
-        mover = self.streaming.mover
-        waiting_for.append(f"attention workers with the other shares of {self.share}")
+    async def _await_peers(
+        self, holders: ShareHolders | PlacedHolders, waiting_for: list[str]
+    ) -> None:
+        others = f"attention workers with the other shares of {self.share}"
+        waiting_for.append("expert workers" if self.streaming.plan.pool else others)
         try:
             async with asyncio.timeout(self.settings.recovery_s):
-                await self.mover_thread.run(mover.complete())
+                await self.mover_thread.run(holders.complete())
         except TimeoutError:
-            log.warning("peers.missing", shares=[str(share) for share in mover.missing])
+            log.warning("peers.missing", shares=[str(share) for share in holders.missing])
         finally:
             waiting_for.pop()
 
@@ -108,7 +127,7 @@ async def open_streamed(
     """
     thread = await parts.enter_async_context(engine_thread(torch.device("cpu"), "mover"))
     network = None
-    if plan.share.count > 1:
+    if plan.share.count > 1 or plan.pool:
         network = await thread.run(_open_network(settings))
         parts.push_async_callback(lambda: thread.run(network.close()))
     layout = _layout(settings, config)
@@ -126,7 +145,7 @@ async def open_streamed(
         )
     )
     address = ""
-    if network is not None:
+    if network is not None and plan.share.count > 1:
         where = settings.data
         bound = await thread.run(
             network.listen(where.host, settings.data_port, parts_of_it.holder.answer)
@@ -150,6 +169,7 @@ def plan_experts(settings: AttentionSettings, config: ModelConfig) -> StreamPlan
         offload=settings.offload,
         window=settings.gather_window,
         budget_bytes=settings.expert_memory_bytes,
+        pool=settings.dispatch == "routed",
     )
     log.info(
         "gather.planned",

@@ -16,7 +16,7 @@ from moesaic.models.config import ModelConfig
 from moesaic.models.decoder import Decoder
 from moesaic.transport.frame import FrameLimits
 from moesaic.transport.ucx import UcxNetwork
-from services.attention.peers import follow_peers
+from services.attention.peers import follow_peers, sharing_peers
 from services.attention.settings import AttentionSettings
 
 
@@ -37,10 +37,12 @@ class Together:
 
     async def start(
         self, bus: Bus, engine: EngineThread, decoder: Decoder, waiting_for: list[str]
-    ) -> None:
-        """Find the others, now and later."""
+    ) -> float:
+        """Find the others, now and later. Nothing is measured: returns 0."""
         tell = self.dispatcher.set_peers
-        await follow_peers(bus, self.settings, self.config.digest, self.parts, engine, tell)
+        find = sharing_peers(self.settings, self.config.digest)
+        await follow_peers(bus, find, self.parts, engine, tell)
+        return 0.0
 
 
 async def open_together(

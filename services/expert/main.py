@@ -33,6 +33,7 @@ from moesaic.transport.ucx import UcxNetwork
 from moesaic.v1 import expert_pb2_grpc
 from services.expert.activations import ActivationReporter
 from services.expert.admin import ExpertAdmin
+from services.expert.giving import give_experts
 from services.expert.settings import ExpertSettings
 
 log = structlog.get_logger()
@@ -125,6 +126,7 @@ async def serve(settings: ExpertSettings) -> None:
         parts.push_async_callback(lambda: thread.run(network.close()))
         parts.push_async_callback(lambda: thread.run(relay.close()))
         data_address = settings.data.advertised(data_address)
+        weights_address = await give_experts(settings, worker_id, config, host, parts)
         admin.status.data_address, admin.status.model_digest = data_address, config.digest
         lease = await parts.enter_async_context(
             registered(
@@ -136,6 +138,7 @@ async def serve(settings: ExpertSettings) -> None:
                     state="starting",
                     admin_address=admin.address,
                     data_address=data_address,
+                    weights_address=weights_address,
                     metrics_address=metrics_address,
                     node=settings.node_name,
                     version=moesaic.__version__,

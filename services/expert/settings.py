@@ -25,6 +25,12 @@ class ExpertSettings(ModelSettings):
         le=3600,
         description="how often to tell the scheduler which experts batches activate",
     )
+    weights_port: int = Field(
+        0,
+        ge=0,
+        le=65535,
+        description="UCXX port for attention workers that fetch experts; 0 takes a free one",
+    )
 
     @model_validator(mode="after")
     def _data_can_be_dialled(self) -> Self:

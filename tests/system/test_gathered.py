@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.suites import Suite, eventually, running
 from tests.system.test_faults import STREAMS, check, under_load
@@ -66,18 +67,51 @@ def test_experts_in_a_file_answer_like_experts_in_memory(
     assert list((tmp_path / "experts").iterdir())
 
 
+@pytest.fixture(scope="module")
+def pooled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+    """An attention worker that routes rows or gathers experts, and the two expert workers that hold them."""
+    with pytest.MonkeyPatch.context() as patch:
+        directory = tmp_path_factory.mktemp("pooled")
+        patch.setenv("MOESAIC_OFFLOAD_DIR", str(directory / "experts"))
+        with running(directory, "--offload") as suite:
+            yield suite
+
+
+def fetched(suite: Suite) -> dict[str, float]:
+    """Bytes of experts that the attention worker has fetched so far, by where from."""
+    state = {process["name"]: process for process in suite.state()["processes"]}
+    text = httpx.get(f"http://{state['attention-0']['metrics_address']}/metrics").text
+    return {
+        sample.labels["source"]: sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == "moesaic_gather_fetched_bytes_total"
+    }
+
+
 @pytest.mark.timeout(240)
-def test_steps_choose_between_expert_workers_and_a_file(
-    local: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+def test_steps_choose_between_routing_rows_and_gathering_experts_of_one_pool(
+    pooled: Suite, local: Any
 ) -> None:
-    monkeypatch.setenv("MOESAIC_OFFLOAD_DIR", str(tmp_path / "experts"))
-    with running(tmp_path, "--offload") as suite:
-        assert answer(suite, "The sea") == answer(local, "The sea")
+    prompts = ["The sea", "A sentence that is repeated. " * 40]
 
-        chosen = [line for line in suite.log("attention-0") if line["event"] == "way.chosen"]
+    assert [answer(pooled, p) for p in prompts] == [answer(local, p) for p in prompts]
 
-        assert {line["way"] for line in chosen} == {"route", "gather"}
-        assert any(line["predicted_ms"] for line in chosen)
+    chosen = [line for line in pooled.log("attention-0") if line["event"] == "way.chosen"]
+    assert {line["way"] for line in chosen} == {"route", "gather"}
+    assert any(line["predicted_ms"] for line in chosen)
+    sources = fetched(pooled)
+    assert sources["expert-0"] == pytest.approx(sources["expert-1"], rel=0.1)  # half of each layer
+    assert "file" not in sources
+
+
+@pytest.mark.timeout(240)
+async def test_a_killed_expert_worker_costs_no_request_of_those_who_gather(pooled: Suite) -> None:
+    before, after = await under_load(pooled, lambda: pooled.signal("expert-1", signal.SIGKILL))
+
+    assert check(before, after) == STREAMS
+    assert fetched(pooled)["file"] > 0  # what only the dead one had
+    pooled.until_ready()
 
 
 @pytest.mark.timeout(240)

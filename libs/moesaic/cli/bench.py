@@ -18,6 +18,7 @@ def bench(
             "gateway",
             "router",
             "sweeps",
+            "prefill",
             "aebs",
             "routed",
             "two-phase",

@@ -171,6 +171,11 @@ class ExpertHost:
                 return slots.loaded[slots.experts.index(expert)]
         return None
 
+    def packed(self, layer: int, expert: int) -> Tensor | None:
+        """Its bytes as peers use them, uint8 ``[n]``, if it is in memory; from any thread."""
+        held = self.held(layer, expert)
+        return held.packed if held is not None else None
+
     def commit(self, epoch: int) -> None:
         """Put a prepared epoch in force. Repeating it changes nothing.
 

@@ -21,6 +21,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="worker.v1"):
     state: WorkerState
     admin_address: str  # gRPC, host:port
     data_address: str = ""  # UCXX, host:port; empty if it receives no tensors
+    weights_address: str = ""  # UCXX, host:port: expert workers whose experts others may fetch
     metrics_address: str = ""  # HTTP, host:port
     node: str = ""  # label of the machine: the host name, unless told otherwise
     pid: int = 0

@@ -58,7 +58,8 @@ Start = Callable[..., Any]
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
     """Starts workers; an async context manager. Even small layers take several pulls."""
-    monkeypatch.setattr("moesaic.dispatch.gathered.mover.PULL_BYTES", 1 << 15)
+    for module in ("mover", "holders"):
+        monkeypatch.setattr(f"moesaic.dispatch.gathered.{module}.PULL_BYTES", 1 << 15)
 
     async def here(work: Awaitable[Any]) -> Any:
         return await work
@@ -109,8 +110,8 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
                 all_workers.networks.append(network)
             for worker in all_workers.workers:
                 if linked:
-                    worker.mover.set_peers(peers)
-                    await worker.mover.complete()
+                    worker.holders.set_peers(peers)
+                    await worker.holders.complete()
                 worker.dispatcher.prime()
             yield all_workers
 

@@ -20,6 +20,7 @@ def plans(draw: st.DrawFn) -> StreamPlan:
         share=Share(draw(st.integers(0, count - 1)), count),
         offload=draw(st.booleans()),
         window=draw(st.integers(1, 20)),
+        pool=draw(st.booleans()),
     )
 
 
@@ -48,7 +49,11 @@ def test_memory_is_the_first_layer_the_share_and_the_window(plan: StreamPlan) ->
 @given(plans())
 def test_a_budget_of_a_byte_less_is_refused_and_what_is_said_to_fit_fits(plan: StreamPlan) -> None:
     facts = (plan.layers, plan.num_experts, plan.expert_bytes)
-    options = {"share": plan.share, "budget_bytes": plan.total_bytes - 1}
+    options = {
+        "share": plan.share,
+        "budget_bytes": plan.total_bytes - 1,
+        "pool": plan.pool,
+    }
 
     assert plan_stream(
         *facts,
@@ -56,6 +61,7 @@ def test_a_budget_of_a_byte_less_is_refused_and_what_is_said_to_fit_fits(plan: S
         offload=plan.offload,
         window=plan.window,
         budget_bytes=plan.total_bytes,
+        pool=plan.pool,
     )
     with pytest.raises(InvalidInput) as refused:
         plan_stream(*facts, **options, offload=plan.offload, window=plan.window)

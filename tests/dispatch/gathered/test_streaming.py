@@ -89,7 +89,7 @@ async def test_a_lost_holder_costs_no_step(deep: Path, start: Any) -> None:
         for _ in range(3):
             await workers.step()
         assert fetched_from("checkpoint") > before
-        assert workers.workers[0].mover.missing == [workers.workers[1].plan.share]
+        assert workers.workers[0].holders.missing == [workers.workers[1].plan.share]
 
 
 async def test_without_peers_the_checkpoint_has_everything(deep: Path, start: Any) -> None:
@@ -100,13 +100,13 @@ async def test_without_peers_the_checkpoint_has_everything(deep: Path, start: An
 
 async def test_two_holders_of_a_share_both_give(deep: Path, start: Any) -> None:
     async with start(deep, 2) as workers:
-        mover, other = workers.workers[0].mover, workers.workers[1]
+        holders, other = workers.workers[0].holders, workers.workers[1]
         twin = InProcessNetwork("twin", b"secret", PULL_LIMITS, workers.hub)
         address = await twin.listen("memory", 0, other.holder.answer)
         peers = [workers.peers[1], Peer("twin", 1, address, other.plan.share)]
         before = fetched_from("twin"), fetched_from("worker-1")
-        mover.set_peers(peers)
-        while len(mover._of(other.plan.share)) < 2:
+        holders.set_peers(peers)
+        while len(holders._of(other.plan.share)) < 2:
             await asyncio.sleep(0.01)
 
         await workers.step()

@@ -5,10 +5,11 @@ from concurrent.futures import Executor
 
 import torch
 import xxhash
+from torch import Tensor
 
 from moesaic.dispatch.gathered import metrics
 from moesaic.dispatch.gathered.plan import PULL_BYTES, Share, StreamPlan
-from moesaic.dispatch.gathered.shard import MemoryShard, Shard
+from moesaic.dispatch.gathered.shard import FileShard, Shard
 from moesaic.errors import InvalidInput
 from moesaic.kernels.expert_layout import ExpertLayout
 from moesaic.transport.frame import HEADER_BYTES, Frame, FrameKind, FrameLimits
@@ -33,8 +34,14 @@ class Holder:
     reply's is that part of the packed experts, int32 ``[1, bytes / 4]``.
     """
 
-    def __init__(self, plan: StreamPlan, shard: Shard, digest: int, executor: Executor) -> None:
+    def __init__(
+        self, plan: StreamPlan, shard: Shard, digest: int, executor: Executor | None = None
+    ) -> None:
+        """``executor`` is for reading a file, on one thread."""
         self._plan, self._shard, self._digest, self._executor = plan, shard, digest, executor
+        is_file = isinstance(shard, FileShard)
+        self._buffer = torch.empty(PULL_BYTES if is_file else 0, dtype=torch.uint8)
+        self._turn = asyncio.Lock()  # to use it
         self._num_bytes = len(plan.share.experts(plan.num_experts)) * plan.expert_bytes
 
     async def answer(self, request: Frame) -> Frame:
@@ -42,6 +49,7 @@ class Holder:
 
         Raises:
             InvalidInput: other bytes are meant than those that are here, or there are none such.
+            ExpertUnavailable: there could be, but are not now.
         """
         plan = self._plan
         if request.digest != self._digest:
@@ -59,12 +67,10 @@ class Holder:
             and start + length <= self._num_bytes
         ):
             raise InvalidInput("frame.tensors", f"no {length} bytes from {start} here")
-        if isinstance(self._shard, MemoryShard):
-            part = self._shard.read(request.layer, start, length)
+        if isinstance(self._shard, FileShard):
+            part = await self._read(request.layer, start, length)
         else:
-            part = await asyncio.get_running_loop().run_in_executor(
-                self._executor, self._shard.read, request.layer, start, length
-            )
+            part = self._shard.read(request.layer, start, length)
         metrics.SERVED_BYTES.inc(length)
         return Frame(
             kind=FrameKind.REPLY,
@@ -74,3 +80,15 @@ class Holder:
             seq=request.seq,
             tensors=[part.view(torch.int32).unsqueeze(0)],
         )
+
+    async def _read(self, layer: int, start: int, length: int) -> Tensor:
+        """Part of the file, in memory that is used again in the loop's next turn: by then the reply
+        has been written. One buffer is enough, for one thread reads."""
+        loop = asyncio.get_running_loop()
+        await self._turn.acquire()
+        try:
+            part = self._buffer[:length]
+            await loop.run_in_executor(self._executor, self._shard.read_into, layer, start, part)
+            return part
+        finally:
+            loop.call_soon(self._turn.release)

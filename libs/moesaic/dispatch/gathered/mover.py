@@ -7,7 +7,7 @@ checkpoint: a lost worker costs time, not requests.
 
 import asyncio
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,13 +15,12 @@ import structlog
 from torch import Tensor
 
 from moesaic.dispatch.gathered import metrics
-from moesaic.dispatch.gathered.peers import Peer, Peers
+from moesaic.dispatch.gathered.holders import Holders
 from moesaic.dispatch.gathered.plan import PULL_BYTES, Runs, Share, StreamPlan, cut
 from moesaic.dispatch.gathered.ring import Fill
 from moesaic.dispatch.gathered.shard import PackedExperts, Shard
 from moesaic.dispatch.gathered.sources import FromCheckpoint, FromPeer, FromShard, Source
-from moesaic.errors import ExpertUnavailable, InvalidInput, MoesaicError
-from moesaic.transport.contract import Link, Network
+from moesaic.errors import ExpertUnavailable, MoesaicError
 
 log = structlog.get_logger()
 
@@ -36,9 +35,7 @@ class Mover:
         packed: PackedExperts,
         shard: Shard,
         executor: ThreadPoolExecutor,
-        network: Network | None,
-        digests: Mapping[Share, int],
-        timeout_s: float,
+        holders: Holders | None,
     ) -> None:
         """
         Args:
@@ -47,17 +44,11 @@ class Mover:
             packed: what is left if nobody has a share.
             shard: the own share, asked for only if it is offloaded.
             executor: one thread, which reads files.
-            network: to peers; ``None`` if there are none.
-            digests: what to ask the holders of each share for; see ``pull_digest``.
-            timeout_s: for one pull.
+            holders: peers that give experts; ``None`` if there are none.
         """
-        self._plan, self._memory = plan, memory
-        self._digests, self._timeout_s, self._network = digests, timeout_s, network
+        self._plan, self._memory, self._holders = plan, memory, holders
         self._own = FromShard(shard, executor)
         self._checkpoint = {s: FromCheckpoint(s, plan, packed) for s in plan.streamed_shares}
-        self._pulls: dict[Peer, FromPeer] = {}
-        self._peers = Peers(network, self._linked) if network else None
-        self._changed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._fills: set[asyncio.Task[None]] = set()
         self._idle_since_s = 0.0  # when the last fill ended
@@ -67,45 +58,13 @@ class Mover:
         """Begin ``fill``, behind those before it; from any thread."""
         self._loop.call_soon_threadsafe(self._begin, fill)
 
-    def set_peers(self, peers: Sequence[Peer]) -> None:
-        """Learn who holds which share now."""
-        if self._peers is not None:
-            wanted = [s for s in self._plan.streamed_shares if s != self._plan.share]
-            self._peers.set([peer for peer in peers if peer.share in wanted])
-            for gone in [peer for peer in self._pulls if peer not in peers]:
-                del self._pulls[gone]
-
-    @property
-    def missing(self) -> list[Share]:
-        """Shares that only the checkpoint has now."""
-        return [s for s in self._plan.streamed_shares if s != self._plan.share and not self._of(s)]
-
-    async def complete(self) -> None:
-        """Wait until every share has a holder."""
-        while self.missing:
-            self._changed.clear()
-            await self._changed.wait()
-
     async def close(self) -> None:
         """Let go of peers, and fail what is under way."""
         for task in self._fills:
             task.cancel()
         await asyncio.gather(*self._fills, return_exceptions=True)
-        if self._peers is not None:
-            await self._peers.close()
-
-    def _linked(self, peer: Peer, link: Link) -> None:
-        assert self._network is not None
-        digest = self._digests[peer.share]
-        self._pulls[peer] = FromPeer(self._network, link, digest, self._timeout_s)
-        self._changed.set()
-
-    def _of(self, share: Share) -> list[tuple[str, Source]]:
-        return [
-            (peer.worker_id, source)
-            for peer, source in self._pulls.items()
-            if peer.share == share and source.usable and source.link.alive
-        ]
+        if self._holders is not None:
+            await self._holders.close()
 
     def _begin(self, fill: Fill) -> None:
         task = asyncio.ensure_future(self._fill(fill))
@@ -150,26 +109,46 @@ class Mover:
         return parts
 
     async def _bring(self, share: Share, layer: int, into: Tensor) -> None:
+        """From peers first if they are a pool, then from the own file, else the other way round; the
+        rest from the checkpoint."""
         runs = cut(len(into), PULL_BYTES)
+        ways = [self._from_peers]
         if share == self._plan.share:
-            runs = await self._ask([("file", self._own)], layer, runs, into)
-        while runs and (holders := self._of(share)):
-            runs = await self._ask(holders, layer, runs, into)
+            ways.insert(1 if self._plan.pool else 0, self._from_file)
+        for way in ways:
+            runs = await way(share, layer, runs, into)
         if runs:
             await self._checkpoint[share].bring(layer, runs, into)
             _count("checkpoint", runs)
 
+    async def _from_file(self, share: Share, layer: int, runs: Runs, into: Tensor) -> Runs:
+        """Returns what has not come."""
+        return await self._ask([("file", self._own, runs)], layer, into) if runs else runs
+
+    async def _from_peers(self, share: Share, layer: int, runs: Runs, into: Tensor) -> Runs:
+        """Returns what has not come, from any peer."""
+        left: Runs = []
+        without: set[FromPeer] = set()  # those that have failed
+        while runs and self._holders is not None:
+            asked, nobody = self._holders.divide(share, layer, runs, without)
+            left += nobody
+            parts = [(source.link.peer, source, part) for source, part in asked]
+            runs = await self._ask(parts, layer, into, without)
+        return left + runs
+
     async def _ask(
-        self, sources: list[tuple[str, Source]], layer: int, runs: Runs, into: Tensor
+        self,
+        parts: Sequence[tuple[str, Source, Runs]],
+        layer: int,
+        into: Tensor,
+        failed: set[FromPeer] | None = None,
     ) -> Runs:
-        """Divide ``runs`` among ``sources``; returns what has not come."""
-        parts = [runs[idx :: len(sources)] for idx in range(len(sources))]
+        """Have all parts brought; returns what has not come, and adds to ``failed`` who is to blame."""
         outcomes = await asyncio.gather(
-            *(s.bring(layer, part, into) for (_, s), part in zip(sources, parts, strict=True)),
-            return_exceptions=True,
+            *(source.bring(layer, part, into) for _, source, part in parts), return_exceptions=True
         )
         left: Runs = []
-        for (name, source), part, outcome in zip(sources, parts, outcomes, strict=True):
+        for (name, source, part), outcome in zip(parts, outcomes, strict=True):
             if outcome is None:
                 _count(name, part)
                 continue
@@ -178,11 +157,9 @@ class Mover:
             left += part
             metrics.FAILED_PULLS.inc()
             log.warning("pull.failed", source=name, layer=layer, cause=str(outcome))
-            if isinstance(source, FromPeer):
-                # It means other bytes, and always will; or it is lost, and is dialled anew.
-                source.usable = not isinstance(outcome, InvalidInput)
-                if source.usable:
-                    source.link.discard("a pull failed")
+            if isinstance(source, FromPeer) and failed is not None:
+                failed.add(source)
+                source.failed(outcome)
         return left
 
 

@@ -1,15 +1,20 @@
 """What streaming experts takes, before any of it is taken: bytes of memory, and who holds what. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from moesaic.errors import InvalidInput
 
 PULL_BYTES = 1 << 20  # of one message
 PULLS_AHEAD = 2  # messages of one holder under way
-SEGMENTS_BYTES = 256 * 32 * 1024  # that UCX receives into, of each process that shares memory
-_KEPT = 3  # what the allocator keeps of buffers that come and go (measured with glibc)
+POOL_PULLS = 6  # of all expert workers together
+# Memory that UCX receives into, of each process that shares memory: 512 pieces of 32 KB, of which it
+# writes a page each when it starts, and 256 go round. It opens two such, for either kind of shared
+# memory, and uses one.
+_PAGE, _PIECE = 4 << 10, 32 << 10
+UNUSED_SEGMENTS_BYTES = 512 * _PAGE
+SEGMENTS_BYTES = UNUSED_SEGMENTS_BYTES + 256 * (_PIECE - _PAGE)
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,7 @@ class StreamPlan:
     share: Share  # of each streamed layer, held here and given to others
     offload: bool  # that share lies in a file, not in memory
     window: int  # layers that are fetched ahead of the one that is computed
+    pool: bool = False  # expert workers hold everything too, and are asked before the file
 
     @property
     def streamed_layers(self) -> tuple[int, ...]:
@@ -102,13 +108,16 @@ class StreamPlan:
 
     @property
     def message_bytes(self) -> int:
-        """What pulls take on their way: messages received, messages sent and what is read for them,
-        and the transport's own buffers."""
+        """What pulls take on their way: messages that come, messages that go and the buffer that a
+        file is read into for them, and the memory that peers on the same host send through: each
+        writes into that of the one it sends to."""
         peers = self.share.count - 1
+        if self.pool:  # experts come and none go, however many give them
+            return POOL_PULLS * PULL_BYTES + SEGMENTS_BYTES + UNUSED_SEGMENTS_BYTES
         if not peers:
             return 0
-        buffers = PULLS_AHEAD * (3 if self.offload else 2) * _KEPT
-        return peers * buffers * PULL_BYTES + (1 + peers) * SEGMENTS_BYTES
+        messages = 2 * peers * PULLS_AHEAD + self.offload
+        return messages * PULL_BYTES + (1 + peers) * SEGMENTS_BYTES + UNUSED_SEGMENTS_BYTES
 
     @property
     def total_bytes(self) -> int:
@@ -130,6 +139,7 @@ def plan_stream(
     offload: bool,
     window: int,
     budget_bytes: int = 0,
+    pool: bool = False,
 ) -> StreamPlan:
     """Lay out a worker's routed experts.
 
@@ -141,6 +151,7 @@ def plan_stream(
         offload: keep that share in a file.
         window: layers fetched ahead, at least 1.
         budget_bytes: what routed experts may take; 0: whatever it comes to.
+        pool: expert workers are asked for experts before the file is.
 
     Raises:
         InvalidInput: the plan needs more than the budget (and says what would fit), or the share
@@ -148,7 +159,7 @@ def plan_stream(
     """
     if share.count > num_experts:
         raise InvalidInput("share", f"{share} leaves workers without any of {num_experts} experts")
-    plan = StreamPlan(tuple(layers), num_experts, expert_bytes, share, offload, window)
+    plan = StreamPlan(tuple(layers), num_experts, expert_bytes, share, offload, window, pool)
     if not budget_bytes or plan.total_bytes <= budget_bytes:
         return plan
     raise InvalidInput(
@@ -163,9 +174,7 @@ def plan_stream(
 def _what_fits(plan: StreamPlan, budget_bytes: int) -> str:
     for offload in dict.fromkeys((plan.offload, True)):
         for window in range(plan.window, 0, -1):
-            other = StreamPlan(
-                plan.layers, plan.num_experts, plan.expert_bytes, plan.share, offload, window
-            )
+            other = replace(plan, offload=offload, window=window)
             if other.total_bytes <= budget_bytes:
                 how = f"--gather-window {window}" + (" and offloading" if offload else "")
                 return f"{how} would need {other.total_bytes}"

@@ -3,7 +3,7 @@
 import hashlib
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from moesaic.dispatch.gathered.plan import StreamPlan
-from moesaic.errors import InvalidInput
+from moesaic.errors import ExpertUnavailable, InvalidInput
 from moesaic.kernels.expert_layout import ExpertLayout
 from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.config import ModelConfig
@@ -86,6 +86,43 @@ class MemoryShard:
     def read_into(self, layer: int, start: int, into: Tensor) -> None:
         """See ``Shard.read_into``."""
         into.numpy()[:] = self.read(layer, start, len(into)).numpy()
+
+
+class SlotShard:
+    """The slots of an expert worker: whatever a placement has put there, as the same bytes."""
+
+    def __init__(self, find: Callable[[int, int], Tensor | None], row_bytes: int) -> None:
+        """``find`` gives the bytes of an expert of a layer, uint8 ``[row_bytes]``, if it is here; from
+        any thread."""
+        self._find, self._row_bytes = find, row_bytes
+
+    def read(self, layer: int, start: int, length: int) -> Tensor:
+        """See ``Shard.read``; a copy only if it is of several experts.
+
+        Raises:
+            ExpertUnavailable: an expert is not here, or no longer.
+        """
+        expert, offset = divmod(start, self._row_bytes)
+        if offset + length <= self._row_bytes:
+            return self._expert(layer, expert)[offset : offset + length]
+        copied = torch.empty(length, dtype=torch.uint8)
+        self.read_into(layer, start, copied)
+        return copied
+
+    def read_into(self, layer: int, start: int, into: Tensor) -> None:
+        """See ``Shard.read_into``, and ``read``."""
+        done = 0
+        while done < len(into):
+            expert, offset = divmod(start + done, self._row_bytes)
+            part = self._expert(layer, expert)[offset : offset + len(into) - done]
+            into[done : done + len(part)].copy_(part)
+            done += len(part)
+
+    def _expert(self, layer: int, expert: int) -> Tensor:
+        packed = self._find(layer, expert)
+        if packed is None:
+            raise ExpertUnavailable(layer, cause=f"expert {expert} is in no slot here")
+        return packed
 
 
 class FileShard:

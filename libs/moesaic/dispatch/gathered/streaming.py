@@ -1,5 +1,6 @@
 """Puts the parts of ``gathered`` and ``offload`` together."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -12,8 +13,9 @@ import torch
 from moesaic.dispatch.gathered import metrics
 from moesaic.dispatch.gathered.dispatcher import StreamedDispatcher
 from moesaic.dispatch.gathered.holder import Holder, pull_digest
+from moesaic.dispatch.gathered.holders import Linked, PlacedHolders, ShareHolders
 from moesaic.dispatch.gathered.mover import Mover
-from moesaic.dispatch.gathered.plan import StreamPlan
+from moesaic.dispatch.gathered.plan import POOL_PULLS, StreamPlan
 from moesaic.dispatch.gathered.shard import FileShard, MemoryShard, PackedExperts, shard_file
 from moesaic.kernels.own_thread import on_own_thread
 from moesaic.models.gate import Gate
@@ -30,6 +32,7 @@ class Streaming:
     dispatcher: StreamedDispatcher
     mover: Mover
     holder: Holder
+    holders: ShareHolders | PlacedHolders | None  # of the mover
 
 
 @asynccontextmanager
@@ -76,10 +79,15 @@ async def streaming(
         shares = {*plan.streamed_shares, plan.share}
         digests = {share: pull_digest(model_digest, packed.layout, share) for share in shares}
 
-        async def make_mover() -> Mover:
-            return Mover(plan, memory, packed, shard, reader, network, digests, timeout_s)
+        async def make_mover() -> tuple[Mover, ShareHolders | PlacedHolders | None]:
+            holders = None
+            if network is not None:
+                turns = asyncio.Semaphore(POOL_PULLS) if plan.pool else None
+                linked = Linked(network, digests, timeout_s, turns)
+                holders = (PlacedHolders if plan.pool else ShareHolders)(plan, linked)
+            return Mover(plan, memory, packed, shard, reader, holders), holders
 
-        mover = await run_on_mover(make_mover())
+        mover, holders = await run_on_mover(make_mover())
         parts.push_async_callback(lambda: run_on_mover(mover.close()))
         held = shard.rows if isinstance(shard, MemoryShard) else {}
         dispatcher = StreamedDispatcher(
@@ -87,4 +95,4 @@ async def streaming(
         )
         metrics.MEMORY_BYTES.set(plan.total_bytes)
         holder = Holder(plan, shard, digests[plan.share], reader)
-        yield Streaming(plan, dispatcher, mover, holder)
+        yield Streaming(plan, dispatcher, mover, holder, holders)

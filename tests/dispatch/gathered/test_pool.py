@@ -1,0 +1,290 @@
+"""Experts that come from the slots of expert workers give the same bits, whatever the placement and whoever is lost."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import REGISTRY
+
+from benchmarks.parity_cases import Case, build_reference
+from moesaic.dispatch.gathered.holder import PULL_LIMITS, Holder, pull_digest
+from moesaic.dispatch.gathered.holders import PlacedHolders
+from moesaic.dispatch.gathered.peers import Peer
+from moesaic.dispatch.gathered.plan import PULL_BYTES, Share, plan_stream, rows_of
+from moesaic.dispatch.gathered.shard import PackedExperts, SlotShard
+from moesaic.dispatch.gathered.streaming import Streaming, streaming
+from moesaic.dispatch.host import ExpertHost
+from moesaic.dispatch.local import LocalDispatcher
+from moesaic.errors import ExpertUnavailable
+from moesaic.kernels.expert_layout import ExpertLayout
+from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.models.checkpoint import Checkpoint
+from moesaic.models.config import load_config
+from moesaic.models.gate import load_gates
+from moesaic.transport.frame import Frame, FrameKind
+from moesaic.transport.inprocess import Hub, InProcessNetwork
+
+CPU, FP32 = torch.device("cpu"), torch.float32
+NUM_EXPERTS = 8
+HALVES = [[0, 1, 2, 3], [4, 5, 6, 7]]
+OVERLAPPING = [[0, 1, 2, 3, 4, 5], [6, 2, 7, 3, 4, 5]]
+Slots = Sequence[Sequence[int]]
+
+
+@dataclass
+class Pool:
+    """Expert hosts that give, and one worker that streams from them."""
+
+    directory: Path
+    hosts: list[ExpertHost] = field(default_factory=list)
+    networks: list[InProcessNetwork] = field(default_factory=list)
+    worker: Streaming | None = None
+
+    def place(self, epoch: int, slots: Slots) -> Placement:
+        """Put the same experts into the slots of every layer, and tell everybody."""
+        config = load_config(self.directory)
+        placement = Placement(
+            epoch=epoch,
+            model_digest=config.digest,
+            num_experts=NUM_EXPERTS,
+            workers=[
+                PlacedWorker(
+                    worker_id=host._worker_id, generation=1, admin_address="", data_address=""
+                )
+                for host in self.hosts
+            ],
+            layers=list(config.moe_layers),
+            slots=[[list(each) for each in slots] for _ in config.moe_layers],
+        )
+        for host in self.hosts:
+            host.prepare(placement)
+            host.commit(epoch)
+        self.holders.set_placement(placement)
+        return placement
+
+    @property
+    def holders(self) -> PlacedHolders:
+        """Whom the worker asks."""
+        assert self.worker is not None
+        assert isinstance(self.worker.holders, PlacedHolders)
+        return self.worker.holders
+
+    async def steps(self, count: int = 2) -> None:
+        """Run steps; every layer must give the very bits of the local dispatcher."""
+        config, checkpoint = load_config(self.directory), Checkpoint(self.directory)
+        local = LocalDispatcher(checkpoint, config, FP32, CPU)
+        assert self.worker is not None
+        dispatcher = self.worker.dispatcher
+        for number in range(count):
+            step = dispatcher.begin_step()
+            for layer in config.moe_layers:
+                hidden = torch.randn(9 + number, config.hidden_size)
+                got = await dispatcher.dispatch(step, layer, hidden)
+                assert torch.equal(got, await local.dispatch(local.begin_step(), layer, hidden))
+            dispatcher.end_step(step)
+
+
+@pytest.fixture(scope="session")
+def five_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of five layers with eight experts each."""
+    directory = tmp_path_factory.mktemp("five")
+    build_reference(Case("qwen3_moe", "five layers", {"num_hidden_layers": 5}), directory)
+    return directory
+
+
+@pytest.fixture
+def pool(five_layers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes a pool of two expert workers; an async context manager. Even small experts take several pulls."""
+    for module in ("mover", "holders"):
+        monkeypatch.setattr(f"moesaic.dispatch.gathered.{module}.PULL_BYTES", 1 << 13)
+
+    async def here(work: Any) -> Any:
+        return await work
+
+    @asynccontextmanager
+    async def made(slots: Slots, *, quantization: Any = "none") -> AsyncIterator[Pool]:
+        config, checkpoint = load_config(five_layers), Checkpoint(five_layers)
+        size = config.moe.expert_size
+        layout = ExpertLayout(config.hidden_size, size, FP32)
+        plan = plan_stream(
+            config.moe_layers,
+            NUM_EXPERTS,
+            layout.nbytes,
+            share=Share(),
+            offload=True,
+            window=1,
+            pool=True,
+        )
+        hub, found = Hub(), Pool(five_layers)
+        client = InProcessNetwork("attention-0", b"secret", PULL_LIMITS, hub)
+        given_as = ExpertLayout(config.hidden_size, size, FP32, quantization)
+        peers = []
+        for idx in range(2):
+            name = f"expert-{idx}"
+            host = ExpertHost(checkpoint, config, name, NUM_EXPERTS, FP32, CPU, quantization)
+            shard = SlotShard(host.packed, given_as.nbytes)
+            holder = Holder(plan, shard, pull_digest(config.digest, given_as, Share()))
+            network = InProcessNetwork(name, b"secret", PULL_LIMITS, hub)
+            peers.append(Peer(name, 1, await network.listen("memory", 0, holder.answer), Share()))
+            found.hosts.append(host)
+            found.networks.append(network)
+        async with streaming(
+            plan,
+            PackedExperts(checkpoint, config, layout),
+            load_gates(checkpoint, config, FP32, CPU),
+            here,
+            model_digest=config.digest,
+            directory=tmp_path / "offloaded",
+            network=client,
+        ) as found.worker:
+            found.holders.set_peers(peers)
+            found.place(1, slots)
+            await found.holders.complete()
+            found.worker.dispatcher.prime()
+            yield found
+        for network in (client, *found.networks):
+            await network.close()
+
+    return made
+
+
+def fetched_from(*sources: str) -> float:
+    name = "moesaic_gather_fetched_bytes_total"
+    return sum(REGISTRY.get_sample_value(name, {"source": s}) or 0 for s in sources)
+
+
+@pytest.mark.parametrize("slots", [HALVES, OVERLAPPING], ids=str)
+async def test_all_experts_come_from_slots_whatever_the_placement(pool: Any, slots: Slots) -> None:
+    before = [fetched_from("expert-0"), fetched_from("expert-1")]
+    elsewhere = fetched_from("file", "checkpoint")
+
+    async with pool(slots) as found:
+        await found.steps()
+
+    assert fetched_from("expert-0") > before[0]
+    assert fetched_from("expert-1") > before[1]
+    assert fetched_from("file", "checkpoint") == elsewhere
+
+
+async def test_a_new_placement_is_followed_between_two_layers(pool: Any) -> None:
+    async with pool(HALVES) as found:
+        await found.steps()
+        found.place(2, [HALVES[1], HALVES[0]])
+        await found.steps()
+
+
+async def test_what_a_lost_worker_had_comes_from_its_replica_or_the_file(pool: Any) -> None:
+    async with pool(OVERLAPPING) as found:
+        await found.steps()
+        from_file = fetched_from("file")
+
+        await found.networks[1].close()
+        await found.steps(3)
+
+        assert found.holders.missing == [Share()]
+        assert fetched_from("file") > from_file  # experts 6 and 7 had no other holder
+
+
+async def test_an_expert_that_has_left_its_slot_comes_from_elsewhere(pool: Any) -> None:
+    async with pool(HALVES) as found:
+        found.hosts[0]._tenures = {}  # it forgot all; nobody has been told
+        await found.steps()
+        links = [source.link for source in found.holders._linked.usable().values()]
+        assert len(links) == 2  # and is asked again
+
+
+async def test_workers_with_other_bytes_are_refused(pool: Any) -> None:
+    before = fetched_from("expert-0", "expert-1")
+
+    async with pool(HALVES, quantization="int8") as found:
+        await found.steps()
+
+    assert fetched_from("expert-0", "expert-1") == before
+
+
+async def test_a_slot_that_is_empty_is_a_typed_error(pool: Any) -> None:
+    async with pool(HALVES) as found:
+        config = load_config(found.directory)
+        layout = ExpertLayout(config.hidden_size, config.moe.expert_size, FP32)
+        assert found.worker is not None
+        shard = SlotShard(found.hosts[0].packed, layout.nbytes)
+        digest = pull_digest(config.digest, layout, Share())
+        holder = Holder(found.worker.plan, shard, digest)
+        start = torch.tensor([[7 * layout.nbytes, 64]])
+        request = Frame(kind=FrameKind.REQUEST, layer=1, digest=digest, tensors=[start])
+
+        with pytest.raises(ExpertUnavailable):
+            await holder.answer(request)
+        await asyncio.sleep(0)
+
+
+@given(st.data())
+def test_any_part_of_a_layer_reads_as_its_experts_were_packed(data: st.DataObject) -> None:
+    row_bytes = data.draw(st.integers(1, 200))
+    packed = torch.randint(0, 256, (5, row_bytes), dtype=torch.uint8)
+    shard = SlotShard(lambda _, expert: packed[expert], row_bytes)
+    start = data.draw(st.integers(0, packed.numel() - 1))
+    length = data.draw(st.integers(1, packed.numel() - start))
+
+    part = shard.read(0, start, length)
+
+    assert torch.equal(part, packed.flatten()[start : start + length])
+
+
+class Known:
+    """Sources that are there; nothing is asked of them."""
+
+    def __init__(self, workers: Sequence[str]) -> None:
+        self.sources = {Peer(name, 1, "", Share()): name for name in workers}
+
+    def usable(self) -> dict[Peer, Any]:
+        return self.sources
+
+    def change(self) -> None:
+        """Nobody waits."""
+
+
+@given(st.data())
+def test_every_byte_is_asked_of_one_who_holds_it_or_of_nobody(data: st.DataObject) -> None:
+    num_experts, row_bytes = data.draw(st.integers(1, 9)), 64 * data.draw(st.integers(1, 3000))
+    experts = st.integers(-1, num_experts - 1)
+    slots = data.draw(st.lists(st.lists(experts, max_size=6), min_size=1, max_size=4))
+    names = [f"expert-{idx}" for idx in range(len(slots))]
+    alive = data.draw(st.sets(st.sampled_from(names)))
+    refused = data.draw(st.sets(st.sampled_from(names)))
+    plan = plan_stream(
+        (0, 1), num_experts, row_bytes, share=Share(), offload=True, window=1, pool=True
+    )
+    holders: Any = PlacedHolders(plan, Known(sorted(alive)))  # type: ignore[arg-type]
+    workers = [
+        PlacedWorker(worker_id=name, generation=1, admin_address="", data_address="")
+        for name in names
+    ]
+    layers = {"layers": [0, 1], "slots": [slots, slots]}
+    placed = Placement(epoch=1, model_digest="", num_experts=num_experts, workers=workers, **layers)
+    holders.set_placement(placed)
+    start = 64 * data.draw(st.integers(0, num_experts * row_bytes // 64 - 1))
+    length = 64 * data.draw(st.integers(1, (num_experts * row_bytes - start) // 64))
+
+    asked, nobody = holders.divide(Share(), 1, [(start, length)], refused)
+
+    held = dict(zip(names, slots, strict=True))
+    everything = [run for _, part in asked for run in part] + nobody
+    assert sum(size for _, size in everything) == length
+    ends = sorted((at, at + size) for at, size in everything)
+    assert ends[0][0] == start
+    assert all(end == begin for (_, end), (begin, _) in pairwise(ends))
+    for name, part in asked:
+        assert name in alive - refused
+        assert all(size <= PULL_BYTES for _, size in part)
+        assert set(rows_of(part, row_bytes)) <= set(held[name])
+    for row in rows_of(nobody, row_bytes):
+        assert not [name for name in alive - refused if row in held[name]]
