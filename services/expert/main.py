@@ -91,15 +91,13 @@ async def serve(settings: ExpertSettings) -> None:
         admin_service.host = host
         layout = host.files.layout  # none on a GPU, where peers do not exchange experts
 
-        async def measure() -> int:
-            return measure_ridge(
-                config,
-                getattr(torch, settings.dtype),
-                torch.device(settings.device),
-                settings.quantization,
-            )
-
-        ridge_rows = await thread.run(measure())
+        ridge_rows = await on_own_thread(
+            measure_ridge,
+            config,
+            getattr(torch, settings.dtype),
+            torch.device(settings.device),
+            settings.quantization,
+        )
 
         async def listen() -> tuple[UcxNetwork, ExpertRelay, str]:
             network = UcxNetwork(
