@@ -11,7 +11,9 @@ from moesaic.cli.outcome import CommandError, Exit
 
 def bench(
     name: Annotated[
-        Literal["engine", "parity", "hop", "gateway", "router", "sweeps", "aebs", "kernels"],
+        Literal[
+            "engine", "parity", "hop", "gateway", "router", "sweeps", "accuracy", "aebs", "kernels"
+        ],
         typer.Argument(help="What to measure."),
     ],
     quick: Annotated[bool, typer.Option("--quick", help="Less data, within 45 seconds.")] = False,
