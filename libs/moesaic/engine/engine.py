@@ -27,9 +27,11 @@ from moesaic.engine.limits import Limits
 from moesaic.engine.progress import Progress
 from moesaic.engine.requests import Event, FailureEvent, Request, RequestKey
 from moesaic.engine.sequences import Chunk, Work
-from moesaic.engine.sweeps import Slice, Sweep
+from moesaic.engine.sweep_rows import Sweep
+from moesaic.engine.sweeps import Slice
 from moesaic.errors import DeadlineExceeded, ExpertUnavailable, MoesaicError, NotReady
 from moesaic.models.decoder import Decoder, MoELayer
+from moesaic.models.flops import flops_of
 from moesaic.models.step_batch import StepBatch
 from moesaic.models.sweep_area import SweepArea
 from moesaic.prefix.block_hashes import BlockHasher
@@ -74,7 +76,8 @@ class Engine:
         self._decoder, self._dispatcher = decoder, dispatcher
         self._cache = decoder.new_kv_cache(num_blocks, BLOCK_SIZE)
         self._area = SweepArea(decoder, limits.sweep_blocks, BLOCK_SIZE)
-        self.batcher = Batcher(limits, num_blocks, hasher, decoder.config.num_layers)
+        config = decoder.config
+        self.batcher = Batcher(limits, num_blocks, hasher, config.num_layers, flops_of(config))
         self._progress = Progress(self.batcher)
         self._emit, self._tell_blocks, self._recovery_s = emit, tell_blocks, recovery_s
         self._work_came = asyncio.Event()
@@ -167,15 +170,18 @@ class Engine:
         self._progress.advance(plan.chunks, logits, step.epoch, events)
 
     async def _compute_slice(self, step: Step, piece: Slice, events: list[Event]) -> None:
+        started = time.monotonic()
         if piece.chunks:
             await self._area.compute(piece.layer, _to_batch(piece.chunks), self._moe_of(step))
         self._progress.note_slice(piece, step.epoch)
-        if self.batcher.sweeps.advance(piece):
+        if self.batcher.sweeps.advance(piece, time.monotonic() - started):
             self._finish_sweep(piece.sweep, step.epoch, events)
+        else:
+            self._progress.tell_sweep(piece.sweep, events)
 
     def _finish_sweep(self, sweep: Sweep, epoch: int, events: list[Event]) -> None:
         """Score its candidates, with as many logits at a time as a step may have."""
-        chunks, most = list(sweep.chunks), self.batcher.limits.max_num_batched_tokens
+        chunks, most = sweep.wanted, self.batcher.limits.max_num_batched_tokens
         while chunks:
             together = [chunks.pop(0)]
             wanted = together[0].wanted

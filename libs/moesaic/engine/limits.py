@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from moesaic.engine.blocks import BLOCK_SIZE, blocks_for
 from moesaic.engine.requests import Generation, Request, Scoring
-from moesaic.engine.sweeps import blocks_to_sweep
+from moesaic.engine.sweep_rows import blocks_to_sweep
 from moesaic.errors import InvalidInput
 
 MAX_CANDIDATE_TOKENS = 256
