@@ -152,7 +152,11 @@ async def serve(settings: AttentionSettings) -> None:
         )
         if shared is not None:
             admin.status.data_address = shared.data_address
-            await shared.start(bus, thread, decoder, admin.status.waiting_for)
+            slowdown = await shared.start(bus, thread, decoder, admin.status.waiting_for)
+            if (
+                settings.dispatch != "routed"
+            ):  # else a step that transfers would slow goes another way
+                service.describe(_profile(settings, hasher, slowdown))
         async with asyncio.TaskGroup() as tasks:
             stepping = tasks.create_task(thread.run(engine.run()))
             watching = tasks.create_task(_observe(service, admin, thread, engine))
@@ -248,10 +252,14 @@ def _hasher(settings: AttentionSettings, config: ModelConfig) -> BlockHasher | N
     return BlockHasher(key, config.digest, BLOCK_SIZE)
 
 
-def _profile(settings: AttentionSettings, hasher: BlockHasher | None) -> EngineProfile:
+def _profile(
+    settings: AttentionSettings, hasher: BlockHasher | None, slowdown: float = 0.0
+) -> EngineProfile:
     return EngineProfile(
         max_step_tokens=settings.max_num_batched_tokens,
         naming=hasher.naming if hasher else b"",
+        slowdown=slowdown,
+        sweeps_scores=not settings.store_scoring_kv,
     )
 
 

@@ -55,8 +55,12 @@ class Streamed:
 
     async def start(
         self, bus: Bus, engine: EngineThread, decoder: Decoder, waiting_for: list[str]
-    ) -> None:
-        """Find the peers, begin to fetch, and measure; the lease must be held, for peers wait too."""
+    ) -> float:
+        """Find the peers, begin to fetch, and measure; the lease must be held, for peers wait too.
+
+        Returns:
+            How many times as long the largest step takes for transfers that it does not hide.
+        """
         if self.data_address:
             mover, thread = self.streaming.mover, self.mover_thread
             await follow_peers(
@@ -80,6 +84,7 @@ class Streamed:
             compute_ms=[round(1e3 * s, 2) for s in found.compute_s],
             transfer_ms=[round(1e3 * s, 2) for s in found.transfer_s],
         )
+        return found.slowdown
 
     async def _await_peers(self, waiting_for: list[str]) -> None:
         mover = self.streaming.mover

@@ -13,8 +13,8 @@ through changes of the placement.
 
 import asyncio
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import structlog
 import torch
@@ -24,6 +24,7 @@ from moesaic.engine import metrics
 from moesaic.engine.batching import Batcher, Plan, Tally
 from moesaic.engine.blocks import BLOCK_SIZE
 from moesaic.engine.limits import Limits
+from moesaic.engine.outstanding import Outstanding, outstanding_of
 from moesaic.engine.progress import Progress
 from moesaic.engine.requests import Event, FailureEvent, Request, RequestKey
 from moesaic.engine.sequences import Chunk, Work
@@ -55,6 +56,7 @@ class Load:
     kv_blocks_total: int
     epoch: int
     waiting_for: tuple[str, ...]
+    outstanding: Mapping[int, Outstanding] = field(default_factory=dict)  # by stream
 
 
 class Engine:
@@ -77,7 +79,8 @@ class Engine:
         self._cache = decoder.new_kv_cache(num_blocks, BLOCK_SIZE)
         self._area = SweepArea(decoder, limits.sweep_blocks, BLOCK_SIZE)
         config = decoder.config
-        self.batcher = Batcher(limits, num_blocks, hasher, config.num_layers, flops_of(config))
+        self._flops = flops_of(config)
+        self.batcher = Batcher(limits, num_blocks, hasher, config.num_layers, self._flops)
         self._progress = Progress(self.batcher)
         self._emit, self._tell_blocks, self._recovery_s = emit, tell_blocks, recovery_s
         self._work_came = asyncio.Event()
@@ -105,6 +108,7 @@ class Engine:
             kv_blocks_total=pool.num_blocks,
             epoch=self._epoch,
             waiting_for=tuple(self._dispatcher.waiting_for),
+            outstanding=outstanding_of(self.batcher.everything(), self._flops),
         )
 
     async def run(self) -> None:
