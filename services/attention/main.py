@@ -10,6 +10,7 @@ import structlog
 import torch
 
 import moesaic
+from moesaic.classification.forms import MAX_LABELS
 from moesaic.cluster.bus import Bus
 from moesaic.cluster.grpc_server import AdminServer, admin_server
 from moesaic.cluster.lifecycle import run_service, stop_event
@@ -266,8 +267,9 @@ def _profile(
 def _sweep_blocks(settings: AttentionSettings, config: ModelConfig) -> int:
     dtype: torch.dtype = getattr(torch, settings.dtype)
     block_bytes = SweepArea.block_bytes(config, dtype, BLOCK_SIZE)
-    # More than so many prompts of any length would find no use for it.
-    most = MOST_SWEEPS * blocks_for(config.max_positions)
+    # More than so many prompts of any length, with as many labels as there may be, find no use for it.
+    lanes = MAX_LABELS * blocks_for(2 * BLOCK_SIZE)
+    most = MOST_SWEEPS * (blocks_for(config.max_positions) + lanes)
     num_blocks = min(settings.sweep_bytes // block_bytes, most)
     max_tokens = min(num_blocks * BLOCK_SIZE, config.max_positions)
     log.info("sweeps.ready", max_tokens=max_tokens, bytes=num_blocks * block_bytes)
