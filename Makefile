@@ -65,6 +65,7 @@ bench: .venv/installed-dev
 	@$(BIN)/moesaic bench gateway $(ARGS)
 	@$(BIN)/moesaic bench router $(ARGS)
 	@$(BIN)/moesaic bench sweeps $(ARGS)
+	@$(BIN)/moesaic bench accuracy $(ARGS)
 	@$(BIN)/moesaic bench aebs $(ARGS)
 
 # Everything that needs a CUDA device, into one file: tests, timings, transfers. Without a device
