@@ -66,6 +66,7 @@ bench: .venv/installed-dev
 	@$(BIN)/moesaic bench router $(ARGS)
 	@$(BIN)/moesaic bench sweeps $(ARGS)
 	@$(BIN)/moesaic bench prefill $(ARGS)
+	@$(BIN)/moesaic bench accuracy $(ARGS)
 	@$(BIN)/moesaic bench aebs $(ARGS)
 	@$(BIN)/moesaic bench placement $(ARGS)
 

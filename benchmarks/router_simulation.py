@@ -16,9 +16,9 @@ from moesaic.engine.requests import Request, RequestKey, Scoring
 from moesaic.models.config import load_config
 from moesaic.models.flops import flops_of, saturation_of
 from moesaic.prefix.block_hashes import BlockHasher
-from moesaic.prefix.fleet import Job
 from moesaic.prefix.policies import POLICY_NAMES, PolicyName
 from moesaic.prefix.router import PrefixRouter, RouterLimits
+from moesaic.prefix.shadows import Job
 
 CONFIG = load_config(DEMO)
 FLOPS = flops_of(CONFIG)

@@ -3,7 +3,8 @@
 A model of random weights is made on the spot: Qwen3-30B-A3B's 48 layers and its ratio of KV to hidden states, an eighth
 of its width. One attention worker, a process of its own, is asked over gRPC. Its KV cache has as many bytes as its area
 for sweeps; the longest prompt either takes is computed, and one more token refused. A second worker has KV to spare:
-there a prompt is scored both ways, alone and beside an answer whose tokens are timed.
+there a prompt is scored both ways, alone and beside an answer whose tokens are timed; and prompts that have all but
+their end in common are swept at once, beside such that differ in their first token and so share nothing.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ import shutil
 import statistics
 import tempfile
 import time
+from contextlib import AsyncExitStack
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,7 @@ WARM_UP_TOKENS = 128
 FIRST_PLAIN_TOKEN = 300  # past special tokens and single bytes
 CANDIDATES = (400, 500, 600)
 ANSWER_TOKENS = 128
+SIBLINGS, OWN_TOKENS = 8, 16  # prompts at once, and what each has for itself
 
 
 def run(quick: bool) -> dict[str, Any]:
@@ -67,6 +70,7 @@ def run(quick: bool) -> dict[str, Any]:
         spare = str(2 * tokens // BLOCK)
         with running_suite(*topology, **settings, MOESAIC_KV_BLOCKS=spare) as suite:
             figures = asyncio.run(_compared(suite, tokens, rounds))
+            figures["siblings"] = asyncio.run(_siblings(suite, tokens // 2, rounds))
     ratio = longest["swept"]["tokens"] / longest["stored"]["tokens"]
     return {
         "config": {
@@ -85,6 +89,8 @@ def run(quick: bool) -> dict[str, Any]:
             "longest: computed by the worker, which refused one token more; peak_growth_bytes: of its resident memory, "
             "which has the cache or the area in it already, as far as it was used before",
             "stored: KV of all layers; swept: hidden states, and KV of one layer",
+            f"siblings: {SIBLINGS} prompts of {tokens // 2} tokens, of which {OWN_TOKENS} are their own, swept at "
+            "once; apart: the same number of prompts that share nothing",
             "gap: between two tokens of an answer, while the prompt, or nothing, is scored beside it",
             *(
                 ["quick: less memory, shorter prompts, one round, the same code path"]
@@ -172,6 +178,27 @@ async def _gaps(worker: ExecuteStream, beside: ExecuteStream, way: str, tokens: 
         await worker.score(_prompt(tokens), CANDIDATES, way == "stored")
         until = time.perf_counter()
     return [later - earlier for earlier, later in pairwise(await answer) if later < until]
+
+
+async def _siblings(suite: RunningSuite, tokens: int, rounds: int) -> dict[str, Any]:
+    """Seconds until all of several prompts are swept, be they alike or apart."""
+    seconds: dict[str, list[float]] = {"alike": [], "apart": []}
+    async with AsyncExitStack() as parts:
+        workers = [
+            await parts.enter_async_context(execute_stream(suite.attention_address))
+            for _ in range(SIBLINGS)
+        ]
+        for _ in range(rounds):
+            for way, taken in seconds.items():
+                shared = _prompt(tokens - OWN_TOKENS)
+                asked = [[*shared, *_prompt(OWN_TOKENS)] for _ in workers]
+                if way == "apart":
+                    asked = [[FIRST_PLAIN_TOKEN + i, *p[1:]] for i, p in enumerate(asked)]
+                started = time.perf_counter()
+                each = zip(workers, asked, strict=True)
+                await asyncio.gather(*(w.score(p, CANDIDATES, False) for w, p in each))
+                taken.append(time.perf_counter() - started)
+    return {f"{way}_s": _spread(values) for way, values in seconds.items()}
 
 
 def _prompt(length: int) -> list[int]:

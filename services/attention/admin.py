@@ -12,6 +12,7 @@ import structlog
 from moesaic.cluster.statuses import errors_as_status
 from moesaic.engine.engine import Engine, Load
 from moesaic.engine.grammar import GrammarCompiler
+from moesaic.engine.outstanding import Outstanding
 from moesaic.engine.requests import (
     Event,
     FailureEvent,
@@ -50,6 +51,7 @@ class AttentionAdmin(attention_pb2_grpc.AttentionServiceServicer):
         self._next_stream = itertools.count(1)
         self._blocks = BlockLog(pb.EngineProfile())
         self._watching: set[int] = set()  # streams that are told of blocks
+        self._told_others: dict[int, pb.OthersWork] = {}  # what these know of each other's work
         self._open: set[RequestKey] = set()
         self.idle = asyncio.Event()  # set while no request is open
         self.idle.set()
@@ -68,6 +70,12 @@ class AttentionAdmin(attention_pb2_grpc.AttentionServiceServicer):
         self._thread, self._engine, self._open_gates = thread, engine, open_gates
         self._blocks = BlockLog(profile)
         for stream in self._watching:
+            self._tell_all_blocks(stream)
+
+    def describe(self, profile: pb.EngineProfile) -> None:
+        """More is known of the engine now: gateways are told everything anew."""
+        self._blocks.describe(profile)
+        for stream in list(self._watching):
             self._tell_all_blocks(stream)
 
     def detach(self) -> None:
@@ -120,11 +128,26 @@ class AttentionAdmin(attention_pb2_grpc.AttentionServiceServicer):
                 queue.put_nowait(encode_event(FailureEvent(key, error)))
 
     def beat(self) -> None:
-        """Show whoever waits for answers that the engine lives, though it may have no news for long."""
+        """Show whoever waits for answers that the engine lives, though it may have no news for long;
+        and every gateway what the others have it do."""
+        for stream in self._watching:
+            others = self._work_of_others(stream)
+            if others != self._told_others.get(stream, pb.OthersWork()):
+                self._told_others[stream] = others
+                self._streams[stream].put_nowait(pb.ExecuteResponse(others_work=others))
         for stream in {key.stream for key in self._open}:
             queue = self._streams.get(stream)
             if queue is not None and queue.empty():
                 queue.put_nowait(pb.ExecuteResponse())
+
+    def _work_of_others(self, stream: int) -> pb.OthersWork:
+        total = Outstanding()
+        for other, theirs in self.load.outstanding.items():
+            if other != stream:
+                total = total.plus(theirs)
+        return pb.OthersWork(
+            num_requests=total.num_requests, num_tokens=total.num_tokens, flops=float(total.flops)
+        )
 
     async def Execute(
         self, request_iterator: AsyncIterator[pb.ExecuteRequest], context: Context
@@ -146,6 +169,7 @@ class AttentionAdmin(attention_pb2_grpc.AttentionServiceServicer):
         """Nobody will read this stream's events any more; calling it again changes nothing."""
         self._streams.pop(stream, None)
         self._watching.discard(stream)
+        self._told_others.pop(stream, None)
         for key in [key for key in self._open if key.stream == stream]:
             self._cancel(key)
 

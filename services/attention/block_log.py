@@ -16,6 +16,10 @@ class BlockLog:
         self._found: dict[bytes, None] = {}
         self._sequence = 0
 
+    def describe(self, profile: pb.EngineProfile) -> None:
+        """What snapshots say of the engine from now on."""
+        self._profile = profile
+
     def change(self, stored: Sequence[bytes], evicted: Sequence[bytes]) -> pb.ExecuteResponse:
         """Take note of a change, and give the message that tells it."""
         self._sequence += 1

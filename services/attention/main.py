@@ -9,6 +9,7 @@ import structlog
 import torch
 
 import moesaic
+from moesaic.classification.forms import MAX_LABELS
 from moesaic.cluster.bus import Bus
 from moesaic.cluster.grpc_server import AdminServer, admin_server
 from moesaic.cluster.lifecycle import run_service, stop_event
@@ -165,7 +166,11 @@ async def serve(settings: AttentionSettings) -> None:
         )
         if shared is not None:
             admin.status.data_address = shared.data_address
-            await shared.start(bus, thread, decoder, admin.status.waiting_for)
+            slowdown = await shared.start(bus, thread, decoder, admin.status.waiting_for)
+            if (
+                settings.dispatch != "routed"
+            ):  # else a step that transfers would slow goes another way
+                service.describe(_profile(settings, hasher, slowdown))
         async with asyncio.TaskGroup() as tasks:
             stepping = tasks.create_task(thread.run(engine.run()))
             watching = tasks.create_task(_observe(service, admin, thread, engine))
@@ -265,18 +270,23 @@ def _hasher(settings: AttentionSettings, config: ModelConfig) -> BlockHasher | N
     return BlockHasher(key, config.digest, BLOCK_SIZE)
 
 
-def _profile(settings: AttentionSettings, hasher: BlockHasher | None) -> EngineProfile:
+def _profile(
+    settings: AttentionSettings, hasher: BlockHasher | None, slowdown: float = 0.0
+) -> EngineProfile:
     return EngineProfile(
         max_step_tokens=settings.max_num_batched_tokens,
         naming=hasher.naming if hasher else b"",
+        slowdown=slowdown,
+        sweeps_scores=not settings.store_scoring_kv,
     )
 
 
 def _sweep_blocks(settings: AttentionSettings, config: ModelConfig) -> int:
     dtype: torch.dtype = getattr(torch, settings.dtype)
     block_bytes = SweepArea.block_bytes(config, dtype, BLOCK_SIZE)
-    # More than so many prompts of any length would find no use for it.
-    most = MOST_SWEEPS * blocks_for(config.max_positions)
+    # More than so many prompts of any length, with as many labels as there may be, find no use for it.
+    lanes = MAX_LABELS * blocks_for(2 * BLOCK_SIZE)
+    most = MOST_SWEEPS * (blocks_for(config.max_positions) + lanes)
     num_blocks = min(settings.sweep_bytes // block_bytes, most)
     max_tokens = min(num_blocks * BLOCK_SIZE, config.max_positions)
     log.info("sweeps.ready", max_tokens=max_tokens, bytes=num_blocks * block_bytes)

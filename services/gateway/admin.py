@@ -6,6 +6,7 @@ import grpc
 import structlog
 
 from moesaic.cluster.statuses import errors_as_status
+from moesaic.prefix.shadows import PACE
 from moesaic.v1 import gateway_pb2 as pb
 from moesaic.v1 import gateway_pb2_grpc
 from services.gateway.routing import Routing
@@ -40,6 +41,8 @@ class GatewayAdmin(gateway_pb2_grpc.GatewayServiceServicer):
                     saturation_flops=worker.saturation,
                     caches=worker.caches,
                     committed_blocks=router.fleet.index.num_committed_at(worker.bit),
+                    slowdown=worker.pace / PACE,
+                    others_flops=worker.others.flops,
                 )
                 for key, worker in router.fleet.workers.items()
             ],

@@ -40,7 +40,11 @@ class Language:
             self._no_template = error
         serving = _serving(directory)
         self.dialogue = Dialogue.of(
-            self.tokenizer, self._template, self.config.eos_token_ids, _wording(serving)
+            self.tokenizer,
+            self._template,
+            self.config.eos_token_ids,
+            _wording(serving),
+            self.tokenizer.special_texts,
         )
         self.classify_methods = _classify_methods(serving)
         self.tokenizer_info = _tokenizer_info(directory)

@@ -4,15 +4,16 @@ Each read is one prefill (``moesaic.classification.candidates.Read``). Those tha
 and a family: they begin alike, go to one worker one behind the other, and what they share is computed once.
 """
 
+import math
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from moesaic.classification.candidates import Candidates, Read
-from moesaic.errors import InvalidInput
-from moesaic.v1.attention_pb2 import Candidate, Finished, Scores, Scoring
+from moesaic.errors import InvalidInput, MoesaicError
+from moesaic.v1.attention_pb2 import Candidate, Finished, Generation, Scores, Scoring
 from services.gateway.exchange import Exchange
-from services.gateway.execution import Deadline, Run, Terms
+from services.gateway.execution import Deadline, Run, Terms, WorkFailed
 from services.gateway.fields import InferenceWire
 from services.gateway.gateway import Gateway, terms_of
 from services.gateway.replies import EpochTokens, Provenance, Usage, usage_of
@@ -48,8 +49,14 @@ async def read_out(
     answer_id: str,
     families: Sequence[Family],
     deadline: Deadline,
+    field: str,
 ) -> Readout:
     """Have every read done, or none: the first that fails fails the request, and ends the others.
+
+    Args:
+        gateway, exchange, body, answer_id, deadline: of the request.
+        families: what to read; those of a family are siblings.
+        field: of the request that the prompts are made of; workers call them ``prompt``.
 
     Raises:
         TenantLimited: the tenant may not have so many tokens now.
@@ -69,15 +76,31 @@ async def read_out(
                     elif isinstance(event, Finished):
                         finished.append(event)
                 exchange.note_tokens(0)
+        except WorkFailed as failed:
+            failed.field = field if failed.field == "prompt" else failed.field
+            raise
         finally:
             exchange.attempts = sum(run.attempt for run in runs)
     exchange.cached_tokens = sum(done.cached_tokens for done in finished)
-    told = (scores[i] for i in range(len(runs)))
+    told = (_checked(scores.get(i, []), run.work) for i, run in enumerate(runs))
     return Readout(
         [[next(told) for _ in family] for family in families],
         usage_of(exchange.prompt_tokens, 0, exchange.cached_tokens),
         _provenance(body, runs, finished, exchange.cached_tokens),
     )
+
+
+def _checked(logprobs: list[float], work: Generation | Scoring) -> list[float]:
+    """What a worker told of one read.
+
+    Raises:
+        MoesaicError: it is not a number for each candidate.
+    """
+    assert isinstance(work, Scoring)
+    if len(logprobs) != len(work.candidates) or any(map(math.isnan, logprobs)):
+        wanted = f"expected {len(work.candidates)} log-probabilities of an attention worker"
+        raise MoesaicError(f"{wanted}, got {len(logprobs)}, or some that are no numbers")
+    return logprobs
 
 
 class Bounds:
@@ -94,7 +117,7 @@ class Bounds:
             InvalidInput: naming ``field``.
         """
         num_tokens = len(read.prompt)
-        room = self._context - max(map(len, read.candidates))
+        room = max(0, self._context - max(map(len, read.candidates)))
         if num_tokens > room:
             fix = (
                 f"this model's context is {self._context} tokens; the prompt made of it"

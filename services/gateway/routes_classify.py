@@ -37,7 +37,7 @@ async def classify(body: ClassifyWire, request: Request) -> Response:
         _num_chars(body, labels), _ask, gateway, body, labels
     )
     classify_id, created = answer_id("classify"), int(time.time())
-    reading = read_out(gateway, exchange, body, classify_id, families, deadline)
+    reading = read_out(gateway, exchange, body, classify_id, families, deadline, "input")
     told = await while_connected(request.receive, reading)
     told.provenance.prompt_version = gateway.language.dialogue.wording.version
     answer = Classified(

@@ -43,7 +43,7 @@ async def decide(body: DecisionsWire, request: Request) -> Response:
     gateway.admit(exchange)
     deadline = gateway.deadline(request, body)
     questions, reads = await gateway.language.work(_num_chars(body), _ask, gateway, body)
-    reading = read_out(gateway, exchange, body, answer_id("decision"), [reads], deadline)
+    reading = read_out(gateway, exchange, body, answer_id("decision"), [reads], deadline, "input")
     told = await while_connected(request.receive, reading)
     told.provenance.prompt_version = gateway.language.dialogue.wording.version
     decisions = Decisions(

@@ -92,7 +92,7 @@ async def score_items(body: GenerativeScoringWire, request: Request) -> Response
     reads = await gateway.language.work(num_chars, _put_together, gateway, body)
     families = [[read] for read in reads] if body.item_first else [reads]
     scoring_id, created = answer_id("generative-scoring"), int(time.time())
-    reading = read_out(gateway, exchange, body, scoring_id, families, deadline)
+    reading = read_out(gateway, exchange, body, scoring_id, families, deadline, "items")
     told = await while_connected(request.receive, reading)
     data = []
     for i, logprobs in enumerate(_in_order(told)):
@@ -133,7 +133,8 @@ async def _judge(
     num_chars = sum(map(len, queries)) + sum(map(len, pairs.documents))
     num_chars += len(queries) * PER_MESSAGE_CHARS
     families = await gateway.language.work(num_chars, ask)
-    reading = read_out(gateway, exchange, body, scoring_id, families, deadline)
+    field, _, _ = pairs.fields[0].partition("[")
+    reading = read_out(gateway, exchange, body, scoring_id, families, deadline, field)
     told = await while_connected(request.receive, reading)
     told.provenance.prompt_version = gateway.language.dialogue.wording.version
     return told

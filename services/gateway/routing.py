@@ -11,8 +11,8 @@ from moesaic.models.config import ModelConfig
 from moesaic.models.flops import flops_of, saturation_of
 from moesaic.prefix.block_feed import BlockFeed
 from moesaic.prefix.block_hashes import HASH_BYTES, BlockHasher, naming_key
-from moesaic.prefix.fleet import Job
 from moesaic.prefix.router import PrefixRouter, RouterLimits
+from moesaic.prefix.shadows import Job, OthersWork
 from moesaic.v1.attention_pb2 import (
     BlockChanges,
     BlockSnapshot,
@@ -22,6 +22,7 @@ from moesaic.v1.attention_pb2 import (
     Submit,
     Tokens,
 )
+from moesaic.v1.attention_pb2 import OthersWork as TheirWork
 from services.gateway import metrics
 from services.gateway.answer_lengths import AnswerLengths
 from services.gateway.settings import GatewaySettings
@@ -48,6 +49,7 @@ class Routing:
         self._lengths = AnswerLengths()
         self._place = place
         self._feeds: dict[Key, BlockFeed] = {}
+        self._sweeping: set[Key] = set()  # those that store no KV of scoring, unless asked to
         self._timer: asyncio.TimerHandle | None = None
         limits = RouterLimits(
             BLOCK_SIZE,
@@ -116,6 +118,7 @@ class Routing:
         """A worker is gone, and all that was placed there with it."""
         self.router.fleet.leave(key)
         del self._feeds[key]
+        self._sweeping.discard(key)
         self._give_up()
         self.dispatch()
 
@@ -152,6 +155,13 @@ class Routing:
         metrics.router_index_blocks.set(len(self.router.fleet.index))
         return complete
 
+    def others(self, key: Key, told: TheirWork) -> None:
+        """A worker told what other gateways have it do."""
+        before = self._room()
+        work = OthersWork(told.num_requests, told.num_tokens, round(told.flops))
+        self.router.fleet.others_have(key, work)
+        self._look_again(before)
+
     def _describe(self, key: Key, engine: EngineProfile) -> None:
         caches = engine.naming == self._hasher.naming
         if engine.naming and not caches:
@@ -160,8 +170,13 @@ class Routing:
                 worker_id=key[0],
                 fix="give gateways and attention workers the same --block-secret, or --secret",
             )
-        saturation = self._pinned or saturation_of(self._config, engine.max_step_tokens)
-        self.router.fleet.describe(key, saturation=saturation or NEVER_SATURATED, caches=caches)
+        slowdown = max(1.0, engine.slowdown)  # 0: not measured
+        rows = engine.max_step_tokens
+        saturation = self._pinned or saturation_of(self._config, rows, slowdown)
+        self.router.fleet.describe(
+            key, saturation=saturation or NEVER_SATURATED, caches=caches, slowdown=slowdown
+        )
+        (self._sweeping.add if engine.sweeps_scores else self._sweeping.discard)(key)
 
     def _job(self, submit: Submit, task: Task, excluded: Collection[Key]) -> Job:
         answer_tokens, sibling_tokens, reuses = 1, 0, True
@@ -172,7 +187,8 @@ class Routing:
         else:
             scoring = submit.scoring
             sibling_tokens = sum(len(c.token_ids) - 1 for c in scoring.candidates)
-            reuses = scoring.store_kv or not scoring.HasField("store_kv")
+            stored = not self._sweeping  # as workers do by default; they are all set up alike
+            reuses = scoring.store_kv if scoring.HasField("store_kv") else stored
         hashes: list[bytes] = []
         if reuses:
             root = self._hasher.root(submit.cache_salt, exact=submit.exact)

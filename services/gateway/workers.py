@@ -171,6 +171,9 @@ class Worker:
             if not self._routing.changes(self.key, response.block_changes):
                 self._unsent.put_nowait(ExecuteRequest(watch_blocks=WatchBlocks()))
             return
+        if kind == "others_work":
+            self._routing.others(self.key, response.others_work)
+            return
         task = self._tasks.get((response.request_id, response.attempt))
         if task is None:
             return

@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from moesaic.dispatch.local import LocalDispatcher
-from moesaic.engine.engine import Engine
+from moesaic.engine.engine import Engine, Load
 from moesaic.engine.grammar import GrammarCompiler
 from moesaic.engine.limits import Limits
+from moesaic.engine.outstanding import Outstanding
 from moesaic.engine.requests import Event
 from moesaic.engine.thread import engine_thread
 from moesaic.models.checkpoint import Checkpoint
@@ -257,3 +258,64 @@ async def test_a_trace_holds_what_the_gates_of_every_layer_chose(tiny_model: Any
         again: Any = service.RecordTrace(pb.RecordTraceRequest(), Any)
         assert (await anext(again)).WhichOneof("event") == "shape"
         await again.aclose()
+
+
+async def next_of(stream: Any, kind: str) -> Any:
+    async for response in stream:
+        if response.WhichOneof("event") == kind:
+            return getattr(response, kind)
+
+
+async def test_gateways_are_told_of_each_other_s_work_and_of_its_end(tiny_model: Any) -> None:
+    async with serving(tiny_model) as service:
+        mine, theirs = told(service, watching()), told(service, watching(long_answer("a")))
+        assert (await next_of(mine, "block_snapshot")).first
+        await next_of(theirs, "tokens")
+        service.load = Load(1, 0, 0, 0, 0, (), {2: Outstanding(1, 7, 900), 1: Outstanding(3, 9, 5)})
+        service.beat()
+        service.beat()  # nothing new
+
+        assert await next_of(mine, "others_work") == pb.OthersWork(
+            num_requests=1, num_tokens=7, flops=900
+        )
+        assert (await next_of(theirs, "others_work")).num_requests == 3
+        service.load = Load(0, 0, 0, 0, 0, (), {})
+        service.beat()
+        assert await next_of(mine, "others_work") == pb.OthersWork()
+        await mine.aclose()
+        await theirs.aclose()
+
+
+async def test_the_engine_s_own_count_goes_by_stream(tiny_model: Any) -> None:
+    async with serving(tiny_model) as service:
+        one, two = told(service, commands(long_answer("a"))), told(service, commands())
+        await anext(one)
+        engine, thread = service._engine, service._thread
+        assert engine is not None
+        assert thread is not None
+
+        async def look() -> Load:
+            return engine.load()
+
+        assert {
+            stream: w.num_requests for stream, w in (await thread.run(look())).outstanding.items()
+        } == {1: 1}
+        await one.aclose()
+        await service.idle.wait()
+        while (await thread.run(look())).outstanding:  # the cancellation is on its way
+            await asyncio.sleep(0.001)
+        await two.aclose()
+
+
+async def test_what_is_found_out_of_the_engine_later_is_told_with_a_new_snapshot(
+    tiny_model: Any,
+) -> None:
+    async with serving(tiny_model) as service:
+        stream = told(service, watching())
+        before = await next_of(stream, "block_snapshot")
+        service.describe(pb.EngineProfile(max_step_tokens=64, slowdown=2.5))
+        after = await next_of(stream, "block_snapshot")
+        await stream.aclose()
+
+    assert (before.engine.slowdown, after.engine.slowdown) == (0, 2.5)
+    assert after.first

@@ -3,8 +3,6 @@
 import asyncio
 import time
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.parity_cases import CASES, VOCAB_SIZE, build_reference
+from benchmarks.parity_cases import VOCAB_SIZE
 from moesaic.dispatch.contract import Step
 from moesaic.engine.batching import Batcher
 from moesaic.engine.blocks import BLOCK_SIZE
@@ -20,6 +18,7 @@ from moesaic.engine.requests import (
     FailureEvent,
     FinishEvent,
     Generation,
+    ProgressEvent,
     Request,
     RequestKey,
     ScoreEvent,
@@ -27,9 +26,9 @@ from moesaic.engine.requests import (
 )
 from moesaic.engine.sweeps import Slice
 from moesaic.errors import DeadlineExceeded, InvalidInput
+from moesaic.prefix.flops import AttentionFlops, ModelFlops
 from tests.engine.rig import LIMITS, FlakyDispatcher, rig
 
-BASES = [case for case in CASES if case.name == "base"]
 NUM_LAYERS = 3  # of the tiny model
 FREE = Scoring(((5,),), store_kv=False)
 
@@ -37,13 +36,6 @@ FREE = Scoring(((5,),), store_kv=False)
 def tokens_of(seed: int, length: int) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(2, VOCAB_SIZE, (length,), generator=generator).tolist()
-
-
-@pytest.fixture(scope="module", params=BASES, ids=str)
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    directory: Path = tmp_path_factory.mktemp("model")
-    build_reference(request.param, directory)
-    return SimpleNamespace(directory=directory)
 
 
 @settings(max_examples=12, deadline=None)
@@ -139,7 +131,8 @@ async def test_a_cancelled_sweep_ends_within_its_layer(tiny_model: Any) -> None:
         r.submit("wanted", tokens_of(2, 240), FREE)
         await r.ended("wanted")
 
-        assert [e for e in r.events if e.key.request_id == "unwanted"] == []
+        told = [e for e in r.events if e.key.request_id == "unwanted"]
+        assert all(isinstance(e, ProgressEvent) for e in told)
         assert len(r.dispatcher.asked) <= 4 + 10 * NUM_LAYERS
 
 
@@ -157,6 +150,62 @@ async def test_who_shares_a_sweep_with_a_cancelled_request_is_scored(tiny_model:
         for name in ("0", "2"):
             rows = tiny_model.logits(prompts[name]).log_softmax(-1)
             assert r.scores(name) == pytest.approx([float(rows[-1, 5])], abs=1e-4)
+
+
+async def test_a_prompt_of_many_slices_tells_how_far_it_is(tiny_model: Any) -> None:
+    async with rig(tiny_model) as r:
+        r.submit("long", tokens_of(1, 240), FREE)
+        r.submit("short", tokens_of(2, 20), FREE)
+        await r.ended("long", "short")
+
+        told = [
+            (e.key.request_id, e.computed_tokens) for e in r.events if isinstance(e, ProgressEvent)
+        ]
+    assert {name for name, _ in told} == {"long"}
+    counts = [count for _, count in told]
+    assert len(counts) == 9  # as often as there is as much as a largest step behind it
+    assert counts == sorted(counts)
+    assert all(0 < count < 240 for count in counts)
+
+
+def test_slices_of_a_slow_engine_become_smaller_and_grow_again() -> None:
+    limits = replace(LIMITS, max_num_batched_tokens=200, sweep_blocks=100, max_model_len=2000)
+    batcher = Batcher(limits, num_blocks=2, num_layers=40)
+    batcher.submit(Request(RequestKey("long"), (1,) * 1000, FREE))
+
+    def step(rows_per_s: float) -> int:
+        piece = batcher.next_step()
+        assert isinstance(piece, Slice)
+        batcher.sweeps.advance(piece, piece.num_rows / rows_per_s)
+        return piece.num_rows
+
+    slow = [step(100) for _ in range(12)]
+    hiccup = [step(100) if i != 5 else step(1) for i in range(10)]
+    fast = [step(1e6) for _ in range(8)]
+
+    assert slow[:5] == [200] * 4 + [50]  # after a few of them it is known how long they take
+    assert set(slow[6:]) == {50}
+    assert set(hiccup) == {50}
+    assert fast[4:] == [200] * 4
+
+
+def test_rows_far_behind_in_a_prompt_come_in_smaller_slices() -> None:
+    limits = replace(LIMITS, max_num_batched_tokens=64, sweep_blocks=400, max_model_len=9000)
+    attention_alone = ModelFlops([AttentionFlops(1, 1)] * 2, 0, 0)
+    batcher = Batcher(limits, 2, None, 2, attention_alone)
+    batcher.submit(Request(RequestKey("long"), (1,) * 6000, FREE))
+
+    rows = []
+    while sum(rows) < 6000:
+        piece = batcher.next_step()
+        assert isinstance(piece, Slice)
+        assert piece.flops <= 2 * attention_alone.span(0, 64) or piece.num_rows <= BLOCK_SIZE
+        batcher.sweeps.advance(piece)
+        rows.append(piece.num_rows)
+
+    assert rows[0] == 64
+    assert rows == sorted(rows, reverse=True)
+    assert rows[-2] == BLOCK_SIZE  # at least, though that is more than a step of a beginning
 
 
 async def test_a_deadline_ends_a_sweep_while_experts_are_away(tiny_model: Any) -> None:

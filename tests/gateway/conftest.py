@@ -131,6 +131,16 @@ class ScriptedAttention(attention_pb2_grpc.AttentionServiceServicer):
         for events in self.streams:
             events.put_nowait(pb.ExecuteResponse(block_changes=change))
 
+    def tell(self, **event: Any) -> None:
+        """Say something of the worker itself on all streams."""
+        for events in self.streams:
+            events.put_nowait(pb.ExecuteResponse(**event))
+
+    def tell_all(self) -> None:
+        """Say everything anew, unasked."""
+        for events in self.streams:
+            self._tell_all_blocks(events)
+
     def _tell_all_blocks(self, events: Any) -> None:
         self.num_watches += 1
         snapshot = pb.BlockSnapshot(

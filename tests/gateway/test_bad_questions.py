@@ -1,5 +1,7 @@
 """What is wrong with a request of several questions is named, and nothing of it is sent."""
 
+import math
+
 import pytest
 
 PREDICATE = {"type": "predicate", "instructions": "Is it?"}
@@ -75,6 +77,7 @@ ITEMS = [
 ]  # fmt: skip
 MULTI = [
     ({"input": "a", "labels": [], "method": "multi"}, "labels", "invalid_request"),
+    ({"input": "a", "labels": ["hello " * 300, "b"], "method": "sequence"}, "labels", "invalid_request"),
     ({"input": ["a"] * 1024, "labels": ["b", "c", "d", "e", "f"], "method": "multi"}, "input", "invalid_request"),
     ({"input": ["a", "hello " * 300], "labels": ["b"], "method": "multi"}, "input[1]", "context_length_exceeded"),
 ]  # fmt: skip
@@ -103,3 +106,40 @@ async def test_a_bad_field_is_named_and_nothing_is_sent(
                 assert (error["param"], error["code"]) == (field, code), error
                 assert not house.workers[0].submits
                 assert house.gateway.num_inflight == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/v1/classify", {"input": "a", "labels": ["yes", "no"]}, "input"),
+        ("/v1/decisions", ASKED, "input"),
+        ("/v1/score", {"text_1": "a", "text_2": ["b"]}, "text_2"),
+        ("/v1/rerank", {"query": "a", "documents": ["b"]}, "documents"),
+        ("/generative_scoring", SCORED, "items"),
+    ],
+)
+async def test_what_a_worker_refuses_is_named_as_the_caller_called_it(
+    open_house, scripts, path, body, field
+) -> None:
+    refused = {"code": "context_length_exceeded", "message": "prompt: no room", "field": "prompt"}
+    async with open_house(scripts.fails(**refused, http_status=400)) as house:
+        response = await house.client.post(path, json=body)
+
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, field)
+    assert error["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("logprobs", [(math.nan, -1.0), (-1.0,), ()])
+async def test_scores_that_are_none_are_no_answer(open_house, scripts, logprobs) -> None:
+    async with open_house(scripts.scores(*logprobs)) as house:
+        for path, body in (
+            ("/v1/classify", {"input": "a", "labels": ["yes", "no"]}),
+            ("/v1/decisions", ASKED),
+            ("/generative_scoring", SCORED),
+            ("/v1/rerank", {"query": "a", "documents": ["b"]}),
+        ):
+            response = await house.client.post(path, json=body)
+
+            assert response.status_code == 500
+            assert response.json()["error"]["code"] == "internal_error"

@@ -102,7 +102,7 @@ async def test_names_under_another_key_are_passed_over(open_house, scripts, hash
         )
         response = await house.client.post("/v1/completions", json=BODY)
 
-    assert response.status_code == 200
+    assert response.status_code == 200, response.text
     assert len(house.gateway.workers.routing.router.fleet.index) == 0
 
 
@@ -208,6 +208,72 @@ async def test_the_policy_can_be_seen_and_switched_while_requests_come(
         assert sorted(worker.committed_blocks for worker in state.workers) == [0, 2]
         assert all(w.accepting and w.saturation_flops > 0 for w in state.workers)
         assert not any(w.remaining_flops or w.num_requests for w in state.workers)
+
+
+async def test_what_other_gateways_gave_a_worker_and_its_slowness_count(
+    open_house, scripts, hasher
+) -> None:
+    says = scripts.says("yes")
+    async with open_house(says, says, block_secret="between us") as house:
+        await opened(house, hasher, {})
+        routing = house.gateway.workers.routing
+        fleet, admin = routing.router.fleet, GatewayAdmin(routing)
+        first, second = house.workers
+        saturation = {worker.saturation for worker in fleet.workers.values()}.pop()
+        first.tell(others_work=pb.OthersWork(num_requests=2, num_tokens=50, flops=1e9))
+        await house.until(lambda: fleet.remaining > 0)
+        for number in range(3):
+            await house.client.post("/v1/completions", json={**BODY, "prompt": [number] * 20})
+        told = await admin.GetRouter(gateway_pb2.GetRouterRequest(), None)
+        assert [len(worker.submits) for worker in house.workers] == [0, 3]
+        assert {w.worker_id: w.others_flops for w in told.workers} == {
+            "attention-1": 1e9,
+            "attention-2": 0,
+        }
+
+        first.tell(others_work=pb.OthersWork())
+        second.profile = pb.EngineProfile(max_step_tokens=4096, naming=hasher.naming, slowdown=2.5)
+        second.tell_all()
+        await house.until(
+            lambda: fleet.remaining == 0 and len({w.pace for w in fleet.workers.values()}) == 2
+        )
+        told = await admin.GetRouter(gateway_pb2.GetRouterRequest(), None)
+
+    one, two = sorted(told.workers, key=lambda worker: worker.worker_id)
+    assert (one.slowdown, two.slowdown) == (1, 2.5)
+    assert one.saturation_flops == saturation
+    assert two.saturation_flops == pytest.approx(2.5 * saturation)
+
+
+@pytest.mark.parametrize(
+    ("sweeps", "store_kv", "promised"),
+    [
+        (False, None, True),
+        (True, None, False),
+        (True, True, True),
+        (False, False, False),
+    ],
+)
+async def test_blocks_are_promised_only_where_scoring_stores_them(
+    open_house, scripts, hasher, sweeps: bool, store_kv: bool | None, promised: bool
+) -> None:
+    async with open_house(scripts.silent, block_secret="between us") as house:
+        await opened(house, hasher, {})
+        [worker] = house.workers
+        worker.profile = pb.EngineProfile(
+            max_step_tokens=4096, naming=hasher.naming, sweeps_scores=sweeps
+        )
+        worker.tell_all()
+        routing = house.gateway.workers.routing
+        await house.until(lambda: bool(routing._sweeping) == sweeps)
+        body = {"input": "hello " * 40, "labels": ["yes", "no"], "moesaic": {"store_kv": store_kv}}
+        asking = asyncio.ensure_future(house.client.post("/v1/classify", json=body))
+        await house.until(lambda: bool(worker.submits))
+        num_promised = len(routing.router.fleet.index)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+
+    assert bool(num_promised) == promised
 
 
 def test_answers_are_expected_to_be_as_long_as_of_late_and_never_longer_than_allowed() -> None:

@@ -1,363 +1,13 @@
-"""The router beside a model that is naive about everything: sets for blocks, sums for loads, and
-brute force over all workers for decisions."""
+"""The router by examples."""
 
-from dataclasses import dataclass, field
-from itertools import takewhile
-
-from hypothesis import given, settings
+import pytest
+from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    Bundle,
-    MultipleResults,
-    RuleBasedStateMachine,
-    consumes,
-    initialize,
-    invariant,
-    multiple,
-    rule,
-)
 
 from moesaic.prefix.block_feed import BlockFeed
-from moesaic.prefix.fleet import Job
-from moesaic.prefix.flops import AttentionFlops, ModelFlops
-from moesaic.prefix.policies import POLICY_NAMES
 from moesaic.prefix.router import PrefixRouter, RouterLimits
-
-BLOCK = 4
-FLOPS = ModelFlops([AttentionFlops(3, 2), AttentionFlops(5, 1, window=6)], 10, head=11)
-LIMITS = RouterLimits(block_size=BLOCK, max_blocks=10_000, max_queued=6, max_wait_s=5.0)
-SATURATION = 900
-# Prompts as paths of a small tree: names of blocks are the paths, as chained hashes are.
-PATHS = st.lists(st.integers(0, 1), max_size=5)
-
-
-def chain(path: list[int]) -> list[bytes]:
-    return [bytes(path[: n + 1]) for n in range(len(path))]
-
-
-@dataclass
-class NaiveJob:
-    job: Job
-    arrived_s: float
-    order: tuple[int, int]
-    computed: int = 0
-    answered: int = 0
-    behind: tuple[int, ...] = ()
-
-    def remaining(self) -> int:
-        n, expected = self.job.num_tokens, self.job.answer_tokens
-        if self.computed < n:
-            cost = FLOPS.span(self.computed, n) + FLOPS.head
-            positions = [*range(n, n + self.job.sibling_tokens), *range(n, n + expected - 1)]
-        else:
-            cost = 0
-            first = n + self.answered
-            positions = list(range(first, first + max(expected - max(self.answered, 1), 1)))
-        return cost + sum(FLOPS.span(p, p + 1) + FLOPS.head for p in positions)
-
-
-@dataclass
-class NaiveWorker:
-    key: int
-    accepting: bool = False
-    committed: set[bytes] = field(default_factory=set)
-    pending: set[bytes] = field(default_factory=set)
-    jobs: dict[int, NaiveJob] = field(default_factory=dict)
-    busy_since_s: float = 0.0
-
-    def depth(self, hashes: list[bytes]) -> int:
-        known = self.committed | self.pending
-        return len(list(takewhile(known.__contains__, hashes)))
-
-    def load(self) -> int:
-        return sum(job.remaining() for job in self.jobs.values())
-
-    def drop(self, job_id: int) -> None:
-        gone = self.jobs.pop(job_id)
-        kept = {name for other in self.jobs.values() for name in other.job.hashes}
-        self.pending -= set(gone.job.hashes) - kept
-
-
-class Fleets(RuleBasedStateMachine):
-    jobs, workers = Bundle("jobs"), Bundle("workers")
-
-    @initialize(consolidate=st.booleans())
-    def begin(self, consolidate: bool) -> None:
-        self.router = PrefixRouter(FLOPS, LIMITS, consolidate=consolidate)
-        self.consolidate = consolidate
-        self.naive: dict[int, NaiveWorker] = {}
-        self.waiting: dict[int, NaiveJob] = {}
-        self.now_s = 0.0
-        self.ids = 0
-        for _ in range(2):
-            self.join(True)
-
-    def new_id(self) -> int:
-        self.ids += 1
-        return self.ids
-
-    # -- workers
-
-    @rule(target=workers, accepting=st.booleans())
-    def join(self, accepting: bool) -> int:
-        key = self.new_id()
-        self.naive[key] = NaiveWorker(key, accepting)
-        self.router.fleet.join(key, SATURATION)
-        self.router.fleet.accept(key, accepting)
-        return key
-
-    @rule(key=workers, accepting=st.booleans())
-    def accept(self, key: int, accepting: bool) -> None:
-        if key in self.naive:
-            self.naive[key].accepting = accepting
-            self.router.fleet.accept(key, accepting)
-
-    @rule(key=consumes(workers))
-    def die(self, key: int) -> None:
-        lost = self.router.fleet.leave(key)
-
-        assert sorted(lost) == sorted(self.naive.pop(key).jobs)
-
-    @rule(key=workers, stored=PATHS, evicted=PATHS)
-    def tell_blocks(self, key: int, stored: list[int], evicted: list[int]) -> None:
-        if key not in self.naive:
-            return
-        worker, bit = self.naive[key], self.router.fleet.workers[key].bit
-        gone = chain(evicted)[2:]
-        self.router.fleet.index.evict(bit, gone)
-        worker.committed -= set(gone)
-        self.router.fleet.index.commit(bit, chain(stored))
-        worker.committed |= set(chain(stored))
-        worker.pending -= worker.committed
-
-    @rule(key=workers)
-    def forget_blocks(self, key: int) -> None:
-        if key in self.naive:
-            self.router.fleet.index.clear(self.router.fleet.workers[key].bit)
-            self.naive[key].committed.clear()
-
-    # -- jobs
-
-    @rule(
-        target=jobs,
-        path=PATHS,
-        tail=st.integers(1, BLOCK),
-        answer=st.integers(1, 6),
-        sibling=st.integers(0, 3),
-        priority=st.integers(0, 1),
-    )
-    def submit(self, path: list[int], tail: int, answer: int, sibling: int, priority: int) -> int:
-        job_id = self.new_id()
-        tokens = len(path) * BLOCK + tail % BLOCK or 1
-        job = Job(job_id, tokens, chain(path), answer, sibling, priority)
-        if len(self.waiting) == LIMITS.max_queued:
-            return job_id
-        self.router.submit(job, self.now_s)
-        self.waiting[job_id] = NaiveJob(job, self.now_s, (priority, job_id))
-        return job_id
-
-    @rule(
-        target=jobs,
-        short=st.lists(st.integers(0, 1), min_size=1, max_size=1),
-        long=st.lists(st.integers(0, 1), min_size=5, max_size=5),
-        ends=st.booleans(),
-    )
-    def crowd(self, short: list[int], long: list[int], ends: bool) -> MultipleResults[int]:
-        """What fills one worker, occupies another, and makes some wait for the first."""
-        ids = [self.submit(path, 3, 1, 0, 0) for path in (long, short, long)]
-        self.route()
-        if ends:
-            self.end(ids[1])
-            self.route()
-        return multiple(*ids)
-
-    @rule(job_id=consumes(jobs))
-    def end(self, job_id: int) -> None:
-        here = job_id in self.waiting or any(job_id in w.jobs for w in self.naive.values())
-
-        assert self.router.withdraw(job_id) == here
-        self.waiting.pop(job_id, None)
-        for worker in self.naive.values():
-            if job_id in worker.jobs:
-                worker.drop(job_id)
-
-    @rule(job_id=jobs, computed=st.integers(0, 30), answered=st.integers(0, 8))
-    def progress(self, job_id: int, computed: int, answered: int) -> None:
-        self.router.fleet.progressed(job_id, computed, answered)
-        for worker in self.naive.values():
-            if naive := worker.jobs.get(job_id):
-                naive.computed = max(naive.computed, computed)
-                naive.answered = max(naive.answered, answered)
-                if answered:
-                    naive.computed = naive.job.num_tokens
-
-    @rule(seconds=st.sampled_from([1.0, 6.0]))
-    def let_time_pass(self, seconds: float) -> None:
-        self.now_s += seconds
-
-    @rule(policy=st.sampled_from(["prefix-flops"] * 6 + list(POLICY_NAMES)))
-    def switch(self, policy: str) -> None:
-        self.router.set_policy(policy, consolidate=self.consolidate)
-        for job in self.waiting.values():
-            job.behind = ()
-
-    @rule()
-    def route(self) -> None:
-        ours = self.router.policy_name in ("prefix-flops", "moe-prefill")
-        expected = self.brute_force() if ours else None
-
-        decisions = self.router.route(self.now_s)
-
-        told = [(d.job.job_id, d.worker, d.cached_blocks) for d in decisions]
-        if expected is None:
-            for decision in decisions:
-                self.place(self.waiting[decision.job.job_id], self.naive[decision.worker])
-        assert expected is None or told == expected
-        accepting = [w for w in self.naive.values() if w.accepting]
-        starved = [j for j in self.waiting.values() if self.now_s - j.arrived_s >= 5.0]
-        assert not (accepting and starved)
-
-    def place(self, job: NaiveJob, worker: NaiveWorker) -> int:
-        depth = worker.depth(list(job.job.hashes))
-        usable = min(depth, (job.job.num_tokens - 1) // BLOCK)
-        job.computed = usable * BLOCK
-        if not worker.jobs:
-            worker.busy_since_s = self.now_s
-        worker.jobs[job.job.job_id] = job
-        worker.pending |= set(job.job.hashes) - worker.committed
-        del self.waiting[job.job.job_id]
-        return depth
-
-    def brute_force(self) -> list[tuple[int, int, int]]:
-        out = []
-        for job in sorted(self.waiting.values(), key=lambda job: job.order):
-            waited = self.now_s >= job.arrived_s + LIMITS.max_wait_s
-            allowed = [worker for worker in self.naive.values() if worker.accepting]
-            room = [w for w in allowed if waited or self.ready(w) < SATURATION]
-            if not room or (not waited and self.is_stuck(job, room)):
-                continue
-            hashes = list(job.job.hashes)
-            deepest = max(worker.depth(hashes) for worker in allowed)
-            behind = [worker for worker in allowed if worker.depth(hashes) == deepest]
-            candidates = [worker for worker in behind if worker in room]
-            if not candidates:
-                near = max(worker.depth(hashes) for worker in room)
-                patient = self.router.policy_name == "prefix-flops"
-                if patient and self.prompt(job, near) > 1.25 * self.prompt(job, deepest):
-                    candidates = [worker for worker in room if not self.prefills(worker)]
-                    if not candidates:
-                        job.behind = tuple(worker.key for worker in behind)
-                        continue
-                else:
-                    candidates = room
-            reached = max(worker.depth(hashes) for worker in candidates)
-            best = [worker for worker in candidates if worker.depth(hashes) == reached]
-            picked = self.fullest(best) if self.consolidate and not waited else None
-            picked = picked or min(best, key=lambda w: (w.load(), self.slot(w)))
-            out.append((job.job.job_id, picked.key, self.place(job, picked)))
-        return out
-
-    @staticmethod
-    def prompt(job: NaiveJob, depth: int) -> int:
-        tokens = min(depth, (job.job.num_tokens - 1) // BLOCK) * BLOCK
-        return FLOPS.span(tokens, job.job.num_tokens)
-
-    def is_stuck(self, job: NaiveJob, room: list[NaiveWorker]) -> bool:
-        """It waits for workers that are as they were when it was last looked at."""
-        keys = {worker.key for worker in room}
-        there = all(key in self.naive and self.naive[key].accepting for key in job.behind)
-        free = [worker for worker in room if not self.prefills(worker)]
-        return bool(job.behind) and there and not free and not keys & set(job.behind)
-
-    @staticmethod
-    def prefills(worker: NaiveWorker) -> bool:
-        return any(job.computed < job.job.num_tokens for job in worker.jobs.values())
-
-    def slot(self, worker: NaiveWorker) -> int:
-        return self.router.fleet.workers[worker.key].slot
-
-    def fullest(self, candidates: list[NaiveWorker]) -> NaiveWorker | None:
-        everyone = self.naive.values()
-        capacity = SATURATION * sum(worker.accepting for worker in everyone)
-        if sum(worker.load() for worker in everyone) >= capacity:
-            return None
-        filling = [
-            worker
-            for worker in candidates
-            if worker.jobs
-            and self.ready(worker) < SATURATION
-            and self.now_s - worker.busy_since_s < LIMITS.max_wait_s
-        ]
-        return max(filling, key=lambda w: (w.load(), self.slot(w)), default=None)
-
-    @staticmethod
-    def ready(worker: NaiveWorker) -> int:
-        total = 0
-        for job in worker.jobs.values():
-            n = job.job.num_tokens
-            if job.computed < n:
-                total += FLOPS.span(job.computed, n) + FLOPS.head
-                total += FLOPS.continuation(n, job.job.sibling_tokens)
-            else:
-                total += FLOPS.continuation(n + job.answered, 1)
-        return total
-
-    # -- what always holds
-
-    @invariant()
-    def loads_are_the_sums_of_what_remains(self) -> None:
-        if not hasattr(self, "router"):
-            return
-        fleet = self.router.fleet
-        for key, naive in self.naive.items():
-            shadow = fleet.workers[key]
-            assert shadow.remaining == naive.load()
-            assert shadow.remaining == sum(r.remaining for r in shadow.jobs.values())
-            assert shadow.ready == self.ready(naive)
-            assert shadow.remaining_tokens >= len(shadow.jobs)
-        assert fleet.remaining == sum(worker.load() for worker in self.naive.values())
-        assert fleet.by_load == sorted((w.remaining, w.slot) for w in fleet.workers.values())
-        if not fleet.routed:
-            assert fleet.remaining == 0
-
-    @invariant()
-    def the_index_is_what_the_workers_have_and_were_promised(self) -> None:
-        if not hasattr(self, "router"):
-            return
-        fleet = self.router.fleet
-        held: dict[bytes, int] = {}
-        for key, naive in self.naive.items():
-            for name in naive.committed | naive.pending:
-                held[name] = held.get(name, 0) | fleet.workers[key].bit
-        assert held == fleet.index._holders  # white box: all of it, not what a query finds
-
-    @invariant()
-    def bitsets_are_right(self) -> None:
-        if not hasattr(self, "router"):
-            return
-        fleet = self.router.fleet
-        workers = [w for w in fleet.workers.values() if w.accepting]
-        assert fleet.accepting == sum(w.bit for w in workers)
-        assert fleet.unsaturated == sum(w.bit for w in workers if w.ready < SATURATION)
-        assert fleet.busy == sum(w.bit for w in workers if w.jobs)
-
-
-TestFleets = Fleets.TestCase
-TestFleets.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
-
-
-def open_router(policy: str = "prefix-flops", workers: int = 2, **options) -> PrefixRouter:
-    router = PrefixRouter(FLOPS, LIMITS, policy, **options)  # type: ignore[arg-type]
-    for key in range(workers):
-        router.fleet.join(key, SATURATION)
-        router.fleet.accept(key, True)
-    return router
-
-
-def placed(router: PrefixRouter, *jobs: Job, now_s: float = 0.0) -> list[object]:
-    for job in jobs:
-        router.submit(job, now_s)
-    return [decision.worker for decision in router.route(now_s)]
+from moesaic.prefix.shadows import PACE, Job, OthersWork
+from tests.prefix.fleets import BLOCK, FLOPS, LIMITS, SATURATION, chain, open_router, placed
 
 
 def test_a_popular_prefix_spills_to_a_worker_that_is_free_and_waits_when_none_is() -> None:
@@ -440,3 +90,84 @@ def test_a_round_at_the_very_time_that_is_told_places_what_has_waited(now_s: flo
     assert placed(router, Job("full", 30), Job("waits", 30), now_s=now_s) == [0]
 
     assert len(router.route(router.next_overdue_s() or 0.0)) == 1
+
+
+def test_work_that_others_gave_a_worker_counts_until_it_says_otherwise() -> None:
+    router = open_router()
+    router.fleet.others_have(0, OthersWork(1, 100, SATURATION))
+
+    assert placed(router, *(Job(n, 2) for n in range(3))) == [1, 1, 1]
+    router.fleet.others_have(0, OthersWork())
+
+    assert placed(router, Job("after", 2)) == [0]
+
+
+@pytest.mark.parametrize("policy", ["least-requests", "least-tokens", "prefix-only"])
+def test_other_policies_count_the_work_of_others_too(policy: str) -> None:
+    router = open_router(policy)
+    router.fleet.others_have(0, OthersWork(5, 100, 1000))
+
+    assert placed(router, *(Job(n, 2) for n in range(3))) == [1, 1, 1]
+
+
+def test_a_worker_that_transfers_slow_gets_less_and_takes_more_to_fill() -> None:
+    router = open_router()
+    how = {"saturation": 3 * SATURATION, "caches": True}
+    router.fleet.describe(0, **how, slowdown=3.0)  # type: ignore[arg-type]
+    router.fleet.describe(1, saturation=SATURATION, caches=True)
+
+    where = placed(router, *(Job(n, 2) for n in range(5)))
+
+    assert where == [0, 1, 1, 1, 0]
+    assert not router.fleet.workers[0].saturated
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(0, 1), st.integers(1, 40)), min_size=30, max_size=120),
+    report_every=st.integers(1, 8),
+    num_workers=st.integers(2, 4),
+)
+def test_routers_that_hear_of_each_other_s_work_keep_the_workers_even(
+    sizes: list[tuple[int, int]], report_every: int, num_workers: int
+) -> None:
+    """Two routers, the same workers; each knows its own jobs, and what the workers say of the
+    other's now and then. Nothing ends, so whatever is uneven stays."""
+    routers = [PrefixRouter(FLOPS, RouterLimits(BLOCK, 100, 1000, 5.0)) for _ in range(2)]
+    for router in routers:
+        for key in range(num_workers):
+            router.fleet.join(key, 1 << 60)
+            router.fleet.accept(key, True)
+
+    def loads() -> list[int]:
+        return [sum(r.fleet.workers[key].remaining for r in routers) for key in range(num_workers)]
+
+    largest, since = 0, 0
+    for number, (which, tokens) in enumerate(sizes):
+        placed(routers[which], Job(number, tokens))
+        largest = max(largest, routers[which].fleet.routed[number].remaining)
+        since += 1
+        if since == report_every:
+            since = 0
+            for key in range(num_workers):
+                for me, other in (routers, routers[::-1]):
+                    theirs = other.fleet.workers[key]
+                    told = OthersWork(len(theirs.jobs), theirs.remaining_tokens, theirs.remaining)
+                    me.fleet.others_have(key, told)
+            for router in routers:  # what a router knows is all that there is, counted once
+                assert [
+                    router.fleet.workers[key].load // PACE for key in range(num_workers)
+                ] == loads()
+                assert router.fleet.remaining == sum(loads())
+        # Each is at most one job off what it sees, and sees all but what the other did since.
+        assert max(loads()) - min(loads()) <= (2 + 2 * report_every) * largest
+
+
+def test_what_others_gave_a_worker_is_forgotten_with_it() -> None:
+    router = open_router()
+    router.fleet.others_have(0, OthersWork(2, 10, 500))
+
+    router.fleet.leave(0)
+
+    assert router.fleet.remaining == 0
+    router.fleet.join(0, SATURATION)
+    assert router.fleet.workers[0].load == 0

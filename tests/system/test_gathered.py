@@ -4,10 +4,13 @@ import signal
 from collections.abc import Iterator
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from moesaic.v1.gateway_pb2 import GetRouterRequest
+from moesaic.v1.gateway_pb2_grpc import GatewayServiceStub
 from tests.suites import Suite, eventually, running
 from tests.system.test_faults import STREAMS, check, under_load
 
@@ -39,6 +42,24 @@ def test_workers_with_half_of_the_experts_answer_like_one_that_has_all(
     events = [line["event"] for line in gathered.log("attention-0")]
     assert {"gather.planned", "peer.linked", "gather.calibrated"} <= set(events)
     assert "pull.failed" not in events
+
+
+@pytest.mark.timeout(240)
+def test_what_workers_measured_reaches_the_router(gathered: Suite) -> None:
+    def measured(name: str) -> dict[str, Any]:
+        return next(e for e in gathered.log(name) if e["event"] == "gather.calibrated")
+
+    [address] = [
+        p["admin_address"] for p in gathered.state()["processes"] if p["name"] == "gateway"
+    ]
+    with grpc.insecure_channel(address) as channel:
+        state = GatewayServiceStub(channel).GetRouter(GetRouterRequest(), timeout=10)
+
+    assert len(state.workers) == 2
+    for worker in state.workers:
+        found = measured(worker.worker_id)
+        assert worker.slowdown == pytest.approx(found["slowdown"], abs=1e-3)
+        assert worker.saturation_flops == pytest.approx(found["saturation_flops"], rel=1e-9)
 
 
 @pytest.mark.timeout(240)

@@ -8,6 +8,7 @@ from moesaic.classification.dialogue import Dialogue
 from moesaic.errors import InvalidInput
 
 Candidates = tuple[tuple[int, ...], ...]
+MAX_ANSWER_TOKENS = 256  # of one candidate: engines take no longer ones
 
 
 class Read(NamedTuple):
@@ -50,10 +51,17 @@ def whole_answers(dialogue: Dialogue, names: Sequence[str]) -> Candidates:
     of another.
 
     Raises:
-        InvalidInput: two names are the same tokens.
+        InvalidInput: two names are the same tokens, or one has too many.
     """
     ends = dialogue.end_token_ids
-    return _told_apart(names, tuple((*dialogue.continuation(name), *ends) for name in names))
+    candidates = tuple((*dialogue.continuation(name), *ends) for name in names)
+    for name, candidate in zip(names, candidates, strict=True):
+        if len(candidate) > MAX_ANSWER_TOKENS:
+            fix = f"{short(name)} takes {len(candidate)} tokens, at most {MAX_ANSWER_TOKENS} are scored"
+            raise InvalidInput(
+                "labels", f"{fix}: use method choice, or a short name and a description"
+            )
+    return _told_apart(names, candidates)
 
 
 def yes_or_no(dialogue: Dialogue) -> Candidates:

@@ -19,6 +19,7 @@ def bench(
             "router",
             "sweeps",
             "prefill",
+            "accuracy",
             "aebs",
             "routed",
             "two-phase",

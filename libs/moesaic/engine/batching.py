@@ -21,10 +21,11 @@ from moesaic.engine.blocks import BLOCK_SIZE, BlockPool, blocks_for
 from moesaic.engine.limits import Limits, check_request
 from moesaic.engine.requests import Request, RequestKey
 from moesaic.engine.sequences import Answer, Chunk, Score, Work, rank, reusable, work_of
-from moesaic.engine.sweeps import Slice, Sweeps
+from moesaic.engine.sweeps import ROWS_ALONE, Slice, Sweeps
 from moesaic.engine.waiting import WaitingQueue
 from moesaic.errors import Overloaded
 from moesaic.prefix.block_hashes import BlockHasher
+from moesaic.prefix.flops import ModelFlops
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,13 @@ class Batcher:
         num_blocks: int,
         hasher: BlockHasher | None = None,
         num_layers: int = 1,
+        flops: ModelFlops = ROWS_ALONE,
     ) -> None:
-        """``hasher`` names blocks of ``BLOCK_SIZE`` tokens; without one nothing is shared."""
+        """``hasher`` names blocks of ``BLOCK_SIZE`` tokens; without one nothing is shared. ``flops``
+        measures the slices of sweeps."""
         self.limits = limits
-        self.sweeps = Sweeps(limits.sweep_blocks, num_layers, limits.max_num_batched_tokens)
+        rows = limits.max_num_batched_tokens
+        self.sweeps = Sweeps(limits.sweep_blocks, num_layers, rows, flops)
         self.pool = BlockPool(num_blocks)
         self.waiting = WaitingQueue()
         self.running: list[Work] = []  # by rank
@@ -85,13 +89,10 @@ class Batcher:
             raise Overloaded(f"requests with {queued} tokens are waiting already")
         swept = limits.sweeps(request.work)
         work = work_of(request, next(self._arrivals), swept=swept)
-        if swept:
-            self.sweeps.waiting.add(work)
-            return
         if self._hasher is not None:
             work.root = self._hasher.root(request.cache_salt, exact=request.exact)
             self._hasher.extend(work.hashes, work.root, work.tokens)
-        self.waiting.add(work)
+        (self.sweeps.waiting if swept else self.waiting).add(work)
 
     def cancel(self, key: RequestKey) -> bool:
         """Forget a request wherever it is; false if it is not here."""
@@ -161,7 +162,7 @@ class Batcher:
                 break
             promised.update(work.unpublished)
             budget -= self._add(plan, work, budget)
-        self.sweeps.others_had(self.limits.max_num_batched_tokens - budget)
+        self.sweeps.others_had(plan.chunks)
         return plan
 
     def commit(self, chunk: Chunk) -> None:

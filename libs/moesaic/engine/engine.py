@@ -16,8 +16,8 @@ through changes of the placement.
 
 import asyncio
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import structlog
 import torch
@@ -29,12 +29,15 @@ from moesaic.engine.batching import Batcher, Plan, Tally
 from moesaic.engine.blocks import BLOCK_SIZE
 from moesaic.engine.limits import Limits
 from moesaic.engine.micro_batches import run_together, split
+from moesaic.engine.outstanding import Outstanding, outstanding_of
 from moesaic.engine.progress import Progress
 from moesaic.engine.requests import Event, FailureEvent, Request, RequestKey
 from moesaic.engine.sequences import Chunk, Work
-from moesaic.engine.sweeps import Slice, Sweep
+from moesaic.engine.sweep_rows import Sweep
+from moesaic.engine.sweeps import Slice
 from moesaic.errors import DeadlineExceeded, ExpertUnavailable, MoesaicError, NotReady
 from moesaic.models.decoder import Decoder, MoELayer
+from moesaic.models.flops import flops_of
 from moesaic.models.step_batch import StepBatch
 from moesaic.models.sweep_area import SweepArea
 from moesaic.prefix.block_hashes import BlockHasher
@@ -58,6 +61,7 @@ class Load:
     kv_blocks_total: int
     epoch: int
     waiting_for: tuple[str, ...]
+    outstanding: Mapping[int, Outstanding] = field(default_factory=dict)  # by stream
 
 
 class Engine:
@@ -81,7 +85,9 @@ class Engine:
         self._decoder, self._dispatcher = decoder, dispatcher
         self._cache = decoder.new_kv_cache(num_blocks, BLOCK_SIZE)
         self._area = SweepArea(decoder, limits.sweep_blocks, BLOCK_SIZE)
-        self.batcher = Batcher(limits, num_blocks, hasher, decoder.config.num_layers)
+        config = decoder.config
+        self._flops = flops_of(config)
+        self.batcher = Batcher(limits, num_blocks, hasher, config.num_layers, self._flops)
         self._progress = Progress(self.batcher)
         self._emit, self._tell_blocks, self._recovery_s = emit, tell_blocks, recovery_s
         self._micro_batches = micro_batches
@@ -115,6 +121,7 @@ class Engine:
             kv_blocks_total=pool.num_blocks,
             epoch=self._epoch,
             waiting_for=tuple(self._dispatcher.waiting_for),
+            outstanding=outstanding_of(self.batcher.everything(), self._flops),
         )
 
     async def run(self) -> None:
@@ -190,15 +197,18 @@ class Engine:
         return await self._decoder.forward(batch, self._cache, moe)
 
     async def _compute_slice(self, step: Step, piece: Slice, events: list[Event]) -> None:
+        started = time.monotonic()
         if piece.chunks:
             await self._area.compute(piece.layer, _to_batch(piece.chunks), self._moe_of(step))
         self._progress.note_slice(piece, step.epoch)
-        if self.batcher.sweeps.advance(piece):
+        if self.batcher.sweeps.advance(piece, time.monotonic() - started):
             self._finish_sweep(piece.sweep, step.epoch, events)
+        else:
+            self._progress.tell_sweep(piece.sweep, events)
 
     def _finish_sweep(self, sweep: Sweep, epoch: int, events: list[Event]) -> None:
         """Score its candidates, with as many logits at a time as a step may have."""
-        chunks, most = list(sweep.chunks), self.batcher.limits.max_num_batched_tokens
+        chunks, most = sweep.wanted, self.batcher.limits.max_num_batched_tokens
         while chunks:
             together = [chunks.pop(0)]
             wanted = together[0].wanted

@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass
 
+from moesaic.classification.candidates import MAX_ANSWER_TOKENS
 from moesaic.engine.blocks import BLOCK_SIZE, blocks_for
 from moesaic.engine.requests import Generation, Request, Scoring
-from moesaic.engine.sweeps import blocks_to_sweep
+from moesaic.engine.sweep_rows import blocks_to_sweep
 from moesaic.errors import InvalidInput
-
-MAX_CANDIDATE_TOKENS = 256
 
 
 @dataclass(frozen=True)
@@ -84,6 +83,6 @@ def _longest_candidate(scoring: Scoring, limits: Limits) -> int:
     if not scoring.candidates or not all(scoring.candidates):
         raise InvalidInput("labels", "every candidate must have at least one token")
     longest = max(map(len, scoring.candidates))
-    if longest > (most := min(MAX_CANDIDATE_TOKENS, limits.max_num_batched_tokens)):
+    if longest > (most := min(MAX_ANSWER_TOKENS, limits.max_num_batched_tokens)):
         raise InvalidInput("labels", f"a candidate may have at most {most} tokens, got {longest}")
     return longest

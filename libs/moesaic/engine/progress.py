@@ -18,6 +18,7 @@ from moesaic.engine.requests import (
 )
 from moesaic.engine.sampling import sample
 from moesaic.engine.sequences import Answer, Chunk, Score, count_epoch
+from moesaic.engine.sweep_rows import Sweep
 from moesaic.engine.sweeps import Slice
 from moesaic.errors import MoesaicError
 
@@ -71,6 +72,11 @@ class Progress:
             work.stalled_since_s = None
         for score in done.sweep.works:
             count_epoch(score.epochs, epoch, 0)
+
+    def tell_sweep(self, sweep: Sweep, events: list[Event]) -> None:
+        """Add how far the prompts of a sweep are to ``events``, now and then."""
+        for score, computed in self._batcher.sweeps.progress_of(sweep):
+            events.append(ProgressEvent(score.request.key, computed))
 
     def _advance_answer(
         self,

@@ -6,29 +6,26 @@ that this takes is apart from the KV cache, nothing in it is found by others, an
 cache is looked for. A sweep runs as slices, some rows of one layer at a time, each of them a step
 of its own; between two slices anything may happen.
 
-A short prompt shares its sweep with others, a long one has its own. A few sweeps are under way at
-once and take turns, so that short ones do not wait for the end of a long one.
+A short prompt shares its sweep with others, a long one with those that begin as it does. A few
+sweeps are under way at once and take turns, so that short ones do not wait for the end of a long one.
 """
 
+from bisect import bisect_right
 from collections import deque
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
-from moesaic.engine.blocks import BLOCK_SIZE, BlockPool, blocks_for
-from moesaic.engine.requests import Scoring
+from moesaic.engine.blocks import BLOCK_SIZE, BlockPool
 from moesaic.engine.sequences import Chunk, Score, Work
+from moesaic.engine.sweep_rows import Part, Sweep, blocks_to_sweep
 from moesaic.engine.waiting import WaitingQueue
+from moesaic.prefix.flops import ModelFlops
 
 MOST_SWEEPS = 2  # at once
-
-
-@dataclass(eq=False)
-class Sweep:
-    """Some requests on their way through the layers."""
-
-    works: list[Score]  # those that have not ended
-    chunks: list[Chunk]  # all rows: of each request the prompt, then the candidates
-    left: list[Chunk]  # those of them that have not passed the layer
-    layer: int = 0
+LEAST_ROWS = BLOCK_SIZE  # in a slice, however long that takes: fewer would not be quicker by much
+SLICE_S = 0.5  # what a slice should not take longer than: nothing else happens meanwhile
+NUM_TIMED = 4  # slices that say how fast they are; the fastest counts, so that a hiccup does not
+ROWS_ALONE = ModelFlops([], 1, 0)  # every row costs the same
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,8 @@ class Slice:
 
     sweep: Sweep
     chunks: list[Chunk] = field(default_factory=list)
-    left: list[Chunk] = field(default_factory=list)  # what will not have passed the layer then
+    left: list[Part] = field(default_factory=list)  # what will not have passed the layer then
+    flops: int = 0  # as if they passed all layers
 
     @property
     def layer(self) -> int:
@@ -58,13 +56,22 @@ class Slice:
 class Sweeps:
     """All requests of one engine that store no KV, from submission to their last event."""
 
-    def __init__(self, num_blocks: int, num_layers: int, slice_rows: int) -> None:
-        """There is an area of ``num_blocks`` blocks; a slice has at most ``slice_rows`` rows."""
+    def __init__(
+        self,
+        num_blocks: int,
+        num_layers: int,
+        slice_rows: int,
+        flops: ModelFlops = ROWS_ALONE,
+    ) -> None:
+        """There is an area of ``num_blocks`` blocks; a slice has at most ``slice_rows`` rows. It has
+        no more ``flops`` than a step of so many rows, and takes about ``SLICE_S`` at most."""
         self.area = BlockPool(num_blocks)
         self.waiting = WaitingQueue()
-        self._num_layers, self._slice_rows = num_layers, slice_rows
+        self._num_layers, self._slice_rows, self._flops = num_layers, slice_rows, flops
+        self._most_flops = num_layers * flops.span(0, slice_rows)
+        self._rates: deque[float] = deque(maxlen=NUM_TIMED)  # FLOPs a second, of the last slices
         self._under_way: deque[Sweep] = deque()  # whose turn it is comes first
-        self._owed = 0  # rows times layers that others have had and sweeps have not
+        self._owed = 0  # FLOPs that others have had and sweeps have not, in the measure of slices
 
     @property
     def running(self) -> list[Score]:
@@ -72,19 +79,24 @@ class Sweeps:
         return [work for sweep in self._under_way for work in sweep.works]
 
     def drop(self, work: Score) -> None:
-        """Forget ``work``, which is here, and free its blocks. Its rows are left out from now on."""
+        """Forget ``work``, which is here, and free its blocks. Its rows are left out from now on,
+        but for those that others begin with as well."""
         work.release(self.area)
         for sweep in self._under_way:
             if work in sweep.works:
-                sweep.works.remove(work)
+                sweep.leave(work)
                 break
         else:
             self.waiting.remove(work)
         self._under_way = deque(sweep for sweep in self._under_way if sweep.works)
 
-    def others_had(self, num_rows: int) -> None:
+    def others_had(self, chunks: Iterable[Chunk]) -> None:
         """A step of other work is about to run: sweeps get as much, and at least one slice."""
-        self._owed = max(1, num_rows * self._num_layers)
+        if self._under_way or self.waiting:
+            flops = sum(self._cost(chunk, len(chunk.token_ids)) for chunk in chunks)
+            self._owed = max(1, flops * self._num_layers)
+        else:
+            self._owed = 1
 
     def next_slice(self) -> Slice | None:
         """The next step, if it is the turn of a sweep. Blocks are taken; nothing else changes until
@@ -94,88 +106,94 @@ class Sweeps:
         self._admit()
         if not self._under_way:
             return None
-        sweep, budget = self._under_way[0], self._slice_rows
-        left = deque(chunk for chunk in sweep.left if chunk.owner in sweep.works)
-        chunks = []
-        while left and budget:
-            chunk = left.popleft()
-            if len(chunk.token_ids) > budget:
-                left.appendleft(_rows(chunk, budget, len(chunk.token_ids)))
-                chunk = _rows(chunk, 0, budget)
-            chunks.append(chunk)
-            budget -= len(chunk.token_ids)
-        return Slice(sweep, chunks, list(left))
+        sweep = self._under_way[0]
+        left = deque(part for part in sweep.left if sweep.live(part))
+        chunks: list[Chunk] = []
+        rows, budget = self._slice_rows, self._budget()
+        flops = 0
+        while left and rows:
+            chunk = left[0].chunk
+            least = 0 if chunks else min(LEAST_ROWS, rows)
+            count = max(self._affordable(chunk, rows, budget - flops), least)
+            count = min(count, len(chunk.token_ids))
+            if not count:
+                break
+            part = left.popleft()
+            if count < len(chunk.token_ids):
+                part, others = part.split(count)
+                left.appendleft(others)
+            chunks.append(part.chunk)
+            rows -= count
+            flops += self._cost(chunk, count)
+        return Slice(sweep, chunks, list(left), flops)
 
-    def advance(self, done: Slice) -> bool:
-        """The rows of a slice have passed their layer; whether its sweep has passed all layers."""
+    def advance(self, done: Slice, took_s: float = 0.0) -> bool:
+        """The rows of a slice have passed their layer, in ``took_s`` if that is known; whether its
+        sweep has passed all layers."""
         sweep = done.sweep
-        self._owed = max(0, self._owed - done.num_rows)
+        if took_s > 0 and done.flops:
+            self._rates.append(done.flops / took_s)
+        self._owed = max(0, self._owed - done.flops)
         sweep.left = done.left
+        sweep.num_passed += done.num_rows
         if not sweep.left:
             sweep.layer += 1
-            sweep.left = sweep.chunks
+            sweep.left = list(sweep.parts)
         if sweep in self._under_way:
             self._under_way.rotate(-1)
         return sweep.layer == self._num_layers
 
+    def progress_of(self, sweep: Sweep) -> list[tuple[Score, int]]:
+        """How many tokens of each prompt are as good as done, if there is reason to tell: since it
+        was last told, as much has been computed as fills a largest step."""
+        if sweep.num_passed - sweep.num_told < self._slice_rows * self._num_layers:
+            return []
+        sweep.num_told = sweep.num_passed
+        return [(work, sweep.computed_tokens(work, self._num_layers)) for work in sweep.works]
+
     def _admit(self) -> None:
-        """Begin sweeps, in the order of the queue, as far as there is room."""
+        """Begin sweeps, in the order of the queue, as far as there is room. Before that, those that
+        begin like a sweep that is in its first layer join it, unless somebody before them waits for
+        room."""
+        for work in self.waiting:
+            assert isinstance(work, Score)
+            if blocks_to_sweep(len(work.tokens), work.work) > self.area.num_free:
+                break
+            for sweep in self._under_way:
+                if not sweep.layer and sweep.shared_blocks(work) and self._takes(sweep, work):
+                    self._join(sweep, work)
+                    break
         while self.waiting and len(self._under_way) < MOST_SWEEPS:
-            works: list[Score] = []
-            chunks: list[Chunk] = []
-            num_rows = 0
+            sweep = Sweep()
             for work in self.waiting:
                 assert isinstance(work, Score)
-                rows = num_rows_of(len(work.tokens), work.work)
-                if works and num_rows + rows > self._slice_rows:
+                if not self._takes(sweep, work):
                     break
-                if blocks_to_sweep(len(work.tokens), work.work) > self.area.num_free:
-                    break
-                num_rows += rows
-                works.append(work)
-                chunks.extend(_lay_out(work, self.area))
-            if not works:
+                self._join(sweep, work)
+            if not sweep.works:
                 return
-            for work in works:
-                self.waiting.remove(work)
-            self._under_way.append(Sweep(works, chunks, chunks))
+            self._under_way.append(sweep)
 
+    def _takes(self, sweep: Sweep, work: Score) -> bool:
+        return sweep.takes(work, self.area.num_free, self._slice_rows)
 
-def num_rows_of(num_tokens: int, scoring: Scoring) -> int:
-    """Rows that a sweep computes for a prompt of ``num_tokens`` and its candidates."""
-    tail = num_tokens % BLOCK_SIZE
-    return num_tokens + sum(tail + len(c) - 1 for c in scoring.candidates if len(c) > 1)
+    def _join(self, sweep: Sweep, work: Score) -> None:
+        self.waiting.remove(work)
+        sweep.join(work, self.area)
 
+    def _budget(self) -> int:
+        """FLOPs that the next slice may have."""
+        if len(self._rates) < NUM_TIMED:
+            return self._most_flops
+        return min(self._most_flops, int(SLICE_S * max(self._rates)))
 
-def blocks_to_sweep(num_tokens: int, scoring: Scoring) -> int:
-    """Blocks that a prompt of ``num_tokens`` and its candidates take in the area."""
-    tail = num_tokens % BLOCK_SIZE
-    siblings = (blocks_for(tail + len(c) - 1) for c in scoring.candidates if len(c) > 1)
-    return blocks_for(num_tokens) + sum(siblings)
+    def _affordable(self, chunk: Chunk, rows: int, budget: int) -> int:
+        """How many of the first ``rows`` rows of a chunk a budget is enough for."""
+        rows = min(rows, len(chunk.token_ids))
+        if self._cost(chunk, rows) <= budget:
+            return rows
+        return bisect_right(range(1, rows), budget, key=lambda count: self._cost(chunk, count))
 
-
-def _lay_out(work: Score, area: BlockPool) -> list[Chunk]:
-    """Take blocks for all the rows of ``work``, and say which row goes where.
-
-    A candidate of several tokens is a sequence behind the prompt's full blocks. It computes the
-    prompt's last tokens again, those in a block that is partly filled, rather than copy them: in
-    every layer they come out as before.
-    """
-    tokens = list(work.tokens)
-    work.blocks = area.take(blocks_for(len(tokens)))
-    chunks = [Chunk(work, tokens, 0, work.blocks, wanted=1)]
-    full = len(tokens) // BLOCK_SIZE
-    tail = tokens[full * BLOCK_SIZE :]
-    for idx, candidate in enumerate(work.work.candidates):
-        if len(candidate) > 1:
-            rows = [*tail, *candidate[:-1]]
-            lane = area.take(blocks_for(len(rows)))
-            work.lanes.append(lane)
-            table = [*work.blocks[:full], *lane]
-            wanted = len(candidate) - 1
-            chunks.append(Chunk(work, rows, full * BLOCK_SIZE, table, wanted, candidate=idx))
-    return chunks
-
-
-def _rows(chunk: Chunk, begin: int, end: int) -> Chunk:
-    return replace(chunk, token_ids=chunk.token_ids[begin:end], start=chunk.start + begin)
+    def _cost(self, chunk: Chunk, count: int) -> int:
+        """FLOPs of the first rows of a chunk, in all layers."""
+        return self._flops.span(chunk.start, chunk.start + count)

@@ -31,9 +31,9 @@ def step_flops(config: ModelConfig, num_tokens: int) -> int:
     return whole * flops.span(0, config.max_positions) + flops.span(0, rest)
 
 
-def saturation_of(config: ModelConfig, max_step_tokens: int) -> int:
-    """The work that fills a worker: its largest step."""
-    return saturation_flops(step_flops(config, max_step_tokens))
+def saturation_of(config: ModelConfig, max_step_tokens: int, slowdown: float = 1.0) -> int:
+    """The work that fills a worker: its largest step; so many times that, if transfers slow it."""
+    return saturation_flops(step_flops(config, max_step_tokens), slowdown)
 
 
 def _attention(config: ModelConfig) -> AttentionFlops:

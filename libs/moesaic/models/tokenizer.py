@@ -29,6 +29,9 @@ class Tokenizer:
         )
         added = tokenizer.get_added_tokens_decoder()
         self.special_token_ids = frozenset(i for i, token in added.items() if token.special)
+        # What a text must not hold if none of its tokens shall be special; the longest first.
+        texts = {token.content for token in added.values() if token.special}
+        self.special_texts = tuple(sorted(texts, key=lambda text: (-len(text), text)))
 
     @classmethod
     def load(cls, directory: Path) -> "Tokenizer":

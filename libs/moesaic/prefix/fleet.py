@@ -1,81 +1,11 @@
-"""Shadows of the workers: what was given to each and is not done, in FLOPs.
-
-Every request that was routed remembers what remains of it. Progress, completion, cancellation and
-the loss of a worker all release from that record, so a worker's load is the sum of what remains of
-its requests after any sequence of events.
-"""
+"""All workers of a router, found by key, by slot and by load; see ``shadows``."""
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator
 
 from moesaic.prefix.block_index import BlockIndex
 from moesaic.prefix.flops import ModelFlops
-
-WorkerKey = Any  # whatever the caller names them by, if it can be hashed
-JobId = Any
-
-
-@dataclass(frozen=True, eq=False)
-class Job:
-    """One request, as far as routing is concerned."""
-
-    job_id: JobId
-    num_tokens: int  # of the prompt
-    hashes: Sequence[bytes] = ()  # names of the prompt's full blocks
-    answer_tokens: int = 1  # that the answer is expected to have; the first comes with the prompt
-    sibling_tokens: int = 0  # of longer candidates, which run behind the prompt
-    priority: int = 0  # less goes first
-    excluded: frozenset[WorkerKey] = frozenset()  # where it must not go
-
-
-@dataclass(eq=False)
-class Routed:
-    """A job at its worker."""
-
-    job: Job
-    worker: "Shadow"
-    promised: Sequence[bytes]  # the blocks that it will have there
-    computed_tokens: int  # of the prompt, or cached
-    answered_tokens: int = 0
-    began: bool = False
-    prefilling: bool = False
-    remaining: int = 0  # FLOPs
-    ready: int = 0  # those of them that the worker's next steps could take at once
-    remaining_tokens: int = 0
-
-
-@dataclass(eq=False)
-class Shadow:
-    """One worker.
-
-    ``remaining`` is what it has to do (the papers' C_g). ``ready`` leaves out tokens of answers
-    behind the next one: they come one a step, so no step can be filled with them.
-    """
-
-    key: WorkerKey
-    slot: int
-    saturation: int  # FLOPs of ready work that fill it
-    accepting: bool = False
-    caches: bool = True
-    remaining: int = 0
-    ready: int = 0
-    remaining_tokens: int = 0
-    num_began: int = 0
-    num_prefilling: int = 0  # jobs whose prompts are not computed yet
-    busy_since_s: float = 0.0  # when its load last rose from nothing
-    jobs: dict[JobId, Routed] = field(default_factory=dict)
-
-    @property
-    def bit(self) -> int:
-        """It, in bitsets of workers."""
-        return 1 << self.slot
-
-    @property
-    def saturated(self) -> bool:
-        """Whether it has enough to do."""
-        return self.ready >= self.saturation
+from moesaic.prefix.shadows import NOTHING, PACE, Job, JobId, OthersWork, Routed, Shadow, WorkerKey
 
 
 class Fleet:
@@ -93,8 +23,8 @@ class Fleet:
         self.workers: dict[WorkerKey, Shadow] = {}
         self.routed: dict[JobId, Routed] = {}
         self.slots: list[Shadow | None] = []
-        self.by_load: list[tuple[int, int]] = []  # (remaining, slot), least first
-        self.remaining = 0  # FLOPs, of all workers
+        self.by_load: list[tuple[int, int]] = []  # (load, slot), least first
+        self.remaining = 0  # FLOPs, of all workers and routers
         self.capacity = 0  # FLOPs that saturate all accepting workers
         # Bitsets of workers; the last three of accepting ones only.
         self.accepting = self.busy = self.prefilling = self.unsaturated = 0
@@ -115,6 +45,7 @@ class Fleet:
         lost = list(worker.jobs)
         for job_id in lost:
             self.release(job_id)
+        self.others_have(key, NOTHING)
         worker.accepting = False
         self._mark(worker)
         self.index.leave(worker.bit)
@@ -130,13 +61,28 @@ class Fleet:
         self._mark(self.workers[key])
         self._measure()
 
-    def describe(self, key: WorkerKey, *, saturation: int, caches: bool) -> None:
+    def describe(
+        self, key: WorkerKey, *, saturation: int, caches: bool, slowdown: float = 1.0
+    ) -> None:
         """What the worker said of itself. One that does not cache makes no promises either; those
-        made before count until their requests end."""
+        made before count until their requests end. One whose steps take ``slowdown`` times as long,
+        at least 1, for transfers that computing does not hide, counts as having so much more to do."""
         worker = self.workers[key]
         worker.saturation, worker.caches = saturation, caches
+        self._take_out(worker)
+        worker.pace = round(PACE * max(1.0, slowdown))
+        self._put_in(worker)
         self._mark(worker)
         self._measure()
+
+    def others_have(self, key: WorkerKey, others: OthersWork) -> None:
+        """What other routers have given the worker: in place of what was last said of it."""
+        worker = self.workers[key]
+        self.remaining += others.flops - worker.others.flops
+        self._take_out(worker)
+        worker.others = others
+        self._put_in(worker)
+        self._mark(worker)
 
     def assign(self, job: Job, worker: Shadow, cached_blocks: int, now_s: float) -> Routed:
         """Give a job to a worker that has the first ``cached_blocks`` of its blocks."""
@@ -236,14 +182,21 @@ class Fleet:
     def _count(self, routed: Routed, remaining: int, ready: int, tokens: int) -> None:
         worker = routed.worker
         if remaining != routed.remaining:
-            del self.by_load[bisect_left(self.by_load, (worker.remaining, worker.slot))]
+            self._take_out(worker)
             worker.remaining += remaining - routed.remaining
-            insort(self.by_load, (worker.remaining, worker.slot))
+            self._put_in(worker)
             self.remaining += remaining - routed.remaining
         worker.ready += ready - routed.ready
         worker.remaining_tokens += tokens - routed.remaining_tokens
         routed.remaining, routed.ready, routed.remaining_tokens = remaining, ready, tokens
         self._mark(worker)
+
+    def _take_out(self, worker: Shadow) -> None:
+        """Its load is about to change: it leaves the order."""
+        del self.by_load[bisect_left(self.by_load, (worker.load, worker.slot))]
+
+    def _put_in(self, worker: Shadow) -> None:
+        insort(self.by_load, (worker.load, worker.slot))
 
     def _mark(self, worker: Shadow) -> None:
         """Bring what is known of all workers up to date with one of them."""

@@ -8,7 +8,8 @@ tokens, PrefillOnly's order by length, and prefix affinity alone.
 from abc import ABC, abstractmethod
 from typing import Literal, NamedTuple, get_args
 
-from moesaic.prefix.fleet import Fleet, Job, Shadow
+from moesaic.prefix.fleet import Fleet
+from moesaic.prefix.shadows import Job, Shadow
 
 PolicyName = Literal[
     "prefix-flops",
@@ -137,7 +138,7 @@ class LeastRequests(Policy):
 
     def pick(self, job: Job, fleet: Fleet, room: int, asked: Asked) -> Pick:
         """See ``Policy``."""
-        least = min(fleet.members(room), key=lambda w: 4 * len(w.jobs) - 3 * w.num_began)
+        least = min(fleet.members(room), key=lambda w: 4 * w.num_requests - 3 * w.num_began)
         return _known(fleet, job, least)
 
 
@@ -146,7 +147,7 @@ class LeastTokens(Policy):
 
     def pick(self, job: Job, fleet: Fleet, room: int, asked: Asked) -> Pick:
         """See ``Policy``."""
-        least = min(fleet.members(room), key=lambda worker: worker.remaining_tokens)
+        least = min(fleet.members(room), key=lambda worker: worker.num_tokens)
         return _known(fleet, job, least)
 
 
@@ -172,7 +173,7 @@ class PrefixOnly(Policy):
     def pick(self, job: Job, fleet: Fleet, room: int, asked: Asked) -> Pick:
         """See ``Policy``."""
         depth, best = fleet.index.match(job.hashes, room)
-        return Pick(min(fleet.members(best), key=lambda worker: len(worker.jobs)), depth)
+        return Pick(min(fleet.members(best), key=lambda worker: worker.num_requests), depth)
 
 
 def make_policy(name: PolicyName, *, consolidate: bool, max_wait_s: float) -> Policy:

@@ -11,9 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from moesaic.errors import InvalidInput, Overloaded
-from moesaic.prefix.fleet import Fleet, Job, JobId, Shadow, WorkerKey
+from moesaic.prefix.fleet import Fleet
 from moesaic.prefix.flops import ModelFlops
 from moesaic.prefix.policies import POLICY_NAMES, Asked, Behind, PolicyName, make_policy
+from moesaic.prefix.shadows import Job, JobId, Shadow, WorkerKey
 
 
 @dataclass(frozen=True)

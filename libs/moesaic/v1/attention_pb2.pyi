@@ -425,6 +425,7 @@ class ExecuteResponse(_message.Message):
     PROGRESS_FIELD_NUMBER: _builtins.int
     BLOCK_SNAPSHOT_FIELD_NUMBER: _builtins.int
     BLOCK_CHANGES_FIELD_NUMBER: _builtins.int
+    OTHERS_WORK_FIELD_NUMBER: _builtins.int
     TOGETHER_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     attempt: _builtins.int
@@ -451,6 +452,8 @@ class ExecuteResponse(_message.Message):
     @_builtins.property
     def block_changes(self) -> Global___BlockChanges: ...
     @_builtins.property
+    def others_work(self) -> Global___OthersWork: ...
+    @_builtins.property
     def together(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExecuteResponse]:
         """Instead of all the above: several of them that were there at once, in order, each for itself."""
 
@@ -467,13 +470,14 @@ class ExecuteResponse(_message.Message):
         progress: Global___Progress | None = ...,
         block_snapshot: Global___BlockSnapshot | None = ...,
         block_changes: Global___BlockChanges | None = ...,
+        others_work: Global___OthersWork | None = ...,
         together: _abc.Iterable[Global___ExecuteResponse] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["block_changes", b"block_changes", "block_snapshot", b"block_snapshot", "event", b"event", "failure", b"failure", "finished", b"finished", "progress", b"progress", "prompt_logprobs", b"prompt_logprobs", "scores", b"scores", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["block_changes", b"block_changes", "block_snapshot", b"block_snapshot", "event", b"event", "failure", b"failure", "finished", b"finished", "others_work", b"others_work", "progress", b"progress", "prompt_logprobs", b"prompt_logprobs", "scores", b"scores", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block_changes", b"block_changes", "block_snapshot", b"block_snapshot", "event", b"event", "failure", b"failure", "finished", b"finished", "progress", b"progress", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "scores", b"scores", "together", b"together", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block_changes", b"block_changes", "block_snapshot", b"block_snapshot", "event", b"event", "failure", b"failure", "finished", b"finished", "others_work", b"others_work", "progress", b"progress", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "scores", b"scores", "together", b"together", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["tokens", "scores", "finished", "failure", "prompt_logprobs", "progress", "block_snapshot", "block_changes"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["tokens", "scores", "finished", "failure", "prompt_logprobs", "progress", "block_snapshot", "block_changes", "others_work"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -540,23 +544,60 @@ class EngineProfile(_message.Message):
 
     MAX_STEP_TOKENS_FIELD_NUMBER: _builtins.int
     NAMING_FIELD_NUMBER: _builtins.int
+    SLOWDOWN_FIELD_NUMBER: _builtins.int
+    SWEEPS_SCORES_FIELD_NUMBER: _builtins.int
     max_step_tokens: _builtins.int
     """rows in one step"""
     naming: _builtins.bytes
     """equal only where equal prompts get equal names; empty: nothing is cached"""
+    slowdown: _builtins.float
+    """the slowest layer's time over that of one without transfers, as measured; 0: not measured"""
+    sweeps_scores: _builtins.bool
+    """scoring that does not ask for it stores no KV"""
     def __init__(
         self,
         *,
         max_step_tokens: _builtins.int = ...,
         naming: _builtins.bytes = ...,
+        slowdown: _builtins.float = ...,
+        sweeps_scores: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_step_tokens", b"max_step_tokens", "naming", b"naming"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_step_tokens", b"max_step_tokens", "naming", b"naming", "slowdown", b"slowdown", "sweeps_scores", b"sweeps_scores"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EngineProfile: _TypeAlias = EngineProfile  # noqa: Y015
+
+@_typing.final
+class OthersWork(_message.Message):
+    """What other gateways have given the worker and is not done. Told when it has changed, a few times a second."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_REQUESTS_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    FLOPS_FIELD_NUMBER: _builtins.int
+    num_requests: _builtins.int
+    num_tokens: _builtins.int
+    """of prompts to be computed, and one of each answer"""
+    flops: _builtins.float
+    """of these tokens"""
+    def __init__(
+        self,
+        *,
+        num_requests: _builtins.int = ...,
+        num_tokens: _builtins.int = ...,
+        flops: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["flops", b"flops", "num_requests", b"num_requests", "num_tokens", b"num_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OthersWork: _TypeAlias = OthersWork  # noqa: Y015
 
 @_typing.final
 class BlockChanges(_message.Message):

@@ -79,6 +79,8 @@ class RoutedWorker(_message.Message):
     SATURATION_FLOPS_FIELD_NUMBER: _builtins.int
     CACHES_FIELD_NUMBER: _builtins.int
     COMMITTED_BLOCKS_FIELD_NUMBER: _builtins.int
+    SLOWDOWN_FIELD_NUMBER: _builtins.int
+    OTHERS_FLOPS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     accepting: _builtins.bool
     num_requests: _builtins.int
@@ -91,6 +93,10 @@ class RoutedWorker(_message.Message):
     caches: _builtins.bool
     """whether its blocks are known by their names"""
     committed_blocks: _builtins.int
+    slowdown: _builtins.float
+    """by transfers of experts, as the worker has measured it; 1: by none"""
+    others_flops: _builtins.float
+    """of what other gateways gave it, as it last said"""
     def __init__(
         self,
         *,
@@ -102,10 +108,12 @@ class RoutedWorker(_message.Message):
         saturation_flops: _builtins.float = ...,
         caches: _builtins.bool = ...,
         committed_blocks: _builtins.int = ...,
+        slowdown: _builtins.float = ...,
+        others_flops: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepting", b"accepting", "caches", b"caches", "committed_blocks", b"committed_blocks", "num_requests", b"num_requests", "ready_flops", b"ready_flops", "remaining_flops", b"remaining_flops", "saturation_flops", b"saturation_flops", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepting", b"accepting", "caches", b"caches", "committed_blocks", b"committed_blocks", "num_requests", b"num_requests", "others_flops", b"others_flops", "ready_flops", b"ready_flops", "remaining_flops", b"remaining_flops", "saturation_flops", b"saturation_flops", "slowdown", b"slowdown", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -39,10 +39,17 @@ class Workers:
 
     async def step(self, worker: int = 0, rows: int = 9, upto: int | None = None) -> None:
         """Run one step; every layer must give the very bits of the local dispatcher."""
+        await self._compute(worker, rows, self.layers[:upto])
+
+    async def slice(self, layer: int, worker: int = 0, rows: int = 9) -> None:
+        """Run one slice of a sweep: a step of one layer, whichever that is; checked likewise."""
+        await self._compute(worker, rows, (layer,))
+
+    async def _compute(self, worker: int, rows: int, layers: tuple[int, ...]) -> None:
         dispatcher = self.workers[worker].dispatcher
         step = dispatcher.begin_step()
         try:
-            for layer in self.layers[:upto]:
+            for layer in layers:
                 generator = torch.Generator().manual_seed(rows + layer)
                 hidden = torch.randn(rows, self.hidden_size, generator=generator)
                 got = await dispatcher.dispatch(step, layer, hidden)

@@ -71,6 +71,38 @@ async def test_other_forms_of_weights_stream_as_well(
             assert torch.equal(got, await local.dispatch(local.begin_step(), layer, hidden))
 
 
+@pytest.mark.parametrize("window", [1, 2])
+async def test_the_slices_of_a_sweep_fetch_each_layer_once(
+    deep: Path, start: Any, window: int
+) -> None:
+    async with start(deep, 2, window=window) as workers:
+        await workers.step()
+        plan = workers.workers[0].plan
+        layer_bytes = plan.ring_bytes // plan.num_slots
+        before = fetched_from("worker-1")
+        for _ in range(2):
+            for layer in workers.layers:
+                for _ in range(3):
+                    await workers.slice(layer)
+        fetched = fetched_from("worker-1") - before
+
+        # Two sweeps, less what the step left ready; at most what is fetched ahead is more.
+        num_streamed = len(plan.streamed_layers)
+        assert fetched <= (2 * num_streamed + plan.num_slots) * layer_bytes
+        assert fetched >= (2 * num_streamed - plan.num_slots) * layer_bytes
+        await workers.step()
+
+
+async def test_slices_and_steps_in_turns_give_the_bits_of_local_experts(
+    deep: Path, start: Any
+) -> None:
+    async with start(deep, 2) as workers:
+        for number, layer in enumerate(2 * workers.layers):
+            await workers.slice(layer)
+            await workers.step(upto=(None, 2)[number % 2])
+            await workers.slice(layer)
+
+
 async def test_a_step_that_ended_early_is_run_again_from_the_first_layer(
     deep: Path, start: Any
 ) -> None:

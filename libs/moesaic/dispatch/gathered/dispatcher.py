@@ -60,6 +60,10 @@ class StreamedDispatcher:
         self._waits = {layer: metrics.WAIT_SECONDS.labels(layer) for layer in self._streamed}
         self._layers = {layer: metrics.LAYERS.labels(layer) for layer in self._streamed}
         self._stamps: list[tuple[float, float]] = []  # of this step's layers: entered, waited
+        self._began = (
+            False  # whether this step computed the first layer: slices of sweeps mostly do not
+        )
+        self._held: Fill | None = None  # a slice's layer: the next slice may be of the same one
         self.compute_s: tuple[float, ...] = ()  # of the last whole step's layers, without waits
         self.wait_s: tuple[float, ...] = ()
 
@@ -75,19 +79,20 @@ class StreamedDispatcher:
 
     def begin_step(self) -> Step:
         """A step of the one placement there is."""
-        self._stamps = []
+        self._stamps, self._began = [], False
         return Step(os.urandom(16), epoch=0)
 
     def end_step(self, step: Step) -> None:
-        """Note its times; if it did not come to its end, fetch the first layers anew."""
+        """Note its times; if it began and did not come to its end, fetch the first layers anew. A
+        slice of one layer leaves that layer where it is."""
         if len(self._stamps) == 1 + len(self._streamed):
             entered = [at for at, _ in self._stamps] + [time.perf_counter()]
             self.wait_s = tuple(waited for _, waited in self._stamps)
             spans = zip(entered[1:], entered[:-1], self.wait_s, strict=True)
             self.compute_s = tuple(end - begin - waited for end, begin, waited in spans)
-        elif self._ring is not None and self._stamps:
-            self._ring.enter(self._streamed[0])
-        self._stamps = []
+        elif self._ring is not None and self._began:
+            self._enter(self._ring, self._streamed[0])
+        self._stamps, self._began = [], False
 
     async def dispatch(self, step: Step, layer: int, hidden_states: Tensor) -> Tensor:
         """See ``Dispatcher.dispatch``.
@@ -99,10 +104,11 @@ class StreamedDispatcher:
         entered = time.perf_counter()
         topk_weights, topk_ids = self._gates[layer](hidden_states)
         if layer == self._first or self._ring is None:
+            self._began = True
             self._stamps.append((entered, 0.0))
             combined = self._resident.compute(layer, hidden_states, topk_weights, topk_ids, None)
             return combined.to(hidden_states.dtype)
-        fill = self._ring.enter(layer)
+        fill = self._enter(self._ring, layer)
         waited_s = 0.0
         if not fill.done.done():
             begun = time.perf_counter()
@@ -115,8 +121,17 @@ class StreamedDispatcher:
         self._stamps.append((entered, waited_s))
         table = self._tables[fill.slot]
         combined = table.compute(layer, hidden_states, topk_weights, topk_ids, None)
-        self._ring.leave(fill)
+        if self._began:
+            self._ring.leave(fill)
+        else:
+            self._held = fill
         return combined.to(hidden_states.dtype)
+
+    def _enter(self, ring: Ring, layer: int) -> Fill:
+        held, self._held = self._held, None
+        if held is not None and held.layer != layer:
+            ring.leave(held)
+        return ring.enter(layer)
 
     async def reachable(self) -> None:
         """Returns at once."""
