@@ -109,6 +109,10 @@ class InstantAttention(attention_pb2_grpc.AttentionServiceServicer):
         """Nothing is computed here."""
         return pb.GetLoadResponse(num_waiting=self.num_waiting)
 
+    async def RecordTrace(self, request: pb.RecordTraceRequest, context: Any) -> Any:
+        """There are no experts to choose."""
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this worker has no gates")
+
     async def _read(self, commands: Any, events: "asyncio.Queue[pb.ExecuteResponse]") -> None:
         async for command in commands:
             kind = command.WhichOneof("command")
