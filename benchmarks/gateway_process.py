@@ -109,12 +109,10 @@ class InstantAttention(attention_pb2_grpc.AttentionServiceServicer):
         """Nothing is computed here."""
         return pb.GetLoadResponse(num_waiting=self.num_waiting)
 
-    async def RecordTrace(
-        self, request: pb.RecordTraceRequest, context: Any
-    ) -> AsyncIterator[pb.RecordTraceResponse]:
-        """There are no experts to choose."""
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this worker has no gates")
-        yield pb.RecordTraceResponse()  # never: but a stream is what callers expect
+    async def RecordTrace(self, request: pb.RecordTraceRequest, context: Any) -> AsyncIterator[Any]:
+        """Nothing is routed here."""
+        for nothing in list[pb.RecordTraceResponse]():
+            yield nothing
 
     async def _read(self, commands: Any, events: "asyncio.Queue[pb.ExecuteResponse]") -> None:
         async for command in commands:
