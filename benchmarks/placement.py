@@ -33,6 +33,7 @@ COMPARED = (
 EDGE_SLOTS = (9, 9, 18)  # servers with one, one and two devices, as in DanceMoE section IV
 FIRST_SETS = 6  # the other task sets are of kinds that the model was not trained on
 SOLVED = {"demo": (6, 32, 4, 10), "26x64x3": (26, 64, 3, 28), "60x160x16": (60, 160, 16, 12)}
+SAMPLES = (8, 32, 256)  # batches of a layer
 RECORDED = {"32 rows, top-4 of 32": (32, 4, 32), "512 rows, top-8 of 160": (512, 8, 160)}
 LARGEST = {"60x256x64": (60, 256, 64, 5)}
 DRAWN = (("deepseek-v2", (8, 25)), ("deepseek-v2", (16, 12)), ("qwen3-235b", (8, 20)))
@@ -71,6 +72,7 @@ def run(quick: bool) -> dict[str, Any]:
         "figures": {
             "held_out": held_out,
             "other_task_sets": _compared(seen, other, trace.num_experts, FLEETS["4x10"], steps),
+            "janus_batches_by_samples": _by_samples(trace, steps, 1 if quick else 3),
             "drawn": _drawn(2 if quick else 6),
             "remote": _remote(trace),
             "solve_s": _times(SOLVED if quick else {**SOLVED, **LARGEST}),
@@ -89,6 +91,7 @@ def run(quick: bool) -> dict[str, Any]:
             "share of (row, expert) choices that another server has to serve",
             "janus counts co-activation of rows, as the paper does; janus-batches that of up to 256 sampled batches",
             "solve_s: all layers, one run each, after scipy is loaded",
+            "janus_batches_by_samples: less than eplb, decode on 4x10, lowest and highest of draws of so many batches",
             "record_us: processor time to note one dispatch batch of one layer, and its share of counting",
             *(["quick: fewer steps and fleets, the same code path"] if quick else []),
         ],
@@ -112,6 +115,30 @@ def _compared(
     problem = Problem(traffic=traffic, slots=slots)
     counts = {name: _largest(POLICIES[name](problem), masks) for name in COMPARED}
     return _beside_eplb(counts)
+
+
+def _by_samples(trace: Trace, steps: int, draws: int) -> dict[str, list[float]]:
+    """How much ``janus-batches`` gains over ``eplb`` with fewer batches to learn from."""
+    seen, held_out = halves(trace, KINDS["decode"])
+    traffic, measured = traffic_of(seen, trace.num_experts), evenly(held_out, steps)
+    masks = [
+        _masks([step.topk_ids[idx] for step in measured], trace.num_experts)
+        for idx in range(len(traffic))
+    ]
+
+    def largest(policy: str, layers: tuple[LayerTraffic, ...]) -> float:
+        problem = Problem(traffic=layers, slots=FLEETS["4x10"])
+        return float(_largest(POLICIES[policy](problem), masks)[0].mean())
+
+    base, figures = largest("eplb", traffic), {}
+    for count in SAMPLES:
+        found = []
+        for draw in range(draws):
+            order = np.random.default_rng(draw).permutation(len(seen))[:count]
+            fewer = tuple(replace(layer, sampled=layer.sampled[order]) for layer in traffic)
+            found.append(1 - largest("janus-batches", fewer) / base)
+        figures[str(count)] = [round(min(found), 4), round(max(found), 4)]
+    return figures
 
 
 def _as_a_scheduler_has_it(traffic: tuple[LayerTraffic, ...]) -> tuple[LayerTraffic, ...]:
