@@ -100,6 +100,7 @@ async def test_names_under_another_key_are_passed_over(open_house, scripts, hash
         await house.until(
             lambda: any(log["event"] == "blocks.named_differently" for log in house.logs)
         )
+        await house.until(lambda: bool(house.gateway.workers.accepting))
         response = await house.client.post("/v1/completions", json=BODY)
 
     assert response.status_code == 200, response.text

@@ -113,8 +113,8 @@ class Sweeps:
         flops = 0
         while left and rows:
             chunk = left[0].chunk
-            least = 0 if chunks else min(LEAST_ROWS, rows)
-            count = max(self._affordable(chunk, rows, budget - flops), least)
+            least = LEAST_ROWS - (self._slice_rows - rows)
+            count = max(self._affordable(chunk, rows, budget - flops), min(least, rows))
             count = min(count, len(chunk.token_ids))
             if not count:
                 break
