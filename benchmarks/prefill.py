@@ -33,12 +33,12 @@ MAX_ROWS = 4096  # in one step
 KV_BLOCKS = 3072  # of each worker
 DRIFT = 0.10
 MOST_REPEATED = 2
-FULL, QUICK = Mix(examples=48, documents=24, single=24), Mix(12, 6, 6)
-SIDES = {  # dispatch, router's policy
+FULL, QUICK = Mix(examples=32, documents=16, single=16), Mix(12, 6, 6)
+SIDES = {  # dispatch, router's policy; ours and the baseline one after the other
     "whole_system": ("gathered", "prefix-flops"),
+    "all_to_all_round_robin": ("all-to-all", "round-robin"),
     "gathered_round_robin": ("gathered", "round-robin"),
     "all_to_all_prefix_only": ("all-to-all", "prefix-only"),
-    "all_to_all_round_robin": ("all-to-all", "round-robin"),
     "resident": ("local", "prefix-flops"),
 }
 OURS = "whole_system"
@@ -141,7 +141,7 @@ async def _measure(
     fleets: Mapping[str, Fleet], workload: Workload, sides: Sequence[str], quick: bool
 ) -> _Measured:
     measured = _Measured()
-    mix, rounds = (QUICK, 1) if quick else (FULL, 3)
+    mix, rounds = (QUICK, 1) if quick else (FULL, 5)
     count = sum(vars(mix).values())
     for side in sides:
         await _answer(fleets, side, workload.prompts(QUICK, seed=0), f"warm-up {side}")
@@ -150,7 +150,7 @@ async def _measure(
             "mixed": workload.prompts(mix, seed=number + 1),
             "unshared": workload.unshared(count, seed=number + 1),
         }
-        order = [*sides[number:], *sides[:number]]
+        order = sides[:: -1 if number % 2 else 1]  # none is always first
         for name, asked in prompts.items():
             may_repeat = not quick and measured.num_repeated < MOST_REPEATED
             for attempt in range(1 + may_repeat):
