@@ -24,7 +24,7 @@ log = structlog.get_logger()
 
 AUTO, KEEP = "auto", "keep"
 GREEDY = "eplb"  # what is asked when a policy fails: it only counts and sorts
-CANDIDATES = ("janus", GREEDY, "redundance")  # of ``auto``
+CANDIDATES = (GREEDY, "eplb-batches", "janus-batches")  # of ``auto``
 MIN_SAMPLED = 32  # batches, of one layer each, below which nothing is concluded
 
 StartSolver = Callable[[], AbstractAsyncContextManager[Solver]]

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import msgspec
 
-MAX_SENT_PAIRS = 4096  # of one layer; every pair of up to 91 experts
+MAX_SENT_PAIRS = 512  # of one layer; every pair of up to 32 experts
 MAX_SAMPLED_BATCHES = 64  # of one layer
 
 Count = Annotated[int, msgspec.Meta(ge=0)]

@@ -62,13 +62,11 @@ class _Layer:
         chosen = real.sum(axis=1)
         self.pair_total += int((chosen * (chosen - 1) // 2).sum())
         if len(self.pairs):
-            for a in range(ids.shape[1]):
-                for b in range(a + 1, ids.shape[1]):
-                    both = real[:, a] & real[:, b]
-                    pair = (
-                        ids[both, a] * num_experts + ids[both, b]
-                    )  # in order, for rows are sorted
-                    self.pairs += np.bincount(pair, minlength=len(self.pairs)).astype(np.int32)
+            first, second = np.triu_indices(ids.shape[1], 1)
+            pairs = ids[:, first] * num_experts + ids[:, second]  # i < j, for rows are sorted
+            if not real.all():
+                pairs = pairs[real[:, first] & real[:, second]]
+            self.pairs += np.bincount(pairs.reshape(-1), minlength=len(self.pairs)).astype(np.int32)
         for experts in active:
             self._sample(experts)
 

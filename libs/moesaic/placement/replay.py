@@ -5,7 +5,7 @@ activated experts. AEBS makes that as small as the placement allows, so a placem
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,6 +68,13 @@ def replay(
     )
 
 
+def _told_apart(problem: Problem) -> tuple[Problem, list[NDArray[np.bool_]]]:
+    """The problem with every second sampled batch, and of each layer the others to replay."""
+    seen = [replace(layer, sampled=layer.sampled[::2]) for layer in problem.traffic]
+    others = [layer.sampled[1::2] for layer in problem.traffic]
+    return replace(problem, traffic=tuple(seen)), others
+
+
 @dataclass(frozen=True)
 class Choice:
     """A placement to move to, and what that is expected to bring.
@@ -102,22 +109,23 @@ class Choice:
 def choose_policy(
     problem: Problem,
     current: Sequence[Slots],
-    policies: Iterable[str] = ("eplb", "janus"),
+    policies: Iterable[str] = ("eplb", "eplb-batches", "janus-batches"),
     alike: Sequence[object] | None = None,
 ) -> Choice:
     """Replay the recent batches on what each policy makes, and take the best.
 
-    The policies see the counts, the replay the sampled batches of the same traffic, so what is
-    predicted is a little better than what follows. Ties go to who has least to load, then to the
-    first policy named. What is there now is among the candidates, and wins ties.
+    Every second of the sampled batches is for the policies to see, the others are replayed. Ties go
+    to who has least to load, then to the first policy named. What is there now is among the
+    candidates, and wins ties.
 
     Args:
-        problem: its ``traffic`` brings the sampled batches.
+        problem: its ``traffic`` brings the counts and the sampled batches. Both are of one time, so
+            a prediction holds while traffic stays as it was.
         current: ``[L][N][slots]``, what is there now.
         policies: of ``POLICIES``.
         alike: which instances may exchange their experts; see ``settle``.
     """
-    batches = [layer.sampled for layer in problem.traffic]
+    problem, batches = _told_apart(problem)
     before = replay(current, batches)
     chosen = Choice("", [list(layer) for layer in current], before, before, 0, 0)
     tried, failed = {}, {}

@@ -1,5 +1,7 @@
 """Policies that balance rows, or nothing: what others do, to compare with."""
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -87,6 +89,11 @@ def eplb(problem: Problem) -> list[Slots]:
             held[np.ix_(experts, instances)] = board.held
         placed.append(as_slots(held, problem.slots))
     return placed
+
+
+def eplb_by_batches(problem: Problem) -> list[Slots]:
+    """As ``eplb``, balancing in how many batches experts are active instead of their rows."""
+    return eplb(replace(problem, statistic="batches"))
 
 
 def _node_shares(

@@ -4,25 +4,35 @@ The paper's line 18 forgets that the instance which takes in the expert that mov
 as printed an instance can be over-filled. Here it is counted. The paper's co-activation of two
 experts counts whole experts, but a replica sees only its share of the rows: so it is divided by the
 numbers of replicas of both, unless ``scaled`` is False.
+
+The paper counts *rows* that choose two experts. An instance waits for the experts that any row of a
+*batch* chose, though, and those of different rows meet as well: ``by_batches`` counts in how many
+batches two experts were active.
 """
+
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moesaic.placement.problem import Problem, as_slots
 from moesaic.placement.replication import Board, Counts, replicate
-from moesaic.placement.statistics import Floats
+from moesaic.placement.statistics import Floats, LayerTraffic
 from moesaic.placement.uniform import Slots
 
 MAX_SEARCH_STEPS = 200  # of the final search, for each layer
+SEARCH_PARTNERS = 8  # instances with least co-activation, with which the one with most exchanges
 
 
-def janus(problem: Problem, *, scaled: bool = True, search: bool = True) -> list[Slots]:
+def janus(
+    problem: Problem, *, scaled: bool = True, of_batches: bool = False, search: bool = True
+) -> list[Slots]:
     """Replicas by traffic, then each to where it adds least co-activation.
 
     Args:
         problem: what is asked.
         scaled: divide co-activation by the numbers of replicas.
+        of_batches: count the sampled batches in which two experts were active, not the rows.
         search: swap afterwards while that lowers the largest co-activation of an instance.
 
     Raises:
@@ -33,7 +43,8 @@ def janus(problem: Problem, *, scaled: bool = True, search: bool = True) -> list
     for layer_idx, layer in enumerate(problem.traffic):
         weights = problem.weights(layer_idx)
         replicas = replicate(weights, problem.slots)
-        together = np.nan_to_num(layer.coactivation.astype(np.float64))
+        together = coactive_batches(layer) if of_batches else layer.coactivation.astype(np.float64)
+        together = np.nan_to_num(together)
         if scaled:
             together = together / np.outer(replicas, replicas)
         board = spread(weights, replicas, together, problem.slots)
@@ -46,6 +57,19 @@ def janus(problem: Problem, *, scaled: bool = True, search: bool = True) -> list
 def unscaled(problem: Problem) -> list[Slots]:
     """As ``janus``, with the paper's own co-activation."""
     return janus(problem, scaled=False)
+
+
+def by_batches(problem: Problem) -> list[Slots]:
+    """As ``janus``, with replicas and co-activation counted by batches instead of rows."""
+    return janus(replace(problem, statistic="batches"), of_batches=True)
+
+
+def coactive_batches(layer: LayerTraffic) -> Floats:
+    """In how many of the sampled batches two experts were active, ``[E, E]``, 0 on the diagonal."""
+    active = layer.sampled.astype(np.float64)
+    together: Floats = active.T @ active
+    np.fill_diagonal(together, 0)
+    return together
 
 
 def spread(weights: Floats, replicas: Counts, together: Floats, slots: tuple[int, ...]) -> Board:
@@ -100,8 +124,8 @@ def coactivation_loads(held: NDArray[np.bool_], together: Floats) -> Floats:
 def lower_largest(board: Board, together: Floats, max_steps: int = MAX_SEARCH_STEPS) -> None:
     """Swap or move single experts, in place, while the largest co-activation of an instance sinks.
 
-    Each step takes the exchange with the fullest instance that leaves least on the fuller of the
-    two. No step raises the largest, so the search never does.
+    Each step takes the exchange between the fullest instance and one of the emptiest that leaves
+    least on the fuller of the two. No step raises the largest, so the search never does.
     """
     for _ in range(max_steps):
         added = together @ board.held  # [E, N]
@@ -127,7 +151,7 @@ def _best_exchange(
     limit = float(loads[full]) - tolerance
     best: tuple[int, int | None, int] | None = None
     mine = np.flatnonzero(board.held[:, full])
-    for other in range(len(loads)):
+    for other in np.argsort(loads, kind="stable")[:SEARCH_PARTNERS].tolist():
         if other == full:
             continue
         out = mine[~board.held[mine, other]]

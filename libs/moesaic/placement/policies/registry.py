@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from moesaic.errors import InvalidInput
-from moesaic.placement.policies.balanced import eplb, redundance, smartmoe, uniform
-from moesaic.placement.policies.janus import janus, unscaled
+from moesaic.placement.policies.balanced import eplb, eplb_by_batches, redundance, smartmoe, uniform
+from moesaic.placement.policies.janus import by_batches, janus, unscaled
 from moesaic.placement.policies.remote import dance, optimal
 from moesaic.placement.problem import Problem
 from moesaic.placement.uniform import Slots
@@ -16,8 +16,10 @@ POLICIES: dict[str, Policy] = {
     "redundance": redundance,
     "smartmoe": smartmoe,
     "eplb": eplb,
+    "eplb-batches": eplb_by_batches,
     "janus": janus,
     "janus-unscaled": unscaled,
+    "janus-batches": by_batches,
     "dance": dance,
     "optimal": optimal,
 }
