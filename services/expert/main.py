@@ -109,6 +109,7 @@ async def serve(settings: ExpertSettings) -> None:
 
         network, data_address = await thread.run(listen())
         parts.push_async_callback(lambda: thread.run(network.close()))
+        parts.push_async_callback(admin_service.close)
         data_address = settings.data.advertised(data_address)
         admin.status.data_address, admin.status.model_digest = data_address, config.digest
         lease = await parts.enter_async_context(
