@@ -37,9 +37,16 @@ class ExpertAdmin(expert_pb2_grpc.ExpertServiceServicer):
         self._loading = asyncio.Lock()
         self._paces: dict[int, Pace] = {}  # of what is being loaded, by epoch
 
+    async def close(self) -> None:
+        """Take no placements any more, and end what is being loaded: it needs the engine's loop."""
+        self.host = None
+        self._cancel_loading()
+        async with self._loading:
+            pass
+
     def _host(self) -> ExpertHost:
         if self.host is None:
-            raise NotReady("this expert worker is still opening its checkpoint")
+            raise NotReady("this expert worker is still opening its checkpoint, or is stopping")
         return self.host
 
     async def _in_turn(self, call: Callable[[], R]) -> R:
@@ -95,9 +102,9 @@ class ExpertAdmin(expert_pb2_grpc.ExpertServiceServicer):
             if self._paces.get(placement.epoch) is pace:
                 del self._paces[placement.epoch]
 
-    def _cancel_loading(self, before: int) -> None:
+    def _cancel_loading(self, before: int | None = None) -> None:
         for epoch, pace in list(self._paces.items()):
-            if epoch < before:
+            if before is None or epoch < before:
                 pace.cancel()
 
     async def CommitPlacement(

@@ -123,6 +123,7 @@ async def serve(settings: ExpertSettings) -> None:
         network, relay, data_address = await thread.run(listen())
         parts.push_async_callback(lambda: thread.run(network.close()))
         parts.push_async_callback(lambda: thread.run(relay.close()))
+        parts.push_async_callback(admin_service.close)
         data_address = settings.data.advertised(data_address)
         weights_address = await give_experts(settings, worker_id, config, host, parts)
         admin.status.data_address, admin.status.model_digest = data_address, config.digest

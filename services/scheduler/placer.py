@@ -111,7 +111,7 @@ class Placer:
                 raise StaleEpoch(base_epoch, self._view.epoch)
             if placement.slots == current.slots and placement.workers == current.workers:
                 return None
-            decision = await self._replanner.note_order(current, placement)
+            decision = await self._replanner.note_order(current, placement, self._fleet.workers)
             try:
                 await self._place(placement, decision, urgent=False)
             except Obsolete as cause:
@@ -192,7 +192,7 @@ class Placer:
         pins = self._policies.current.pins
         pinned = with_pins(current, pins)
         if pinned.slots != current.slots:
-            noted = await self._replanner.note_order(current, pinned)
+            noted = await self._replanner.note_order(current, pinned, self._fleet.workers)
             await self._place(pinned, noted, urgent=False)
             await self._confirm()
         elif self._replanner.due():

@@ -24,7 +24,7 @@ log = structlog.get_logger()
 
 AUTO, KEEP = "auto", "keep"
 GREEDY = "eplb"  # what is asked when a policy fails: it only counts and sorts
-CANDIDATES = ("janus", GREEDY, "redundance")  # of ``auto``
+CANDIDATES = (GREEDY, "eplb-batches", "janus-batches")  # of ``auto``
 MIN_SAMPLED = 32  # batches, of one layer each, below which nothing is concluded
 
 StartSolver = Callable[[], AbstractAsyncContextManager[Solver]]
@@ -120,13 +120,12 @@ class Planner:
     ) -> Plan:
         """The same with its costs, and whether it is worth them."""
         needed = moves(current, made.placement)
-        expert_bytes = max(record.expert_bytes for record in records)
-        most = max(sum(m.worker_id == w.worker_id for m in needed) for w in current.workers)
+        moved_bytes = len(needed) * max(record.expert_bytes for record in records)
         made = replace_plan(
             made,
             moves=needed,
-            moved_bytes=len(needed) * expert_bytes,
-            seconds=most * expert_bytes / load_bytes_per_s if load_bytes_per_s else None,
+            moved_bytes=moved_bytes,
+            seconds=moved_bytes / load_bytes_per_s if load_bytes_per_s else None,
         )
         if not needed:
             return replace_plan(made, reason="nothing better than what is there was found")

@@ -68,14 +68,18 @@ class Replanner:
         """Log a plan that is carried out."""
         return await self._decisions.note(cause="traffic", adopted=True, **_facts(plan))
 
-    async def note_order(self, current: Placement, wanted: Placement) -> PlacementDecision:
+    async def note_order(
+        self, current: Placement, wanted: Placement, known: Mapping[str, WorkerRecord]
+    ) -> PlacementDecision:
         """Log what an operator wants."""
+        needed = moves(current, wanted)
         return await self._decisions.note(
             cause="operator",
             adopted=True,
             reason="an operator asked for it",
             epoch_before=current.epoch,
-            moves=len(moves(current, wanted)),
+            moves=len(needed),
+            moved_bytes=len(needed) * _expert_bytes(wanted, known),
         )
 
     async def note_workers(
@@ -89,14 +93,13 @@ class Replanner:
         changes = [f"{', '.join(came)} came"] * bool(came) + [f"{', '.join(left)} left"] * bool(
             left
         )
-        sizes = [known[name].expert_bytes for name in after if name in known]
         return await self._decisions.note(
             cause="workers",
             adopted=True,
             reason="; ".join(changes) or "a worker was started again or forgot its placement",
             epoch_before=current.epoch if current else 0,
             moves=len(needed),
-            moved_bytes=len(needed) * max(sizes, default=0),
+            moved_bytes=len(needed) * _expert_bytes(wanted, known),
         )
 
     async def note_outcome(self, decision: PlacementDecision, outcome: DecisionOutcome) -> None:
@@ -108,7 +111,8 @@ class Replanner:
         if decision.cause == "traffic":
             self._failures = min(self._failures + 1, MAX_BACKOFF) if outcome.failure else 0
             self._next_s = time.monotonic() + self._interval_s * 2**self._failures
-        if outcome.epoch and outcome.seconds and decision.moved_bytes:
+        paced = decision.cause != "workers"  # others may have loaded without rest
+        if paced and outcome.epoch and outcome.seconds and decision.moved_bytes:
             self._load_bytes_per_s = decision.moved_bytes / outcome.seconds
 
     async def measure(self, epoch: int) -> None:
@@ -128,6 +132,11 @@ class Replanner:
                     measured_batches=batches,
                 )
             )
+
+
+def _expert_bytes(placement: Placement, known: Mapping[str, WorkerRecord]) -> int:
+    names = [worker.worker_id for worker in placement.workers]
+    return max((known[name].expert_bytes for name in names if name in known), default=0)
 
 
 def _facts(plan: Plan) -> dict[str, object]:

@@ -116,7 +116,9 @@ def answer(question: Solve | Replay) -> Answer:
     """
     traffic = [layer.layer() for layer in question.traffic]
     latest = max(1, MAX_REPLAYED // max(1, len(traffic)))
-    traffic = [replace(layer, sampled=layer.sampled[-latest:]) for layer in traffic]
+    # Policies see one half of the sampled batches, and are judged by the other.
+    half = 1 if isinstance(question, Replay) else 0
+    traffic = [replace(layer, sampled=layer.sampled[half::2][-latest:]) for layer in traffic]
     if isinstance(question, Replay):
         found = [replay(placed, [t.sampled for t in traffic]) for placed in question.placements]
         batches = found[0].batches if found else 0

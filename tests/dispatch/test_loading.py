@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from typing import Any
@@ -250,3 +251,24 @@ def test_what_was_prepared_and_overtaken_is_freed(tiny_model: Any) -> None:
     assert host.held(0, 2) is None
     host.commit(3)
     assert host.resident_bytes == 9 * host.files.expert_bytes  # 0, 1 and 4 of three layers
+
+
+def test_an_epoch_that_steps_still_ask_for_is_kept_for_a_while(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = Worker.__new__(Worker)
+    one.config, one.name, one.address = load_config(tiny_model.directory), "a", ""
+    host = ExpertHost(Checkpoint(tiny_model.directory), one.config, "a", NUM_EXPERTS, FP32, CPU)
+    for epoch in (1, 2):
+        host.prepare(placement(epoch, [one], [0, epoch]))
+        host.commit(epoch)
+    monkeypatch.setattr("moesaic.dispatch.host.RETIRE_AFTER_S", -1.0)  # all of it is long ago
+    monkeypatch.setattr("moesaic.dispatch.host.MAX_RETIRE_AFTER_S", 60.0)
+    host._asked_s[1] = time.monotonic() + 10.0  # as ``answer`` notes it, later than that
+
+    host.retire()
+    assert host.held(0, 1) is not None
+    monkeypatch.setattr("moesaic.dispatch.host.MAX_RETIRE_AFTER_S", -1.0)
+    host.retire()
+    assert host.held(0, 1) is None
+    assert host.held(0, 2) is not None

@@ -65,3 +65,34 @@ async def test_what_is_aborted_while_it_loads_is_freed_even_if_nobody_waits(
     await asyncio.to_thread(host.loaded.wait)
 
     assert host.resident_bytes == 0
+
+
+async def test_a_worker_that_stops_does_not_go_on_loading(tiny_model: Any) -> None:
+    config = load_config(tiny_model.directory)
+    service = ExpertAdmin()
+    host = service.host = ExpertHost(
+        Checkpoint(tiny_model.directory), config, "e", 8, torch.float32, torch.device("cpu")
+    )
+    placement = Placement(
+        epoch=1,
+        model_digest=config.digest,
+        num_experts=8,
+        workers=[PlacedWorker(worker_id="e", generation=1, admin_address="", data_address="")],
+        layers=list(config.moe_layers),
+        slots=[[list(range(8))] for _ in config.moe_layers],
+    )
+    request = pb.PreparePlacementRequest(placement=encode_placement(placement), load_share=1e-6)
+    aborted = asyncio.Event()
+
+    class Context:
+        async def abort(self, *_: Any, **__: Any) -> None:
+            aborted.set()
+
+    preparing = asyncio.create_task(service.PreparePlacement(request, Context()))  # type: ignore[arg-type]
+    while not service._paces:
+        await asyncio.sleep(0.01)
+    await service.close()  # or it would rest for hours
+
+    await asyncio.gather(preparing, return_exceptions=True)
+    assert aborted.is_set()
+    assert host.resident_bytes == 0

@@ -102,16 +102,16 @@ async def plan(start: Any, policy: str = "janus", feed: Any = None, **changes: A
     return await planner.plan(CURRENT, records, policy, [], 1000.0)
 
 
-@pytest.mark.parametrize("policy", ["auto", "janus", "eplb", "redundance"])
+@pytest.mark.parametrize("policy", ["auto", "janus", "eplb", "janus-batches"])
 async def test_a_real_solver_spreads_hot_experts_and_moves_few(policy: str) -> None:
     made = await plan(partial(solver, limit_s=60.0), policy)
 
     assert made.worthwhile
-    assert (made.before, made.sampled_batches) == (4, 80)
+    assert (made.before, made.sampled_batches) == (4, 40)
     assert made.after == 2
     assert made.base_epoch == 5
     assert made.moved_bytes == 100 * len(made.moves) > 0
-    assert made.seconds > 0
+    assert made.seconds == made.moved_bytes / 1000.0
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ async def test_a_policy_that_never_ends_gives_way_to_the_greedy_one(tmp_path: Pa
 async def test_of_several_policies_one_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     made = await plan(first_then_real(tmp_path, saying(then=CRASHES)), "auto")
 
-    assert made.policy in ("eplb", "redundance")
+    assert made.policy in ("eplb-batches", "janus-batches")  # eplb was asked first
     assert made.worthwhile
 
 

@@ -238,7 +238,7 @@ class Plan(_message.Message):
     """most activated experts on one worker, mean of the replayed batches"""
     activated_after: _builtins.float
     seconds: _builtins.float
-    """to load, as fast as the last placements were loaded"""
+    """to load, as fast as it went the last time without hurry"""
     worthwhile: _builtins.bool
     """whether the scheduler would do it by itself"""
     reason: _builtins.str
