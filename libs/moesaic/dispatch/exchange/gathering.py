@@ -31,6 +31,7 @@ class Offer:
     hidden: Tensor  # [n, H]
     shared: list[Tensor]  # of the request: the same for all rows
     reach: Reach
+    company: int = 0  # workers in its round, once that has left
     sums: "asyncio.Future[Tensor]" = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -150,6 +151,8 @@ class Gathering:
     async def _run(self, round_: _Round) -> None:
         loop = asyncio.get_running_loop()
         offers = sorted(round_.offers, key=lambda offer: offer.worker_id)
+        for offer in offers:
+            offer.company = len(offers)
         started = loop.time()
         try:
             sums = await self._send(round_.layer, offers, round_.opened_s)

@@ -235,7 +235,9 @@ def _sum_of(request: Frame, replies: dict[int, Frame]) -> Frame:
     parts = [replies[idx].tensors[0] for idx in sorted(replies)]
     if len({part.shape for part in parts}) > 1:
         raise ExpertUnavailable(request.layer, cause="the node's sums have different shapes")
-    return _reply(request, [add_up(parts)], next(iter(replies.values())).digest)
+    reply = _reply(request, [add_up(parts)], next(iter(replies.values())).digest)
+    reply.flags = len(parts)  # so that nobody takes a part for the sum
+    return reply
 
 
 def _reply(request: Frame, tensors: list[torch.Tensor], digest: int) -> Frame:

@@ -58,14 +58,14 @@ class Nodes:
         own = tuple(found.get(node, ()))
         return cls(own, tuple(tuple(w) for name, w in found.items() if name != node))
 
-    def shape(self, members: int, rows: int, hidden: Tensor) -> Shape:
-        """What ``members`` workers move with so many rows like those of ``hidden``; sums are float32."""
+    def shape(self, members: int, rows: int, row_bytes: int, sum_bytes: int) -> Shape:
+        """What ``members`` workers move with so many rows, and as many sums."""
         return Shape(
             members=members,
             instances=tuple(len(workers) for workers in self.others),
             own_instances=len(self.own),
-            request_bytes=rows * hidden.shape[1] * hidden.itemsize,
-            reply_bytes=rows * hidden.shape[1] * 4,
+            request_bytes=rows * row_bytes,
+            reply_bytes=rows * sum_bytes,
         )
 
 
@@ -95,6 +95,7 @@ class Sender:
         self._turn += 1
         step_id = os.urandom(16)  # rows of several steps may be in it
         calls: list[tuple[Link, Frame]] = []
+        added_up: list[int] = []  # by call: workers whose sums the reply must hold, 0 for one
 
         def frame(body: bytes = b"", kind: FrameKind = FrameKind.REQUEST) -> Frame:
             return Frame(
@@ -107,7 +108,9 @@ class Sender:
                 body=body,
             )
 
-        calls += [(reach.links[idx], frame()) for idx in nodes.own]
+        for idx in nodes.own:
+            calls.append((reach.links[idx], frame()))
+            added_up.append(0)
         budget_s = RELAY_SHARE * deadline_s
         num_notes = 0
         for workers in nodes.others:
@@ -125,25 +128,33 @@ class Sender:
                         num_notes += 1
                 body = encode(Reduce(list(workers), ticket, budget_s))
             calls.append((reach.links[first], frame(body)))
-        replies = await self._replies(calls, layer, tensors[0], deadline_s)
+            added_up.append(len(workers) if body else 0)
+        replies = await self._replies(calls, added_up, tensors[0], deadline_s)
         metrics.MESSAGES.labels("intra").inc(2 * len(nodes.own))
         metrics.MESSAGES.labels("inter").inc(2 * len(nodes.others) + num_notes)
         return _in_order(nodes, replies)
 
     async def _replies(
-        self, calls: Sequence[tuple[Link, Frame]], layer: int, hidden: Tensor, deadline_s: float
+        self,
+        calls: Sequence[tuple[Link, Frame]],
+        added_up: Sequence[int],
+        hidden: Tensor,
+        deadline_s: float,
     ) -> list[Tensor]:
         replies: list[Frame] = []
         outcomes = await self._network.exchange(calls, deadline_s)
-        for (link, _), outcome in zip(calls, outcomes, strict=True):
+        for (link, request), count, outcome in zip(calls, added_up, outcomes, strict=True):
+            layer = request.layer
             if isinstance(outcome, MoesaicError):
                 raise outcome
             if not outcome.tensors or outcome.tensors[0].shape != hidden.shape:
                 link.discard("reply has another shape")
                 raise ExpertUnavailable(layer, cause=f"{link.peer}: reply has another shape")
+            if outcome.flags != count:  # it may be of a version that knows no orders
+                raise ExpertUnavailable(layer, cause=f"{link.peer} did not add up {count} sums")
             replies.append(outcome)
         if len({reply.digest for reply in replies}) > 1:
-            raise ExpertUnavailable(layer, cause="its workers chose different experts")
+            raise ExpertUnavailable(calls[0][1].layer, cause="its workers chose differently")
         return [reply.tensors[0] for reply in replies]
 
 
