@@ -54,6 +54,10 @@ class Route:
         int, tuple[int, ...]
     ]  # layer -> indices of workers that serve at least one of its experts
 
+    def terms_of(self, layer: int) -> Tensor:
+        """What a request says besides rows: int32 ``[1, n]``, the live workers' indices."""
+        return torch.tensor([self.live], dtype=torch.int32)
+
 
 def plan_route(placement: Placement, links: dict[int, Link]) -> Route | None:
     """Assign every expert of every layer to a live worker; None if some expert has none."""
@@ -154,10 +158,7 @@ class RoutedDispatcher:
         if self._exchange is None:
             combined = await direct()
         else:
-            live = torch.tensor([route.live], dtype=torch.int32)
-            combined = await self._exchange.dispatch(
-                route, layer, [hidden_states.cpu(), live], direct
-            )
+            combined = await self._exchange.dispatch(route, layer, hidden_states.cpu(), direct)
         return combined.to(hidden_states.device, hidden_states.dtype)
 
     async def _directly(self, step: Step, layer: int, hidden_states: Tensor) -> Tensor:
@@ -178,11 +179,12 @@ class RoutedDispatcher:
                 raise ExpertUnavailable(layer, cause="its workers hold different placements")
         route: Route = step.route
         parts = [reply.tensors[0] for reply in replies]
-        return combine(route.placement.workers, dict(zip(route.targets[layer], parts, strict=True)))
+        by_worker = dict(zip(route.targets[layer], parts, strict=True))
+        return combine(route.placement.workers, by_worker, len(hidden_states))
 
     async def _ask(self, step: Step, layer: int, tensors: list[Tensor]) -> list[Frame]:
         route: Route = step.route
-        live = torch.tensor([route.live], dtype=torch.int32)
+        live = route.terms_of(layer)
         calls = [
             (
                 route.links[idx],

@@ -52,6 +52,7 @@ async def test_workers_that_step_together_share_their_messages(
     monkeypatch.setattr("moesaic.dispatch.exchange.adaptive._ALONE_S", 0.0)
     async with open_lab("inprocess", ["a", "a"], ["x", "x", "y", "y"], mode) as lab:
         await lab.meet_up()
+        monkeypatch.setattr("moesaic.dispatch.exchange.gathering._PATIENCE_S", (60.0, 60.0))
         before = count(metrics.MESSAGES, "inter")
 
         await asyncio.gather(lab.step(0, 4), lab.step(1, 4))

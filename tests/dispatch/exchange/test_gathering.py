@@ -22,6 +22,9 @@ class Reach:
     links: dict[int, Any] = field(default_factory=dict)
     targets: dict[int, tuple[int, ...]] = field(default_factory=lambda: {0: (0,), 1: (0,)})
 
+    def terms_of(self, layer: int) -> torch.Tensor:
+        return torch.tensor([self.live])
+
 
 @dataclass
 class Sends:
@@ -39,7 +42,7 @@ class Sends:
 
 
 def offer(worker_id: str, value: float, rows: int = 2, reach: Any = None) -> Offer:
-    return Offer(worker_id, torch.full((rows, 4), value), [], reach or Reach())
+    return Offer(worker_id, torch.full((rows, 4), value), reach or Reach())
 
 
 async def together(made: Gathering, layer: int = 0) -> None:

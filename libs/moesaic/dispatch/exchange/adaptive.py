@@ -94,16 +94,13 @@ class AdaptiveExchange:
             self._gathering.leave(gone)
         self._reach = None  # there are other links to measure
 
-    async def dispatch(
-        self, reach: Reach, layer: int, tensors: list[Tensor], direct: Direct
-    ) -> Tensor:
+    async def dispatch(self, reach: Reach, layer: int, hidden: Tensor, direct: Direct) -> Tensor:
         """The sum of every row's experts, float32 ``[T, H]``.
 
         Args:
             reach: of the step's placement.
             layer: index of the decoder layer.
-            tensors: hidden states ``[T, H]``, then what else a request holds that is the same for
-                all rows; on the CPU.
+            hidden: ``[T, H]``, on the CPU.
             direct: asks the experts without two phases.
 
         Raises:
@@ -116,7 +113,7 @@ class AdaptiveExchange:
         now = asyncio.get_running_loop().time()
         if now >= self._direct_until and self._judge.is_ready:
             try:
-                sums = await self._in_two_phases(reach, layer, tensors, now)
+                sums = await self._in_two_phases(reach, layer, hidden, now)
                 if sums is not None:
                     return sums
             except _Directly:
@@ -125,7 +122,7 @@ class AdaptiveExchange:
                 self._direct_until = asyncio.get_running_loop().time() + _COOL_S
                 metrics.FALLBACKS.labels(error.code).inc()
                 log.warning("exchange.failed", layer=layer, cause=str(error))
-        return await self._directly(reach, nodes, layer, tensors[0], direct)
+        return await self._directly(reach, nodes, layer, hidden, direct)
 
     async def answer(self, request: Frame) -> Frame:
         """Take another worker's rows into a round; see ``orders.Offer``.
@@ -137,15 +134,16 @@ class AdaptiveExchange:
             MoesaicError: the exchange failed.
         """
         order = order_of(request)
-        if not isinstance(order, OfferOrder) or len(request.tensors) < 2:
+        if not isinstance(order, OfferOrder) or len(request.tensors) != 2:
             raise InvalidInput("frame.body", "must offer rows")
         reach = self._reach_of(request.epoch)
         if reach is None:
             raise StaleEpoch(request.epoch, 0)
-        hidden, live = request.tensors[:2]
-        if request.layer not in reach.targets or live.flatten().tolist() != list(reach.live):
+        hidden, terms = request.tensors
+        known = request.layer in reach.targets
+        if not (known and torch.equal(terms, reach.terms_of(request.layer))):
             raise NotReady("this worker reaches other expert workers")
-        offer = Offer(order.worker_id, hidden, request.tensors[1:], reach)
+        offer = Offer(order.worker_id, hidden, reach)
         sums = await self._gathering.join(request.layer, offer)
         return Frame(
             kind=FrameKind.REPLY,
@@ -182,20 +180,20 @@ class AdaptiveExchange:
         return self._nodes[layer]
 
     async def _in_two_phases(
-        self, reach: Reach, layer: int, tensors: list[Tensor], now: float
+        self, reach: Reach, layer: int, hidden: Tensor, now: float
     ) -> Tensor | None:
         """The sums; ``None`` if whoever gathers takes too long."""
         gatherer, first = self._offering.gatherer(), layer == min(reach.targets)
         if gatherer is None or now < self._alone_until or (self._alone and not first):
-            offer = Offer(self._worker_id, tensors[0], tensors[1:], reach)
+            offer = Offer(self._worker_id, hidden, reach)
             return await self._gathering.join(layer, offer)
         answer = await self._offering.offer(
             gatherer,
             reach.placement.epoch,
             layer,
-            tensors,
+            [hidden, reach.terms_of(layer)],
             first=first,
-            deadline_s=3 * self._patience_s(len(tensors[0])),
+            deadline_s=3 * self._patience_s(len(hidden)),
         )
         if answer is None:
             return None
@@ -233,9 +231,8 @@ class AdaptiveExchange:
             two_phases: tuple[Case, Case] = ("case-1", "case-2")
             case = min(two_phases, key=choice.predicted_s.__getitem__)  # once more, for who is here
         hidden = torch.cat([o.hidden for o in offers]) if len(offers) > 1 else offers[0].hidden
-        tensors = [hidden, *offers[0].shared]
         patience_s = self._patience_s(rows)
-        sums = await self._sender.send(case, reach, layer, nodes, tensors, patience_s)
+        sums = await self._sender.send(case, reach, layer, nodes, hidden, patience_s)
         self._judge.learn(question, case, choice, loop.time() - opened_s)
         return sums
 

@@ -29,7 +29,6 @@ class Offer:
 
     worker_id: str
     hidden: Tensor  # [n, H]
-    shared: list[Tensor]  # of the request: the same for all rows
     reach: Reach
     company: int = 0  # workers in its round, once that has left
     sums: "asyncio.Future[Tensor]" = field(
@@ -174,7 +173,7 @@ class Gathering:
 def _key(layer: int, offer: Offer) -> Hashable:
     hidden = offer.hidden
     epoch, live = offer.reach.placement.epoch, tuple(offer.reach.live)
-    return layer, epoch, live, hidden.shape[1], hidden.dtype, len(offer.shared)
+    return layer, epoch, live, hidden.shape[1], hidden.dtype
 
 
 def _faded(known_s: float, new_s: float) -> float:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from moesaic.dispatch.exchange import metrics
 from moesaic.dispatch.exchange.costs import Case, Shape
-from moesaic.dispatch.exchange.order import add_up, by_node
+from moesaic.dispatch.exchange.order import add_up, by_node, is_part
 from moesaic.dispatch.exchange.orders import Hold, Reduce, Relay, encode
 from moesaic.errors import ExpertUnavailable, MoesaicError
 from moesaic.messages.placement import Placement
@@ -41,6 +41,10 @@ class Reach(Protocol):
     @property
     def targets(self) -> Mapping[int, Sequence[int]]:
         """By layer, indices of the workers that are asked."""
+        ...
+
+    def terms_of(self, layer: int) -> Tensor:
+        """What a request says besides rows: one tensor, the same for all rows."""
         ...
 
 
@@ -82,10 +86,10 @@ class Sender:
         reach: Reach,
         layer: int,
         nodes: Nodes,
-        tensors: list[Tensor],
+        hidden: Tensor,
         deadline_s: float,
     ) -> Tensor:
-        """The sum for every row of ``tensors[0]``, float32 ``[T, H]``, in the order of ``order``.
+        """The sum for every row of ``hidden``, float32 ``[T, H]``, in the order of ``order``.
 
         Workers of the own node, and one that is alone on its node, are asked directly.
 
@@ -104,7 +108,7 @@ class Sender:
                 epoch=reach.placement.epoch,
                 layer=layer,
                 seq=next(self._seq),
-                tensors=tensors,
+                tensors=[hidden, reach.terms_of(layer)],
                 body=body,
             )
 
@@ -129,10 +133,10 @@ class Sender:
                 body = encode(Reduce(list(workers), ticket, budget_s))
             calls.append((reach.links[first], frame(body)))
             added_up.append(len(workers) if body else 0)
-        replies = await self._replies(calls, added_up, tensors[0], deadline_s)
+        replies = await self._replies(calls, added_up, hidden, deadline_s)
         metrics.MESSAGES.labels("intra").inc(2 * len(nodes.own))
         metrics.MESSAGES.labels("inter").inc(2 * len(nodes.others) + num_notes)
-        return _in_order(nodes, replies)
+        return _in_order(nodes, replies, len(hidden))
 
     async def _replies(
         self,
@@ -147,7 +151,7 @@ class Sender:
             layer = request.layer
             if isinstance(outcome, MoesaicError):
                 raise outcome
-            if not outcome.tensors or outcome.tensors[0].shape != hidden.shape:
+            if not outcome.tensors or not is_part(outcome.tensors[0], hidden):
                 link.discard("reply has another shape")
                 raise ExpertUnavailable(layer, cause=f"{link.peer}: reply has another shape")
             if outcome.flags != count:  # it may be of a version that knows no orders
@@ -158,10 +162,11 @@ class Sender:
         return [reply.tensors[0] for reply in replies]
 
 
-def _in_order(nodes: Nodes, replies: Sequence[Tensor]) -> Tensor:
+def _in_order(nodes: Nodes, replies: Sequence[Tensor], rows: int) -> Tensor:
     """Add up node by node, nodes by their first worker, wherever the own node comes."""
     num_own = len(nodes.own)
     sums = {workers[0]: part for workers, part in zip(nodes.others, replies[num_own:], strict=True)}
     if num_own:
-        sums[nodes.own[0]] = add_up(replies[:num_own])
-    return add_up([sums[first] for first in sorted(sums)])
+        sums[nodes.own[0]] = add_up(replies[:num_own], rows)
+    # One that is alone on its node is the sum of its node, zeros included.
+    return add_up([sums[first] for first in sorted(sums)], rows)
