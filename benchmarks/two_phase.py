@@ -22,7 +22,7 @@ import msgspec
 
 from benchmarks.shaped_network import NoNamespaces, ShapedNetwork, shaped_network
 from models.training.network import Network, Shape
-from moesaic.cli.outcome import CommandError
+from moesaic.cli.outcome import CommandError, Exit
 from moesaic.dispatch.exchange.costs import LinkCosts, predict
 from moesaic.dispatch.exchange.costs import Shape as CostShape
 from moesaic.messages.placement import PlacedWorker, Placement
@@ -42,8 +42,8 @@ SHAPE = Shape(
     max_positions=64,
 )
 BATCHES = (16, 64, 256, 512)  # rows of all attention workers together
-RATES_MBIT = (100, 500)
-RUN_S = 2.0  # about, of going directly
+RATES_MBIT = (200, 1000)
+RUN_S = 1.0  # about, of going directly
 MODES = ("direct", "case-1", "case-2", "auto")
 WITHIN = 1.05  # of the fastest measured: as good as the fastest
 PAPER = {"tpot_change_at_batch_512": -0.18}  # JANUS Fig. 10, Base+2PC against Base
@@ -58,7 +58,7 @@ def run(quick: bool) -> dict[str, Any]:
             return asyncio.run(_measure(network, Path(directory), quick))
     except NoNamespaces as error:
         raise CommandError(
-            f"two-phase needs network namespaces and tc, as root: {error}"
+            f"two-phase needs network namespaces and tc, as root: {error}", Exit.UNHEALTHY
         ) from error
 
 
@@ -174,7 +174,7 @@ def _processes(told: str) -> Iterator[None]:
 
 
 async def _measure(network: ShapedNetwork, model: Path, quick: bool) -> dict[str, Any]:
-    rates, batches = ((100,), (16, 256)) if quick else (RATES_MBIT, BATCHES)
+    rates, batches = ((200,), (16, 256)) if quick else (RATES_MBIT, BATCHES)
     rounds = 1 if quick else 3
     figures: dict[str, Any] = {}
     async with _fleet(network, model) as fleet:
@@ -237,7 +237,7 @@ def _steps(batch: int, rate_mbit: int) -> int:
     """As many as go in ``RUN_S`` if links are all that takes time; half a batch is a node's, and
     goes to four workers and back."""
     layer_s = 2 * 4 * batch / 2 * SHAPE.hidden_size * 4 / (rate_mbit * 125e3)
-    return min(60, max(6, round(RUN_S / (SHAPE.num_layers * layer_s))))
+    return min(60, max(4, round(RUN_S / (SHAPE.num_layers * layer_s))))
 
 
 def _merged(answers: list[dict[str, Any]]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Benchmarks that cannot run say what they need."""
 
+import os
 import subprocess
 import sys
 
@@ -14,3 +15,12 @@ def test_kernels_are_not_measured_without_a_cuda_device() -> None:
 
     assert done.returncode == 3
     assert "needs a CUDA device" in done.stderr
+
+
+def test_two_phases_are_not_measured_without_the_tools_for_namespaces() -> None:
+    command = [sys.executable, "-m", "moesaic.cli", "bench", "two-phase", "--quick"]
+    environment = {**os.environ, "PATH": "/nowhere"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+    assert done.returncode == 3
+    assert "there is no ip" in done.stderr

@@ -70,6 +70,10 @@ class Route:
     """By layer: what each worker of the placement mostly had of batches whose replies said so, float64
     ``[N]``, as ``aebs`` counts."""
 
+    def terms_of(self, layer: int) -> Tensor:
+        """What a request says besides rows, if nothing else is under way: ``Terms``, encoded."""
+        return self.encoded[layer]
+
 
 def plan_route(
     placement: Placement, links: dict[int, Link], scheduling: ExpertScheduling = "aebs"
@@ -185,8 +189,7 @@ class RoutedDispatcher:
         if self._exchange is None:
             combined = await direct()
         else:  # rows of several workers go together: none of them says what it has under way
-            tensors = [hidden_states.cpu(), route.encoded[layer]]
-            combined = await self._exchange.dispatch(route, layer, tensors, direct)
+            combined = await self._exchange.dispatch(route, layer, hidden_states.cpu(), direct)
         return combined.to(hidden_states.device, hidden_states.dtype)
 
     async def _directly(self, step: Step, layer: int, hidden_states: Tensor) -> Tensor:
@@ -210,7 +213,7 @@ class RoutedDispatcher:
             _note_shares(route, layer, terms, replies)
         parts = [reply.tensors[0] for reply in replies]
         by_worker = dict(zip(route.targets[layer], parts, strict=True))
-        return combine(route.placement.workers, by_worker, rows.shape)
+        return combine(route.placement.workers, by_worker, len(rows))
 
     @contextmanager
     def _terms(self, route: Route, layer: int) -> Iterator[Tensor]:

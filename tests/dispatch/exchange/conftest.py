@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from moesaic.dispatch.exchange.adaptive import AdaptiveExchange, Mode
+from moesaic.dispatch.exchange.adaptive import AdaptiveExchange
 from moesaic.dispatch.exchange.contacts import Contact
+from moesaic.dispatch.exchange.judge import Mode
 from moesaic.dispatch.exchange.relay import ExpertRelay
 from moesaic.dispatch.host import ExpertHost
 from moesaic.dispatch.local import LocalDispatcher

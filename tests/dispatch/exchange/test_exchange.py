@@ -52,6 +52,7 @@ async def test_workers_that_step_together_share_their_messages(
     monkeypatch.setattr("moesaic.dispatch.exchange.adaptive._ALONE_S", 0.0)
     async with open_lab("inprocess", ["a", "a"], ["x", "x", "y", "y"], mode) as lab:
         await lab.meet_up()
+        monkeypatch.setattr("moesaic.dispatch.exchange.gathering._PATIENCE_S", (60.0, 60.0))
         before = count(metrics.MESSAGES, "inter")
 
         await asyncio.gather(lab.step(0, 4), lab.step(1, 4))
@@ -148,6 +149,25 @@ async def test_colleagues_that_chose_other_experts_are_overruled(open_lab: Any, 
         await lab.check([5])
 
 
+@pytest.mark.parametrize("mode", ["case-1", "case-2"])
+async def test_a_worker_that_knows_no_orders_is_not_believed(
+    open_lab: Any, count: Callable[..., float], mode: str
+) -> None:
+    async with open_lab("inprocess", ["a"], ["x", "x"], mode) as lab:
+        for expert in lab.experts:  # as one of an earlier version: it answers for itself alone
+            expert.relay.answer = expert.host.answer
+            await expert.network.close()
+            expert.network = lab.network(expert.relay._worker_id)
+            expert.address = await expert.network.listen("memory", 0, expert.host.answer)
+        lab.place(epoch=2)
+        await lab.linked()
+        before = count(metrics.FALLBACKS, "expert_unavailable")
+
+        await lab.check([5])
+
+        assert count(metrics.FALLBACKS, "expert_unavailable") == before + 1
+
+
 async def test_a_relay_asks_nobody_on_another_node(open_lab: Any) -> None:
     from moesaic.dispatch.exchange.orders import Relay, encode
     from moesaic.errors import InvalidInput
@@ -175,9 +195,9 @@ async def test_auto_measures_links_and_learns(open_lab: Any) -> None:
         for seed in range(8):
             await lab.check([4, 4], seed)
 
-        costs = lab.attention[0].exchange._costs
+        costs = lab.attention[0].exchange.costs
         assert costs.inter.bytes_per_s > 0
-        assert lab.attention[0].exchange._chooser._kinds
+        assert lab.attention[0].exchange._judge._chooser._kinds
 
 
 async def test_one_node_alone_is_never_asked_in_two_phases(

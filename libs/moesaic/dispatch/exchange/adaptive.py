@@ -8,31 +8,28 @@ layer is late, never wrong.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable, Sequence
-from typing import Literal
+from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 import torch
 from torch import Tensor
 
 from moesaic.dispatch.exchange import metrics
-from moesaic.dispatch.exchange.choice import Choice, ExchangeChooser
+from moesaic.dispatch.exchange.choice import Choice
 from moesaic.dispatch.exchange.contacts import Contact
-from moesaic.dispatch.exchange.costs import Case, LinkCosts, Shape, predict
+from moesaic.dispatch.exchange.costs import Case, LinkCosts
 from moesaic.dispatch.exchange.gathering import Gathering, Offer
-from moesaic.dispatch.exchange.measure import measure_links
+from moesaic.dispatch.exchange.judge import Judge, Mode, Question
 from moesaic.dispatch.exchange.offering import Offering
 from moesaic.dispatch.exchange.orders import Offer as OfferOrder
 from moesaic.dispatch.exchange.orders import Verdict, encode, order_of
 from moesaic.dispatch.exchange.sending import Nodes, Reach, Sender
-from moesaic.dispatch.terms import Terms
 from moesaic.errors import InvalidInput, MoesaicError, NotReady, StaleEpoch
 from moesaic.transport.contract import Network
 from moesaic.transport.frame import Frame, FrameKind
 
 log = structlog.get_logger()
 
-Mode = Literal["auto", "direct", "case-1", "case-2"]
 Direct = Callable[[], Awaitable[Tensor]]
 
 MAX_ROWS = 8192  # of one round; half of what a frame may hold
@@ -73,39 +70,37 @@ class AdaptiveExchange:
         self._mode, self._timeout_s, self._reach_of = mode, timeout_s, reach_of
         self._sender, self._offering = Sender(network), Offering(network, worker_id)
         self._gathering = Gathering(self._send, MAX_ROWS)
-        self._chooser = ExchangeChooser()
+        self._judge = Judge(mode)
         self._reach: Reach | None = None
+        self._to_measure = False  # the links of ``_reach``
         self._nodes: dict[int, Nodes] = {}  # by layer, of ``_reach``
-        self._costs: LinkCosts | None = None
         self._measuring: asyncio.Task[None] | None = None
         self._direct_until = self._alone_until = 0.0
         self._alone = False  # nobody has joined when rows were offered last
         self._company = (1, 1.0)  # workers in the last round, and its rows for each of ours
-        self._reported: dict[Hashable, Case] = {}
 
     @property
     def costs(self) -> LinkCosts | None:
         """What links cost; ``None`` before that is measured."""
-        return self._costs
+        return self._judge.costs
 
     def set_neighbours(self, neighbours: Sequence[Contact]) -> None:
         """Learn of the other attention workers on this node that gather rows."""
+        if sorted(neighbours) == list(self._offering.neighbours):
+            return
         self._offering.set_neighbours(neighbours)
         known = {contact.worker_id for contact in neighbours} | {self._worker_id}
         for gone in self._gathering.regulars - known:
             self._gathering.leave(gone)
         self._reach = None  # there are other links to measure
 
-    async def dispatch(
-        self, reach: Reach, layer: int, tensors: list[Tensor], direct: Direct
-    ) -> Tensor:
+    async def dispatch(self, reach: Reach, layer: int, hidden: Tensor, direct: Direct) -> Tensor:
         """The sum of every row's experts, float32 ``[T, H]``.
 
         Args:
             reach: of the step's placement.
             layer: index of the decoder layer.
-            tensors: hidden states ``[T, H]``, then ``Terms`` and what else a request holds that is
-                the same for all rows; on the CPU.
+            hidden: ``[T, H]``, on the CPU.
             direct: asks the experts without two phases.
 
         Raises:
@@ -116,9 +111,9 @@ class AdaptiveExchange:
             _count_direct(nodes)
             return await direct()
         now = asyncio.get_running_loop().time()
-        if now >= self._direct_until and (self._mode != "auto" or self._costs is not None):
+        if now >= self._direct_until and self._judge.is_ready:
             try:
-                sums = await self._in_two_phases(reach, layer, tensors, now)
+                sums = await self._in_two_phases(reach, layer, hidden, now)
                 if sums is not None:
                     return sums
             except _Directly:
@@ -127,7 +122,7 @@ class AdaptiveExchange:
                 self._direct_until = asyncio.get_running_loop().time() + _COOL_S
                 metrics.FALLBACKS.labels(error.code).inc()
                 log.warning("exchange.failed", layer=layer, cause=str(error))
-        return await self._directly(reach, nodes, layer, tensors[0], direct)
+        return await self._directly(reach, nodes, layer, hidden, direct)
 
     async def answer(self, request: Frame) -> Frame:
         """Take another worker's rows into a round; see ``orders.Offer``.
@@ -139,16 +134,16 @@ class AdaptiveExchange:
             MoesaicError: the exchange failed.
         """
         order = order_of(request)
-        if not isinstance(order, OfferOrder) or len(request.tensors) < 2:
+        if not isinstance(order, OfferOrder) or len(request.tensors) != 2:
             raise InvalidInput("frame.body", "must offer rows")
         reach = self._reach_of(request.epoch)
         if reach is None:
             raise StaleEpoch(request.epoch, 0)
-        hidden = request.tensors[0]
-        terms = Terms.decode(request.tensors[1], len(reach.placement.workers))
-        if request.layer not in reach.targets or terms.live != tuple(reach.live):
+        hidden, terms = request.tensors
+        known = request.layer in reach.targets
+        if not (known and torch.equal(terms, reach.terms_of(request.layer))):
             raise NotReady("this worker reaches other expert workers")
-        offer = Offer(order.worker_id, hidden, request.tensors[1:], reach)
+        offer = Offer(order.worker_id, hidden, reach)
         sums = await self._gathering.join(request.layer, offer)
         return Frame(
             kind=FrameKind.REPLY,
@@ -157,7 +152,7 @@ class AdaptiveExchange:
             layer=request.layer,
             seq=request.seq,
             tensors=[sums],
-            body=encode(self._verdict()),
+            body=encode(self._verdict(offer.company)),
         )
 
     async def close(self) -> None:
@@ -176,28 +171,29 @@ class AdaptiveExchange:
 
     def _nodes_of(self, reach: Reach, layer: int) -> Nodes:
         if reach is not self._reach:
-            self._reach, self._nodes = reach, {}
+            self._reach, self._nodes, self._to_measure = reach, {}, True
         if layer not in self._nodes:
             nodes = self._nodes[layer] = Nodes.of(reach, layer, self._node)
-            if len(self._nodes) == 1 and self._has_two_phases(nodes):
+            if self._to_measure and self._has_two_phases(nodes):
+                self._to_measure = False
                 self._measure_soon(reach, nodes)
         return self._nodes[layer]
 
     async def _in_two_phases(
-        self, reach: Reach, layer: int, tensors: list[Tensor], now: float
+        self, reach: Reach, layer: int, hidden: Tensor, now: float
     ) -> Tensor | None:
         """The sums; ``None`` if whoever gathers takes too long."""
         gatherer, first = self._offering.gatherer(), layer == min(reach.targets)
         if gatherer is None or now < self._alone_until or (self._alone and not first):
-            offer = Offer(self._worker_id, tensors[0], tensors[1:], reach)
+            offer = Offer(self._worker_id, hidden, reach)
             return await self._gathering.join(layer, offer)
         answer = await self._offering.offer(
             gatherer,
             reach.placement.epoch,
             layer,
-            tensors,
+            [hidden, reach.terms_of(layer)],
             first=first,
-            deadline_s=3 * self._patience_s(len(tensors[0])),
+            deadline_s=3 * self._patience_s(len(hidden)),
         )
         if answer is None:
             return None
@@ -210,9 +206,9 @@ class AdaptiveExchange:
             self._direct_until = until
         return sums
 
-    def _verdict(self) -> Verdict:
-        """What those who have offered rows should do next."""
-        if self._company[0] == 1:
+    def _verdict(self, company: int) -> Verdict:
+        """What a worker whose rows were in a round with so many should do next."""
+        if company == 1:
             return Verdict("alone", _ALONE_S)
         left_s = self._direct_until - asyncio.get_running_loop().time()
         return Verdict("direct", left_s) if left_s > 0 else Verdict("offer")
@@ -224,21 +220,20 @@ class AdaptiveExchange:
         rows = sum(len(offer.hidden) for offer in offers)
         own_rows = sum(len(o.hidden) for o in offers if o.worker_id == self._worker_id)
         self._company = (len(offers), rows / own_rows if own_rows else 1.0)
-        shape = nodes.shape(len(offers), rows, offers[0].hidden)
-        kind = _kind(reach, layer, len(offers), rows)
-        choice = self._choose(kind, layer, shape, rows)
+        question = Question.of(reach, layer, nodes, len(offers), rows, offers[0].hidden)
+        choice = self._judge.choose(question)
         case = choice.case
         if case == "direct":
-            self._direct_until = loop.time() + (_EXPLORE_S if choice.exploring else _DIRECT_S)
-            if len(offers) == 1 and own_rows:
+            if own_rows:
+                self._direct_until = loop.time() + (_EXPLORE_S if choice.exploring else _DIRECT_S)
+            if own_rows == rows:
                 raise _Directly
             two_phases: tuple[Case, Case] = ("case-1", "case-2")
             case = min(two_phases, key=choice.predicted_s.__getitem__)  # once more, for who is here
         hidden = torch.cat([o.hidden for o in offers]) if len(offers) > 1 else offers[0].hidden
-        tensors = [hidden, *offers[0].shared]
         patience_s = self._patience_s(rows)
-        sums = await self._sender.send(case, reach, layer, nodes, tensors, patience_s)
-        self._note(kind, case, choice, shape, loop.time() - opened_s)
+        sums = await self._sender.send(case, reach, layer, nodes, hidden, patience_s)
+        self._judge.learn(question, case, choice, loop.time() - opened_s)
         return sums
 
     async def _directly(
@@ -251,42 +246,10 @@ class AdaptiveExchange:
         _count_direct(nodes)
         members, ratio = self._company
         rows = round(len(hidden) * ratio)
-        shape, kind = nodes.shape(members, rows, hidden), _kind(reach, layer, members, rows)
-        predicted_s = self._chooser.predict(kind, self._model(shape))
-        self._note(kind, "direct", Choice("direct", predicted_s), shape, taken_s)
+        question = Question.of(reach, layer, nodes, members, rows, hidden)
+        choice = Choice("direct", self._judge.predict(question))
+        self._judge.learn(question, "direct", choice, taken_s)
         return sums
-
-    def _model(self, shape: Shape) -> dict[Case, float]:
-        return predict(shape, self._costs) if self._costs is not None else {}
-
-    def _choose(self, kind: Hashable, layer: int, shape: Shape, rows: int) -> Choice:
-        model_s = self._model(shape)
-        if self._mode != "auto":
-            return Choice(self._mode, self._chooser.predict(kind, model_s))
-        choice = self._chooser.choose(kind, model_s)
-        changed = not choice.exploring and self._reported.get(kind) != choice.case
-        if changed:
-            self._reported[kind] = choice.case
-        (log.info if changed else log.debug)(
-            "exchange.chosen",
-            way=choice.case,
-            layer=layer,
-            rows=rows,
-            members=shape.members,
-            exploring=choice.exploring,
-            predicted_ms={case: round(1e3 * s, 3) for case, s in choice.predicted_s.items()},
-        )
-        return choice
-
-    def _note(
-        self, kind: Hashable, case: Case, choice: Choice, shape: Shape, taken_s: float
-    ) -> None:
-        why = "told" if self._mode != "auto" else "exploring" if choice.exploring else "faster"
-        metrics.ROUNDS.labels(case, why).inc()
-        if choice.predicted_s:
-            metrics.PREDICTED.labels(case).inc(choice.predicted_s[case])
-            metrics.TAKEN.labels(case).inc(taken_s)
-            self._chooser.learn(kind, case, self._model(shape)[case], taken_s)
 
     def _patience_s(self, rows: int) -> float:
         return self._timeout_s * max(1.0, rows / ROWS_PER_TIMEOUT)
@@ -302,28 +265,13 @@ class AdaptiveExchange:
                 await self._offering.reach(contact, self._timeout_s)
                 for contact in self._offering.neighbours[:1]
             ]
-            self._costs = await measure_links(self._network, reach, nodes, near)
+            await self._judge.measure(self._network, reach, nodes, near)
         except MoesaicError as error:
             log.warning("links.not_measured", cause=str(error))
             await asyncio.sleep(_COOL_S)
             self._reach = None  # with the next step, again
-            return
-        for link, cost in (("intra", self._costs.intra), ("inter", self._costs.inter)):
-            log.info(
-                "link.measured",
-                link=link,
-                latency_us=round(1e6 * cost.latency_s, 1),
-                message_us=round(1e6 * cost.message_s, 1),
-                mb_per_s=round(cost.bytes_per_s / 1e6, 1),
-            )
 
 
 def _count_direct(nodes: Nodes) -> None:
     metrics.MESSAGES.labels("intra").inc(2 * len(nodes.own))
     metrics.MESSAGES.labels("inter").inc(2 * sum(len(node) for node in nodes.others))
-
-
-def _kind(reach: Reach, layer: int, members: int, rows: int) -> Hashable:
-    """Layers that ask the same workers are of one group; rows count by their size."""
-    epoch, live = reach.placement.epoch, tuple(reach.live)
-    return epoch, live, tuple(reach.targets[layer]), members, rows.bit_length()

@@ -75,7 +75,11 @@ class Contacts:
             return
         if contact not in self._dialling:
             task = self._dialling[contact] = loop.create_task(self._connect(contact))
-            task.add_done_callback(lambda _: self._dialling.pop(contact, None))
+            task.add_done_callback(lambda _: self._dialled(contact, task))
+
+    def _dialled(self, contact: Contact, task: "asyncio.Task[Link | None]") -> None:
+        if self._dialling.get(contact) is task:
+            del self._dialling[contact]
 
     async def _connect(self, contact: Contact) -> Link | None:
         try:

@@ -29,8 +29,8 @@ class Offer:
 
     worker_id: str
     hidden: Tensor  # [n, H]
-    shared: list[Tensor]  # of the request: the same for all rows
     reach: Reach
+    company: int = 0  # workers in its round, once that has left
     sums: "asyncio.Future[Tensor]" = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -150,6 +150,8 @@ class Gathering:
     async def _run(self, round_: _Round) -> None:
         loop = asyncio.get_running_loop()
         offers = sorted(round_.offers, key=lambda offer: offer.worker_id)
+        for offer in offers:
+            offer.company = len(offers)
         started = loop.time()
         try:
             sums = await self._send(round_.layer, offers, round_.opened_s)
@@ -170,8 +172,8 @@ class Gathering:
 
 def _key(layer: int, offer: Offer) -> Hashable:
     hidden = offer.hidden
-    shared = tuple(tensor.numpy().tobytes() for tensor in offer.shared)
-    return layer, offer.reach.placement.epoch, hidden.shape[1], hidden.dtype, shared
+    epoch, live = offer.reach.placement.epoch, tuple(offer.reach.live)
+    return layer, epoch, live, hidden.shape[1], hidden.dtype
 
 
 def _faded(known_s: float, new_s: float) -> float:

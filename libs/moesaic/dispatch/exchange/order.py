@@ -6,6 +6,7 @@ so that neither the way nor who answers first changes a bit of the sum.
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from moesaic.messages.placement import PlacedWorker
@@ -19,26 +20,25 @@ def by_node(workers: Sequence[PlacedWorker], indices: Iterable[int]) -> dict[str
     return nodes
 
 
-def add_up(parts: Sequence[Tensor]) -> Tensor:
-    """The float32 sum of tensors ``[T, H]``, from the first to the last. Those of workers that had
-    nothing to add have no rows; if all are such, so is the sum."""
-    some = [part for part in parts if len(part)]
-    if not some:
-        return parts[0].float()
-    total = some[0].float() + 0.0  # so that no zero's sign depends on who had nothing to add
-    for part in some[1:]:
-        total = total + part
+def add_up(parts: Sequence[Tensor], rows: int) -> Tensor:
+    """The float32 sum ``[rows, H]`` of tensors of this shape, from the first to the last.
+
+    A part without rows adds nothing. The sum begins with zeros, so that not even the sign of a zero
+    depends on who had something to add.
+    """
+    total = torch.zeros(rows, parts[0].shape[1])
+    for part in parts:
+        if len(part):
+            total += part
     return total
 
 
-def whole(total: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """A sum of everything: zeros of ``shape`` if nobody had anything to add."""
-    return total if len(total) else total.new_zeros(shape)
+def is_part(part: Tensor, hidden: Tensor) -> bool:
+    """Whether ``part`` can be part of the sum for the rows ``hidden``: as many, or none."""
+    return part.shape[1] == hidden.shape[1] and len(part) in (0, len(hidden))
 
 
-def combine(
-    workers: Sequence[PlacedWorker], parts: Mapping[int, Tensor], shape: tuple[int, ...]
-) -> Tensor:
-    """The sum ``[T, H]`` of what the workers with these indices have computed, node by node."""
+def combine(workers: Sequence[PlacedWorker], parts: Mapping[int, Tensor], rows: int) -> Tensor:
+    """The sum of what the workers with these indices have computed, node by node."""
     nodes = by_node(workers, parts).values()
-    return whole(add_up([add_up([parts[i] for i in node]) for node in nodes]), shape)
+    return add_up([add_up([parts[idx] for idx in node], rows) for node in nodes], rows)

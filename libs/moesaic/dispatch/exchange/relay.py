@@ -16,7 +16,7 @@ from torch import Tensor
 from moesaic.dispatch.exchange.contacts import Contact, Contacts
 from moesaic.dispatch.exchange.costs import slowest
 from moesaic.dispatch.exchange.measure import measure_link
-from moesaic.dispatch.exchange.order import add_up
+from moesaic.dispatch.exchange.order import add_up, is_part
 from moesaic.dispatch.exchange.orders import (
     Collect,
     Hold,
@@ -232,10 +232,14 @@ def _plain(request: Frame) -> Frame:
 def _sum_of(request: Frame, replies: dict[int, Frame]) -> Frame:
     if len({reply.digest for reply in replies.values()}) > 1:
         raise ExpertUnavailable(request.layer, cause="the node's workers chose differently")
-    parts = [replies[idx].tensors[0] for idx in sorted(replies)]
-    if len({part.shape for part in parts if len(part)}) > 1:
-        raise ExpertUnavailable(request.layer, cause="the node's sums have different shapes")
-    return _reply(request, [add_up(parts)], next(iter(replies.values())).digest)
+    hidden = request.tensors[0]
+    parts = [part for idx in sorted(replies) for part in replies[idx].tensors[:1]]
+    if len(parts) < len(replies) or not all(is_part(part, hidden) for part in parts):
+        raise ExpertUnavailable(request.layer, cause="the node's sums have other shapes")
+    sums = add_up(parts, len(hidden))
+    reply = _reply(request, [sums], next(iter(replies.values())).digest)
+    reply.flags = len(parts)  # so that nobody takes a part for the sum
+    return reply
 
 
 def _reply(request: Frame, tensors: list[torch.Tensor], digest: int) -> Frame:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from moesaic.dispatch.exchange import metrics
 from moesaic.dispatch.exchange.costs import Case, Shape
-from moesaic.dispatch.exchange.order import add_up, by_node, whole
+from moesaic.dispatch.exchange.order import add_up, by_node, is_part
 from moesaic.dispatch.exchange.orders import Hold, Reduce, Relay, encode
 from moesaic.errors import ExpertUnavailable, MoesaicError
 from moesaic.messages.placement import Placement
@@ -43,6 +43,10 @@ class Reach(Protocol):
         """By layer, indices of the workers that are asked."""
         ...
 
+    def terms_of(self, layer: int) -> Tensor:
+        """What a request says besides rows: one tensor, the same for all rows."""
+        ...
+
 
 @dataclass(frozen=True)
 class Nodes:
@@ -58,14 +62,14 @@ class Nodes:
         own = tuple(found.get(node, ()))
         return cls(own, tuple(tuple(w) for name, w in found.items() if name != node))
 
-    def shape(self, members: int, rows: int, hidden: Tensor) -> Shape:
-        """What ``members`` workers move with so many rows like those of ``hidden``; sums are float32."""
+    def shape(self, members: int, rows: int, row_bytes: int, sum_bytes: int) -> Shape:
+        """What ``members`` workers move with so many rows, and as many sums."""
         return Shape(
             members=members,
             instances=tuple(len(workers) for workers in self.others),
             own_instances=len(self.own),
-            request_bytes=rows * hidden.shape[1] * hidden.itemsize,
-            reply_bytes=rows * hidden.shape[1] * 4,
+            request_bytes=rows * row_bytes,
+            reply_bytes=rows * sum_bytes,
         )
 
 
@@ -82,10 +86,10 @@ class Sender:
         reach: Reach,
         layer: int,
         nodes: Nodes,
-        tensors: list[Tensor],
+        hidden: Tensor,
         deadline_s: float,
     ) -> Tensor:
-        """The sum for every row of ``tensors[0]``, float32 ``[T, H]``, in the order of ``order``.
+        """The sum for every row of ``hidden``, float32 ``[T, H]``, in the order of ``order``.
 
         Workers of the own node, and one that is alone on its node, are asked directly.
 
@@ -95,6 +99,7 @@ class Sender:
         self._turn += 1
         step_id = os.urandom(16)  # rows of several steps may be in it
         calls: list[tuple[Link, Frame]] = []
+        added_up: list[int] = []  # by call: workers whose sums the reply must hold, 0 for one
 
         def frame(body: bytes = b"", kind: FrameKind = FrameKind.REQUEST) -> Frame:
             return Frame(
@@ -103,11 +108,13 @@ class Sender:
                 epoch=reach.placement.epoch,
                 layer=layer,
                 seq=next(self._seq),
-                tensors=tensors,
+                tensors=[hidden, reach.terms_of(layer)],
                 body=body,
             )
 
-        calls += [(reach.links[idx], frame()) for idx in nodes.own]
+        for idx in nodes.own:
+            calls.append((reach.links[idx], frame()))
+            added_up.append(0)
         budget_s = RELAY_SHARE * deadline_s
         num_notes = 0
         for workers in nodes.others:
@@ -125,33 +132,41 @@ class Sender:
                         num_notes += 1
                 body = encode(Reduce(list(workers), ticket, budget_s))
             calls.append((reach.links[first], frame(body)))
-        replies = await self._replies(calls, layer, tensors[0], deadline_s)
+            added_up.append(len(workers) if body else 0)
+        replies = await self._replies(calls, added_up, hidden, deadline_s)
         metrics.MESSAGES.labels("intra").inc(2 * len(nodes.own))
         metrics.MESSAGES.labels("inter").inc(2 * len(nodes.others) + num_notes)
-        return whole(_in_order(nodes, replies), tensors[0].shape)
+        return _in_order(nodes, replies, len(hidden))
 
     async def _replies(
-        self, calls: Sequence[tuple[Link, Frame]], layer: int, hidden: Tensor, deadline_s: float
+        self,
+        calls: Sequence[tuple[Link, Frame]],
+        added_up: Sequence[int],
+        hidden: Tensor,
+        deadline_s: float,
     ) -> list[Tensor]:
         replies: list[Frame] = []
         outcomes = await self._network.exchange(calls, deadline_s)
-        for (link, _), outcome in zip(calls, outcomes, strict=True):
+        for (link, request), count, outcome in zip(calls, added_up, outcomes, strict=True):
+            layer = request.layer
             if isinstance(outcome, MoesaicError):
                 raise outcome
-            shapes = [tuple(tensor.shape) for tensor in outcome.tensors]
-            if shapes not in ([tuple(hidden.shape)], [(0, hidden.shape[1])]):
+            if not outcome.tensors or not is_part(outcome.tensors[0], hidden):
                 link.discard("reply has another shape")
                 raise ExpertUnavailable(layer, cause=f"{link.peer}: reply has another shape")
+            if outcome.flags != count:  # it may be of a version that knows no orders
+                raise ExpertUnavailable(layer, cause=f"{link.peer} did not add up {count} sums")
             replies.append(outcome)
         if len({reply.digest for reply in replies}) > 1:
-            raise ExpertUnavailable(layer, cause="its workers chose different experts")
+            raise ExpertUnavailable(calls[0][1].layer, cause="its workers chose differently")
         return [reply.tensors[0] for reply in replies]
 
 
-def _in_order(nodes: Nodes, replies: Sequence[Tensor]) -> Tensor:
+def _in_order(nodes: Nodes, replies: Sequence[Tensor], rows: int) -> Tensor:
     """Add up node by node, nodes by their first worker, wherever the own node comes."""
     num_own = len(nodes.own)
     sums = {workers[0]: part for workers, part in zip(nodes.others, replies[num_own:], strict=True)}
     if num_own:
-        sums[nodes.own[0]] = add_up(replies[:num_own])
-    return add_up([sums[first] for first in sorted(sums)])
+        sums[nodes.own[0]] = add_up(replies[:num_own], rows)
+    # One that is alone on its node is the sum of its node, zeros included.
+    return add_up([sums[first] for first in sorted(sums)], rows)

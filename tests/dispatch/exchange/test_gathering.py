@@ -1,0 +1,175 @@
+"""Rounds hold what was offered for one layer, wait for those who should come, and for nobody else."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from moesaic.dispatch.exchange import gathering
+from moesaic.dispatch.exchange.gathering import Gathering, Offer
+from moesaic.errors import ExpertUnavailable, MoesaicError, NotReady
+from moesaic.messages.placement import Placement
+
+PLACEMENT = Placement(epoch=1, model_digest="", num_experts=1, workers=[], layers=[0, 1], slots=[])
+
+
+@dataclass
+class Reach:
+    placement: Placement = PLACEMENT
+    live: tuple[int, ...] = (0,)
+    links: dict[int, Any] = field(default_factory=dict)
+    targets: dict[int, tuple[int, ...]] = field(default_factory=lambda: {0: (0,), 1: (0,)})
+
+    def terms_of(self, layer: int) -> torch.Tensor:
+        return torch.tensor([self.live])
+
+
+@dataclass
+class Sends:
+    """Doubles every row, and remembers who came together."""
+
+    rounds: list[tuple[int, list[str]]] = field(default_factory=list)
+    error: MoesaicError | None = None
+
+    async def __call__(self, layer: int, offers: list[Offer], opened_s: float) -> torch.Tensor:
+        self.rounds.append((layer, [offer.worker_id for offer in offers]))
+        await asyncio.sleep(0)
+        if self.error:
+            raise self.error
+        return 2 * torch.cat([offer.hidden for offer in offers])
+
+
+def offer(worker_id: str, value: float, rows: int = 2, reach: Any = None) -> Offer:
+    return Offer(worker_id, torch.full((rows, 4), value), reach or Reach())
+
+
+async def together(made: Gathering, layer: int = 0) -> None:
+    """Two workers are offered side by side; both get their own rows back."""
+    b, a = await asyncio.gather(
+        made.join(layer, offer("b", 2.0)), made.join(layer, offer("a", 1.0))
+    )
+    assert torch.equal(b, torch.full((2, 4), 4.0))
+    assert torch.equal(a, torch.full((2, 4), 2.0))
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds that wait for somebody wait for ever: a test that needs patience to end would hang."""
+    monkeypatch.setattr(gathering, "_PATIENCE_S", (3600.0, 3600.0))
+
+
+async def meet(made: Gathering) -> None:
+    """Both are waited for at the first layer from now on."""
+    made._regulars = {"a", "b"}
+    await together(made)
+
+
+@pytest.mark.usefixtures("patient")
+async def test_rows_leave_in_the_order_of_workers_and_sums_find_their_way() -> None:
+    sends = Sends()
+    made = Gathering(sends, 100)
+
+    await meet(made)
+    await together(made, layer=1)
+
+    assert sends.rounds == [(0, ["a", "b"]), (1, ["a", "b"])]
+
+
+@pytest.mark.usefixtures("patient")
+async def test_a_worker_nobody_knows_is_not_kept_waiting() -> None:
+    sends = Sends()
+
+    await Gathering(sends, 100).join(0, offer("a", 1.0))
+
+    assert sends.rounds == [(0, ["a"])]
+
+
+async def test_who_stays_away_is_waited_for_once() -> None:
+    sends = Sends()
+    made = Gathering(sends, 100)
+    await meet(made)
+
+    await made.join(0, offer("a", 1.0))
+
+    assert made.regulars == {"a"}
+
+
+@pytest.mark.usefixtures("patient")
+async def test_who_is_a_layer_ahead_is_not_waited_for() -> None:
+    sends = Sends()
+    made = Gathering(sends, 100)
+    reach = Reach(targets={0: (0,), 1: (0,), 2: (0,)})
+    made._regulars = {"a", "b"}
+    await asyncio.gather(
+        made.join(0, offer("a", 1.0, reach=reach)), made.join(0, offer("b", 1.0, reach=reach))
+    )
+    behind = asyncio.ensure_future(made.join(1, offer("a", 1.0, reach=reach)))
+    ahead = asyncio.ensure_future(made.join(2, offer("b", 1.0, reach=reach)))
+
+    await behind
+    await asyncio.gather(made.join(2, offer("a", 1.0, reach=reach)), ahead)  # a has caught up
+
+    assert sends.rounds[1:] == [(1, ["a"]), (2, ["a", "b"])]
+
+
+@pytest.mark.usefixtures("patient")
+async def test_who_leaves_the_node_holds_up_nobody() -> None:
+    sends = Sends()
+    made = Gathering(sends, 100)
+    await meet(made)
+    waiting = asyncio.ensure_future(made.join(0, offer("a", 1.0)))
+    await asyncio.sleep(0)
+
+    made.leave("b")
+
+    await waiting
+    assert sends.rounds[-1] == (0, ["a"])
+
+
+@pytest.mark.usefixtures("patient")
+async def test_rows_for_other_experts_or_too_many_go_in_rounds_of_their_own() -> None:
+    sends = Sends()
+    made = Gathering(sends, 5)
+    made._regulars = {"a", "b", "c"}
+    joins = [
+        made.join(0, offer("a", 1.0, rows=3)),
+        made.join(0, offer("b", 1.0, rows=3)),
+        made.join(0, offer("c", 1.0, rows=1, reach=Reach(live=(0, 1)))),
+    ]
+    asking = [asyncio.ensure_future(join) for join in joins]
+    await asyncio.sleep(0)
+    for worker_id in "abc":
+        made.leave(worker_id)
+
+    await asyncio.gather(*asking)
+
+    assert sorted(sends.rounds) == [(0, ["a"]), (0, ["b"]), (0, ["c"])]
+
+
+async def test_a_failure_reaches_everybody_in_the_round_and_nobody_else() -> None:
+    sends = Sends(error=ExpertUnavailable(0))
+    made = Gathering(sends, 100)
+    made._regulars = {"a", "b"}
+
+    failed = await asyncio.gather(
+        made.join(0, offer("a", 1.0)), made.join(0, offer("b", 1.0)), return_exceptions=True
+    )
+
+    assert [type(error) for error in failed] == [ExpertUnavailable] * 2
+    sends.error = None
+    await together(made)
+
+
+@pytest.mark.usefixtures("patient")
+async def test_closing_ends_what_waits() -> None:
+    made = Gathering(Sends(), 100)
+    made._regulars = {"a", "b"}
+    waiting = asyncio.ensure_future(made.join(0, offer("a", 1.0)))
+    await asyncio.sleep(0)
+
+    await made.close()
+
+    with pytest.raises(NotReady):
+        await waiting
