@@ -90,7 +90,7 @@ async def serve(settings: ExpertSettings) -> None:
         layout = host.files.layout  # none on a GPU, where peers do not exchange experts
         serve_frames: Handler = host.answer
         if layout is not None:
-            serve_frames = giving(host, pull_identity(config.digest, layout))
+            serve_frames = giving(host, pull_identity(config.digest, layout), host.answer)
 
         async def listen() -> tuple[UcxNetwork, str]:
             network = UcxNetwork(

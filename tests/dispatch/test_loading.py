@@ -50,7 +50,9 @@ class Worker:
 
     async def listen(self) -> None:
         identity = pull_identity(self.config.digest, self.layout)
-        self.address = await self.network.listen("memory", 0, giving(self.host, identity))
+        self.address = await self.network.listen(
+            "memory", 0, giving(self.host, identity, self.host.answer)
+        )
 
     async def prepare(self, placement: Placement, serving: Placement) -> tuple[LoadResult, int]:
         """As the service does it, on a thread; also how many experts were pulled."""
@@ -157,7 +159,7 @@ async def test_a_peer_that_is_gone_is_asked_once_and_the_checkpoint_read(tiny_mo
 async def test_only_who_means_the_same_bytes_gets_them(tiny_model: Any) -> None:
     async with pair(tiny_model) as (_, b, _):
         good = pull_identity(b.config.digest, b.layout)
-        serve = giving(b.host, good)
+        serve = giving(b.host, good, b.host.answer)
 
         def pull(layer: int = 1, expert: int = 5, start: int = 0, length: int = 64) -> Frame:
             where = torch.tensor([[expert, start, length]])

@@ -20,17 +20,15 @@ def pull_identity(model_digest: str, layout: ExpertLayout) -> int:
     return xxhash.xxh3_64_intdigest(f"{model_digest}|{layout.name}".encode())
 
 
-def giving(host: ExpertHost, identity: int) -> Handler:
-    """What answers pulls with the experts of ``host``, and everything else with their sums.
+def giving(host: ExpertHost, identity: int, otherwise: Handler) -> Handler:
+    """What answers pulls with the experts of ``host``, and leaves all else to ``otherwise``.
 
     A pull's tensor is int64 ``[1, 3]``: expert, first byte, number of bytes. The reply's is that
     part of the packed expert, int32 ``[bytes / 64, 16]``; its digest is the whole expert's.
     """
 
     async def answer(request: Frame) -> Frame:
-        return (
-            _give(host, identity, request) if request.flags & PULL else await host.answer(request)
-        )
+        return _give(host, identity, request) if request.flags & PULL else await otherwise(request)
 
     return answer
 
