@@ -294,10 +294,11 @@ def _of_auto(counted: dict[str, float]) -> dict[str, Any]:
         case: sum(counted[f"rounds {case} {why}"] for why in ("faster", "exploring"))
         for case in MODES[:3]
     }
+    gone["direct"] /= 2  # each worker counts one, the others one for both workers of a node
     taken = sum(counted[f"taken {case}"] for case in gone)
     return {
         "went": max(gone, key=gone.__getitem__),
-        "rounds": gone,
+        "rounds_of_a_node": gone,
         "predicted_to_measured": round(
             sum(counted[f"predicted {case}"] for case in gone) / taken, 3
         )

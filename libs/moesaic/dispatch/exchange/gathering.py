@@ -55,9 +55,12 @@ class Gathering:
     def __init__(
         self, send: Callable[[int, list[Offer], float], Awaitable[Tensor]], max_rows: int
     ) -> None:
-        """Gather for ``send``, which takes a layer, offers by worker id and when the first of them
-        came, and returns the sums of all rows in this order. A round has at most ``max_rows`` rows,
-        unless one worker alone has more."""
+        """Gather for ``send``, which returns the sums of all rows in the order of the offers.
+
+        Args:
+            send: takes a layer, offers by worker id, and the time from which the layer counts.
+            max_rows: of a round, unless one worker alone has more.
+        """
         self._send, self._max_rows = send, max_rows
         self._open: dict[Hashable, _Round] = {}
         self._regulars: set[str] = set()
@@ -153,8 +156,10 @@ class Gathering:
         for offer in offers:
             offer.company = len(offers)
         started = loop.time()
+        # Meeting at a step's first layer is paid once for all its layers: it is no layer's cost.
+        began_s = started if round_.first else round_.opened_s
         try:
-            sums = await self._send(round_.layer, offers, round_.opened_s)
+            sums = await self._send(round_.layer, offers, began_s)
         except MoesaicError as error:
             _fail(round_, error)
             return
