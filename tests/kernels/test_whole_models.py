@@ -41,15 +41,14 @@ def take_the_ways_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """With tensors of the CPU: the kernels are interpreted. Weights stay as a GPU has them."""
     monkeypatch.setattr("moesaic.kernels.native.library.library", lambda: None)
 
-    def compute(
+    def compute_slots(
         table: slots.SlotTable,
         layer: int,
         hidden_states: Tensor,
         topk_weights: Tensor,
-        topk_ids: Tensor,
-        mine: Tensor | None,
+        slot_ids: Tensor,
     ) -> Tensor:
-        parts = hidden_states, topk_weights, topk_ids, mine
+        parts = hidden_states, topk_weights, slot_ids
         return slots._compute_on_gpu(*parts, table.layers[layer])
 
     def store_grouped(*arguments: Any) -> Tensor:
@@ -60,7 +59,7 @@ def take_the_ways_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latent, "store_latent", kv_rows_triton.store_latent)
     monkeypatch.setattr(latent, "rotate", kv_rows_triton.rotate)
     monkeypatch.setattr(gate, "select_experts", gate._select_experts_on_gpu)
-    monkeypatch.setattr(slots.SlotTable, "compute", compute)
+    monkeypatch.setattr(slots.SlotTable, "compute_slots", compute_slots)
     monkeypatch.setattr(attention_plan, "paged_attention", paged_attention_triton.paged_attention)
 
 

@@ -200,6 +200,24 @@ async def test_auto_measures_links_and_learns(open_lab: Any) -> None:
         assert lab.attention[0].exchange._judge._chooser._kinds
 
 
+async def test_rows_are_gathered_by_one_who_does_not_know_yet_what_links_cost(
+    open_lab: Any, count: Callable[..., float]
+) -> None:
+    async with open_lab("inprocess", ["a", "a"], ["x", "x"], "auto") as lab:
+        await lab.check([4, 4])
+        for worker in lab.attention:
+            await worker.exchange._measuring
+            worker.exchange._direct_until = 0.0
+        lab.attention[0].exchange._judge.costs = None
+        told = count(metrics.ROUNDS, "case-2", "faster")
+        failed = count(metrics.FALLBACKS, "internal_error")
+
+        await lab.step(1, 4)
+
+        assert count(metrics.ROUNDS, "case-2", "faster") > told
+        assert count(metrics.FALLBACKS, "internal_error") == failed
+
+
 async def test_one_node_alone_is_never_asked_in_two_phases(
     open_lab: Any, count: Callable[..., float]
 ) -> None:

@@ -4,6 +4,9 @@ What an exchange takes is what its messages should take (``costs``) and a rest t
 explain: experts that compute, workers that are waited for, whatever else is on the links. The rest is
 learned from every exchange, by kind of exchange and by way; a way that was not gone yet is assumed to
 have the rest of the others.
+
+What is learned overrules what links cost only if it does so clearly. A node measures a way while the
+other nodes go theirs: sending everything everywhere is quick as long as nobody else does.
 """
 
 from collections.abc import Hashable, Mapping
@@ -15,6 +18,7 @@ _FADES = 0.9  # what a measurement weighs after the next one
 _FIRST_LOOK = 8  # exchanges after which a way that was never gone is tried
 _LOOK_AGAIN = 64  # exchanges after which another way is gone, to see whether it is still slower
 _WORTH_A_LOOK = 2.0  # times the best prediction; what should take longer is not tried
+_CLEARLY = 0.7  # times what the way takes that links ask for; only then another is better
 _MAX_KINDS = 1024
 
 
@@ -66,6 +70,9 @@ class ExchangeChooser:
         known = self._kind(kind)
         predicted_s = known.predict(model_s)
         best = min(predicted_s, key=predicted_s.__getitem__)
+        first = min(model_s, key=model_s.__getitem__)
+        if predicted_s[best] > _CLEARLY * predicted_s[first]:
+            best = first
         for case, seconds in predicted_s.items():
             worth = seconds <= _WORTH_A_LOOK * predicted_s[best]
             if case != best and worth and known.is_due(case):

@@ -65,6 +65,8 @@ class Judge:
         """The way to go."""
         if self._mode != "auto":
             return Choice(self._mode, self.predict(question))
+        if self.costs is None:  # another worker's rows, before anything is known here
+            return Choice("case-2", {})
         choice = self._chooser.choose(question.kind, self._model(question))
         changed = not choice.exploring and self._reported.get(question.kind) != choice.case
         if changed:
