@@ -109,6 +109,7 @@ def test_expert_workers_of_one_host_are_told_apart_by_their_numbers() -> None:
         "MOESAIC_ADMIN_PORT": "7021",
         "MOESAIC_DATA_PORT": "7121",
         "MOESAIC_METRICS_PORT": "9021",
+        "MOESAIC_WEIGHTS_PORT": "7221",
     }
     assert first["ulimits"]["memlock"] == {"soft": -1, "hard": -1}
     assert second["scale"] == 1
