@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from moesaic.kernels.native.memory import huge_pages
 from moesaic.models.architecture import ModelConfig
 
 
@@ -33,7 +32,9 @@ class KVCache:
         self.num_blocks, self.block_size = num_blocks, block_size
         shape = (num_blocks * block_size, config.kv_width)
         num_separate = 1 if one_for_all else config.num_layers
-        self._separate = [_zeros(shape, dtype, device) for _ in range(num_separate)]
+        self._separate = [
+            torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_separate)
+        ]
         self._layers = self._separate * (config.num_layers // num_separate)
 
     @property
@@ -53,9 +54,3 @@ class KVCache:
         for layer in self._separate:
             blocks = layer.view(self.num_blocks, self.block_size, -1)
             blocks[list(target)] = blocks[list(source)]
-
-
-def _zeros(shape: tuple[int, int], dtype: torch.dtype, device: torch.device | None) -> Tensor:
-    if device is None or device.type == "cpu":
-        return huge_pages.zeros(shape, dtype)
-    return torch.zeros(shape, dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""Memory for what a step reads once, weights and KV: in huge pages where the system has them.
+"""Memory for weights, which a step reads once: in huge pages where the system has them.
 
 A step of few rows computes next to nothing, so it takes as long as reading does; and with pages of
 4 KB a good part of that is looking up where each page lies. torch puts what is less than 2 MB
