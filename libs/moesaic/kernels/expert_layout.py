@@ -48,7 +48,7 @@ class ExpertLayout:
     def pack(self, gate_up: Tensor, down: Tensor, into: Tensor) -> None:
         """Write an expert's weights, ``gate_up`` ``[2I, H]`` and ``down`` ``[H, I]``, as the bytes
         ``into``, uint8 ``[nbytes]``."""
-        tensors = _tensors_of(make_mlp(gate_up, down, self.quantization))
+        tensors = _tensors_of(make_mlp(gate_up, down, self.quantization, lasting=False))
         for part in self._parts:
             _view(into, part).copy_(tensors[part.matrix][part.name])
 
@@ -88,7 +88,7 @@ class ExpertLayout:
         """The parts, and if they are packed the shapes of the matrices. Who packs decides: ask."""
         gate_up = torch.zeros(2 * self.size, self.hidden_size, dtype=self.dtype)
         down = torch.zeros(self.hidden_size, self.size, dtype=self.dtype)
-        sample = make_mlp(gate_up, down, self.quantization)
+        sample = make_mlp(gate_up, down, self.quantization, lasting=False)
         parts: list[_Part] = []
         for matrix, tensors in enumerate(_tensors_of(sample)):
             for name, tensor in tensors.items():

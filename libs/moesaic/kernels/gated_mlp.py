@@ -25,15 +25,20 @@ class GatedMLP(Protocol):
         ...
 
 
-def make_mlp(gate_up: Tensor, down: Tensor, quantization: Quantization = "none") -> GatedMLP:
-    """The fastest form of ``gate_up`` ``[2I, H]``, gate before up, and ``down`` ``[H, I]``.
+def make_mlp(
+    gate_up: Tensor, down: Tensor, quantization: Quantization = "none", *, lasting: bool = True
+) -> GatedMLP:
+    """The fastest form of ``gate_up`` ``[2I, H]``, gate before up, and ``down`` ``[H, I]``; not
+    ``lasting`` if it is only made to be copied.
 
     Raises:
         ValueError: int8 is asked for where it cannot be computed.
     """
     if quantization == "int8":
         check_int8(gate_up)
-    return PackedMLP(gate_up, down, quantization) if usable(gate_up) else PlainMLP(gate_up, down)
+    if not usable(gate_up):
+        return PlainMLP(gate_up, down)
+    return PackedMLP(gate_up, down, quantization, lasting=lasting)
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,14 @@ class PlainMLP:
 class PackedMLP:
     """Weights packed for the kernels for CPUs: each panel of the first has gates and their ups."""
 
-    def __init__(self, gate_up: Tensor, down: Tensor, quantization: Quantization = "none") -> None:
+    def __init__(
+        self,
+        gate_up: Tensor,
+        down: Tensor,
+        quantization: Quantization = "none",
+        *,
+        lasting: bool = True,
+    ) -> None:
         """Pack the weights; the caller's are needed no longer."""
         hidden_size, size = down.shape
         half = lib().panel_width() // 2
@@ -66,7 +78,7 @@ class PackedMLP:
         halves[:, :size] = gate_up.view(2, size, -1)
         mixed = halves.view(2, -1, half, hidden_size).transpose(0, 1).flatten(0, 2)
         pack = PackedMatrix.int8 if quantization == "int8" else PackedMatrix.float32
-        self._take(pack(mixed), pack(down))
+        self._take(pack(mixed, lasting=lasting), pack(down, lasting=lasting))
 
     @classmethod
     def of_packed(cls, gate_up: PackedMatrix, down: PackedMatrix) -> "PackedMLP":

@@ -92,15 +92,21 @@ class PackedMatrix:
         setattr(self.c, "in", num_in)
 
     @classmethod
-    def float32(cls, weight: Tensor, bias: Tensor | None = None) -> "PackedMatrix":
-        """Pack ``weight`` ``[out, in]``; the caller's is needed no longer."""
+    def float32(
+        cls, weight: Tensor, bias: Tensor | None = None, *, lasting: bool = True
+    ) -> "PackedMatrix":
+        """Pack ``weight`` ``[out, in]``; the caller's is needed no longer. What is not ``lasting`` keeps
+        out of the memory for weights."""
         weight = weight.contiguous()
-        panels = huge_pages.zeros((_whole_panels(len(weight)), weight.shape[1]), weight.dtype)
+        shape = _whole_panels(len(weight)), weight.shape[1]
+        panels = _zeros(shape, weight.dtype, lasting)
         lib().pack_float(weight.data_ptr(), *weight.shape, panels.data_ptr())
         return cls(weight.shape, panels, bias=_padded(bias))
 
     @classmethod
-    def int8(cls, weight: Tensor, bias: Tensor | None = None) -> "PackedMatrix":
+    def int8(
+        cls, weight: Tensor, bias: Tensor | None = None, *, lasting: bool = True
+    ) -> "PackedMatrix":
         """Round ``weight`` to signed bytes with a scale for each output, and pack them.
 
         Rows to multiply are rounded too, to 255 levels between plus and minus their largest entry,
@@ -112,7 +118,7 @@ class PackedMatrix:
         scales = largest / LEVELS
         rounded = (weight / scales.unsqueeze(1)).round_().to(torch.int8).contiguous()
         padded_out, padded_in = _whole_panels(num_out), -(-num_in // 4) * 4
-        panels = huge_pages.zeros((padded_out, padded_in), torch.int8)
+        panels = _zeros((padded_out, padded_in), torch.int8, lasting)
         offsets = torch.zeros(padded_out, dtype=torch.int32)
         lib().pack_int8(rounded.data_ptr(), num_out, num_in, panels.data_ptr(), offsets.data_ptr())
         return cls(
@@ -183,6 +189,10 @@ class HeadLinear:
             None,
             torch.get_num_threads(),
         )
+
+
+def _zeros(shape: tuple[int, int], dtype: torch.dtype, lasting: bool) -> Tensor:
+    return huge_pages.zeros(shape, dtype) if lasting else torch.zeros(shape, dtype=dtype)
 
 
 def _whole_panels(size: int) -> int:
