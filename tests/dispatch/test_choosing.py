@@ -8,8 +8,9 @@ from prometheus_client import REGISTRY
 
 from moesaic.dispatch.choosing import ChoosingDispatcher
 from moesaic.errors import ExpertUnavailable
-from tests.dispatch.test_routed import HALVES, NUM_LAYERS, Cluster, cluster
 
+HALVES = [[0, 1, 2, 3], [4, 5, 6, 7]]
+NUM_LAYERS = 3
 WHY = ("exploring", "faster")
 
 
@@ -19,7 +20,7 @@ def steps_by(way: str) -> float:
     return sum(value or 0 for value in found)
 
 
-async def check(c: Cluster, dispatcher: ChoosingDispatcher, rows: int) -> None:
+async def check(c: Any, dispatcher: ChoosingDispatcher, rows: int) -> None:
     step = dispatcher.begin_step()
     try:
         for layer in range(NUM_LAYERS):
@@ -31,7 +32,7 @@ async def check(c: Cluster, dispatcher: ChoosingDispatcher, rows: int) -> None:
         dispatcher.end_step(step)
 
 
-async def test_both_ways_are_gone_and_counted(tiny_model: Any) -> None:
+async def test_both_ways_are_gone_and_counted(cluster: Any, tiny_model: Any) -> None:
     async with cluster(tiny_model, 2) as c:
         dispatcher = ChoosingDispatcher(c.routed, c.local, NUM_LAYERS)
         c.put_in_force(c.placement(1, *HALVES))
@@ -45,7 +46,7 @@ async def test_both_ways_are_gone_and_counted(tiny_model: Any) -> None:
         assert sum(steps_by(way) - count for way, count in before.items()) == 5
 
 
-async def test_a_lost_expert_worker_leaves_the_other_way(tiny_model: Any) -> None:
+async def test_a_lost_expert_worker_leaves_the_other_way(cluster: Any, tiny_model: Any) -> None:
     async with cluster(tiny_model, 2) as c:
         dispatcher = ChoosingDispatcher(c.routed, c.local, NUM_LAYERS)
         c.put_in_force(c.placement(1, *HALVES))

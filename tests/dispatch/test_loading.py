@@ -166,7 +166,7 @@ async def test_only_who_means_the_same_bytes_gets_them(tiny_model: Any) -> None:
                 kind=FrameKind.REQUEST, flags=PULL, layer=layer, digest=good, tensors=[where]
             )
 
-        reply = await serve(pull())
+        reply = serve(pull())
         assert reply.digest == held(b, 1, 5).digest
         size = b.layout.nbytes
         wrong = [
@@ -187,7 +187,7 @@ async def test_only_who_means_the_same_bytes_gets_them(tiny_model: Any) -> None:
         shapeless.tensors = []
         for request in (*wrong, foreign, shapeless):
             with pytest.raises(InvalidInput):
-                await serve(request)
+                serve(request)
 
 
 async def test_loading_can_be_ended_at_any_moment(tiny_model: Any) -> None:

@@ -245,8 +245,8 @@ class ExpertHost:
         mlps = {id(mlp): mlp.nbytes for s in layers for mlp in s.mlps if mlp is not None}
         return sum(mlps.values())
 
-    async def answer(self, request: Frame) -> Frame:
-        """Compute this worker's share of one layer for one batch.
+    def answer(self, request: Frame) -> Frame:
+        """Compute this worker's share of one layer for one batch; a ``transport`` handler.
 
         The request's tensors are hidden states ``[T, H]``; then ``Terms``; then, only if the sender
         has gated itself, float32 ``[T, k]`` weights and int32 ``[T, k]`` ids. The reply's first

@@ -18,26 +18,22 @@ says too little: it turned away from those that the one before it had filled.)
 import asyncio
 import itertools
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from functools import partial
 
 import structlog
-import torch
 from prometheus_client import Counter
 from torch import Tensor
 
 from moesaic.dispatch.contract import Step
 from moesaic.dispatch.exchange.adaptive import AdaptiveExchange
 from moesaic.dispatch.exchange.order import combine
-from moesaic.dispatch.sharing import has_choice, serving_workers
-from moesaic.dispatch.terms import Terms
+from moesaic.dispatch.route import Route, plan_route
+from moesaic.dispatch.worker_links import WorkerLinks
 from moesaic.errors import ExpertUnavailable, MoesaicError, NotReady, StaleEpoch
-from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.messages.placement import Placement
 from moesaic.messages.scheduling import ExpertScheduling
 from moesaic.models.gate import Gate
-from moesaic.transport.contract import Link, Network
+from moesaic.transport.contract import Network
 from moesaic.transport.frame import Frame, FrameKind
 
 log = structlog.get_logger()
@@ -46,52 +42,7 @@ DIVERGENCES = Counter(
     "moesaic_gate_divergence_total",
     "Layers whose expert workers decided differently about the same rows",
 )
-DIAL_TIMEOUT_S = 5.0
-CARRYING = ("aebs", "aebs-memory-bound")  # policies that ask what workers still have to do
-MAX_SHARE = 1 << 30  # what a reply says about loads is believed up to here
 ROWS_PER_TIMEOUT = 512  # a larger batch may take longer, in proportion
-NEWEST_WEIGHS = 1 / 8  # in the mean of what workers have of a layer
-DIAL_BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)  # the last one repeats
-
-WorkerKey = tuple[str, int, str]  # worker id, generation, data address
-
-
-@dataclass(frozen=True, eq=False)
-class Route:
-    """A placement with the workers that can be reached now."""
-
-    placement: Placement
-    live: tuple[int, ...]  # indices into placement.workers
-    links: dict[int, Link]  # by index
-    targets: dict[int, tuple[int, ...]]  # layer -> indices of workers that may serve its experts
-    terms: dict[int, Terms]  # by layer, without loads
-    encoded: dict[int, Tensor]  # the same as frames have them
-    shares: dict[int, Tensor] = field(default_factory=dict)
-    """By layer: what each worker of the placement mostly had of batches whose replies said so, float64
-    ``[N]``, as ``aebs`` counts."""
-
-    def terms_of(self, layer: int) -> Tensor:
-        """What a request says besides rows, if nothing else is under way: ``Terms``, encoded."""
-        return self.encoded[layer]
-
-
-def plan_route(
-    placement: Placement, links: dict[int, Link], scheduling: ExpertScheduling = "aebs"
-) -> Route | None:
-    """Find for every layer who may serve its experts; None if some expert has nobody.
-
-    Where no expert has two live replicas there is nothing to schedule, and nobody tries.
-    """
-    live = tuple(sorted(links))
-    targets, terms = {}, {}
-    for layer in placement.layers:
-        policy = scheduling if has_choice(placement, layer, live) else "static"
-        serving = serving_workers(placement, layer, policy, live)
-        if serving is None:
-            return None
-        targets[layer], terms[layer] = serving, Terms(policy, live)
-    encoded = {layer: each.encode() for layer, each in terms.items()}
-    return Route(placement, live, links, targets, terms, encoded)
 
 
 class RoutedDispatcher:
@@ -114,12 +65,10 @@ class RoutedDispatcher:
         """
         self._network, self._gates, self._timeout_s = network, gates, timeout_s
         self._scheduling: ExpertScheduling = scheduling
-        self._under_way: list[tuple[Route, int]] = []  # batches that wait for replies: their layers
         self._newest: Placement | None = None  # what to switch to
         self._in_use: Placement | None = None  # what serves until the newest can
         self._pinned: dict[bytes, Placement] = {}  # by steps that have not ended
-        self._links: dict[WorkerKey, Link] = {}
-        self._dialling: dict[WorkerKey, asyncio.Task[None]] = {}
+        self._links = WorkerLinks(network, self._plan_anew)
         self._route: Route | None = None
         self._changed = asyncio.Event()
         self._seq = itertools.count(1)
@@ -153,7 +102,7 @@ class RoutedDispatcher:
             return ["a placement from the scheduler"]
         if self._current_route() is not None:
             return []
-        unlinked = [w.worker_id for w in self._newest.workers if self._link_to(w) is None]
+        unlinked = [w.worker_id for w in self._newest.workers if self._links.get(w) is None]
         return [f"expert workers of epoch {self._newest.epoch}: {', '.join(unlinked)}"]
 
     @property
@@ -195,7 +144,7 @@ class RoutedDispatcher:
     async def _directly(self, step: Step, layer: int, hidden_states: Tensor) -> Tensor:
         route: Route = step.route
         rows = hidden_states.cpu()
-        with self._terms(route, layer) as terms:
+        with route.batch(layer) as terms:
             replies = await self._ask(step, layer, [rows, terms])
             if len({reply.digest for reply in replies}) > 1:
                 DIVERGENCES.inc()
@@ -210,28 +159,10 @@ class RoutedDispatcher:
                 replies = await self._ask(step, layer, [rows, terms, *routing])
                 if len({reply.digest for reply in replies}) > 1:  # not over the gate, then
                     raise ExpertUnavailable(layer, cause="its workers hold different placements")
-            _note_shares(route, layer, terms, replies)
+            route.learn(layer, terms, replies)
         parts = [reply.tensors[0] for reply in replies]
         by_worker = dict(zip(route.targets[layer], parts, strict=True))
         return combine(route.placement.workers, by_worker, len(rows))
-
-    @contextmanager
-    def _terms(self, route: Route, layer: int) -> Iterator[Tensor]:
-        """What a batch's frames say about sharing; meanwhile it counts as under way."""
-        batch = (route, layer)
-        ahead = [at for of, at in self._under_way if of is route]
-        terms = route.encoded[layer]
-        if ahead and route.terms[layer].scheduling in CARRYING:
-            busy = torch.zeros(len(route.placement.workers), dtype=torch.float64)
-            for at in ahead:
-                busy += route.shares.get(at, 0)
-            load = tuple(busy.round().long()[list(route.live)].tolist())
-            terms = replace(route.terms[layer], load=load).encode()
-        self._under_way.append(batch)
-        try:
-            yield terms
-        finally:
-            self._under_way.remove(batch)
 
     async def _ask(self, step: Step, layer: int, tensors: list[Tensor]) -> list[Frame]:
         route: Route = step.route
@@ -276,18 +207,14 @@ class RoutedDispatcher:
         """The route of the newest placement that can be served; kept until a link or the placement
         changes."""
         route = self._route
-        if (
-            route
-            and route.placement is self._newest
-            and all(link.alive for link in route.links.values())
-        ):
+        if route and route.placement is self._newest and route.usable:
             return route
         self._route = None
         for placement in self._known_placements():
             links = {
                 idx: link
                 for idx, w in enumerate(placement.workers)
-                if (link := self._link_to(w)) is not None
+                if (link := self._links.get(w)) is not None
             }
             route = plan_route(placement, links, self._scheduling)
             if route is not None:
@@ -302,44 +229,17 @@ class RoutedDispatcher:
         known = [p for p in (self._newest, self._in_use) if p is not None]
         return known[:1] if len(known) == 2 and known[0] is known[1] else known
 
-    def _link_to(self, worker: PlacedWorker) -> Link | None:
-        link = self._links.get(_key(worker))
-        return link if link is not None and link.alive else None
-
     def _refresh(self) -> None:
-        """Dial what is placed and not linked; drop links that no known placement names, nor one
-        that a step has pinned: losing a link would fail the step."""
-        wanted = {_key(w): w for p in self._known_placements() for w in p.workers}
-        pinned = {_key(w) for p in self._pinned.values() for w in p.workers}
-        for key in [key for key in self._links if key not in wanted and key not in pinned]:
-            self._links.pop(key).discard("no longer placed")
-        for key in [key for key in self._dialling if key not in wanted]:
-            self._dialling.pop(key).cancel()
-        for key, worker in wanted.items():
-            if self._link_to(worker) is None and key not in self._dialling:
-                self._dialling[key] = asyncio.ensure_future(self._dial(key, worker))
+        """Dial what is placed; drop links to others, but not one that a step has pinned: losing it
+        would fail the step."""
+        self._links.keep(
+            [worker for placement in self._known_placements() for worker in placement.workers],
+            [worker for placement in self._pinned.values() for worker in placement.workers],
+        )
 
-    async def _dial(self, key: WorkerKey, worker: PlacedWorker) -> None:
-        attempt = 0
-        try:
-            while True:
-                try:
-                    self._links[key] = await self._network.connect(
-                        worker.data_address, worker.worker_id, DIAL_TIMEOUT_S
-                    )
-                    break
-                except Exception as error:  # of whatever kind: a later try may do better
-                    if attempt in (0, 10):
-                        log.warning(
-                            "expert_worker.unreachable", peer=worker.worker_id, cause=repr(error)
-                        )
-                    await asyncio.sleep(DIAL_BACKOFF_S[min(attempt, len(DIAL_BACKOFF_S) - 1)])
-                    attempt += 1
-            log.info("expert_worker.linked", peer=worker.worker_id, generation=worker.generation)
-        finally:
-            if self._dialling.get(key) is asyncio.current_task():
-                del self._dialling[key]
-        self._route = None  # plan again, with this worker, also if no step is about to begin
+    def _plan_anew(self) -> None:
+        """With one worker more, also if no step is about to begin."""
+        self._route = None
         self._current_route()
         self._changed.set()
 
@@ -347,12 +247,7 @@ class RoutedDispatcher:
         """Stop dialling and drop all links."""
         if self._exchange is not None:
             await self._exchange.close()
-        for task in self._dialling.values():
-            task.cancel()
-        await asyncio.gather(*self._dialling.values(), return_exceptions=True)
-        for link in self._links.values():
-            link.discard("closing")
-        self._links = {}
+        await self._links.close()
 
 
 def _answers(reply: Frame, request: list[Tensor], num_workers: int) -> bool:
@@ -362,16 +257,3 @@ def _answers(reply: Frame, request: list[Tensor], num_workers: int) -> bool:
     shapes = [list(tensor.shape) for tensor in reply.tensors]
     loads = [[1, num_workers]] if len(terms) > 1 else []
     return shapes in ([list(rows.shape), *loads], [[0, rows.shape[1]], *loads])
-
-
-def _note_shares(route: Route, layer: int, terms: Tensor, replies: list[Frame]) -> None:
-    if len(terms) > 1:
-        carried = torch.zeros(len(route.placement.workers), dtype=torch.int64)
-        carried[list(route.live)] = terms[1, 1:]
-        share = (replies[0].tensors[1][0] - carried).clamp(0, MAX_SHARE).double()
-        usual = route.shares.get(layer, share)
-        route.shares[layer] = usual + (share - usual) * NEWEST_WEIGHS
-
-
-def _key(worker: PlacedWorker) -> WorkerKey:
-    return worker.worker_id, worker.generation, worker.data_address

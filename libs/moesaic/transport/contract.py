@@ -6,9 +6,10 @@ from typing import Protocol, runtime_checkable
 from moesaic.errors import MoesaicError
 from moesaic.transport.frame import Frame
 
-Handler = Callable[[Frame], Awaitable[Frame]]
+Handler = Callable[[Frame], Frame | Awaitable[Frame]]
 """Serves one REQUEST and returns its REPLY, which repeats the request's identity (``request_id``, ``seq``, ``epoch``,
-``layer``); a ``MoesaicError`` it raises travels back as an ERROR frame."""
+``layer``); a ``MoesaicError`` it raises travels back as an ERROR frame. A reply that needs no waiting is best returned
+as it is: it leaves in the same turn of the event loop."""
 
 
 @runtime_checkable

@@ -1,7 +1,7 @@
 """The serving end of a connection: hands requests to the handler and sends back what it returns or raises."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import structlog
 
@@ -49,9 +49,7 @@ class ServedLink:
                 if frame.kind is FrameKind.REQUEST:
                     self._wire.send(failure_frame(frame, busy).encode())
             else:
-                task = asyncio.get_running_loop().create_task(self._serve(frame))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._serve(frame)
         except FrameError as error:
             log.warning("frame.refused", peer=self.peer, cause=str(error))
             self.end()
@@ -74,20 +72,43 @@ class ServedLink:
         """Wait for the handlers that ``end`` has cancelled."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _serve(self, request: Frame) -> None:
+    def _serve(self, request: Frame) -> None:
         try:
-            reply = await self._handler(request)
-            if request.kind is FrameKind.NOTE:
-                return
-            message = reply.encode()
-        except MoesaicError as error:
-            message = failure_frame(request, error).encode()
-        except Exception:
-            log.exception(
-                "request.failed", peer=self.peer, layer=request.layer, epoch=request.epoch
+            reply = self._handler(request)
+        except Exception as error:
+            self._send_failure(request, error)
+            return
+        if isinstance(reply, Frame):
+            self._send(request, reply)
+            return
+        task = asyncio.ensure_future(self._serve_later(request, reply))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve_later(self, request: Frame, reply: Awaitable[Frame]) -> None:
+        try:
+            self._send(request, await reply)
+        except Exception as error:
+            self._send_failure(request, error)
+
+    def _send(self, request: Frame, reply: Frame) -> None:
+        if request.kind is FrameKind.REQUEST:
+            try:
+                message = reply.encode()
+            except MoesaicError as error:
+                message = failure_frame(request, error).encode()
+            if self._alive:
+                self._wire.send(message)
+
+    def _send_failure(self, request: Frame, error: Exception) -> None:
+        if not isinstance(error, MoesaicError):
+            log.error(
+                "request.failed",
+                peer=self.peer,
+                layer=request.layer,
+                epoch=request.epoch,
+                exc_info=error,
             )
-            message = failure_frame(
-                request, MoesaicError("the worker failed; see its log")
-            ).encode()
+            error = MoesaicError("the worker failed; see its log")
         if self._alive and request.kind is FrameKind.REQUEST:
-            self._wire.send(message)
+            self._wire.send(failure_frame(request, error).encode())

@@ -7,7 +7,7 @@ order of ``order``, and only if all colleagues chose the same experts and holder
 
 import asyncio
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 import torch
@@ -28,7 +28,7 @@ from moesaic.dispatch.exchange.orders import (
 )
 from moesaic.errors import ExpertUnavailable, InvalidInput, MoesaicError, Overloaded, StaleEpoch
 from moesaic.messages.placement import PlacedWorker, Placement
-from moesaic.transport.contract import Handler, Link, Network
+from moesaic.transport.contract import Link, Network
 from moesaic.transport.frame import Frame, FrameKind
 
 HELD_S = 10.0  # for a sum to be collected
@@ -44,7 +44,7 @@ class ExpertRelay:
         self,
         worker_id: str,
         network: Network,
-        compute: Handler,
+        compute: Callable[[Frame], Frame],
         placement_of: Callable[[int], Placement | None],
     ) -> None:
         """Relay to colleagues over ``network``.
@@ -62,7 +62,7 @@ class ExpertRelay:
         self._held: dict[_Ticket, asyncio.Future[Frame]] = {}
         self._asking: set[asyncio.Future[list[Frame | MoesaicError]]] = set()
 
-    async def answer(self, request: Frame) -> Frame:
+    def answer(self, request: Frame) -> Frame | Awaitable[Frame]:
         """Compute a request, or do for it what its body orders.
 
         Raises:
@@ -74,17 +74,17 @@ class ExpertRelay:
         """
         order = order_of(request)
         if order is None:
-            return await self._compute(request)
+            return self._compute(request)
         if isinstance(order, Relay):
-            return await self._relay(request, order)
+            return self._relay(request, order)
         if isinstance(order, Reduce):
-            return await self._reduce(request, order)
+            return self._reduce(request, order)
         if isinstance(order, Hold):
-            return await self._hold(request, order)
+            return self._hold(request, order)
         if isinstance(order, Collect):
-            return await self._collect(request, order)
+            return self._collect(request, order)
         if isinstance(order, Measure):
-            return await self._measure(request, order)
+            return self._measure(request, order)
         raise InvalidInput("frame.body", "is no order for an expert worker")
 
     def follow(self, placement: Placement | None) -> None:
@@ -122,7 +122,7 @@ class ExpertRelay:
         self._asking.add(asking)  # to its end, whatever happens here: cancelling would cost links
         asking.add_done_callback(self._asking.discard)
         await asyncio.sleep(0)  # let the frames leave: computing holds up this event loop
-        own = await self._compute(_plain(request))
+        own = self._compute(_plain(request))
         outcomes = await asyncio.shield(asking)
         replies = {self._own_index(request): own}
         for idx, outcome in zip(colleagues, outcomes, strict=True):
@@ -131,10 +131,10 @@ class ExpertRelay:
             replies[idx] = outcome
         return _sum_of(request, replies)
 
-    async def _hold(self, request: Frame, order: Hold) -> Frame:
+    def _hold(self, request: Frame, order: Hold) -> Frame:
         held = self._ticket((request.request_id, request.layer, order.ticket))
         try:
-            reply = await self._compute(_plain(request))
+            reply = self._compute(_plain(request))
         except MoesaicError as error:
             if not held.done():
                 held.set_exception(error)

@@ -1,5 +1,7 @@
 """The serving side of pulls: peers get the experts that this worker holds, in pieces."""
 
+from collections.abc import Awaitable
+
 import torch
 import xxhash
 
@@ -27,8 +29,8 @@ def giving(host: ExpertHost, identity: int, others: Handler) -> Handler:
     part of the packed expert, int32 ``[bytes / 64, 16]``; its digest is the whole expert's.
     """
 
-    async def answer(request: Frame) -> Frame:
-        return _give(host, identity, request) if request.flags & PULL else await others(request)
+    def answer(request: Frame) -> Frame | Awaitable[Frame]:
+        return _give(host, identity, request) if request.flags & PULL else others(request)
 
     return answer
 
