@@ -5,7 +5,7 @@
 taking turns: against the suite's real worker, and against one that answers at once, where nothing else of the request's
 time can hide what the gateway adds; the latter also with rests between requests as long as a prefill, after which a
 processor's caches are cold. ``first_token``: of a stream, beside the time of one step, which is the gap between two
-tokens of it. ``held``: idle streams of one gateway.
+tokens of it, and that of the step that computes its prompt. ``held``: idle streams of one gateway.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ import json
 import random
 import statistics
 import time
+import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -59,7 +60,8 @@ def run(quick: bool) -> dict[str, Any]:
         "notes": [
             "added.suite has the worker's own spread in it; added.instant_worker is what the gateway costs in warm "
             "caches, added.instant_worker_rested after as long a pause as the worker's prefill makes",
-            "step_ms is a decode step of one row; the first token waits for a prefill of 16, execute_ms of it",
+            "step_ms: of one row, as the gap between two tokens; prompt_step_ms: of the prompt's 16 rows, as the "
+            "worker counts it, mean; execute_ms has it in it",
             "a prompt of 16 tokens is never found in the prefix cache, so both ways compute it",
             "held: one gateway with --max-inflight raised (1024 by default), its worker one that never answers",
             *(["quick: fewer rounds, the same code path"] if quick else []),
@@ -90,7 +92,7 @@ async def _measure(suite: RunningSuite, starts: int, pairs: int, streams: int) -
             "instant_worker": instant,
             "instant_worker_rested": rested,
         },
-        "first_token": await _first_token(suite.port, prompts[ROUTES[0]], streams),
+        "first_token": await _first_token(suite, prompts[ROUTES[0]], streams),
         "held": await held_streams(suite.redis_url, STREAMS),
     }
 
@@ -178,8 +180,14 @@ async def _rest(connection: Connection, prompt: Prompt) -> float:
     return took
 
 
-async def _first_token(port: int, prompts: Sequence[Prompt], streams: int) -> dict[str, Any]:
-    connection = await Connection.open(port)
+async def _first_token(
+    suite: RunningSuite, prompts: Sequence[Prompt], streams: int
+) -> dict[str, Any]:
+    connection = await Connection.open(suite.port)
+    before = _steps(suite)
+    for number in range(streams):
+        await _rest(connection, prompts[number])
+    prompt_step_ms = _mean_step_ms(before, _steps(suite))  # one token each: no other steps
     first, gaps = [], []
     for number in range(-2, streams):
         body = {**prompts[number].body, "max_tokens": STREAM_TOKENS, "stream": True}
@@ -194,8 +202,23 @@ async def _first_token(port: int, prompts: Sequence[Prompt], streams: int) -> di
     return {
         "first_token_ms": _milliseconds(first),
         "step_ms": _milliseconds(gaps),
+        "prompt_step_ms": round(prompt_step_ms, 3),
         "first_token_steps": round(statistics.median(first) / statistics.median(gaps), 2),
+        "first_token_prompt_steps": round(statistics.median(first) * 1e3 / prompt_step_ms, 2),
     }
+
+
+def _steps(suite: RunningSuite) -> tuple[float, float]:
+    """How many steps the attention worker has run, and the seconds that they took."""
+    address = suite.processes["attention-0"]["metrics_address"]
+    with urllib.request.urlopen(f"http://{address}/metrics") as page:
+        lines = page.read().decode().splitlines()
+    found = dict(line.rsplit(" ", 1) for line in lines if line.startswith("moesaic_step_seconds_"))
+    return float(found["moesaic_step_seconds_count"]), float(found["moesaic_step_seconds_sum"])
+
+
+def _mean_step_ms(before: tuple[float, float], after: tuple[float, float]) -> float:
+    return (after[1] - before[1]) / (after[0] - before[0]) * 1e3
 
 
 def _missed(figures: dict[str, Any]) -> dict[str, float]:
