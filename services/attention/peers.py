@@ -1,4 +1,4 @@
-"""Who gives experts: attention workers that have the other shares, or the pool of expert workers."""
+"""Who gives experts: attention workers that have the other shares, or expert workers, as placed."""
 
 import asyncio
 from collections.abc import Callable
@@ -76,19 +76,6 @@ def sharing_peers(settings: AttentionSettings, model_digest: str) -> Find:
             and record.dispatch == settings.dispatch
             and record.model_digest == model_digest
             and record.worker_id != settings.worker_id
-        ]
-
-    return find
-
-
-def placed_peers(settings: AttentionSettings, model_digest: str) -> Find:
-    """Finds the expert workers of this model that give what is in their slots."""
-
-    def find(fleet: Fleet) -> list[Peer]:
-        return [
-            Peer(record.worker_id, record.generation, record.weights_address, Share())
-            for record in fleet.workers.values()
-            if record.weights_address and record.model_digest == model_digest
         ]
 
     return find

@@ -28,12 +28,7 @@ from moesaic.models.decoder import Decoder
 from moesaic.models.flops import step_flops
 from moesaic.models.gate import load_gates
 from moesaic.transport.ucx import UcxNetwork
-from services.attention.peers import (
-    follow_peers,
-    follow_placement,
-    placed_peers,
-    sharing_peers,
-)
+from services.attention.peers import follow_peers, follow_placement, sharing_peers
 from services.attention.settings import AttentionSettings
 
 log = structlog.get_logger()
@@ -69,15 +64,14 @@ class Streamed:
             How many times as long the largest step takes for transfers that it does not hide.
         """
         holders, thread = self.streaming.holders, self.mover_thread
+        if isinstance(holders, PlacedHolders):
+            view = await self.parts.enter_async_context(watch_placement(bus))
+            follow = follow_placement(view, thread, holders, self.config.digest)
+            self.parts.callback(asyncio.create_task(follow).cancel)
+        elif holders is not None:
+            find = sharing_peers(self.settings, self.config.digest)
+            await follow_peers(bus, find, self.parts, thread, holders.set_peers)
         if holders is not None:
-            find = placed_peers if isinstance(holders, PlacedHolders) else sharing_peers
-            if isinstance(holders, PlacedHolders):
-                view = await self.parts.enter_async_context(watch_placement(bus))
-                follow = follow_placement(view, thread, holders, self.config.digest)
-                self.parts.callback(asyncio.create_task(follow).cancel)
-            await follow_peers(
-                bus, find(self.settings, self.config.digest), self.parts, thread, holders.set_peers
-            )
             await self._await_peers(holders, waiting_for)
         self.dispatcher.prime()
         rows = self.settings.max_num_batched_tokens

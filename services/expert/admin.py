@@ -35,10 +35,10 @@ class ExpertAdmin(expert_pb2_grpc.ExpertServiceServicer):
         self.peers: Peers | None = None  # none: experts come from the checkpoint alone
         self.reporter: ActivationReporter | None = None
         self._loading = asyncio.Lock()
-        self._paces: dict[int, Pace] = {}  # of what is being loaded, by epoch
+        self._paces: dict[Pace, int] = {}  # of what is being loaded or waits for that: its epoch
 
     async def close(self) -> None:
-        """Take no placements any more, and end what is being loaded: it needs the engine's loop."""
+        """Take no placements any more, and end what is being loaded: it needs the links to peers."""
         self.host = None
         self._cancel_loading()
         async with self._loading:
@@ -69,8 +69,9 @@ class ExpertAdmin(expert_pb2_grpc.ExpertServiceServicer):
         async with errors_as_status(context):
             host, placement = self._host(), decode_placement(request.placement)
             serving = decode_placement(request.serving) if request.HasField("serving") else None
-            self._cancel_loading(before=placement.epoch)
-            pace = self._paces[placement.epoch] = Pace(request.load_share or 1.0)
+            self._cancel_loading(lambda epoch: epoch < placement.epoch)
+            pace = Pace(request.load_share or 1.0)
+            self._paces[pace] = placement.epoch
             started = time.monotonic()
             result, pulled = await self._in_turn(
                 lambda: self._prepare(host, placement, serving, pace)
@@ -99,12 +100,12 @@ class ExpertAdmin(expert_pb2_grpc.ExpertServiceServicer):
             with closing(self.peers.pulling(serving, pace)) as pulling:
                 return host.prepare(placement, pulling.or_else(bring)), pulling.pulled
         finally:
-            if self._paces.get(placement.epoch) is pace:
-                del self._paces[placement.epoch]
+            del self._paces[pace]
 
-    def _cancel_loading(self, before: int | None = None) -> None:
-        for epoch, pace in list(self._paces.items()):
-            if before is None or epoch < before:
+    def _cancel_loading(self, of: Callable[[int], bool] = lambda epoch: True) -> None:
+        """End what is being loaded for some epochs; by default for all."""
+        for pace, epoch in list(self._paces.items()):
+            if of(epoch):
                 pace.cancel()
 
     async def CommitPlacement(
@@ -123,8 +124,7 @@ class ExpertAdmin(expert_pb2_grpc.ExpertServiceServicer):
         """Forget a prepared epoch, or stop loading for it."""
         async with errors_as_status(context):
             host = self._host()
-            if request.epoch in self._paces:
-                self._paces[request.epoch].cancel()
+            self._cancel_loading(lambda epoch: epoch == request.epoch)
             await self._in_turn(lambda: host.abort(request.epoch))
             return pb.AbortPlacementResponse()
 

@@ -15,8 +15,6 @@ from moesaic.cluster.own_addresses import own_addresses
 from moesaic.cluster.registry import next_generation, registered
 from moesaic.dispatch.exchange.relay import ExpertRelay
 from moesaic.dispatch.host import ExpertHost
-from moesaic.dispatch.loading.giving import giving, pull_identity
-from moesaic.dispatch.loading.peers import Peers
 from moesaic.dispatch.ridge import measure_ridge
 from moesaic.engine.thread import EngineThread, engine_thread
 from moesaic.kernels.native.library import require_library
@@ -27,14 +25,13 @@ from moesaic.models.config import load_config
 from moesaic.settings import load_settings
 from moesaic.telemetry.logs import configure_logging
 from moesaic.telemetry.metrics import serve_metrics
-from moesaic.transport.contract import Handler
 from moesaic.transport.frame import FrameLimits
 from moesaic.transport.ucx import UcxNetwork
 from moesaic.v1 import expert_pb2_grpc
 from services.expert.activations import ActivationReporter
 from services.expert.admin import ExpertAdmin
-from services.expert.giving import give_experts
 from services.expert.settings import ExpertSettings
+from services.expert.weights import exchange_experts
 
 log = structlog.get_logger()
 
@@ -89,8 +86,6 @@ async def serve(settings: ExpertSettings) -> None:
             settings.max_expert_bytes,
         )
         admin_service.host = host
-        layout = host.files.layout  # none on a GPU, where peers do not exchange experts
-
         ridge_rows = await on_own_thread(
             measure_ridge,
             config,
@@ -109,23 +104,17 @@ async def serve(settings: ExpertSettings) -> None:
                 own_address=settings.data.host,
             )
             relay = ExpertRelay(worker_id, network, host.answer, host.placement)
-            serve_frames: Handler = relay.answer
-            if layout is not None:
-                serve_frames = giving(host, pull_identity(config.digest, layout), relay.answer)
-                admin_service.peers = Peers(network, worker_id, layout, config.digest)
-            where = settings.data
-            return (
-                network,
-                relay,
-                await network.listen(where.host, settings.data_port, serve_frames),
-            )
+            where = await network.listen(settings.data.host, settings.data_port, relay.answer)
+            return network, relay, where
 
         network, relay, data_address = await thread.run(listen())
         parts.push_async_callback(lambda: thread.run(network.close()))
         parts.push_async_callback(lambda: thread.run(relay.close()))
-        parts.push_async_callback(admin_service.close)
         data_address = settings.data.advertised(data_address)
-        weights_address = await give_experts(settings, worker_id, config, host, parts)
+        weights_address, admin_service.peers = await exchange_experts(
+            settings, worker_id, config, host, parts
+        )
+        parts.push_async_callback(admin_service.close)
         admin.status.data_address, admin.status.model_digest = data_address, config.digest
         lease = await parts.enter_async_context(
             registered(

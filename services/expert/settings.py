@@ -29,7 +29,7 @@ class ExpertSettings(ModelSettings):
         0,
         ge=0,
         le=65535,
-        description="UCXX port for attention workers that fetch experts; 0 takes a free one",
+        description="UCXX port for workers that fetch experts; 0 takes a free one",
     )
 
     @model_validator(mode="after")

@@ -10,13 +10,16 @@ from typing import Any
 import pytest
 import torch
 
+from moesaic.dispatch.gathered.holder import PULL_LIMITS, Holder, pull_digest
+from moesaic.dispatch.gathered.plan import PULL_BYTES, Share
+from moesaic.dispatch.gathered.shard import SlotShard
 from moesaic.dispatch.host import ExpertHost
 from moesaic.dispatch.loading.experts import LoadedExpert
-from moesaic.dispatch.loading.giving import PIECE_BYTES, PULL, giving, pull_identity
 from moesaic.dispatch.loading.pace import Pace
 from moesaic.dispatch.loading.peers import Peers
 from moesaic.dispatch.slots import LoadResult
 from moesaic.errors import (
+    ExpertUnavailable,
     InvalidInput,
     MoesaicError,
     NotReady,
@@ -26,7 +29,7 @@ from moesaic.messages.placement import PlacedWorker, Placement
 from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.config import load_config
 from moesaic.telemetry.metrics import snapshot
-from moesaic.transport.frame import Frame, FrameKind, FrameLimits
+from moesaic.transport.frame import Frame, FrameKind
 from moesaic.transport.inprocess import Hub, InProcessNetwork
 
 CPU, FP32 = torch.device("cpu"), torch.float32
@@ -34,28 +37,30 @@ NUM_EXPERTS, LAYERS = 8, [0, 1, 2]
 
 
 class Worker:
-    """A host behind a network, and how it reaches its peers."""
+    """A host that gives its experts over a network, and how it reaches its peers."""
 
-    def __init__(self, model: Any, name: str, hub: Hub, **options: Any) -> None:
+    def __init__(self, model: Any, name: str, hub: Hub) -> None:
         self.config = load_config(model.directory)
         checkpoint = Checkpoint(model.directory)
-        self.host = ExpertHost(checkpoint, self.config, name, NUM_EXPERTS, FP32, CPU, **options)
+        self.host = ExpertHost(checkpoint, self.config, name, NUM_EXPERTS, FP32, CPU)
         layout = self.host.files.layout
         assert layout is not None
-        self.layout = layout
-        limits = FrameLimits.of_hidden_size(self.config.hidden_size)
-        self.name, self.network = name, InProcessNetwork(name, b"secret", limits, hub)
+        self.layout, self.size = layout, layout.nbytes
+        self.name, self.network = name, InProcessNetwork(name, b"secret", PULL_LIMITS, hub)
         self.peers = Peers(self.network, name, layout, self.config.digest)
-        self.address = ""
+        self.digest = pull_digest(self.config.digest, layout, Share())
+        shard = SlotShard(self.host.held, self.size)
+        holder = Holder(self.config.moe_layers, NUM_EXPERTS * self.size, shard, self.digest)
+        self.answer, self.address = holder.answer, ""
 
     async def listen(self) -> None:
-        identity = pull_identity(self.config.digest, self.layout)
-        serve = giving(self.host, identity, self.host.answer)
-        self.address = await self.network.listen("memory", 0, serve)
+        self.address = await self.network.listen("memory", 0, lambda frame: self.answer(frame))
 
-    async def prepare(self, placement: Placement, serving: Placement) -> tuple[LoadResult, int]:
+    async def prepare(
+        self, placement: Placement, serving: Placement, pace: Pace | None = None
+    ) -> tuple[LoadResult, int]:
         """As the service does it, on a thread; also how many experts were pulled."""
-        pace = Pace()
+        pace = pace or Pace()
 
         def load() -> tuple[LoadResult, int]:
             with closing(self.peers.pulling(serving, pace)) as pulling:
@@ -72,7 +77,11 @@ def placement(epoch: int, workers: list[Worker], *slots: list[int]) -> Placement
         num_experts=NUM_EXPERTS,
         workers=[
             PlacedWorker(
-                worker_id=worker.name, generation=1, admin_address="", data_address=worker.address
+                worker_id=worker.name,
+                generation=1,
+                admin_address="",
+                data_address="",
+                weights_address=worker.address,
             )
             for worker in workers
         ],
@@ -82,21 +91,28 @@ def placement(epoch: int, workers: list[Worker], *slots: list[int]) -> Placement
 
 
 @asynccontextmanager
-async def pair(model: Any) -> AsyncIterator[tuple[Worker, Worker, Placement]]:
-    """A worker that holds experts 0 to 3, one that holds 4 to 7, and their placement."""
+async def holding(model: Any, *slots: list[int]) -> AsyncIterator[tuple[list[Worker], Placement]]:
+    """Workers that hold these experts of every layer, and their placement."""
     hub = Hub()
-    workers = [Worker(model, name, hub) for name in ("a", "b")]
+    workers = [Worker(model, name, hub) for name, _ in zip("abc", slots, strict=False)]
     for worker in workers:
         await worker.listen()
-    serving = placement(1, workers, [0, 1, 2, 3], [4, 5, 6, 7])
+    serving = placement(1, workers, *slots)
     for worker in workers:
         worker.host.prepare(serving)
         worker.host.commit(1)
     try:
-        yield workers[0], workers[1], serving
+        yield workers, serving
     finally:
         for worker in workers:
             await worker.network.close()
+
+
+@asynccontextmanager
+async def pair(model: Any) -> AsyncIterator[tuple[Worker, Worker, Placement]]:
+    """A worker that holds experts 0 to 3, one that holds 4 to 7, and their placement."""
+    async with holding(model, [0, 1, 2, 3], [4, 5, 6, 7]) as ([a, b], serving):
+        yield a, b, serving
 
 
 def held(worker: Worker, layer: int, expert: int) -> LoadedExpert:
@@ -119,7 +135,7 @@ async def test_experts_come_from_the_peer_that_holds_them_bit_for_bit(tiny_model
             for expert in (0, 1):  # what stays is shared, not copied
                 table = a.host._tenures[2].table.layers[layer]
                 assert table.loaded[expert] is held(a, layer, expert)
-        assert b.network._links.served_peers == []  # or b would wait for a when it leaves
+        assert b.network._links.served_peers == []  # links end with what they were for
 
 
 async def test_pulled_experts_compute_what_experts_from_the_checkpoint_do(tiny_model: Any) -> None:
@@ -155,39 +171,112 @@ async def test_a_peer_that_is_gone_is_asked_once_and_the_checkpoint_read(tiny_mo
         assert (result.loaded, pulled) == (6, 0)
 
 
+@pytest.fixture
+def several_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even small experts take several."""
+    monkeypatch.setattr("moesaic.dispatch.loading.peers.PULL_BYTES", 1 << 11)
+
+
+@pytest.mark.usefixtures("several_messages")
+async def test_what_a_peer_was_giving_when_it_died_comes_from_another_replica(
+    tiny_model: Any,
+) -> None:
+    everything = list(range(NUM_EXPERTS))
+    async with holding(tiny_model, [], everything, everything) as ([a, b, c], serving):
+        dying: list[asyncio.Task[None]] = []
+
+        async def die(request: Frame) -> Frame:
+            dying.append(asyncio.create_task(b.network.close()))
+            return await asyncio.Future()
+
+        whole, asked = b.answer, [0]
+
+        async def give_a_little(request: Frame) -> Frame:
+            asked[0] += 1
+            return await (whole if asked[0] < 6 else die)(request)
+
+        b.answer = give_a_little  # type: ignore[assignment]
+        after = placement(2, [a, b, c], everything, everything, everything)
+        result, pulled = await a.prepare(after, serving)
+        await asyncio.gather(*dying)
+
+        assert asked == [6]
+        assert result.loaded == pulled == len(LAYERS) * NUM_EXPERTS
+        for layer in LAYERS:
+            for expert in everything:
+                assert torch.equal(held(a, layer, expert).packed, held(c, layer, expert).packed)
+
+
+async def test_a_peer_that_lacks_one_expert_is_asked_for_its_others(tiny_model: Any) -> None:
+    async with holding(tiny_model, [0, 1, 2, 3], [4, 5, 6, 7], []) as ([a, b, c], _):
+        told = placement(1, [a, b, c], [0, 1, 2, 3, 4], [4, 5, 6, 7], [])  # of a more than it has
+
+        everything = list(range(NUM_EXPERTS))
+        result, pulled = await c.prepare(placement(2, [c], everything), told)
+
+        assert result.loaded == pulled == len(LAYERS) * NUM_EXPERTS
+
+
+async def test_answers_of_another_type_are_not_taken(tiny_model: Any) -> None:
+    async with pair(tiny_model) as (a, b, serving):
+        right = b.answer
+
+        async def doubled(request: Frame) -> Frame:
+            reply = await right(request)
+            reply.tensors = [reply.tensors[0].long()]
+            return reply
+
+        b.answer = doubled  # type: ignore[assignment]
+        result, pulled = await a.prepare(placement(2, [a, b], [4, 5], [0, 1]), serving)
+
+        assert (result.loaded, pulled) == (6, 0)
+
+
 async def test_only_who_means_the_same_bytes_gets_them(tiny_model: Any) -> None:
     async with pair(tiny_model) as (_, b, _):
-        good = pull_identity(b.config.digest, b.layout)
-        serve = giving(b.host, good, b.host.answer)
 
         def pull(layer: int = 1, expert: int = 5, start: int = 0, length: int = 64) -> Frame:
-            where = torch.tensor([[expert, start, length]])
-            return Frame(
-                kind=FrameKind.REQUEST, flags=PULL, layer=layer, digest=good, tensors=[where]
-            )
+            where = torch.tensor([[expert * b.size + start, length]])
+            return Frame(kind=FrameKind.REQUEST, layer=layer, digest=b.digest, tensors=[where])
 
-        reply = serve(pull())
-        assert reply.digest == held(b, 1, 5).digest
-        size = b.layout.nbytes
+        for layer in LAYERS:
+            assert (await b.answer(pull(layer))).digest == held(b, layer, 5).digest
+        of_two = await b.answer(pull(start=b.size - 32))
+        assert of_two.digest == 0  # it is the digest of neither
+        with pytest.raises(ExpertUnavailable):
+            await b.answer(pull(expert=1))  # not here
+        foreign, shapeless = pull(), pull()
+        foreign.digest ^= 1
+        shapeless.tensors = []
         wrong = [
-            pull(expert=1),  # not here
             pull(expert=-1),
             pull(expert=99),
             pull(layer=9),
-            pull(start=-64),
             pull(start=1),
-            pull(start=size),
             pull(length=0),
-            pull(length=size + 64),
-            pull(length=PIECE_BYTES + 64),
+            pull(expert=7, length=b.size + 64),
+            pull(length=PULL_BYTES + 64),
         ]
-        foreign = pull()
-        foreign.digest ^= 1
-        shapeless = pull()
-        shapeless.tensors = []
         for request in (*wrong, foreign, shapeless):
             with pytest.raises(InvalidInput):
-                serve(request)
+                await b.answer(request)
+
+
+async def test_pulling_can_be_ended_while_it_rests(tiny_model: Any) -> None:
+    async with pair(tiny_model) as (a, b, serving):
+        pace = Pace(1e-9)  # a message is followed by hours of rest
+        name = "moesaic_gather_served_bytes_total"
+        before = snapshot().get(name, 0.0)
+        after = placement(2, [a, b], [4, 5], [0, 1])
+
+        loading = asyncio.create_task(a.prepare(after, serving, pace))
+        while snapshot().get(name, 0.0) == before:
+            await asyncio.sleep(0.001)
+        pace.cancel()
+
+        with pytest.raises(NotReady):
+            await loading
+        assert a.host.held(0, 4) is None
 
 
 async def test_loading_can_be_ended_at_any_moment(tiny_model: Any) -> None:

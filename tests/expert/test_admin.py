@@ -67,11 +67,54 @@ async def test_what_is_aborted_while_it_loads_is_freed_even_if_nobody_waits(
     assert host.resident_bytes == 0
 
 
+class Context:
+    """Takes note of an error that a call ends with."""
+
+    def __init__(self) -> None:
+        self.aborted = asyncio.Event()
+
+    async def abort(self, *_: Any, **__: Any) -> None:
+        self.aborted.set()
+
+
+async def test_all_that_is_loaded_for_an_epoch_ends_with_it(tiny_model: Any) -> None:
+    service, request = slow_service(tiny_model)
+    contexts = [Context(), Context()]  # whoever asked has died; its successor asks as well
+
+    preparing = [
+        asyncio.create_task(service.PreparePlacement(request, context))  # type: ignore[arg-type]
+        for context in contexts
+    ]
+    await asyncio.sleep(0)  # they have asked
+    await service.AbortPlacement(pb.AbortPlacementRequest(epoch=1), Context())  # type: ignore[arg-type]
+
+    await asyncio.gather(*preparing, return_exceptions=True)
+    assert all(context.aborted.is_set() for context in contexts)
+    assert service.host is not None
+    assert service.host.resident_bytes == 0
+
+
 async def test_a_worker_that_stops_does_not_go_on_loading(tiny_model: Any) -> None:
-    config = load_config(tiny_model.directory)
+    service, request = slow_service(tiny_model)
+    host, context = service.host, Context()
+    assert host is not None
+
+    preparing = asyncio.create_task(service.PreparePlacement(request, context))  # type: ignore[arg-type]
+    while not service._paces:
+        await asyncio.sleep(0.01)
+    await service.close()  # or it would rest for hours
+
+    await asyncio.gather(preparing, return_exceptions=True)
+    assert context.aborted.is_set()
+    assert host.resident_bytes == 0
+
+
+def slow_service(model: Any) -> tuple[ExpertAdmin, pb.PreparePlacementRequest]:
+    """A worker, and what it would need hours to load."""
+    config = load_config(model.directory)
     service = ExpertAdmin()
-    host = service.host = ExpertHost(
-        Checkpoint(tiny_model.directory), config, "e", 8, torch.float32, torch.device("cpu")
+    service.host = ExpertHost(
+        Checkpoint(model.directory), config, "e", 8, torch.float32, torch.device("cpu")
     )
     placement = Placement(
         epoch=1,
@@ -81,18 +124,6 @@ async def test_a_worker_that_stops_does_not_go_on_loading(tiny_model: Any) -> No
         layers=list(config.moe_layers),
         slots=[[list(range(8))] for _ in config.moe_layers],
     )
-    request = pb.PreparePlacementRequest(placement=encode_placement(placement), load_share=1e-6)
-    aborted = asyncio.Event()
-
-    class Context:
-        async def abort(self, *_: Any, **__: Any) -> None:
-            aborted.set()
-
-    preparing = asyncio.create_task(service.PreparePlacement(request, Context()))  # type: ignore[arg-type]
-    while not service._paces:
-        await asyncio.sleep(0.01)
-    await service.close()  # or it would rest for hours
-
-    await asyncio.gather(preparing, return_exceptions=True)
-    assert aborted.is_set()
-    assert host.resident_bytes == 0
+    return service, pb.PreparePlacementRequest(
+        placement=encode_placement(placement), load_share=1e-6
+    )

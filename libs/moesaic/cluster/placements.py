@@ -17,6 +17,7 @@ def encode_placement(placement: Placement) -> pb.Placement:
                 generation=worker.generation,
                 admin_address=worker.admin_address,
                 data_address=worker.data_address,
+                weights_address=worker.weights_address,
                 ridge_rows=worker.ridge_rows,
                 node=worker.node,
             )
@@ -60,6 +61,7 @@ def decode_placement(wire: pb.Placement) -> Placement:
                 generation=worker.generation,
                 admin_address=worker.admin_address,
                 data_address=worker.data_address,
+                weights_address=worker.weights_address,
                 ridge_rows=worker.ridge_rows,
                 node=worker.node,
             )

@@ -164,17 +164,12 @@ class ExpertHost:
             raise PlacementInfeasible(missing, needed - self.max_expert_bytes)
 
     def held(self, layer: int, expert: int) -> LoadedExpert | None:
-        """An expert that is in memory, for whichever epoch."""
+        """An expert that is in memory, for whichever epoch; from any thread."""
         for tenure in self._tenures.values():
             slots = tenure.table.layers.get(layer)
             if slots is not None and expert in slots.experts:
                 return slots.loaded[slots.experts.index(expert)]
         return None
-
-    def packed(self, layer: int, expert: int) -> Tensor | None:
-        """Its bytes as peers use them, uint8 ``[n]``, if it is in memory; from any thread."""
-        held = self.held(layer, expert)
-        return held.packed if held is not None else None
 
     def commit(self, epoch: int) -> None:
         """Put a prepared epoch in force. Repeating it changes nothing.

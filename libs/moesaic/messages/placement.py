@@ -12,6 +12,7 @@ class PlacedWorker(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
     admin_address: str
     data_address: str
+    weights_address: str = ""  # where its experts can be fetched; empty: nowhere
     ridge_rows: int = 0  # rows of an expert that take as long as its weights; 0: not known
     node: str = ""  # what it shares memory or a fast bus with; empty: a node of its own
 

@@ -153,6 +153,7 @@ def _propose(current: Placement | None, usable: Sequence[WorkerRecord]) -> Place
                 generation=record.generation,
                 admin_address=record.admin_address,
                 data_address=record.data_address,
+                weights_address=record.weights_address,
                 ridge_rows=record.ridge_rows,
                 node=record.node,
             )

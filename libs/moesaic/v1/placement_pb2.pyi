@@ -62,12 +62,15 @@ class PlacedWorker(_message.Message):
     GENERATION_FIELD_NUMBER: _builtins.int
     ADMIN_ADDRESS_FIELD_NUMBER: _builtins.int
     DATA_ADDRESS_FIELD_NUMBER: _builtins.int
+    WEIGHTS_ADDRESS_FIELD_NUMBER: _builtins.int
     RIDGE_ROWS_FIELD_NUMBER: _builtins.int
     NODE_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     generation: _builtins.int
     admin_address: _builtins.str
     data_address: _builtins.str
+    weights_address: _builtins.str
+    """where its experts can be fetched; empty: nowhere"""
     ridge_rows: _builtins.int
     """rows of an expert that take as long as its weights; 0: not known"""
     node: _builtins.str
@@ -79,12 +82,13 @@ class PlacedWorker(_message.Message):
         generation: _builtins.int = ...,
         admin_address: _builtins.str = ...,
         data_address: _builtins.str = ...,
+        weights_address: _builtins.str = ...,
         ridge_rows: _builtins.int = ...,
         node: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admin_address", b"admin_address", "data_address", b"data_address", "generation", b"generation", "node", b"node", "ridge_rows", b"ridge_rows", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admin_address", b"admin_address", "data_address", b"data_address", "generation", b"generation", "node", b"node", "ridge_rows", b"ridge_rows", "weights_address", b"weights_address", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

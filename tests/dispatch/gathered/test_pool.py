@@ -1,7 +1,9 @@
 """Experts that come from the slots of expert workers give the same bits, whatever the placement and whoever is lost."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -22,6 +24,7 @@ from moesaic.dispatch.gathered.plan import PULL_BYTES, Share, plan_stream, rows_
 from moesaic.dispatch.gathered.shard import PackedExperts, SlotShard
 from moesaic.dispatch.gathered.streaming import Streaming, streaming
 from moesaic.dispatch.host import ExpertHost
+from moesaic.dispatch.loading.experts import LoadedExpert
 from moesaic.dispatch.local import LocalDispatcher
 from moesaic.errors import ExpertUnavailable
 from moesaic.kernels.expert_layout import ExpertLayout
@@ -46,25 +49,31 @@ class Pool:
     directory: Path
     hosts: list[ExpertHost] = field(default_factory=list)
     networks: list[InProcessNetwork] = field(default_factory=list)
+    addresses: list[str] = field(default_factory=list)
     worker: Streaming | None = None
 
     def place(self, epoch: int, slots: Slots) -> Placement:
-        """Put the same experts into the slots of every layer, and tell everybody."""
-        config = load_config(self.directory)
+        """Put the same experts into the slots of every layer, and tell everybody; with fewer slots,
+        the last workers are not placed."""
+        config, hosts = load_config(self.directory), self.hosts[: len(slots)]
         placement = Placement(
             epoch=epoch,
             model_digest=config.digest,
             num_experts=NUM_EXPERTS,
             workers=[
                 PlacedWorker(
-                    worker_id=host._worker_id, generation=1, admin_address="", data_address=""
+                    worker_id=host._worker_id,
+                    generation=1,
+                    admin_address="",
+                    data_address="",
+                    weights_address=address,
                 )
-                for host in self.hosts
+                for host, address in zip(hosts, self.addresses, strict=False)
             ],
             layers=list(config.moe_layers),
             slots=[[list(each) for each in slots] for _ in config.moe_layers],
         )
-        for host in self.hosts:
+        for host in hosts:
             host.prepare(placement)
             host.commit(epoch)
         self.holders.set_placement(placement)
@@ -126,14 +135,15 @@ def pool(five_layers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         hub, found = Hub(), Pool(five_layers)
         client = InProcessNetwork("attention-0", b"secret", PULL_LIMITS, hub)
         given_as = ExpertLayout(config.hidden_size, size, FP32, quantization)
-        peers = []
         for idx in range(2):
             name = f"expert-{idx}"
             host = ExpertHost(checkpoint, config, name, NUM_EXPERTS, FP32, CPU, quantization)
-            shard = SlotShard(host.packed, given_as.nbytes)
-            holder = Holder(plan, shard, pull_digest(config.digest, given_as, Share()))
+            shard = SlotShard(host.held, given_as.nbytes)
+            digest = pull_digest(config.digest, given_as, Share())
+            num_bytes = NUM_EXPERTS * given_as.nbytes
+            holder = Holder(config.moe_layers, num_bytes, shard, digest)
             network = InProcessNetwork(name, b"secret", PULL_LIMITS, hub)
-            peers.append(Peer(name, 1, await network.listen("memory", 0, holder.answer), Share()))
+            found.addresses.append(await network.listen("memory", 0, holder.answer))
             found.hosts.append(host)
             found.networks.append(network)
         async with streaming(
@@ -145,7 +155,6 @@ def pool(five_layers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             directory=tmp_path / "offloaded",
             network=client,
         ) as found.worker:
-            found.holders.set_peers(peers)
             found.place(1, slots)
             await found.holders.complete()
             found.worker.dispatcher.prime()
@@ -181,6 +190,22 @@ async def test_a_new_placement_is_followed_between_two_layers(pool: Any) -> None
         await found.steps()
 
 
+async def test_links_are_kept_to_those_who_are_placed(pool: Any) -> None:
+    async with pool(HALVES) as found:
+        await found.steps()
+        found.place(2, [[*range(NUM_EXPERTS)]])
+        while found.networks[1]._links.served_peers:
+            await asyncio.sleep(0)
+        elsewhere = fetched_from("file", "checkpoint")
+
+        await found.steps()
+
+        assert fetched_from("file", "checkpoint") == elsewhere
+        found.place(3, HALVES)
+        await found.holders.complete()
+        assert found.networks[1]._links.served_peers
+
+
 async def test_what_a_lost_worker_had_comes_from_its_replica_or_the_file(pool: Any) -> None:
     async with pool(OVERLAPPING) as found:
         await found.steps()
@@ -214,10 +239,9 @@ async def test_a_slot_that_is_empty_is_a_typed_error(pool: Any) -> None:
     async with pool(HALVES) as found:
         config = load_config(found.directory)
         layout = ExpertLayout(config.hidden_size, config.moe.expert_size, FP32)
-        assert found.worker is not None
-        shard = SlotShard(found.hosts[0].packed, layout.nbytes)
+        shard = SlotShard(found.hosts[0].held, layout.nbytes)
         digest = pull_digest(config.digest, layout, Share())
-        holder = Holder(found.worker.plan, shard, digest)
+        holder = Holder(config.moe_layers, NUM_EXPERTS * layout.nbytes, shard, digest)
         start = torch.tensor([[7 * layout.nbytes, 64]])
         request = Frame(kind=FrameKind.REQUEST, layer=1, digest=digest, tensors=[start])
 
@@ -226,17 +250,42 @@ async def test_a_slot_that_is_empty_is_a_typed_error(pool: Any) -> None:
         await asyncio.sleep(0)
 
 
+def loaded(packed: torch.Tensor, expert: int) -> LoadedExpert:
+    """An expert of which only the bytes matter, and its digest."""
+    return LoadedExpert(mlp=None, packed=packed, digest=100 + expert)  # type: ignore[arg-type]
+
+
 @given(st.data())
 def test_any_part_of_a_layer_reads_as_its_experts_were_packed(data: st.DataObject) -> None:
     row_bytes = data.draw(st.integers(1, 200))
     packed = torch.randint(0, 256, (5, row_bytes), dtype=torch.uint8)
-    shard = SlotShard(lambda _, expert: packed[expert], row_bytes)
+    shard = SlotShard(lambda _, expert: loaded(packed[expert], expert), row_bytes)
     start = data.draw(st.integers(0, packed.numel() - 1))
     length = data.draw(st.integers(1, packed.numel() - start))
 
     part = shard.read(0, start, length)
 
-    assert torch.equal(part, packed.flatten()[start : start + length])
+    assert torch.equal(part.packed, packed.flatten()[start : start + length])
+    first, last = start // row_bytes, (start + length - 1) // row_bytes
+    assert part.digest == (100 + first if first == last else 0)
+
+
+def test_reading_experts_leaves_no_threads_behind() -> None:
+    rows = torch.zeros(2, 1 << 20, dtype=torch.uint8)
+    shard = SlotShard(lambda _, expert: loaded(rows[expert], expert), 1 << 20)
+
+    def read() -> int:  # as the thread that gives experts does, which stays
+        usual = torch.get_num_threads()
+        torch.set_num_threads(4)
+        try:
+            before = len(os.listdir("/proc/self/task"))
+            shard.read(0, 1 << 19, 1 << 20)
+            return len(os.listdir("/proc/self/task")) - before
+        finally:
+            torch.set_num_threads(usual)
+
+    with ThreadPoolExecutor(1) as giver:
+        assert giver.submit(read).result() == 0
 
 
 class Known:
@@ -248,8 +297,8 @@ class Known:
     def usable(self) -> dict[Peer, Any]:
         return self.sources
 
-    def change(self) -> None:
-        """Nobody waits."""
+    def set(self, peers: Sequence[Peer]) -> None:
+        """Whoever is placed: it says itself who is there."""
 
 
 @given(st.data())

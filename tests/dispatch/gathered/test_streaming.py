@@ -13,7 +13,8 @@ from prometheus_client import REGISTRY
 from benchmarks.parity_cases import Case, Served, build_reference, prompt_of
 from moesaic.dispatch.gathered.holder import PULL_LIMITS
 from moesaic.dispatch.gathered.peers import Peer
-from moesaic.errors import CheckpointError, InvalidInput
+from moesaic.dispatch.gathered.ring import Fill
+from moesaic.errors import CheckpointError, ExpertUnavailable, InvalidInput
 from moesaic.models.step_batch import StepBatch
 from moesaic.transport.frame import Frame, FrameKind
 from moesaic.transport.inprocess import InProcessNetwork
@@ -109,6 +110,18 @@ async def test_a_step_that_ended_early_is_run_again_from_the_first_layer(
     async with start(deep, 2) as workers:
         for upto in (1, 2, None, 2, None):
             await workers.step(upto=upto)
+
+
+async def test_a_fill_that_nobody_wants_any_more_never_passes_for_done(
+    deep: Path, start: Any
+) -> None:
+    async with start(deep, 2) as workers:
+        fill = Fill(layer=workers.layers[1], slot=0, after=None, wanted=False)
+
+        workers.workers[0].mover.start(fill)
+        await fill.ended()
+
+        assert isinstance(fill.done.exception(), ExpertUnavailable)
 
 
 async def test_a_lost_holder_costs_no_step(deep: Path, start: Any) -> None:

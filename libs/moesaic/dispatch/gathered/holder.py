@@ -1,15 +1,15 @@
-"""The serving side of ``gathered``: gives peers the experts of this worker's share."""
+"""The giving side of all pulls of experts: of a share that a worker keeps, or of what is in its slots."""
 
 import asyncio
+from collections.abc import Collection
 from concurrent.futures import Executor
 
 import torch
 import xxhash
-from torch import Tensor
 
 from moesaic.dispatch.gathered import metrics
-from moesaic.dispatch.gathered.plan import PULL_BYTES, Share, StreamPlan
-from moesaic.dispatch.gathered.shard import FileShard, Shard
+from moesaic.dispatch.gathered.plan import PULL_BYTES, Share
+from moesaic.dispatch.gathered.shard import FileShard, Part, Shard
 from moesaic.errors import InvalidInput
 from moesaic.kernels.expert_layout import ExpertLayout
 from moesaic.transport.frame import HEADER_BYTES, Frame, FrameKind, FrameLimits
@@ -31,18 +31,30 @@ class Holder:
     """Answers pulls, on the event loop of the thread that moves weights: the engine may be computing.
 
     A pull's tensor is int64 ``[1, 2]``: where in the layer's share to begin, and how many bytes. The
-    reply's is that part of the packed experts, int32 ``[1, bytes / 4]``.
+    reply's is that part of the packed experts, int32 ``[1, bytes / 4]``; its digest is the part's.
     """
 
     def __init__(
-        self, plan: StreamPlan, shard: Shard, digest: int, executor: Executor | None = None
+        self,
+        layers: Collection[int],
+        num_bytes: int,
+        shard: Shard,
+        digest: int,
+        executor: Executor | None = None,
     ) -> None:
-        """``executor`` is for reading a file, on one thread."""
-        self._plan, self._shard, self._digest, self._executor = plan, shard, digest, executor
+        """
+        Args:
+            layers: decoder layers of which there is something.
+            num_bytes: the share of each.
+            shard: has them.
+            digest: which bytes are meant, see ``pull_digest``.
+            executor: for reading a file, on one thread.
+        """
+        self._layers, self._num_bytes = layers, num_bytes
+        self._shard, self._digest, self._executor = shard, digest, executor
         is_file = isinstance(shard, FileShard)
         self._buffer = torch.empty(PULL_BYTES if is_file else 0, dtype=torch.uint8)
         self._turn = asyncio.Lock()  # to use it
-        self._num_bytes = len(plan.share.experts(plan.num_experts)) * plan.expert_bytes
 
     async def answer(self, request: Frame) -> Frame:
         """Serve one pull.
@@ -51,14 +63,13 @@ class Holder:
             InvalidInput: other bytes are meant than those that are here, or there are none such.
             ExpertUnavailable: there could be, but are not now.
         """
-        plan = self._plan
         if request.digest != self._digest:
             raise InvalidInput(
-                "frame.digest", f"another model, processor or division than {plan.share} here"
+                "frame.digest", "another model, processor or division of experts than here"
             )
         shapes = [(tuple(t.shape), t.dtype) for t in request.tensors]
-        if shapes != [((1, 2), torch.int64)] or request.layer not in plan.streamed_layers:
-            raise InvalidInput("frame.layer", f"no streamed layer {request.layer} with {shapes}")
+        if shapes != [((1, 2), torch.int64)] or request.layer not in self._layers:
+            raise InvalidInput("frame.layer", f"nothing of layer {request.layer} for {shapes}")
         start, length = request.tensors[0][0].tolist()
         if not (
             start >= 0
@@ -78,10 +89,11 @@ class Holder:
             epoch=request.epoch,
             layer=request.layer,
             seq=request.seq,
-            tensors=[part.view(torch.int32).unsqueeze(0)],
+            digest=part.digest,
+            tensors=[part.packed.view(torch.int32).unsqueeze(0)],
         )
 
-    async def _read(self, layer: int, start: int, length: int) -> Tensor:
+    async def _read(self, layer: int, start: int, length: int) -> Part:
         """Part of the file, in memory that is used again in the loop's next turn: by then the reply
         has been written. One buffer is enough, for one thread reads."""
         loop = asyncio.get_running_loop()
@@ -89,6 +101,6 @@ class Holder:
         try:
             part = self._buffer[:length]
             await loop.run_in_executor(self._executor, self._shard.read_into, layer, start, part)
-            return part
+            return Part(part)
         finally:
             loop.call_soon(self._turn.release)

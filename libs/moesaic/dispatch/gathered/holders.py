@@ -131,15 +131,17 @@ class PlacedHolders:
         self._plan, self._linked = plan, linked
         self._placement: Placement | None = None
 
-    def set_peers(self, peers: Sequence[Peer]) -> None:
-        """Learn which expert workers there are now."""
-        self._linked.set(peers)
-
     def set_placement(self, placement: Placement) -> None:
         """Learn a committed placement; earlier ones change nothing."""
         if self._placement is None or placement.epoch > self._placement.epoch:
             self._placement = placement
-            self._linked.change()
+            self._linked.set(
+                [
+                    Peer(worker.worker_id, worker.generation, worker.weights_address, Share())
+                    for worker in placement.workers
+                    if worker.weights_address
+                ]
+            )
 
     def divide(
         self, share: Share, layer: int, runs: Runs, without: Collection[FromPeer]

@@ -77,10 +77,12 @@ class Mover:
             if fill.after is not None:
                 await fill.after.ended()
                 fill.after = None
+            if not fill.wanted:  # the slot still has another layer's experts
+                error = ExpertUnavailable(fill.layer, cause="it is no longer wanted")
+                return
             started = time.perf_counter()
             # All of them to the end, failed or not: then nothing writes to the slot any more.
-            parts = self._parts(fill) if fill.wanted else []
-            outcomes = await asyncio.gather(*parts, return_exceptions=True)
+            outcomes = await asyncio.gather(*self._parts(fill), return_exceptions=True)
             now = time.perf_counter()
             taken_s = now - max(started, self._idle_since_s)  # those before it come first
             self._idle_since_s = now

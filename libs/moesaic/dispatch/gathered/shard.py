@@ -5,13 +5,14 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import structlog
 import torch
 from torch import Tensor
 
 from moesaic.dispatch.gathered.plan import StreamPlan
+from moesaic.dispatch.loading.experts import LoadedExpert
 from moesaic.errors import ExpertUnavailable, InvalidInput
 from moesaic.kernels.expert_layout import ExpertLayout
 from moesaic.models.checkpoint import Checkpoint
@@ -51,11 +52,20 @@ class PackedExperts:
         return rows
 
 
-class Shard(Protocol):
-    """A worker's share of every streamed layer, expert after expert, as bytes."""
+class Part(NamedTuple):
+    """Some bytes of a shard."""
 
-    def read(self, layer: int, start: int, length: int) -> Tensor:
-        """uint8 ``[length]``; may be the shard's own memory."""
+    packed: Tensor  # uint8 [n]; may be the shard's own memory
+    digest: int = (
+        0  # of the whole expert that they are of, as it was read; 0: of several, or unknown
+    )
+
+
+class Shard(Protocol):
+    """A worker's share of every layer that it gives, expert after expert, as bytes."""
+
+    def read(self, layer: int, start: int, length: int) -> Part:
+        """``length`` bytes from ``start``."""
         ...
 
     def read_into(self, layer: int, start: int, into: Tensor) -> None:
@@ -79,24 +89,23 @@ class MemoryShard:
         """
         return cls({lay: source.packed(lay, plan.in_memory) for lay in plan.streamed_layers})
 
-    def read(self, layer: int, start: int, length: int) -> Tensor:
+    def read(self, layer: int, start: int, length: int) -> Part:
         """See ``Shard.read``."""
-        return self.rows[layer].view(-1)[start : start + length]
+        return Part(self.rows[layer].view(-1)[start : start + length])
 
     def read_into(self, layer: int, start: int, into: Tensor) -> None:
         """See ``Shard.read_into``."""
-        into.numpy()[:] = self.read(layer, start, len(into)).numpy()
+        into.numpy()[:] = self.read(layer, start, len(into)).packed.numpy()
 
 
 class SlotShard:
     """The slots of an expert worker: whatever a placement has put there, as the same bytes."""
 
-    def __init__(self, find: Callable[[int, int], Tensor | None], row_bytes: int) -> None:
-        """``find`` gives the bytes of an expert of a layer, uint8 ``[row_bytes]``, if it is here; from
-        any thread."""
+    def __init__(self, find: Callable[[int, int], LoadedExpert | None], row_bytes: int) -> None:
+        """``find`` gives an expert of a layer, of ``row_bytes``, if it is here; from any thread."""
         self._find, self._row_bytes = find, row_bytes
 
-    def read(self, layer: int, start: int, length: int) -> Tensor:
+    def read(self, layer: int, start: int, length: int) -> Part:
         """See ``Shard.read``; a copy only if it is of several experts.
 
         Raises:
@@ -104,25 +113,26 @@ class SlotShard:
         """
         expert, offset = divmod(start, self._row_bytes)
         if offset + length <= self._row_bytes:
-            return self._expert(layer, expert)[offset : offset + length]
+            packed, digest = self._expert(layer, expert)
+            return Part(packed[offset : offset + length], digest)
         copied = torch.empty(length, dtype=torch.uint8)
         self.read_into(layer, start, copied)
-        return copied
+        return Part(copied)
 
     def read_into(self, layer: int, start: int, into: Tensor) -> None:
         """See ``Shard.read_into``, and ``read``."""
-        done = 0
-        while done < len(into):
+        done, to = 0, into.numpy()  # torch would copy with a team of threads, and keep it
+        while done < len(to):
             expert, offset = divmod(start + done, self._row_bytes)
-            part = self._expert(layer, expert)[offset : offset + len(into) - done]
-            into[done : done + len(part)].copy_(part)
+            part = self._expert(layer, expert).packed[offset : offset + len(to) - done].numpy()
+            to[done : done + len(part)] = part
             done += len(part)
 
-    def _expert(self, layer: int, expert: int) -> Tensor:
-        packed = self._find(layer, expert)
-        if packed is None:
+    def _expert(self, layer: int, expert: int) -> Part:
+        held = self._find(layer, expert)
+        if held is None or held.packed is None:
             raise ExpertUnavailable(layer, cause=f"expert {expert} is in no slot here")
-        return packed
+        return Part(held.packed, held.digest)
 
 
 class FileShard:
@@ -140,11 +150,11 @@ class FileShard:
             layer: idx * held * plan.expert_bytes for idx, layer in enumerate(plan.streamed_layers)
         }
 
-    def read(self, layer: int, start: int, length: int) -> Tensor:
+    def read(self, layer: int, start: int, length: int) -> Part:
         """See ``Shard.read``; a copy."""
         copied = torch.empty(length, dtype=torch.uint8)
         self.read_into(layer, start, copied)
-        return copied
+        return Part(copied)
 
     def read_into(self, layer: int, start: int, into: Tensor) -> None:
         """See ``Shard.read_into``."""

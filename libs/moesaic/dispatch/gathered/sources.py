@@ -93,10 +93,10 @@ class FromPeer:
 
     async def bring(self, layer: int, runs: Runs, into: Tensor) -> None:
         """See ``Source``."""
-        pulls = [self._pull(layer, start, into[start : start + length]) for start, length in runs]
+        pulls = [self.pull(layer, start, into[start : start + length]) for start, length in runs]
         outcomes = await asyncio.gather(*pulls, return_exceptions=True)
         for outcome in outcomes:
-            if outcome is not None:
+            if isinstance(outcome, BaseException):
                 raise outcome
 
     def failed(self, error: BaseException) -> None:
@@ -107,7 +107,15 @@ class FromPeer:
         elif not isinstance(error, ExpertUnavailable):
             self.link.discard("a pull failed")
 
-    async def _pull(self, layer: int, start: int, into: Tensor) -> None:
+    async def pull(self, layer: int, start: int, into: Tensor) -> int:
+        """Fill ``into``, uint8 of at most ``PULL_BYTES``, with what is at ``start`` of the share.
+
+        Returns:
+            The digest of the expert that all of it is of, if the peer keeps one; else 0.
+
+        Raises:
+            MoesaicError: it did not come; ``into`` is as it was.
+        """
         async with self._turns:
             frame = Frame(
                 kind=FrameKind.REQUEST,
@@ -119,7 +127,9 @@ class FromPeer:
             [outcome] = await self._network.exchange([(self.link, frame)], self._timeout_s)
             if isinstance(outcome, MoesaicError):
                 raise outcome
-            if [tuple(t.shape) for t in outcome.tensors] != [(1, len(into) // 4)]:
+            shapes = [(tuple(t.shape), t.dtype) for t in outcome.tensors]
+            if shapes != [((1, len(into) // 4), torch.int32)]:
                 self.link.discard("its experts have another size")
                 raise PeerLost(self.link.peer, "its experts have another size")
             into.numpy()[:] = outcome.tensors[0][0].numpy().view(np.uint8)
+            return outcome.digest

@@ -94,5 +94,7 @@ async def streaming(
             plan, packed.layout, gates, resident, held, memory, mover.start
         )
         metrics.MEMORY_BYTES.set(plan.total_bytes)
-        holder = Holder(plan, shard, digests[plan.share], reader)
+        share_bytes = len(plan.share.experts(plan.num_experts)) * plan.expert_bytes
+        digest = digests[plan.share]
+        holder = Holder(plan.streamed_layers, share_bytes, shard, digest, reader)
         yield Streaming(plan, dispatcher, mover, holder, holders)

@@ -4,7 +4,6 @@ The loading thread keeps its priority. A thread of low priority that is set asid
 Python's lock would keep the engine's thread waiting for it; one that sleeps has no lock.
 """
 
-import asyncio
 import threading
 
 from moesaic.errors import InvalidInput, NotReady
@@ -25,7 +24,7 @@ class Pace:
         self._cancelled = threading.Event()
 
     def cancel(self) -> None:
-        """End the loading, from any thread."""
+        """End the loading, from any thread; whoever rests wakes up."""
         self._cancelled.set()
 
     def check(self) -> None:
@@ -40,9 +39,4 @@ class Pace:
             NotReady: the loading was cancelled.
         """
         self._cancelled.wait(worked_s * self._rest_per_work)
-        self.check()
-
-    async def rest_between(self, worked_s: float) -> None:
-        """The same on an event loop, which goes on meanwhile."""
-        await asyncio.sleep(worked_s * self._rest_per_work)
         self.check()

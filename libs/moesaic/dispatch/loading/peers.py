@@ -1,26 +1,28 @@
-"""Experts from workers that hold them, before the checkpoint is read."""
+"""Experts from workers that hold them, before the checkpoint is read.
+
+They are pulled as attention workers pull what they gather: see ``moesaic.dispatch.gathered.holder``.
+"""
 
 import asyncio
-import itertools
 import time
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-import numpy as np
 import structlog
 import torch
 from prometheus_client import Counter
 from torch import Tensor
 
+from moesaic.dispatch.gathered.holder import pull_digest
+from moesaic.dispatch.gathered.plan import PULL_BYTES, Share, cut
+from moesaic.dispatch.gathered.sources import FromPeer
 from moesaic.dispatch.loading.experts import Bring, LoadedExpert, content_digest
-from moesaic.dispatch.loading.giving import COLUMNS, PIECE_BYTES, PULL, pull_identity
 from moesaic.dispatch.loading.pace import Pace
-from moesaic.errors import MoesaicError, PeerLost
+from moesaic.errors import ExpertUnavailable, MoesaicError
 from moesaic.kernels.expert_layout import ExpertLayout
 from moesaic.kernels.native.memory import huge_pages
 from moesaic.messages.placement import PlacedWorker, Placement
-from moesaic.transport.contract import Link, Network
-from moesaic.transport.frame import Frame, FrameKind
+from moesaic.transport.contract import Network
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -33,14 +35,15 @@ _pulled_bytes = Counter("moesaic_expert_pulled_bytes", "bytes of experts that pe
 
 
 class Peers:
-    """Reaches other workers for their experts, on the event loop of ``network``."""
+    """Reaches other workers for their experts, on the event loop of ``network``: not the engine's."""
 
     def __init__(
         self, network: Network, worker_id: str, layout: ExpertLayout, model_digest: str
     ) -> None:
         """Make it on that event loop."""
-        self._network, self._worker_id, self._layout = network, worker_id, layout
-        self._identity = pull_identity(model_digest, layout)
+        self.layout = layout
+        self._network, self._worker_id = network, worker_id
+        self._digest = pull_digest(model_digest, layout, Share())
         self._loop = asyncio.get_running_loop()
 
     def pulling(self, serving: Placement, pace: Pace) -> "Pulling":
@@ -51,8 +54,17 @@ class Peers:
         """Wait on another thread for work on the event loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
+    async def dial(self, holder: PlacedWorker) -> FromPeer:
+        """Link to a worker.
+
+        Raises:
+            MoesaicError: it cannot be reached.
+        """
+        link = await self._network.connect(holder.weights_address, holder.worker_id, DIAL_TIMEOUT_S)
+        return FromPeer(self._network, link, self._digest, PIECE_TIMEOUT_S)
+
     def holders(self, serving: Placement, layer: int, expert: int) -> list[PlacedWorker]:
-        """Who holds an expert, each expert's list beginning elsewhere."""
+        """Who gives an expert; the replicas of experts take turns to be the first."""
         if layer not in serving.layers or not 0 <= expert < serving.num_experts:
             return []
         held = [
@@ -60,20 +72,19 @@ class Peers:
             for worker, slots in zip(
                 serving.workers, serving.slots[serving.layers.index(layer)], strict=True
             )
-            if expert in slots and worker.worker_id != self._worker_id
+            if expert in slots and worker.weights_address and worker.worker_id != self._worker_id
         ]
-        first = expert % max(1, len(held))
+        first = (expert + layer) % max(1, len(held))
         return held[first:] + held[:first]
 
 
 class Pulling:
-    """The pulls of one placement; its links end with it, for peers wait for them when they leave."""
+    """The pulls of one placement, on the thread that loads it; their links end with it."""
 
     def __init__(self, peers: Peers, serving: Placement, pace: Pace) -> None:
         self._peers, self._serving, self._pace = peers, serving, pace
-        self._links: dict[str, Link] = {}
+        self._sources: dict[str, FromPeer] = {}  # by worker id
         self._failed: set[str] = set()  # not asked again for this placement
-        self._seq = itertools.count(1)
         self.pulled = 0
 
     def or_else(self, otherwise: Bring) -> Bring:
@@ -93,29 +104,45 @@ class Pulling:
         """End the links."""
 
         async def end() -> None:
-            for link in self._links.values():
-                link.discard("what was wanted has come")
+            for source in self._sources.values():
+                source.link.discard("what was wanted has come")
 
-        self._peers.call(end())
+        if self._sources:
+            self._peers.call(end())
 
     def _from(self, holder: PlacedWorker, layer: int, expert: int) -> LoadedExpert | None:
         self._pace.check()
-        layout = self._peers._layout
+        layout = self._peers.layout
         packed = huge_pages.zeros((layout.nbytes,), torch.uint8)
         try:
-            digest = self._peers.call(self._pull(holder, layer, expert, packed))
+            digests = self._pull(holder, layer, expert, packed)
         except MoesaicError as error:
             self._pace.check()
-            self._failed.add(holder.worker_id)
+            if not isinstance(error, ExpertUnavailable):  # who lacks this one may have others
+                self._failed.add(holder.worker_id)
             self._refuse("failed", holder, layer, expert, str(error))
             return None
-        if content_digest(packed) != digest:
+        digest = content_digest(packed)
+        if digests != {digest}:
             self._refuse("damaged", holder, layer, expert, "the digest differs")
             return None
         _pulls.labels("ok").inc()
         _pulled_bytes.inc(layout.nbytes)
         self.pulled += 1
         return LoadedExpert(layout.view(packed), packed, digest)
+
+    def _pull(self, holder: PlacedWorker, layer: int, expert: int, into: Tensor) -> set[int]:
+        """Fill ``into``, message by message; returns the digests that the whole should have."""
+        source = self._sources.get(holder.worker_id)
+        if source is None or not source.link.alive:
+            source = self._sources[holder.worker_id] = self._peers.call(self._peers.dial(holder))
+        digests = set()
+        for start, length in cut(len(into), PULL_BYTES):
+            began = time.monotonic()
+            part = into[start : start + length]
+            digests.add(self._peers.call(source.pull(layer, expert * len(into) + start, part)))
+            self._pace.rest(time.monotonic() - began)
+        return digests
 
     def _refuse(
         self, outcome: str, holder: PlacedWorker, layer: int, expert: int, cause: str
@@ -124,33 +151,3 @@ class Pulling:
         log.warning(
             "expert.not_pulled", peer=holder.worker_id, layer=layer, expert=expert, cause=cause
         )
-
-    async def _pull(self, holder: PlacedWorker, layer: int, expert: int, into: Tensor) -> int:
-        """Fill ``into``; returns the digest that it should have."""
-        network = self._peers._network
-        link = self._links.get(holder.worker_id)
-        if link is None or not link.alive:
-            link = await network.connect(holder.data_address, holder.worker_id, DIAL_TIMEOUT_S)
-            self._links[holder.worker_id] = link
-        digest = 0
-        for start in range(0, len(into), PIECE_BYTES):
-            began = time.monotonic()
-            part = into[start : start + PIECE_BYTES]
-            request = Frame(
-                kind=FrameKind.REQUEST,
-                flags=PULL,
-                layer=layer,
-                seq=next(self._seq),
-                digest=self._peers._identity,
-                tensors=[torch.tensor([[expert, start, len(part)]])],
-            )
-            [outcome] = await network.exchange([(link, request)], PIECE_TIMEOUT_S)
-            if isinstance(outcome, MoesaicError):
-                raise outcome
-            if [tuple(t.shape) for t in outcome.tensors] != [(len(part) // 64, COLUMNS)]:
-                link.discard("its expert has another size")
-                raise PeerLost(holder.worker_id, "its expert has another size")
-            part.numpy()[:] = outcome.tensors[0].numpy().view(np.uint8).reshape(-1)
-            digest = outcome.digest
-            await self._pace.rest_between(time.monotonic() - began)
-        return digest
