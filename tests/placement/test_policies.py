@@ -359,3 +359,13 @@ def test_layers_of_even_demand_get_more_slots() -> None:
     used = [sum(len(experts) for experts in layer) for layer in placed]
     assert used[1] > used[0]
     assert used[0] >= 8
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_traffic_that_has_faded_places_as_it_did(name: str) -> None:
+    traffic = tuple(traffic_of(12, seed) for seed in (3, 4))
+    faded = tuple(layer.decayed(2.0**-40) for layer in traffic)
+
+    then = make_placement(name, Problem(traffic=faded, slots=(5, 5, 5)))
+
+    assert then == make_placement(name, Problem(traffic=traffic, slots=(5, 5, 5)))
