@@ -1,6 +1,7 @@
 """What workers count of the batches they see."""
 
 import threading
+from typing import Any
 
 import torch
 
@@ -56,3 +57,28 @@ def test_a_batch_that_comes_while_a_report_is_made_is_in_one_window_with_all_it_
     for report in (first, second):
         seen = sum(layer.batches for layer in report.window.layers)
         assert sum(served.batches for served in report.served) == seen == 1
+
+
+def test_a_report_that_is_asked_for_while_a_batch_is_counted_has_all_of_it_or_nothing() -> None:
+    meter, began = ActivationMeter(4), threading.Event()
+    who = {"worker_id": "e", "generation": 1, "model_digest": "m", "epoch": 3}
+    record, reports = meter._recorder.record, []
+
+    def recorded_slowly(layer: int, topk_ids: Any) -> None:
+        record(layer, topk_ids)
+        began.set()
+        asking.join(0.2)  # a report may come in between, if nothing keeps it from that
+
+    def ask() -> None:
+        began.wait()
+        reports.append(meter.report(**who))  # type: ignore[arg-type]
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    meter._recorder.record = recorded_slowly  # type: ignore[method-assign]
+    meter.record(3, 0, TOPK_IDS, 2)
+    asking.join()
+
+    (report,) = reports
+    assert [layer.batches for layer in report.window.layers] == [1]
+    assert report.served == [ServedBatches(epoch=3, batches=1, busiest=2)]

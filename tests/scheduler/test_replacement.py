@@ -297,10 +297,11 @@ async def test_a_worker_that_comes_and_goes_is_left_alone_for_longer_and_longer(
     assert [len(epochs), epochs[1] - epochs[0]] == [2, 2]
 
 
+@pytest.mark.timeout(50)  # it would be left alone for a minute
 async def test_a_worker_that_comes_and_goes_is_taken_at_once_if_it_is_needed(suite):
     await suite.scheduler()
     async with suite.expert("a") as a:
-        for _ in range(4):
+        for _ in range(8):
             async with suite.expert("b") as b:
                 await b.until_epoch(suite.view.epoch + 1)
                 await a.until_epoch(suite.view.epoch)
