@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from moesaic.cluster.leadership import Leadership
 from moesaic.cluster.placement_view import PlacementView
 from moesaic.cluster.registry import Fleet
-from moesaic.errors import MoesaicError, NotReady, StaleEpoch
+from moesaic.errors import InvalidInput, MoesaicError, NotReady, StaleEpoch
 from moesaic.messages.decisions import DecisionOutcome, Pin, PlacementDecision
 from moesaic.messages.placement import Placement
 from moesaic.messages.registry import WorkerRecord
@@ -104,6 +104,10 @@ class Placer:
             current = self._view.current
             if current is None or base_epoch != current.epoch:
                 raise StaleEpoch(base_epoch, self._view.epoch)
+            placed = {worker.worker_id for worker in current.workers}
+            if {worker.worker_id for worker in placement.workers} != placed:  # it would not last
+                names = ", ".join(sorted(placed))
+                raise InvalidInput("placement.workers", f"must be those that are placed: {names}")
             if placement.slots == current.slots and placement.workers == current.workers:
                 return None
             decision = await self._replanner.note_order(current, placement, self._fleet.workers)
@@ -215,19 +219,20 @@ class Placer:
             await self._replanner.note_begun(done)
 
         started = time.monotonic()
-        failure = "the scheduler was stopped"  # unless something else is known
+        failure, overtaken = "the scheduler was stopped", False  # unless something else is known
         try:
             placed = await self._migration.carry_out(proposal, urgent=urgent, begun=begun)
             seconds = round(time.monotonic() - started, 3)
             done, failure = replace(done, epoch=placed.epoch, seconds=seconds), ""
             self.waiting_for = []
         except MoesaicError as error:
-            failure = str(error)
+            failure, overtaken = str(error), isinstance(error, Obsolete)
             self._closed = False  # it may have been committed, if Redis did not say
             self._decider.could_not_load(self._migration.failed)
             raise
         finally:
-            await self._replanner.note_outcome(noted, replace(done, failure=failure))
+            done = replace(done, failure=failure)
+            await self._replanner.note_outcome(noted, done, overtaken=overtaken)
 
     async def _confirm(self) -> None:
         """Put the committed placement in force wherever that has not been acknowledged."""

@@ -126,13 +126,18 @@ class Replanner:
         """Log which epoch is prepared for it: who leads next can see whether it was committed."""
         await self._decisions.note_outcome(outcome)
 
-    async def note_outcome(self, decision: PlacementDecision, outcome: DecisionOutcome) -> None:
+    async def note_outcome(
+        self, decision: PlacementDecision, outcome: DecisionOutcome, *, overtaken: bool = False
+    ) -> None:
         """Log what became of it, and learn how fast workers load.
 
-        After a plan by traffic that could not be carried out the next ones wait longer and longer.
+        After a plan by traffic that could not be carried out the next ones wait longer and longer;
+        not after one that the fleet has ``overtaken``.
         """
         await self._decisions.note_outcome(outcome)
-        if decision.cause == "traffic":
+        if decision.cause == "traffic" and overtaken:
+            self.interrupted()
+        elif decision.cause == "traffic":
             self._failures = min(self._failures + 1, MAX_BACKOFF) if outcome.failure else 0
             self._next_s = time.monotonic() + self._interval_s * 2**self._failures
         paced = decision.cause != "workers"  # others may have loaded without rest

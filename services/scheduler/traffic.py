@@ -79,6 +79,7 @@ class TrafficFeed:
                     async for report in reports:
                         if report is not None:
                             self.take(report)
+                            await asyncio.sleep(0)  # there may be many at first
                         if not self._leadership.held:
                             break
             await asyncio.sleep(_LOOK_S)

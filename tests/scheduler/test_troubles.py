@@ -155,3 +155,19 @@ async def test_a_standby_shows_the_policy_that_is_in_force(suite):
         found = await other.GetDecisions(pb.GetDecisionsRequest(), timeout=5)
 
         assert (found.policy, list(found.pins)) == ("keep", [pin])
+
+
+async def test_a_placement_that_would_not_last_is_not_applied(suite):
+    scheduler = await suite.scheduler()
+    async with suite.expert("a", slots=8), suite.expert("b", slots=8) as b:
+        first = await b.until_epoch(1)
+        only_a = replace(
+            first, workers=first.workers[:1], slots=[[list(range(8))] for _ in first.layers]
+        )
+        async with scheduler.stub() as stub:
+            request = pb.ApplyPlacementRequest(
+                placement=encode_placement(only_a), base_epoch=first.epoch
+            )
+            with pytest.raises(grpc.aio.AioRpcError, match="must be those that are placed: a, b"):
+                await stub.ApplyPlacement(request, timeout=30)
+        assert suite.view.epoch == first.epoch
