@@ -5,7 +5,6 @@ AEBS choosing replicas. Every policy is given the first half of each task set's 
 all on the same steps, so differences to ``eplb`` are paired.
 """
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,13 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.aebs_routing import SHAPES, drawn_layer
+from benchmarks.placement_times import record_us, solve_seconds
+from benchmarks.prediction import predictions
 from benchmarks.routing_traces import KINDS, demo_trace
 from moesaic.placement.aebs import replica_table
 from moesaic.placement.policies import POLICIES
 from moesaic.placement.policies.remote import remote_calls
 from moesaic.placement.problem import Problem
-from moesaic.placement.recorder import ActivationRecorder
-from moesaic.placement.replay import aebs_counts
+from moesaic.placement.replay import activated_counts
 from moesaic.placement.statistics import MAX_KEPT_SAMPLES, Floats, LayerTraffic
 from moesaic.placement.trace import Trace, TracedStep
 from moesaic.placement.trace_report import evenly, halves, traffic_of
@@ -34,6 +34,7 @@ EDGE_SLOTS = (9, 9, 18)  # servers with one, one and two devices, as in DanceMoE
 FIRST_SETS = 6  # the other task sets are of kinds that the model was not trained on
 SOLVED = {"demo": (6, 32, 4, 10), "26x64x3": (26, 64, 3, 28), "60x160x16": (60, 160, 16, 12)}
 SAMPLES = (8, 32, 256)  # batches of a layer
+NO_HELP = 0.02  # less than this is no help
 RECORDED = {"32 rows, top-4 of 32": (32, 4, 32), "512 rows, top-8 of 160": (512, 8, 160)}
 LARGEST = {"60x256x64": (60, 256, 64, 5)}
 DRAWN = (("deepseek-v2", (8, 25)), ("deepseek-v2", (16, 12)), ("qwen3-235b", (8, 20)))
@@ -58,6 +59,8 @@ def run(quick: bool) -> dict[str, Any]:
     seen = trace.selected(trace.parts[:FIRST_SETS], KINDS["decode"])
     other = trace.selected(trace.parts[FIRST_SETS:], KINDS["decode"])
     gains = _gains(held_out)
+    compared_others = _compared(seen, other, trace.num_experts, FLEETS["4x10"], steps)
+    drawn = _drawn(2 if quick else 6)
     return {
         "config": {
             "trace": {
@@ -71,12 +74,22 @@ def run(quick: bool) -> dict[str, Any]:
         },
         "figures": {
             "held_out": held_out,
-            "other_task_sets": _compared(seen, other, trace.num_experts, FLEETS["4x10"], steps),
+            "other_task_sets": compared_others,
             "janus_batches_by_samples": _by_samples(trace, steps, 1 if quick else 3),
-            "drawn": _drawn(2 if quick else 6),
+            "drawn": drawn,
+            "no_help": _no_help(
+                {
+                    f"{kind}, {name}": case
+                    for kind, of in held_out.items()
+                    for name, case in of.items()
+                }
+                | {"decode, 4x10, other task sets": compared_others}
+                | {f"drawn, {name}": case for name, case in drawn.items()}
+            ),
+            "prediction": predictions(trace, steps),
             "remote": _remote(trace),
-            "solve_s": _times(SOLVED if quick else {**SOLVED, **LARGEST}),
-            "record_us": {name: _record_us(*shape) for name, shape in RECORDED.items()},
+            "solve_s": solve_seconds(SOLVED if quick else {**SOLVED, **LARGEST}),
+            "record_us": {name: record_us(*shape) for name, shape in RECORDED.items()},
             "less_than_eplb": gains,
         },
         "paper": {
@@ -93,6 +106,10 @@ def run(quick: bool) -> dict[str, Any]:
             "solve_s: all layers, one run each, after scipy is loaded",
             "janus_batches_by_samples: less than eplb, decode on 4x10, lowest and highest of draws of so many batches",
             "record_us: processor time to note one dispatch batch of one layer, and its share of counting",
+            "no_help: where what is named has no fewer activated experts on the fullest instance, or by less than the "
+            "interval or 2 %",
+            "prediction: predicted over what came then, most activated experts on one instance; less_work: what plans "
+            "then brought, rows and weights counted; see benchmarks/prediction.py",
             *(["quick: fewer steps and fleets, the same code path"] if quick else []),
         ],
     }
@@ -159,7 +176,7 @@ def _largest(placed: Sequence[Slots], masks: Sequence[NDArray[np.bool_]]) -> Flo
     found = []
     for slots, batches in zip(placed, masks, strict=True):
         replicas = replica_table(slots, batches.shape[1])
-        loads = np.array([aebs_counts(mask, replicas) for mask in batches])
+        loads = np.array([activated_counts(mask, replicas)[0] for mask in batches])
         found.append((loads.max(axis=1), loads.min(axis=1)))
     counts: Floats = np.mean(np.array(found, np.float64), axis=0)
     return counts
@@ -189,6 +206,28 @@ def _gains(held_out: dict[str, Any]) -> dict[str, dict[str, str]]:
         for kind, fleets in held_out.items()
         for fleet, of in fleets.items()
     }
+
+
+def _no_help(cases: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
+    """Where looking at traffic, or at what is active together, brings nothing."""
+    found: dict[str, list[str]] = {}
+    for what, policy, than in (
+        ("eplb over dealing round", "eplb", "uniform"),
+        ("janus over eplb", "janus", "eplb"),
+        ("eplb-batches over eplb", "eplb-batches", "eplb"),
+        ("janus-batches over eplb", "janus-batches", "eplb"),
+    ):
+        found[what] = [
+            name
+            for name, case in cases.items()
+            if _less(case, policy, than)
+            < max(NO_HELP, case[policy]["plus_minus"], case[than]["plus_minus"])
+        ]
+    return found
+
+
+def _less(case: dict[str, Any], policy: str, than: str) -> float:
+    return float(1 - case[policy]["max_activated"] / case[than]["max_activated"])
 
 
 def _drawn(layers: int) -> dict[str, Any]:
@@ -232,38 +271,3 @@ def _remote(trace: Trace) -> dict[str, Any]:
                 "held_out": round(remote_calls(placed, then) / then.sum(), 4),
             }
     return figures
-
-
-def _times(shapes: dict[str, tuple[int, int, int, int]]) -> dict[str, dict[str, float]]:
-    figures: dict[str, dict[str, float]] = {}
-    rng = np.random.default_rng(0)
-    for called, (layers, experts, instances, slots) in shapes.items():
-        traffic = tuple(_skewed(experts, rng) for _ in range(layers))
-        demand = rng.gamma(0.3, size=(instances, layers, experts))
-        problem = Problem(traffic=traffic, slots=(slots,) * instances, demand=demand)
-        figures[called] = {}
-        for name, policy in POLICIES.items():
-            policy(
-                Problem(traffic=traffic[:1], slots=problem.slots, demand=demand[:, :1])
-            )  # loads scipy
-            started = time.perf_counter()
-            policy(problem)
-            figures[called][name] = round(time.perf_counter() - started, 3)
-    return figures
-
-
-def _record_us(num_rows: int, top_k: int, num_experts: int) -> float:
-    scores = np.random.default_rng(0).random((num_rows, num_experts))
-    topk_ids = np.argsort(-scores, axis=1)[:, :top_k].astype(np.int32)
-    recorder, count = ActivationRecorder(num_experts), 200
-    started = time.process_time()
-    for _ in range(count):
-        recorder.record(0, topk_ids)
-    recorder.window(worker_id="", generation=0, model_digest="", epoch=0)
-    return round(1e6 * (time.process_time() - started) / count, 1)
-
-
-def _skewed(num_experts: int, rng: np.random.Generator) -> LayerTraffic:
-    scores = 0.7 * rng.standard_normal(num_experts) + rng.gumbel(size=(640, num_experts))
-    rows = np.argsort(-scores, axis=1)[:, :8]
-    return LayerTraffic.of_batches(np.split(rows, 20), num_experts)

@@ -22,7 +22,6 @@ COMMANDS = (
     "+get +mget +set +del +sadd +srem +smembers +watch +unwatch +multi +exec +discard "
     "+xadd +xread +xrevrange"
 )
-CONSUMING = " +xreadgroup +xack +xgroup|create"  # of the one who acts on what workers report
 # Every key begins with the cluster's name in braces. %R~ may be read, %W~ written.
 ALL_CLUSTERS = "moesaic:{*}:"
 SHARED = "%RW~{c}workers %RW~{c}ctl:registry %R~{c}ctl:placement %RW~{c}dlq:* %R~{c}placement:*"
@@ -81,8 +80,7 @@ def redis_users(urls: dict[str, str]) -> str:
     for role, url in urls.items():
         digest = hashlib.sha256((urlsplit(url).password or "").encode()).hexdigest()
         keys = " ".join([SHARED, OWN, MORE.get(role, "")]).format(c=ALL_CLUSTERS, role=role)
-        commands = COMMANDS + (CONSUMING if role == "scheduler" else "")
-        users.append(f"user {role} on #{digest} resetkeys resetchannels {keys.strip()} {commands}")
+        users.append(f"user {role} on #{digest} resetkeys resetchannels {keys.strip()} {COMMANDS}")
     return "\n".join(users)
 
 

@@ -16,7 +16,7 @@ from moesaic.messages.activation import ActivationWindow
 log = structlog.get_logger()
 
 STREAM = "ctl:activations"
-KEPT = 1000  # windows in Redis, of all workers
+KEPT = 64  # windows in Redis, of all workers: five minutes of them, each up to a megabyte
 
 _windows = Counter("moesaic_activation_windows", "windows of counted batches", ["outcome"])
 

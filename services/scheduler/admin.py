@@ -55,6 +55,7 @@ class SchedulerAdmin(scheduler_pb2_grpc.SchedulerServiceServicer):
     def __init__(self) -> None:
         self._parts: Parts | None = None
         self._orders: set[asyncio.Task[Any]] = set()  # kept until they end, whoever asked
+        self._planning = asyncio.Lock()  # each plan has a process: one at a time
 
     def open(self, parts: Parts) -> None:
         """Answer from these from now on."""
@@ -95,14 +96,13 @@ class SchedulerAdmin(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     async def Plan(self, request: pb.PlanRequest, context: _Context) -> pb.PlanResponse:
         """What a policy would do now; nothing changes."""
-        async with errors_as_status(context):
+        async with errors_as_status(context), self._planning:
             parts, current = self._opened(), self._placed()
             policy = require_policy(request.policy or parts.policies.current.policy)
             parts.placer.require_lead()  # others do not see the traffic
             records = [r for r in parts.fleet.workers.values() if r.role == "expert"]
-            return pb.PlanResponse(
-                plan=encode_plan(await parts.replanner.plan(current, records, policy))
-            )
+            plan = await parts.replanner.plan(current, records, policy)
+            return pb.PlanResponse(plan=encode_plan(plan))
 
     async def ApplyPlacement(
         self, request: pb.ApplyPlacementRequest, context: _Context
@@ -128,15 +128,17 @@ class SchedulerAdmin(scheduler_pb2_grpc.SchedulerServiceServicer):
         async with errors_as_status(context):
             parts = self._opened()
             parts.placer.require_lead()
-            before = parts.policies.current
-            policy = require_policy(request.policy or before.policy)
+            if request.policy:
+                require_policy(request.policy)
             added = [_checked(decode_pin(pin), parts.view.current) for pin in request.add_pins]
             removed = [decode_pin(pin) for pin in request.remove_pins]
-            pins = [pin for pin in before.pins if pin not in removed]
-            pins += [pin for pin in added if pin not in pins]
-            after = PlacementPolicy(policy=policy, pins=pins)
-            if after != before:
-                await parts.policies.set(after)
+
+            def edited(before: PlacementPolicy) -> PlacementPolicy:
+                pins = [pin for pin in before.pins if pin not in removed]
+                pins += [pin for pin in dict.fromkeys(added) if pin not in pins]
+                return PlacementPolicy(policy=request.policy or before.policy, pins=pins)
+
+            after = await parts.policies.change(edited)
             return pb.SchedulerServiceSetPolicyResponse(
                 policy=after.policy, pins=[encode_pin(pin) for pin in after.pins]
             )
@@ -148,6 +150,7 @@ class SchedulerAdmin(scheduler_pb2_grpc.SchedulerServiceServicer):
         async with errors_as_status(context):
             parts = self._opened()
             await parts.decisions.refresh()  # a standby has not made them
+            await parts.policies.look()
             count = min(request.limit or _USUAL_DECISIONS, _MOST_DECISIONS)
             policy = parts.policies.current
             return pb.GetDecisionsResponse(

@@ -2,6 +2,7 @@
 
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -18,6 +19,7 @@ log = structlog.get_logger()
 
 STREAM = "ctl:decisions"
 KEPT = 1000  # entries in Redis, and decisions here
+LOST = "its scheduler ended before it was done"
 _entries: "msgspec.msgpack.Decoder[PlacementDecision | DecisionOutcome]" = msgspec.msgpack.Decoder(
     PlacementDecision | DecisionOutcome
 )
@@ -30,10 +32,13 @@ class DecisionLog:
         self._bus, self._wall_clock = bus, wall_clock
         self._decisions: dict[str, PlacementDecision] = {}
         self._outcomes: dict[str, DecisionOutcome] = {}
+        self._unwritten: deque[PlacementDecision | DecisionOutcome] = deque(maxlen=KEPT)
 
     async def refresh(self) -> None:
-        """Read what others have decided; without Redis, what is known stays."""
+        """Read what others have decided, and write what Redis was not there for; without it, what is
+        known stays."""
         with suppress(PeerLost):
+            await self._flush()
             for entry in await self._bus.latest(STREAM, _entries, KEPT):
                 self._keep(entry)
 
@@ -66,6 +71,25 @@ class DecisionLog:
             outcome = replace(before, **changed)
         await self._write(outcome)
 
+    async def close(self, current: int) -> None:
+        """Say of decisions whose end nobody saw what became of them.
+
+        For a leader with nothing in its hands: at its beginning, or when Redis did not say whether
+        it had done what was asked.
+
+        Args:
+            current: the committed epoch.
+        """
+        await self.refresh()
+        for decision, outcome in self.recent(KEPT):
+            ended = outcome or DecisionOutcome(decision_id=decision.decision_id)
+            if not decision.adopted or ended.epoch:
+                continue
+            if ended.tried and ended.tried == current:
+                await self._write(replace(ended, epoch=current, failure=""))
+            elif not ended.failure:
+                await self._write(replace(ended, failure=LOST))
+
     def recent(self, count: int) -> list[tuple[PlacementDecision, DecisionOutcome | None]]:
         """The last decisions, newest first."""
         newest = sorted(self._decisions.values(), key=lambda d: d.at, reverse=True)[:count]
@@ -78,8 +102,16 @@ class DecisionLog:
 
     async def _write(self, entry: PlacementDecision | DecisionOutcome) -> None:
         self._keep(entry)
+        self._unwritten.append(entry)
         with suppress(PeerLost):
+            await self._flush()
+
+    async def _flush(self) -> None:
+        while self._unwritten:
+            entry = self._unwritten[0]
             await self._bus.append(STREAM, entry, max_entries=KEPT)
+            if self._unwritten and self._unwritten[0] is entry:  # others may write meanwhile
+                self._unwritten.popleft()
 
     def _keep(self, entry: PlacementDecision | DecisionOutcome) -> None:
         if isinstance(entry, PlacementDecision):

@@ -43,19 +43,27 @@ class EpochStore:
         stored = await self._bus.get_bytes(_COUNTER)
         epoch = max(_number(stored), await self._pointed(), self._view.epoch, self.floor) + 1
         await self.write({_COUNTER: stored}, {_COUNTER: b"%d" % epoch})
+        self.floor = epoch
         return epoch
 
     async def commit(self, placement: Placement) -> None:
         """Make a prepared placement the one; after this no earlier one can be committed.
 
+        Only the epoch that was given out last can be: workers forget what they prepared for earlier
+        ones, so after a lead that was lost and won back theirs is not the placement any more.
+
         Raises:
-            NotReady: another scheduler leads now, or has committed.
+            NotReady: another scheduler leads now, or has committed or prepared another one.
             PeerLost: Redis did not answer, and the outcome is unknown.
         """
-        before, pointer = self._view.current, await self._bus.get_bytes(POINTER)
+        before = self._view.current
+        pointer, given_out = await self._bus.get_bytes(POINTER), await self._bus.get_bytes(_COUNTER)
         if _number(pointer) >= placement.epoch:
             raise NotReady(f"epoch {_number(pointer)} was committed by another scheduler")
-        await self.write({POINTER: pointer}, _documents(placement))
+        if _number(given_out) != placement.epoch:
+            last = _number(given_out)
+            raise NotReady(f"the epoch given out last is {last}, no longer {placement.epoch}")
+        await self.write({POINTER: pointer, _COUNTER: given_out}, _documents(placement))
         self._view.accept(placement)
         _epoch.set(placement.epoch)
         with suppress(PeerLost):  # it is committed; readers also look by themselves
@@ -78,19 +86,24 @@ class EpochStore:
         pointer, stored = await self._bus.get_bytes(POINTER), await self._bus.get_bytes(_COUNTER)
         if _number(pointer) >= current.epoch:
             return
-        counter = b"%d" % max(_number(stored), current.epoch)
+        counter = b"%d" % max(_number(stored), current.epoch, self.floor)
         values = {**_documents(current), _COUNTER: counter}
         await self.write({POINTER: pointer, _COUNTER: stored}, values)
         _republished.inc()
         log.warning("placement.republished", epoch=current.epoch)
         await self._bus.append(STREAM, PlacementHint(epoch=current.epoch))
 
-    async def learn_from(self, records: Iterable[WorkerRecord]) -> None:
-        """Raise the floor to what workers have seen: all that remains if Redis lost its data."""
+    async def learn_from(self, records: Iterable[WorkerRecord]) -> bool:
+        """Raise the floor to what workers have seen: all that remains if Redis lost its data.
+
+        Returns:
+            Whether all of them answered.
+        """
         seen = await asyncio.gather(
             *(_epoch_seen(r.admin_address) for r in records if r.role != "scheduler")
         )
-        self.floor = max([self.floor, *seen])
+        self.floor = max([self.floor, *(epoch or 0 for epoch in seen)])
+        return None not in seen
 
     async def _pointed(self) -> int:
         return _number(await self._bus.get_bytes(POINTER))
@@ -120,11 +133,12 @@ def _number(value: bytes | None) -> int:
     return int(value) if value and value.isdigit() else 0
 
 
-async def _epoch_seen(address: str) -> int:
+async def _epoch_seen(address: str) -> int | None:
+    """None if it does not answer."""
     try:
         async with channel(address) as connection:
             stub = admin_pb2_grpc.AdminServiceStub(connection)
             info = await stub.GetInfo(admin_pb2.GetInfoRequest(), timeout=CONTROL_TIMEOUT_S)
     except grpc.aio.AioRpcError:
-        return 0  # a worker that does not answer cannot take part in a placement either
+        return None
     return int(info.epoch)

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import structlog
 from msgspec.structs import replace
@@ -12,10 +12,9 @@ from moesaic.cluster.leadership import Leadership
 from moesaic.cluster.placement_view import PlacementView
 from moesaic.cluster.registry import Fleet
 from moesaic.errors import InvalidInput, MoesaicError, NotReady, StaleEpoch
-from moesaic.messages.placement import Placement
-from moesaic.messages.registry import WorkerRecord
+from moesaic.messages.placement import PlacedWorker, Placement
 from moesaic.placement.checking import violations
-from moesaic.placement.decision import obsolete
+from moesaic.placement.decision import Incarnation, obsolete
 from services.scheduler import workers
 from services.scheduler.epochs import EpochStore
 
@@ -36,6 +35,7 @@ class Migration:
 
     Attributes:
         last_commit_s: monotonic time of the last commit by this process; -inf before.
+        failed: workers that could not prepare the last placement.
     """
 
     def __init__(
@@ -49,12 +49,13 @@ class Migration:
         load_share: float,
     ) -> None:
         self.last_commit_s = float("-inf")
+        self.failed: list[Incarnation] = []
         self._fleet, self._view, self._leadership, self._epochs = fleet, view, leadership, epochs
         self._prepare_timeout_s, self._load_share = prepare_timeout_s, load_share
         self._learned = False
 
     async def carry_out(
-        self, proposal: Placement, *, urgent: bool, begun: Callable[[int], None]
+        self, proposal: Placement, *, urgent: bool, begun: Callable[[int], Awaitable[None]]
     ) -> Placement:
         """Make ``proposal`` the placement under a new epoch; serving goes on meanwhile.
 
@@ -69,17 +70,17 @@ class Migration:
             NotReady: another scheduler leads now.
             MoesaicError: a worker could not prepare; all were told to forget it.
         """
-        current, records = self._view.current, self._experts()
+        self.failed = []
+        current, records = self._view.current, list(self._fleet.workers.values())
         if found := violations(proposal, records, current):
             log.error("placement.refused", violations=found)
             _attempts.labels("refused").inc()
             raise InvalidInput("placement", "; ".join(found))
-        if current is None and not self._learned:
-            await self._epochs.learn_from(self._fleet.workers.values())
-            self._learned = True
+        if not self._learned:
+            self._learned = await self._epochs.learn_from(self._fleet.workers.values())
         started = time.monotonic()
         placement = replace(proposal, epoch=await self._epochs.allocate())
-        begun(placement.epoch)
+        await begun(placement.epoch)
         log.info(
             "placement.planned",
             epoch=placement.epoch,
@@ -114,7 +115,9 @@ class Migration:
     async def _prepare(self, placement: Placement, share: float) -> None:
         """Have all workers load, for as long as the placement is wanted."""
         preparing = asyncio.create_task(
-            workers.prepare(placement, self._view.current, share, self._prepare_timeout_s)
+            workers.prepare(
+                placement, self._view.current, share, self._prepare_timeout_s, self._note_failed
+            )
         )
         try:
             while not preparing.done():
@@ -131,16 +134,17 @@ class Migration:
             preparing.cancel()
             await asyncio.gather(preparing, return_exceptions=True)
 
+    def _note_failed(self, worker: PlacedWorker, error: MoesaicError) -> None:
+        if not isinstance(error, StaleEpoch):  # that is our mistake
+            self.failed.append((worker.worker_id, worker.generation))
+
     def _not_wanted(self, placement: Placement) -> str:
         if not self._leadership.held:
             return "the lead was lost"
         if self._fleet.stale:  # who is there is not known, and nothing could be committed
             return ""
-        return obsolete(placement, self._view.current, self._experts())
+        return obsolete(placement, self._view.current, self._fleet.workers.values())
 
     async def _give_up(self, placement: Placement) -> None:
         _attempts.labels("failed").inc()
         await workers.abort(placement)
-
-    def _experts(self) -> list[WorkerRecord]:
-        return [record for record in self._fleet.workers.values() if record.role == "expert"]

@@ -2,26 +2,23 @@
 
 import asyncio
 import time
-from collections.abc import Iterable
 from contextlib import suppress
-from itertools import chain
 
 import structlog
 from msgspec.structs import replace
-from prometheus_client import Gauge
 
 from moesaic.cluster.leadership import Leadership
 from moesaic.cluster.placement_view import PlacementView
 from moesaic.cluster.registry import Fleet
-from moesaic.errors import MoesaicError, NotReady, StaleEpoch
-from moesaic.messages.decisions import DecisionOutcome, PlacementDecision
+from moesaic.errors import InvalidInput, MoesaicError, NotReady, StaleEpoch
+from moesaic.messages.decisions import DecisionOutcome, Pin, PlacementDecision
 from moesaic.messages.placement import Placement
 from moesaic.messages.registry import WorkerRecord
-from moesaic.placement.coverage import missing_experts
-from moesaic.placement.damping import Damping
-from moesaic.placement.decision import Decision, Incarnation, decide, incarnation
+from moesaic.placement.decision import Decision
+from moesaic.placement.fitting import fitting
 from moesaic.placement.pins import unfulfilled, with_pins
-from services.scheduler import workers
+from services.scheduler.confirming import Confirmation
+from services.scheduler.deciding import FleetDecider
 from services.scheduler.epochs import EpochStore
 from services.scheduler.migration import Migration, Obsolete
 from services.scheduler.planner import Plan
@@ -34,8 +31,6 @@ log = structlog.get_logger()
 _LOOK_S = 1.0  # how often to look without news: newcomers settle, Redis may have lost its data
 _BACKOFF_S = (1.0, 30.0)  # first and longest wait after a failed placement
 _AT_ONCE_S = 0.2  # before deciding again because the fleet has changed
-
-_uncovered = Gauge("moesaic_experts_without_replica", "experts that no live worker holds")
 
 
 class Placer:
@@ -68,10 +63,10 @@ class Placer:
             load_share=settings.load_share,
         )
         self._turn = asyncio.Lock()  # one placement at a time, whoever asks for it
-        self._damping = Damping()
-        self._newcomers: dict[Incarnation, float] = {}  # not placed; when first seen
-        self._confirmed: set[tuple[int, Incarnation]] = set()  # epochs in force on workers
-        self._known: dict[str, WorkerRecord] = {}
+        self._decider = FleetDecider(fleet)
+        self._confirmation = Confirmation(fleet, settings.prepare_timeout_s)
+        self._closed = False  # whether all decisions but the next one have an outcome
+        self._pins_tried: tuple[int, list[Pin]] = (0, [])  # and the epoch that they were tried for
 
     async def run(self) -> None:
         """Act on every change of the fleet, for ever."""
@@ -109,6 +104,10 @@ class Placer:
             current = self._view.current
             if current is None or base_epoch != current.epoch:
                 raise StaleEpoch(base_epoch, self._view.epoch)
+            placed = {worker.worker_id for worker in current.workers}
+            if {worker.worker_id for worker in placement.workers} != placed:  # it would not last
+                names = ", ".join(sorted(placed))
+                raise InvalidInput("placement.workers", f"must be those that are placed: {names}")
             if placement.slots == current.slots and placement.workers == current.workers:
                 return None
             decision = await self._replanner.note_order(current, placement, self._fleet.workers)
@@ -127,70 +126,51 @@ class Placer:
             raise NotReady(f"this scheduler does not lead; {leader} does")
 
     async def _step(self) -> None:
-        self._log_moves()
+        self._decider.look()
         if self._fleet.stale:
             self.waiting_for = ["redis"]
             return
         if not self._leadership.held:
+            self._closed = False
             self.waiting_for = [f"the lead, which {self._leadership.leader or 'nobody'} has"]
             return
         await self._epochs.agree()
         await self._policies.refresh()
-        decision = self._decide()
+        if not self._closed:
+            await self._replanner.close(self._view.epoch)
+            self._closed = True
+        decision = self._decider.decide(self._view.current)
         if decision.proposal is not None and (decision.urgent or self._may_change()):
             await self._place_for_workers(decision)
-            decision = self._decide()
+            decision = self._decider.decide(self._view.current)
         self.waiting_for = decision.waiting_for
         await self._confirm()
         if decision.proposal is None and self._view.current is not None:
+            self.waiting_for += unfulfilled(self._view.current, self._policies.current.pins)
             await self._by_traffic(self._view.current)
-
-    def _decide(self) -> Decision:
-        records, current = self._experts(), self._view.current
-        live = {incarnation(record) for record in records}
-        missing = missing_experts(current, live) if current else {}
-        _uncovered.set(len(list(chain(*missing.values()))))
-        placed = {(w.worker_id, w.generation) for w in current.workers} if current else set()
-        now_s = time.monotonic()
-        self._damping.note(records, now_s)
-        held_back = {
-            record.worker_id: wait_s
-            for record in records
-            if incarnation(record) not in placed
-            and (wait_s := self._damping.held_back_s(record.worker_id, now_s)) > 0
-        }
-        coming = {key for key in live - placed if key[0] not in held_back}
-        self._newcomers = {key: self._newcomers.get(key, now_s) for key in coming}
-        decision = decide(current, [r for r in records if r.worker_id not in held_back])
-        if held_back and decision.proposal is None and (missing or current is None):
-            decision = decide(current, records)  # they are needed, however often they left
-        decision.waiting_for.extend(
-            f"expert worker {worker_id}: came back often, is placed in {wait_s:.0f} s"
-            for worker_id, wait_s in held_back.items()
-        )
-        return decision
 
     def _may_change(self) -> bool:
         """Whether a placement that can wait has waited long enough."""
-        now_s, latest = time.monotonic(), max(self._newcomers.values(), default=float("-inf"))
-        if now_s - latest < self._settings.settle_s:
+        if not self._decider.settled(self._settings.settle_s):
             return False
-        since_s = now_s - self._migration.last_commit_s
+        since_s = time.monotonic() - self._migration.last_commit_s
         return self._view.current is None or since_s >= self._settings.min_epoch_interval_s
 
     async def _place_for_workers(self, decision: Decision) -> None:
         assert decision.proposal is not None
-        proposal = with_pins(decision.proposal, self._policies.current.pins)
-        noted = await self._replanner.note_workers(self._view.current, proposal, self._known)
-        await self._place(proposal, noted, urgent=decision.urgent)
+        proposal, current = decision.proposal, self._view.current
+        wanted = with_pins(proposal, self._policies.current.pins)
+        if wanted.slots != proposal.slots:  # a wish must not stop what workers need
+            wanted = fitting(proposal, wanted, list(self._fleet.workers.values()), current)
+        noted = await self._replanner.note_workers(current, wanted, self._decider.known)
+        await self._place(wanted, noted, urgent=decision.urgent)
 
     async def _by_traffic(self, current: Placement) -> None:
         """Move experts if operators have pinned some, or if traffic makes it worth while."""
-        await self._replanner.measure(current.epoch)
+        await self._replanner.measure(current)
         if not self._may_change():
             return
-        pins = self._policies.current.pins
-        pinned = with_pins(current, pins)
+        pinned = self._pinned(current)
         if pinned.slots != current.slots:
             noted = await self._replanner.note_order(current, pinned, self._fleet.workers)
             await self._place(pinned, noted, urgent=False)
@@ -201,7 +181,18 @@ class Placer:
                 noted = await self._replanner.note_plan(plan)
                 await self._place(plan.placement, noted, urgent=False)
                 await self._confirm()
-        self.waiting_for += unfulfilled(current, pins)
+
+    def _pinned(self, current: Placement) -> Placement:
+        """With the pins that can be had; what cannot is not tried again before something changes."""
+        pins = self._policies.current.pins
+        if self._pins_tried == (current.epoch, pins):
+            return current
+        possible = fitting(
+            current, with_pins(current, pins), list(self._fleet.workers.values()), current
+        )
+        if possible.slots == current.slots:
+            self._pins_tried = current.epoch, pins
+        return possible
 
     async def _planned(self, current: Placement) -> Plan | None:
         """A plan, unless the fleet changes meanwhile: that goes first."""
@@ -209,87 +200,51 @@ class Placer:
         news = asyncio.create_task(self._fleet.changed(self._fleet.version))
         try:
             await asyncio.wait({planning, news}, return_when=asyncio.FIRST_COMPLETED)
-            return await planning if planning.done() else None
+            if planning.done():
+                return await planning
+            self._replanner.interrupted()
+            return None
         finally:
             news.cancel()
             planning.cancel()
-            await asyncio.gather(planning, return_exceptions=True)
+            await asyncio.gather(planning, news, return_exceptions=True)
 
     async def _place(self, proposal: Placement, noted: PlacementDecision, *, urgent: bool) -> None:
-        def begun(epoch: int) -> None:
-            self.waiting_for = [f"workers to load placement {epoch}"]
+        done = DecisionOutcome(decision_id=noted.decision_id)
 
-        started, failure, epoch = time.monotonic(), "", 0
+        async def begun(epoch: int) -> None:
+            nonlocal done
+            done = replace(done, tried=epoch)
+            self.waiting_for = [f"workers to load placement {epoch}"]
+            await self._replanner.note_begun(done)
+
+        started = time.monotonic()
+        failure, overtaken = "the scheduler was stopped", False  # unless something else is known
         try:
             placed = await self._migration.carry_out(proposal, urgent=urgent, begun=begun)
-            epoch, self.waiting_for = placed.epoch, []
+            seconds = round(time.monotonic() - started, 3)
+            done, failure = replace(done, epoch=placed.epoch, seconds=seconds), ""
+            self.waiting_for = []
         except MoesaicError as error:
-            failure = str(error)
+            failure, overtaken = str(error), isinstance(error, Obsolete)
+            self._closed = False  # it may have been committed, if Redis did not say
+            self._decider.could_not_load(self._migration.failed)
             raise
         finally:
-            outcome = DecisionOutcome(
-                decision_id=noted.decision_id,
-                epoch=epoch,
-                seconds=round(time.monotonic() - started, 3) if epoch else None,
-                failure=failure,
-            )
-            await self._replanner.note_outcome(noted, outcome)
+            done = replace(done, failure=failure)
+            await self._replanner.note_outcome(noted, done, overtaken=overtaken)
 
     async def _confirm(self) -> None:
         """Put the committed placement in force wherever that has not been acknowledged."""
         current = self._view.current
         if current is None:
             return
-        live = {incarnation(record) for record in self._experts()}
-        self._confirmed = {done for done in self._confirmed if done[0] == current.epoch}
-        pending = [
-            worker
-            for worker in current.workers
-            if (key := (worker.worker_id, worker.generation)) in live
-            and (current.epoch, key) not in self._confirmed
-        ]
-        results = await asyncio.gather(
-            *(
-                workers.confirm(worker, current, self._settings.prepare_timeout_s)
-                for worker in pending
-            ),
-            return_exceptions=True,
-        )
-        for worker, result in zip(pending, results, strict=True):
-            if result is None:
-                self._confirmed.add((current.epoch, (worker.worker_id, worker.generation)))
-        for error in results:
-            if isinstance(error, StaleEpoch):  # Redis went back to an earlier state
-                self._migration.note_newer(error)
-                noted = await self._replanner.note_workers(current, current, self._known)
-                await self._place(replace(current, epoch=0), noted, urgent=True)
-                return
-            if error is not None:
-                raise error
+        try:
+            await self._confirmation.confirm(current)
+        except StaleEpoch as error:  # Redis went back to an earlier state
+            self._migration.note_newer(error)
+            noted = await self._replanner.note_workers(current, current, self._decider.known)
+            await self._place(replace(current, epoch=0), noted, urgent=True)
 
     def _experts(self) -> list[WorkerRecord]:
         return [record for record in self._fleet.workers.values() if record.role == "expert"]
-
-    def _log_moves(self) -> None:
-        now = dict(self._fleet.workers)
-        for event, here, there in (
-            ("worker.joined", now, self._known),
-            ("worker.left", self._known, now),
-        ):
-            for record in _incarnations_missing(here.values(), there.values()):
-                log.info(
-                    event,
-                    worker_id=record.worker_id,
-                    generation=record.generation,
-                    role=record.role,
-                    slots_per_layer=record.slots_per_layer,
-                    model_digest=record.model_digest,
-                )
-        self._known = now
-
-
-def _incarnations_missing(
-    records: Iterable[WorkerRecord], elsewhere: Iterable[WorkerRecord]
-) -> list[WorkerRecord]:
-    there = {incarnation(record) for record in elsewhere}
-    return [record for record in records if incarnation(record) not in there]

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from dataclasses import replace as replace_plan
+from functools import cached_property
 
 import structlog
 from msgspec.structs import replace
@@ -13,6 +14,7 @@ from moesaic.messages.decisions import Pin
 from moesaic.messages.placement import Placement
 from moesaic.messages.registry import WorkerRecord
 from moesaic.placement.checking import violations
+from moesaic.placement.fitting import fitting
 from moesaic.placement.moves import Move, moves
 from moesaic.placement.pins import with_pins
 from moesaic.placement.policies import POLICIES
@@ -32,7 +34,14 @@ StartSolver = Callable[[], AbstractAsyncContextManager[Solver]]
 
 @dataclass(frozen=True)
 class Plan:
-    """A placement that could be made, and what it would bring."""
+    """A placement that could be made, and what it would bring.
+
+    Attributes:
+        gain: the share of its work that the busiest worker is predicted to lose, as workers reckon
+            work; 0 if that is not known.
+        before: most activated experts on one worker, mean of the replayed batches.
+        after: the same with ``placement``.
+    """
 
     placement: Placement  # of epoch 0
     base_epoch: int
@@ -41,20 +50,12 @@ class Plan:
     worthwhile: bool = False
     moves: list[Move] = field(default_factory=list)
     moved_bytes: int = 0
-    before: float | None = (
-        None  # most activated experts on one worker, mean of the replayed batches
-    )
+    gain: float = 0.0
+    before: float | None = None
     after: float | None = None
     seconds: float | None = None
     batches: float = 0.0
     sampled_batches: int = 0
-
-    @property
-    def gain(self) -> float:
-        """The share of the load on the busiest worker that goes; 0 if that is not known."""
-        if not self.before or self.after is None:
-            return 0.0
-        return (self.before - self.after) / self.before
 
 
 def require_policy(policy: str) -> str:
@@ -93,10 +94,15 @@ class Planner:
         if traffic is None:
             return replace_plan(stay, reason="no traffic has been seen yet")
         stay = replace_plan(stay, batches=round(_batches(traffic), 1))
+        by_key = {(record.worker_id, record.generation): record for record in records}
+        keys = [(worker.worker_id, worker.generation) for worker in current.workers]
+        if gone := [key[0] for key in keys if key not in by_key]:
+            return replace_plan(stay, reason=f"{', '.join(gone)} left")
+        placed = [by_key[key] for key in keys]
         asked_for = list(CANDIDATES) if policy == AUTO else [policy]
         failures: dict[str, str] = {}
         async with self._start_solver() as asked:
-            question = _Question(asked, current, records, traffic, list(pins))
+            question = _Question(asked, current, placed, traffic, list(pins))
             made = await question.proposals(asked_for, failures)
             if not made and GREEDY not in asked_for:
                 made = await question.proposals([GREEDY], failures)
@@ -109,18 +115,18 @@ class Planner:
                 best = await question.best(stay, made)
             except MoesaicError as error:
                 return replace_plan(stay, reason=str(error))
-        return self._judged(current, records, best, load_bytes_per_s)
+        return self._judged(current, placed, best, load_bytes_per_s)
 
     def _judged(
         self,
         current: Placement,
-        records: Sequence[WorkerRecord],
+        placed: Sequence[WorkerRecord],
         made: Plan,
         load_bytes_per_s: float | None,
     ) -> Plan:
         """The same with its costs, and whether it is worth them."""
         needed = moves(current, made.placement)
-        moved_bytes = len(needed) * max(record.expert_bytes for record in records)
+        moved_bytes = len(needed) * max(record.expert_bytes for record in placed)
         made = replace_plan(
             made,
             moves=needed,
@@ -133,7 +139,8 @@ class Planner:
             reason = f"only {made.sampled_batches} batches were sampled, {MIN_SAMPLED} are needed"
             return replace_plan(made, reason=reason)
         reason = f"predicted gain {made.gain:.1%}, at least {self._least_gain:.1%} is wanted"
-        return replace_plan(made, reason=reason, worthwhile=made.gain >= self._least_gain > 0)
+        worthwhile = made.gain > 0 and made.gain >= self._least_gain
+        return replace_plan(made, reason=reason, worthwhile=worthwhile)
 
 
 @dataclass(frozen=True)
@@ -142,7 +149,7 @@ class _Question:
 
     asked: Solver
     current: Placement
-    records: Sequence[WorkerRecord]
+    placed: Sequence[WorkerRecord]  # as ``current.workers``
     traffic: ModelTraffic
     pins: list[Pin]
 
@@ -166,47 +173,58 @@ class _Question:
             MoesaicError: the solver cannot replay them.
         """
         placements = [self.current.slots, *(proposal.slots for proposal in made.values())]
-        replayed = await self.asked.ask(Replay(placements=placements, traffic=self._travelling))
+        replayed = await self.asked.ask(
+            Replay(
+                placements=placements,
+                traffic=self._travelling,
+                scheduling=self.traffic.scheduling,
+                ridges=[worker.ridge_rows for worker in self.current.workers],
+            )
+        )
         if not isinstance(replayed, Replayed):
             raise InvalidInput("solver", f"answered {type(replayed).__name__}")
-        before, *means = replayed.means if replayed.batches else [None] * len(placements)
-        if len(means) != len(made):
-            raise InvalidInput("solver", f"replayed {len(means)} of {len(made)} placements")
-        after, _, policy = min(
-            (mean or 0.0, len(moves(self.current, proposal)), name)
-            for mean, (name, proposal) in zip(means, made.items(), strict=True)
+        known = len(placements) if replayed.batches else 0
+        if not len(replayed.loads) == len(replayed.activated) == known:
+            raise InvalidInput("solver", f"replayed {len(replayed.loads)} of {known} placements")
+        loads, activated = replayed.loads or [0.0] * len(placements), replayed.activated
+        after, _, policy, at = min(
+            (loads[at], len(moves(self.current, proposal)), name, at)
+            for at, (name, proposal) in enumerate(made.items(), start=1)
         )
         return replace_plan(
             stay,
             placement=replace(made[policy], epoch=0),
             policy=policy,
-            before=before,
-            after=after if before is not None else None,
+            gain=1 - after / loads[0] if loads[0] > 0 else 0.0,
+            before=activated[0] if activated else None,
+            after=activated[at] if activated else None,
             sampled_batches=replayed.batches,
         )
 
     async def _proposal(self, policy: str) -> Placement:
-        current, by_id = self.current, {record.worker_id: record for record in self.records}
-        if missing := [w.worker_id for w in current.workers if w.worker_id not in by_id]:
-            raise InvalidInput("workers", f"{', '.join(missing)} left")
+        current = self.current
         solved = await self.asked.ask(
             Solve(
                 policy=policy,
-                slots=[by_id[worker.worker_id].slots_per_layer for worker in current.workers],
+                slots=[record.slots_per_layer for record in self.placed],
                 held=current.slots,
                 traffic=self._travelling,
-                expert_bytes=max(record.expert_bytes for record in self.records),
+                expert_bytes=max(record.expert_bytes for record in self.placed),
             )
         )
         if not isinstance(solved, Solved):
             raise InvalidInput("solver", f"answered {type(solved).__name__}")
         wanted = replace(current, slots=solved.slots)
-        if found := violations(wanted, self.records, None):
+        if found := violations(wanted, self.placed, None):
             await self.asked.end()  # who knows what else is wrong with it
             raise InvalidInput("solver", "; ".join(found))
-        return _that_fits(current, with_pins(wanted, self.pins), self.records)
+        pinned = with_pins(wanted, self.pins)
+        possible = fitting(current, pinned, self.placed, current)
+        if possible.slots == current.slots and pinned.slots != current.slots:
+            raise InvalidInput("placement", "; ".join(violations(pinned, self.placed, current)))
+        return possible
 
-    @property
+    @cached_property
     def _travelling(self) -> list[Traffic]:
         layers = self.traffic.statistics.traffic(self.current.layers)
         return [Traffic.of(layer) for layer in layers]
@@ -214,25 +232,3 @@ class _Question:
 
 def _batches(traffic: ModelTraffic) -> float:
     return sum(layer.batches for layer in traffic.statistics.layers.values())
-
-
-def _that_fits(
-    current: Placement, proposal: Placement, records: Sequence[WorkerRecord]
-) -> Placement:
-    """The proposal, or as many of its layers as memory has room for while old experts stay.
-
-    Raises:
-        InvalidInput: no layer fits.
-    """
-    found = violations(proposal, records, current)
-    if not found:
-        return proposal
-    fitting = current
-    for idx, layer in enumerate(proposal.slots):
-        slots = [*fitting.slots[:idx], layer, *fitting.slots[idx + 1 :]]
-        with_layer = replace(current, slots=slots)
-        if not violations(with_layer, records, current):
-            fitting = with_layer
-    if fitting.slots == current.slots:
-        raise InvalidInput("placement", "; ".join(found))
-    return fitting

@@ -1,9 +1,14 @@
 """The policy that operators have set, in Redis: it outlives every scheduler."""
 
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
 import msgspec
 import structlog
 
 from moesaic.cluster.bus import Bus, encode
+from moesaic.errors import PeerLost
 from moesaic.messages.decisions import PlacementPolicy
 from services.scheduler.epochs import EpochStore
 
@@ -24,6 +29,13 @@ class PolicyStore:
         self._bus, self._epochs = bus, epochs
         self.current = PlacementPolicy(policy=default)
         self._stored = False
+        self._turn = asyncio.Lock()  # between reading and writing nobody else changes it
+
+    async def look(self) -> None:
+        """Take what Redis has, whoever leads; without Redis, what is known stays."""
+        with suppress(PeerLost):
+            async with self._turn:
+                await self._read()
 
     async def refresh(self) -> None:
         """Take what Redis has; give a Redis that lost it what we remember.
@@ -32,19 +44,35 @@ class PolicyStore:
             NotReady: another scheduler leads now.
             PeerLost: Redis did not answer.
         """
-        found = await self._bus.get(_KEY, _policies)
-        if found is not None:
-            self.current, self._stored = found, True
-        elif self._stored:
-            await self.set(self.current)
+        async with self._turn:
+            before = await self._read()
+            if before is None and self._stored:
+                await self._write(before, self.current)
 
-    async def set(self, policy: PlacementPolicy) -> None:
-        """Make this the policy.
+    async def change(self, edit: Callable[[PlacementPolicy], PlacementPolicy]) -> PlacementPolicy:
+        """Make the policy what ``edit`` makes of the one in force; returns it.
 
         Raises:
-            NotReady: another scheduler leads now.
+            NotReady: another scheduler leads now, or wrote at the same time.
             PeerLost: Redis did not answer.
         """
-        await self._epochs.write({_KEY: await self._bus.get_bytes(_KEY)}, {_KEY: encode(policy)})
+        async with self._turn:
+            before = await self._read()
+            after = edit(self.current)
+            if after != self.current:
+                await self._write(before, after)
+                log.info("policy.set", policy=after.policy, pins=len(after.pins))
+            return after
+
+    async def _read(self) -> bytes | None:
+        found = await self._bus.get_bytes(_KEY)
+        if found is not None:
+            try:
+                self.current, self._stored = _policies.decode(found), True
+            except msgspec.DecodeError as error:
+                log.error("document.refused", name=_KEY, cause=str(error))
+        return found
+
+    async def _write(self, before: bytes | None, policy: PlacementPolicy) -> None:
+        await self._epochs.write({_KEY: before}, {_KEY: encode(policy)})
         self.current, self._stored = policy, True
-        log.info("policy.set", policy=policy.policy, pins=len(policy.pins))

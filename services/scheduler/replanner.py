@@ -18,7 +18,9 @@ from services.scheduler.traffic import TrafficFeed
 log = structlog.get_logger()
 
 MAX_BACKOFF = 5  # doublings of the interval after plans that could not be carried out
+AGAIN_S = 5.0  # after a plan that was interrupted
 FIRST_MEASURED = 100  # batches; then whenever there are twice as many
+STAYED_EVERY_S = 3600.0  # plans to stay are logged so often, while nothing else is decided
 
 _busiest = Gauge(
     "moesaic_busiest_worker_experts",
@@ -43,6 +45,8 @@ class Replanner:
         self._next_s = time.monotonic() + interval_s
         self._load_bytes_per_s: float | None = None
         self._failures = 0  # of plans by traffic, one after the other
+        self._stayed: tuple[int, str] = (0, "")  # epoch and policy of the last plan to stay
+        self._stayed_s = float("-inf")
 
     def due(self) -> bool:
         """Whether the interval is over; then the next one begins."""
@@ -55,14 +59,30 @@ class Replanner:
     async def plan(
         self, current: Placement, records: Sequence[WorkerRecord], policy: str = ""
     ) -> Plan:
-        """What the policy would do; see ``Planner.plan``. One that is not worth while is logged."""
+        """What the policy would do; see ``Planner.plan``. One that is not worth while is logged now and
+        then: the log is for what was done."""
         chosen = policy or self._policies.current.policy
         plan = await self._planner.plan(
             current, records, chosen, self._policies.current.pins, self._load_bytes_per_s
         )
-        if not policy and not plan.worthwhile and plan.batches:
+        if not policy and not plan.worthwhile and self._is_news(plan, chosen):
             await self._decisions.note(cause="traffic", adopted=False, **_facts(plan))
         return plan
+
+    def _is_news(self, plan: Plan, policy: str) -> bool:
+        now_s, stayed = time.monotonic(), (plan.base_epoch, policy)
+        if not plan.batches or (stayed == self._stayed and now_s - self._stayed_s < STAYED_EVERY_S):
+            return False
+        self._stayed, self._stayed_s = stayed, now_s
+        return True
+
+    def interrupted(self) -> None:
+        """A plan was given up because the fleet changed: another one is due soon."""
+        self._next_s = min(self._next_s, time.monotonic() + min(self._interval_s, AGAIN_S))
+
+    async def close(self, current_epoch: int) -> None:
+        """See ``DecisionLog.close``."""
+        await self._decisions.close(current_epoch)
 
     async def note_plan(self, plan: Plan) -> PlacementDecision:
         """Log a plan that is carried out."""
@@ -102,28 +122,37 @@ class Replanner:
             moved_bytes=len(needed) * _expert_bytes(wanted, known),
         )
 
-    async def note_outcome(self, decision: PlacementDecision, outcome: DecisionOutcome) -> None:
+    async def note_begun(self, outcome: DecisionOutcome) -> None:
+        """Log which epoch is prepared for it: who leads next can see whether it was committed."""
+        await self._decisions.note_outcome(outcome)
+
+    async def note_outcome(
+        self, decision: PlacementDecision, outcome: DecisionOutcome, *, overtaken: bool = False
+    ) -> None:
         """Log what became of it, and learn how fast workers load.
 
-        After a plan by traffic that could not be carried out the next ones wait longer and longer.
+        After a plan by traffic that could not be carried out the next ones wait longer and longer;
+        not after one that the fleet has ``overtaken``.
         """
         await self._decisions.note_outcome(outcome)
-        if decision.cause == "traffic":
+        if decision.cause == "traffic" and overtaken:
+            self.interrupted()
+        elif decision.cause == "traffic":
             self._failures = min(self._failures + 1, MAX_BACKOFF) if outcome.failure else 0
             self._next_s = time.monotonic() + self._interval_s * 2**self._failures
         paced = decision.cause != "workers"  # others may have loaded without rest
         if paced and outcome.epoch and outcome.seconds and decision.moved_bytes:
             self._load_bytes_per_s = decision.moved_bytes / outcome.seconds
 
-    async def measure(self, epoch: int) -> None:
+    async def measure(self, current: Placement) -> None:
         """Set what was measured under the epoch in force beside what was predicted for it."""
-        current = self._feed.latest()
-        if current is None or epoch not in current.served:
+        served = self._feed.served(current)
+        if served is None:
             return
-        batches, busiest = current.served[epoch]
+        batches, busiest = served
         if batches:
             _busiest.set(busiest / batches)
-        outcome = self._decisions.outcome_of(epoch)
+        outcome = self._decisions.outcome_of(current.epoch)
         if outcome and batches >= max(FIRST_MEASURED, 2 * outcome.measured_batches):
             await self._decisions.note_outcome(
                 DecisionOutcome(

@@ -46,8 +46,8 @@ class SchedulerSettings(ServiceSettings):
         0.03,
         ge=0,
         le=1,
-        description="least predicted gain for which experts are moved, as a share of the most "
-        "activated experts on one worker",
+        description="least predicted gain for which experts are moved, as a share of the work of "
+        "the busiest worker; 0: any",
     )
 
     @field_validator("placement_policy")

@@ -10,24 +10,29 @@ import os
 import signal
 import struct
 import sys
+import time
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
+from moesaic.messages.scheduling import POLICIES as SCHEDULINGS
+from moesaic.messages.scheduling import ExpertScheduling
 from moesaic.placement.policies import make_placement
 from moesaic.placement.problem import Problem
 from moesaic.placement.replay import replay
 from moesaic.placement.stability import settle
-from moesaic.placement.statistics import LayerTraffic
+from moesaic.placement.statistics import SAMPLED_ITEM, LayerTraffic
 from moesaic.placement.uniform import Slots
 
 LENGTH = struct.Struct("<I")
 CPU_S = 2.0  # for one question
+REPLAY_S = 1.2  # of them: where batches take long, fewer are replayed
 ABANDONED_S = 120  # of real time, for one whose asker may be gone
-MAX_REPLAYED = 400  # (batch, layer) pairs
+MAX_REPLAYED = 400  # (batch, layer) pairs, the latest
 READY = b"R"
 
 
@@ -39,7 +44,7 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     coactivation: bytes
     rows: float
     batches: float
-    sampled: bytes  # a byte for each expert of each batch
+    sampled: bytes  # rows of each expert of each batch, uint16
 
     @classmethod
     def of(cls, layer: LayerTraffic) -> "Traffic":
@@ -50,7 +55,7 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
             coactivation=layer.coactivation.astype("<f4").tobytes(),
             rows=layer.rows,
             batches=layer.batches,
-            sampled=layer.sampled.astype(np.uint8).tobytes(),
+            sampled=layer.sampled.astype(SAMPLED_ITEM).tobytes(),
         )
 
     def layer(self) -> LayerTraffic:
@@ -63,7 +68,7 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
             square,
             self.rows,
             self.batches,
-            np.frombuffer(self.sampled, np.uint8).reshape(-1, len(tokens)).astype(bool),
+            np.frombuffer(self.sampled, SAMPLED_ITEM).reshape(-1, len(tokens)),
         )
 
 
@@ -78,10 +83,12 @@ class Solve(msgspec.Struct, frozen=True, kw_only=True, tag="solve"):
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True, tag="replay"):
-    """How many experts would the busiest instance compute, in the mean of the sampled batches?"""
+    """How much would the busiest instance have to do, in the mean of the sampled batches?"""
 
     placements: list[list[Slots]]
     traffic: list[Traffic]
+    scheduling: str = "aebs-memory-bound"
+    ridges: list[int] = []  # ``ridge_rows`` of the workers
 
 
 class Solved(msgspec.Struct, frozen=True, kw_only=True, tag="solved"):
@@ -93,7 +100,8 @@ class Solved(msgspec.Struct, frozen=True, kw_only=True, tag="solved"):
 class Replayed(msgspec.Struct, frozen=True, kw_only=True, tag="replayed"):
     """Means in the order of the placements; none without sampled batches."""
 
-    means: list[float]
+    activated: list[float]  # experts on the instance that has most of them
+    loads: list[float]  # of the instance that has most to do, as workers reckon it
     batches: int
 
 
@@ -109,24 +117,41 @@ answers: "msgspec.msgpack.Decoder[Answer]" = msgspec.msgpack.Decoder(Solved | Re
 
 
 def answer(question: Solve | Replay) -> Answer:
-    """Solve or replay.
+    """Solve or replay. Policies see one half of the sampled batches, and are judged by the other.
 
     Raises:
         MoesaicError: the policy that was asked for makes no placement.
     """
     traffic = [layer.layer() for layer in question.traffic]
-    latest = max(1, MAX_REPLAYED // max(1, len(traffic)))
-    # Policies see one half of the sampled batches, and are judged by the other.
-    half = 1 if isinstance(question, Replay) else 0
-    traffic = [replace(layer, sampled=layer.sampled[half::2][-latest:]) for layer in traffic]
     if isinstance(question, Replay):
-        found = [replay(placed, [t.sampled for t in traffic]) for placed in question.placements]
-        batches = found[0].batches if found else 0
-        return Replayed(means=[r.max_activated for r in found] if batches else [], batches=batches)
-    problem = Problem(
-        traffic=tuple(traffic), slots=tuple(question.slots), expert_bytes=question.expert_bytes
-    )
+        return _replayed(question, [layer.sampled[1::2] for layer in traffic])
+    seen = tuple(replace(layer, sampled=layer.sampled[::2]) for layer in traffic)
+    problem = Problem(traffic=seen, slots=tuple(question.slots), expert_bytes=question.expert_bytes)
     return Solved(slots=settle(question.held, make_placement(question.policy, problem)))
+
+
+def _replayed(question: Replay, batches: list[NDArray[np.uint16]]) -> Replayed:
+    latest = max(1, MAX_REPLAYED // max(1, len(batches)))
+    until_s = time.process_time() + REPLAY_S
+    found = replay(
+        question.placements,
+        [rows[-latest:] for rows in batches],
+        _known(question.scheduling),
+        question.ridges,
+        lambda: time.process_time() < until_s,
+    )
+    if not found or not found[0].batches:
+        return Replayed(activated=[], loads=[], batches=0)
+    return Replayed(
+        activated=[one.max_activated for one in found],
+        loads=[one.max_load for one in found],
+        batches=found[0].batches,
+    )
+
+
+def _known(scheduling: str) -> ExpertScheduling:
+    """The policy of that name; one of a newer worker is taken as the paper's."""
+    return next((known for known in SCHEDULINGS if known == scheduling), "aebs-memory-bound")
 
 
 def _read(source: BinaryIO) -> bytes | None:

@@ -15,11 +15,12 @@ from moesaic.cluster.leadership import Leadership
 from moesaic.cluster.placement_view import PlacementView
 from moesaic.errors import InvalidInput
 from moesaic.messages.activation_report import ActivationReport
+from moesaic.messages.placement import Placement
 from moesaic.placement.statistics import Statistics
 
 log = structlog.get_logger()
 
-STREAM, GROUP = "ctl:activations", "scheduler"
+STREAM = "ctl:activations"
 MAX_MODELS = 4  # whose traffic is remembered
 MAX_EPOCHS = 16  # whose measurements are remembered
 _LOOK_S = 1.0
@@ -35,7 +36,8 @@ class ModelTraffic:
     statistics: Statistics
     until_s: float  # monotonic time up to which it is aged
     windows: int = 0
-    served: "OrderedDict[int, tuple[int, int]]" = field(default_factory=OrderedDict)
+    scheduling: str = "aebs"  # how workers choose replicas, as the latest report has it
+    served: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Batches, and the sum of most activated experts on one worker, by epoch."""
 
 
@@ -61,19 +63,23 @@ class TrafficFeed:
             self._age(traffic)
         return traffic
 
-    def latest(self) -> ModelTraffic | None:
-        """Of the model whose reports came last, as it was then."""
-        return next(reversed(self._models.values()), None)
+    def served(self, placement: Placement) -> tuple[int, int] | None:
+        """Batches under its epoch, and the sum of the most activated experts on one worker."""
+        traffic = self._models.get(placement.model_digest)
+        return traffic.served.get(placement.epoch) if traffic else None
 
     async def run(self) -> None:
-        """Take in every report once, for ever."""
+        """Take in every report, for ever; whoever begins to lead begins with those of the last
+        minutes, which Redis has."""
         while True:
             if self._leadership.held:
-                consumed = self._bus.consume(STREAM, GROUP, _decoder)
-                async with aclosing(consumed) as reports:
+                self._models.clear()  # all that is there is read now
+                read = self._bus.read_on(STREAM, _decoder)
+                async with aclosing(read) as reports:
                     async for report in reports:
                         if report is not None:
                             self.take(report)
+                            await asyncio.sleep(0)  # there may be many at first
                         if not self._leadership.held:
                             break
             await asyncio.sleep(_LOOK_S)
@@ -111,12 +117,12 @@ class TrafficFeed:
             traffic = ModelTraffic(Statistics(placement.num_experts, {}), time.monotonic())
         self._age(traffic)
         traffic.statistics = traffic.statistics.plus(window)  # or refuses it
-        traffic.windows += 1
+        traffic.windows, traffic.scheduling = traffic.windows + 1, report.scheduling
         for served in report.served:
             batches, busiest = traffic.served.get(served.epoch, (0, 0))
             traffic.served[served.epoch] = batches + served.batches, busiest + served.busiest
         while len(traffic.served) > MAX_EPOCHS:
-            traffic.served.popitem(last=False)
+            del traffic.served[min(traffic.served)]
         self._models[placement.model_digest] = traffic
         self._models.move_to_end(placement.model_digest)
         while len(self._models) > MAX_MODELS:

@@ -1,7 +1,7 @@
 """What the scheduler asks of expert workers."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 import grpc
@@ -19,7 +19,11 @@ log = structlog.get_logger()
 
 
 async def prepare(
-    placement: Placement, serving: Placement | None, load_share: float, timeout_s: float
+    placement: Placement,
+    serving: Placement | None,
+    load_share: float,
+    timeout_s: float,
+    failed: Callable[[PlacedWorker, MoesaicError], None],
 ) -> None:
     """Have all workers load what they lack; the first that fails ends the wait for the others.
 
@@ -28,14 +32,23 @@ async def prepare(
         serving: in force now, if anything is: its workers can give experts to others.
         load_share: of the time, for loading; the rest is for serving.
         timeout_s: for each worker, if it did nothing else.
+        failed: told who could not, and why.
 
     Raises:
         MoesaicError: the first failure.
     """
+
+    async def one(worker: PlacedWorker) -> None:
+        try:
+            await _prepare_one(worker, placement, timeout_s, serving, load_share)
+        except MoesaicError as error:
+            failed(worker, error)
+            raise
+
     try:
         async with asyncio.TaskGroup() as calls:
             for worker in placement.workers:
-                calls.create_task(_prepare_one(worker, placement, timeout_s, serving, load_share))
+                calls.create_task(one(worker))
     except* MoesaicError as failures:
         raise failures.exceptions[0] from failures
 

@@ -96,3 +96,18 @@ def test_plans_and_decisions_are_told_with_what_is_known_and_no_more() -> None:
     assert decision_row(failed)[2:] == ("failed", "", 0, "", "", "b came; b: lost")
     kept = pb.Decision(cause="traffic", adopted=False, epoch_before=5)
     assert decision_row(kept)[2] == "5 kept"
+    begun = pb.Decision(cause="operator", adopted=True, reason="an operator asked for it")
+    assert decision_row(begun)[2] == "under way"
+
+
+def test_a_plan_whose_parts_do_not_fit_together_is_wrong_use(tmp_path: Path) -> None:
+    made = plan()
+    made.placement.layers[0].workers[0].expert_ids[0] = 99
+    _write(tmp_path / "plan.json", as_dict(made))
+
+    for command in ("apply", "diff"):
+        code, said = status(
+            "placement", command, str(tmp_path / "plan.json"), "--scheduler", NOBODY
+        )
+        assert code == Exit.USAGE
+        assert "expert ids must be in -1..1" in said

@@ -4,8 +4,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from redis.exceptions import RedisError
 
-from moesaic.cluster.bus import Bus
+from moesaic.cluster.bus import Bus, encode
 from moesaic.cluster.redis_clients import check_redis
 from moesaic.errors import InvalidInput, NotReady, PeerLost
 from moesaic.messages.placement import PlacementHint
@@ -238,16 +239,14 @@ async def next_of(consumed: Any) -> PlacementHint:
     raise AssertionError("a consumer never ends")
 
 
-async def test_a_group_has_every_entry_once_whoever_reads(bus):
+async def test_whoever_reads_on_has_what_was_there_and_what_comes(bus):
     for epoch in (1, 2, 3):
         await bus.append("s", PlacementHint(epoch=epoch))
-    async with aclosing(bus.consume("s", "g", hints)) as first:
-        assert (await next_of(first)).epoch == 1
-        assert (await next_of(first)).epoch == 2  # so the first is done with
+    async with aclosing(bus.read_on("s", hints)) as first:
+        assert [(await next_of(first)).epoch for _ in range(2)] == [1, 2]
 
-    async with aclosing(bus.consume("s", "g", hints)) as successor:
-        assert (await next_of(successor)).epoch == 2  # taken, but never finished
-        assert (await next_of(successor)).epoch == 3
+    async with aclosing(bus.read_on("s", hints)) as successor:
+        assert [(await next_of(successor)).epoch for _ in range(3)] == [1, 2, 3]
         await bus.append("s", PlacementHint(epoch=4))
         assert (await next_of(successor)).epoch == 4
         await bus.append("s", PlacementHint(epoch=5))
@@ -256,8 +255,8 @@ async def test_a_group_has_every_entry_once_whoever_reads(bus):
     assert [hint.epoch for hint in await bus.latest("s", hints, 2)] == [4, 5]
 
 
-async def test_a_consumer_survives_poison_and_a_redis_that_lost_its_data(bus, redis_server):
-    async with aclosing(bus.consume("s", "g", hints)) as consumed:
+async def test_reading_on_survives_poison_and_a_redis_that_lost_its_data(bus, redis_server):
+    async with aclosing(bus.read_on("s", hints)) as consumed:
         await bus.append("s", PlacementHint(epoch=1))
         await bus._writer.xadd("moesaic:{test}:s", {"t": "placement-hint.v1", "p": b"\xc1"})
         await bus.append("s", PlacementHint(epoch=2))
@@ -272,6 +271,45 @@ async def test_a_consumer_survives_poison_and_a_redis_that_lost_its_data(bus, re
                 await bus.append("s", PlacementHint(epoch=3))
             await asyncio.sleep(0.05)
         assert (await waiting).epoch == 3
+
+
+async def test_after_an_outage_nothing_is_read_twice_and_nothing_is_missed(bus, redis_server):
+    async with aclosing(bus.read_on("s", hints)) as consumed:
+        for epoch in (1, 2):
+            await bus.append("s", PlacementHint(epoch=epoch))
+        assert [(await next_of(consumed)).epoch for _ in range(2)] == [1, 2]
+        waiting = asyncio.create_task(next_of(consumed))
+        redis_server.kill()
+        redis_server.start()
+        for epoch in (3, 4):
+            while True:
+                try:
+                    await bus.append("s", PlacementHint(epoch=epoch))
+                    break
+                except PeerLost:
+                    await asyncio.sleep(0.05)
+        assert (await waiting).epoch == 3
+        assert (await next_of(consumed)).epoch == 4
+
+
+async def test_a_redis_whose_clock_went_back_is_read_from_its_beginning(bus, redis_server):
+    async with aclosing(bus.read_on("s", hints)) as consumed:
+        key = "moesaic:{test}:s"
+        await bus.append("s", PlacementHint(epoch=1))
+        assert (await next_of(consumed)).epoch == 1
+        waiting = asyncio.create_task(next_of(consumed))
+        redis_server.kill(lose_data=True)
+        redis_server.start()
+        entry = {"t": "placement-hint.v1", "p": encode(PlacementHint(epoch=2))}
+        while True:
+            try:
+                async with asyncio.timeout(5):
+                    await bus._writer.xadd(key, entry, id="5-1")
+                break
+            except (RedisError, OSError):
+                await asyncio.sleep(0.05)
+
+        assert (await waiting).epoch == 2
 
 
 async def test_a_stream_can_be_kept_short(bus):

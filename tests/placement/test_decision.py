@@ -166,3 +166,43 @@ def test_a_model_that_nobody_has_any_more_gives_way():
     assert decision.urgent
     assert decision.proposal is not None
     assert decision.proposal.model_digest == "model-b"
+
+
+def test_a_stranger_does_not_take_over_while_the_model_is_still_asked_for():
+    current = placed(worker("a"), worker("b"))
+    stranger = worker("c", slots=100, model_digest="model-b")
+    asking = worker("x", role="attention")
+
+    all_lost = decide(current, [stranger, asking])
+    back = decide(current, [worker("a", generation=2), worker("b", generation=2), stranger, asking])
+
+    assert all_lost.proposal is None
+    assert all_lost.waiting_for == [
+        "expert worker c: has model model-b, others have model-a",
+        "expert workers: 0 of 8 slots per layer registered",
+    ]
+    assert back.proposal is not None
+    assert [w.worker_id for w in back.proposal.workers] == ["a", "b"]
+
+
+def test_the_first_placement_is_of_the_model_that_attention_workers_have():
+    records = [worker("a"), worker("b"), worker("c", slots=100, model_digest="model-b")]
+
+    with_asker = decide(None, [*records, worker("x", role="attention")]).proposal
+    without = decide(None, records).proposal
+
+    assert with_asker is not None
+    assert without is not None
+    assert (with_asker.model_digest, without.model_digest) == ("model-a", "model-b")
+
+
+def test_slots_are_short_where_experts_are_missing_or_who_drains_is_held():
+    current = placed(worker("a"), worker("b"))
+    draining = worker("b", state="draining")
+
+    assert decide(None, [worker("a")]).short
+    assert decide(current, [worker("a")]).short
+    assert decide(current, [worker("a"), draining]).short
+    assert not decide(current, [worker("a"), worker("b")]).short
+    assert not decide(current, [worker("a"), draining, worker("c")]).short
+    assert decide(current, [worker("a"), draining, worker("c", slots=1)]).short

@@ -1,3 +1,6 @@
+import os
+import subprocess
+import sys
 from itertools import combinations, product
 from typing import Any
 
@@ -11,7 +14,6 @@ from moesaic.errors import InvalidInput, PlacementInfeasible
 from moesaic.placement.policies import POLICIES, make_placement
 from moesaic.placement.policies.janus import (
     _cheapest_swap,
-    coactivation_loads,
     janus,
     lower_largest,
     spread,
@@ -77,11 +79,27 @@ def test_every_expert_is_held_and_no_instance_has_too_many(name: str, problem: P
         assert (used == problem.slots).all()
 
 
-@pytest.mark.parametrize("name", POLICIES)
-def test_the_same_problem_has_the_same_answer(name: str) -> None:
-    problem = Problem(traffic=(traffic_of(9, 1), traffic_of(9, 2)), slots=(4, 4, 5))
+def test_the_same_problem_has_the_same_answer_in_every_process() -> None:
+    source = (
+        "import numpy as np\n"
+        "from moesaic.placement.policies import POLICIES\n"
+        "from moesaic.placement.problem import Problem\n"
+        "from moesaic.placement.statistics import LayerTraffic\n"
+        "from moesaic.placement.uniform import refill\n"
+        "batches = [np.array([[0, 1, 2], [3, 1, 2]]), np.array([[8, 7, 1], [6, 5, 4]])]\n"
+        "layers = tuple(LayerTraffic.of_batches(b, 9) for b in (batches, batches[:1]))\n"
+        "problem = Problem(traffic=layers, slots=(4, 4, 5))\n"
+        "print({name: policy(problem) for name, policy in POLICIES.items()})\n"
+        "print(refill(9, [[[0, -1, -1, 1], [2, 3, -1, -1], [-1] * 5]]))\n"
+    )
 
-    assert make_placement(name, problem) == make_placement(name, problem)
+    def said(hash_seed: str) -> str:
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        command = [sys.executable, "-c", source]
+        done = subprocess.run(command, env=environment, capture_output=True, check=True, text=True)
+        return done.stdout
+
+    assert said("1") == said("2") != ""
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -180,6 +198,14 @@ def test_with_equal_slots_a_single_swap_always_makes_room(
     assert (board.held.sum(axis=0) <= num_slots).all()
 
 
+def largest_together(held: Any, together: Any) -> float:
+    """The largest sum over the pairs of one instance, pair by pair."""
+    return max(
+        sum(together[i, j] for i, j in combinations(np.flatnonzero(held[:, n]).tolist(), 2))
+        for n in range(held.shape[1])
+    )
+
+
 @settings(deadline=None)
 @given(problem=problems(), steps=st.integers(0, 20))
 def test_the_search_never_raises_the_largest_co_activation(problem: Problem, steps: int) -> None:
@@ -187,12 +213,12 @@ def test_the_search_never_raises_the_largest_co_activation(problem: Problem, ste
     replicas = replicate(weights, problem.slots)
     together = problem.traffic[0].coactivation / np.outer(replicas, replicas)
     board = spread(weights, replicas, together, problem.slots)
-    before = coactivation_loads(board.held, together).max()
+    before = largest_together(board.held, together)
     room = board.held.sum(axis=0) + board.free
 
     lower_largest(board, together, steps)
 
-    assert coactivation_loads(board.held, together).max() <= before
+    assert largest_together(board.held, together) <= before * (1 + 1e-9)
     np.testing.assert_array_equal(board.held.sum(axis=1), replicas)
     np.testing.assert_array_equal(board.held.sum(axis=0) + board.free, room)
     assert (board.free >= 0).all()
@@ -249,7 +275,7 @@ def test_spreading_comes_close_to_the_exact_optimum() -> None:
         for n, experts in enumerate(layer):
             held[experts, n] = True
         best = least_largest(together, replicas, slots)
-        found = coactivation_loads(held, together).max()
+        found = largest_together(held, together)
         assert found >= best - 1e-6
         gaps.append(found / best - 1)
     assert np.mean(gaps) < 0.1
@@ -359,3 +385,13 @@ def test_layers_of_even_demand_get_more_slots() -> None:
     used = [sum(len(experts) for experts in layer) for layer in placed]
     assert used[1] > used[0]
     assert used[0] >= 8
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_traffic_that_has_faded_places_as_it_did(name: str) -> None:
+    traffic = tuple(traffic_of(12, seed) for seed in (3, 4))
+    faded = tuple(layer.decayed(2.0**-40) for layer in traffic)
+
+    then = make_placement(name, Problem(traffic=faded, slots=(5, 5, 5)))
+
+    assert then == make_placement(name, Problem(traffic=traffic, slots=(5, 5, 5)))

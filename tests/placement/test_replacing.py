@@ -10,6 +10,7 @@ from moesaic.messages.registry import WorkerRecord
 from moesaic.placement.checking import violations
 from moesaic.placement.damping import Damping
 from moesaic.placement.decision import obsolete
+from moesaic.placement.fitting import fitting
 from moesaic.placement.moves import Move, freed, moves
 from moesaic.placement.pins import unfulfilled, with_pins
 from moesaic.placement.uniform import uniform
@@ -126,7 +127,7 @@ def test_a_pin_that_cannot_be_met_is_said_and_breaks_nothing():
     assert with_pins(tight, pins) == tight
     assert unfulfilled(tight, pins) == [
         "worker gone is not placed, and expert 0 is pinned to it",
-        "worker w0 has no slot of layer 1 to give to expert 5, which is pinned to it",
+        "worker w0 has no slot of layer 1, or no memory, to give to expert 5, which is pinned to it",
     ]
 
 
@@ -174,3 +175,36 @@ def test_who_comes_back_often_waits_longer_each_time_and_is_forgiven():
     damping.note(records(4, generation=8), now_s + 301.0)
     damping.note(records(4, generation=9), now_s + 302.0)
     assert damping.held_back_s("w0", now_s + 302.0) == 0.0
+
+
+def test_who_cannot_load_is_left_alone_like_who_comes_back_often():
+    damping = Damping()
+    damping.note(records(4), 0.0)
+
+    waits = []
+    for now_s in (1.0, 2.0, 3.0):
+        damping.note_failure("w0", now_s)
+        waits.append(damping.held_back_s("w0", now_s))
+
+    assert waits == [0.0, 5.0, 10.0]
+    damping.note_failure("never seen", 3.0)
+    assert damping.held_back_s("never seen", 3.0) == 0.0
+
+
+def test_workers_that_stay_away_are_forgotten():
+    damping = Damping()
+    for number in range(50):  # each start has an id of its own
+        damping.note(records(4, worker_id=f"expert-{number}"), number * 100.0)
+
+    assert len(damping._generation) <= 4
+
+
+def test_of_a_wish_that_does_not_fit_as_many_layers_are_had_as_fit():
+    base = placement([0, 1, 2], [3, 4, 5])
+    wanted = placement([0, 1, 3], [2, 4, 5])
+    tight = records(3, 3, expert_bytes=1, max_expert_bytes=7)  # six experts, and one more
+    roomy = records(3, 3, expert_bytes=1, max_expert_bytes=8)
+
+    assert fitting(base, wanted, roomy, base) == wanted
+    assert fitting(base, wanted, tight, base).slots == [wanted.slots[0], base.slots[1]]
+    assert fitting(base, wanted, records(3, 3, expert_bytes=1, max_expert_bytes=6), base) == base

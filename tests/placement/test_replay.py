@@ -5,11 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moesaic.placement.aebs import replica_table
-from moesaic.placement.problem import Problem
-from moesaic.placement.replay import aebs_counts, choose_policy, replay
+from moesaic.placement.replay import activated_counts, replay
 from moesaic.placement.replica_choices import activated_experts, aebs
 from moesaic.placement.stability import _best_match, loads, settle
-from moesaic.placement.statistics import LayerTraffic
 
 
 @settings(deadline=None)
@@ -71,12 +69,45 @@ def test_a_newcomer_loads_everything_it_gets() -> None:
 
 def test_a_replay_counts_what_the_fullest_instance_has() -> None:
     placed = [[[0, 1, 2], [2, 3]]]
-    batches = [np.array([[1, 1, 1, 0], [0, 0, 1, 1]], bool)]
+    batches = [np.array([[5, 1, 1, 0], [0, 0, 2, 1]])]
 
-    found = replay(placed, batches)
+    (found,) = replay([placed], batches)
 
     assert (found.max_activated, found.spread, found.activated) == (1.5, 0.5, 2.5)
-    assert replay(placed, [np.zeros((0, 4), bool)]).batches == 0
+    assert (found.max_load, found.batches) == (1.5, 2)
+    assert replay([placed], [np.zeros((0, 4), np.uint16)])[0].batches == 0
+
+
+def test_above_the_ridge_a_replay_balances_rows_as_workers_do() -> None:
+    # Expert 0 has most rows: by experts two each are even, by rows the second takes all others.
+    placed, batches = [[[0, 1, 2], [1, 2, 3]]], [np.array([[8, 1, 1, 1]])]
+
+    (counted,) = replay([placed], batches)
+    (reckoned,) = replay([placed], batches, "aebs", ridges=[1, 1])
+    (unknown,) = replay([placed], batches, "aebs", ridges=[1, 0])
+
+    assert (counted.max_activated, counted.max_load) == (2, 2)
+    assert (reckoned.max_activated, reckoned.max_load) == (3, 8)
+    assert unknown == counted
+
+
+def test_of_a_static_schedule_a_replay_takes_no_other_replica() -> None:
+    placed = [[[0, 1], [0, 1], [2, 3]]]  # one each, of 0 and 1, whatever the batch
+    batches = [np.array([[1, 1, 0, 0], [1, 0, 0, 0]])]
+
+    assert replay([placed], batches, "static")[0].max_activated == 1
+    assert replay([placed], batches, "first")[0].max_activated == 1.5
+
+
+def test_all_placements_are_replayed_on_the_same_batches_the_latest_first() -> None:
+    one, other = [[[0, 1], [2]], [[0], [1, 2]]], [[[0], [1, 2]], [[0], [1, 2]]]
+    batches = [np.array([[9, 9, 9], [1, 0, 0]]), np.array([[9, 9, 9], [1, 1, 0]])]
+    may = iter([True, True, False])
+
+    found = replay([one, other], batches, go_on=lambda: next(may))
+
+    assert [each.batches for each in found] == [2, 2]
+    assert [each.activated for each in found] == [1.5, 1.5]  # not the nines, which are older
 
 
 def test_counts_are_those_of_scheduling_the_rows() -> None:
@@ -84,53 +115,8 @@ def test_counts_are_those_of_scheduling_the_rows() -> None:
     replicas = replica_table([[0, 1, 2, 3, 4], [3, 4, 5, 6, 7], [0, 2, 4, 6, 8]], 9)
     for _ in range(20):
         topk_ids = rng.integers(0, 9, (6, 2))
-        mask = np.isin(np.arange(9), topk_ids)
         served = aebs(topk_ids, replicas, rng)
         expected = activated_experts(topk_ids, served, 9, 3)
-        np.testing.assert_array_equal(aebs_counts(mask, replicas), expected)
-
-
-def skewed(num_batches: int = 40) -> LayerTraffic:
-    rng = np.random.default_rng(1)
-    scores = np.linspace(3, 0, 8) + rng.gumbel(size=(num_batches * 3, 8))
-    rows = np.argsort(-scores, axis=1)[:, :2]
-    return LayerTraffic.of_batches(np.split(rows, num_batches), 8)
-
-
-def test_the_best_placement_is_chosen_with_what_it_should_bring() -> None:
-    problem = Problem(traffic=(skewed(),), slots=(4, 4, 4), expert_bytes=10)
-    lopsided = [[[0, 1, 2, 3], [4, 5, 6, 7], [4, 5, 6, 7]]]
-
-    choice = choose_policy(problem, lopsided, ("uniform", "eplb", "janus"))
-
-    assert choice.policy in ("eplb", "janus")
-    assert choice.gain > 0.2
-    assert choice.after.max_activated == min(choice.tried.values())
-    assert choice.after.batches == 20  # the other half is what policies see
-    assert choice.load_bytes == 10 * choice.loads == 10 * loads(lopsided, choice.slots)
-
-
-def test_what_is_there_stays_where_nothing_is_better() -> None:
-    problem = Problem(traffic=(skewed(),), slots=(4, 4, 4))
-    best = choose_policy(problem, [[[0, 1, 2, 3], [4, 5, 6, 7], []]], ("eplb", "janus"))
-
-    again = choose_policy(problem, best.slots, (best.policy,))
-
-    assert (again.policy, again.loads, again.gain) == ("", 0, 0)
-
-
-def test_without_traffic_nothing_is_moved() -> None:
-    problem = Problem(traffic=(LayerTraffic.none(4),), slots=(2, 2))
-
-    choice = choose_policy(problem, [[[3, 2], [1, 0]]])
-
-    assert (choice.policy, choice.slots) == ("", [[[3, 2], [1, 0]]])
-
-
-def test_a_policy_that_fails_is_named() -> None:
-    problem = Problem(traffic=(skewed(),), slots=(2, 2))
-
-    choice = choose_policy(problem, [[[0, 1], [2, 3]]], ("janus", "eplb"))
-
-    assert set(choice.failed) == {"janus", "eplb"}
-    assert choice.policy == ""
+        found, load = activated_counts(np.isin(np.arange(9), topk_ids), replicas)
+        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(load, expected)

@@ -76,7 +76,7 @@ def test_long_windows_keep_a_few_batches_evenly() -> None:
     sampled = Statistics.from_windows([window_of(recorder)], 1000).layers[0].sampled
 
     assert MAX_SAMPLED_BATCHES // 2 <= len(sampled) <= MAX_SAMPLED_BATCHES
-    assert np.flatnonzero(sampled.any(axis=0)).tolist() == list(range(0, 1000, 16))
+    assert np.flatnonzero(sampled.any(axis=0)).tolist() == list(range(0, 1000, 32))
 
 
 def test_pairs_that_are_not_sent_are_estimated_and_add_up() -> None:
@@ -174,6 +174,8 @@ def test_a_window_that_cannot_be_true_is_refused(
         {"pair_total": 10**30},
         {"sampled": [b""]},
         {"sampled": [b"\x01"] * (MAX_SAMPLED_BATCHES + 1)},
+        {"sampled": [bytes(8)] * 2},  # of one batch
+        {"sampled": [bytes([3, 0] * 4)]},  # of two rows
     ],
 )
 def test_a_layer_that_cannot_be_true_is_refused(change: dict[str, Any]) -> None:
@@ -204,3 +206,23 @@ def test_drift_is_one_where_no_expert_is_shared() -> None:
         return Statistics.from_windows([window_of(recorder)], 4)
 
     assert drift(seen(one), seen(other)) == 1
+
+
+def test_a_window_without_samples_counts_as_any_other() -> None:
+    window = small_window()
+    bare = msgspec.structs.replace(window.layers[0], sampled=[])
+
+    seen = Statistics.from_windows([msgspec.structs.replace(window, layers=[bare])], 4).layers[0]
+
+    assert seen.sampled.shape == (0, 4)
+    assert seen.tokens.tolist() == [1, 2, 0, 1]
+
+
+def test_samples_have_the_rows_of_every_expert() -> None:
+    recorder = ActivationRecorder(3)
+    recorder.record(0, np.array([[0, 1], [1, 2], [1, 0]]))
+    recorder.record(0, np.tile([0, 2], (70_000, 1)))
+
+    sampled = Statistics.from_windows([window_of(recorder)], 3).layers[0].sampled
+
+    assert sampled.tolist() == [[2, 3, 1], [65_535, 0, 65_535]]

@@ -43,6 +43,7 @@ class ExpertWorker(expert_pb2_grpc.ExpertServiceServicer):
         self.epoch = 0
         self.aborted: list[int] = []
         self.fail_with: MoesaicError | None = None
+        self.hangs_on: set[int] = set()  # epochs
         self.may_prepare = asyncio.Event()
         self.may_prepare.set()
         self.asked_to_prepare = asyncio.Event()
@@ -55,6 +56,8 @@ class ExpertWorker(expert_pb2_grpc.ExpertServiceServicer):
             if self.fail_with is not None:
                 raise self.fail_with
             placement = decode_placement(request.placement)
+            if placement.epoch in self.hangs_on:
+                await asyncio.Event().wait()
             if placement.epoch < self.epoch:
                 raise StaleEpoch(placement.epoch, self.epoch)
             self.prepared[placement.epoch] = placement
@@ -116,10 +119,11 @@ class Suite:
         slots: int = 4,
         digest: str = "model-a",
         epoch: int = 0,
+        fail_with: MoesaicError | None = None,
         **fields: object,
     ) -> AsyncIterator[ExpertWorker]:
         worker = ExpertWorker(worker_id)
-        worker.epoch = epoch
+        worker.epoch, worker.fail_with = epoch, fail_with
         worker.generation = await next_generation(self.bus, worker_id)
         async with admin_server(
             ServiceSettings(),

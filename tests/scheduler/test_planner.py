@@ -13,6 +13,8 @@ from moesaic.errors import DeadlineExceeded, MoesaicError, NotReady
 from moesaic.messages.placement import PlacedWorker, Placement
 from moesaic.messages.registry import WorkerRecord
 from moesaic.placement.statistics import LayerTraffic, Statistics
+from moesaic.placement.uniform import uniform
+from services.scheduler import solver as solving_process
 from services.scheduler.planner import Planner
 from services.scheduler.solver import Replay, Replayed, Solve, Solved, Traffic
 from services.scheduler.solving import solver
@@ -151,7 +153,7 @@ async def test_a_solver_that_does_not_start_is_said_so() -> None:
                 await asked.ask(QUESTION)
 
 
-MEANS = Replayed(means=[4.0, 1.0], batches=80)
+MEANS = Replayed(activated=[4.0, 1.0], loads=[4.0, 1.0], batches=80)
 DUPLICATE = [[[0, 0, 2, 3], [4, 5, 6, 7], [0, 1, 2, 3]]] * 2
 MISSING = [[[0, 1, 2, 3], [4, 5, 6, 6], [0, 1, 2, 3]]] * 2
 TOO_MANY = [[[0, 1, 2, 3, 4], [4, 5, 6, 7], [0, 1, 2, 3]]] * 2
@@ -190,8 +192,10 @@ async def test_if_nothing_answers_experts_stay() -> None:
 
 async def test_a_proposal_that_brings_nothing_or_too_little_is_not_carried_out() -> None:
     other = [[[4, 1, 2, 3], [0, 5, 6, 7], [0, 1, 2, 3]]] * 2
-    worse = saying(Solved(slots=other), Replayed(means=[4.0, 3.95], batches=80))
-    few = saying(Solved(slots=other), Replayed(means=[4.0, 1.0], batches=8))
+    worse = saying(
+        Solved(slots=other), Replayed(activated=[4.0, 3.95], loads=[4.0, 3.95], batches=80)
+    )
+    few = saying(Solved(slots=other), Replayed(activated=[4.0, 1.0], loads=[4.0, 1.0], batches=8))
     same = saying(Solved(slots=CURRENT.slots), MEANS)
 
     assert not (made := await plan(partial(solver, worse))).worthwhile
@@ -227,3 +231,83 @@ async def test_traffic_travels_as_it_is() -> None:
         np.testing.assert_array_equal(getattr(back, name), getattr(HOT, name))
     assert (back.rows, back.batches) == (HOT.rows, HOT.batches)
     assert Replay(placements=[], traffic=[Traffic.of(HOT)])
+
+
+async def test_any_gain_will_do_where_none_in_particular_is_wanted() -> None:
+    other = [[[4, 1, 2, 3], [0, 5, 6, 7], [0, 1, 2, 3]]] * 2
+
+    async def made_of(loads: list[float]) -> Any:
+        answers = Solved(slots=other), Replayed(activated=loads, loads=loads, batches=80)
+        planner = Planner(Feed(), 0.0, partial(solver, saying(*answers)))
+        return await planner.plan(CURRENT, RECORDS, "janus", [], None)
+
+    assert (await made_of([4.0, 3.99])).worthwhile
+    assert not (await made_of([4.0, 4.0])).worthwhile
+
+
+async def test_what_counts_is_work_as_workers_reckon_it_not_the_number_of_experts() -> None:
+    other = [[[4, 1, 2, 3], [0, 5, 6, 7], [0, 1, 2, 3]]] * 2
+    answers = Solved(slots=other), Replayed(activated=[4.0, 4.5], loads=[80.0, 60.0], batches=80)
+
+    made = await plan(partial(solver, saying(*answers)))
+
+    assert (made.worthwhile, made.gain) == (True, 0.25)
+    assert (made.before, made.after) == (4.0, 4.5)
+
+
+async def test_the_solver_is_told_how_workers_choose_and_what_rows_cost_them() -> None:
+    # In every batch expert 4 has twelve rows, 5 and 6 have six each, and one worker has all of them.
+    batch = np.array([[4, 5]] * 6 + [[4, 6]] * 6)
+    feed = Feed(LayerTraffic.of_batches([batch] * 40, NUM_EXPERTS))
+    workers = [msgspec.structs.replace(worker, ridge_rows=1) for worker in CURRENT.workers]
+    current = msgspec.structs.replace(CURRENT, workers=workers)
+
+    async def before(scheduling: str) -> Any:
+        assert feed.traffic is not None
+        feed.traffic.scheduling = scheduling
+        planner = Planner(feed, 0.03, partial(solver, limit_s=60.0))
+        return await planner.plan(current, RECORDS, "eplb", [], None)
+
+    by_rows, by_experts = await before("aebs"), await before("aebs-memory-bound")
+
+    assert by_rows.gain == 0.5  # 24 rows on one worker: the 12 of expert 4 alone are the least
+    assert by_experts.gain == pytest.approx(2 / 3)
+    assert (await before("of a newer worker")).gain == by_experts.gain
+
+
+async def test_bytes_are_those_of_the_workers_that_are_placed() -> None:
+    stranger = msgspec.structs.replace(
+        RECORDS[0], worker_id="x", model_digest="other", expert_bytes=10**9
+    )
+
+    planner = Planner(Feed(), 0.03, partial(solver, limit_s=60.0))
+    made = await planner.plan(CURRENT, [*RECORDS, stranger], "eplb", [], None)
+
+    assert made.moved_bytes == 100 * len(made.moves) > 0
+
+
+async def test_a_worker_that_was_started_again_must_be_placed_first() -> None:
+    again = msgspec.structs.replace(RECORDS[1], generation=2)
+
+    made = await Planner(Feed(), 0.03, None).plan(  # type: ignore[arg-type]
+        CURRENT, [RECORDS[0], again, RECORDS[2]], "eplb", [], None
+    )
+
+    assert (made.worthwhile, made.reason) == (False, "w1 left")
+
+
+async def test_many_large_layers_are_replayed_as_far_as_time_allows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(solving_process, "REPLAY_S", 0.05)
+    num_experts, num_instances = 160, 16
+    rng = np.random.default_rng(0)
+    batches = [np.argsort(rng.random((32, num_experts)), axis=1)[:, :8] for _ in range(64)]
+    traffic = [Traffic.of(LayerTraffic.of_batches(batches, num_experts))] * 4
+    held = uniform(num_experts, 4, [12] * num_instances)
+
+    found = solving_process.answer(Replay(placements=[held] * 3, traffic=traffic))
+
+    assert isinstance(found, Replayed)
+    assert 0 < found.batches < 4 * 32  # there are half of 64 for each layer
+    assert len(found.loads) == 3

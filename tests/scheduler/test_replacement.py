@@ -31,7 +31,7 @@ def report(placement: Placement, epoch: int = 0, busiest: int = 4) -> Activation
             batches=64,
             tokens=counts,
             active_batches=counts,
-            sampled=[bytes([0b11110000])] * 64,
+            sampled=[bytes([0, 0] * 4 + [1, 0] * 4)] * 32,  # rows of each expert
         )
         for layer in placement.layers
     ]
@@ -115,7 +115,7 @@ async def test_statistics_that_make_no_sense_are_counted_and_change_nothing(suit
                 await suite.bus.append("ctl:activations", bad)
             for payload in (b"\xc1garbage", b""):
                 await suite.bus._writer.xadd(
-                    "moesaic:{test}:ctl:activations", {"t": "activation-report.v1", "p": payload}
+                    "moesaic:{test}:ctl:activations", {"t": "activation-report.v2", "p": payload}
                 )
             request = pb.SchedulerServiceGetActivationsRequest()
             while (seen := await stub.GetActivations(request, timeout=5)).refused < len(junk):
@@ -297,10 +297,11 @@ async def test_a_worker_that_comes_and_goes_is_left_alone_for_longer_and_longer(
     assert [len(epochs), epochs[1] - epochs[0]] == [2, 2]
 
 
+@pytest.mark.timeout(50)  # it would be left alone for a minute
 async def test_a_worker_that_comes_and_goes_is_taken_at_once_if_it_is_needed(suite):
     await suite.scheduler()
     async with suite.expert("a") as a:
-        for _ in range(4):
+        for _ in range(8):
             async with suite.expert("b") as b:
                 await b.until_epoch(suite.view.epoch + 1)
                 await a.until_epoch(suite.view.epoch)
@@ -326,3 +327,41 @@ async def test_what_does_not_fit_beside_old_experts_is_not_even_tried(suite):
             pb.ApplyPlacementRequest(placement=encode_placement(one), base_epoch=1), timeout=30
         )
         assert done.epoch == 2
+
+
+async def test_a_successor_knows_the_traffic_of_the_last_minutes(suite):
+    scheduler = await suite.scheduler("--placement-policy", "keep")
+    async with suite.expert("a", slots=8), suite.expert("b", slots=8):
+        first = await suite.until_epoch(1)
+        while len(first.workers) < 2:
+            first = await suite.until_epoch(first.epoch + 1)
+        request = pb.SchedulerServiceGetActivationsRequest()
+        for _ in range(2):
+            await suite.bus.append("ctl:activations", report(first))
+        async with scheduler.stub() as stub:
+            while (await stub.GetActivations(request, timeout=5)).windows < 2:
+                await asyncio.sleep(0.05)
+        await scheduler.kill()
+
+        successor = await suite.scheduler("--placement-policy", "keep")
+        async with successor.stub() as stub:
+            while (seen := await stub.GetActivations(request, timeout=5)).windows < 2:
+                await asyncio.sleep(0.05)
+            assert sum(seen.layers[0].tokens) == pytest.approx(2 * 64 * len(HOT), rel=0.2)
+
+
+async def test_plans_to_stay_do_not_drive_what_was_done_out_of_the_log(suite):
+    scheduler = await suite.scheduler(
+        *("--placement-policy", "uniform", "--replan-interval-s", "0.05")
+    )
+    async with suite.expert("a", slots=8), suite.expert("b", slots=8), scheduler.stub() as stub:
+        first = await suite.until_epoch(1)
+        while len(first.workers) < 2:
+            first = await suite.until_epoch(first.epoch + 1)
+        await suite.bus.append("ctl:activations", report(first))
+        while not any(decision.cause == "traffic" for decision in await decisions(stub)):
+            await asyncio.sleep(0.05)
+        await suite.bus.append("ctl:activations", report(first))
+        await asyncio.sleep(2.5)  # for several plans more
+
+        assert [d.cause for d in await decisions(stub)].count("traffic") == 1

@@ -24,7 +24,9 @@ def as_dict(message: Any) -> dict[str, Any]:
 def decision_row(decision: "pb.Decision") -> tuple[object, ...]:
     """A decision for a table with ``COLUMNS``."""
     when = datetime.fromtimestamp(decision.at, UTC).strftime("%Y-%m-%d %H:%M:%S")
-    epoch = str(decision.epoch or "failed") if decision.adopted else f"{decision.epoch_before} kept"
+    epoch = f"{decision.epoch_before} kept"
+    if decision.adopted:
+        epoch = str(decision.epoch or ("failed" if decision.failure else "under way"))
     predicted = ""
     if decision.HasField("predicted_before") and decision.HasField("predicted_after"):
         predicted = f"{decision.predicted_before:.2f} -> {decision.predicted_after:.2f}"

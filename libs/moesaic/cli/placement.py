@@ -18,6 +18,7 @@ from moesaic.cli.scheduler_client import (
 )
 
 if TYPE_CHECKING:
+    from moesaic.messages.placement import Placement
     from moesaic.v1 import scheduler_pb2 as pb
 
 app = typer.Typer(help="Who holds which experts, and what would be better.", no_args_is_help=True)
@@ -38,15 +39,17 @@ def show(scheduler: SchedulerOption = "", as_json: JsonOption = False) -> None:
 
     address = scheduler_address(scheduler)
 
-    async def ask() -> "tuple[dict[str, Any] | None, pb.GetDecisionsResponse]":
+    async def ask() -> "tuple[dict[str, Any] | None, pb.GetDecisionsResponse, pb.GetFleetResponse]":
         async with scheduler_stub(address) as stub:
             decided = await stub.GetDecisions(pb.GetDecisionsRequest(), timeout=5)
-        return await placement_facts(address), decided
+            fleet = await stub.GetFleet(pb.GetFleetRequest(), timeout=5)
+        return await placement_facts(address), decided, fleet
 
-    placement, decided = calling(ask())
+    placement, decided, fleet = calling(ask())
+    waits = list(fleet.waiting_for)
     if as_json:
         facts = as_dict(decided)
-        print_json({"placement": placement, **facts})
+        print_json({"placement": placement, "waiting_for": waits, **facts})
     else:
         if placement is not None:
             print(f"epoch {placement['epoch']}, {len(placement['layers'])} MoE layers")
@@ -54,6 +57,8 @@ def show(scheduler: SchedulerOption = "", as_json: JsonOption = False) -> None:
             print_table(("worker", "experts"), rows)
         pins = ", ".join(_pin_text(pin) for pin in decided.pins)
         print(f"policy {decided.policy}" + (f"; pinned: {pins}" if pins else ""))
+        for wait in waits:
+            print(f"waiting for: {wait}")
         print_table(COLUMNS, [decision_row(decision) for decision in decided.decisions])
     if placement is None:
         raise CommandError("no placement is committed yet", Exit.UNHEALTHY)
@@ -171,10 +176,13 @@ def _changes(address: str, wanted: "pb.Plan") -> list[dict[str, Any]]:
         async with scheduler_stub(address) as stub:
             return await stub.GetPlacement(pb.GetPlacementRequest(), timeout=5)
 
-    current, target = calling(ask()).placement, type(wanted.placement)()
-    target.CopyFrom(wanted.placement)
-    target.epoch = max(1, target.epoch)
-    before, after = decode_placement(current), decode_placement(target)
+    current = calling(ask()).placement
+    if current.epoch != wanted.base_epoch:
+        say(
+            f"the plan was made for epoch {wanted.base_epoch}, but {current.epoch} is in force: "
+            "it would not be applied"
+        )
+    before, after = decode_placement(current), _placement_of(wanted)
 
     def experts(changed: list[Move], layer: int, worker: str) -> list[int]:
         return [move.expert for move in changed if (move.layer, move.worker_id) == (layer, worker)]
@@ -195,6 +203,7 @@ def _changes(address: str, wanted: "pb.Plan") -> list[dict[str, Any]]:
 def _read(file: Path) -> "pb.Plan":
     from google.protobuf.json_format import ParseDict, ParseError
 
+    from moesaic.errors import InvalidInput
     from moesaic.v1 import scheduler_pb2 as pb
 
     try:
@@ -202,11 +211,22 @@ def _read(file: Path) -> "pb.Plan":
         plan = ParseDict(found if isinstance(found, dict) else {}, pb.Plan())
         if not plan.placement.workers:
             raise ValueError("it places nothing")
+        _placement_of(plan)
         return plan
     except OSError as error:
         raise CommandError(f"{file}: {error.strerror}", Exit.USAGE) from error
-    except (ValueError, ParseError) as error:
+    except (ValueError, ParseError, InvalidInput) as error:
         raise CommandError(f"{file}: is no plan: {error}", Exit.USAGE) from error
+
+
+def _placement_of(plan: "pb.Plan") -> "Placement":
+    """The placement of a plan; it has no epoch yet."""
+    from moesaic.cluster.placements import decode_placement
+
+    whole = type(plan.placement)()
+    whole.CopyFrom(plan.placement)
+    whole.epoch = max(1, whole.epoch)
+    return decode_placement(whole)
 
 
 def _write(file: Path, plan: dict[str, Any]) -> None:

@@ -116,7 +116,10 @@ def _decided_text(decided: dict[str, Any]) -> str:
     )
     if last is None:
         return text
-    done = f"epoch {last['epoch']}" if last["epoch"] else "failed" if last["adopted"] else "kept"
+    done = "kept"
+    if last["adopted"]:
+        uncommitted = "failed" if last["failure"] else "under way"
+        done = f"epoch {last['epoch']}" if last["epoch"] else uncommitted
     return f"{text}; last decision, by {last['cause']}: {done} ({last['reason']})"
 
 

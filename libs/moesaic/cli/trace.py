@@ -45,7 +45,7 @@ def record(
     before = _read(file) if append and file.exists() else None
     if not file.parent.is_dir():
         raise CommandError(f"{file}: there is no such directory", Exit.USAGE)
-    recording, problem = Recording(part, max_rows), ""
+    recording, problem = Recording(part, max_rows, before=before), ""
     workers = asyncio.run(_attention_workers(scheduler))
     say(f"recording {', '.join(workers)} for {seconds:g} s")
     try:
@@ -54,6 +54,8 @@ def record(
         pass
     except MoesaicError as error:  # what was recorded until then is whole
         problem = str(error)
+    if problem and not recording.steps:
+        raise CommandError(problem)
     _write(file, before, recording)
     if problem:
         raise CommandError(problem)

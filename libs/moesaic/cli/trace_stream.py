@@ -22,6 +22,7 @@ class Recording:
 
     part: str
     max_rows: int  # about so many
+    before: Trace | None = None  # what it will be joined to
     enough: asyncio.Event = field(default_factory=asyncio.Event)  # there are so many
     shape: pb.TraceShape | None = None
     steps: list[TracedStep] = field(default_factory=list)
@@ -89,6 +90,12 @@ async def _read(recording: Recording, worker_id: str, address: str) -> None:
 def _begin(recording: Recording, shape: pb.TraceShape) -> None:
     if recording.shape is not None and recording.shape != shape:
         raise InvalidInput("workers", "must all serve the same model")
+    before = recording.before
+    if before is not None and (before.model_digest, before.layers) != (
+        shape.model_digest,
+        tuple(shape.layers),
+    ):
+        raise InvalidInput("file", "holds a trace of another model")
     recording.shape = shape
     recording.begun.set()
 

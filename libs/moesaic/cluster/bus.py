@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 import structlog
 from prometheus_client import Counter
-from redis.exceptions import RedisError, ResponseError, WatchError
+from redis.exceptions import RedisError, WatchError
 
 from moesaic.cluster.redis_clients import (
     BLOCK_S,
@@ -35,6 +35,7 @@ _RETENTION_MS = 3600_000  # stream entries are hints; an hour of them is for peo
 _MAX_DEAD_LETTERS = 1000
 _MAX_DEAD_LETTER_BYTES = 4096
 _BACKOFF_S = (0.1, 2.0)  # first and longest wait between attempts to reach Redis
+_BEGINNING = b"0-0"  # the place before every entry of a stream
 
 _dead_letters = Counter(
     "moesaic_stream_dead_letters", "stream entries that could not be read", ["stream"]
@@ -44,7 +45,7 @@ _dead_letters = Counter(
 class Bus:
     """One cluster's keys on one Redis; every name below is prefixed ``moesaic:{cluster}:``.
 
-    Every call but ``watch`` raises ``PeerLost`` when Redis does not do what was asked within a
+    Every call but ``watch`` and ``read_on`` raises ``PeerLost`` when Redis does not do what was asked within a
     second; whether a write was done is then unknown. Nothing is repeated by itself.
 
     Attributes:
@@ -209,50 +210,33 @@ class Bus:
             if not entries:
                 yield None
 
-    async def consume(
-        self, stream: str, group: str, decoder: Decoder[T]
-    ) -> AsyncGenerator[T | None, None]:
-        """Entries that ``group`` has not finished yet, each of them finished once the caller asks
-        for the next; and ``None`` after two seconds without news.
+    async def read_on(self, stream: str, decoder: Decoder[T]) -> AsyncGenerator[T | None, None]:
+        """Every entry that is there, oldest first, and every later one; ``None`` after two seconds
+        without news, and when Redis was lost.
 
-        All readers of the group are one, so only the leader may read: a successor gets first what
-        its predecessor took and did not finish. Entries that cannot be read go to
-        ``dlq:<stream>``. A Redis that lost its data gets the group anew. The iterator never ends.
+        Entries that cannot be read go to ``dlq:<stream>``. A Redis that lost its data is read from
+        its beginning. The iterator never ends.
         """
-        key, taken, backoff_s = self._key(stream), None, _BACKOFF_S[0]
+        last_id, was_lost, backoff_s = _BEGINNING, False, _BACKOFF_S[0]
         while True:
             try:
                 with self._noting_outages():
-                    if taken is None:
-                        await self._make_group(key, group)
-                        taken = b"0"  # what was taken and not finished; later ">": what is new
-                    answer = await self._reader.xreadgroup(
-                        group, "leader", {key: taken}, count=100, block=int(BLOCK_S * 1000)
-                    )
+                    if was_lost and _place(await self._newest_id(stream)) < _place(last_id):
+                        last_id = _BEGINNING
+                    entries = await self._read(stream, last_id)
+                was_lost, backoff_s = False, _BACKOFF_S[0]
             except PeerLost as error:
                 log.debug("redis.lost", cause=error.cause)
-                taken = None
+                was_lost, entries = True, []
                 await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
                 backoff_s = min(2 * backoff_s, _BACKOFF_S[1])
-                continue
-            backoff_s, entries = _BACKOFF_S[0], answer[0][1] if answer else []
             for entry_id, fields in entries:
-                if fields:  # none: it was trimmed before it was finished
-                    message: T | None = await self._decoded(stream, entry_id, fields, decoder)
-                    if message is not None:
-                        yield message
-                with suppress(PeerLost), self._noting_outages():  # it will be read once more
-                    await self._writer.xack(key, group, entry_id)
+                last_id = entry_id
+                message: T | None = await self._decoded(stream, entry_id, fields, decoder)
+                if message is not None:
+                    yield message
             if not entries:
-                taken = b">"
                 yield None
-
-    async def _make_group(self, key: str, group: str) -> None:
-        try:
-            await self._writer.xgroup_create(key, group, id="0", mkstream=True)
-        except ResponseError as error:
-            if "BUSYGROUP" not in str(error):
-                raise
 
     async def latest(self, stream: str, decoder: Decoder[T], count: int) -> list[T]:
         """The last entries of a stream that can be read, oldest first."""
@@ -266,7 +250,7 @@ class Bus:
 
     async def _newest_id(self, stream: str) -> bytes:
         newest = await self._writer.xrevrange(self._key(stream), count=1)
-        return newest[0][0] if newest else b"0-0"
+        return newest[0][0] if newest else _BEGINNING
 
     async def _read(self, stream: str, last_id: bytes) -> list[tuple[bytes, dict[bytes, bytes]]]:
         answer = await self._reader.xread(
@@ -352,3 +336,8 @@ def _another_version(tag: str, decoder: Decoder[Any]) -> bool:
 
 def _kind(tag: str) -> str:
     return tag.rpartition(".v")[0]
+
+
+def _place(entry_id: bytes) -> tuple[int, ...]:
+    """Where in its stream an entry is: Redis's time, and a number."""
+    return tuple(int(part) for part in entry_id.split(b"-"))

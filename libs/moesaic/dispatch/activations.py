@@ -5,8 +5,8 @@ from collections import Counter
 
 from torch import Tensor
 
-from moesaic.messages.activation import ActivationWindow
 from moesaic.messages.activation_report import ActivationReport, ServedBatches
+from moesaic.messages.scheduling import ExpertScheduling
 from moesaic.placement.recorder import ActivationRecorder
 
 
@@ -19,8 +19,16 @@ class ActivationMeter:
         self._lock = threading.Lock()
         self._batches: Counter[int] = Counter()  # by epoch
         self._busiest: Counter[int] = Counter()
+        self._scheduling: ExpertScheduling = "aebs"
 
-    def record(self, epoch: int, layer: int, topk_ids: Tensor, busiest: int) -> None:
+    def record(
+        self,
+        epoch: int,
+        layer: int,
+        topk_ids: Tensor,
+        busiest: int,
+        scheduling: ExpertScheduling = "aebs",
+    ) -> None:
         """Count one dispatch batch.
 
         Args:
@@ -28,25 +36,32 @@ class ActivationMeter:
             layer: the decoder layer.
             topk_ids: int ``[T, k]``.
             busiest: distinct experts that the worker with most of them has to compute.
+            scheduling: how its replicas were chosen.
         """
         if not topk_ids.numel():
             return
-        self._recorder.record(layer, topk_ids.cpu().numpy())
-        with self._lock:
+        ids = topk_ids.cpu().numpy()
+        with self._lock:  # a report has all of a batch, or nothing
+            self._recorder.record(layer, ids)
             self._batches[epoch] += 1
             self._busiest[epoch] += busiest
+            self._scheduling = scheduling
 
     def report(
         self, *, worker_id: str, generation: int, model_digest: str, epoch: int, dropped: int = 0
     ) -> ActivationReport:
         """What was counted since the last call; then counting starts anew."""
-        window: ActivationWindow = self._recorder.window(
-            worker_id=worker_id, generation=generation, model_digest=model_digest, epoch=epoch
-        )
         with self._lock:
+            taken = self._recorder.take()
             batches, self._batches = self._batches, Counter()
             busiest, self._busiest = self._busiest, Counter()
+            scheduling = self._scheduling
+        window = taken.window(
+            worker_id=worker_id, generation=generation, model_digest=model_digest, epoch=epoch
+        )
         served = [
             ServedBatches(epoch=e, batches=batches[e], busiest=busiest[e]) for e in sorted(batches)
         ]
-        return ActivationReport(window=window, served=served[-64:], dropped=dropped)
+        return ActivationReport(
+            window=window, served=served[-64:], dropped=dropped, scheduling=scheduling
+        )

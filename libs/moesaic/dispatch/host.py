@@ -277,7 +277,9 @@ class ExpertHost:
         else:
             partial = hidden.new_empty(0, hidden.shape[1], dtype=torch.float32)
         if terms.live[0] == tenure.worker_idx:  # one worker of all that see the batch counts it
-            self.activations.record(request.epoch, request.layer, topk_ids, share.most_experts)
+            self.activations.record(
+                request.epoch, request.layer, topk_ids, share.most_experts, terms.scheduling
+            )
         self.rows_computed += hidden.shape[0]
         loads = [] if terms.load is None else [torch.from_numpy(share.load)[None]]
         return Frame(

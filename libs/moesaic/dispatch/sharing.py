@@ -15,8 +15,8 @@ from moesaic.kernels import aebs
 from moesaic.messages.placement import EMPTY_SLOT, Placement
 from moesaic.messages.scheduling import ExpertScheduling
 from moesaic.placement import replica_choices
-from moesaic.placement.aebs import NONE, Costs, live_replicas, memory_bound, replica_table
-from moesaic.placement.assignment import assign_holders
+from moesaic.placement.aebs import NONE, Costs, live_replicas, replica_table
+from moesaic.placement.serving import replicas_on, serving_costs, serving_replicas
 
 _BY_ROW = {  # rows of one expert may go to several workers
     "random-per-row": replica_choices.random_per_token,
@@ -63,10 +63,10 @@ class Sharing:
         first = sum(len(experts) for experts in slots[:worker_idx])
         self._window = (first, first + len(slots[worker_idx]))
         self._live = live
-        self._held = _by_placement(scheduling, held, placement, layer, live)
+        self._held = serving_replicas(scheduling, held)
         self._replicas = torch.from_numpy(self._held).to(device)
         self._lives = torch.from_numpy(lives).to(device)
-        costs = _costs(placement) if scheduling == "aebs" else memory_bound(num_workers)
+        costs = serving_costs(scheduling, [worker.ridge_rows for worker in placement.workers])
         self._costs = Costs(
             torch.from_numpy(costs.weights).to(device), torch.from_numpy(costs.row).to(device)
         )
@@ -121,7 +121,7 @@ class Sharing:
         served = _BY_BATCH[self._scheduling](ids, self._held, _rng(seed))
         instance = np.full(len(self._held), NONE, np.int32)
         instance[ids] = served
-        return _only(self._held, instance)
+        return replicas_on(self._held, instance)
 
     def _by_row(self, topk_ids: Tensor, seed: bytes) -> Share:
         ids = topk_ids.cpu().numpy()
@@ -175,45 +175,10 @@ def serving_workers(
     lives = np.zeros(len(slots), bool)
     lives[list(live)] = True
     held = live_replicas(replica_table(slots, placement.num_experts), lives)
-    held = _by_placement(scheduling, held, placement, layer, live)
+    held = serving_replicas(scheduling, held)
     if not (held >= 0).any(axis=1).all():
         return None
     return tuple(np.flatnonzero((held >= 0).any(axis=0)).tolist())
-
-
-def _by_placement(
-    scheduling: ExpertScheduling,
-    held: NDArray[np.int32],
-    placement: Placement,
-    layer: int,
-    live: Sequence[int],
-) -> NDArray[np.int32]:
-    """The live replicas without those that the policy passes over, whatever the rows."""
-    if scheduling == "static":
-        holders = placement.holders(layer)
-        return _only(held, assign_holders(holders, held.shape[1], live))
-    if scheduling == "first":
-        return _only(held, (held >= 0).argmax(axis=1).astype(np.int32))
-    return held
-
-
-def _only(held: NDArray[np.int32], instance: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Of each expert the replica on ``instance`` alone."""
-    return np.where(np.arange(held.shape[1]) == instance[:, None], held, np.int32(NONE))
-
-
-def _costs(placement: Placement) -> Costs[NDArray[np.int64]]:
-    """In rows: an expert costs what its rows do, and no less than its weights.
-
-    The ridge is the least that any worker has measured: with one for all, experts with few rows cost
-    the same everywhere, and their schedule is the best there is. If one does not know, every expert
-    costs 1.
-    """
-    ridge = min(worker.ridge_rows for worker in placement.workers)
-    num_workers = len(placement.workers)
-    if not ridge:
-        return memory_bound(num_workers)
-    return Costs(np.full(num_workers, ridge, np.int64), np.ones(num_workers, np.int64))
 
 
 def _rng(seed: bytes) -> np.random.Generator:

@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 
 MAX_SENT_PAIRS = 512  # of one layer; every pair of up to 32 experts
-MAX_SAMPLED_BATCHES = 64  # of one layer
+MAX_SAMPLED_BATCHES = 32  # of one layer
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -26,12 +26,10 @@ class LayerActivations(msgspec.Struct, frozen=True, kw_only=True):
     pair_second: list[Count] = []
     pair_count: list[Count] = []  # rows that chose both
     pair_total: Count = 0  # rows over all pairs, counted and sent or not
-    sampled: list[
-        bytes
-    ] = []  # batches, evenly chosen: a bit for every expert that was active, lowest first
+    sampled: list[bytes] = []  # batches, evenly chosen: rows of every expert, little-endian uint16
 
 
-class ActivationWindow(msgspec.Struct, frozen=True, kw_only=True, tag="activation.v1"):
+class ActivationWindow(msgspec.Struct, frozen=True, kw_only=True, tag="activation.v2"):
     """What one worker saw since its last window; every dispatch batch is in one worker's only."""
 
     worker_id: str

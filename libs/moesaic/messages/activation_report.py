@@ -15,9 +15,10 @@ class ServedBatches(msgspec.Struct, frozen=True, kw_only=True):
     busiest: Count  # sum of the most activated experts on one worker in each of them
 
 
-class ActivationReport(msgspec.Struct, frozen=True, kw_only=True, tag="activation-report.v1"):
+class ActivationReport(msgspec.Struct, frozen=True, kw_only=True, tag="activation-report.v2"):
     """One window: what was chosen, and who had to compute it."""
 
     window: ActivationWindow
     served: Annotated[list[ServedBatches], msgspec.Meta(max_length=64)] = []
     dropped: Count = 0  # windows that could not be sent since the last one that was
+    scheduling: str = "aebs"  # how replicas were chosen, of the last batch

@@ -45,6 +45,7 @@ class DecisionOutcome(msgspec.Struct, frozen=True, kw_only=True, tag="decision-o
     """What became of an adopted decision."""
 
     decision_id: str
+    tried: int = 0  # the epoch that is or was prepared; 0: none was
     epoch: int = 0  # what was committed; 0: nothing
     seconds: float | None = None  # from preparing to committing
     failure: str = ""

@@ -123,9 +123,30 @@ def schedule_experts(
         order: ``"id"`` is the paper's own order among experts with several replicas.
         improve: False leaves the greedy choice as it is.
     """
-    num_experts, num_instances = replicas.shape
-    costs = costs or memory_bound(num_instances)
+    num_experts = len(replicas)
     tokens = expert_tokens(topk_ids, num_experts)
+    instance, loads = schedule_rows(
+        tokens, replicas, live=live, load=load, costs=costs, order=order, improve=improve
+    )
+    held, serving = live_replicas(replicas, live), np.maximum(instance, 0)
+    replica = np.where(instance >= 0, held[np.arange(num_experts), serving], np.int32(NONE))
+    return Schedule(replica, instance, loads, replica_of_choice(topk_ids, replica))
+
+
+def schedule_rows(
+    tokens: NDArray[np.int64],
+    replicas: NDArray[np.int32],
+    *,
+    live: ArrayLike | None = None,
+    load: ArrayLike | None = None,
+    costs: Costs[NDArray[np.int64]] | None = None,
+    order: Order = "replicas",
+    improve: bool = True,
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """The same from how many rows each expert has, int64 ``[E]``: ``instance`` and ``load`` of the
+    schedule."""
+    num_instances = replicas.shape[1]
+    costs = costs or memory_bound(num_instances)
     lives = np.ones(num_instances, bool) if live is None else np.asarray(live, bool)
     held = live_replicas(replicas, lives)
     price = np.maximum(costs.weights, tokens[:, None] * costs.row)  # [E, N]
@@ -147,9 +168,7 @@ def schedule_experts(
     prices = price[(held >= 0) & has_choice[:, None]]
     if improve and len(prices) and prices.min() == prices.max() > 0:
         _improve(instance, final, held >= 0, lives, int(prices[0]))
-    serving = np.maximum(instance, 0)
-    replica = np.where(instance >= 0, held[np.arange(num_experts), serving], np.int32(NONE))
-    return Schedule(replica, instance, final, replica_of_choice(topk_ids, replica))
+    return instance, final
 
 
 def _improve(

@@ -1,7 +1,7 @@
 """Should there be a new placement, and which? If none can be made, what is missing?"""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 
 from moesaic.messages.placement import EMPTY_SLOT, PlacedWorker, Placement
@@ -18,6 +18,9 @@ class Decision:
 
     proposal: Placement | None = None  # its epoch is 0; whoever commits it chooses one
     urgent: bool = False  # experts are missing or a worker leaves: do not let newcomers settle
+    short: bool = (
+        False  # more slots would help: for experts that are missing, or who wants to leave
+    )
     waiting_for: list[str] = field(default_factory=list)  # for people
 
 
@@ -27,32 +30,42 @@ def decide(current: Placement | None, records: Iterable[WorkerRecord]) -> Decisi
     A placement is due when the workers that can take one are not those that are placed: the first
     ones came, one came or went, or one restarted and lost what it held. Workers keep the slots
     they had; one that restarted gets back what it had. One that drains leaves the placement, unless
-    its slots are needed.
+    its slots are needed. The model is the one that is served while any expert or attention worker
+    has it: a stranger with another one does not take over while all others start anew.
     """
+    records = list(records)
     experts = [record for record in records if record.role == "expert"]
+    asked_for = {record.model_digest for record in records if record.role == "attention"}
     missing = missing_experts(current, {incarnation(r) for r in experts}) if current else {}
     placed = {(w.worker_id, w.generation) for w in current.workers} if current else set()
     draining = [r for r in experts if r.state == "draining" and incarnation(r) in placed]
     ready = [r for r in experts if _can_be_placed(r)]
-    candidates, strangers = _of_one_model(current, [*ready, *draining])
+    served = _served_model(current, [*ready, *draining], asked_for)
+    candidates = sorted(
+        (r for r in [*ready, *draining] if r.model_digest == served), key=lambda r: r.worker_id
+    )
     usable = _needed(current, candidates)
     waiting_for = [
-        f"expert worker {r.worker_id}: has model {r.model_digest[:12]}, "
-        f"others have {usable[0].model_digest[:12]}"
-        for r in strangers
+        f"expert worker {r.worker_id}: has model {r.model_digest[:12]}, others have {served[:12]}"
+        for r in sorted([*ready, *draining], key=lambda r: r.worker_id)
+        if r.model_digest != served
     ]
+    staying = [r for r in draining if r in usable]
     waiting_for += [
         f"expert worker {r.worker_id}: drains, but the others lack slots for its experts"
-        for r in draining
-        if r in usable
+        for r in staying
     ]
+    needed = bool(missing) or not current
     if shortfall := _shortfall(current, usable):
-        needed = missing or not current
-        return Decision(waiting_for=[*waiting_for, shortfall] if needed else waiting_for)
+        return Decision(
+            short=needed, waiting_for=[*waiting_for, shortfall] if needed else waiting_for
+        )
     if {incarnation(r) for r in usable} == placed:
-        return Decision(waiting_for=waiting_for)
+        return Decision(short=bool(staying), waiting_for=waiting_for)
     somebody_leaves = any(r not in usable for r in draining)
-    return Decision(_propose(current, usable), bool(missing) or somebody_leaves, waiting_for)
+    return Decision(
+        _propose(current, usable), bool(missing) or somebody_leaves, bool(staying), waiting_for
+    )
 
 
 def obsolete(planned: Placement, current: Placement | None, records: Iterable[WorkerRecord]) -> str:
@@ -86,25 +99,18 @@ def _can_be_placed(record: WorkerRecord) -> bool:
     return record.state == "ready" and min(record.slots_per_layer, record.num_experts) > 0
 
 
-def _of_one_model(
-    current: Placement | None, records: Sequence[WorkerRecord]
-) -> tuple[list[WorkerRecord], list[WorkerRecord]]:
-    """The workers of the model that is served, by worker id, and those of other models.
-
-    It is the placement's model while anyone has it, else the one that most slots are for.
-    """
+def _served_model(
+    current: Placement | None, candidates: Sequence[WorkerRecord], asked_for: Set[str]
+) -> str:
+    """The placement's model while anyone has it; else, of those that attention workers have or, if
+    there are none, of all, the one that most slots are for."""
     slots: Counter[str] = Counter()
-    for record in records:
+    for record in candidates:
         slots[record.model_digest] += record.slots_per_layer
-    if current and current.model_digest in slots:
-        served = current.model_digest
-    else:
-        served = max(slots, key=lambda digest: (slots[digest], digest), default="")
-    ordered = sorted(records, key=lambda record: record.worker_id)
-    return (
-        [record for record in ordered if record.model_digest == served],
-        [record for record in ordered if record.model_digest != served],
-    )
+    if current and (current.model_digest in slots or current.model_digest in asked_for):
+        return current.model_digest
+    among = slots.keys() & asked_for or slots.keys()
+    return max(among, key=lambda digest: (slots[digest], digest), default="")
 
 
 def _needed(current: Placement | None, candidates: Sequence[WorkerRecord]) -> list[WorkerRecord]:

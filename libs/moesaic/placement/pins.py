@@ -17,11 +17,13 @@ def with_pins(placement: Placement, pins: Iterable[Pin]) -> Placement:
     """
     slots = [[list(worker) for worker in layer] for layer in placement.slots]
     wanted = _wanted(placement, pins)
+    pinned: dict[tuple[int, int], set[int]] = {}
+    for layer_idx, worker_idx, expert in wanted:
+        pinned.setdefault((layer_idx, worker_idx), set()).add(expert)
     for layer_idx, worker_idx, expert in wanted:
         held = slots[layer_idx][worker_idx]
         if expert not in held:
-            kept = {e for at, n, e in wanted if (at, n) == (layer_idx, worker_idx)}
-            slot = _slot_to_give(slots[layer_idx], worker_idx, kept)
+            slot = _slot_to_give(slots[layer_idx], worker_idx, pinned[layer_idx, worker_idx])
             if slot is not None:
                 held[slot] = expert
     return replace(placement, slots=slots)
@@ -37,8 +39,8 @@ def unfulfilled(placement: Placement, pins: Iterable[Pin]) -> list[str]:
         if pin.worker_id not in names
     ]
     return found + [
-        f"worker {names[worker_idx]} has no slot of layer {placement.layers[layer_idx]} to give "
-        f"to expert {expert}, which is pinned to it"
+        f"worker {names[worker_idx]} has no slot of layer {placement.layers[layer_idx]}, or no "
+        f"memory, to give to expert {expert}, which is pinned to it"
         for layer_idx, worker_idx, expert in _wanted(placement, pins)
         if expert not in placement.slots[layer_idx][worker_idx]
     ]

@@ -15,6 +15,7 @@ from moesaic.messages.activation import (
     ActivationWindow,
     LayerActivations,
 )
+from moesaic.placement.statistics import SAMPLED_ITEM, as_sampled
 
 MAX_PAIRED_EXPERTS = (
     512  # above it pairs are not counted: a table of them would pass a megabyte a layer
@@ -33,7 +34,7 @@ class _Layer:
     batches: int = 0
     pair_total: int = 0
     stride: int = 1  # every so many batches one is sampled
-    sampled: list[NDArray[np.bool_]] = field(default_factory=list)
+    sampled: list[NDArray[np.uint16]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.tokens = np.zeros(self.num_experts, np.int64)
@@ -55,9 +56,8 @@ class _Layer:
         seen = (batch[:, None] * num_experts + ids)[real]
         per_batch = np.bincount(seen, minlength=len(batches) * num_experts)
         per_batch = per_batch.reshape(len(batches), num_experts)
-        active = per_batch > 0
         self.tokens += per_batch.sum(axis=0)
-        self.active_batches += active.sum(axis=0)
+        self.active_batches += (per_batch > 0).sum(axis=0)
         self.rows += len(ids)
         chosen = real.sum(axis=1)
         self.pair_total += int((chosen * (chosen - 1) // 2).sum())
@@ -67,15 +67,15 @@ class _Layer:
             if not real.all():
                 pairs = pairs[real[:, first] & real[:, second]]
             self.pairs += np.bincount(pairs.reshape(-1), minlength=len(self.pairs)).astype(np.int32)
-        for experts in active:
-            self._sample(experts)
+        for rows in per_batch:
+            self._sample(rows)
 
-    def _sample(self, experts: NDArray[np.bool_]) -> None:
+    def _sample(self, rows: NDArray[np.int64]) -> None:
         if self.batches % self.stride == 0:
             if len(self.sampled) == MAX_SAMPLED_BATCHES:
                 self.sampled, self.stride = self.sampled[::2], 2 * self.stride
             if self.batches % self.stride == 0:
-                self.sampled.append(experts)
+                self.sampled.append(as_sampled(rows))
         self.batches += 1
 
     def message(self, layer: int) -> LayerActivations:
@@ -92,7 +92,7 @@ class _Layer:
             pair_second=(frequent % self.num_experts).tolist(),
             pair_count=self.pairs[frequent].tolist(),
             pair_total=self.pair_total,
-            sampled=[np.packbits(e, bitorder="little").tobytes() for e in self.sampled],
+            sampled=[rows.astype(SAMPLED_ITEM).tobytes() for rows in self.sampled],
         )
 
 
@@ -101,7 +101,7 @@ class ActivationRecorder:
 
     Noting a batch copies its ids; they are counted when there are many, or at the end of the
     window. Memory is bounded: for each layer a table of pairs (4 bytes times E squared, at most a
-    megabyte; none above 512 experts), the ids that wait, and 64 sampled batches.
+    megabyte; none above 512 experts), the ids that wait, and 32 sampled batches.
     """
 
     def __init__(self, num_experts: int) -> None:
@@ -137,22 +137,46 @@ class ActivationRecorder:
             if counted.num_waiting >= MAX_WAITING_CHOICES:
                 counted.count()
 
-    def window(
-        self, *, worker_id: str, generation: int, model_digest: str, epoch: int
-    ) -> ActivationWindow:
-        """What was noted since the last call; then counting starts anew."""
+    def take(self) -> "Taken":
+        """What was noted since the last call, and is still to be counted; then noting starts anew.
+
+        Quick: whoever records does not wait for the counting.
+        """
         now_s = time.monotonic()
         with self._lock:
             layers, self._layers = self._layers, {}
             window_s, self._began_s = now_s - self._began_s, now_s
-        for counted in layers.values():
+        return Taken(self._num_experts, layers, window_s)
+
+    def window(
+        self, *, worker_id: str, generation: int, model_digest: str, epoch: int
+    ) -> ActivationWindow:
+        """What was noted since the last call; then counting starts anew."""
+        return self.take().window(
+            worker_id=worker_id, generation=generation, model_digest=model_digest, epoch=epoch
+        )
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What was noted during one window."""
+
+    num_experts: int
+    layers: dict[int, _Layer]
+    window_s: float
+
+    def window(
+        self, *, worker_id: str, generation: int, model_digest: str, epoch: int
+    ) -> ActivationWindow:
+        """Counted, as a message. Once only."""
+        for counted in self.layers.values():
             counted.count()
         return ActivationWindow(
             worker_id=worker_id,
             generation=generation,
             model_digest=model_digest,
-            num_experts=self._num_experts,
+            num_experts=self.num_experts,
             epoch=epoch,
-            window_s=window_s,
-            layers=[layers[layer].message(layer) for layer in sorted(layers)],
+            window_s=self.window_s,
+            layers=[self.layers[layer].message(layer) for layer in sorted(self.layers)],
         )

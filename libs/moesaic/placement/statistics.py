@@ -25,6 +25,7 @@ MAX_EXPERTS = 4096
 MAX_ROWS = 2**40  # of one layer in one window; nothing computes so many
 
 Floats = NDArray[np.float64]
+SAMPLED_ITEM = np.dtype("<u2")  # rows of one expert in one sampled batch, as they travel
 
 
 @dataclass(frozen=True)
@@ -36,14 +37,14 @@ class LayerTraffic:
     coactivation: NDArray[np.float32]  # [E, E]: rows that chose both; symmetric, 0 on the diagonal
     rows: float
     batches: float
-    sampled: NDArray[np.bool_]  # [B, E]: the experts that were active in some of the latest batches
+    sampled: NDArray[np.uint16]  # [B, E]: rows of each expert in some of the latest batches
 
     @classmethod
     def none(cls, num_experts: int) -> "LayerTraffic":
         """No traffic at all."""
         square = np.zeros((num_experts, num_experts), np.float32)
         nothing = np.zeros(num_experts)
-        return cls(nothing, nothing, square, 0.0, 0.0, np.zeros((0, num_experts), bool))
+        return cls(nothing, nothing, square, 0.0, 0.0, np.zeros((0, num_experts), np.uint16))
 
     @classmethod
     def of_batches(cls, batches: Iterable[NDArray[Any]], num_experts: int) -> "LayerTraffic":
@@ -54,7 +55,7 @@ class LayerTraffic:
         """
         square = np.zeros((num_experts, num_experts), np.float32)
         tokens = np.zeros(num_experts)
-        active, rows = [], 0
+        sampled, rows = [], 0
         for topk_ids in batches:
             if topk_ids.size and not 0 <= topk_ids.min() <= topk_ids.max() < num_experts:
                 raise InvalidInput("topk_ids", f"must be in 0..{num_experts - 1}")
@@ -62,11 +63,12 @@ class LayerTraffic:
             chosen[np.arange(len(topk_ids))[:, None], topk_ids] = 1
             square += chosen.T @ chosen
             tokens += chosen.sum(axis=0)
-            active.append(chosen.any(axis=0))
+            sampled.append(chosen.sum(axis=0))
             rows += len(topk_ids)
         np.fill_diagonal(square, 0)
-        masks = np.array(active, bool).reshape(-1, num_experts)
-        return cls(tokens, masks.sum(axis=0) * 1.0, square, rows, len(masks), masks)
+        counts = np.array(sampled).reshape(-1, num_experts)
+        active = (counts > 0).sum(axis=0) * 1.0
+        return cls(tokens, active, square, rows, len(counts), as_sampled(counts))
 
     def decayed(self, keep: float) -> "LayerTraffic":
         """All counts times ``keep``, in ``0..1``."""
@@ -179,11 +181,26 @@ def _require_plausible_layer(seen: LayerActivations, num_experts: int) -> None:
         raise InvalidInput(f"{where}.pair_count", "must not exceed the counts of the two experts")
     if not sum(seen.pair_count) <= seen.pair_total <= seen.rows * num_experts**2:
         raise InvalidInput(f"{where}.pair_total", "must be at least what was sent")
-    size = -(-num_experts // 8)
-    if len(seen.sampled) > MAX_SAMPLED_BATCHES or any(len(bits) != size for bits in seen.sampled):
+    size = SAMPLED_ITEM.itemsize * num_experts
+    if len(seen.sampled) > min(MAX_SAMPLED_BATCHES, seen.batches) or any(
+        len(rows) != size for rows in seen.sampled
+    ):
         raise InvalidInput(
             f"{where}.sampled", f"must be up to {MAX_SAMPLED_BATCHES} of {size} bytes"
         )
+    if _sampled_of(seen, num_experts).max(initial=0) > seen.rows:
+        raise InvalidInput(f"{where}.sampled", f"must have up to {seen.rows} rows of an expert")
+
+
+def _sampled_of(seen: LayerActivations, num_experts: int) -> NDArray[np.uint16]:
+    rows = np.frombuffer(b"".join(seen.sampled), SAMPLED_ITEM)
+    return rows.reshape(-1, num_experts).astype(np.uint16)
+
+
+def as_sampled(counts: NDArray[Any]) -> NDArray[np.uint16]:
+    """Rows of experts as samples keep them: of more than 65,535 no more is said."""
+    sampled: NDArray[np.uint16] = np.minimum(counts, np.iinfo(np.uint16).max).astype(np.uint16)
+    return sampled
 
 
 def _traffic_of(seen: LayerActivations) -> LayerTraffic:
@@ -199,15 +216,13 @@ def _traffic_of(seen: LayerActivations) -> LayerTraffic:
         likely = np.triu(np.outer(tokens, tokens), 1) * ~known
         if (total := likely.sum()) > 0:
             square += (likely * (rest / total)).astype(np.float32)
-    bits = np.frombuffer(b"".join(seen.sampled), np.uint8).reshape(len(seen.sampled), -1)
-    sampled = np.unpackbits(bits, axis=1, bitorder="little")[:, :num_experts].astype(bool)
     return LayerTraffic(
         tokens,
         np.array(seen.active_batches, np.float64),
         square + square.T,
         float(seen.rows),
         float(seen.batches),
-        sampled.reshape(-1, num_experts),
+        _sampled_of(seen, num_experts),
     )
 
 

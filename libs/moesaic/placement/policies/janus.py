@@ -66,7 +66,7 @@ def by_batches(problem: Problem) -> list[Slots]:
 
 def coactive_batches(layer: LayerTraffic) -> Floats:
     """In how many of the sampled batches two experts were active, ``[E, E]``, 0 on the diagonal."""
-    active = layer.sampled.astype(np.float64)
+    active = (layer.sampled > 0).astype(np.float64)
     together: Floats = active.T @ active
     np.fill_diagonal(together, 0)
     return together
@@ -147,7 +147,7 @@ def _best_exchange(
     board: Board, added: Floats, together: Floats, loads: Floats, full: int
 ) -> tuple[int, int | None, int] | None:
     """(who leaves ``full``, who comes instead or None, the other instance); None if nothing helps."""
-    tolerance = 1e-9 * max(1.0, float(loads[full]))
+    tolerance = 1e-9 * float(loads[full])  # traffic may have faded to very little
     limit = float(loads[full]) - tolerance
     best: tuple[int, int | None, int] | None = None
     mine = np.flatnonzero(board.held[:, full])

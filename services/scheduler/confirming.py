@@ -1,0 +1,61 @@
+"""Telling workers which placement is committed, until every one of them has said that it knows."""
+
+import asyncio
+from collections.abc import Iterable
+
+from moesaic.cluster.registry import Fleet
+from moesaic.errors import StaleEpoch
+from moesaic.messages.placement import Placement
+from moesaic.placement.decision import Incarnation, incarnation
+from services.scheduler import workers
+
+
+class Confirmation:
+    """Puts the committed placement in force wherever that has not been acknowledged."""
+
+    def __init__(self, fleet: Fleet, timeout_s: float) -> None:
+        """``timeout_s``: for one worker that must load first."""
+        self._fleet, self._timeout_s = fleet, timeout_s
+        self._done: set[tuple[int, Incarnation]] = set()  # epochs in force on workers
+
+    async def confirm(self, current: Placement) -> None:
+        """Tell the live workers that have not been told. Ends early when the fleet changes: what
+        that asks for is more urgent, and telling can be repeated.
+
+        Raises:
+            StaleEpoch: a worker has seen a later epoch.
+            MoesaicError: a worker could not be told; the others were.
+        """
+        self._done = {done for done in self._done if done[0] == current.epoch}
+        seen, live = self._fleet.version, {incarnation(r) for r in self._fleet.workers.values()}
+        keys = {(worker.worker_id, worker.generation): worker for worker in current.workers}
+        telling = {
+            key: asyncio.create_task(workers.confirm(worker, current, self._timeout_s))
+            for key, worker in keys.items()
+            if key in live and (current.epoch, key) not in self._done
+        }
+        if not telling:
+            return
+        all_told = asyncio.create_task(_ended(telling.values()))
+        news = asyncio.create_task(self._fleet.changed(seen))
+        try:
+            await asyncio.wait({all_told, news}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (all_told, news, *telling.values()):
+                task.cancel()
+            await asyncio.gather(all_told, news, *telling.values(), return_exceptions=True)
+        errors = []
+        for key, told in telling.items():
+            if told.cancelled():
+                continue
+            if (error := told.exception()) is None:
+                self._done.add((current.epoch, key))
+            else:
+                errors.append(error)
+        errors.sort(key=lambda error: not isinstance(error, StaleEpoch))
+        if errors:
+            raise errors[0]
+
+
+async def _ended(tasks: Iterable[asyncio.Task[None]]) -> None:
+    await asyncio.wait(tasks)

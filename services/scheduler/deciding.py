@@ -1,0 +1,103 @@
+"""What the fleet as it is asks for: who counts, who is left alone for now, and since when."""
+
+import time
+from collections.abc import Iterable
+from itertools import chain
+
+import structlog
+from prometheus_client import Gauge
+
+from moesaic.cluster.registry import Fleet
+from moesaic.messages.placement import Placement
+from moesaic.messages.registry import WorkerRecord
+from moesaic.placement.coverage import missing_experts
+from moesaic.placement.damping import Damping
+from moesaic.placement.decision import Decision, Incarnation, decide, incarnation
+
+log = structlog.get_logger()
+
+_uncovered = Gauge("moesaic_experts_without_replica", "experts that no live worker holds")
+
+
+class FleetDecider:
+    """Watches workers come, go and fail, and decides about them.
+
+    Attributes:
+        known: the fleet when it was last looked at.
+    """
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.known: dict[str, WorkerRecord] = {}
+        self._fleet = fleet
+        self._damping = Damping()
+        self._newcomers: dict[Incarnation, float] = {}  # not placed; when first seen
+
+    def look(self) -> None:
+        """Log who came and who left."""
+        now = dict(self._fleet.workers)
+        for event, here, there in (
+            ("worker.joined", now, self.known),
+            ("worker.left", self.known, now),
+        ):
+            for record in _incarnations_missing(here.values(), there.values()):
+                log.info(
+                    event,
+                    worker_id=record.worker_id,
+                    generation=record.generation,
+                    role=record.role,
+                    slots_per_layer=record.slots_per_layer,
+                    model_digest=record.model_digest,
+                )
+        self.known = now
+
+    def decide(self, current: Placement | None) -> Decision:
+        """What to do about the workers there are; see ``moesaic.placement.decision``.
+
+        Who came back often or could not load is left out for a while, unless its slots are needed.
+        Where experts are missing, nobody new is waited for if those who are placed can hold them.
+        """
+        records, now_s = list(self._fleet.workers.values()), time.monotonic()
+        experts = [record for record in records if record.role == "expert"]
+        live = {incarnation(record) for record in experts}
+        missing = missing_experts(current, live) if current else {}
+        _uncovered.set(len(list(chain(*missing.values()))))
+        placed = {(w.worker_id, w.generation) for w in current.workers} if current else set()
+        self._damping.note(experts, now_s)
+        held_back = {
+            record.worker_id: wait_s
+            for record in experts
+            if incarnation(record) not in placed
+            and (wait_s := self._damping.held_back_s(record.worker_id, now_s)) > 0
+        }
+        coming = {key for key in live - placed if key[0] not in held_back}
+        self._newcomers = {key: self._newcomers.get(key, now_s) for key in coming}
+        decision = decide(current, [r for r in records if r.worker_id not in held_back])
+        if held_back and decision.short:
+            decision = decide(current, records)  # they are needed, however often they left
+        if missing:
+            known = [r for r in records if r.role != "expert" or incarnation(r) in placed]
+            alone = decide(current, known)
+            decision = alone if alone.proposal is not None else decision
+        decision.waiting_for.extend(
+            f"expert worker {worker_id}: came back often or cannot load, is placed in "
+            f"{wait_s:.0f} s"
+            for worker_id, wait_s in held_back.items()
+        )
+        return decision
+
+    def settled(self, settle_s: float) -> bool:
+        """Whether the last newcomer has been there for so long."""
+        latest_s = max(self._newcomers.values(), default=float("-inf"))
+        return time.monotonic() - latest_s >= settle_s
+
+    def could_not_load(self, workers: Iterable[Incarnation]) -> None:
+        """Remember who stopped a placement."""
+        for worker_id, _ in workers:
+            self._damping.note_failure(worker_id, time.monotonic())
+
+
+def _incarnations_missing(
+    records: Iterable[WorkerRecord], elsewhere: Iterable[WorkerRecord]
+) -> list[WorkerRecord]:
+    there = {incarnation(record) for record in elsewhere}
+    return [record for record in records if incarnation(record) not in there]
