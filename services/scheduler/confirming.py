@@ -18,9 +18,12 @@ class Confirmation:
         self._fleet, self._timeout_s = fleet, timeout_s
         self._done: set[tuple[int, Incarnation]] = set()  # epochs in force on workers
 
-    async def confirm(self, current: Placement) -> None:
+    async def confirm(self, current: Placement) -> bool:
         """Tell the live workers that have not been told. Ends early when the fleet changes: what
         that asks for is more urgent, and telling can be repeated.
+
+        Returns:
+            Whether all have been told.
 
         Raises:
             StaleEpoch: a worker has seen a later epoch.
@@ -35,7 +38,7 @@ class Confirmation:
             if key in live and (current.epoch, key) not in self._done
         }
         if not telling:
-            return
+            return True
         all_told = asyncio.create_task(_ended(telling.values()))
         news = asyncio.create_task(self._fleet.changed(seen))
         try:
@@ -55,6 +58,7 @@ class Confirmation:
         errors.sort(key=lambda error: not isinstance(error, StaleEpoch))
         if errors:
             raise errors[0]
+        return not any(told.cancelled() for told in telling.values())
 
 
 async def _ended(tasks: Iterable[asyncio.Task[None]]) -> None:

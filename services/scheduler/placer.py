@@ -144,8 +144,8 @@ class Placer:
             await self._place_for_workers(decision)
             decision = self._decider.decide(self._view.current)
         self.waiting_for = decision.waiting_for
-        await self._confirm()
-        if decision.proposal is None and self._view.current is not None:
+        told = await self._confirm()
+        if told and decision.proposal is None and self._view.current is not None:
             self.waiting_for += unfulfilled(self._view.current, self._policies.current.pins)
             await self._by_traffic(self._view.current)
 
@@ -234,17 +234,19 @@ class Placer:
             done = replace(done, failure=failure)
             await self._replanner.note_outcome(noted, done, overtaken=overtaken)
 
-    async def _confirm(self) -> None:
-        """Put the committed placement in force wherever that has not been acknowledged."""
+    async def _confirm(self) -> bool:
+        """Put the committed placement in force wherever that has not been acknowledged; returns whether
+        it is everywhere."""
         current = self._view.current
         if current is None:
-            return
+            return False
         try:
-            await self._confirmation.confirm(current)
+            return await self._confirmation.confirm(current)
         except StaleEpoch as error:  # Redis went back to an earlier state
             self._migration.note_newer(error)
             noted = await self._replanner.note_workers(current, current, self._decider.known)
             await self._place(replace(current, epoch=0), noted, urgent=True)
+            return False
 
     def _experts(self) -> list[WorkerRecord]:
         return [record for record in self._fleet.workers.values() if record.role == "expert"]

@@ -46,3 +46,12 @@ async def test_a_lead_that_cannot_be_renewed_ends_by_the_leaders_own_clock(
         await asyncio.sleep(1.1)
         assert not claim.held
         redis_server.resume()
+
+
+async def test_a_leader_that_renews_twice_at_once_still_leads(bus):
+    leader = Leadership(bus, "scheduler", "s-1", 1)
+
+    for _ in range(10):
+        await asyncio.gather(*(leader.contend() for _ in range(4)))
+
+        assert leader.held

@@ -1,8 +1,12 @@
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from moesaic.messages.placement import Placement
 from moesaic.messages.registry import WorkerRecord
-from moesaic.placement.decision import decide
+from moesaic.placement.checking import violations
+from moesaic.placement.coverage import missing_experts
+from moesaic.placement.decision import Decision, decide
 
 
 def worker(name: str, *, slots: int = 4, generation: int = 1, **fields) -> WorkerRecord:
@@ -206,3 +210,61 @@ def test_slots_are_short_where_experts_are_missing_or_who_drains_is_held():
     assert not decide(current, [worker("a"), worker("b")]).short
     assert not decide(current, [worker("a"), draining, worker("c")]).short
     assert decide(current, [worker("a"), draining, worker("c", slots=1)]).short
+
+
+class Histories:
+    """Workers come, go, start again, drain and change their mind, in any order."""
+
+    def __init__(self, data: st.DataObject) -> None:
+        self._data, self._generation = data, 0
+        self.records: dict[str, WorkerRecord] = {}
+        self.current: Placement | None = None
+
+    def step(self) -> None:
+        name = self._data.draw(st.sampled_from("abcd"))
+        if name not in self.records:
+            self._generation += 1
+            self.records[name] = worker(
+                name,
+                slots=self._data.draw(st.sampled_from([0, 1, 3, 4, 8, 11])),
+                generation=self._generation,
+                model_digest=self._data.draw(st.sampled_from(["model-a"] * 5 + ["model-b"])),
+            )
+        elif self._data.draw(st.booleans()):
+            del self.records[name]
+        else:
+            state = "ready" if self.records[name].state == "draining" else "draining"
+            self.records[name] = replace(self.records[name], state=state)
+
+    def decided(self) -> Decision:
+        decision = decide(self.current, self.records.values())
+        if decision.proposal is not None:
+            assert violations(decision.proposal, self.records.values(), None) == []
+            self.current = replace(decision.proposal, epoch=1)
+        return decision
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.data())
+def test_whatever_workers_do_every_proposal_keeps_the_rules_and_is_the_last(data):
+    history = Histories(data)
+    for _ in range(data.draw(st.integers(1, 12))):
+        history.step()
+        history.decided()
+
+        again = history.decided()
+
+        assert again.proposal is None
+        if history.current is None:
+            continue
+        live = {(r.worker_id, r.generation) for r in history.records.values()}
+        held = missing_experts(history.current, live) == {}
+        slots = sum(
+            min(r.slots_per_layer, r.num_experts)
+            for r in history.records.values()
+            if r.model_digest == history.current.model_digest and r.state == "ready"
+        )
+        assert held or slots < 8
+        assert again.short == (not held) or any(
+            r.state == "draining" for r in history.records.values()
+        )

@@ -395,3 +395,16 @@ def test_traffic_that_has_faded_places_as_it_did(name: str) -> None:
     then = make_placement(name, Problem(traffic=faded, slots=(5, 5, 5)))
 
     assert then == make_placement(name, Problem(traffic=traffic, slots=(5, 5, 5)))
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("slots", [(8,), (9,), (1,) * 8, (1,) * 12, (4, 4), (0, 8, 3)])
+def test_without_any_traffic_experts_are_placed_all_the_same(
+    name: str, slots: tuple[int, ...]
+) -> None:
+    (layer,) = make_placement(name, Problem(traffic=(LayerTraffic.none(8),), slots=slots))
+
+    assert {e for held in layer for e in held} - {-1} == set(range(8))
+    for held in layer:
+        present = [expert for expert in held if expert != -1]
+        assert len(present) == len(set(present))

@@ -107,7 +107,7 @@ async def test_a_pin_that_memory_has_no_room_for_stops_neither_repair_nor_plans(
                 for wait in (await stub.GetFleet(pb.GetFleetRequest(), timeout=5)).waiting_for
             ):
                 await asyncio.sleep(0.05)
-            assert suite.view.epoch == first.epoch
+            assert await suite.until_epoch(1) == first
         async with suite.expert("b") as again:  # has lost what it held
             placement = await again.until_epoch(first.epoch + 1)
         assert placement.slots == first.slots
@@ -170,4 +170,4 @@ async def test_a_placement_that_would_not_last_is_not_applied(suite):
             )
             with pytest.raises(grpc.aio.AioRpcError, match="must be those that are placed: a, b"):
                 await stub.ApplyPlacement(request, timeout=30)
-        assert suite.view.epoch == first.epoch
+        assert await suite.until_epoch(1) == first

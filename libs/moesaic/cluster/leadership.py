@@ -30,6 +30,7 @@ class Leadership:
         self._bus, self._key = bus, f"leader:{role}"
         self._worker_id, self._token = worker_id, f"{worker_id}/{generation}".encode()
         self._until = float("-inf")
+        self._turn = asyncio.Lock()  # one renewal would undo the other
 
     @property
     def held(self) -> bool:
@@ -47,17 +48,20 @@ class Leadership:
         Raises:
             PeerLost: Redis did not answer.
         """
-        asked = time.monotonic()  # the lease runs from its grant, which is later
-        holder, before = await self._bus.get_bytes(self._key), self.held
-        if holder is None or holder == self._token or self._is_predecessor(holder):
-            taken = await self._bus.compare_and_set({self._key: holder}, self.fence, ttl_s=LEASE_S)
-            self._until = asked + LEASE_S if taken else float("-inf")
-            holder = self._token if taken else holder
-        else:
-            self._until = float("-inf")
-        self.leader = (holder or b"").decode(errors="replace").rpartition("/")[0]
-        if self.held != before:
-            log.info("leader.changed", leads=self.held, leader=self.leader)
+        async with self._turn:
+            asked = time.monotonic()  # the lease runs from its grant, which is later
+            holder, before = await self._bus.get_bytes(self._key), self.held
+            if holder is None or holder == self._token or self._is_predecessor(holder):
+                taken = await self._bus.compare_and_set(
+                    {self._key: holder}, self.fence, ttl_s=LEASE_S
+                )
+                self._until = asked + LEASE_S if taken else float("-inf")
+                holder = self._token if taken else holder
+            else:
+                self._until = float("-inf")
+            self.leader = (holder or b"").decode(errors="replace").rpartition("/")[0]
+            if self.held != before:
+                log.info("leader.changed", leads=self.held, leader=self.leader)
 
     async def keep(self) -> None:
         """Contend for ever; Redis may come and go."""
