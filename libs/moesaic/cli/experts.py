@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from moesaic.cli.console import print_json, print_table
+from moesaic.cli.console import print_json, print_table, say
 from moesaic.cli.options import JsonOption, valid_text
+from moesaic.cli.outcome import CommandError, Exit
 from moesaic.cli.scheduler_client import (
     SchedulerOption,
     calling,
@@ -38,7 +39,11 @@ def ls(
             seen = await stub.GetActivations(pb.SchedulerServiceGetActivationsRequest(), timeout=5)
             return placed.placement, seen
 
-    rows = _experts(*calling(ask()), layer)
+    placed, seen = calling(ask())
+    layers = [one.layer for one in placed.layers]
+    if layer is not None and layer not in layers:
+        raise CommandError(f"--layer {layer}: the layers with experts are {layers}", Exit.USAGE)
+    rows = _experts(placed, seen, layer)
     if as_json:
         print_json(rows)
         return
@@ -76,17 +81,23 @@ def pin(
         add_pins=[] if remove else [wish], remove_pins=[wish] if remove else []
     )
 
-    async def ask() -> "pb.SchedulerServiceSetPolicyResponse":
+    async def ask() -> "tuple[pb.SchedulerServiceSetPolicyResponse, pb.GetFleetResponse]":
         async with scheduler_stub(address) as stub:
-            return await stub.SetPolicy(request, timeout=5)
+            done = await stub.SetPolicy(request, timeout=5)
+            return done, await stub.GetFleet(pb.GetFleetRequest(), timeout=5)
 
+    done, fleet = calling(ask())
+    there = sorted(one.worker_id for one in fleet.workers if one.role == "expert")
+    if worker not in there and not remove:
+        names = ", ".join(there) or "none"
+        say(f"no expert worker {worker} is here now ({names}): the pin waits for it")
     pins = [
         {
             "expert": one.expert,
             "layer": one.layer if one.HasField("layer") else None,
             "worker": one.worker_id,
         }
-        for one in calling(ask()).pins
+        for one in done.pins
     ]
     if as_json:
         print_json(pins)

@@ -38,15 +38,16 @@ def show(scheduler: SchedulerOption = "", as_json: JsonOption = False) -> None:
 
     address = scheduler_address(scheduler)
 
-    async def ask() -> "tuple[dict[str, Any] | None, pb.GetDecisionsResponse]":
+    async def ask() -> "tuple[dict[str, Any] | None, pb.GetDecisionsResponse, list[str]]":
         async with scheduler_stub(address) as stub:
             decided = await stub.GetDecisions(pb.GetDecisionsRequest(), timeout=5)
-        return await placement_facts(address), decided
+            fleet = await stub.GetFleet(pb.GetFleetRequest(), timeout=5)
+        return await placement_facts(address), decided, list(fleet.waiting_for)
 
-    placement, decided = calling(ask())
+    placement, decided, waiting_for = calling(ask())
     if as_json:
         facts = as_dict(decided)
-        print_json({"placement": placement, **facts})
+        print_json({"placement": placement, **facts, "waiting_for": waiting_for})
     else:
         if placement is not None:
             print(f"epoch {placement['epoch']}, {len(placement['layers'])} MoE layers")
@@ -54,6 +55,8 @@ def show(scheduler: SchedulerOption = "", as_json: JsonOption = False) -> None:
             print_table(("worker", "experts"), rows)
         pins = ", ".join(_pin_text(pin) for pin in decided.pins)
         print(f"policy {decided.policy}" + (f"; pinned: {pins}" if pins else ""))
+        for what in waiting_for:
+            print(f"waiting: {what}")
         print_table(COLUMNS, [decision_row(decision) for decision in decided.decisions])
     if placement is None:
         raise CommandError("no placement is committed yet", Exit.UNHEALTHY)
@@ -97,10 +100,11 @@ def diff(
     if as_json:
         print_json(changes)
         return
-    columns = ("layer", "worker", "loads", "frees")
-    print_table(columns, [tuple(change[name] for name in columns) for change in changes])
     if not changes:
         say("nothing changes")
+        return
+    columns = ("layer", "worker", "loads", "frees")
+    print_table(columns, [tuple(change[name] for name in columns) for change in changes])
 
 
 @app.command()
