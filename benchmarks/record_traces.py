@@ -105,7 +105,6 @@ async def record_set(part: str, rows: Sequence[Row], url: str, worker: str) -> T
     recording.enough.set()
     await reader
     trace = recording.trace()
-    assert trace is not None
     print(f"{part}: {len(trace.steps)} steps, {trace.num_rows} rows, dropped {recording.dropped}")
     return trace
 

@@ -129,6 +129,7 @@ def test_numbers_are_shown_as_ranges() -> None:
 def test_the_experts_of_a_worker_are_shown_in_short() -> None:
     assert experts_text([[0, 1, 2], [0, 1, 2]]) == "0-2 in every layer"
     assert experts_text([[0, 1], [3]]) == "1 to 2 a layer, different ones"
+    assert experts_text([[0, 1], [1, 2]]) == "2 a layer, different ones"
     assert experts_text([[], []]) == "none"
 
 

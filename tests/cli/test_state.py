@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from moesaic.cli.outcome import CommandError
+from moesaic.cli.outcome import CommandError, Exit
 from moesaic.cli.state import StateFile, SuiteState, process_start_time
 
 
@@ -63,3 +63,15 @@ def test_a_directory_has_one_suite_at_a_time(tmp_path: Path) -> None:
 
     with StateFile(tmp_path).held():  # free again
         pass
+
+
+def test_a_run_directory_that_cannot_be_written_is_said_and_not_thrown(tmp_path: Path) -> None:
+    (tmp_path / "lock").mkdir()  # as good as a read-only file system, also for root
+
+    with (
+        pytest.raises(CommandError, match="cannot be written") as caught,
+        StateFile(tmp_path).held(),
+    ):
+        pass
+
+    assert caught.value.status == Exit.USAGE

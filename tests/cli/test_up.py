@@ -91,6 +91,27 @@ def test_a_service_and_redis_come_back_after_a_kill(
     eventually(lambda: back("redis") and back("expert-1"))
 
 
+def test_a_disk_that_fills_up_stops_no_suite(
+    start: Start, suite: Wait, eventually: Eventually, gone: Gone, house: Path
+) -> None:
+    process = start(*UP)
+    ready = suite("ready")
+    log = house / "run" / "expert-0.log"
+    eventually(lambda: log.exists() and "service.started" in log.read_text())
+    (house / "run" / "moesaic.new").mkdir()  # the state can be written no more
+    os.kill(next(p.pid for p in ready.processes if p.name == "expert-0"), signal.SIGKILL)
+    eventually(lambda: log.read_text().count("service.started") == 2)
+
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate()
+
+    assert process.returncode == 0
+    assert gone(pids(ready))
+    assert err.count("moesaic.json cannot be written") == 1
+    for name in ("gateway", "scheduler", "attention-0", "expert-0", "expert-1"):
+        assert "service.stopping" in (house / "run" / f"{name}.log").read_text()
+
+
 def test_a_detached_suite_serves_until_down(run: Run, suite: Wait, gone: Gone) -> None:
     up = run(*UP, "--detach", "--json")
     assert up.returncode == 0, up.stderr
@@ -125,10 +146,10 @@ def test_a_detached_suite_that_fails_says_why(run: Run) -> None:
 
 
 def test_a_suite_that_is_not_ready_in_time_says_what_was_missing(run: Run) -> None:
-    up = run(*UP, "--timeout", "1", NEVER_READY="1")
+    up = run(*UP, "--timeout", "5", NEVER_READY="1")
 
     assert up.returncode == 4
-    assert "not ready after 1 s: no attention worker" in up.stderr
+    assert "not ready after 5 s: no attention worker" in up.stderr
 
 
 def test_a_suite_that_starts_says_what_it_waits_for(start: Start) -> None:
@@ -178,6 +199,10 @@ def test_flags_and_threads_reach_the_services(start: Start, suite: Wait, house: 
         (["--slots-per-layer", "3"], {}, 2, "give --slots-per-layer 4 or more --experts"),
         (["--topology", "local", "--experts", "2"], {}, 2, "--experts: the local topology"),
         (["--topology", "mesh"], {}, 2, "mesh"),
+        (["--no-store-scoring-kv"], {}, 2, "MOESAIC_STORE_SCORING_KV=false moesaic up"),
+        (["--exchange", "case-2"], {}, 2, "--exchange is no flag of 'moesaic up'"),
+        (["--micro-batches=2"], {}, 2, "MOESAIC_MICRO_BATCHES=2 moesaic up"),
+        (["-x"], {}, 2, "'-x' is no flag of 'moesaic up'"),
         (["--host", "no.such.host.invalid"], {}, 2, "--host no.such.host.invalid"),
         (["--host", "0.0.0.0"], {}, 2, "set MOESAIC_API_KEY to the key"),
         (["--api-keys-file", "nowhere.json"], {}, 2, "--api-keys-file: cannot read nowhere.json"),

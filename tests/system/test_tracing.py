@@ -4,10 +4,14 @@ import json
 import signal
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 from moesaic.placement.trace import Trace
 from tests.suites import MOESAIC, Suite
+
+DEMO_TRACE = Path(__file__).parents[2] / "benchmarks/data/demo.moetrace"
 
 
 def recorded(suite: Suite, file: Path, *flags: str, interrupt: bool = False) -> Trace:
@@ -50,6 +54,45 @@ def test_a_suite_is_recorded_part_by_part_and_replayed(
     assert facts["placed_on"] == {"instances": 2, "slots": 20}
 
 
+def test_a_recording_that_cannot_be_kept_is_refused_before_it_takes_its_time(
+    disaggregated: Suite, tmp_path: Path
+) -> None:
+    def refused(file: Path, *flags: str) -> str:
+        recorder = disaggregated.cli("trace", "record", str(file), "--seconds", "600", *flags)
+        assert recorder.returncode in (1, 2)
+        assert not list(tmp_path.rglob("*.new"))
+        return recorder.stderr
+
+    foreign, before = tmp_path / "foreign.moetrace", DEMO_TRACE.read_bytes()
+    foreign.write_bytes(replace(Trace.decode(before), model_digest="another").encode())
+    other = foreign.read_bytes()
+
+    assert "No such file or directory" in refused(tmp_path / "nowhere" / "x.moetrace")
+    assert "Is a directory" in refused(tmp_path)
+    assert "must be of the same model" in refused(foreign, "--append")
+    assert foreign.read_bytes() == other
+
+
+def test_who_records_second_is_told_so(disaggregated: Suite, tmp_path: Path) -> None:
+    def recorder(name: str) -> "subprocess.Popen[str]":
+        command = [str(MOESAIC), "trace", "record", str(tmp_path / name), "--seconds", "600"]
+        return subprocess.Popen(
+            command, cwd=disaggregated.directory, stderr=subprocess.PIPE, text=True
+        )
+
+    with recorder("x") as one, recorder("y") as other:
+        while one.poll() is None and other.poll() is None:
+            time.sleep(0.05)
+        refused, first = (one, other) if other.poll() is None else (other, one)
+        first.send_signal(signal.SIGINT)
+        problems = [recording.communicate()[1] for recording in (refused, first)]
+
+    assert (refused.returncode, first.returncode) == (1, 3)
+    assert "a trace of this attention worker is being recorded already" in problems[0]
+    assert "no request was running" in problems[1]
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_cannot_be_recorded_or_read_is_said(tmp_path: Path) -> None:
     def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
@@ -67,7 +110,10 @@ def test_what_cannot_be_recorded_or_read_is_said(tmp_path: Path) -> None:
         run("replay", "text"),
         run("replay", "absent"),
     )
+    few = run("replay", str(DEMO_TRACE), "--instances", "2", "--slots", "3")
 
-    assert (nowhere.returncode, damaged.returncode, absent.returncode) == (3, 1, 2)
+    assert (nowhere.returncode, damaged.returncode, absent.returncode) == (3, 2, 2)
     assert "nothing runs in this directory" in nowhere.stderr
     assert "is not a routing trace" in damaged.stderr
+    assert few.returncode == 2
+    assert "--slots 3: 2 instances have 6 slots a layer, the trace is of 32 experts" in few.stderr

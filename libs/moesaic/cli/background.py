@@ -33,7 +33,9 @@ def start_in_background(flags: Sequence[str], environment: Mapping[str, str]) ->
             f"a suite already runs in this directory at {running.url} (pid {running.pid}): "
             "stop it with 'moesaic down'"
         )
-    with log.open("wb") as output:
+    with state_file.needed():
+        output = log.open("wb")
+    with output:
         supervisor = subprocess.Popen(
             [sys.executable, "-m", "moesaic.cli", "up", *flags],
             stdin=subprocess.DEVNULL,

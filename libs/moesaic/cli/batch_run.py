@@ -204,7 +204,9 @@ def opened_input(source: Path) -> Iterator[BinaryIO]:
     except BrokenPipeError:  # of the output
         raise
     except (OSError, EOFError, zlib.error) as error:
-        raise CommandError(f"--input-file {source}: {error}", Exit.USAGE) from error
+        raise CommandError(
+            f"--input-file {source}: {getattr(error, 'strerror', None) or error}", Exit.USAGE
+        ) from error
 
 
 def _measured(lines: BinaryIO) -> tuple[str, int]:

@@ -27,9 +27,11 @@ def bench(
             "replacement",
             "kernels",
         ],
-        typer.Argument(help="What to measure."),
+        typer.Argument(help="What to measure; docs/command-line.md says what each is."),
     ],
-    quick: Annotated[bool, typer.Option("--quick", help="Less data, within 45 seconds.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Less data: from half a minute to some minutes.")
+    ] = False,
     json_to: Annotated[
         str | None,
         typer.Option(

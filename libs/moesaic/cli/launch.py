@@ -73,13 +73,15 @@ class _Suite:
         self._api_key = options.api_key
         self._redis: OwnRedis | None = None
         self._stop = asyncio.Event()
+        self._written = True  # the state file says what is so
         self._supervisor = Supervisor(
             services, state_file.directory, announce=announce, changed=self._write
         )
 
     async def run(self, redis_url: str, ready_within_s: float, on_ready: OnReady) -> None:
         """Run until stopped; with a Redis of its own unless one is given."""
-        self._write()
+        with self._file.needed():
+            self._file.write(self._state)
         with self._stop_on_signals():
             if redis_url:
                 await self._serve(redis_url, ready_within_s, on_ready)
@@ -128,7 +130,14 @@ class _Suite:
     def _write(self) -> None:
         redis = [self._redis.shown] if self._redis else []
         self._state.processes = [*redis, *self._supervisor.processes]
-        self._file.write(self._state)
+        try:
+            self._file.write(self._state)
+        except OSError as error:  # a full disk stops nothing that runs
+            if self._written:
+                announce("suite", f"{self._file.path} cannot be written: {error.strerror}")
+            self._written = False
+        else:
+            self._written = True
 
     @contextmanager
     def _stop_on_signals(self) -> Iterator[None]:

@@ -30,8 +30,10 @@ app = typer.Typer(
 )
 # What stands behind the role, --help included, is for the service.
 PASS_THROUGH = {"allow_extra_args": True, "allow_interspersed_args": False}
+# Flags of services are not its own, but it says how to give them.
+EXPLAINING = {"allow_extra_args": True, "ignore_unknown_options": True}
 
-app.command()(up.up)
+app.command(context_settings=EXPLAINING)(up.up)
 app.command()(up.down)
 app.command()(status.status)
 app.command()(classify.classify)

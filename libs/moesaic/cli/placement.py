@@ -102,10 +102,11 @@ def diff(
     if as_json:
         print_json(changes)
         return
-    columns = ("layer", "worker", "loads", "frees")
-    print_table(columns, [tuple(change[name] for name in columns) for change in changes])
     if not changes:
         say("nothing changes")
+        return
+    columns = ("layer", "worker", "loads", "frees")
+    print_table(columns, [tuple(change[name] for name in columns) for change in changes])
 
 
 @app.command()

@@ -64,4 +64,6 @@ def read_rows(path: Path, default_labels: tuple[str, ...] = ()) -> Iterator[Row 
                 if line.strip():
                     yield parse_row(line, number, default_labels)
     except (OSError, EOFError, zlib.error) as error:
-        raise CommandError(f"--file {path}: {error}", Exit.USAGE) from error
+        raise CommandError(
+            f"--file {path}: {getattr(error, 'strerror', None) or error}", Exit.USAGE
+        ) from error

@@ -82,6 +82,22 @@ class StateFile:
                 Exit.USAGE,
             ) from error
 
+    @contextmanager
+    def needed(self) -> Iterator[None]:
+        """For what must be written before anything is started.
+
+        Raises:
+            CommandError: instead of an ``OSError``.
+        """
+        try:
+            yield
+        except OSError as error:
+            raise CommandError(
+                f"{self.directory}: the suite keeps its logs there, but it cannot be written "
+                f"({error.strerror}); make room, or start it from another directory",
+                Exit.USAGE,
+            ) from error
+
     def running(self) -> SuiteState | None:
         """The suite that runs now; None if there is none, or only the file of one that died."""
         try:
@@ -106,7 +122,9 @@ class StateFile:
             CommandError: a suite runs here already, or there can be no such directory.
         """
         self.make_directory()
-        with (self.directory / "lock").open("w") as lock:
+        with self.needed():
+            lock = (self.directory / "lock").open("w")
+        with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

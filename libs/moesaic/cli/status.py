@@ -128,7 +128,8 @@ def experts_text(by_layer: Sequence[Sequence[int]]) -> str:
     if all(experts == by_layer[0] for experts in by_layer):
         return f"{ranges(by_layer[0])} in every layer" if by_layer and by_layer[0] else "none"
     counts = [len(experts) for experts in by_layer]
-    return f"{min(counts)} to {max(counts)} a layer, different ones"
+    few, many = min(counts), max(counts)
+    return f"{few if few == many else f'{few} to {many}'} a layer, different ones"
 
 
 def ranges(numbers: Sequence[int]) -> str:

@@ -1,5 +1,7 @@
 """``moesaic trace``: record which experts a suite's traffic chooses, and look at what was recorded."""
 
+import errno
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -43,9 +45,8 @@ def record(
     from moesaic.errors import MoesaicError
 
     before = _read(file) if append and file.exists() else None
-    if not file.parent.is_dir():
-        raise CommandError(f"{file}: there is no such directory", Exit.USAGE)
-    recording, problem = Recording(part, max_rows, before=before), ""
+    _require_writable(file)
+    recording, problem = Recording(part, max_rows, before), ""
     workers = asyncio.run(_attention_workers(scheduler))
     say(f"recording {', '.join(workers)} for {seconds:g} s")
     try:
@@ -54,11 +55,12 @@ def record(
         pass
     except MoesaicError as error:  # what was recorded until then is whole
         problem = str(error)
-    if problem and not recording.steps:
-        raise CommandError(problem)
-    _write(file, before, recording)
+    if recording.steps:
+        _write(file, recording)
     if problem:
         raise CommandError(problem)
+    if not recording.steps:
+        raise CommandError("nothing was recorded: no request was running", Exit.UNHEALTHY)
 
 
 async def _attention_workers(scheduler: str) -> dict[str, str]:
@@ -80,17 +82,26 @@ async def _attention_workers(scheduler: str) -> dict[str, str]:
     return workers
 
 
-def _write(file: Path, before: "Trace | None", recording: "Recording") -> None:
-    import os
-
-    trace = recording.trace()
-    if trace is None or not trace.steps:
-        raise CommandError("nothing was recorded: no request was running", Exit.UNHEALTHY)
-    if before is not None:
-        trace = before.joined(trace)
-    new = file.with_name(file.name + ".new")
+def _require_writable(file: Path) -> None:
+    """Find out before anything is recorded whether it can be kept."""
+    new = _new(file)
     try:
-        new.write_bytes(trace.encode())
+        if file.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        new.touch()
+        new.unlink()
+    except OSError as error:
+        raise CommandError(f"{file}: {error.strerror}", Exit.USAGE) from error
+
+
+def _new(file: Path) -> Path:
+    return file.with_name(file.name + ".new")
+
+
+def _write(file: Path, recording: "Recording") -> None:
+    new = _new(file)
+    try:
+        new.write_bytes(recording.trace().encode())
         os.replace(new, file)
     except OSError as error:
         raise CommandError(f"{file}: {error.strerror}", Exit.USAGE) from error
@@ -108,7 +119,7 @@ def _read(file: Path) -> "Trace":
     except OSError as error:
         raise CommandError(f"{file}: {error.strerror}", Exit.USAGE) from error
     except InvalidInput as error:
-        raise CommandError(f"{file}: {error.fix}") from error
+        raise CommandError(f"{file}: {error.fix}", Exit.USAGE) from error
 
 
 @app.command()
@@ -124,15 +135,19 @@ def replay(
     as_json: JsonOption = False,
 ) -> None:
     """Show what a trace holds, and what placements and schedules would have made of it."""
-    from moesaic.errors import MoesaicError
+    from moesaic.errors import PlacementInfeasible
     from moesaic.placement.trace_report import largest_by_policy, part_facts
 
     trace = _read(file)
     per_instance = slots or -(-5 * trace.num_experts // (4 * instances))
     try:
         largest = largest_by_policy(trace, [per_instance] * instances, batches)
-    except MoesaicError as error:
-        raise CommandError(str(error), Exit.USAGE) from error
+    except PlacementInfeasible as error:
+        raise CommandError(
+            f"--slots {per_instance}: {instances} instances have {instances * per_instance} slots a "
+            f"layer, the trace is of {trace.num_experts} experts",
+            Exit.USAGE,
+        ) from error
     facts: dict[str, Any] = {
         "model_digest": trace.model_digest,
         "num_experts": trace.num_experts,

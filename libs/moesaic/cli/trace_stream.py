@@ -22,7 +22,7 @@ class Recording:
 
     part: str
     max_rows: int  # about so many
-    before: Trace | None = None  # what it will be joined to
+    before: Trace | None = None  # what it is added to
     enough: asyncio.Event = field(default_factory=asyncio.Event)  # there are so many
     shape: pb.TraceShape | None = None
     steps: list[TracedStep] = field(default_factory=list)
@@ -30,11 +30,10 @@ class Recording:
     dropped: dict[str, int] = field(default_factory=dict)  # steps, by worker
     begun: asyncio.Event = field(default_factory=asyncio.Event)  # a worker watches
 
-    def trace(self) -> Trace | None:
-        """The recording as one part; None if no worker has begun."""
-        if self.shape is None:
-            return None
-        return Trace(
+    def trace(self) -> Trace:
+        """What there was before, and the recording as one part; some worker must have begun."""
+        assert self.shape is not None
+        recorded = Trace(
             self.shape.model_digest,
             self.shape.num_experts,
             self.shape.top_k,
@@ -42,6 +41,7 @@ class Recording:
             (self.part,),
             tuple(self.steps),
         )
+        return recorded if self.before is None else self.before.joined(recorded)
 
 
 async def record(recording: Recording, workers: dict[str, str], seconds: float) -> None:
@@ -97,6 +97,7 @@ def _begin(recording: Recording, shape: pb.TraceShape) -> None:
     ):
         raise InvalidInput("file", "holds a trace of another model")
     recording.shape = shape
+    recording.trace()  # raises if this cannot be added to what there was before
     recording.begun.set()
 
 

@@ -26,6 +26,7 @@ DEFAULT_EXPERT_WORKERS = 2
 
 
 def up(
+    context: typer.Context,
     topology: Annotated[
         Literal["local", "disaggregated", "gathered", "all-to-all"],
         typer.Option(
@@ -105,6 +106,8 @@ def up(
     from moesaic.cli.ports import free_ports
     from moesaic.cli.suite import SuiteOptions
 
+    if context.args:
+        raise CommandError(no_such_flag(context.args[0]), Exit.USAGE)
     if topology != "disaggregated" and (experts or slots_per_layer):
         flag = "--experts" if experts else "--slots-per-layer"
         raise CommandError(f"{flag}: the {topology} topology has no expert workers", Exit.USAGE)
@@ -155,6 +158,22 @@ def down(
     from moesaic.cli.background import stop_suite
 
     print(stop_suite(timeout))
+
+
+def no_such_flag(given: str) -> str:
+    """What to say to something that ``moesaic up`` does not take: it may be a service's setting."""
+    flag, _, value = given.partition("=")
+    if not flag.startswith("--") or len(flag) < 4:
+        return f"{given!r} is no flag of 'moesaic up'; 'moesaic up --help' lists them"
+    name, value = flag[2:], value or "..."
+    if name.startswith("no-"):
+        name, value = name[3:], "false"
+    variable = "MOESAIC_" + name.upper().replace("-", "_")
+    return (
+        f"{flag} is no flag of 'moesaic up'; settings of its services are given as variables, "
+        f"{variable}={value} moesaic up ('moesaic serve attention --help' lists an attention "
+        "worker's, and likewise gateway, scheduler, expert)"
+    )
 
 
 def command_flags(options: "SuiteOptions", timeout: float) -> list[str]:
