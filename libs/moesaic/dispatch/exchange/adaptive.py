@@ -2,12 +2,13 @@
 
 JANUS section 3.2. One of a node's attention workers, the first by worker id that can be reached,
 brings the node's rows together (``gathering``, ``offering``) and sends them as one batch
-(``sending``). Which way is the fastest is predicted from what links cost and learned from what
-exchanges take (``costs``, ``choice``). Whatever goes wrong in two phases is asked again directly: the
-layer is late, never wrong.
+(``sending``). Which way is the fastest is predicted from what links cost, and found out in trials that
+all attention nodes make together (``judge``, ``attending``). Whatever goes wrong in two phases is
+asked again directly: the layer is late, never wrong.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
@@ -15,17 +16,18 @@ import torch
 from torch import Tensor
 
 from moesaic.dispatch.exchange import metrics
-from moesaic.dispatch.exchange.choice import Choice
+from moesaic.dispatch.exchange.attending import Attendance
 from moesaic.dispatch.exchange.contacts import Contact
 from moesaic.dispatch.exchange.costs import Case, LinkCosts
 from moesaic.dispatch.exchange.gathering import Gathering, Offer
-from moesaic.dispatch.exchange.judge import Judge, Mode, Question
+from moesaic.dispatch.exchange.judge import Judge, Mode, Question, Went
 from moesaic.dispatch.exchange.offering import Offering
 from moesaic.dispatch.exchange.orders import Offer as OfferOrder
 from moesaic.dispatch.exchange.orders import Verdict, encode, order_of
 from moesaic.dispatch.exchange.sending import Nodes, Reach, Sender
+from moesaic.dispatch.exchange.trials import Slot
 from moesaic.errors import InvalidInput, MoesaicError, NotReady, StaleEpoch
-from moesaic.transport.contract import Network
+from moesaic.transport.contract import Link, Network
 from moesaic.transport.frame import Frame, FrameKind
 
 log = structlog.get_logger()
@@ -35,13 +37,12 @@ Direct = Callable[[], Awaitable[Tensor]]
 MAX_ROWS = 8192  # of one round; half of what a frame may hold
 ROWS_PER_TIMEOUT = 512  # a larger batch may take longer, in proportion
 _DIRECT_S = 0.5  # before two phases are considered again, when they should be slower
-_EXPLORE_S = 0.05  # the same, when going directly was only tried
 _ALONE_S = 0.25  # before a worker that nobody joined offers its rows again
 _COOL_S = 1.0  # before two phases are tried again after a failure
 
 
 class _Directly(MoesaicError):
-    """Nobody has joined, and going directly should be faster."""
+    """Nobody else's rows are there, and going directly should be faster."""
 
 
 class AdaptiveExchange:
@@ -66,17 +67,18 @@ class AdaptiveExchange:
             timeout_s: longest wait for the sums of up to 512 rows; in proportion for more.
             reach_of: what of an epoch's placement can be reached now, if that epoch is in use.
         """
-        self._network, self._worker_id, self._node = network, worker_id, node
-        self._mode, self._timeout_s, self._reach_of = mode, timeout_s, reach_of
+        self._worker_id, self._node, self._mode = worker_id, node, mode
+        self._timeout_s, self._reach_of = timeout_s, reach_of
         self._sender, self._offering = Sender(network), Offering(network, worker_id)
-        self._gathering = Gathering(self._send, MAX_ROWS)
-        self._judge = Judge(mode)
+        self._gathering, self._judge = Gathering(self._send, MAX_ROWS), Judge(mode)
+        self._attendance = Attendance(network, worker_id, node, self._judge, self._offering.reach)
         self._reach: Reach | None = None
-        self._to_measure = False  # the links of ``_reach``
         self._nodes: dict[int, Nodes] = {}  # by layer, of ``_reach``
-        self._measuring: asyncio.Task[None] | None = None
-        self._direct_until = self._alone_until = 0.0
-        self._alone = False  # nobody has joined when rows were offered last
+        self._step_id, self._lanes = b"", Counter[int]()  # of a step: batches by layer, until now
+        self._direct_until_s = 0.0
+        self._alone_until_s: dict[
+            int, float
+        ] = {}  # by lane, where nobody joined the rows offered last
         self._company = (1, 1.0)  # workers in the last round, and its rows for each of ours
 
     @property
@@ -84,17 +86,22 @@ class AdaptiveExchange:
         """What links cost; ``None`` before that is measured."""
         return self._judge.costs
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is known here which way is the fastest for the batches of late."""
+        return self._attendance.is_settled
+
     def set_neighbours(self, neighbours: Sequence[Contact]) -> None:
         """Learn of the other attention workers on this node that gather rows."""
         if sorted(neighbours) == list(self._offering.neighbours):
             return
         self._offering.set_neighbours(neighbours)
-        known = {contact.worker_id for contact in neighbours} | {self._worker_id}
-        for gone in self._gathering.regulars - known:
-            self._gathering.leave(gone)
-        self._reach = None  # there are other links to measure
+        self._attendance.set_neighbours(self._offering.neighbours)
+        self._gathering.keep({contact.worker_id for contact in neighbours} | {self._worker_id})
 
-    async def dispatch(self, reach: Reach, layer: int, hidden: Tensor, direct: Direct) -> Tensor:
+    async def dispatch(
+        self, reach: Reach, layer: int, hidden: Tensor, direct: Direct, step_id: bytes = b""
+    ) -> Tensor:
         """The sum of every row's experts, float32 ``[T, H]``.
 
         Args:
@@ -102,27 +109,33 @@ class AdaptiveExchange:
             layer: index of the decoder layer.
             hidden: ``[T, H]``, on the CPU.
             direct: asks the experts without two phases.
+            step_id: of the step, which may have several batches under way.
 
         Raises:
             MoesaicError: what ``direct`` raises.
         """
-        nodes = self._nodes_of(reach, layer)
+        nodes, lane = self._nodes_of(reach, layer), self._lane(step_id, layer)
         if not self._has_two_phases(nodes):
             _count_direct(nodes)
             return await direct()
-        now = asyncio.get_running_loop().time()
-        if now >= self._direct_until and self._judge.is_ready:
+        now_s = asyncio.get_running_loop().time()
+        gatherer = None if self._is_alone(reach, layer, lane, now_s) else self._offering.gatherer()
+        if gatherer is None and self._mode == "auto":  # it is this worker that chooses a way
+            self._attendance.see(reach, nodes, now_s)
+        if now_s >= self._direct_until_s and (gatherer is not None or self._judge.is_ready):
             try:
-                sums = await self._in_two_phases(reach, layer, hidden, now)
+                if gatherer is None:
+                    return await self._gather(reach, layer, lane, hidden, now_s)
+                sums = await self._offer(gatherer, reach, layer, lane, hidden)
                 if sums is not None:
                     return sums
             except _Directly:
                 pass
             except MoesaicError as error:
-                self._direct_until = asyncio.get_running_loop().time() + _COOL_S
+                self._direct_until_s = asyncio.get_running_loop().time() + _COOL_S
                 metrics.FALLBACKS.labels(error.code).inc()
                 log.warning("exchange.failed", layer=layer, cause=str(error))
-        return await self._directly(reach, nodes, layer, hidden, direct)
+        return await self._directly(nodes, layer, hidden, direct)
 
     async def answer(self, request: Frame) -> Frame:
         """Take another worker's rows into a round; see ``orders.Offer``.
@@ -143,7 +156,7 @@ class AdaptiveExchange:
         known = request.layer in reach.targets
         if not (known and torch.equal(terms, reach.terms_of(request.layer))):
             raise NotReady("this worker reaches other expert workers")
-        offer = Offer(order.worker_id, hidden, reach)
+        offer = Offer(order.worker_id, hidden, reach, order.lane)
         sums = await self._gathering.join(request.layer, offer)
         return Frame(
             kind=FrameKind.REPLY,
@@ -157,9 +170,7 @@ class AdaptiveExchange:
 
     async def close(self) -> None:
         """Drop all links to neighbours; rounds that run fail."""
-        if self._measuring is not None:
-            self._measuring.cancel()
-            await asyncio.gather(self._measuring, return_exceptions=True)
+        await self._attendance.close()
         await self._gathering.close()
         await self._offering.close()
 
@@ -171,105 +182,112 @@ class AdaptiveExchange:
 
     def _nodes_of(self, reach: Reach, layer: int) -> Nodes:
         if reach is not self._reach:
-            self._reach, self._nodes, self._to_measure = reach, {}, True
+            self._reach, self._nodes = reach, {}
         if layer not in self._nodes:
-            nodes = self._nodes[layer] = Nodes.of(reach, layer, self._node)
-            if self._to_measure and self._has_two_phases(nodes):
-                self._to_measure = False
-                self._measure_soon(reach, nodes)
+            self._nodes[layer] = Nodes.of(reach, layer, self._node)
         return self._nodes[layer]
 
-    async def _in_two_phases(
-        self, reach: Reach, layer: int, hidden: Tensor, now: float
+    def _lane(self, step_id: bytes, layer: int) -> int:
+        """The number of this batch among those of the step for this layer."""
+        if step_id != self._step_id:
+            self._step_id, self._lanes = step_id, Counter()
+        self._lanes[layer] += 1
+        return self._lanes[layer] - 1 if step_id else 0
+
+    def _is_alone(self, reach: Reach, layer: int, lane: int, now_s: float) -> bool:
+        """Whether to offer nothing, for nobody has joined: until some time, and then to the step's end."""
+        until_s = self._alone_until_s.get(lane)
+        return until_s is not None and (now_s < until_s or layer != min(reach.targets))
+
+    async def _gather(
+        self, reach: Reach, layer: int, lane: int, hidden: Tensor, began_s: float
+    ) -> Tensor:
+        """The sums of these rows, sent with those that neighbours offer."""
+        slot = self._attendance.slot(began_s)
+        offer = Offer(self._worker_id, hidden, reach, lane)
+        sums = await self._gathering.join(layer, offer)
+        self._learn(offer.went, began_s, slot)
+        return sums
+
+    async def _offer(
+        self, gatherer: Link, reach: Reach, layer: int, lane: int, hidden: Tensor
     ) -> Tensor | None:
-        """The sums; ``None`` if whoever gathers takes too long."""
-        gatherer, first = self._offering.gatherer(), layer == min(reach.targets)
-        if gatherer is None or now < self._alone_until or (self._alone and not first):
-            offer = Offer(self._worker_id, hidden, reach)
-            return await self._gathering.join(layer, offer)
+        """The sums of these rows, from whoever gathers; ``None`` if that takes too long."""
         answer = await self._offering.offer(
             gatherer,
             reach.placement.epoch,
             layer,
+            lane,
             [hidden, reach.terms_of(layer)],
-            first=first,
-            deadline_s=3 * self._patience_s(len(hidden)),
+            first=layer == min(reach.targets),
+            patience_s=self._patience_s(len(hidden)),
         )
         if answer is None:
             return None
         sums, verdict = answer
-        until = asyncio.get_running_loop().time() + verdict.for_s
-        self._alone = verdict.next == "alone"
-        if self._alone:
-            self._alone_until = until
+        until_s = asyncio.get_running_loop().time() + verdict.for_s
+        self._alone_until_s.pop(lane, None)
+        if verdict.next == "alone":
+            self._alone_until_s[lane] = until_s
         elif verdict.next == "direct":
-            self._direct_until = until
+            self._direct_until_s = until_s
         return sums
 
     def _verdict(self, company: int) -> Verdict:
         """What a worker whose rows were in a round with so many should do next."""
         if company == 1:
             return Verdict("alone", _ALONE_S)
-        left_s = self._direct_until - asyncio.get_running_loop().time()
+        left_s = self._direct_until_s - asyncio.get_running_loop().time()
         return Verdict("direct", left_s) if left_s > 0 else Verdict("offer")
 
-    async def _send(self, layer: int, offers: list[Offer], opened_s: float) -> Tensor:
+    async def _send(self, layer: int, offers: list[Offer]) -> Tensor:
         """Phase 2 of a round."""
-        loop, reach = asyncio.get_running_loop(), offers[0].reach
+        now_s, reach = asyncio.get_running_loop().time(), offers[0].reach
         nodes = Nodes.of(reach, layer, self._node)
-        rows = sum(len(offer.hidden) for offer in offers)
-        own_rows = sum(len(o.hidden) for o in offers if o.worker_id == self._worker_id)
-        self._company = (len(offers), rows / own_rows if own_rows else 1.0)
-        question = Question.of(reach, layer, nodes, len(offers), rows, offers[0].hidden)
-        choice = self._judge.choose(question)
+        hidden = torch.cat([o.hidden for o in offers]) if len(offers) > 1 else offers[0].hidden
+        own = [offer for offer in offers if offer.worker_id == self._worker_id]
+        own_rows, rows = sum(len(offer.hidden) for offer in own), len(hidden)
+        if own_rows:
+            self._company = (offers[0].company, rows / own_rows)
+            self._attendance.decided(now_s)
+        question = Question.of(nodes, layer, offers[0].company, rows, hidden)
+        choice = self._judge.choose(question, self._attendance.slot(now_s))
         case = choice.case
         if case == "direct":
-            if own_rows:
-                self._direct_until = loop.time() + (_EXPLORE_S if choice.exploring else _DIRECT_S)
-            if own_rows == rows:
+            self._direct_until_s = now_s + min(_DIRECT_S, self._attendance.changes_in_s(now_s))
+            if len(own) == len(offers):
                 raise _Directly
             two_phases: tuple[Case, Case] = ("case-1", "case-2")
             case = min(two_phases, key=choice.predicted_s.__getitem__)  # once more, for who is here
-        hidden = torch.cat([o.hidden for o in offers]) if len(offers) > 1 else offers[0].hidden
-        patience_s = self._patience_s(rows)
-        sums = await self._sender.send(case, reach, layer, nodes, hidden, patience_s)
-        self._judge.learn(question, case, choice, loop.time() - opened_s)
+        sums = await self._sender.send(case, reach, layer, nodes, hidden, self._patience_s(rows))
+        went = Went(question, choice, case)
+        self._judge.count(went)
+        for offer in offers:
+            offer.went = went
         return sums
 
-    async def _directly(
-        self, reach: Reach, nodes: Nodes, layer: int, hidden: Tensor, direct: Direct
-    ) -> Tensor:
+    async def _directly(self, nodes: Nodes, layer: int, hidden: Tensor, direct: Direct) -> Tensor:
         """Ask without two phases, and learn what that takes in the usual company."""
-        started = asyncio.get_running_loop().time()
+        began_s = asyncio.get_running_loop().time()
+        slot = self._attendance.slot(began_s)
         sums = await direct()
-        taken_s = asyncio.get_running_loop().time() - started
         _count_direct(nodes)
         members, ratio = self._company
-        rows = round(len(hidden) * ratio)
-        question = Question.of(reach, layer, nodes, members, rows, hidden)
-        choice = Choice("direct", self._judge.predict(question))
-        self._judge.learn(question, "direct", choice, taken_s)
+        question = Question.of(nodes, layer, members, round(len(hidden) * ratio), hidden)
+        went = self._judge.directly(question, slot)
+        self._judge.count(went)
+        self._learn(went, began_s, slot)
         return sums
+
+    def _learn(self, went: Went | None, began_s: float, slot: Slot | None) -> None:
+        """Note how long this worker has waited for sums since ``began_s``, in that slot."""
+        now_s = asyncio.get_running_loop().time()
+        if went is not None:
+            shown = slot if slot is not None and slot.settled else None
+            self._judge.learn(went, now_s - began_s, shown, now_s)
 
     def _patience_s(self, rows: int) -> float:
         return self._timeout_s * max(1.0, rows / ROWS_PER_TIMEOUT)
-
-    def _measure_soon(self, reach: Reach, nodes: Nodes) -> None:
-        if self._measuring is None or self._measuring.done():
-            self._measuring = asyncio.ensure_future(self._measure(reach, nodes))
-
-    async def _measure(self, reach: Reach, nodes: Nodes) -> None:
-        """Learn what links cost, over the links there are."""
-        try:
-            near = [
-                await self._offering.reach(contact, self._timeout_s)
-                for contact in self._offering.neighbours[:1]
-            ]
-            await self._judge.measure(self._network, reach, nodes, near)
-        except MoesaicError as error:
-            log.warning("links.not_measured", cause=str(error))
-            await asyncio.sleep(_COOL_S)
-            self._reach = None  # with the next step, again
 
 
 def _count_direct(nodes: Nodes) -> None:

@@ -18,9 +18,14 @@ _BURST = 8  # messages at the same time
 _ROUNDS = 5
 _QUICK_S = 0.02  # for the large message; if it takes no longer, a larger one tells more
 _PROBE_S = 5.0  # longest wait for one ping
-_FAR_S = 60.0  # for a worker that measures links of its own
+FAR_S = 60.0  # for a worker that measures links of its own
 
-_seq = itertools.count(1 << 62)  # apart from those of other frames on the same links
+_seqs = itertools.count(1 << 62)  # apart from those of other frames on the same links
+
+
+def next_seq() -> int:
+    """For a frame that is no part of a step's exchange."""
+    return next(_seqs)
 
 
 async def measure_link(link: Link) -> LinkCost:
@@ -68,10 +73,10 @@ async def _far(network: Network, reach: Reach, workers: Sequence[int]) -> LinkCo
     request = Frame(
         kind=FrameKind.REQUEST,
         epoch=reach.placement.epoch,
-        seq=next(_seq),
+        seq=next_seq(),
         body=encode(Measure(list(workers[:2]))),
     )
-    [outcome] = await network.exchange([(reach.links[workers[0]], request)], _FAR_S)
+    [outcome] = await network.exchange([(reach.links[workers[0]], request)], FAR_S)
     if isinstance(outcome, MoesaicError):
         raise outcome
     return msgspec.msgpack.decode(outcome.body, type=LinkCost)
