@@ -246,3 +246,32 @@ async def test_a_failure_of_any_kind_ends_its_round_and_no_task_dies_of_it() -> 
     gc.collect()
     await asyncio.sleep(0)
     assert not died
+
+
+async def test_who_keeps_another_pace_is_waited_for_ever_more_seldom() -> None:
+    """A short step waited for the one who is in a long step, each time that had begun another."""
+    made = Gathering(Sends(), 100)
+    made._regulars = {0: {"a", "b"}}
+    waited = 0
+
+    for _ in range(100):  # b comes when a has just gone
+        waited += "b" in made.regulars
+        await made.join(0, offer("a", 1.0))
+        made._regulars[0].discard("a")
+        await made.join(0, offer("b", 1.0))
+
+    assert 3 <= waited <= 9
+
+
+async def test_who_meets_again_is_a_regular_again() -> None:
+    made = Gathering(Sends(), 100)
+    made._missed, made._passes = {("b", 0): 6}, {("b", 0): 63}
+    made._regulars = {0: {"a"}}
+
+    b = asyncio.ensure_future(made.join(0, offer("b", 1.0)))
+    await asyncio.sleep(0)
+    await asyncio.gather(b, made.join(0, offer("a", 1.0)))
+
+    assert made.regulars == {"a", "b"}
+    assert not made._missed
+    assert not made._passes

@@ -37,7 +37,8 @@ Direct = Callable[[], Awaitable[Tensor]]
 MAX_ROWS = 8192  # of one round; half of what a frame may hold
 ROWS_PER_TIMEOUT = 512  # a larger batch may take longer, in proportion
 _DIRECT_S = 0.5  # before two phases are considered again, when they should be slower
-_ALONE_S = 0.25  # before a worker that nobody joined offers its rows again
+_ALONE_S = 0.25  # before a worker that nobody joined offers its rows again to one without work
+_IDLE_S = 1.0  # without a step; then there is no work
 _COOL_S = 1.0  # before two phases are tried again after a failure
 
 
@@ -76,6 +77,10 @@ class AdaptiveExchange:
         self._nodes: dict[int, Nodes] = {}  # by layer, of ``_reach``
         self._step_id, self._lanes = b"", Counter[int]()  # of a step: batches by layer, until now
         self._direct_until_s = 0.0
+        self._used_s = float("-inf")  # when the last step began
+        self._apart = set[
+            int
+        ]()  # lanes that have gone directly in this step: neighbours are elsewhere
         self._alone_until_s: dict[
             int, float
         ] = {}  # by lane, where nobody joined the rows offered last
@@ -119,14 +124,19 @@ class AdaptiveExchange:
             _count_direct(nodes)
             return await direct()
         now_s = asyncio.get_running_loop().time()
-        gatherer = None if self._is_alone(reach, layer, lane, now_s) else self._offering.gatherer()
+        first = layer == min(reach.targets)
+        if first:
+            self._used_s = now_s
+            self._apart.discard(lane)
+        gatherer = None if self._is_alone(lane, first, now_s) else self._offering.gatherer()
         if gatherer is None and self._mode == "auto":  # it is this worker that chooses a way
-            self._attendance.see(reach, nodes, now_s)
-        if now_s >= self._direct_until_s and (gatherer is not None or self._judge.is_ready):
+            self._attendance.see(reach, nodes, now_s, starts_step=first and lane == 0)
+        ready = gatherer is not None or self._judge.is_ready
+        if ready and now_s >= self._direct_until_s and lane not in self._apart:
             try:
                 if gatherer is None:
                     return await self._gather(reach, layer, lane, hidden, now_s)
-                sums = await self._offer(gatherer, reach, layer, lane, hidden)
+                sums = await self._offer(gatherer, reach, layer, lane, hidden, first)
                 if sums is not None:
                     return sums
             except _Directly:
@@ -135,6 +145,7 @@ class AdaptiveExchange:
                 self._direct_until_s = asyncio.get_running_loop().time() + _COOL_S
                 metrics.FALLBACKS.labels(error.code).inc()
                 log.warning("exchange.failed", layer=layer, cause=str(error))
+        self._apart.add(lane)
         return await self._directly(nodes, layer, hidden, direct)
 
     async def answer(self, request: Frame) -> Frame:
@@ -194,10 +205,10 @@ class AdaptiveExchange:
         self._lanes[layer] += 1
         return self._lanes[layer] - 1 if step_id else 0
 
-    def _is_alone(self, reach: Reach, layer: int, lane: int, now_s: float) -> bool:
+    def _is_alone(self, lane: int, first: bool, now_s: float) -> bool:
         """Whether to offer nothing, for nobody has joined: until some time, and then to the step's end."""
         until_s = self._alone_until_s.get(lane)
-        return until_s is not None and (now_s < until_s or layer != min(reach.targets))
+        return until_s is not None and (now_s < until_s or not first)
 
     async def _gather(
         self, reach: Reach, layer: int, lane: int, hidden: Tensor, began_s: float
@@ -210,7 +221,7 @@ class AdaptiveExchange:
         return sums
 
     async def _offer(
-        self, gatherer: Link, reach: Reach, layer: int, lane: int, hidden: Tensor
+        self, gatherer: Link, reach: Reach, layer: int, lane: int, hidden: Tensor, first: bool
     ) -> Tensor | None:
         """The sums of these rows, from whoever gathers; ``None`` if that takes too long."""
         answer = await self._offering.offer(
@@ -219,7 +230,7 @@ class AdaptiveExchange:
             layer,
             lane,
             [hidden, reach.terms_of(layer)],
-            first=layer == min(reach.targets),
+            first=first,
             patience_s=self._patience_s(len(hidden)),
         )
         if answer is None:
@@ -235,9 +246,10 @@ class AdaptiveExchange:
 
     def _verdict(self, company: int) -> Verdict:
         """What a worker whose rows were in a round with so many should do next."""
-        if company == 1:
-            return Verdict("alone", _ALONE_S)
-        left_s = self._direct_until_s - asyncio.get_running_loop().time()
+        now_s = asyncio.get_running_loop().time()
+        if company == 1:  # if this worker has steps of its own, the two will meet at the next one
+            return Verdict("alone", _ALONE_S if now_s > self._used_s + _IDLE_S else 0.0)
+        left_s = self._direct_until_s - now_s
         return Verdict("direct", left_s) if left_s > 0 else Verdict("offer")
 
     async def _send(self, layer: int, offers: list[Offer]) -> Tensor:

@@ -19,7 +19,9 @@ from moesaic.transport.frame import Frame, FrameKind
 
 log = structlog.get_logger()
 
-_IDLE_S = 2.0  # without a layer; then there is nothing to attend to
+_IDLE_S = 4.0  # without a layer; then there is nothing to attend to
+_SLOT_STEPS = 3  # at least, of a slot
+_NEWEST_WEIGHS = 0.2  # in what steps take
 _TURN_S = 0.1  # between questions whether it is our turn to measure
 _RETRY_S = (1.0, 60.0)  # after a measurement that failed; twice as long each time
 _PING_S = 1.0  # who is too busy for a ping is not asked: an answer that is missing costs its link
@@ -50,7 +52,8 @@ class Attendance:
         self._neighbours: Sequence[Contact] = ()
         self._reach: Reach | None = None
         self._nodes = Nodes((), ())
-        self._used_s = self._decided_s = -_LATER
+        self._used_s = self._decided_s = self._step_began_s = -_LATER
+        self._step_s = 0.0
         self._measured: object = None  # the links of which costs are known
         self._measure_from_s, self._retry_s = 0.0, _RETRY_S[0]
         self._trial: Trial | None = None
@@ -59,9 +62,13 @@ class Attendance:
         self._running: asyncio.Task[None] | None = None
         self._asking: set[asyncio.Future[list[Frame | MoesaicError]]] = set()
 
-    def see(self, reach: Reach, nodes: Nodes, now_s: float) -> None:
+    def see(self, reach: Reach, nodes: Nodes, now_s: float, *, starts_step: bool) -> None:
         """Note that a layer is exchanged, with these workers, and begin to attend."""
         self._reach, self._nodes, self._used_s = reach, nodes, now_s
+        if starts_step:
+            if now_s < self._step_began_s + _IDLE_S:
+                self._step_s += _NEWEST_WEIGHS * (now_s - self._step_began_s - self._step_s)
+            self._step_began_s = now_s
         if self._running is None:
             self._running = asyncio.get_running_loop().create_task(self._run())
 
@@ -152,7 +159,10 @@ class Attendance:
         if over and trial is not None:
             self._trial = None
             chooser.finish_trial()
-        beat = await self._ask(reach, chooser.wished_slot_s(loop.time()) if over else 0.0)
+        slot_s = chooser.wished_slot_s(loop.time()) if over else 0.0
+        if slot_s:  # workers meet when steps begin
+            slot_s = max(slot_s, _SLOT_STEPS * self._step_s)
+        beat = await self._ask(reach, slot_s)
         self._trial, self._judge.senders = beat.trial, beat.nodes
 
     async def _ask(self, reach: Reach, slot_s: float = 0.0, measures: bool = False) -> Beat:

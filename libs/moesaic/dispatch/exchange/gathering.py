@@ -4,7 +4,8 @@ Workers step at their own pace, so rows are not collected from everybody: a roun
 offered for one layer while it is open. At a step's first layer it waits for the regulars, who began a
 step lately, also if they are in the middle of one; at the others for those who were in the opener's
 last round. It waits no longer than patience lasts, and whoever has stayed away is waited for no more
-until it comes again: one without work costs one wait. Workers that begin a step together stay
+until it comes again: one without work costs one wait. Whoever is missed again and again, for it keeps
+another pace, may come twice, four times, up to 64 times before it is waited for once more. Workers that begin a step together stay
 together, for the sums of a round reach all of them at once.
 
 Of one worker, several batches of a step may be under way at once. Each has a lane: its number among
@@ -24,10 +25,15 @@ from moesaic.errors import MoesaicError, NotReady
 
 log = structlog.get_logger()
 
-PATIENCE_SHARE = 0.5  # of what a round takes to its sums; of a step, before the first layer
-_PATIENCE_S = (0.0005, 0.5)  # the least and the most
+_ROUND_SHARE = 0.5  # of what a round takes to its sums: so long may one be behind
+_STEP_SHARE = (
+    1.0  # the same before the first layer, of a step: whoever is in the middle of one will come
+)
+_PATIENCE_S = (0.0005, 2.0)  # the least and the most
 _IDLE_S = 4.0  # no step takes so long
 _FADES = 0.8  # what a round's time weighs after the next one
+
+_MOST_MISSED = 6
 
 _Place = tuple[str, int]  # a worker, and one of its lanes
 
@@ -76,6 +82,10 @@ class Gathering:
         self._open: dict[Hashable, _Round] = {}
         self._regulars: dict[int, set[str]] = {}  # by lane
         self._companions: dict[_Place, frozenset[str]] = {}  # who was in its last round
+        self._missed: dict[
+            _Place, int
+        ] = {}  # first layers at which it was waited for, since it met others
+        self._passes: dict[_Place, int] = {}  # how often it may come before it is waited for again
         self._round_s = self._step_s = 0.0  # what rounds take to their sums, and steps
         self._first_s = 0.0  # when a round for a first layer has left last
         self._running: set[asyncio.Task[None]] = set()
@@ -88,7 +98,8 @@ class Gathering:
     def patience_s(self, first: bool) -> float:
         """How long a round stays open for those who are missing; ``first`` of a step's layers?"""
         least, most = _PATIENCE_S
-        return min(most, max(least, PATIENCE_SHARE * (self._step_s if first else self._round_s)))
+        usual_s = _STEP_SHARE * self._step_s if first else _ROUND_SHARE * self._round_s
+        return min(most, max(least, usual_s))
 
     async def join(self, layer: int, offer: Offer) -> Tensor:
         """Put rows into the round for ``layer``, and wait for their sums.
@@ -116,7 +127,7 @@ class Gathering:
             self._open[key] = round_
         round_.offers.append(offer)
         if round_.first:
-            self._regulars.setdefault(offer.lane, set()).add(offer.worker_id)
+            self._expect(offer.worker_id, offer.lane)
         for other in list(self._open.values()):
             if other is round_ or (other.lane == offer.lane and not other.first):
                 other.awaited.discard(offer.worker_id)
@@ -132,6 +143,9 @@ class Gathering:
             for place, known in self._companions.items()
             if place[0] in workers
         }
+        for known in (self._missed, self._passes):
+            for place in [place for place in known if place[0] not in workers]:
+                del known[place]
         for round_ in list(self._open.values()):
             round_.awaited &= set(workers)
             if not round_.awaited:
@@ -158,12 +172,35 @@ class Gathering:
         for worker_id in together:
             self._companions[worker_id, round_.lane] = together
         if round_.first:
-            self._regulars[round_.lane] -= round_.awaited
+            self._note_who_came(round_, together)
         if round_.first and round_.lane == 0:
             self._learn_step(asyncio.get_running_loop().time())
         task = asyncio.get_running_loop().create_task(self._run(round_))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
+
+    def _expect(self, worker_id: str, lane: int) -> None:
+        """It has begun a step, and will begin another."""
+        place = worker_id, lane
+        regulars = self._regulars.setdefault(lane, set())
+        if self._passes.get(place, 0) > 0:
+            self._passes[place] -= 1
+        else:
+            regulars.add(worker_id)
+
+    def _note_who_came(self, round_: _Round, together: Collection[str]) -> None:
+        """Who keeps another pace is waited for in vain ever more seldom."""
+        lane = round_.lane
+        self._regulars[lane] -= round_.awaited
+        for worker_id in round_.awaited:
+            missed = self._missed.get((worker_id, lane), 0)
+            self._missed[worker_id, lane] = min(missed + 1, _MOST_MISSED)
+            self._passes[worker_id, lane] = (1 << missed) - 1
+        if len(together) > 1:
+            self._regulars[lane].update(together)
+            for worker_id in together:
+                self._missed.pop((worker_id, lane), None)
+                self._passes.pop((worker_id, lane), None)
 
     def _learn_step(self, now: float) -> None:
         took_s = now - self._first_s

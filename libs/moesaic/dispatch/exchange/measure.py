@@ -17,6 +17,7 @@ _SMALL, _LARGE, _LARGER = 0, 1 << 16, 1 << 19  # bytes
 _BURST = 8  # messages at the same time
 _ROUNDS = 5
 _QUICK_S = 0.02  # for the large message; if it takes no longer, a larger one tells more
+_LEAST_SHARE = 0.1  # of what the large message takes are its bytes, whatever small ones took
 _PROBE_S = 5.0  # longest wait for one ping
 FAR_S = 60.0  # for a worker that measures links of its own
 
@@ -50,7 +51,7 @@ async def measure_link(link: Link) -> LinkCost:
     return LinkCost(
         latency_s=small_s / 2 - message_s,
         message_s=message_s,
-        bytes_per_s=large / max(large_s - small_s, 1e-9),
+        bytes_per_s=large / max(large_s - small_s, _LEAST_SHARE * large_s),
     )
 
 

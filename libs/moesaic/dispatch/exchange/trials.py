@@ -14,7 +14,7 @@ from moesaic.dispatch.exchange.costs import CASES, Case
 
 ATTEND_EVERY_S = 0.5  # how often an attention worker asks who conducts
 SWEEPS = 4  # of a trial; each goes every way once
-SLOT_S = (0.15, 4.0)  # the least and the most
+SLOT_S = (0.15, 10.0)  # the least and the most
 
 _NOTICE_S = 3 * ATTEND_EVERY_S  # from planning a trial to its start: all have asked meanwhile
 _SETTLING = 0.2  # of a slot: what others still do from the one before is no part of it
