@@ -184,3 +184,15 @@ def test_kinds_are_learned_apart() -> None:
 
     assert chooser.choose("few rows", model_s).case == "case-2"
     assert chooser.choose("many rows", model_s).case == "direct"
+
+
+def test_a_way_that_was_slow_while_the_machine_was_busy_is_tried_again() -> None:
+    """It was predicted to take far longer for ever after, and so never gone again."""
+    truth: dict[Case, float] = {"direct": 1.5e-2, "case-1": 1.5e-2, "case-2": 1e-2}
+    node = Node("a", {"direct": 1e-2, "case-1": 1.2e-2, "case-2": 1.2e-2})
+    for _ in range(20):
+        node.chooser.learn("kind", "case-2", 1.2e-2, 5.0)
+
+    live([node], lambda going: [truth[going[0]]], 30.0)
+
+    assert node.going == "case-2"

@@ -79,7 +79,7 @@ async def test_a_worker_whose_gatherer_has_no_rows_goes_on_alone(open_lab: Any) 
     async with open_lab("inprocess", ["a", "a"], ["x", "x"], "case-1") as lab:
         await lab.step(1, 4)
 
-        assert lab.attention[1].exchange._alone_until_s
+        assert lab.attention[1].exchange._steps._alone_until_s
         for got, expected in zip(await lab.step(1, 4), await lab.expected(1, 4), strict=True):
             torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
@@ -206,7 +206,7 @@ async def test_rows_are_gathered_by_one_who_does_not_know_yet_what_links_cost(
         await lab.check([4, 4])
         await lab.measured()
         for worker in lab.attention:
-            worker.exchange._direct_until_s = 0.0
+            worker.exchange._steps.direct_until_s = 0.0
         lab.attention[0].exchange._judge.costs = None
         told = count(metrics.ROUNDS, "case-2", "faster")
         failed = count(metrics.FALLBACKS, "internal_error")

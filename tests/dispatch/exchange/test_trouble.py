@@ -72,7 +72,7 @@ async def test_rows_that_are_lost_cost_no_link_between_colleagues(open_lab: Any)
         assert len(links) == 2
         for link in lab.attention[0].dispatcher._links.values():
             link.post = lambda frame: None
-        lab.attention[0].exchange._direct_until_s = 0.0
+        lab.attention[0].exchange._steps.direct_until_s = 0.0
 
         await lab.check([3])
 
@@ -120,7 +120,7 @@ async def test_a_trip_that_fails_says_nothing_about_how_long_they_take(
 
         before = dict(offering._trip_s)
         offering._network.exchange = fails
-        lab.attention[1].exchange._alone_until_s = {}
+        lab.attention[1].exchange._steps._alone_until_s = {}
         await lab.step(1, 4)
 
         assert lost
@@ -134,7 +134,7 @@ async def test_who_gathers_is_waited_for_no_longer_than_an_exchange_may_take(
         await lab.step(1, 4)
         second = lab.attention[1].exchange
         second._offering._trip_s = dict.fromkeys(range(64), 3600.0)
-        second._alone_until_s = {}
+        second._steps._alone_until_s = {}
 
         async def hangs(request: Any) -> Any:
             await asyncio.Event().wait()
@@ -243,14 +243,14 @@ async def test_one_without_rows_still_says_that_going_directly_is_faster(open_la
         seconds = {"direct": 1.0, "case-1": 2.0, "case-2": 3.0}
         first._judge.choose = lambda question, slot: Choice("direct", seconds)
         for worker in lab.attention:
-            worker.exchange._direct_until_s, worker.exchange._alone_until_s = 0.0, {}
+            worker.exchange._steps.direct_until_s, worker.exchange._steps._alone_until_s = 0.0, {}
         first._gathering._regulars = {0: {"attention-1", "attention-2"}}
 
         await asyncio.gather(lab.step(1, 4), lab.step(2, 4))
 
         now_s = asyncio.get_running_loop().time()
-        assert first._direct_until_s > now_s - 0.5
-        assert max(w.exchange._direct_until_s for w in lab.attention[1:]) > 0.0
+        assert first._steps.direct_until_s > now_s - 0.5
+        assert max(w.exchange._steps.direct_until_s for w in lab.attention[1:]) > 0.0
 
 
 @pytest.mark.parametrize("mode", ["case-1", "case-2", "auto"])

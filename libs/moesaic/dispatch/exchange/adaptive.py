@@ -8,7 +8,6 @@ asked again directly: the layer is late, never wrong.
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
@@ -25,6 +24,7 @@ from moesaic.dispatch.exchange.offering import Offering
 from moesaic.dispatch.exchange.orders import Offer as OfferOrder
 from moesaic.dispatch.exchange.orders import Verdict, encode, order_of
 from moesaic.dispatch.exchange.sending import Nodes, Reach, Sender
+from moesaic.dispatch.exchange.steps import Steps
 from moesaic.dispatch.exchange.trials import Slot
 from moesaic.errors import InvalidInput, MoesaicError, NotReady, StaleEpoch
 from moesaic.transport.contract import Link, Network
@@ -38,7 +38,6 @@ MAX_ROWS = 8192  # of one round; half of what a frame may hold
 ROWS_PER_TIMEOUT = 512  # a larger batch may take longer, in proportion
 _DIRECT_S = 0.5  # before two phases are considered again, when they should be slower
 _ALONE_S = 0.25  # before a worker that nobody joined offers its rows again to one without work
-_IDLE_S = 1.0  # without a step; then there is no work
 _COOL_S = 1.0  # before two phases are tried again after a failure
 
 
@@ -75,15 +74,7 @@ class AdaptiveExchange:
         self._attendance = Attendance(network, worker_id, node, self._judge, self._offering.reach)
         self._reach: Reach | None = None
         self._nodes: dict[int, Nodes] = {}  # by layer, of ``_reach``
-        self._step_id, self._lanes = b"", Counter[int]()  # of a step: batches by layer, until now
-        self._direct_until_s = 0.0
-        self._used_s = float("-inf")  # when the last step began
-        self._apart = set[
-            int
-        ]()  # lanes that have gone directly in this step: neighbours are elsewhere
-        self._alone_until_s: dict[
-            int, float
-        ] = {}  # by lane, where nobody joined the rows offered last
+        self._steps = Steps()
         self._company = (1, 1.0)  # workers in the last round, and its rows for each of ours
 
     @property
@@ -119,20 +110,20 @@ class AdaptiveExchange:
         Raises:
             MoesaicError: what ``direct`` raises.
         """
-        nodes, lane = self._nodes_of(reach, layer), self._lane(step_id, layer)
+        nodes, lane = self._nodes_of(reach, layer), self._steps.lane(step_id, layer)
         if not self._has_two_phases(nodes):
             _count_direct(nodes)
             return await direct()
         now_s = asyncio.get_running_loop().time()
         first = layer == min(reach.targets)
         if first:
-            self._used_s = now_s
-            self._apart.discard(lane)
-        gatherer = None if self._is_alone(lane, first, now_s) else self._offering.gatherer()
-        if gatherer is None and self._mode == "auto":  # it is this worker that chooses a way
+            self._steps.begin(lane, now_s)
+        alone = self._steps.is_alone(lane, first, now_s)
+        gatherer = None if alone else self._offering.gatherer()
+        if gatherer is None and self._mode == "auto" and not self._steps.has_missed(lane, now_s):
             self._attendance.see(reach, nodes, now_s, starts_step=first and lane == 0)
         ready = gatherer is not None or self._judge.is_ready
-        if ready and now_s >= self._direct_until_s and lane not in self._apart:
+        if ready and self._steps.may_meet(lane, now_s):
             try:
                 if gatherer is None:
                     return await self._gather(reach, layer, lane, hidden, now_s)
@@ -142,10 +133,10 @@ class AdaptiveExchange:
             except _Directly:
                 pass
             except MoesaicError as error:
-                self._direct_until_s = asyncio.get_running_loop().time() + _COOL_S
+                self._steps.direct_until_s = asyncio.get_running_loop().time() + _COOL_S
                 metrics.FALLBACKS.labels(error.code).inc()
                 log.warning("exchange.failed", layer=layer, cause=str(error))
-        self._apart.add(lane)
+        self._steps.go_directly(lane)
         return await self._directly(nodes, layer, hidden, direct)
 
     async def answer(self, request: Frame) -> Frame:
@@ -198,18 +189,6 @@ class AdaptiveExchange:
             self._nodes[layer] = Nodes.of(reach, layer, self._node)
         return self._nodes[layer]
 
-    def _lane(self, step_id: bytes, layer: int) -> int:
-        """The number of this batch among those of the step for this layer."""
-        if step_id != self._step_id:
-            self._step_id, self._lanes = step_id, Counter()
-        self._lanes[layer] += 1
-        return self._lanes[layer] - 1 if step_id else 0
-
-    def _is_alone(self, lane: int, first: bool, now_s: float) -> bool:
-        """Whether to offer nothing, for nobody has joined: until some time, and then to the step's end."""
-        until_s = self._alone_until_s.get(lane)
-        return until_s is not None and (now_s < until_s or not first)
-
     async def _gather(
         self, reach: Reach, layer: int, lane: int, hidden: Tensor, began_s: float
     ) -> Tensor:
@@ -236,20 +215,15 @@ class AdaptiveExchange:
         if answer is None:
             return None
         sums, verdict = answer
-        until_s = asyncio.get_running_loop().time() + verdict.for_s
-        self._alone_until_s.pop(lane, None)
-        if verdict.next == "alone":
-            self._alone_until_s[lane] = until_s
-        elif verdict.next == "direct":
-            self._direct_until_s = until_s
+        self._steps.heed(verdict, lane, asyncio.get_running_loop().time())
         return sums
 
     def _verdict(self, company: int) -> Verdict:
         """What a worker whose rows were in a round with so many should do next."""
         now_s = asyncio.get_running_loop().time()
         if company == 1:  # if this worker has steps of its own, the two will meet at the next one
-            return Verdict("alone", _ALONE_S if now_s > self._used_s + _IDLE_S else 0.0)
-        left_s = self._direct_until_s - now_s
+            return Verdict("alone", _ALONE_S if self._steps.is_idle(now_s) else 0.0)
+        left_s = self._steps.direct_until_s - now_s
         return Verdict("direct", left_s) if left_s > 0 else Verdict("offer")
 
     async def _send(self, layer: int, offers: list[Offer]) -> Tensor:
@@ -266,7 +240,9 @@ class AdaptiveExchange:
         choice = self._judge.choose(question, self._attendance.slot(now_s))
         case = choice.case
         if case == "direct":
-            self._direct_until_s = now_s + min(_DIRECT_S, self._attendance.changes_in_s(now_s))
+            self._steps.direct_until_s = now_s + min(
+                _DIRECT_S, self._attendance.changes_in_s(now_s)
+            )
             if len(own) == len(offers):
                 raise _Directly
             two_phases: tuple[Case, Case] = ("case-1", "case-2")

@@ -6,6 +6,7 @@ makes predictions better; but it chooses nothing, for it was learned at differen
 different loads, while others went other ways. Only trials (``trials``, ``evidence``) overrule links.
 """
 
+import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
@@ -14,7 +15,7 @@ from moesaic.dispatch.exchange.evidence import Evidence
 from moesaic.dispatch.exchange.trials import Slot
 
 _FADES = 0.9  # what a measurement weighs after the next one
-_WORTH_A_LOOK = 3.0  # times the best prediction; what should take longer is not tried
+_WORTH_A_LOOK = 3.0  # times as long as the best; what should take longer is not tried
 _SLOT_EXCHANGES = 6  # of the slowest way that is tried
 _IN_USE = 4  # exchanges since it was last asked for wishes; a kind with fewer is worth no trial
 _PAUSE_S = 2.0  # between the first two trials of a kind; twice as long with each further one
@@ -53,6 +54,22 @@ class _Kind:
             case: max(0.0, seconds + self.rest_s.get(case, usual))
             for case, seconds in model_s.items()
         }
+
+    def consider(self, model_s: Mapping[Case, float], best_s: float) -> None:
+        """Find out which ways are worth a trial. What they took at other times says nothing: a way that
+        was slow when the machine was busy would never be gone again."""
+        longer = {case: self._times_longer(case, model_s) for case in model_s}
+        self.worth = [case for case, times in longer.items() if times <= _WORTH_A_LOOK]
+        self.slowest_s = best_s * max(longer[case] for case in self.worth)
+
+    def _times_longer(self, case: Case, model_s: Mapping[Case, float]) -> float:
+        """How much longer than the best way it takes at least, by trials or else by links."""
+        if case == self.best:
+            return 1.0
+        ratio = self.evidence.ratio(case, self.best)
+        if ratio is not None:
+            return math.exp(ratio.mean - ratio.error)
+        return model_s[case] / max(model_s[self.best], 1e-9)
 
     @property
     def is_in_use(self) -> bool:
@@ -103,9 +120,7 @@ class ExchangeChooser:
         predicted_s = known.predict(model_s)
         first = min(model_s, key=model_s.__getitem__)
         known.best = known.evidence.best(first, model_s)
-        most_s = _WORTH_A_LOOK * predicted_s[known.best]
-        known.worth = [case for case, seconds in predicted_s.items() if seconds <= most_s]
-        known.slowest_s = max(predicted_s[case] for case in known.worth)
+        known.consider(model_s, predicted_s[known.best])
         if slot is not None and slot.case != known.best and slot.case in known.worth:
             return Choice(slot.case, predicted_s, exploring=True)
         changed, known.reported = known.best != known.reported, known.best

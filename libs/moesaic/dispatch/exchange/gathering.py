@@ -5,8 +5,8 @@ offered for one layer while it is open. At a step's first layer it waits for the
 step lately, also if they are in the middle of one; at the others for those who were in the opener's
 last round. It waits no longer than patience lasts, and whoever has stayed away is waited for no more
 until it comes again: one without work costs one wait. Whoever is missed again and again, for it keeps
-another pace, may come twice, four times, up to 64 times before it is waited for once more. Workers that begin a step together stay
-together, for the sums of a round reach all of them at once.
+another pace, may come twice, four times, up to 64 times before it is waited for once more. Workers that
+begin a step together stay together, for the sums of a round reach all of them at once.
 
 Of one worker, several batches of a step may be under way at once. Each has a lane: its number among
 the step's batches. Rounds are of one lane, so that the batches of a worker never wait for each other.
