@@ -248,3 +248,35 @@ def test_a_placement_of_before_reads_as_nodes_of_their_own() -> None:
 
     assert worker.node_name != replace(worker, worker_id="v").node_name
     assert replace(worker, node="n").node_name == replace(worker, node="n", worker_id="v").node_name
+
+
+async def test_who_went_directly_in_a_step_is_not_offered_in_the_middle_of_it(
+    open_lab: Any, count: Callable[..., float]
+) -> None:
+    """Its neighbours are at other layers: nobody joined, and for a quarter of a second it stayed alone."""
+    async with open_lab("inprocess", ["a", "a"], ["x", "x"], "case-2") as lab:
+        await lab.meet_up()
+        second = lab.attention[1]
+        second.exchange._steps.direct_until_s = asyncio.get_running_loop().time() + 3600
+        step, rows = second.dispatcher.begin_step(), lab.rows(4, 1, 0)
+        await second.dispatcher.dispatch(step, 0, rows)
+        second.exchange._steps.direct_until_s = 0.0
+        two_phases = count(metrics.ROUNDS, "case-2", "told")
+
+        await second.dispatcher.dispatch(step, 1, rows)
+
+        assert count(metrics.ROUNDS, "case-2", "told") == two_phases
+        second.dispatcher.end_step(step)
+        await lab.meet_up()
+
+
+async def test_one_that_is_missed_by_a_worker_with_steps_is_alone_for_one_step_only(
+    open_lab: Any,
+) -> None:
+    async with open_lab("inprocess", ["a", "a"], ["x", "x"], "case-2") as lab:
+        await lab.step(0, 4)
+
+        await lab.step(1, 4)  # just too late
+
+        second = lab.attention[1].exchange._steps
+        assert not second.is_alone(0, first=True, now_s=asyncio.get_running_loop().time())
