@@ -30,8 +30,8 @@ from moesaic.dispatch.exchange.costs import Shape as CostShape
 
 MODES = (*WAYS, "auto")
 REPETITIONS = 8
-BLOCK_STEPS, BLOCK_S = 5, (0.4, 4.0)  # a block has about so many steps of the slowest way
-LEARN_S = 60.0  # at most, for ``auto`` in one cell
+BLOCK_STEPS, BLOCK_S = 4, (0.4, 2.5)  # a block has about so many steps of the slowest way
+LEARN_S = 45.0  # at most, for ``auto`` in one cell
 LEARN_BLOCK_S = 2.0
 WARM_SHARE = 0.25  # of a block, before anything counts: workers meet again
 PAPER = {"tpot_change_at_batch_512": -0.18}  # JANUS Fig. 10, Base+2PC against Base
@@ -51,12 +51,12 @@ class Link:
         return rate + (f"_{self.delay_ms:g}_ms" if self.delay_ms else "")
 
 
+ROWS = (8, 32, 128, 512)
 GRID = [
-    (Link(200), (8, 16, 64, 256, 512)),
-    (Link(500), (8, 16, 64, 256, 512)),
-    (Link(1000), (8, 16, 64, 256, 512)),
-    (Link(0), (8, 16, 64, 256, 512)),
-    (Link(200, delay_ms=2.0), (8, 16, 64, 256, 512)),
+    (Link(200), ROWS),
+    (Link(1000), ROWS),
+    (Link(0), ROWS),
+    (Link(200, delay_ms=2.0), ROWS),
 ]  # rows are those of all attention workers together
 QUICK = [(Link(200), (16, 128))]
 
@@ -145,7 +145,7 @@ async def _measure_cell(fleet: Fleet, batch: int, repetitions: int) -> dict[str,
     cell = judged(blocks, max(gone, key=gone.__getitem__))
     for mode in MODES:
         cell[mode]["messages_between_nodes_per_layer"] = round(messages[mode] / layers[mode], 2)
-    cell["auto"] |= {"exchanges_of_a_node": gone, "learned_s": learned_s, "settled": settled}
+    cell["auto"] |= {"chosen_by_a_node": gone, "learned_s": learned_s, "settled": settled}
     return cell
 
 

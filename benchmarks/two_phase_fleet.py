@@ -54,7 +54,7 @@ class Block:
     layer_s: float  # on average
     layers: float  # of a worker, those that do not count for ``layer_s`` included
     messages: float  # between nodes, of all workers
-    gone: dict[str, float]  # exchanges of a node, by way
+    gone: dict[str, float]  # exchanges of a node that ``auto`` chose, by way, trials left out
     settled: bool  # whether ``auto`` is sure which way is the fastest
 
 
@@ -91,10 +91,7 @@ class Fleet:
             name: sum(answer["counted"][name] for answer in answers)
             for name in answers[0]["counted"]
         }
-        gone = {
-            way: sum(counted[f"rounds {way} {why}"] for why in ("faster", "exploring", "told"))
-            for way in WAYS
-        }
+        gone = {way: counted[f"rounds {way} faster"] for way in WAYS}
         gone["direct"] /= 2  # each worker counts one, the others one for both workers of a node
         return Block(
             statistics.fmean(answer["layer_s"] for answer in answers),

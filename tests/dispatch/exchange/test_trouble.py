@@ -122,6 +122,8 @@ async def test_a_trip_that_fails_says_nothing_about_how_long_they_take(
         offering._network.exchange = fails
         lab.attention[1].exchange._steps._alone_until_s = {}
         await lab.step(1, 4)
+        while offering._asking:
+            await asyncio.sleep(0.01)
 
         assert lost
         assert offering._trip_s == before
