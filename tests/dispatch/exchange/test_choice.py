@@ -101,7 +101,7 @@ def live(nodes: list[Node], takes: Callable[[list[Case]], list[float]], until_s:
 
 def test_the_fastest_way_is_found_though_links_say_otherwise_and_the_machine_drifts() -> None:
     right = 0
-    for seed in range(40):
+    for seed in range(20):
         rng = random.Random(seed)
         truth: dict[Case, float] = {case: 1e-2 * rng.uniform(1.0, 1.6) for case in CASES}
         nodes = [Node(name, {c: 1e-2 * rng.uniform(1.0, 2.0) for c in CASES}) for name in "ab"]
@@ -112,13 +112,13 @@ def test_the_fastest_way_is_found_though_links_say_otherwise_and_the_machine_dri
             drift = rng.uniform(0.8, 1.2)
             return [drift * truth[case] * rng.gauss(1.0, 0.1) for case in going]
 
-        live(nodes, takes, 60.0)
+        live(nodes, takes, 40.0)
         right += all(
             truth[max(CASES, key=node.gone[-100:].count)] <= 1.05 * min(truth.values())
             for node in nodes
         )
 
-    assert right >= 38  # of 40
+    assert right >= 19  # of 20
 
 
 def test_nodes_find_together_what_is_fastest_if_all_do_it() -> None:
@@ -131,7 +131,7 @@ def test_nodes_find_together_what_is_fastest_if_all_do_it() -> None:
 
     nodes = [Node(name, {"direct": 1e-3, "case-1": 2e-3, "case-2": 2e-3}) for name in "abc"]
 
-    live(nodes, takes, 60.0)
+    live(nodes, takes, 30.0)
 
     alone, together = takes(["direct", "case-2", "case-2"])[0], takes(["direct"] * 3)[0]
     assert alone < takes(["case-2"] * 3)[0] < together
@@ -159,7 +159,7 @@ def test_a_fastest_way_that_changes_is_found_again() -> None:
 
     truth |= {"direct": slow, "case-2": fast}
     node.trial = None
-    live([node], lambda going: [truth[going[0]]], 400.0)
+    live([node], lambda going: [truth[going[0]]], 250.0)
 
     assert node.going == "case-2"
 

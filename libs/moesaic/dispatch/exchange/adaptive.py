@@ -15,20 +15,20 @@ import torch
 from torch import Tensor
 
 from moesaic.dispatch.exchange import metrics
+from moesaic.dispatch.exchange.answering import Offered, answer_to
 from moesaic.dispatch.exchange.attending import Attendance
 from moesaic.dispatch.exchange.contacts import Contact
 from moesaic.dispatch.exchange.costs import Case, LinkCosts
 from moesaic.dispatch.exchange.gathering import Gathering, Offer
 from moesaic.dispatch.exchange.judge import Judge, Mode, Question, Went
 from moesaic.dispatch.exchange.offering import Offering
-from moesaic.dispatch.exchange.orders import Offer as OfferOrder
-from moesaic.dispatch.exchange.orders import Verdict, encode, order_of
+from moesaic.dispatch.exchange.orders import Verdict
 from moesaic.dispatch.exchange.sending import Nodes, Reach, Sender
-from moesaic.dispatch.exchange.steps import Steps
+from moesaic.dispatch.exchange.steps import Company, Steps
 from moesaic.dispatch.exchange.trials import Slot
-from moesaic.errors import InvalidInput, MoesaicError, NotReady, StaleEpoch
+from moesaic.errors import MoesaicError
 from moesaic.transport.contract import Link, Network
-from moesaic.transport.frame import Frame, FrameKind
+from moesaic.transport.frame import Frame
 
 log = structlog.get_logger()
 
@@ -36,7 +36,7 @@ Direct = Callable[[], Awaitable[Tensor]]
 
 MAX_ROWS = 8192  # of one round; half of what a frame may hold
 ROWS_PER_TIMEOUT = 512  # a larger batch may take longer, in proportion
-_DIRECT_S = 0.5  # before two phases are considered again, when they should be slower
+_DIRECT_S = 1.5  # before two phases are considered again, when they should be slower
 _ALONE_S = 0.25  # before a worker that nobody joined offers its rows again to one without work
 _COOL_S = 1.0  # before two phases are tried again after a failure
 
@@ -75,7 +75,7 @@ class AdaptiveExchange:
         self._reach: Reach | None = None
         self._nodes: dict[int, Nodes] = {}  # by layer, of ``_reach``
         self._steps = Steps()
-        self._company = (1, 1.0)  # workers in the last round, and its rows for each of ours
+        self._company = Company()
 
     @property
     def costs(self) -> LinkCosts | None:
@@ -123,6 +123,8 @@ class AdaptiveExchange:
         if gatherer is None and self._mode == "auto" and not self._steps.has_missed(lane, now_s):
             self._attendance.see(reach, nodes, now_s, starts_step=first and lane == 0)
         ready = gatherer is not None or self._judge.is_ready
+        if gatherer is None and first and ready and self._goes_directly(nodes, layer, lane, hidden):
+            ready = False
         if ready and self._steps.may_meet(lane, now_s):
             try:
                 if gatherer is None:
@@ -137,7 +139,7 @@ class AdaptiveExchange:
                 metrics.FALLBACKS.labels(error.code).inc()
                 log.warning("exchange.failed", layer=layer, cause=str(error))
         self._steps.go_directly(lane)
-        return await self._directly(nodes, layer, hidden, direct)
+        return await self._directly(nodes, layer, lane, hidden, direct)
 
     async def answer(self, request: Frame) -> Frame:
         """Take another worker's rows into a round; see ``orders.Offer``.
@@ -148,27 +150,16 @@ class AdaptiveExchange:
             NotReady: it reaches other expert workers.
             MoesaicError: the exchange failed.
         """
-        order = order_of(request)
-        if not isinstance(order, OfferOrder) or len(request.tensors) != 2:
-            raise InvalidInput("frame.body", "must offer rows")
-        reach = self._reach_of(request.epoch)
-        if reach is None:
-            raise StaleEpoch(request.epoch, 0)
-        hidden, terms = request.tensors
-        known = request.layer in reach.targets
-        if not (known and torch.equal(terms, reach.terms_of(request.layer))):
-            raise NotReady("this worker reaches other expert workers")
-        offer = Offer(order.worker_id, hidden, reach, order.lane)
+        offered = Offered.read(request, self._reach_of)
+        order, hidden = offered.order, offered.hidden
+        now_s = asyncio.get_running_loop().time()
+        self._company.note(order.worker_id, order.lane, len(hidden), now_s)
+        left_s = _DIRECT_S if self._mode == "direct" else self._steps.direct_until_s - now_s
+        if left_s > 0:  # nothing is brought together; it need not wait to learn that
+            return answer_to(request, Verdict("direct", left_s))
+        offer = Offer(order.worker_id, hidden, offered.reach, order.lane)
         sums = await self._gathering.join(request.layer, offer)
-        return Frame(
-            kind=FrameKind.REPLY,
-            request_id=request.request_id,
-            epoch=request.epoch,
-            layer=request.layer,
-            seq=request.seq,
-            tensors=[sums],
-            body=encode(self._verdict(offer.company)),
-        )
+        return answer_to(request, self._verdict(offer.company), sums)
 
     async def close(self) -> None:
         """Drop all links to neighbours; rounds that run fail."""
@@ -226,15 +217,33 @@ class AdaptiveExchange:
         left_s = self._steps.direct_until_s - now_s
         return Verdict("direct", left_s) if left_s > 0 else Verdict("offer")
 
+    def _goes_directly(self, nodes: Nodes, layer: int, lane: int, hidden: Tensor) -> bool:
+        """Whether a step begins that should go directly; then nobody is waited for."""
+        now_s = asyncio.get_running_loop().time()
+        if self._mode != "auto" or now_s < self._steps.direct_until_s:
+            return False
+        members, rows = self._company.at(lane, len(hidden), now_s)
+        question = Question.of(nodes, layer, members, rows, hidden)
+        choice = self._judge.choose(question, self._attendance.slot(now_s))
+        self._attendance.decided(now_s)
+        if choice.case == "direct":
+            self._rest(now_s)
+            self._gathering.pass_by(self._worker_id)
+        return choice.case == "direct"
+
+    def _rest(self, now_s: float) -> None:
+        """Go directly for a while, and let neighbours do so."""
+        for_s = min(_DIRECT_S, self._attendance.changes_in_s(now_s))
+        self._steps.direct_until_s = now_s + for_s
+
     async def _send(self, layer: int, offers: list[Offer]) -> Tensor:
         """Phase 2 of a round."""
         now_s, reach = asyncio.get_running_loop().time(), offers[0].reach
         nodes = Nodes.of(reach, layer, self._node)
         hidden = torch.cat([o.hidden for o in offers]) if len(offers) > 1 else offers[0].hidden
         own = [offer for offer in offers if offer.worker_id == self._worker_id]
-        own_rows, rows = sum(len(offer.hidden) for offer in own), len(hidden)
-        if own_rows:
-            self._company = (offers[0].company, rows / own_rows)
+        rows = len(hidden)
+        if own:
             self._attendance.decided(now_s)
         question = Question.of(nodes, layer, offers[0].company, rows, hidden)
         choice = self._judge.choose(question, self._attendance.slot(now_s))
@@ -254,14 +263,16 @@ class AdaptiveExchange:
             offer.went = went
         return sums
 
-    async def _directly(self, nodes: Nodes, layer: int, hidden: Tensor, direct: Direct) -> Tensor:
+    async def _directly(
+        self, nodes: Nodes, layer: int, lane: int, hidden: Tensor, direct: Direct
+    ) -> Tensor:
         """Ask without two phases, and learn what that takes in the usual company."""
         began_s = asyncio.get_running_loop().time()
         slot = self._attendance.slot(began_s)
         sums = await direct()
         _count_direct(nodes)
-        members, ratio = self._company
-        question = Question.of(nodes, layer, members, round(len(hidden) * ratio), hidden)
+        members, rows = self._company.at(lane, len(hidden), began_s)
+        question = Question.of(nodes, layer, members, rows, hidden)
         went = self._judge.directly(question, slot)
         self._judge.count(went)
         self._learn(went, began_s, slot)

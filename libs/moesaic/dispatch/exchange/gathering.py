@@ -87,7 +87,10 @@ class Gathering:
         ] = {}  # first layers at which it was waited for, since it met others
         self._passes: dict[_Place, int] = {}  # how often it may come before it is waited for again
         self._round_s = self._step_s = 0.0  # what rounds take to their sums, and steps
-        self._first_s = 0.0  # when a round for a first layer has left last
+        self._began_s: dict[_Place, float] = {}  # when its step did
+        self._complete: set[_Place] = (
+            set()
+        )  # of these steps, those that were offered to the last layer
         self._running: set[asyncio.Task[None]] = set()
 
     @property
@@ -126,6 +129,7 @@ class Gathering:
             round_.closing = loop.call_later(self.patience_s(first), self._close, round_)
             self._open[key] = round_
         round_.offers.append(offer)
+        self._learn_step(layer, offer)
         if round_.first:
             self._expect(offer.worker_id, offer.lane)
         for other in list(self._open.values()):
@@ -135,6 +139,13 @@ class Gathering:
                 self._close(other)
         return await offer.sums
 
+    def pass_by(self, worker_id: str) -> None:
+        """It goes another way; whoever waits for it need not."""
+        for round_ in list(self._open.values()):
+            round_.awaited.discard(worker_id)
+            if not round_.awaited:
+                self._close(round_)
+
     def keep(self, workers: Collection[str]) -> None:
         """Know only these workers from now on, and wait for nobody else; others may come again."""
         self._regulars = {lane: known & set(workers) for lane, known in self._regulars.items()}
@@ -143,9 +154,10 @@ class Gathering:
             for place, known in self._companions.items()
             if place[0] in workers
         }
-        for known in (self._missed, self._passes):
+        for known in (self._missed, self._passes, self._began_s):
             for place in [place for place in known if place[0] not in workers]:
                 del known[place]
+        self._complete = {place for place in self._complete if place[0] in workers}
         for round_ in list(self._open.values()):
             round_.awaited &= set(workers)
             if not round_.awaited:
@@ -173,8 +185,6 @@ class Gathering:
             self._companions[worker_id, round_.lane] = together
         if round_.first:
             self._note_who_came(round_, together)
-        if round_.first and round_.lane == 0:
-            self._learn_step(asyncio.get_running_loop().time())
         task = asyncio.get_running_loop().create_task(self._run(round_))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -202,11 +212,18 @@ class Gathering:
                 self._missed.pop((worker_id, lane), None)
                 self._passes.pop((worker_id, lane), None)
 
-    def _learn_step(self, now: float) -> None:
-        took_s = now - self._first_s
-        self._first_s = now
-        if took_s < _IDLE_S:
-            self._step_s = _faded(self._step_s, took_s)
+    def _learn_step(self, layer: int, offer: Offer) -> None:
+        """A step takes from one first layer to the next, if all between them came here."""
+        place, layers = (offer.worker_id, offer.lane), offer.reach.targets
+        if layer == min(layers):
+            now_s = asyncio.get_running_loop().time()
+            took_s = now_s - self._began_s.get(place, -_IDLE_S)
+            if place in self._complete and took_s < _IDLE_S:
+                self._step_s = _faded(self._step_s, took_s)
+            self._began_s[place] = now_s
+            self._complete.discard(place)
+        if layer == max(layers):
+            self._complete.add(place)
 
     async def _run(self, round_: _Round) -> None:
         loop = asyncio.get_running_loop()

@@ -47,6 +47,7 @@ class Went:
     question: Question
     choice: Choice
     case: Case
+    forced: bool = False  # not by choice: neighbours are elsewhere, or something failed
 
 
 class Judge:
@@ -88,14 +89,16 @@ class Judge:
 
     def directly(self, question: Question, slot: Slot | None) -> Went:
         """What going directly amounts to, for whatever reason that is done."""
-        in_slot = slot is not None and slot.case == "direct"
-        exploring = in_slot and self.chooser.best(question.kind) != "direct"
-        return Went(question, Choice("direct", self.predict(question), exploring), "direct")
+        best = self.chooser.best(question.kind) == "direct"
+        exploring = not best and slot is not None and slot.case == "direct"
+        choice = Choice("direct", self.predict(question), exploring)
+        forced = self.mode != "auto" or not (best or exploring)
+        return Went(question, choice, "direct", forced)
 
     def count(self, went: Went) -> None:
         """Count an exchange of this node."""
-        choice = went.choice
-        why = "told" if self.mode != "auto" else "exploring" if choice.exploring else "faster"
+        chosen = "exploring" if went.choice.exploring else "faster"
+        why = "forced" if went.forced else "told" if self.mode != "auto" else chosen
         metrics.ROUNDS.labels(went.case, why).inc()
 
     def learn(self, went: Went, taken_s: float, slot: Slot | None, now_s: float) -> None:

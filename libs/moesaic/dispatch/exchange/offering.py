@@ -71,8 +71,9 @@ class Offering:
         *,
         first: bool,
         patience_s: float,
-    ) -> tuple[Tensor, Verdict] | None:
-        """The sums of these rows, and what to do next; ``None`` if it takes unusually long.
+    ) -> tuple[Tensor | None, Verdict] | None:
+        """The sums of these rows, none if they should go directly, and what to do next; ``None`` if it
+        takes unusually long.
 
         Whoever gathers may be computing and cannot answer then. It is asked again when it has
         answered, and what it answers late reaches nobody.
@@ -120,6 +121,8 @@ class Offering:
         verdict = order_of(outcome)
         if not isinstance(verdict, Verdict):
             raise FrameError("body", "must be a verdict")
+        if verdict.next == "direct" and not outcome.tensors:
+            return None, verdict
         if not outcome.tensors or outcome.tensors[0].shape != tensors[0].shape:
             raise FrameError("tensors", "sums have another shape")
         return outcome.tensors[0], verdict

@@ -5,6 +5,7 @@ from collections import Counter
 from moesaic.dispatch.exchange.orders import Verdict
 
 _IDLE_S = 1.0  # without a step; then there is no work
+_LATELY_S = 4.0  # who goes directly still offers rows more often
 
 
 class Steps:
@@ -59,3 +60,20 @@ class Steps:
             self._alone_until_s[lane] = now_s + verdict.for_s
         elif verdict.next == "direct":
             self.direct_until_s = now_s + verdict.for_s
+
+
+class Company:
+    """Whose rows this worker's own would go with: of all neighbours that have offered some lately."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, int], tuple[int, float]] = {}  # by worker and lane: rows, when
+
+    def note(self, worker_id: str, lane: int, rows: int, now_s: float) -> None:
+        """A neighbour has offered so many rows."""
+        self._seen[worker_id, lane] = rows, now_s
+
+    def at(self, lane: int, own_rows: int, now_s: float) -> tuple[int, int]:
+        """Workers in a round, and its rows, with ``own_rows`` of this worker's own."""
+        self._seen = {k: v for k, v in self._seen.items() if v[1] > now_s - _LATELY_S}
+        found = [rows for (_, at), (rows, _) in self._seen.items() if at == lane]
+        return 1 + len(found), own_rows + sum(found)
