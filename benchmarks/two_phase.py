@@ -30,7 +30,7 @@ from moesaic.dispatch.exchange.costs import Shape as CostShape
 
 MODES = (*WAYS, "auto")
 REPETITIONS = 8
-BLOCK_STEPS, BLOCK_S = 4, (0.4, 2.5)  # a block has about so many steps of the slowest way
+BLOCK_STEPS, BLOCK_S = 4, (0.4, 2.0)  # a block has about so many steps of the slowest way
 LEARN_S = 45.0  # at most, for ``auto`` in one cell
 LEARN_BLOCK_S = 2.0
 WARM_SHARE = 0.25  # of a block, before anything counts: workers meet again
