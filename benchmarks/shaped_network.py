@@ -1,13 +1,15 @@
 """Hosts as network namespaces, joined by a bridge over links of a given rate: real sockets, a real queue.
 
-The kernel's token bucket (``tc tbf``) limits what leaves a host and what comes to it. There is no
-added latency: that needs ``netem``, which many kernels lack.
+The kernel's token bucket (``tc tbf``) limits what leaves a host and what comes to it. Latency is added
+by a process that forwards frames instead of the bridge (``benchmarks.delayed_forwarding``), for many
+kernels lack ``netem``.
 """
 
 import ctypes
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,10 +27,12 @@ class ShapedNetwork:
 
     def __init__(self, prefix: str, hosts: Sequence[str]) -> None:
         self.prefix, self._switch = prefix, f"{prefix}-switch"
+        self._forwarding: subprocess.Popen[str] | None = None
         self.addresses = {host: f"10.231.7.{n}" for n, host in enumerate(hosts, start=1)}
 
-    def shape(self, rate_mbit: int) -> None:
-        """Limit every link, both ways, to this rate; 0: to none."""
+    def shape(self, rate_mbit: int, delay_ms: float = 0.0) -> None:
+        """Limit every link, both ways, to this rate, 0: to none; from host to host takes so long."""
+        self._delay(delay_ms)
         for n, host in enumerate(self.addresses):
             for namespace, device in ((self._namespace(host), "eth0"), (self._switch, f"port{n}")):
                 tc = ["ip", "netns", "exec", namespace, "tc", "qdisc"]
@@ -38,6 +42,24 @@ class ShapedNetwork:
                 if rate_mbit:
                     rate = ["rate", f"{rate_mbit}mbit", "burst", _BURST, "latency", _QUEUE]
                     _call(*tc, "add", "dev", device, "root", "tbf", *rate)
+
+    def _delay(self, delay_ms: float) -> None:
+        if self._forwarding is not None:
+            self._forwarding.kill()
+            self._forwarding.communicate()
+            self._forwarding = None
+        ports = [f"port{n}" for n in range(len(self.addresses))]
+        for port in ports:
+            joined = ["nomaster"] if delay_ms else ["master", "bridge"]
+            _call("ip", "-n", self._switch, "link", "set", port, *joined)
+        if delay_ms:
+            command = [sys.executable, "-m", "benchmarks.delayed_forwarding"]
+            self._forwarding = subprocess.Popen(
+                [*command, self._switch, str(delay_ms), *ports], stdout=subprocess.PIPE, text=True
+            )
+            assert self._forwarding.stdout is not None
+            if self._forwarding.stdout.readline() != "ready\n":
+                raise NoNamespaces("frames cannot be delayed; the error is above")
 
     def enter(self, host: str) -> None:
         """Move this process, which must have one thread, into the host; it shares memory with nobody
@@ -66,6 +88,9 @@ class ShapedNetwork:
         self.shape(1000)  # tells at once whether that can be done
 
     def _delete(self) -> None:
+        if self._forwarding is not None:
+            self._forwarding.kill()
+            self._forwarding.communicate()
         for namespace in (*map(self._namespace, self.addresses), self._switch):
             subprocess.run(["ip", "netns", "del", namespace], capture_output=True, check=False)
 

@@ -11,10 +11,11 @@ import json
 import logging
 import os
 import signal
+import statistics
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import structlog
@@ -25,6 +26,7 @@ from moesaic.dispatch.exchange import metrics
 from moesaic.dispatch.exchange.adaptive import AdaptiveExchange
 from moesaic.dispatch.exchange.contacts import Contact
 from moesaic.dispatch.exchange.costs import CASES
+from moesaic.dispatch.exchange.judge import Mode
 from moesaic.dispatch.exchange.relay import ExpertRelay
 from moesaic.dispatch.host import ExpertHost
 from moesaic.dispatch.routed import RoutedDispatcher
@@ -38,6 +40,7 @@ from moesaic.transport.ucx import UcxNetwork
 CPU, FP32 = torch.device("cpu"), torch.float32
 SECRET = b"benchmark"
 TIMEOUT_S = 30.0
+MODES: tuple[Mode, ...] = get_args(Mode)
 
 
 class ExpertWorker:
@@ -69,7 +72,8 @@ class AttentionWorker:
         self.name, self.node, self.address = name, node, address
         self.config = load_config(model)
         self.gates = load_gates(Checkpoint(model), self.config, FP32, CPU)
-        self.exchange: AdaptiveExchange | None = None
+        self.exchanges: dict[str, AdaptiveExchange] = {}
+        self.mode = "auto"
 
     async def open(self) -> str:
         """Listen; where."""
@@ -78,8 +82,7 @@ class AttentionWorker:
         return await self.network.listen(self.address, 0, self._answer)
 
     async def _answer(self, request: Frame) -> Frame:
-        assert self.exchange is not None
-        return await self.exchange.answer(request)
+        return await self.exchanges[self.mode].answer(request)
 
     async def place(self, placement: Placement, neighbours: list[Contact]) -> dict[str, Any]:
         """Link to all expert workers."""
@@ -88,36 +91,47 @@ class AttentionWorker:
         await self.dispatcher.reachable()
         return {}
 
-    async def mode(self, mode: str) -> dict[str, Any]:
-        """Exchange in this way from now on, and know nothing of what was learned before."""
-        if self.exchange is not None:
-            await self.exchange.close()
-        self.exchange = AdaptiveExchange(
-            self.network,
-            self.name,
-            self.node,
-            mode,  # type: ignore[arg-type]
-            TIMEOUT_S,
-            self.dispatcher.route_of,
-        )
-        self.exchange.set_neighbours(self.neighbours)
-        self.dispatcher.use(self.exchange)
+    async def fresh(self) -> dict[str, Any]:
+        """Exchange as if just started: nothing is known of links, nor of what exchanges take."""
+        for exchange in self.exchanges.values():
+            await exchange.close()
+        for mode in MODES:
+            exchange = self.exchanges[mode] = AdaptiveExchange(
+                self.network,
+                self.name,
+                self.node,
+                mode,
+                TIMEOUT_S,
+                self.dispatcher.route_of,
+            )
+            exchange.set_neighbours(self.neighbours)
+        self._go("auto")
         return {}
 
-    async def measured(self) -> dict[str, Any]:
-        """Wait until it is known what links cost."""
-        assert self.exchange is not None
-        while self.exchange.costs is None:
-            await self._step(1)
-            await asyncio.sleep(0.05)
-        return {"costs": msgspec.to_builtins(self.exchange.costs)}
+    def _go(self, mode: str) -> None:
+        self.mode = mode
+        self.dispatcher.use(self.exchanges[mode])
 
-    async def run(self, rows: int, steps: int) -> dict[str, Any]:
-        """Run steps; seconds of every layer, and what was counted meanwhile."""
-        before = counted()
-        layers = [seconds for _ in range(steps) for seconds in await self._step(rows)]
+    async def costs(self) -> dict[str, Any]:
+        """What links cost, if this worker knows it: those whose rows another gathers need not."""
+        return {"costs": msgspec.to_builtins(self.exchanges["auto"].costs)}
+
+    async def run(self, mode: str, rows: int, seconds: float, warm_share: float) -> dict[str, Any]:
+        """Run steps in one way for some time; seconds of a layer, and what was counted meanwhile."""
+        self._go(mode)
+        before, began_s = counted(), time.perf_counter()
+        steps: list[tuple[float, list[float]]] = []
+        while (now_s := time.perf_counter()) < began_s + seconds or len(steps) < 2:
+            steps.append((now_s, await self._step(rows)))
         after = counted()
-        return {"layers_s": layers, "counted": {k: after[k] - before[k] for k in after}}
+        warm = [step for at_s, step in steps if at_s >= began_s + warm_share * seconds]
+        layers = [layer_s for step in warm or [steps[-1][1]] for layer_s in step]
+        return {
+            "layer_s": statistics.fmean(layers),
+            "layers": sum(len(step) for _, step in steps),
+            "counted": {name: after[name] - before[name] for name in after},
+            "settled": self.exchanges["auto"].is_settled,
+        }
 
     async def _step(self, rows: int) -> list[float]:
         step = self.dispatcher.begin_step()
@@ -142,8 +156,6 @@ def counted() -> dict[str, float]:
     for case in CASES:
         for why in ("told", "faster", "exploring"):
             found[f"rounds {case} {why}"] = metrics.ROUNDS.labels(case, why)
-        found[f"predicted {case}"] = metrics.PREDICTED.labels(case)
-        found[f"taken {case}"] = metrics.TAKEN.labels(case)
     return {name: float(counter._value.get()) for name, counter in found.items()}
 
 

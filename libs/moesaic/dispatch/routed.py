@@ -138,7 +138,9 @@ class RoutedDispatcher:
         if self._exchange is None:
             combined = await direct()
         else:  # rows of several workers go together: none of them says what it has under way
-            combined = await self._exchange.dispatch(route, layer, hidden_states.cpu(), direct)
+            combined = await self._exchange.dispatch(
+                route, layer, hidden_states.cpu(), direct, step.step_id
+            )
         return combined.to(hidden_states.device, hidden_states.dtype)
 
     async def _directly(self, step: Step, layer: int, hidden_states: Tensor) -> Tensor:

@@ -154,6 +154,33 @@ class Lab:
             for contact in worker.exchange._offering.neighbours:
                 await worker.exchange._offering.reach(contact, 10)
 
+    async def measured(self) -> None:
+        """Wait until those who choose a way know what links cost."""
+        choosing = [w.exchange for w in self.attention if w.exchange._attendance._running]
+        while any(exchange.costs is None for exchange in choosing):
+            await asyncio.sleep(0.01)
+            for exchange in choosing:  # as if they went on
+                exchange._attendance._used_s = asyncio.get_running_loop().time()
+
+    async def parts(self, worker: int, rows: Sequence[int], seed: int = 0) -> list[list[Tensor]]:
+        """One step of one attention worker, in micro-batches; what every layer gave, by part."""
+        dispatcher = self.attention[worker].dispatcher
+        step = dispatcher.begin_step()
+
+        async def part(number: int, count: int) -> list[Tensor]:
+            found = []
+            for layer in range(NUM_LAYERS):
+                hidden = self.rows(count, seed + worker + 100 * number, layer)
+                found.append(await dispatcher.dispatch(step, layer, hidden))
+                for _ in range(number):  # as attention would: they do not stay in step
+                    await asyncio.sleep(0)
+            return found
+
+        try:
+            return await asyncio.gather(*(part(n, count) for n, count in enumerate(rows)))
+        finally:
+            dispatcher.end_step(step)
+
     async def step(self, worker: int, rows: int, seed: int = 0) -> list[Tensor]:
         """One step of one attention worker; what every layer gave."""
         dispatcher = self.attention[worker].dispatcher

@@ -79,7 +79,7 @@ async def test_a_worker_whose_gatherer_has_no_rows_goes_on_alone(open_lab: Any) 
     async with open_lab("inprocess", ["a", "a"], ["x", "x"], "case-1") as lab:
         await lab.step(1, 4)
 
-        assert lab.attention[1].exchange._alone
+        assert lab.attention[1].exchange._steps._alone_until_s
         for got, expected in zip(await lab.step(1, 4), await lab.expected(1, 4), strict=True):
             torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
@@ -189,15 +189,14 @@ async def test_a_relay_asks_nobody_on_another_node(open_lab: Any) -> None:
 async def test_auto_measures_links_and_learns(open_lab: Any) -> None:
     async with open_lab("tcp", ["a", "a"], ["x", "x"], "auto") as lab:
         await lab.check([4, 4])
-        for worker in lab.attention:
-            await worker.exchange._measuring
+        await lab.measured()
 
         for seed in range(8):
             await lab.check([4, 4], seed)
 
         costs = lab.attention[0].exchange.costs
         assert costs.inter.bytes_per_s > 0
-        assert lab.attention[0].exchange._judge._chooser._kinds
+        assert lab.attention[0].exchange._judge.chooser._kinds
 
 
 async def test_rows_are_gathered_by_one_who_does_not_know_yet_what_links_cost(
@@ -205,9 +204,9 @@ async def test_rows_are_gathered_by_one_who_does_not_know_yet_what_links_cost(
 ) -> None:
     async with open_lab("inprocess", ["a", "a"], ["x", "x"], "auto") as lab:
         await lab.check([4, 4])
+        await lab.measured()
         for worker in lab.attention:
-            await worker.exchange._measuring
-            worker.exchange._direct_until = 0.0
+            worker.exchange._steps.direct_until_s = 0.0
         lab.attention[0].exchange._judge.costs = None
         told = count(metrics.ROUNDS, "case-2", "faster")
         failed = count(metrics.FALLBACKS, "internal_error")
@@ -224,7 +223,7 @@ async def test_one_node_alone_is_never_asked_in_two_phases(
     async with open_lab("inprocess", ["a", "a"], ["a", "a"], "auto") as lab:
         await lab.check([4, 4])
 
-        assert lab.attention[0].exchange._measuring is None
+        assert lab.attention[0].exchange._attendance._running is None
 
 
 async def test_a_lost_instance_fails_the_step_as_it_does_directly(open_lab: Any) -> None:
@@ -249,3 +248,35 @@ def test_a_placement_of_before_reads_as_nodes_of_their_own() -> None:
 
     assert worker.node_name != replace(worker, worker_id="v").node_name
     assert replace(worker, node="n").node_name == replace(worker, node="n", worker_id="v").node_name
+
+
+async def test_who_went_directly_in_a_step_is_not_offered_in_the_middle_of_it(
+    open_lab: Any, count: Callable[..., float]
+) -> None:
+    """Its neighbours are at other layers: nobody joined, and for a quarter of a second it stayed alone."""
+    async with open_lab("inprocess", ["a", "a"], ["x", "x"], "case-2") as lab:
+        await lab.meet_up()
+        second = lab.attention[1]
+        second.exchange._steps.direct_until_s = asyncio.get_running_loop().time() + 3600
+        step, rows = second.dispatcher.begin_step(), lab.rows(4, 1, 0)
+        await second.dispatcher.dispatch(step, 0, rows)
+        second.exchange._steps.direct_until_s = 0.0
+        two_phases = count(metrics.ROUNDS, "case-2", "told")
+
+        await second.dispatcher.dispatch(step, 1, rows)
+
+        assert count(metrics.ROUNDS, "case-2", "told") == two_phases
+        second.dispatcher.end_step(step)
+        await lab.meet_up()
+
+
+async def test_one_that_is_missed_by_a_worker_with_steps_is_alone_for_one_step_only(
+    open_lab: Any,
+) -> None:
+    async with open_lab("inprocess", ["a", "a"], ["x", "x"], "case-2") as lab:
+        await lab.step(0, 4)
+
+        await lab.step(1, 4)  # just too late
+
+        second = lab.attention[1].exchange._steps
+        assert not second.is_alone(0, first=True, now_s=asyncio.get_running_loop().time())

@@ -1,6 +1,7 @@
 """Rounds hold what was offered for one layer, wait for those who should come, and for nobody else."""
 
 import asyncio
+import gc
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,9 +32,9 @@ class Sends:
     """Doubles every row, and remembers who came together."""
 
     rounds: list[tuple[int, list[str]]] = field(default_factory=list)
-    error: MoesaicError | None = None
+    error: Exception | None = None
 
-    async def __call__(self, layer: int, offers: list[Offer], opened_s: float) -> torch.Tensor:
+    async def __call__(self, layer: int, offers: list[Offer]) -> torch.Tensor:
         self.rounds.append((layer, [offer.worker_id for offer in offers]))
         await asyncio.sleep(0)
         if self.error:
@@ -41,8 +42,8 @@ class Sends:
         return 2 * torch.cat([offer.hidden for offer in offers])
 
 
-def offer(worker_id: str, value: float, rows: int = 2, reach: Any = None) -> Offer:
-    return Offer(worker_id, torch.full((rows, 4), value), reach or Reach())
+def offer(worker_id: str, value: float, rows: int = 2, reach: Any = None, lane: int = 0) -> Offer:
+    return Offer(worker_id, torch.full((rows, 4), value), reach or Reach(), lane)
 
 
 async def together(made: Gathering, layer: int = 0) -> None:
@@ -62,7 +63,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def meet(made: Gathering) -> None:
     """Both are waited for at the first layer from now on."""
-    made._regulars = {"a", "b"}
+    made._regulars = {0: {"a", "b"}}
     await together(made)
 
 
@@ -101,7 +102,7 @@ async def test_who_is_a_layer_ahead_is_not_waited_for() -> None:
     sends = Sends()
     made = Gathering(sends, 100)
     reach = Reach(targets={0: (0,), 1: (0,), 2: (0,)})
-    made._regulars = {"a", "b"}
+    made._regulars = {0: {"a", "b"}}
     await asyncio.gather(
         made.join(0, offer("a", 1.0, reach=reach)), made.join(0, offer("b", 1.0, reach=reach))
     )
@@ -122,7 +123,7 @@ async def test_who_leaves_the_node_holds_up_nobody() -> None:
     waiting = asyncio.ensure_future(made.join(0, offer("a", 1.0)))
     await asyncio.sleep(0)
 
-    made.leave("b")
+    made.keep("a")
 
     await waiting
     assert sends.rounds[-1] == (0, ["a"])
@@ -132,7 +133,7 @@ async def test_who_leaves_the_node_holds_up_nobody() -> None:
 async def test_rows_for_other_experts_or_too_many_go_in_rounds_of_their_own() -> None:
     sends = Sends()
     made = Gathering(sends, 5)
-    made._regulars = {"a", "b", "c"}
+    made._regulars = {0: {"a", "b", "c"}}
     joins = [
         made.join(0, offer("a", 1.0, rows=3)),
         made.join(0, offer("b", 1.0, rows=3)),
@@ -140,8 +141,7 @@ async def test_rows_for_other_experts_or_too_many_go_in_rounds_of_their_own() ->
     ]
     asking = [asyncio.ensure_future(join) for join in joins]
     await asyncio.sleep(0)
-    for worker_id in "abc":
-        made.leave(worker_id)
+    made.keep("")
 
     await asyncio.gather(*asking)
 
@@ -151,7 +151,7 @@ async def test_rows_for_other_experts_or_too_many_go_in_rounds_of_their_own() ->
 async def test_a_failure_reaches_everybody_in_the_round_and_nobody_else() -> None:
     sends = Sends(error=ExpertUnavailable(0))
     made = Gathering(sends, 100)
-    made._regulars = {"a", "b"}
+    made._regulars = {0: {"a", "b"}}
 
     failed = await asyncio.gather(
         made.join(0, offer("a", 1.0)), made.join(0, offer("b", 1.0)), return_exceptions=True
@@ -165,7 +165,7 @@ async def test_a_failure_reaches_everybody_in_the_round_and_nobody_else() -> Non
 @pytest.mark.usefixtures("patient")
 async def test_closing_ends_what_waits() -> None:
     made = Gathering(Sends(), 100)
-    made._regulars = {"a", "b"}
+    made._regulars = {0: {"a", "b"}}
     waiting = asyncio.ensure_future(made.join(0, offer("a", 1.0)))
     await asyncio.sleep(0)
 
@@ -173,3 +173,105 @@ async def test_closing_ends_what_waits() -> None:
 
     with pytest.raises(NotReady):
         await waiting
+
+
+@pytest.mark.usefixtures("patient")
+async def test_batches_of_one_step_go_in_rounds_of_their_own() -> None:
+    sends = Sends()
+    made = Gathering(sends, 100)
+    made._regulars = {0: {"a", "b"}, 1: {"a", "b"}}
+
+    await asyncio.gather(
+        *(made.join(0, offer(name, 1.0, lane=lane)) for name in "ab" for lane in (0, 1))
+    )
+    await asyncio.gather(
+        *(made.join(1, offer(name, 1.0, lane=lane)) for name in "ab" for lane in (1, 0))
+    )
+
+    assert sends.rounds == [(layer, ["a", "b"]) for layer in (0, 0, 1, 1)]
+
+
+@pytest.mark.usefixtures("patient")
+async def test_who_has_one_batch_is_not_waited_for_with_the_second_of_others() -> None:
+    sends = Sends()
+    made = Gathering(sends, 100)
+    await meet(made)
+
+    first = asyncio.ensure_future(made.join(0, offer("a", 1.0)))
+    await made.join(0, offer("a", 2.0, lane=1))
+    await made.join(0, offer("b", 1.0))
+    await first
+
+    assert sends.rounds[1:] == [(0, ["a"]), (0, ["a", "b"])]
+
+
+@pytest.mark.usefixtures("patient")
+async def test_two_offers_of_one_worker_are_no_company() -> None:
+    made = Gathering(Sends(), 100)
+    made._regulars = {0: {"b"}}
+    offers = [offer("a", 1.0), offer("a", 2.0)]
+    joins = asyncio.gather(*(made.join(0, each) for each in offers))
+    await asyncio.sleep(0)
+
+    made.keep("a")
+
+    await joins
+    assert [each.company for each in offers] == [1, 1]
+
+
+@pytest.mark.usefixtures("patient")
+async def test_nothing_is_kept_of_those_who_left_the_node() -> None:
+    made = Gathering(Sends(), 100)
+    await meet(made)
+    await together(made, layer=1)
+    made._regulars = {0: {"a"}}  # b stayed away for once, and then left
+
+    made.keep("a")
+
+    assert made._companions == {("a", 0): {"a"}}
+    await made.join(1, offer("a", 1.0))  # waits for nobody
+
+
+async def test_a_failure_of_any_kind_ends_its_round_and_no_task_dies_of_it() -> None:
+    died: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: died.append(context))
+    sends = Sends(error=RuntimeError("of any kind"))
+    made = Gathering(sends, 100)
+
+    with pytest.raises(MoesaicError):
+        await made.join(0, offer("a", 1.0))
+
+    sends.error = None
+    await made.join(0, offer("a", 1.0))
+    gc.collect()
+    await asyncio.sleep(0)
+    assert not died
+
+
+async def test_who_keeps_another_pace_is_waited_for_ever_more_seldom() -> None:
+    """A short step waited for the one who is in a long step, each time that had begun another."""
+    made = Gathering(Sends(), 100)
+    made._regulars = {0: {"a", "b"}}
+    waited = 0
+
+    for _ in range(100):  # b comes when a has just gone
+        waited += "b" in made.regulars
+        await made.join(0, offer("a", 1.0))
+        made._regulars[0].discard("a")
+        await made.join(0, offer("b", 1.0))
+
+    assert 3 <= waited <= 9
+
+
+async def test_who_meets_again_is_a_regular_again() -> None:
+    made = Gathering(Sends(), 100)
+    made._missed, made._passes = {("b", 0): 6}, {("b", 0): 63}
+    made._regulars = {0: {"a"}}
+
+    b = asyncio.ensure_future(made.join(0, offer("b", 1.0)))
+    await asyncio.sleep(0)
+    await asyncio.gather(b, made.join(0, offer("a", 1.0)))
+
+    assert made.regulars == {"a", "b"}
+    assert not made._missed
+    assert not made._passes

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import structlog
 
-from moesaic.errors import MoesaicError, PeerLost
+from moesaic.errors import PeerLost
 from moesaic.transport.contract import Link, Network
 
 log = structlog.get_logger()
@@ -84,9 +84,9 @@ class Contacts:
     async def _connect(self, contact: Contact) -> Link | None:
         try:
             link = await self._network.connect(contact.address, contact.worker_id, DIAL_TIMEOUT_S)
-        except MoesaicError as error:
+        except Exception as error:  # of whatever kind: a later try may do better
             self._failed_at[contact] = asyncio.get_running_loop().time()
-            log.warning("neighbour.unreachable", peer=contact.worker_id, cause=str(error))
+            log.warning("neighbour.unreachable", peer=contact.worker_id, cause=repr(error))
             return None
         self._links[contact] = link
         log.info("neighbour.linked", peer=contact.worker_id, generation=contact.generation)

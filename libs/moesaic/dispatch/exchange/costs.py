@@ -41,6 +41,7 @@ class Shape:
         own_instances: those on the attention workers' own node.
         request_bytes: of all members' rows.
         reply_bytes: of one sum for all of them.
+        senders: attention nodes that send as much to the same expert nodes, this one included.
     """
 
     members: int
@@ -48,6 +49,7 @@ class Shape:
     own_instances: int
     request_bytes: int
     reply_bytes: int
+    senders: int = 1
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,8 @@ class Traffic:
     """What one exchange moves, both ways.
 
     Attributes:
-        inter: between nodes, over this node's end.
+        inter: between nodes; bytes over the fullest link, this node's or that of an expert node, which all
+            senders share.
         intra: on this node.
         far: on that expert node where most is handed on; the nodes do so at the same time.
     """
@@ -91,10 +94,12 @@ def traffic(case: Case, shape: Shape) -> Traffic:
     """What an exchange in this way moves."""
     both = shape.request_bytes + shape.reply_bytes
     there, nodes, asked = 2 * bool(shape.instances), len(shape.instances), sum(shape.instances)
+    largest = shape.senders * max(shape.instances, default=0)
+    asked_fully, nodes_fully = max(asked, largest), max(nodes, shape.senders * bool(nodes))
     own = shape.own_instances
     if case == "direct":
         return Traffic(
-            inter=Load(there, 2 * shape.members * asked, asked * both),
+            inter=Load(there, 2 * shape.members * asked, asked_fully * both),
             intra=Load(2 * bool(own), 2 * shape.members * own, own * both),
             far=Load(0, 0, 0),
         )
@@ -106,10 +111,11 @@ def traffic(case: Case, shape: Shape) -> Traffic:
     )
     most = max((count - 1 for count in shape.instances), default=0)
     if case == "case-1":
-        inter = Load(there, asked + nodes, asked * shape.request_bytes + nodes * shape.reply_bytes)
+        nbytes = asked_fully * shape.request_bytes + nodes_fully * shape.reply_bytes
+        inter = Load(there, asked + nodes, nbytes)
         far = Load(2 * bool(most), 2 * most, most * shape.reply_bytes)
     else:
-        inter = Load(there, 2 * nodes, nodes * both)
+        inter = Load(there, 2 * nodes, nodes_fully * both)
         far = Load(2 * bool(most), 2 * most, most * both)
     return Traffic(inter, gathered, far)
 

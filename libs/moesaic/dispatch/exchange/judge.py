@@ -2,7 +2,7 @@
 of it."""
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import structlog
@@ -13,6 +13,7 @@ from moesaic.dispatch.exchange.choice import Choice, ExchangeChooser
 from moesaic.dispatch.exchange.costs import Case, LinkCosts, Shape, predict
 from moesaic.dispatch.exchange.measure import measure_links
 from moesaic.dispatch.exchange.sending import Nodes, Reach
+from moesaic.dispatch.exchange.trials import Slot
 from moesaic.transport.contract import Link, Network
 
 log = structlog.get_logger()
@@ -30,16 +31,23 @@ class Question:
     shape: Shape
 
     @classmethod
-    def of(
-        cls, reach: Reach, layer: int, nodes: Nodes, members: int, rows: int, hidden: Tensor
-    ) -> "Question":
-        """Layers that ask the same workers are of one kind; rows, like those of ``hidden``, count by
-        their size."""
-        epoch, live = reach.placement.epoch, tuple(reach.live)
-        kind = (epoch, live, tuple(reach.targets[layer]), members, rows.bit_length())
+    def of(cls, nodes: Nodes, layer: int, members: int, rows: int, hidden: Tensor) -> "Question":
+        """Equally many workers on either side make a kind, whatever the placement; rows, like those of
+        ``hidden``, count by their size."""
         width = hidden.shape[1]
         shape = nodes.shape(members, rows, width * hidden.itemsize, width * 4)  # sums are float32
+        kind = (members, shape.instances, shape.own_instances, rows.bit_length())
         return cls(kind, layer, rows, shape)
+
+
+@dataclass(frozen=True)
+class Went:
+    """How a round left: the way that was gone, after which choice, for which question."""
+
+    question: Question
+    choice: Choice
+    case: Case
+    forced: bool = False  # not by choice: neighbours are elsewhere, or something failed
 
 
 class Judge:
@@ -47,31 +55,28 @@ class Judge:
 
     def __init__(self, mode: Mode) -> None:
         """Go the way ``mode`` says; if it is ``auto``, the one that should be the fastest."""
-        self._mode = mode
-        self._chooser = ExchangeChooser()
-        self._reported: dict[Hashable, Case] = {}
+        self.mode = mode
+        self.chooser = ExchangeChooser()
+        self.senders = 1  # attention nodes that are known of
         self.costs: LinkCosts | None = None  # before they are measured
 
     @property
     def is_ready(self) -> bool:
         """Whether it can choose."""
-        return self._mode != "auto" or self.costs is not None
+        return self.mode != "auto" or self.costs is not None
 
     def predict(self, question: Question) -> dict[Case, float]:
         """What each way should take; nothing while link costs are not known."""
-        return self._chooser.predict(question.kind, self._model(question))
+        return self.chooser.predict(question.kind, self._model(question))
 
-    def choose(self, question: Question) -> Choice:
-        """The way to go."""
-        if self._mode != "auto":
-            return Choice(self._mode, self.predict(question))
+    def choose(self, question: Question, slot: Slot | None) -> Choice:
+        """The way to go, in this slot of a trial."""
+        if self.mode != "auto":
+            return Choice(self.mode, self.predict(question))
         if self.costs is None:  # another worker's rows, before anything is known here
             return Choice("case-2", {})
-        choice = self._chooser.choose(question.kind, self._model(question))
-        changed = not choice.exploring and self._reported.get(question.kind) != choice.case
-        if changed:
-            self._reported[question.kind] = choice.case
-        (log.info if changed else log.debug)(
+        choice = self.chooser.choose(question.kind, self._model(question), slot)
+        (log.info if choice.changed else log.debug)(
             "exchange.chosen",
             way=choice.case,
             layer=question.layer,
@@ -82,15 +87,35 @@ class Judge:
         )
         return choice
 
-    def learn(self, question: Question, case: Case, choice: Choice, taken_s: float) -> None:
-        """Note what going ``case`` took, after ``choice`` had been made."""
-        why = "told" if self._mode != "auto" else "exploring" if choice.exploring else "faster"
-        metrics.ROUNDS.labels(case, why).inc()
-        model_s = self._model(question)
-        if model_s and choice.predicted_s:
-            metrics.PREDICTED.labels(case).inc(choice.predicted_s[case])
+    def directly(self, question: Question, slot: Slot | None) -> Went:
+        """What going directly amounts to, for whatever reason that is done."""
+        best = self.chooser.best(question.kind) == "direct"
+        exploring = not best and slot is not None and slot.case == "direct"
+        choice = Choice("direct", self.predict(question), exploring)
+        forced = self.mode != "auto" or not (best or exploring)
+        return Went(question, choice, "direct", forced)
+
+    def count(self, went: Went) -> None:
+        """Count an exchange of this node."""
+        chosen = "exploring" if went.choice.exploring else "faster"
+        why = "forced" if went.forced else "told" if self.mode != "auto" else chosen
+        metrics.ROUNDS.labels(went.case, why).inc()
+
+    def learn(self, went: Went, taken_s: float, slot: Slot | None, now_s: float) -> None:
+        """Note what one of this worker's own exchanges took, from its rows to their sums.
+
+        Args:
+            went: how it was done.
+            taken_s: how long that took, waiting for neighbours included.
+            slot: of the trial in which it was done; ``None`` if it shows nothing there.
+            now_s: when it was over.
+        """
+        question, case = went.question, went.case
+        model_s, predicted_s = self._model(question), went.choice.predicted_s
+        if model_s and predicted_s:
+            metrics.PREDICTED.labels(case).inc(predicted_s[case])
             metrics.TAKEN.labels(case).inc(taken_s)
-            self._chooser.learn(question.kind, case, model_s[case], taken_s)
+            self.chooser.learn(question.kind, case, model_s[case], taken_s, slot, now_s)
 
     async def measure(
         self, network: Network, reach: Reach, nodes: Nodes, neighbours: Sequence[Link]
@@ -111,4 +136,6 @@ class Judge:
             )
 
     def _model(self, question: Question) -> dict[Case, float]:
-        return predict(question.shape, self.costs) if self.costs is not None else {}
+        if self.costs is None:
+            return {}
+        return predict(replace(question.shape, senders=self.senders), self.costs)

@@ -17,10 +17,16 @@ _SMALL, _LARGE, _LARGER = 0, 1 << 16, 1 << 19  # bytes
 _BURST = 8  # messages at the same time
 _ROUNDS = 5
 _QUICK_S = 0.02  # for the large message; if it takes no longer, a larger one tells more
+_LEAST_SHARE = 0.1  # of what the large message takes are its bytes, whatever small ones took
 _PROBE_S = 5.0  # longest wait for one ping
-_FAR_S = 60.0  # for a worker that measures links of its own
+FAR_S = 60.0  # for a worker that measures links of its own
 
-_seq = itertools.count(1 << 62)  # apart from those of other frames on the same links
+_seqs = itertools.count(1 << 62)  # apart from those of other frames on the same links
+
+
+def next_seq() -> int:
+    """For a frame that is no part of a step's exchange."""
+    return next(_seqs)
 
 
 async def measure_link(link: Link) -> LinkCost:
@@ -45,7 +51,7 @@ async def measure_link(link: Link) -> LinkCost:
     return LinkCost(
         latency_s=small_s / 2 - message_s,
         message_s=message_s,
-        bytes_per_s=large / max(large_s - small_s, 1e-9),
+        bytes_per_s=large / max(large_s - small_s, _LEAST_SHARE * large_s),
     )
 
 
@@ -68,10 +74,10 @@ async def _far(network: Network, reach: Reach, workers: Sequence[int]) -> LinkCo
     request = Frame(
         kind=FrameKind.REQUEST,
         epoch=reach.placement.epoch,
-        seq=next(_seq),
+        seq=next_seq(),
         body=encode(Measure(list(workers[:2]))),
     )
-    [outcome] = await network.exchange([(reach.links[workers[0]], request)], _FAR_S)
+    [outcome] = await network.exchange([(reach.links[workers[0]], request)], FAR_S)
     if isinstance(outcome, MoesaicError):
         raise outcome
     return msgspec.msgpack.decode(outcome.body, type=LinkCost)

@@ -20,6 +20,9 @@ log = structlog.get_logger()
 _STALL = 4.0  # times the usual trip; longer is not waited for who gathers
 _LEAST_S, _FIRST_S, _UNKNOWN_S = 0.01, 0.1, 0.25  # at least; at a step's first layer; at first
 _FADES = 0.8  # what a trip weighs after the next one
+_GIVEN_UP = 3.0  # times what an exchange may take: then so is the link
+
+_Asking = asyncio.Future[list[Frame | MoesaicError]]
 
 
 class Offering:
@@ -32,7 +35,8 @@ class Offering:
         self._neighbours: list[Contact] = []
         self._seq = itertools.count(1)
         self._trip_s: dict[int, float] = {}  # by the size of the batch
-        self._asking: asyncio.Future[list[Frame | MoesaicError]] | None = None
+        self._asking: set[_Asking] = set()
+        self._overdue: set[_Asking] = set()  # of these, those that are waited for no more
 
     @property
     def neighbours(self) -> Sequence[Contact]:
@@ -62,12 +66,14 @@ class Offering:
         gatherer: Link,
         epoch: int,
         layer: int,
+        lane: int,
         tensors: list[Tensor],
         *,
         first: bool,
-        deadline_s: float,
-    ) -> tuple[Tensor, Verdict] | None:
-        """The sums of these rows, and what to do next; ``None`` if it takes unusually long.
+        patience_s: float,
+    ) -> tuple[Tensor | None, Verdict] | None:
+        """The sums of these rows, none if they should go directly, and what to do next; ``None`` if it
+        takes unusually long.
 
         Whoever gathers may be computing and cannot answer then. It is asked again when it has
         answered, and what it answers late reaches nobody.
@@ -76,14 +82,15 @@ class Offering:
             gatherer: from ``gatherer()``.
             epoch: of the step's placement.
             layer: index of the decoder layer, ``first`` of the step or not.
+            lane: number of the batch among those of the step.
             tensors: of the request.
             first: see ``layer``.
-            deadline_s: after which the link is given up.
+            patience_s: what an exchange may take; the link is given up long after that.
 
         Raises:
             MoesaicError: what it answered, or why there was no answer.
         """
-        if self._asking is not None and not self._asking.done():
+        if self._overdue:
             return None
         loop = asyncio.get_running_loop()
         size, started = len(tensors[0]).bit_length(), loop.time()
@@ -94,15 +101,17 @@ class Offering:
             layer=layer,
             seq=next(self._seq),
             tensors=tensors,
-            body=encode(Offer(self._worker_id)),
+            body=encode(Offer(self._worker_id, lane)),
         )
+        deadline_s = _GIVEN_UP * patience_s
         asking = asyncio.ensure_future(self._network.exchange([(gatherer, request)], deadline_s))
-        asking.add_done_callback(lambda _: self._learn(size, loop.time() - started))
-        self._asking = asking  # not cancelled with the step: that would cost the link
+        asking.add_done_callback(lambda done: self._answered(done, size, loop.time() - started))
+        self._asking.add(asking)  # not cancelled with the step: that would cost the link
         least_s = _FIRST_S if first else _LEAST_S
         stall_s = max(least_s, _STALL * self._trip_s.get(size, _UNKNOWN_S / _STALL))
-        await asyncio.wait({asking}, timeout=stall_s)
+        await asyncio.wait({asking}, timeout=min(stall_s, patience_s))
         if not asking.done():
+            self._overdue.add(asking)
             metrics.FALLBACKS.labels("stalled").inc()
             log.debug("exchange.stalled", gatherer=gatherer.peer, layer=layer)
             return None
@@ -112,17 +121,24 @@ class Offering:
         verdict = order_of(outcome)
         if not isinstance(verdict, Verdict):
             raise FrameError("body", "must be a verdict")
+        if verdict.next == "direct" and not outcome.tensors:
+            return None, verdict
         if not outcome.tensors or outcome.tensors[0].shape != tensors[0].shape:
             raise FrameError("tensors", "sums have another shape")
         return outcome.tensors[0], verdict
 
     async def close(self) -> None:
         """Drop all links."""
-        if self._asking is not None:
-            self._asking.cancel()
-            await asyncio.gather(self._asking, return_exceptions=True)
+        asking = list(self._asking)
+        for each in asking:
+            each.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
         await self._contacts.close()
 
-    def _learn(self, size: int, seconds: float) -> None:
+    def _answered(self, asking: _Asking, size: int, seconds: float) -> None:
+        self._asking.discard(asking)
+        self._overdue.discard(asking)
+        if asking.cancelled() or isinstance(asking.result()[0], MoesaicError):
+            return  # says nothing about trips
         known = self._trip_s.get(size, seconds)
         self._trip_s[size] = _FADES * known + (1 - _FADES) * seconds

@@ -1,6 +1,6 @@
 """What an exchange asks besides rows: the body of its frames. A frame without one is asked directly."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -16,9 +16,10 @@ class Relay(msgspec.Struct, frozen=True, tag="relay"):
 
 
 class Hold(msgspec.Struct, frozen=True, tag="hold"):
-    """In a note to an expert worker: keep the sum until it is collected."""
+    """In a note to an expert worker: keep the sum until it is collected, or ``keep_s`` have passed."""
 
     ticket: int
+    keep_s: float = 10.0
 
 
 class Reduce(msgspec.Struct, frozen=True, tag="reduce"):
@@ -42,11 +43,23 @@ class Measure(msgspec.Struct, frozen=True, tag="measure"):
     instances: list[int]
 
 
-class Offer(msgspec.Struct, frozen=True, tag="offer"):
-    """From one attention worker to another: send these rows with yours. The reply's tensor is their
-    sum, its body a ``Verdict``."""
+class Attend(msgspec.Struct, frozen=True, tag="attend"):
+    """From an attention worker to the expert worker that conducts: I am here; when is a trial, and may I
+    measure? See ``trials.Conductor.beat``. The reply's body is a ``Beat``."""
 
     worker_id: str
+    node: str
+    slot_s: float = 0.0
+    measures: bool = False
+
+
+class Offer(msgspec.Struct, frozen=True, tag="offer"):
+    """From one attention worker to another: send these rows with yours. The reply's tensor is their
+    sum, its body a ``Verdict``. ``lane`` counts the batches of a step that are under way at once: those
+    with the same number go together."""
+
+    worker_id: str
+    lane: Annotated[int, msgspec.Meta(ge=0, le=63)] = 0
 
 
 class Verdict(msgspec.Struct, frozen=True, tag="verdict"):
@@ -57,7 +70,7 @@ class Verdict(msgspec.Struct, frozen=True, tag="verdict"):
     for_s: float = 0.0
 
 
-Order = Relay | Hold | Reduce | Collect | Measure | Offer | Verdict
+Order = Relay | Hold | Reduce | Collect | Measure | Attend | Offer | Verdict
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)

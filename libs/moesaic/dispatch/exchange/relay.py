@@ -15,9 +15,11 @@ from torch import Tensor
 
 from moesaic.dispatch.exchange.contacts import Contact, Contacts
 from moesaic.dispatch.exchange.costs import slowest
-from moesaic.dispatch.exchange.measure import measure_link
+from moesaic.dispatch.exchange.holding import Holding, Ticket
+from moesaic.dispatch.exchange.measure import FAR_S, measure_link
 from moesaic.dispatch.exchange.order import add_up, is_part
 from moesaic.dispatch.exchange.orders import (
+    Attend,
     Collect,
     Hold,
     Measure,
@@ -26,15 +28,14 @@ from moesaic.dispatch.exchange.orders import (
     encode,
     order_of,
 )
-from moesaic.errors import ExpertUnavailable, InvalidInput, MoesaicError, Overloaded, StaleEpoch
+from moesaic.dispatch.exchange.sending import RELAY_SHARE
+from moesaic.dispatch.exchange.trials import Conductor
+from moesaic.errors import ExpertUnavailable, InvalidInput, MoesaicError, StaleEpoch
 from moesaic.messages.placement import PlacedWorker, Placement
 from moesaic.transport.contract import Link, Network
 from moesaic.transport.frame import Frame, FrameKind
 
-HELD_S = 10.0  # for a sum to be collected
-MAX_HELD = 1024
-
-_Ticket = tuple[bytes, int, int]  # step, layer, and what tells the sender's exchanges apart
+REACH_SHARE = 0.5  # of a relay's time, at most, to find its colleagues
 
 
 class ExpertRelay:
@@ -59,7 +60,7 @@ class ExpertRelay:
         self._compute, self._placement_of = compute, placement_of
         self._contacts = Contacts(network)
         self._seq = itertools.count(1)
-        self._held: dict[_Ticket, asyncio.Future[Frame]] = {}
+        self._holding, self._conductor = Holding(), Conductor()
         self._asking: set[asyncio.Future[list[Frame | MoesaicError]]] = set()
 
     def answer(self, request: Frame) -> Frame | Awaitable[Frame]:
@@ -85,6 +86,8 @@ class ExpertRelay:
             return self._collect(request, order)
         if isinstance(order, Measure):
             return self._measure(request, order)
+        if isinstance(order, Attend):
+            return self._attend(request, order)
         raise InvalidInput("frame.body", "is no order for an expert worker")
 
     def follow(self, placement: Placement | None) -> None:
@@ -94,81 +97,66 @@ class ExpertRelay:
 
     async def close(self) -> None:
         """Drop all links to colleagues."""
-        for held in self._held.values():
-            held.cancel()
+        self._holding.close()
         await self._contacts.close()
 
     async def _relay(self, request: Frame, order: Relay) -> Frame:
         """Case 2: hand the rows on, compute the own share meanwhile, add up."""
-        links = await self._colleagues(request, order.instances, order.budget_s)
-        calls = [(link, self._to_colleague(request, request.tensors)) for link in links.values()]
-        return await self._with_colleagues(request, list(links), calls, order.budget_s)
+        return await self._with_colleagues(request, order, request.tensors)
 
     async def _reduce(self, request: Frame, order: Reduce) -> Frame:
         """Case 1: colleagues have the rows already; collect their sums."""
-        links = await self._colleagues(request, order.instances, order.budget_s)
-        body = encode(Collect(order.ticket, order.budget_s))
-        calls = [(link, self._to_colleague(request, [], body)) for link in links.values()]
-        return await self._with_colleagues(request, list(links), calls, order.budget_s)
+        return await self._with_colleagues(request, order, [])
 
     async def _with_colleagues(
-        self,
-        request: Frame,
-        colleagues: Sequence[int],
-        calls: Sequence[tuple[Link, Frame]],
-        budget_s: float,
+        self, request: Frame, order: Relay | Reduce, tensors: list[Tensor]
     ) -> Frame:
-        asking = asyncio.ensure_future(self._network.exchange(calls, budget_s))
+        """Everybody's sum, within the budget from now on: finding colleagues is part of that."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + order.budget_s
+        links = await self._colleagues(request, order.instances, REACH_SHARE * order.budget_s)
+        left_s = until_s - loop.time()
+        # Who has nothing to collect must say so before this end gives up, which costs the link.
+        body = b""
+        if isinstance(order, Reduce):
+            body = encode(Collect(order.ticket, RELAY_SHARE * left_s))
+        calls = [(link, self._to_colleague(request, tensors, body)) for link in links.values()]
+        asking = asyncio.ensure_future(self._network.exchange(calls, left_s))
         self._asking.add(asking)  # to its end, whatever happens here: cancelling would cost links
         asking.add_done_callback(self._asking.discard)
         await asyncio.sleep(0)  # let the frames leave: computing holds up this event loop
         own = self._compute(_plain(request))
         outcomes = await asyncio.shield(asking)
         replies = {self._own_index(request): own}
-        for idx, outcome in zip(colleagues, outcomes, strict=True):
+        for idx, outcome in zip(links, outcomes, strict=True):
             if isinstance(outcome, MoesaicError):
                 raise outcome
             replies[idx] = outcome
         return _sum_of(request, replies)
 
     def _hold(self, request: Frame, order: Hold) -> Frame:
-        held = self._ticket((request.request_id, request.layer, order.ticket))
-        try:
-            reply = self._compute(_plain(request))
-        except MoesaicError as error:
-            if not held.done():
-                held.set_exception(error)
-                held.exception()  # nobody may come for it
-            raise
-        if not held.done():
-            held.set_result(reply)
-        return reply
+        return self._holding.keep(
+            _ticket(request, order), order.keep_s, lambda: self._compute(_plain(request))
+        )
 
     async def _collect(self, request: Frame, order: Collect) -> Frame:
-        ticket = (request.request_id, request.layer, order.ticket)
-        held = self._ticket(ticket)
-        try:
-            await asyncio.wait({held}, timeout=order.budget_s)
-            if not held.done() or held.cancelled():
-                raise ExpertUnavailable(request.layer, cause=f"no rows came to {self._worker_id}")
-            found = held.result()
-        finally:
-            self._held.pop(ticket, None)
+        found = await self._holding.collect(_ticket(request, order), order.budget_s)
+        if found is None:
+            raise ExpertUnavailable(request.layer, cause=f"no rows came to {self._worker_id}")
         return _reply(request, found.tensors, found.digest)
 
-    def _ticket(self, ticket: _Ticket) -> "asyncio.Future[Frame]":
-        """What is held under this ticket, now or soon: rows and collector come in any order."""
-        held = self._held.get(ticket)
-        if held is None:
-            if len(self._held) >= MAX_HELD:
-                raise Overloaded(f"{MAX_HELD} sums wait to be collected", 0.1)
-            loop = asyncio.get_running_loop()
-            held = self._held[ticket] = loop.create_future()
-            loop.call_later(HELD_S, self._held.pop, ticket, None)
-        return held
+    def _attend(self, request: Frame, order: Attend) -> Frame:
+        """Say what all attention workers do together, and when."""
+        now_s = asyncio.get_running_loop().time()
+        beat = self._conductor.beat(
+            order.worker_id, order.node, now_s, slot_s=order.slot_s, measures=order.measures
+        )
+        reply = _reply(request, [], 0)
+        reply.body = msgspec.msgpack.encode(beat)
+        return reply
 
     async def _measure(self, request: Frame, order: Measure) -> Frame:
-        links = await self._colleagues(request, order.instances, HELD_S)
+        links = await self._colleagues(request, order.instances, FAR_S / 2)
         if not links:
             raise InvalidInput("frame.body", "must name a colleague")
         reply = _reply(request, [], 0)
@@ -187,9 +175,8 @@ class ExpertRelay:
         others = [idx for idx in sorted(set(instances)) if idx != own]
         if any(workers[idx].node_name != workers[own].node_name for idx in others):
             raise InvalidInput("frame.body", f"must name workers of {workers[own].node_name}")
-        return {
-            idx: await self._contacts.reach(_contact(workers[idx]), deadline_s) for idx in others
-        }
+        reached = (self._contacts.reach(_contact(workers[idx]), deadline_s) for idx in others)
+        return dict(zip(others, await asyncio.gather(*reached), strict=True))
 
     def _workers(self, request: Frame) -> list[PlacedWorker]:
         placement = self._placement_of(request.epoch)
@@ -213,6 +200,10 @@ class ExpertRelay:
             tensors=tensors,
             body=body,
         )
+
+
+def _ticket(request: Frame, order: Hold | Collect) -> Ticket:
+    return request.request_id, request.layer, order.ticket
 
 
 def _plain(request: Frame) -> Frame:

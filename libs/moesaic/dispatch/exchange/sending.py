@@ -18,6 +18,7 @@ from moesaic.transport.contract import Link, Network
 from moesaic.transport.frame import Frame, FrameKind
 
 RELAY_SHARE = 0.7  # of the time for an exchange: a relay must give up on colleagues before we do
+FIRST_SEQ = 1 << 61  # apart from frames that go directly over the same links at the same time
 
 
 class Reach(Protocol):
@@ -62,14 +63,17 @@ class Nodes:
         own = tuple(found.get(node, ()))
         return cls(own, tuple(tuple(w) for name, w in found.items() if name != node))
 
-    def shape(self, members: int, rows: int, row_bytes: int, sum_bytes: int) -> Shape:
-        """What ``members`` workers move with so many rows, and as many sums."""
+    def shape(
+        self, members: int, rows: int, row_bytes: int, sum_bytes: int, senders: int = 1
+    ) -> Shape:
+        """What ``members`` workers move with so many rows, and as many sums, beside other nodes."""
         return Shape(
             members=members,
             instances=tuple(len(workers) for workers in self.others),
             own_instances=len(self.own),
             request_bytes=rows * row_bytes,
             reply_bytes=rows * sum_bytes,
+            senders=senders,
         )
 
 
@@ -78,7 +82,7 @@ class Sender:
 
     def __init__(self, network: Network) -> None:
         self._network = network
-        self._seq, self._tickets, self._turn = itertools.count(1), itertools.count(1), 0
+        self._seq, self._tickets, self._turn = itertools.count(FIRST_SEQ), itertools.count(1), 0
 
     async def send(
         self,
@@ -125,7 +129,7 @@ class Sender:
                 body = encode(Relay(list(workers), budget_s))
             else:
                 ticket = next(self._tickets)
-                note = encode(Hold(ticket))
+                note = encode(Hold(ticket, deadline_s))
                 for idx in workers:
                     if idx != first:
                         reach.links[idx].post(frame(note, FrameKind.NOTE))

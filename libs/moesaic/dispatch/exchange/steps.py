@@ -1,0 +1,79 @@
+"""Where one worker's own steps are, and whether its rows may go together with those of others. Pure."""
+
+from collections import Counter
+
+from moesaic.dispatch.exchange.orders import Verdict
+
+_IDLE_S = 1.0  # without a step; then there is no work
+_LATELY_S = 4.0  # who goes directly still offers rows more often
+
+
+class Steps:
+    """Of one attention worker. The batches of a step are told apart by their lane: 0, 1, ..."""
+
+    def __init__(self) -> None:
+        self.direct_until_s = 0.0  # until then, two phases are not considered
+        self._step_id, self._lanes = b"", Counter[int]()  # batches of a step by layer, until now
+        self._began_s = float("-inf")  # the last step
+        self._apart: set[int] = set()  # lanes that have gone directly in this step
+        self._alone_until_s: dict[
+            int, float
+        ] = {}  # by lane, where nobody joined the rows offered last
+
+    def lane(self, step_id: bytes, layer: int) -> int:
+        """The number of this batch among those of the step for this layer."""
+        if step_id != self._step_id:
+            self._step_id, self._lanes = step_id, Counter()
+        self._lanes[layer] += 1
+        return self._lanes[layer] - 1 if step_id else 0
+
+    def begin(self, lane: int, now_s: float) -> None:
+        """A batch is at the step's first layer: there it can meet others again."""
+        self._began_s = now_s
+        self._apart.discard(lane)
+
+    def go_directly(self, lane: int) -> None:
+        """This batch goes directly, and does so to the end of the step: others are elsewhere by now."""
+        self._apart.add(lane)
+
+    def may_meet(self, lane: int, now_s: float) -> bool:
+        """Whether this batch may go in two phases."""
+        return now_s >= self.direct_until_s and lane not in self._apart
+
+    def is_alone(self, lane: int, first: bool, now_s: float) -> bool:
+        """Whether to offer nothing, for nobody has joined: until some time, and then to the step's end."""
+        until_s = self._alone_until_s.get(lane)
+        return until_s is not None and (now_s < until_s or not first)
+
+    def has_missed(self, lane: int, now_s: float) -> bool:
+        """Whether this batch is alone by chance, and only to the step's end."""
+        return self._alone_until_s.get(lane, now_s + 1.0) <= now_s
+
+    def is_idle(self, now_s: float) -> bool:
+        """Whether this worker has no work."""
+        return now_s > self._began_s + _IDLE_S
+
+    def heed(self, verdict: Verdict, lane: int, now_s: float) -> None:
+        """Do next what whoever gathers has said."""
+        self._alone_until_s.pop(lane, None)
+        if verdict.next == "alone":
+            self._alone_until_s[lane] = now_s + verdict.for_s
+        elif verdict.next == "direct":
+            self.direct_until_s = now_s + verdict.for_s
+
+
+class Company:
+    """Whose rows this worker's own would go with: of all neighbours that have offered some lately."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, int], tuple[int, float]] = {}  # by worker and lane: rows, when
+
+    def note(self, worker_id: str, lane: int, rows: int, now_s: float) -> None:
+        """A neighbour has offered so many rows."""
+        self._seen[worker_id, lane] = rows, now_s
+
+    def at(self, lane: int, own_rows: int, now_s: float) -> tuple[int, int]:
+        """Workers in a round, and its rows, with ``own_rows`` of this worker's own."""
+        self._seen = {k: v for k, v in self._seen.items() if v[1] > now_s - _LATELY_S}
+        found = [rows for (_, at), (rows, _) in self._seen.items() if at == lane]
+        return 1 + len(found), own_rows + sum(found)
