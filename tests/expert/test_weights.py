@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from moesaic.cluster.placements import decode_placement, encode_placement
 from moesaic.dispatch.host import ExpertHost
 from moesaic.dispatch.loading.experts import LoadedExpert
 from moesaic.dispatch.loading.pace import Pace
@@ -35,7 +36,7 @@ async def test_they_do_while_every_other_thread_of_both_workers_is_held_up(
         ]
 
         def placement(epoch: int, slots: list[list[int]]) -> Placement:
-            return Placement(
+            placed = Placement(
                 epoch=epoch,
                 model_digest=config.digest,
                 num_experts=8,
@@ -52,6 +53,7 @@ async def test_they_do_while_every_other_thread_of_both_workers_is_held_up(
                 layers=list(config.moe_layers),
                 slots=[slots for _ in config.moe_layers],
             )
+            return decode_placement(encode_placement(placed))  # as a request brings it
 
         serving, swapped = placement(1, HALVES), placement(2, HALVES[::-1])
         for host in hosts:
