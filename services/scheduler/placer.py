@@ -175,9 +175,11 @@ class Placer:
         pinned = self._pinned(current)
         if pinned.slots != current.slots:
             noted = await self._replanner.note_order(current, pinned, self._fleet.workers)
+            self._pins_tried = current.epoch, self._policies.current.pins
             await self._place(pinned, noted, urgent=False)
             await self._confirm()
         elif self._replanner.due():
+            self._pins_tried = 0, []
             plan = await self._planned(current)
             if plan is not None and plan.worthwhile:
                 noted = await self._replanner.note_plan(plan)
@@ -185,7 +187,8 @@ class Placer:
                 await self._confirm()
 
     def _pinned(self, current: Placement) -> Placement:
-        """With the pins that can be had; what cannot is not tried again before something changes."""
+        """With the pins that can be had. What cannot, or could not be loaded, is tried again when the
+        epoch or the pins have changed, or after the next plan."""
         pins = self._policies.current.pins
         if self._pins_tried == (current.epoch, pins):
             return current
