@@ -18,6 +18,10 @@ class Confirmation:
         self._fleet, self._timeout_s = fleet, timeout_s
         self._done: set[tuple[int, Incarnation]] = set()  # epochs in force on workers
 
+    def forget(self) -> None:
+        """Tell everybody again: that also frees what they may have prepared for nothing."""
+        self._done.clear()
+
     async def confirm(self, current: Placement) -> bool:
         """Tell the live workers that have not been told. Ends early when the fleet changes: what
         that asks for is more urgent, and telling can be repeated.

@@ -32,6 +32,7 @@ class EpochStore:
     def __init__(self, bus: Bus, leadership: Leadership, view: PlacementView) -> None:
         self._bus, self._leadership, self._view = bus, leadership, view
         self.floor = 0  # some worker has seen this epoch
+        self._given_out = 0  # by this process, the last one
 
     async def allocate(self) -> int:
         """An epoch greater than any that anyone has seen.
@@ -41,9 +42,10 @@ class EpochStore:
             PeerLost: Redis did not answer.
         """
         stored = await self._bus.get_bytes(_COUNTER)
-        epoch = max(_number(stored), await self._pointed(), self._view.epoch, self.floor) + 1
+        known = self._view.epoch, self.floor, self._given_out
+        epoch = max(_number(stored), await self._pointed(), *known) + 1
         await self.write({_COUNTER: stored}, {_COUNTER: b"%d" % epoch})
-        self.floor = epoch
+        self._given_out = epoch
         return epoch
 
     async def commit(self, placement: Placement) -> None:
@@ -86,24 +88,23 @@ class EpochStore:
         pointer, stored = await self._bus.get_bytes(POINTER), await self._bus.get_bytes(_COUNTER)
         if _number(pointer) >= current.epoch:
             return
-        counter = b"%d" % max(_number(stored), current.epoch, self.floor)
+        counter = b"%d" % max(_number(stored), current.epoch, self._given_out)
         values = {**_documents(current), _COUNTER: counter}
         await self.write({POINTER: pointer, _COUNTER: stored}, values)
         _republished.inc()
         log.warning("placement.republished", epoch=current.epoch)
         await self._bus.append(STREAM, PlacementHint(epoch=current.epoch))
 
-    async def learn_from(self, records: Iterable[WorkerRecord]) -> bool:
+    async def learn_from(self, records: Iterable[WorkerRecord]) -> list[WorkerRecord]:
         """Raise the floor to what workers have seen: all that remains if Redis lost its data.
 
         Returns:
-            Whether all of them answered.
+            Those that did not answer.
         """
-        seen = await asyncio.gather(
-            *(_epoch_seen(r.admin_address) for r in records if r.role != "scheduler")
-        )
+        asked = [record for record in records if record.role != "scheduler"]
+        seen = await asyncio.gather(*(_epoch_seen(record.admin_address) for record in asked))
         self.floor = max([self.floor, *(epoch or 0 for epoch in seen)])
-        return None not in seen
+        return [record for record, epoch in zip(asked, seen, strict=True) if epoch is None]
 
     async def _pointed(self) -> int:
         return _number(await self._bus.get_bytes(POINTER))

@@ -14,7 +14,7 @@ from moesaic.cluster.registry import Fleet
 from moesaic.errors import InvalidInput, MoesaicError, NotReady, StaleEpoch
 from moesaic.messages.placement import PlacedWorker, Placement
 from moesaic.placement.checking import violations
-from moesaic.placement.decision import Incarnation, obsolete
+from moesaic.placement.decision import Incarnation, incarnation, obsolete
 from services.scheduler import workers
 from services.scheduler.epochs import EpochStore
 
@@ -52,7 +52,8 @@ class Migration:
         self.failed: list[Incarnation] = []
         self._fleet, self._view, self._leadership, self._epochs = fleet, view, leadership, epochs
         self._prepare_timeout_s, self._load_share = prepare_timeout_s, load_share
-        self._learned = False
+        self._asked: set[Incarnation] = set()  # workers, for the highest epoch they have seen
+        self._silent: set[Incarnation] = set()  # of them, who did not say
 
     async def carry_out(
         self, proposal: Placement, *, urgent: bool, begun: Callable[[int], Awaitable[None]]
@@ -76,8 +77,7 @@ class Migration:
             log.error("placement.refused", violations=found)
             _attempts.labels("refused").inc()
             raise InvalidInput("placement", "; ".join(found))
-        if not self._learned:
-            self._learned = await self._epochs.learn_from(self._fleet.workers.values())
+        await self.learn(again=True)
         started = time.monotonic()
         placement = replace(proposal, epoch=await self._epochs.allocate())
         await begun(placement.epoch)
@@ -106,6 +106,19 @@ class Migration:
         _seconds.observe(seconds)
         log.info("placement.committed", epoch=placement.epoch, seconds=round(seconds, 3))
         return placement
+
+    async def learn(self, *, again: bool = False) -> None:
+        """Ask every worker once for the highest epoch it has seen: Redis may have lost the last.
+
+        Args:
+            again: also those that did not answer before.
+        """
+        records = {incarnation(record): record for record in self._fleet.workers.values()}
+        keys = records.keys() - (self._asked - self._silent if again else self._asked)
+        silent = await self._epochs.learn_from(records[key] for key in keys)
+        self._silent = (self._silent - keys) | {incarnation(record) for record in silent}
+        self._asked = set(records)
+        self._silent &= self._asked
 
     def note_newer(self, error: MoesaicError) -> None:
         """Learn from a worker's refusal that it has seen a later epoch."""

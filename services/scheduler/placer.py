@@ -132,9 +132,11 @@ class Placer:
             return
         if not self._leadership.held:
             self._closed = False
+            self._confirmation.forget()  # whoever leads meanwhile may have workers prepare something
             self.waiting_for = [f"the lead, which {self._leadership.leader or 'nobody'} has"]
             return
         await self._epochs.agree()
+        await self._migration.learn()
         await self._policies.refresh()
         if not self._closed:
             await self._replanner.close(self._view.epoch)
@@ -173,9 +175,11 @@ class Placer:
         pinned = self._pinned(current)
         if pinned.slots != current.slots:
             noted = await self._replanner.note_order(current, pinned, self._fleet.workers)
+            self._pins_tried = current.epoch, self._policies.current.pins
             await self._place(pinned, noted, urgent=False)
             await self._confirm()
         elif self._replanner.due():
+            self._pins_tried = 0, []
             plan = await self._planned(current)
             if plan is not None and plan.worthwhile:
                 noted = await self._replanner.note_plan(plan)
@@ -183,7 +187,8 @@ class Placer:
                 await self._confirm()
 
     def _pinned(self, current: Placement) -> Placement:
-        """With the pins that can be had; what cannot is not tried again before something changes."""
+        """With the pins that can be had. What cannot, or could not be loaded, is tried again when the
+        epoch or the pins have changed, or after the next plan."""
         pins = self._policies.current.pins
         if self._pins_tried == (current.epoch, pins):
             return current
@@ -228,6 +233,7 @@ class Placer:
         except MoesaicError as error:
             failure, overtaken = str(error), isinstance(error, Obsolete)
             self._closed = False  # it may have been committed, if Redis did not say
+            self._confirmation.forget()  # a worker may not have heard that it was given up
             self._decider.could_not_load(self._migration.failed)
             raise
         finally:
@@ -240,13 +246,16 @@ class Placer:
         current = self._view.current
         if current is None:
             return False
-        try:
-            return await self._confirmation.confirm(current)
-        except StaleEpoch as error:  # Redis went back to an earlier state
-            self._migration.note_newer(error)
-            noted = await self._replanner.note_workers(current, current, self._decider.known)
-            await self._place(replace(current, epoch=0), noted, urgent=True)
-            return False
+        if self._epochs.floor <= current.epoch:
+            try:
+                return await self._confirmation.confirm(current)
+            except StaleEpoch as error:
+                self._migration.note_newer(error)
+        # Somebody has seen a later epoch, or another placement of this one: Redis went back to an
+        # earlier state.
+        noted = await self._replanner.note_workers(current, current, self._decider.known)
+        await self._place(replace(current, epoch=0), noted, urgent=True)
+        return False
 
     def _experts(self) -> list[WorkerRecord]:
         return [record for record in self._fleet.workers.values() if record.role == "expert"]

@@ -55,3 +55,20 @@ async def test_a_leader_that_renews_twice_at_once_still_leads(bus):
         await asyncio.gather(*(leader.contend() for _ in range(4)))
 
         assert leader.held
+
+
+async def test_a_lead_that_ran_out_while_its_holder_slept_is_said(bus, capsys):
+    leader, other = (Leadership(bus, "scheduler", name, 1) for name in ("s-1", "s-2"))
+    await leader.contend()
+    await bus.delete("leader:scheduler")  # as its expiry does
+    await other.contend()
+    leader._until = float("-inf")  # the time is over by its own clock as well
+
+    await leader.contend()
+
+    said = [line.split() for line in capsys.readouterr().out.splitlines() if "changed" in line]
+    assert [("leads=True" in line, "leader=s-1" in line) for line in said] == [
+        (True, True),
+        (True, False),
+        (False, False),
+    ]

@@ -79,6 +79,6 @@ async def test_who_does_not_say_what_it_has_seen_is_asked_again(stores, suite):
     async with suite.expert("a", epoch=6) as a:
         records = [a.lease.record, silent]
 
-        assert not await mine.learn_from(records)
-        assert await mine.learn_from(records[:1])
+        assert await mine.learn_from(records) == [silent]
+        assert await mine.learn_from(records[:1]) == []
     assert await mine.allocate() == 7

@@ -171,3 +171,21 @@ async def test_a_placement_that_would_not_last_is_not_applied(suite):
             with pytest.raises(grpc.aio.AioRpcError, match="must be those that are placed: a, b"):
                 await stub.ApplyPlacement(request, timeout=30)
         assert await suite.until_epoch(1) == first
+
+
+async def test_a_pin_that_cannot_be_loaded_is_not_tried_over_and_over(suite):
+    scheduler = await suite.scheduler("--replan-interval-s", "3600")
+    async with suite.expert("a", slots=5) as a, suite.expert("b", slots=5) as b:
+        first = await b.until_epoch(1)
+        a.fail_with = BROKEN
+        async with scheduler.stub() as stub:
+            (expert, *_) = set(first.slots[0][1]) - set(first.slots[0][0])
+            request = pb.SchedulerServiceSetPolicyRequest(
+                add_pins=[pb.Pin(expert=expert, worker_id="a")]
+            )
+            await stub.SetPolicy(request, timeout=5)
+            await scheduler.until("placement.failed")
+            await asyncio.sleep(4.0)  # for more attempts
+
+            tried = [d for d in await decisions(stub) if d.cause == "operator"]
+            assert [d.failure for d in tried] == ["model.safetensors: is cut short"]

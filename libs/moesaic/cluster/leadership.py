@@ -31,6 +31,7 @@ class Leadership:
         self._worker_id, self._token = worker_id, f"{worker_id}/{generation}".encode()
         self._until = float("-inf")
         self._turn = asyncio.Lock()  # one renewal would undo the other
+        self._said = False  # whether we lead, as the log has it
 
     @property
     def held(self) -> bool:
@@ -50,7 +51,7 @@ class Leadership:
         """
         async with self._turn:
             asked = time.monotonic()  # the lease runs from its grant, which is later
-            holder, before = await self._bus.get_bytes(self._key), self.held
+            holder = await self._bus.get_bytes(self._key)
             if holder is None or holder == self._token or self._is_predecessor(holder):
                 taken = await self._bus.compare_and_set(
                     {self._key: holder}, self.fence, ttl_s=LEASE_S
@@ -60,7 +61,8 @@ class Leadership:
             else:
                 self._until = float("-inf")
             self.leader = (holder or b"").decode(errors="replace").rpartition("/")[0]
-            if self.held != before:
+            if self.held != self._said:  # also when it ran out while nobody renewed it
+                self._said = self.held
                 log.info("leader.changed", leads=self.held, leader=self.leader)
 
     async def keep(self) -> None:
