@@ -29,7 +29,9 @@ def bench(
         ],
         typer.Argument(help="What to measure; docs/command-line.md says what each is."),
     ],
-    quick: Annotated[bool, typer.Option("--quick", help="Less data: from half a minute to some minutes.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Less data: from half a minute to some minutes.")
+    ] = False,
     json_to: Annotated[
         str | None,
         typer.Option(
