@@ -57,7 +57,8 @@ def start_in_background(flags: Sequence[str], environment: Mapping[str, str]) ->
         supervisor.wait()
         raise CommandError("interrupted, the suite is stopped", Exit.INTERRUPTED) from None
     lines = [line.removeprefix("moesaic: ") for line in last_lines(log, 30)]
-    raise CommandError("the suite did not start\n" + "\n".join(lines), _status(supervisor))
+    said = "\n".join(lines) or f"it said nothing: is there room for {log}?"
+    raise CommandError(f"the suite did not start\n{said}", _status(supervisor))
 
 
 def _status(supervisor: "subprocess.Popen[bytes]") -> Exit:
