@@ -249,9 +249,7 @@ class AdaptiveExchange:
         choice = self._judge.choose(question, self._attendance.slot(now_s))
         case = choice.case
         if case == "direct":
-            self._steps.direct_until_s = now_s + min(
-                _DIRECT_S, self._attendance.changes_in_s(now_s)
-            )
+            self._rest(now_s)
             if len(own) == len(offers):
                 raise _Directly
             two_phases: tuple[Case, Case] = ("case-1", "case-2")

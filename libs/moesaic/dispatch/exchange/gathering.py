@@ -82,15 +82,12 @@ class Gathering:
         self._open: dict[Hashable, _Round] = {}
         self._regulars: dict[int, set[str]] = {}  # by lane
         self._companions: dict[_Place, frozenset[str]] = {}  # who was in its last round
-        self._missed: dict[
-            _Place, int
-        ] = {}  # first layers at which it was waited for, since it met others
+        # First layers at which it was waited for in vain, since it met others.
+        self._missed: dict[_Place, int] = {}
         self._passes: dict[_Place, int] = {}  # how often it may come before it is waited for again
         self._round_s = self._step_s = 0.0  # what rounds take to their sums, and steps
         self._began_s: dict[_Place, float] = {}  # when its step did
-        self._complete: set[_Place] = (
-            set()
-        )  # of these steps, those that were offered to the last layer
+        self._complete: set[_Place] = set()  # whose step came here to its last layer
         self._running: set[asyncio.Task[None]] = set()
 
     @property
