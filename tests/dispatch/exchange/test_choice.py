@@ -196,3 +196,13 @@ def test_a_way_that_was_slow_while_the_machine_was_busy_is_tried_again() -> None
     live([node], lambda going: [truth[going[0]]], 30.0)
 
     assert node.going == "case-2"
+
+
+def test_slow_exchanges_are_tried_as_well() -> None:
+    """Few of them fit between two questions for wishes."""
+    truth: dict[Case, float] = {"direct": 0.6, "case-1": 0.8, "case-2": 0.4}
+    node = Node("a", {"direct": 0.3, "case-1": 0.4, "case-2": 0.4})
+
+    live([node], lambda going: [truth[going[0]]], 200.0)
+
+    assert node.going == "case-2"

@@ -275,3 +275,16 @@ async def test_who_meets_again_is_a_regular_again() -> None:
     assert made.regulars == {"a", "b"}
     assert not made._missed
     assert not made._passes
+
+
+async def test_patience_comes_from_steps_and_not_from_the_pauses_between_them() -> None:
+    """After a pause, everybody was waited for as long as that."""
+    made = Gathering(Sends(), 100)
+
+    for layer in (0, 1):
+        await made.join(layer, offer("a", 1.0))
+    learned_s = made._step_s
+    await asyncio.sleep(0.1)
+    await made.join(0, offer("a", 1.0))
+
+    assert made._step_s == learned_s > 0

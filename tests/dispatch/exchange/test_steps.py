@@ -14,14 +14,14 @@ def test_batches_of_a_step_are_counted_layer_by_layer() -> None:
 
 def test_a_batch_that_has_gone_directly_does_so_to_the_end_of_its_step() -> None:
     steps = Steps()
-    steps.begin(0, 10.0)
+    steps.reach(0, 10.0, first=True, last=False)
     assert steps.may_meet(0, 10.0)
 
     steps.go_directly(0)
 
     assert not steps.may_meet(0, 10.1)
     assert steps.may_meet(1, 10.1)
-    steps.begin(0, 10.2)
+    steps.reach(0, 10.2, first=True, last=False)
     assert steps.may_meet(0, 10.2)
 
 
@@ -63,7 +63,19 @@ def test_who_begins_no_steps_is_idle() -> None:
     steps = Steps()
     assert steps.is_idle(10.0)
 
-    steps.begin(0, 10.0)
+    steps.reach(0, 10.0, first=True, last=False)
 
     assert not steps.is_idle(10.5)
     assert steps.is_idle(20.0)
+
+
+def test_pauses_between_steps_are_no_part_of_them() -> None:
+    """After a second without requests, neighbours were waited for as long."""
+    steps = Steps()
+
+    for n in range(100):
+        steps.reach(0, 10.0 * n, first=True, last=False)
+        steps.reach(0, 10.0 * n + 0.1, first=False, last=False)
+        steps.reach(0, 10.0 * n + 0.2, first=False, last=True)
+
+    assert 0.19 < steps.step_s < 0.21

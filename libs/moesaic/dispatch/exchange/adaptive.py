@@ -115,13 +115,12 @@ class AdaptiveExchange:
             _count_direct(nodes)
             return await direct()
         now_s = asyncio.get_running_loop().time()
-        first = layer == min(reach.targets)
-        if first:
-            self._steps.begin(lane, now_s)
+        first, last = layer == min(reach.targets), layer == max(reach.targets)
+        self._steps.reach(lane, now_s, first=first, last=last)
         alone = self._steps.is_alone(lane, first, now_s)
         gatherer = None if alone else self._offering.gatherer()
         if gatherer is None and self._mode == "auto" and not self._steps.has_missed(lane, now_s):
-            self._attendance.see(reach, nodes, now_s, starts_step=first and lane == 0)
+            self._attendance.see(reach, nodes, now_s, self._steps.step_s)
         ready = gatherer is not None or self._judge.is_ready
         if gatherer is None and first and ready and self._goes_directly(nodes, layer, lane, hidden):
             ready = False
@@ -249,9 +248,7 @@ class AdaptiveExchange:
         choice = self._judge.choose(question, self._attendance.slot(now_s))
         case = choice.case
         if case == "direct":
-            self._steps.direct_until_s = now_s + min(
-                _DIRECT_S, self._attendance.changes_in_s(now_s)
-            )
+            self._rest(now_s)
             if len(own) == len(offers):
                 raise _Directly
             two_phases: tuple[Case, Case] = ("case-1", "case-2")

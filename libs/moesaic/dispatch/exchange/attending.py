@@ -21,7 +21,6 @@ log = structlog.get_logger()
 
 _IDLE_S = 4.0  # without a layer; then there is nothing to attend to
 _SLOT_STEPS = 3  # at least, of a slot
-_NEWEST_WEIGHS = 0.2  # in what steps take
 _TURN_S = 0.1  # between questions whether it is our turn to measure
 _RETRY_S = (1.0, 60.0)  # after a measurement that failed; twice as long each time
 _PING_S = 1.0  # who is too busy for a ping is not asked: an answer that is missing costs its link
@@ -52,7 +51,7 @@ class Attendance:
         self._neighbours: Sequence[Contact] = ()
         self._reach: Reach | None = None
         self._nodes = Nodes((), ())
-        self._used_s = self._decided_s = self._step_began_s = -_LATER
+        self._used_s = self._decided_s = -_LATER
         self._step_s = 0.0
         self._measured: object = None  # the links of which costs are known
         self._measure_from_s, self._retry_s = 0.0, _RETRY_S[0]
@@ -62,13 +61,9 @@ class Attendance:
         self._running: asyncio.Task[None] | None = None
         self._asking: set[asyncio.Future[list[Frame | MoesaicError]]] = set()
 
-    def see(self, reach: Reach, nodes: Nodes, now_s: float, *, starts_step: bool) -> None:
-        """Note that a layer is exchanged, with these workers, and begin to attend."""
-        self._reach, self._nodes, self._used_s = reach, nodes, now_s
-        if starts_step:
-            if now_s < self._step_began_s + _IDLE_S:
-                self._step_s += _NEWEST_WEIGHS * (now_s - self._step_began_s - self._step_s)
-            self._step_began_s = now_s
+    def see(self, reach: Reach, nodes: Nodes, now_s: float, step_s: float) -> None:
+        """Note that a layer is exchanged, with these workers, in steps that take so long; attend."""
+        self._reach, self._nodes, self._used_s, self._step_s = reach, nodes, now_s, step_s
         if self._running is None:
             self._running = asyncio.get_running_loop().create_task(self._run())
 

@@ -17,7 +17,8 @@ from moesaic.dispatch.exchange.trials import Slot
 _FADES = 0.9  # what a measurement weighs after the next one
 _WORTH_A_LOOK = 3.0  # times as long as the best; what should take longer is not tried
 _SLOT_EXCHANGES = 6  # of the slowest way that is tried
-_IN_USE = 4  # exchanges since it was last asked for wishes; a kind with fewer is worth no trial
+_IN_USE = 4.0  # exchanges of late; a kind with fewer is worth no trial
+_USES_FADE, _MOST_USES = 0.95, 8.0  # with every question for wishes
 _PAUSE_S = 2.0  # between the first two trials of a kind; twice as long with each further one
 _CHECK_AGAIN_S = 120.0  # after a verdict
 _MAX_KINDS = 1024
@@ -43,7 +44,7 @@ class _Kind:
     worth: list[Case] = field(default_factory=list)
     slowest_s: float = 0.0
     reported: Case | None = None  # the best way that was chosen last
-    used: int = 0
+    used: float = 0.0
     tried_s: float = float("-inf")
     trials: int = 0  # since the last verdict
 
@@ -146,7 +147,7 @@ class ExchangeChooser:
             now_s: when that is.
         """
         known, rest_s = self._kind(kind), taken_s - model_s
-        known.used += 1
+        known.used = min(known.used + 1, _MOST_USES)
         rests = known.rest_s
         rests[case] = _FADES * rests[case] + (1 - _FADES) * rest_s if case in rests else rest_s
         if slot is not None and slot.case == case:
@@ -158,7 +159,7 @@ class ExchangeChooser:
         there is no need for one. Ask now and then."""
         self._in_use = [known for known in self._kinds.values() if known.is_in_use]
         for known in self._kinds.values():
-            known.used = 0
+            known.used *= _USES_FADE
         wishing = [known for known in self._in_use if known.wants_a_trial(now_s)]
         for known in wishing:
             known.tried_s, known.trials = now_s, known.trials + 1

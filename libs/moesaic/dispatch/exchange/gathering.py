@@ -82,15 +82,11 @@ class Gathering:
         self._open: dict[Hashable, _Round] = {}
         self._regulars: dict[int, set[str]] = {}  # by lane
         self._companions: dict[_Place, frozenset[str]] = {}  # who was in its last round
-        self._missed: dict[
-            _Place, int
-        ] = {}  # first layers at which it was waited for, since it met others
+        # First layers at which it was waited for in vain, since it met others.
+        self._missed: dict[_Place, int] = {}
         self._passes: dict[_Place, int] = {}  # how often it may come before it is waited for again
         self._round_s = self._step_s = 0.0  # what rounds take to their sums, and steps
         self._began_s: dict[_Place, float] = {}  # when its step did
-        self._complete: set[_Place] = (
-            set()
-        )  # of these steps, those that were offered to the last layer
         self._running: set[asyncio.Task[None]] = set()
 
     @property
@@ -157,7 +153,6 @@ class Gathering:
         for known in (self._missed, self._passes, self._began_s):
             for place in [place for place in known if place[0] not in workers]:
                 del known[place]
-        self._complete = {place for place in self._complete if place[0] in workers}
         for round_ in list(self._open.values()):
             round_.awaited &= set(workers)
             if not round_.awaited:
@@ -213,17 +208,16 @@ class Gathering:
                 self._passes.pop((worker_id, lane), None)
 
     def _learn_step(self, layer: int, offer: Offer) -> None:
-        """A step takes from one first layer to the next, if all between them came here."""
+        """A step takes from its first layer to its last one, and a round more: behind it there may be a
+        pause."""
         place, layers = (offer.worker_id, offer.lane), offer.reach.targets
+        now_s = asyncio.get_running_loop().time()
         if layer == min(layers):
-            now_s = asyncio.get_running_loop().time()
-            took_s = now_s - self._began_s.get(place, -_IDLE_S)
-            if place in self._complete and took_s < _IDLE_S:
-                self._step_s = _faded(self._step_s, took_s)
             self._began_s[place] = now_s
-            self._complete.discard(place)
-        if layer == max(layers):
-            self._complete.add(place)
+        if layer == max(layers) and place in self._began_s:
+            took_s = now_s - self._began_s.pop(place) + self._round_s
+            if took_s < _IDLE_S:
+                self._step_s = _faded(self._step_s, took_s)
 
     async def _run(self, round_: _Round) -> None:
         loop = asyncio.get_running_loop()

@@ -5,6 +5,7 @@ from collections import Counter
 from moesaic.dispatch.exchange.orders import Verdict
 
 _IDLE_S = 1.0  # without a step; then there is no work
+_NEWEST_WEIGHS = 0.2  # in what steps take
 _LATELY_S = 4.0  # who goes directly still offers rows more often
 
 
@@ -13,6 +14,7 @@ class Steps:
 
     def __init__(self) -> None:
         self.direct_until_s = 0.0  # until then, two phases are not considered
+        self.step_s = 0.0  # what steps take, to their last layer
         self._step_id, self._lanes = b"", Counter[int]()  # batches of a step by layer, until now
         self._began_s = float("-inf")  # the last step
         self._apart: set[int] = set()  # lanes that have gone directly in this step
@@ -27,10 +29,13 @@ class Steps:
         self._lanes[layer] += 1
         return self._lanes[layer] - 1 if step_id else 0
 
-    def begin(self, lane: int, now_s: float) -> None:
-        """A batch is at the step's first layer: there it can meet others again."""
-        self._began_s = now_s
-        self._apart.discard(lane)
+    def reach(self, lane: int, now_s: float, *, first: bool, last: bool) -> None:
+        """A batch is at a layer, maybe at the step's first one: there it can meet others again."""
+        if first:
+            self._began_s = now_s
+            self._apart.discard(lane)
+        if last and not first and lane == 0:  # behind the last one there may be a pause
+            self.step_s += _NEWEST_WEIGHS * (now_s - self._began_s - self.step_s)
 
     def go_directly(self, lane: int) -> None:
         """This batch goes directly, and does so to the end of the step: others are elsewhere by now."""
