@@ -64,12 +64,14 @@ class ExpertAdmin(expert_pb2_grpc.ExpertServiceServicer):
     ) -> pb.PreparePlacementResponse:
         """Load what this worker lacks; repeating a call changes nothing.
 
-        What is still being loaded for an earlier epoch ends: nobody will commit it.
+        What is still being loaded for an earlier epoch ends: nobody will commit it. If this one is
+        in force already, whoever leads now only confirms it, and all other loading ends.
         """
         async with errors_as_status(context):
             host, placement = self._host(), decode_placement(request.placement)
             serving = decode_placement(request.serving) if request.HasField("serving") else None
-            self._cancel_loading(before=placement.epoch)
+            in_force = placement.epoch == host.epoch
+            self._cancel_loading(before=None if in_force else placement.epoch)
             pace = self._paces[placement.epoch] = Pace(request.load_share or 1.0)
             started = time.monotonic()
             result, pulled = await self._in_turn(

@@ -15,7 +15,7 @@ from moesaic.errors import InvalidInput, MoesaicError, NotReady, StaleEpoch
 from moesaic.messages.placement import Placement
 from moesaic.messages.registry import WorkerRecord
 from moesaic.placement.checking import violations
-from moesaic.placement.decision import obsolete
+from moesaic.placement.decision import Incarnation, incarnation, obsolete
 from services.scheduler import workers
 from services.scheduler.epochs import EpochStore
 
@@ -51,7 +51,7 @@ class Migration:
         self.last_commit_s = float("-inf")
         self._fleet, self._view, self._leadership, self._epochs = fleet, view, leadership, epochs
         self._prepare_timeout_s, self._load_share = prepare_timeout_s, load_share
-        self._learned = False
+        self._asked: set[Incarnation] = set()  # workers, for the highest epoch they have seen
 
     async def carry_out(
         self, proposal: Placement, *, urgent: bool, begun: Callable[[int], None]
@@ -74,9 +74,6 @@ class Migration:
             log.error("placement.refused", violations=found)
             _attempts.labels("refused").inc()
             raise InvalidInput("placement", "; ".join(found))
-        if current is None and not self._learned:
-            await self._epochs.learn_from(self._fleet.workers.values())
-            self._learned = True
         started = time.monotonic()
         placement = replace(proposal, epoch=await self._epochs.allocate())
         begun(placement.epoch)
@@ -105,6 +102,12 @@ class Migration:
         _seconds.observe(seconds)
         log.info("placement.committed", epoch=placement.epoch, seconds=round(seconds, 3))
         return placement
+
+    async def learn(self) -> None:
+        """Ask every worker once for the highest epoch it has seen: Redis may have lost the last."""
+        records = {incarnation(record): record for record in self._fleet.workers.values()}
+        await self._epochs.learn_from(records[key] for key in records.keys() - self._asked)
+        self._asked = set(records)
 
     def note_newer(self, error: MoesaicError) -> None:
         """Learn from a worker's refusal that it has seen a later epoch."""

@@ -133,8 +133,10 @@ class Placer:
             return
         if not self._leadership.held:
             self.waiting_for = [f"the lead, which {self._leadership.leader or 'nobody'} has"]
+            self._confirmed.clear()  # whoever leads meanwhile may have workers prepare something
             return
         await self._epochs.agree()
+        await self._migration.learn()
         await self._policies.refresh()
         decision = self._decide()
         if decision.proposal is not None and (decision.urgent or self._may_change()):
@@ -225,6 +227,7 @@ class Placer:
             epoch, self.waiting_for = placed.epoch, []
         except MoesaicError as error:
             failure = str(error)
+            self._confirmed.clear()  # a worker may not have heard that it was given up
             raise
         finally:
             outcome = DecisionOutcome(
@@ -259,11 +262,13 @@ class Placer:
             if result is None:
                 self._confirmed.add((current.epoch, (worker.worker_id, worker.generation)))
         for error in results:
-            if isinstance(error, StaleEpoch):  # Redis went back to an earlier state
+            if isinstance(error, StaleEpoch):
                 self._migration.note_newer(error)
-                noted = await self._replanner.note_workers(current, current, self._known)
-                await self._place(replace(current, epoch=0), noted, urgent=True)
-                return
+        if self._epochs.floor > current.epoch:  # Redis went back to an earlier state
+            noted = await self._replanner.note_workers(current, current, self._known)
+            await self._place(replace(current, epoch=0), noted, urgent=True)
+            return
+        for error in results:
             if error is not None:
                 raise error
 

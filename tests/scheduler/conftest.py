@@ -42,6 +42,7 @@ class ExpertWorker(expert_pb2_grpc.ExpertServiceServicer):
         self.prepared: dict[int, Placement] = {}
         self.epoch = 0
         self.aborted: list[int] = []
+        self.confirmed: list[int] = []
         self.fail_with: MoesaicError | None = None
         self.may_prepare = asyncio.Event()
         self.may_prepare.set()
@@ -66,6 +67,7 @@ class ExpertWorker(expert_pb2_grpc.ExpertServiceServicer):
                 raise StaleEpoch(request.epoch, self.epoch)
             if request.epoch not in self.prepared:
                 raise NotReady("not prepared")
+            self.confirmed.append(request.epoch)
             async with self.committed:
                 self.epoch = request.epoch
                 self.committed.notify_all()

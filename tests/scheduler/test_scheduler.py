@@ -163,6 +163,34 @@ async def test_a_redis_that_went_back_in_time_is_overtaken(suite):
         await a.until_epoch(8)
 
 
+async def test_a_redis_that_went_back_in_time_is_overtaken_whoever_has_seen_more(suite):
+    async with suite.expert("a") as a, suite.expert("b") as b:
+        scheduler = await suite.scheduler()
+        await a.until_epoch(1)
+        await b.until_epoch(1)
+        await scheduler.kill()
+        async with suite.expert("bystander", digest="model-b", epoch=7):
+            await suite.scheduler()
+
+            assert (await a.until_epoch(2)).epoch == 8
+            await b.until_epoch(8)
+
+
+async def test_after_a_failure_all_workers_are_told_again_what_is_in_force(suite):
+    scheduler = await suite.scheduler()
+    async with suite.expert("a", slots=8) as a:
+        await a.until_epoch(1)
+        told = len(a.confirmed)
+        async with suite.expert("b", slots=8) as b:
+            b.fail_with = CheckpointError("model.safetensors", "is cut short")
+            await scheduler.until("placement.failed")
+        while (
+            len(a.confirmed) == told
+        ):  # nothing else is wanted; it may not have heard the end of that
+            await asyncio.sleep(0.01)
+        assert a.confirmed == [1] * len(a.confirmed)
+
+
 async def test_a_worker_with_another_model_is_left_out_and_said(suite):
     scheduler = await suite.scheduler()
     async with suite.expert("a", slots=8), suite.expert("b", slots=2, digest="model-b"):
