@@ -57,7 +57,9 @@ class ExpertAdmin(expert_pb2_grpc.ExpertServiceServicer):
             async with self._loading:
                 return await on_own_thread(call)
 
-        return await asyncio.shield(asyncio.create_task(turn()))
+        task = asyncio.create_task(turn())
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # if nobody waits
+        return await asyncio.shield(task)
 
     async def PreparePlacement(
         self, request: pb.PreparePlacementRequest, context: Context

@@ -132,6 +132,17 @@ class Control:
         while [(await self.slots(name)).resident_bytes for name in self.workers] != wanted:
             await asyncio.sleep(0.02)
 
+    async def pulled(self) -> list[float]:
+        """Experts that each worker has had from others since it was started."""
+        counts = []
+        for name in self.workers:
+            async with channel(admin_address(self.suite, name)) as connection:
+                stub = admin_pb2_grpc.AdminServiceStub(connection)
+                stats = await stub.GetStats(admin_pb2.GetStatsRequest(), timeout=CALL_S)
+            pulls = [v for k, v in stats.values.items() if k.startswith("moesaic_expert_pulls_")]
+            counts.append(sum(pulls))
+        return counts
+
     async def apply(self, placement: Placement, scheduler: str = "") -> int:
         """Have a scheduler make this the placement, and give its epoch."""
         async with channel(scheduler or admin_address(self.suite, "scheduler")) as connection:
@@ -171,9 +182,9 @@ class Control:
 
     @asynccontextmanager
     async def moving(self, num_layers: int) -> AsyncIterator["Move"]:
-        """Workers begin to load another placement; its end, whatever that is, is waited for."""
+        """All workers are loading another placement; its end, whatever that is, is waited for."""
         await self.until_led()
-        before = await self.placement()
+        before, pulled = await self.placement(), await self.pulled()
         known = {entry["epoch"] for entry in events(self.suite, "scheduler", "placement.planned")}
         after = rotated(before, num_layers)
         applying = asyncio.create_task(self.apply(after))
@@ -183,6 +194,8 @@ class Control:
             return {entry["epoch"] for entry in planned} - known
 
         await until(begun)
+        while any(now == then for now, then in zip(await self.pulled(), pulled, strict=True)):
+            await asyncio.sleep(0.02)
         try:
             yield Move(before, after, begun().pop(), applying)
         finally:

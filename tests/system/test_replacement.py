@@ -31,7 +31,7 @@ SETTINGS = {  # a suite that is quick to report and to act, and does nothing by 
     "MOESAIC_ACTIVATION_WINDOW_S": "0.5",
     "MOESAIC_MIN_EPOCH_INTERVAL_S": "0",
     "MOESAIC_REPLAN_INTERVAL_S": "3600",
-    "MOESAIC_LOAD_SHARE": "0.02",  # loading takes long enough to be met in its middle
+    "MOESAIC_LOAD_SHARE": "0.1",  # loading takes long enough to be met in its middle
     "MOESAIC_RECOVERY_S": "60",  # requests wait for as long as a test holds the scheduler
 }
 LONG = 160  # tokens: more than come before a fault
@@ -113,19 +113,19 @@ async def test_schedulers_that_die_in_any_phase_leave_one_epoch_and_nothing_else
     async with control(tight) as seen, under_load(tight.url, right):
         base = await seen.settled()
 
-        async with seen.moving(1) as move:  # while workers load
+        async with seen.moving(2) as move:  # while workers load
             tight.signal("scheduler", signal.SIGKILL)
             assert await committed_epoch(seen.bus) == base
         assert await seen.settled() == base
 
-        async with seen.moving(1) as move:  # all have loaded, and Redis does not know yet
+        async with seen.moving(2) as move:  # all have loaded, and Redis does not know yet
             with paused(tight, "scheduler"):
                 await seen.until_prepared(move.before, move.after)
                 tight.signal("scheduler", signal.SIGKILL)
             assert await committed_epoch(seen.bus) == base
         assert await seen.settled() == base
 
-        async with seen.moving(1) as move:  # Redis knows, and one worker does not
+        async with seen.moving(2) as move:  # Redis knows, and one worker does not
             with ExitStack() as hung:
                 with paused(tight, "scheduler"):
                     await seen.until_prepared(move.before, move.after)
@@ -162,7 +162,7 @@ async def test_a_scheduler_that_slept_past_its_lease_commits_nothing(
     ):
         base, before = await seen.settled(), commits()
         address = (await standby.until("service.ready"))["admin_address"]
-        async with seen.moving(1) as move:
+        async with seen.moving(2) as move:
             with paused(tight, "scheduler"):
                 await seen.until_prepared(move.before, move.after)  # the answers wait for it
                 await seen.bus.delete("leader:scheduler")  # as its expiry does

@@ -31,7 +31,7 @@ SETTINGS = {
     "MOESAIC_ACTIVATION_WINDOW_S": "0.5",
     "MOESAIC_MIN_EPOCH_INTERVAL_S": "0",
     "MOESAIC_REPLAN_INTERVAL_S": "3600",
-    "MOESAIC_LOAD_SHARE": "0.02",
+    "MOESAIC_LOAD_SHARE": "0.1",
     "MOESAIC_RECOVERY_S": "8",
 }
 OUTAGE_S = 30.0
@@ -131,7 +131,7 @@ async def test_a_scheduler_that_slept_until_its_lease_ended_commits_nothing(
         base = await seen.settled()
         commits = len(events(hosted, "scheduler", "placement.committed"))
         address = (await standby.until("service.ready"))["admin_address"]
-        async with seen.moving(1) as move:
+        async with seen.moving(2) as move:
             with paused(hosted, "scheduler"):
                 await seen.until_prepared(move.before, move.after)
                 await standby.until("leader.changed", leads=True)
