@@ -85,15 +85,25 @@ class Control:
             stub = expert_pb2_grpc.ExpertServiceStub(connection)
             return await stub.ListSlots(expert_pb2.ListSlotsRequest(), timeout=CALL_S)
 
-    async def settled(self) -> int:
-        """Wait until there is one epoch everywhere, and nobody keeps experts for another."""
+    async def agreed(self) -> int:
+        """Wait until Redis, the gateway and all expert workers have one epoch; give it."""
         while True:
             with suppress(PeerLost, grpc.aio.AioRpcError):  # they are not back yet
-                if await self._is_settled(placement := await self.placement()):
+                placement = await self.placement()
+                if await self._is_everywhere(placement):
                     return placement.epoch
             await asyncio.sleep(0.1)
 
-    async def _is_settled(self, placement: Placement) -> bool:
+    async def settled(self) -> int:
+        """The same, and nobody keeps experts for another one."""
+        while True:
+            with suppress(PeerLost, grpc.aio.AioRpcError):
+                placement = await self.placement()
+                if await self._is_everywhere(placement) and await self._is_alone(placement):
+                    return placement.epoch
+            await asyncio.sleep(0.1)
+
+    async def _is_everywhere(self, placement: Placement) -> bool:
         if [worker.worker_id for worker in placement.workers] != self.workers:
             return False
         async with channel(admin_address(self.suite, "gateway")) as connection:
@@ -106,8 +116,11 @@ class Control:
             wanted = [(layer, placement.slots[i][idx]) for i, layer in enumerate(placement.layers)]
             there = [(slot.layer, slot.expert_id) for slot in answer.slots]
             assert sorted(there) == sorted((layer, e) for layer, es in wanted for e in es)
-        bytes_held = [answer.resident_bytes for answer in held]
-        return bytes_held == await self.bytes_of(placement)
+        return True
+
+    async def _is_alone(self, placement: Placement) -> bool:
+        held = [(await self.slots(name)).resident_bytes for name in self.workers]
+        return held == await self.bytes_of(placement)
 
     async def bytes_of(self, *placements: Placement) -> list[int]:
         """Bytes of what each worker holds for these together, every expert once."""
@@ -242,7 +255,7 @@ class Scheduler:
 async def another_scheduler(suite: Suite, worker_id: str) -> AsyncIterator[Scheduler]:
     """One more scheduler, with the settings of the suite's own; it leaves in order at the end."""
     path = suite.directory / "run" / f"{worker_id}.log"
-    with path.open("ab") as log:
+    with path.open("wb") as log:  # of another of that name, if there was one, nothing is kept
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "services.scheduler", "--worker-id", worker_id),
             *("--host", "127.0.0.1"),

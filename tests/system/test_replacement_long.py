@@ -92,7 +92,7 @@ async def test_half_a_minute_without_redis_is_not_noticed(
 ) -> None:
     async with control(hosted) as seen, under_load(hosted.url, right) as load:
         await seen.until_led()
-        base, there = await seen.settled(), await seen.members()
+        base, there = await seen.agreed(), await seen.members()
 
         if fate == "hangs":
             redis.signal(signal.SIGSTOP)
@@ -108,13 +108,13 @@ async def test_half_a_minute_without_redis_is_not_noticed(
                 redis.start()
 
         await seen.until_led()
-        assert await seen.settled() == base
+        assert await seen.agreed() == base
         assert await seen.members() == there
         taken = await seen.windows()
         while await seen.windows() <= taken:
             await asyncio.sleep(0.05)
         epoch = await seen.apply(rotated(await seen.placement(), 1))
-        assert await seen.settled() == epoch > base
+        assert await seen.agreed() == epoch > base
 
 
 @pytest.mark.timeout(300)
