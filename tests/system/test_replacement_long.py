@@ -17,7 +17,7 @@ from moesaic.cluster.placement_view import committed_epoch
 from moesaic.cluster.redis_child import start_redis
 from moesaic.messages.placement import Placement
 from tests.suites import Suite, running
-from tests.system.asking import ask, question, stream, under_load
+from tests.system.asking import TYPED, ask, question, stream, under_load
 from tests.system.control import (
     Control,
     another_scheduler,
@@ -193,7 +193,8 @@ async def test_deaths_at_random_moments_leave_one_epoch_and_right_answers(
     hosted: Suite, redis: OwnRedis, right: list[str], seed: int
 ) -> None:
     rng, names = random.Random(seed), (f"standby-{seed}-{n}" for n in range(ROUNDS + 1))
-    async with control(hosted) as seen, under_load(hosted.url, right), AsyncExitStack() as parts:
+    loading = under_load(hosted.url, right, TYPED)  # sole holders die as well
+    async with control(hosted) as seen, loading, AsyncExitStack() as parts:
         standby = await parts.enter_async_context(another_scheduler(hosted, next(names)))
         for _ in range(ROUNDS):
             base = await seen.settled()
