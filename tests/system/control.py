@@ -99,7 +99,7 @@ class Control:
         while True:
             with suppress(PeerLost, grpc.aio.AioRpcError):
                 placement = await self.placement()
-                if await self._is_everywhere(placement) and await self._is_alone(placement):
+                if await self._is_everywhere(placement) and await self.is_alone(placement):
                     return placement.epoch
             await asyncio.sleep(0.1)
 
@@ -118,7 +118,8 @@ class Control:
             assert sorted(there) == sorted((layer, e) for layer, es in wanted for e in es)
         return True
 
-    async def _is_alone(self, placement: Placement) -> bool:
+    async def is_alone(self, placement: Placement) -> bool:
+        """Whether workers hold the experts of this placement, and no others."""
         held = [(await self.slots(name)).resident_bytes for name in self.workers]
         return held == await self.bytes_of(placement)
 
