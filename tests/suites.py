@@ -54,7 +54,9 @@ class Suite:
 
     def signal(self, name: str, number: signal.Signals) -> None:
         """Send a signal to one service."""
-        os.kill(self.pid(name), number)
+        pid = self.pid(name)
+        assert pid, f"{name} does not run"  # 0 would be everyone in this process group
+        os.kill(pid, number)
 
     def client(self) -> httpx.Client:
         """An HTTP client of this suite."""

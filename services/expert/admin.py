@@ -57,19 +57,23 @@ class ExpertAdmin(expert_pb2_grpc.ExpertServiceServicer):
             async with self._loading:
                 return await on_own_thread(call)
 
-        return await asyncio.shield(asyncio.create_task(turn()))
+        task = asyncio.create_task(turn())
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # if nobody waits
+        return await asyncio.shield(task)
 
     async def PreparePlacement(
         self, request: pb.PreparePlacementRequest, context: Context
     ) -> pb.PreparePlacementResponse:
         """Load what this worker lacks; repeating a call changes nothing.
 
-        What is still being loaded for an earlier epoch ends: nobody will commit it.
+        What is still being loaded for an earlier epoch ends: nobody will commit it. If this one is
+        in force already, whoever leads now only confirms it, and all other loading ends.
         """
         async with errors_as_status(context):
             host, placement = self._host(), decode_placement(request.placement)
             serving = decode_placement(request.serving) if request.HasField("serving") else None
-            self._cancel_loading(lambda epoch: epoch < placement.epoch)
+            in_force = placement.epoch == host.epoch
+            self._cancel_loading(lambda epoch: in_force or epoch < placement.epoch)
             pace = Pace(request.load_share or 1.0)
             self._paces[pace] = placement.epoch
             started = time.monotonic()

@@ -115,7 +115,7 @@ class SchedulerAdmin(scheduler_pb2_grpc.SchedulerServiceServicer):
             wanted = _completed(_decoded(request.placement), parts.fleet)
             order = asyncio.create_task(parts.placer.apply(wanted, request.base_epoch))
             self._orders.add(order)
-            order.add_done_callback(self._orders.discard)
+            order.add_done_callback(self._ended)
             decision = await asyncio.shield(order)
             return pb.ApplyPlacementResponse(
                 epoch=parts.view.epoch, decision_id=decision.decision_id if decision else ""
@@ -172,6 +172,11 @@ class SchedulerAdmin(scheduler_pb2_grpc.SchedulerServiceServicer):
                 windows=traffic.windows if traffic else 0,
                 refused=parts.feed.refused,
             )
+
+    def _ended(self, order: "asyncio.Task[Any]") -> None:
+        self._orders.discard(order)
+        if not order.cancelled():
+            order.exception()  # the log of decisions has it, if the caller has gone
 
     def _opened(self) -> Parts:
         if self._parts is None:

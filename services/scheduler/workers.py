@@ -69,7 +69,8 @@ async def confirm(worker: PlacedWorker, placement: Placement, timeout_s: float) 
 
 
 async def abort(placement: Placement) -> None:
-    """Have workers free what they prepared; who does not answer frees it with a later epoch."""
+    """Have workers free what they prepared; who does not answer frees it when the epoch in force is
+    confirmed."""
 
     async def abort_one(worker: PlacedWorker) -> None:
         with suppress(MoesaicError):

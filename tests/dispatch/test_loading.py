@@ -342,6 +342,27 @@ def test_what_was_prepared_and_overtaken_is_freed(tiny_model: Any) -> None:
     assert host.resident_bytes == 9 * host.files.expert_bytes  # 0, 1 and 4 of three layers
 
 
+def test_what_was_prepared_is_freed_when_whoever_leads_confirms_what_is_in_force(
+    tiny_model: Any,
+) -> None:
+    one = Worker.__new__(Worker)
+    one.config, one.name, one.address = load_config(tiny_model.directory), "a", ""
+    host = ExpertHost(Checkpoint(tiny_model.directory), one.config, "a", NUM_EXPERTS, FP32, CPU)
+    host.prepare(placement(1, [one], [0, 1]))
+    host.commit(1)
+    host.prepare(placement(2, [one], [2, 3]))  # whoever wanted this has died
+
+    host.commit(1)
+    assert host.resident_bytes == 6 * host.files.expert_bytes
+    with pytest.raises(MoesaicError):
+        host.commit(2)
+
+    host.prepare(placement(3, [one], [4, 5]))
+    host._asked_s[3] = time.monotonic()  # a step has: it was committed, and Redis has forgotten it
+    host.commit(1)
+    assert host.held(0, 4) is not None
+
+
 def test_an_epoch_that_steps_still_ask_for_is_kept_for_a_while(
     tiny_model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -127,3 +127,45 @@ def slow_service(model: Any) -> tuple[ExpertAdmin, pb.PreparePlacementRequest]:
     return service, pb.PreparePlacementRequest(
         placement=encode_placement(placement), load_share=1e-6
     )
+
+
+async def test_what_is_loaded_for_a_scheduler_that_died_ends_when_its_successor_confirms(
+    tiny_model: Any,
+) -> None:
+    config = load_config(tiny_model.directory)
+    service = ExpertAdmin()
+    host = service.host = ExpertHost(
+        Checkpoint(tiny_model.directory), config, "e", 8, torch.float32, torch.device("cpu")
+    )
+
+    def wanted(epoch: int, experts: list[int]) -> pb.PreparePlacementRequest:
+        placement = Placement(
+            epoch=epoch,
+            model_digest=config.digest,
+            num_experts=8,
+            workers=[PlacedWorker(worker_id="e", generation=1, admin_address="", data_address="")],
+            layers=list(config.moe_layers),
+            slots=[[experts] for _ in config.moe_layers],
+        )
+        return pb.PreparePlacementRequest(
+            placement=encode_placement(placement), load_share=1.0 if epoch == 1 else 1e-6
+        )
+
+    class Context:
+        async def abort(self, *_: Any, **__: Any) -> None:
+            """As gRPC does, but that nothing is raised."""
+
+    async def confirm() -> None:
+        await service.PreparePlacement(wanted(1, [0, 1]), Context())  # type: ignore[arg-type]
+        await service.CommitPlacement(pb.CommitPlacementRequest(epoch=1), Context())  # type: ignore[arg-type]
+
+    await confirm()
+    bytes_in_force = host.resident_bytes
+    abandoned = asyncio.create_task(service.PreparePlacement(wanted(2, [2, 3]), Context()))  # type: ignore[arg-type]
+    while not service._paces:
+        await asyncio.sleep(0.01)
+
+    await confirm()  # or it would wait for hours
+
+    await abandoned
+    assert (host.epoch, host.resident_bytes) == (1, bytes_in_force)

@@ -1,13 +1,16 @@
 """Suites of real processes, each shared by the tests that want its topology."""
 
+import asyncio
 import gzip
 import random
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.suites import CLINC_DOMAIN, DEMO, Suite, running
+from tests.system.asking import QUESTIONS, of_load
 
 
 @pytest.fixture(scope="session")
@@ -56,3 +59,16 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
     """Two attention workers, three expert workers."""
     with running(tmp_path_factory.mktemp("wide"), "--attention", "2", "--experts", "3") as suite:
         yield suite
+
+
+@pytest.fixture(scope="session")
+def right(local: Suite) -> list[str]:
+    """What one process that holds all experts answers to the questions of a load."""
+
+    async def asked() -> list[str]:
+        async with httpx.AsyncClient(base_url=local.url, timeout=60) as client:
+            outcomes = [await of_load(client, number) for number in range(QUESTIONS)]
+        assert all(outcome.error is None for outcome in outcomes)
+        return [outcome.text for outcome in outcomes]
+
+    return asyncio.run(asked())

@@ -7,64 +7,15 @@ import signal
 import socket
 import struct
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import pytest
 
+from tests.system.asking import TYPED, Outcome, question, stream
+
 STREAMS = 50
 TOKENS = 32
-TYPED = {
-    "expert_unavailable",
-    "worker_lost",
-    "deadline_exceeded",
-    "no_attention_worker",
-    "not_ready",
-}
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How one stream ended."""
-
-    text: str
-    tokens: int
-    finish_reason: str | None
-    error: str | None
-
-
-async def stream(client: httpx.AsyncClient, number: int, timeout_ms: int | None = None) -> Outcome:
-    body = {
-        "model": "demo",
-        "prompt": f"The {number}th man went to the town of London and",
-        "max_tokens": TOKENS,
-        "temperature": 0,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "ignore_eos": True,
-    }
-    headers = {"X-Request-Timeout-Ms": str(timeout_ms)} if timeout_ms else {}
-    text, tokens, reason, error, done = "", 0, None, None, False
-    async with client.stream("POST", "/v1/completions", json=body, headers=headers) as response:
-        if response.status_code != 200:
-            return Outcome("", 0, None, json.loads(await response.aread())["error"]["code"])
-        async for line in response.aiter_lines():
-            assert not (done and line), "nothing follows [DONE]"
-            if line == "data: [DONE]":
-                done = True
-            elif line.startswith("data: "):
-                chunk = json.loads(line[6:])
-                if "error" in chunk:
-                    error = chunk["error"]["code"]
-                elif chunk.get("usage"):
-                    tokens = chunk["usage"]["completion_tokens"]
-                if chunk.get("choices"):
-                    text += chunk["choices"][0]["text"]
-                    reason = chunk["choices"][0]["finish_reason"] or reason
-    assert done, "a stream ended without [DONE]"
-    assert (reason is None) != (error is None), "a stream ends with a reason or an error, not both"
-    return Outcome(text, tokens, reason, error)
 
 
 async def under_load(
@@ -72,10 +23,13 @@ async def under_load(
 ) -> tuple[list[Outcome], list[Outcome]]:
     """Outcomes of the same streams without and with a fault in their middle."""
     async with httpx.AsyncClient(base_url=suite.url, timeout=90) as client:
-        undisturbed = await asyncio.gather(*(stream(client, n) for n in range(STREAMS)))
+        undisturbed = await asyncio.gather(
+            *(stream(client, question(n, TOKENS)) for n in range(STREAMS))
+        )
         assert {o.finish_reason for o in undisturbed} == {"length"}
         tasks: list[Awaitable[Outcome]] = [
-            asyncio.create_task(stream(client, n, timeout_ms)) for n in range(STREAMS)
+            asyncio.create_task(stream(client, question(n, TOKENS), timeout_ms))
+            for n in range(STREAMS)
         ]
         await asyncio.sleep(0.5)
         fault()
@@ -140,7 +94,7 @@ async def test_a_hung_expert_worker_hangs_nobody(disaggregated: Any) -> None:
     disaggregated.until_ready()
 
     async with httpx.AsyncClient(base_url=disaggregated.url, timeout=60) as client:
-        assert (await stream(client, 0)).text == before[0].text
+        assert (await stream(client, question(0, TOKENS))).text == before[0].text
 
 
 @pytest.mark.timeout(240)
@@ -175,7 +129,7 @@ async def test_strangers_at_the_tensor_port_are_dropped_and_nobody_notices(
         sockets.append(stranger)
 
     async with httpx.AsyncClient(base_url=disaggregated.url, timeout=60) as client:
-        outcome = await stream(client, 3)
+        outcome = await stream(client, question(3, TOKENS))
 
     assert outcome.finish_reason == "length"
     for stranger in sockets:

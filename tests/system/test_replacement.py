@@ -1,28 +1,43 @@
-"""Experts move, schedulers and workers die meanwhile, and nobody who asks notices."""
+"""Experts move; workers, schedulers and Redis die or hang meanwhile; every answer is still the one that a
+single process gives. What takes longer is in ``test_replacement_long.py``."""
 
 import asyncio
 import json
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 
 from moesaic.cluster.channels import channel
+from moesaic.cluster.placement_view import committed_epoch
 from moesaic.v1 import expert_pb2, expert_pb2_grpc
 from tests.suites import Suite, running
+from tests.system.asking import Outcome, ask, question, stream, under_load, until
+from tests.system.control import (
+    Control,
+    Move,
+    admin_address,
+    another_scheduler,
+    control,
+    events,
+    paused,
+    rotated,
+)
 
-PROMPTS = 6
-TOKENS = 24
 SETTINGS = {  # a suite that is quick to report and to act, and does nothing by itself
     "MOESAIC_ACTIVATION_WINDOW_S": "0.5",
     "MOESAIC_MIN_EPOCH_INTERVAL_S": "0",
     "MOESAIC_REPLAN_INTERVAL_S": "3600",
-    "MOESAIC_LOAD_SHARE": "0.02",  # loading takes long enough to be met in its middle
+    "MOESAIC_LOAD_SHARE": "0.1",  # loading takes long enough to be met in its middle
+    "MOESAIC_RECOVERY_S": "60",  # requests wait for as long as a test holds the scheduler
 }
+LONG = 160  # tokens: more than come before a fault
+LEASES_END_S = 7.0  # all leases of workers end within that time
 
 
 @pytest.fixture(scope="module")
@@ -36,71 +51,11 @@ def tight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
             yield suite
 
 
-async def answer(client: httpx.AsyncClient, number: int, timeout_ms: int = 60_000) -> str:
-    """The text of one completion, or the code of a typed error."""
-    body = {
-        "model": "demo",
-        "prompt": f"The {number}th man went to the town of London and",
-        "max_tokens": TOKENS,
-        "temperature": 0,
-        "ignore_eos": True,
-    }
-    headers = {"X-Request-Timeout-Ms": str(timeout_ms)}
-    response = await client.post("/v1/completions", json=body, headers=headers)
-    if response.status_code != 200:
-        return f"error: {response.json()['error']['code']}"
-    return str(response.json()["choices"][0]["text"])
-
-
-@pytest.fixture(scope="module")
-def reference(local: Suite) -> list[str]:
-    """What one process that holds all experts answers."""
-
-    async def ask() -> list[str]:
-        async with httpx.AsyncClient(base_url=local.url, timeout=60) as client:
-            return [await answer(client, number) for number in range(PROMPTS)]
-
-    return asyncio.run(ask())
-
-
-@asynccontextmanager
-async def under_load(suite: Suite, reference: list[str]) -> AsyncIterator[httpx.AsyncClient]:
-    """Ask the same questions again and again for the length of the block; every answer is right."""
-    done = asyncio.Event()
-    answered = [0] * PROMPTS
-
-    async def ask_again_and_again(client: httpx.AsyncClient, number: int) -> None:
-        while not done.is_set() or not answered[number]:
-            assert await answer(client, number) == reference[number]
-            answered[number] += 1
-
-    async with (
-        httpx.AsyncClient(base_url=suite.url, timeout=90) as client,
-        asyncio.TaskGroup() as asking,
-    ):
-        for number in range(PROMPTS):
-            asking.create_task(ask_again_and_again(client, number))
-        await until(lambda: all(answered))
-        yield client
-        before = list(answered)  # of the time after whatever happened
-        await until(lambda: all(now > then for now, then in zip(answered, before, strict=True)))
-        done.set()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    while not condition():
-        await asyncio.sleep(0.05)
-
-
 async def cli(suite: Suite, *arguments: str) -> Any:
     """What a command prints as JSON."""
     done = await asyncio.to_thread(suite.cli, *arguments, "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout)
-
-
-async def epoch_of(suite: Suite) -> int:
-    return int((await cli(suite, "placement", "show"))["placement"]["epoch"])
 
 
 async def planned(suite: Suite, file: Path) -> dict[str, Any]:
@@ -112,12 +67,12 @@ async def planned(suite: Suite, file: Path) -> dict[str, Any]:
     raise AssertionError("no policy moves anything")
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 async def test_experts_move_under_load_and_no_answer_changes(
-    tight: Suite, reference: list[str], tmp_path: Path
+    tight: Suite, right: list[str], tmp_path: Path
 ) -> None:
     plan_file = tmp_path / "plan.json"
-    async with under_load(tight, reference):
+    async with under_load(tight.url, right):
         await until(lambda: tight.cli("experts", "ls", "--json").stdout.count("null") == 0)
         plan = await planned(tight, plan_file)
         assert plan["sampled_batches"] > 0
@@ -134,8 +89,8 @@ async def test_experts_move_under_load_and_no_answer_changes(
     prepared = [
         entry
         for number in range(3)
-        for entry in tight.log(f"expert-{number}")
-        if entry["event"] == "placement.prepared" and entry["epoch"] == applied["epoch"]
+        for entry in events(tight, f"expert-{number}", "placement.prepared")
+        if entry["epoch"] == applied["epoch"]
     ]
     assert sum(entry["loaded"] for entry in prepared) == len(plan["moves"])
     assert sum(entry["pulled"] for entry in prepared) == len(plan["moves"])  # peers had them all
@@ -154,56 +109,187 @@ async def test_experts_move_under_load_and_no_answer_changes(
 
 
 @pytest.mark.timeout(180)
-async def test_a_scheduler_and_a_redis_that_die_while_experts_load_cost_nothing(
-    tight: Suite, reference: list[str], tmp_path: Path
+async def test_a_worker_whose_experts_have_replicas_dies_and_nobody_who_asks_notices(
+    spare: Suite, right: list[str]
 ) -> None:
-    plan_file = tmp_path / "plan.json"
-    async with under_load(tight, reference):
-        for victim in ("scheduler", "redis"):
-            plan = await planned(tight, plan_file)
-            began = count(tight, "placement.planned")
-            pid = tight.pid(victim)
-            applying = asyncio.create_task(
-                asyncio.to_thread(tight.cli, "placement", "apply", str(plan_file))
-            )
-            await until(lambda: count(tight, "placement.planned") > began)  # noqa: B023
-            tight.signal(victim, signal.SIGKILL)
+    async with under_load(spare.url, right) as load:
+        with paused(spare, "scheduler"):  # nobody has to act for that
+            spare.signal("expert-2", signal.SIGKILL)
+            await load.round()
 
-            assert (await applying).returncode in (0, 1, 3)  # too late for some deaths
-            await until(lambda: tight.pid(victim) not in (0, pid))  # noqa: B023
-            await until(lambda: tight.cli("placement", "plan").returncode == 0)
-            assert await epoch_of(tight) >= plan["base_epoch"]
 
-        plan = await planned(tight, plan_file)
-        applied = await cli(tight, "placement", "apply", str(plan_file))
-        assert applied["epoch"] > plan["base_epoch"]
-    given_out = [e["epoch"] for e in tight.log("scheduler") if e["event"] == "placement.planned"]
+async def dies_before_telling(seen: Control, worker: str) -> Move | None:
+    """Have the scheduler die when it has committed a placement and told all workers but this one.
+
+    None if it could not commit: so slow was the loading that its connections ended while it slept.
+    """
+    async with seen.moving(2) as move:
+        with ExitStack() as hung:
+            with paused(seen.suite, "scheduler"):
+                await seen.until_prepared(move.before, move.after)
+                hung.enter_context(paused(seen.suite, worker))
+            others = [name for name in seen.workers if name != worker]
+            while min([(await seen.slots(name)).epoch for name in others]) < move.epoch:
+                if move.applying.done():
+                    return None
+                await asyncio.sleep(0.02)
+            seen.suite.signal("scheduler", signal.SIGKILL)
+    return move
+
+
+@pytest.mark.timeout(240)
+async def test_schedulers_that_die_in_any_phase_leave_one_epoch_and_nothing_else(
+    tight: Suite, right: list[str]
+) -> None:
+    async with control(tight) as seen, under_load(tight.url, right):
+        base = await seen.settled()
+
+        while (move := await dies_before_telling(seen, "expert-2")) is None:
+            base = await seen.settled()
+        assert await committed_epoch(seen.bus) == move.epoch  # Redis knows, and one worker does not
+        assert (await seen.slots("expert-2")).epoch == base
+        base = await seen.agreed()
+        assert base == move.epoch
+
+        assert not await seen.is_alone(move.after)  # old experts are still held
+        async with seen.moving(2) as move:  # while they are, and workers load others
+            tight.signal("scheduler", signal.SIGKILL)
+            assert await committed_epoch(seen.bus) == base
+        assert await seen.settled() == base
+
+        async with seen.moving(2) as move:  # all have loaded, and Redis does not know yet
+            with paused(tight, "scheduler"):
+                await seen.until_prepared(move.before, move.after)
+                tight.signal("scheduler", signal.SIGKILL)
+            assert await committed_epoch(seen.bus) == base
+        assert await seen.settled() == base
+    given_out = [entry["epoch"] for entry in events(tight, "scheduler", "placement.planned")]
     assert given_out == sorted(set(given_out))  # none twice, none lower than one before
 
 
-@pytest.mark.timeout(180)
-async def test_the_loss_of_sole_holders_delays_answers_or_gives_typed_errors(
-    tight: Suite, reference: list[str]
+@pytest.mark.timeout(240)
+async def test_a_scheduler_that_slept_past_its_lease_commits_nothing(
+    tight: Suite, right: list[str]
 ) -> None:
-    async with httpx.AsyncClient(base_url=tight.url, timeout=90) as client:
-        tight.signal("expert-1", signal.SIGKILL)  # the others cannot hold all experts
-        hasty, patient = await asyncio.gather(
-            asyncio.gather(*(answer(client, n, timeout_ms=400) for n in range(PROMPTS))),
-            asyncio.gather(*(answer(client, n) for n in range(PROMPTS))),
-        )
+    def commits() -> list[int]:
+        return [entry["epoch"] for entry in events(tight, "scheduler", "placement.committed")]
 
-        typed = {"error: deadline_exceeded", "error: expert_unavailable", "error: worker_lost"}
-        for text, right in zip(hasty, reference, strict=True):
-            assert text in {right, *typed}
-        assert patient == reference
-    tight.until_ready()
+    async with (
+        control(tight) as seen,
+        under_load(tight.url, right),
+        another_scheduler(tight, "standby") as standby,
+    ):
+        base, before = await seen.settled(), commits()
+        address = (await standby.until("service.ready"))["admin_address"]
+        async with seen.moving(2) as move:
+            with paused(tight, "scheduler"):
+                await seen.until_prepared(move.before, move.after)  # the answers wait for it
+                await seen.bus.delete("leader:scheduler")  # as its expiry does
+                await standby.until("leader.changed", leads=True)
+                assert await seen.settled() == base  # what it had prepared is given up
+                epoch = await seen.apply(rotated(await seen.placement(), 1), address)
+            with pytest.raises(grpc.aio.AioRpcError):
+                await move.applying
+        waiting_for = ["the lead, which standby has"]
+        while (await seen.fleet()).waiting_for != waiting_for:
+            await asyncio.sleep(0.05)
+        assert commits() == before
+        assert await seen.agreed() == epoch > move.epoch
+    async with control(tight) as seen:
+        await seen.until_led()
+
+
+@pytest.mark.timeout(240)
+async def test_what_clients_see_of_the_loss_of_a_sole_holder(
+    tight: Suite, local: Suite, right: list[str]
+) -> None:
+    numbers = range(4)
+    bodies = [question(n, LONG, temperature=0.8 if n % 2 else 0) for n in numbers]
+    async with httpx.AsyncClient(base_url=local.url, timeout=90) as client:
+        answers = await asyncio.gather(*(ask(client, body) for body in bodies))
+    whole = [answer.text for answer in answers]
+
+    async with (
+        httpx.AsyncClient(base_url=tight.url, timeout=90) as client,
+        control(tight) as seen,
+        asyncio.TaskGroup() as asked,
+    ):
+
+        def begin(timeout_ms: int | None) -> list[tuple[asyncio.Event, asyncio.Task[Outcome]]]:
+            marks = [asyncio.Event() for _ in numbers]
+            return [
+                (mark, asked.create_task(stream(client, body, timeout_ms, mark)))
+                for mark, body in zip(marks, bodies, strict=True)
+            ]
+
+        patient, hasty = begin(None), begin(3000)
+        for mark, _ in (*patient, *hasty):
+            await mark.wait()
+        with paused(tight, "scheduler"):  # nobody takes the worker back before all was seen
+            tight.signal("expert-1", signal.SIGKILL)
+            late = await asyncio.gather(*(ask(client, body, 500) for body in bodies))
+            waiting = [asked.create_task(ask(client, body)) for body in bodies]
+            while (await client.get("/readyz")).status_code == 200:
+                await asyncio.sleep(0.1)
+            refused = await asyncio.gather(
+                *(how(client, body) for how in (ask, stream) for body in bodies)
+            )
+            cut = [await task for _, task in hasty]
+            assert not any(task.done() for _, task in patient)
+        waited = [await task for task in waiting]
+        streamed = [await task for _, task in patient]
+        await seen.agreed()
+
+    assert {(o.status, o.error, o.retry_after) for o in late} == {(504, "deadline_exceeded", "1")}
+    assert {(o.status, o.error, o.retry_after) for o in refused} == {
+        (503, "expert_unavailable", "1")
+    }
+    for outcome, text in zip(cut, whole, strict=True):  # it had begun: what came is right
+        assert (outcome.status, outcome.error) == (200, "deadline_exceeded")
+        assert outcome.text
+        assert text.startswith(outcome.text)
+    assert [outcome.text for outcome in (*waited, *streamed)] == whole * 2
+    async with under_load(tight.url, right):
+        pass
+
+
+@pytest.mark.timeout(240)
+async def test_a_redis_that_hangs_or_loses_everything_changes_nothing(
+    tight: Suite, right: list[str]
+) -> None:
+    def redis() -> dict[str, Any]:
+        return next(p for p in tight.state()["processes"] if p["name"] == "redis")
+
+    async with control(tight) as seen, under_load(tight.url, right) as load:
+        base, there = await seen.agreed(), await seen.members()
+
+        with paused(tight, "redis"):
+            await asyncio.sleep(LEASES_END_S)
+            await load.round()
+        await seen.until_led()
+        assert await seen.agreed() == base
+        assert await seen.members() == there
+        taken = await seen.windows()
+
+        pid, journal = redis()["pid"], tight.directory / redis()["log"]
+        tight.signal("redis", signal.SIGKILL)
+        journal.with_name("appendonly.aof").unlink()
+        await until(lambda: redis()["pid"] not in (0, pid))
+        await load.round()
+        await seen.until_led()
+        assert len(events(tight, "scheduler", "placement.republished")) == 1
+        assert await seen.agreed() == base
+        assert await seen.members() == there
+        while await seen.windows() <= taken:
+            await asyncio.sleep(0.05)
+
+        epoch = await seen.apply(rotated(await seen.placement(), 1))
+        assert await seen.agreed() == epoch > base
 
 
 async def counted(suite: Suite, name: str) -> int:
     """Dispatch batches that one expert worker has counted."""
-    processes = suite.state()["processes"]
-    address = next(p["admin_address"] for p in processes if p["name"] == name)
-    async with channel(address) as connection:
+    async with channel(admin_address(suite, name)) as connection:
         stub = expert_pb2_grpc.ExpertServiceStub(connection)
         request = expert_pb2.ExpertServiceGetActivationsRequest()
         answer = await stub.GetActivations(request, timeout=10)
@@ -211,7 +297,3 @@ async def counted(suite: Suite, name: str) -> int:
         assert sum(layer.tokens) >= layer.batches * 4  # top 4 of every row
         assert max(layer.active) <= layer.batches
     return sum(layer.batches for layer in answer.layers)
-
-
-def count(suite: Suite, event: str) -> int:
-    return sum(entry["event"] == event for entry in suite.log("scheduler"))

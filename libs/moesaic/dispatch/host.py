@@ -172,7 +172,8 @@ class ExpertHost:
         return None
 
     def commit(self, epoch: int) -> None:
-        """Put a prepared epoch in force. Repeating it changes nothing.
+        """Put a prepared epoch in force, and free what was prepared for later ones: whoever asks for
+        this leads, and has committed none of them. Repeating it changes nothing.
 
         Raises:
             NotReady: the epoch was not prepared here.
@@ -191,6 +192,8 @@ class ExpertHost:
             self._tenures = {**kept, epoch: committed}
             self.epoch = epoch
             self._sharings = {}
+        # A later one that steps ask for was committed all the same, and only this worker not told.
+        self._tenures = {e: t for e, t in self._tenures.items() if e <= epoch or e in self._asked_s}
 
     def abort(self, epoch: int) -> None:
         """Forget an epoch that was prepared and will not be committed; does nothing if it is in

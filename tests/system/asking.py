@@ -1,0 +1,154 @@
+"""Clients that ask a suite, streamed or not, and know what it must answer."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+TYPED = {  # how a request may end whose workers are lost
+    "expert_unavailable",
+    "worker_lost",
+    "deadline_exceeded",
+    "no_attention_worker",
+    "not_ready",
+}
+QUESTIONS = 6  # of a load: greedy and seeded, each streamed and not
+TOKENS = 24
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one request ended."""
+
+    text: str
+    tokens: int = 0
+    finish_reason: str | None = None
+    error: str | None = None  # the code of a typed error
+    status: int = 200
+    retry_after: str | None = None
+
+
+def question(number: int, tokens: int, temperature: float = 0) -> dict[str, Any]:
+    """A completion of one of many prompts; with a temperature, drawn by a seed of its own."""
+    return {
+        "model": "demo",
+        "prompt": f"The {number}th man went to the town of London and",
+        "max_tokens": tokens,
+        "temperature": temperature,
+        "seed": number,
+        "ignore_eos": True,
+    }
+
+
+async def ask(
+    client: httpx.AsyncClient, body: dict[str, Any], timeout_ms: int | None = None
+) -> Outcome:
+    """The answer in one piece, or a typed error."""
+    response = await client.post("/v1/completions", json=body, headers=_headers(timeout_ms))
+    if response.status_code != 200:
+        return _refused(response, response.content)
+    answer = response.json()
+    choice, tokens = answer["choices"][0], answer["usage"]["completion_tokens"]
+    return Outcome(choice["text"], tokens, choice["finish_reason"])
+
+
+async def stream(
+    client: httpx.AsyncClient,
+    body: dict[str, Any],
+    timeout_ms: int | None = None,
+    begun: asyncio.Event | None = None,
+) -> Outcome:
+    """The same as a stream, of which every rule is checked; ``begun`` is set by its first text."""
+    body = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    text, tokens, reason, error, done = "", 0, None, None, False
+    async with client.stream(
+        "POST", "/v1/completions", json=body, headers=_headers(timeout_ms)
+    ) as response:
+        if response.status_code != 200:
+            return _refused(response, await response.aread())
+        async for line in response.aiter_lines():
+            assert not (done and line), "nothing follows [DONE]"
+            if line == "data: [DONE]":
+                done = True
+            elif line.startswith("data: "):
+                chunk = json.loads(line[6:])
+                if "error" in chunk:
+                    error = chunk["error"]["code"]
+                elif chunk.get("usage"):
+                    tokens = chunk["usage"]["completion_tokens"]
+                if chunk.get("choices"):
+                    text += chunk["choices"][0]["text"]
+                    reason = chunk["choices"][0]["finish_reason"] or reason
+                    if begun is not None:
+                        begun.set()
+    assert done, "a stream ended without [DONE]"
+    assert (reason is None) != (error is None), "a stream ends with a reason or an error, not both"
+    return Outcome(text, tokens, reason, error)
+
+
+async def of_load(client: httpx.AsyncClient, number: int) -> Outcome:
+    """One of the questions of a load."""
+    body = question(number, TOKENS, temperature=0.8 if number % 2 else 0)
+    return await (stream if number % 3 == 0 else ask)(client, body)
+
+
+class Load:
+    """Questions that are asked again and again."""
+
+    def __init__(self) -> None:
+        self.answered = [0] * QUESTIONS
+
+    async def round(self) -> None:
+        """Wait until each has been asked and answered once more."""
+        wanted = [count + 2 for count in self.answered]  # one is under way
+        await until(lambda: all(n >= w for n, w in zip(self.answered, wanted, strict=True)))
+
+
+@asynccontextmanager
+async def under_load(
+    url: str, right: Sequence[str], typed: Collection[str] = ()
+) -> AsyncIterator[Load]:
+    """Ask for the length of the block, and once more after it; every answer is the right one, or
+    ends with one of these errors after the beginning of it."""
+    done, load = asyncio.Event(), Load()
+
+    async def again_and_again(client: httpx.AsyncClient, number: int) -> None:
+        while not done.is_set():
+            outcome = await of_load(client, number)
+            if outcome.error in typed:
+                assert right[number].startswith(outcome.text), f"question {number}: {outcome}"
+                await asyncio.sleep(0.2)
+                continue
+            said = (outcome.error, outcome.text)
+            assert said == (None, right[number]), f"question {number}: {outcome}"
+            load.answered[number] += 1
+
+    async with (
+        httpx.AsyncClient(base_url=url, timeout=90) as client,
+        asyncio.TaskGroup() as asking,
+    ):
+        for number in range(QUESTIONS):
+            asking.create_task(again_and_again(client, number))
+        await until(lambda: all(load.answered))
+        yield load
+        await load.round()
+        done.set()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for something to become true."""
+    while not condition():
+        await asyncio.sleep(0.05)
+
+
+def _headers(timeout_ms: int | None) -> dict[str, str]:
+    return {"X-Request-Timeout-Ms": str(timeout_ms)} if timeout_ms else {}
+
+
+def _refused(response: httpx.Response, body: bytes) -> Outcome:
+    code, headers = json.loads(body)["error"]["code"], response.headers
+    return Outcome("", 0, None, code, response.status_code, headers.get("retry-after"))

@@ -1,0 +1,279 @@
+"""The control plane of a running suite as it looks from outside: Redis, workers, schedulers."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import msgspec
+from msgspec.structs import replace
+
+from moesaic.cluster.bus import Bus
+from moesaic.cluster.channels import channel
+from moesaic.cluster.placement_view import committed_epoch, document
+from moesaic.cluster.placements import encode_placement
+from moesaic.errors import PeerLost
+from moesaic.messages.placement import EMPTY_SLOT, Placement
+from moesaic.messages.registry import WorkerRecord
+from moesaic.v1 import admin_pb2, admin_pb2_grpc, expert_pb2, expert_pb2_grpc, scheduler_pb2_grpc
+from moesaic.v1 import scheduler_pb2 as pb
+from tests.suites import Suite
+from tests.system.asking import until
+
+CALL_S = 10
+_placements = msgspec.msgpack.Decoder(Placement)
+_records = msgspec.msgpack.Decoder(WorkerRecord)
+
+
+def admin_address(suite: Suite, name: str) -> str:
+    """Where a service answers its operators now."""
+    processes = suite.state()["processes"]
+    return str(next(p["admin_address"] for p in processes if p["name"] == name))
+
+
+def events(suite: Suite, name: str, event: str) -> list[dict[str, Any]]:
+    """What a service has logged of one kind."""
+    return [entry for entry in suite.log(name) if entry["event"] == event]
+
+
+@contextmanager
+def paused(suite: Suite, name: str) -> Iterator[None]:
+    """Stop one process for the length of the block; it may be killed meanwhile."""
+    pid = suite.pid(name)
+    assert pid, f"{name} does not run"  # nobody else may be stopped
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def rotated(placement: Placement, num_layers: int) -> Placement:
+    """The same with the experts of the first layers moved on by one worker."""
+    slots = [
+        [*layer[1:], layer[0]] if idx < num_layers else layer
+        for idx, layer in enumerate(placement.slots)
+    ]
+    return replace(placement, slots=slots)
+
+
+class Control:
+    """Reads what processes hold, and asks schedulers for placements."""
+
+    def __init__(self, suite: Suite, bus: Bus) -> None:
+        self.suite, self.bus = suite, bus
+        names = [process["name"] for process in suite.state()["processes"]]
+        self.workers = [name for name in names if name.startswith("expert-")]
+
+    async def placement(self) -> Placement:
+        """The one that Redis has."""
+        found = await self.bus.get(document(await committed_epoch(self.bus)), _placements)
+        assert found is not None
+        return found
+
+    async def slots(self, name: str) -> expert_pb2.ListSlotsResponse:
+        """What an expert worker has in force."""
+        async with channel(admin_address(self.suite, name)) as connection:
+            stub = expert_pb2_grpc.ExpertServiceStub(connection)
+            return await stub.ListSlots(expert_pb2.ListSlotsRequest(), timeout=CALL_S)
+
+    async def agreed(self) -> int:
+        """Wait until Redis, the gateway and all expert workers have one epoch; give it."""
+        while True:
+            with suppress(PeerLost, grpc.aio.AioRpcError):  # they are not back yet
+                placement = await self.placement()
+                if await self._is_everywhere(placement):
+                    return placement.epoch
+            await asyncio.sleep(0.1)
+
+    async def settled(self) -> int:
+        """The same, and nobody keeps experts for another one."""
+        while True:
+            with suppress(PeerLost, grpc.aio.AioRpcError):
+                placement = await self.placement()
+                if await self._is_everywhere(placement) and await self.is_alone(placement):
+                    return placement.epoch
+            await asyncio.sleep(0.1)
+
+    async def _is_everywhere(self, placement: Placement) -> bool:
+        if [worker.worker_id for worker in placement.workers] != self.workers:
+            return False
+        async with channel(admin_address(self.suite, "gateway")) as connection:
+            stub = admin_pb2_grpc.AdminServiceStub(connection)
+            info = await stub.GetInfo(admin_pb2.GetInfoRequest(), timeout=CALL_S)
+        held = [await self.slots(name) for name in self.workers]
+        if {info.epoch, *(answer.epoch for answer in held)} != {placement.epoch}:
+            return False
+        for idx, answer in enumerate(held):
+            wanted = [(layer, placement.slots[i][idx]) for i, layer in enumerate(placement.layers)]
+            there = [(slot.layer, slot.expert_id) for slot in answer.slots]
+            assert sorted(there) == sorted((layer, e) for layer, es in wanted for e in es)
+        return True
+
+    async def is_alone(self, placement: Placement) -> bool:
+        """Whether workers hold the experts of this placement, and no others."""
+        held = [(await self.slots(name)).resident_bytes for name in self.workers]
+        return held == await self.bytes_of(placement)
+
+    async def bytes_of(self, *placements: Placement) -> list[int]:
+        """Bytes of what each worker holds for these together, every expert once."""
+        record = await self.bus.get(f"worker:{self.workers[0]}", _records)
+        if record is None:  # Redis has only just come back
+            return []
+        distinct = [
+            {
+                (layer, expert)
+                for placement in placements
+                for layer, slots in enumerate(placement.slots)
+                for expert in slots[idx]
+                if expert != EMPTY_SLOT
+            }
+            for idx in range(len(self.workers))
+        ]
+        return [len(experts) * record.expert_bytes for experts in distinct]
+
+    async def until_prepared(self, *placements: Placement) -> None:
+        """Wait until all workers have loaded all of these."""
+        wanted = await self.bytes_of(*placements)
+        while [(await self.slots(name)).resident_bytes for name in self.workers] != wanted:
+            await asyncio.sleep(0.02)
+
+    async def pulled(self) -> list[float]:
+        """Experts that each worker has had from others since it was started."""
+        counts = []
+        for name in self.workers:
+            async with channel(admin_address(self.suite, name)) as connection:
+                stub = admin_pb2_grpc.AdminServiceStub(connection)
+                stats = await stub.GetStats(admin_pb2.GetStatsRequest(), timeout=CALL_S)
+            pulls = [v for k, v in stats.values.items() if k.startswith("moesaic_expert_pulls_")]
+            counts.append(sum(pulls))
+        return counts
+
+    async def apply(self, placement: Placement, scheduler: str = "") -> int:
+        """Have a scheduler make this the placement, and give its epoch."""
+        async with channel(scheduler or admin_address(self.suite, "scheduler")) as connection:
+            stub = scheduler_pb2_grpc.SchedulerServiceStub(connection)
+            request = pb.ApplyPlacementRequest(
+                placement=encode_placement(placement), base_epoch=placement.epoch
+            )
+            return int((await stub.ApplyPlacement(request, timeout=90)).epoch)
+
+    async def fleet(self, scheduler: str = "") -> pb.GetFleetResponse:
+        """Who is there, as a scheduler sees it."""
+        async with channel(scheduler or admin_address(self.suite, "scheduler")) as connection:
+            stub = scheduler_pb2_grpc.SchedulerServiceStub(connection)
+            return await stub.GetFleet(pb.GetFleetRequest(), timeout=CALL_S)
+
+    async def members(self) -> list[tuple[str, int]]:
+        """Who is registered, in which of their lives."""
+        workers = (await self.fleet()).workers
+        return [(worker.worker_id, worker.generation) for worker in workers]
+
+    async def windows(self) -> int:
+        """Reports of expert workers that the scheduler has taken in since it was started."""
+        async with channel(admin_address(self.suite, "scheduler")) as connection:
+            stub = scheduler_pb2_grpc.SchedulerServiceStub(connection)
+            request = pb.SchedulerServiceGetActivationsRequest()
+            return int((await stub.GetActivations(request, timeout=CALL_S)).windows)
+
+    async def until_led(self) -> None:
+        """Wait until the suite's own scheduler leads and knows of all workers."""
+        while True:
+            with suppress(grpc.aio.AioRpcError):
+                fleet = await self.fleet()
+                ids = {worker.worker_id for worker in fleet.workers}
+                if not fleet.waiting_for and ids.issuperset(self.workers):
+                    return
+            await asyncio.sleep(0.05)
+
+    @asynccontextmanager
+    async def moving(self, num_layers: int) -> AsyncIterator["Move"]:
+        """All workers are loading another placement; its end, whatever that is, is waited for."""
+        await self.until_led()
+        before, pulled = await self.placement(), await self.pulled()
+        known = {entry["epoch"] for entry in events(self.suite, "scheduler", "placement.planned")}
+        after = rotated(before, num_layers)
+        applying = asyncio.create_task(self.apply(after))
+
+        def begun() -> set[int]:
+            planned = events(self.suite, "scheduler", "placement.planned")
+            return {entry["epoch"] for entry in planned} - known
+
+        await until(begun)
+        while any(now == then for now, then in zip(await self.pulled(), pulled, strict=True)):
+            await asyncio.sleep(0.02)
+        try:
+            yield Move(before, after, begun().pop(), applying)
+        finally:
+            await asyncio.gather(applying, return_exceptions=True)
+
+
+@dataclass(frozen=True)
+class Move:
+    """A placement that is being made."""
+
+    before: Placement
+    after: Placement
+    epoch: int
+    applying: "asyncio.Task[int]"
+
+
+@asynccontextmanager
+async def control(suite: Suite) -> AsyncIterator[Control]:
+    """The control plane of this suite for the length of the block."""
+    url = _environment(suite)["MOESAIC_REDIS_URL"]
+    async with Bus.connect(url, "default") as bus:
+        yield Control(suite, bus)
+
+
+class Scheduler:
+    """A scheduler beside the suite's own."""
+
+    def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
+        self.process, self._log = process, log
+
+    def events(self, event: str, **fields: object) -> list[dict[str, Any]]:
+        """What it has logged of one kind."""
+        lines = self._log.read_text(encoding="utf-8").splitlines()
+        entries = [json.loads(line) for line in lines if line.endswith("}")]
+        return [e for e in entries if e["event"] == event and fields.items() <= e.items()]
+
+    async def until(self, event: str, **fields: object) -> dict[str, Any]:
+        """Wait until it has logged this."""
+        await until(lambda: self.events(event, **fields))
+        return self.events(event, **fields)[0]
+
+
+@asynccontextmanager
+async def another_scheduler(suite: Suite, worker_id: str) -> AsyncIterator[Scheduler]:
+    """One more scheduler, with the settings of the suite's own; it leaves in order at the end."""
+    path = suite.directory / "run" / f"{worker_id}.log"
+    with path.open("wb") as log:  # of another of that name, if there was one, nothing is kept
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "services.scheduler", "--worker-id", worker_id),
+            *("--host", "127.0.0.1"),
+            env=_environment(suite),
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        yield Scheduler(process, path)
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGCONT)
+            process.terminate()
+        await process.wait()
+
+
+def _environment(suite: Suite) -> dict[str, str]:
+    """Of the services: the settings that they have beside their flags."""
+    variables = Path(f"/proc/{suite.pid('gateway')}/environ").read_bytes().decode().split("\0")
+    return dict(variable.split("=", 1) for variable in variables if variable)
