@@ -54,9 +54,10 @@ class ExpertWorker(expert_pb2_grpc.ExpertServiceServicer):
         async with errors_as_status(context):
             self.asked_to_prepare.set()
             await self.may_prepare.wait()
-            if self.fail_with is not None:
-                raise self.fail_with
             placement = decode_placement(request.placement)
+            known = self.prepared.get(placement.epoch) == placement
+            if self.fail_with is not None and not known:
+                raise self.fail_with
             if placement.epoch in self.hangs_on:
                 await asyncio.Event().wait()
             if placement.epoch < self.epoch:
