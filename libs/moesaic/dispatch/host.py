@@ -1,6 +1,7 @@
 """The serving side of ``routed``: gate, own share of the experts, and the epochs that may ask for
 them."""
 
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -86,6 +87,7 @@ class ExpertHost:
         self.activations = ActivationMeter(config.moe.num_experts)
         self._gates = load_gates(checkpoint, config, dtype, device)
         self._tenures: dict[int, Tenure] = {}
+        self._changing = threading.Lock()  # them: loading and commits have threads of their own
         self._asked_s: dict[int, float] = {}  # when a step last asked for an epoch
         self._sharings: dict[tuple[int, int, ExpertScheduling, tuple[int, ...]], Sharing] = {}
         self.epoch = 0  # in force
@@ -134,7 +136,8 @@ class ExpertHost:
         resident = [tenure.table for _, tenure in newest_first]
         self._require_memory(wanted, resident)
         result = change_table(wanted, bring or self.files.bring(Pace()), resident)
-        self._tenures = {**self._tenures, placement.epoch: Tenure(placement, idx, result.table)}
+        with self._changing:
+            self._tenures = {**self._tenures, placement.epoch: Tenure(placement, idx, result.table)}
         return result
 
     def _drop_uncommitted(self, before: int) -> None:
@@ -142,11 +145,12 @@ class ExpertHost:
 
         Not what steps ask for: it was committed, and only this worker was not told.
         """
-        self._tenures = {
-            e: t
-            for e, t in self._tenures.items()
-            if e >= before or t.committed_s is not None or e in self._asked_s
-        }
+        with self._changing:
+            self._tenures = {
+                e: t
+                for e, t in self._tenures.items()
+                if e >= before or t.committed_s is not None or e in self._asked_s
+            }
 
     def _require_memory(
         self, wanted: Mapping[int, Sequence[int]], resident: Sequence[SlotTable]
@@ -179,27 +183,31 @@ class ExpertHost:
             NotReady: the epoch was not prepared here.
             StaleEpoch: a later one is in force.
         """
-        if epoch < self.epoch:
-            raise StaleEpoch(epoch, self.epoch)
-        if epoch not in self._tenures:
-            raise NotReady(f"epoch {epoch} was not prepared on {self._worker_id}")
-        if epoch > self.epoch:
-            committed = replace(self._tenures[epoch], committed_s=time.monotonic())
-            # Steps may still use those before, for one placement can follow close on another.
-            others = {e: t for e, t in self._tenures.items() if e != epoch}
-            past = sorted(e for e in others if e < epoch)[-MAX_PAST_TENURES:]
-            kept = {e: t for e, t in others.items() if e in past or e > epoch}
-            self._tenures = {**kept, epoch: committed}
-            self.epoch = epoch
-            self._sharings = {}
-        # A later one that steps ask for was committed all the same, and only this worker not told.
-        self._tenures = {e: t for e, t in self._tenures.items() if e <= epoch or e in self._asked_s}
+        with self._changing:
+            if epoch < self.epoch:
+                raise StaleEpoch(epoch, self.epoch)
+            if epoch not in self._tenures:
+                raise NotReady(f"epoch {epoch} was not prepared on {self._worker_id}")
+            if epoch > self.epoch:
+                committed = replace(self._tenures[epoch], committed_s=time.monotonic())
+                # Steps may still use those before, for one placement can follow close on another.
+                others = {e: t for e, t in self._tenures.items() if e != epoch}
+                past = sorted(e for e in others if e < epoch)[-MAX_PAST_TENURES:]
+                kept = {e: t for e, t in others.items() if e in past or e > epoch}
+                self._tenures = {**kept, epoch: committed}
+                self.epoch = epoch
+                self._sharings = {}
+            # A later one that steps ask for was committed all the same, and only this worker not told.
+            self._tenures = {
+                e: t for e, t in self._tenures.items() if e <= epoch or e in self._asked_s
+            }
 
     def abort(self, epoch: int) -> None:
         """Forget an epoch that was prepared and will not be committed; does nothing if it is in
         force or unknown."""
-        if epoch > self.epoch:
-            self._tenures = {e: t for e, t in self._tenures.items() if e != epoch}
+        with self._changing:
+            if epoch > self.epoch:
+                self._tenures = {e: t for e, t in self._tenures.items() if e != epoch}
 
     def retire(self) -> None:
         """Free epochs that another has followed so long ago that no step can still ask for them.
@@ -209,22 +217,23 @@ class ExpertHost:
         """
         now_s = time.monotonic()
         long_ago_s, very_long_ago_s = now_s - RETIRE_AFTER_S, now_s - MAX_RETIRE_AFTER_S
-        oldest = max(
-            (
-                epoch
-                for epoch, tenure in self._tenures.items()
-                if tenure.committed_s is not None and tenure.committed_s < long_ago_s
-            ),
-            default=0,
-        )
-        in_force = self._tenures.get(self.epoch)
-        patient = in_force is not None and (in_force.committed_s or now_s) > very_long_ago_s
-        self._asked_s = {e: s for e, s in self._asked_s.copy().items() if e in self._tenures}
-        self._tenures = {
-            e: t
-            for e, t in self._tenures.items()
-            if e >= oldest or (patient and self._asked_s.get(e, 0.0) > long_ago_s)
-        }
+        with self._changing:
+            oldest = max(
+                (
+                    epoch
+                    for epoch, tenure in self._tenures.items()
+                    if tenure.committed_s is not None and tenure.committed_s < long_ago_s
+                ),
+                default=0,
+            )
+            in_force = self._tenures.get(self.epoch)
+            patient = in_force is not None and (in_force.committed_s or now_s) > very_long_ago_s
+            self._asked_s = {e: s for e, s in self._asked_s.copy().items() if e in self._tenures}
+            self._tenures = {
+                e: t
+                for e, t in self._tenures.items()
+                if e >= oldest or (patient and self._asked_s.get(e, 0.0) > long_ago_s)
+            }
 
     def slots(self) -> dict[int, tuple[int, ...]]:
         """The expert in every slot of the epoch in force, by layer."""
