@@ -69,6 +69,8 @@ bench: .venv/installed-dev
 	@$(BIN)/moesaic bench accuracy $(ARGS)
 	@$(BIN)/moesaic bench aebs $(ARGS)
 	@$(BIN)/moesaic bench placement $(ARGS)
+	@$(BIN)/moesaic bench routed $(ARGS)
+	@$(BIN)/moesaic bench replacement $(ARGS)
 
 # Everything that needs a CUDA device, into one file: tests, timings, transfers. Without a device
 # there is nothing to do. On a machine where nothing may be installed, name a Python that has torch

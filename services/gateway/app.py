@@ -99,7 +99,7 @@ async def _on_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # registered for it
     status = error.status_code
     message = {
-        404: f"no route {request.method} {request.url.path[:200]}",
+        404: f"no route {request.method} {request.url.path[:200]}; /docs lists those there are",
         405: f"{request.method} is not allowed here",
     }.get(status, str(error.detail)[:500])
     answer = problem(status, _CODES.get(status, "invalid_request"), message)

@@ -52,6 +52,15 @@ def test_status_without_a_suite_says_how_to_start_one(ask: Run) -> None:
     assert "start a suite with 'moesaic up'" in done.stderr
 
 
+def test_a_scheduler_that_was_named_and_does_not_answer_is_shown(ask: Run) -> None:
+    done = ask("status", "--scheduler", "127.0.0.1:1", "--url", "http://127.0.0.1:1", "--json")
+
+    assert done.returncode == 3
+    (scheduler,) = json.loads(done.stdout)["services"]
+    assert (scheduler["role"], scheduler["admin_address"]) == ("scheduler", "127.0.0.1:1")
+    assert scheduler["state"] == "unreachable"
+
+
 def test_down_without_a_suite_is_fine(ask: Run) -> None:
     done = ask("down")
 

@@ -1,17 +1,22 @@
 """The real command with a real Redis and real child processes that stand in for the services."""
 
+import asyncio
 import json
 import os
 import signal
 import socket
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from moesaic.cli.ports import free_ports
 from moesaic.cli.state import SuiteState, process_start_time
+from moesaic.cluster.bus import Bus
+from moesaic.cluster.redis_child import start_redis
+from moesaic.cluster.registry import Lease, registered
+from moesaic.messages.registry import WorkerRecord
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -20,6 +25,9 @@ Eventually = Callable[[Callable[[], object]], object]
 Gone = Callable[[list[int]], bool]
 
 UP = ("up", "--model", "model", "--port", "0")
+EXPERT_0 = WorkerRecord(
+    worker_id="expert-0", generation=1, role="expert", state="ready", admin_address="h:1"
+)
 
 
 def pids(state: SuiteState) -> list[int]:
@@ -281,6 +289,38 @@ def test_variables_and_the_key_reach_the_suite_but_flags_win(
     assert b"key\0" not in flags
     assert '-H "Authorization: Bearer $MOESAIC_API_KEY"' in up.stdout
     assert "-m moesaic.cli classify" in up.stdout
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[str]:
+    """The address of a Redis server that outlives suites."""
+    server, url = start_redis(tmp_path / "shared")
+    yield url
+    server.terminate()
+    server.wait()
+
+
+async def test_two_suites_do_not_share_a_cluster(start: Start, suite: Wait, redis: str) -> None:
+    async with Bus.connect(redis, "default") as bus, registered(bus, EXPERT_0):
+        refused = start(*UP, REDIS_URL=redis)
+        _, err = await asyncio.to_thread(refused.communicate)
+        assert refused.returncode == 2
+        assert "a suite is registered there already (expert-0 of cluster 'default')" in err
+        assert "started" not in err
+
+        start(*UP, REDIS_URL=redis, MOESAIC_CLUSTER="mine")
+        await asyncio.to_thread(suite, "ready")
+
+
+async def test_what_is_left_of_a_killed_suite_is_waited_out(
+    start: Start, suite: Wait, redis: str
+) -> None:
+    async with Bus.connect(redis, "default") as bus:
+        await Lease(bus, EXPERT_0).renew()  # for the last time
+
+        start(*UP, REDIS_URL=redis)
+
+        await asyncio.to_thread(suite, "ready")
 
 
 def test_a_port_in_use_is_found_before_anything_runs(ask: Run, house: Path) -> None:

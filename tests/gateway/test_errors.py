@@ -44,6 +44,15 @@ async def test_every_route_answers_errors_in_one_shape(
     assert response.headers["x-should-retry"] == "false"
 
 
+async def test_who_opens_a_page_that_is_not_there_is_shown_the_way(open_house) -> None:
+    async with open_house() as house:
+        response = await house.client.get("/")
+        shown = await house.client.get("/docs")
+
+    assert error_of(response)["message"] == "no route GET /; /docs lists those there are"
+    assert shown.status_code == 200
+
+
 PATHS = {
     "chat": "/v1/chat/completions",
     "completions": "/v1/completions",

@@ -15,7 +15,7 @@ from moesaic.cli.cores import usable_cores
 from moesaic.cli.log_tail import show_warnings
 from moesaic.cli.outcome import CommandError, Exit
 from moesaic.cli.ports import check_port
-from moesaic.cli.preflight import check_model, check_redis
+from moesaic.cli.preflight import check_cluster, check_model, check_redis
 from moesaic.cli.readiness import await_ready
 from moesaic.cli.redis_keeper import OwnRedis, own_redis
 from moesaic.cli.restart import STATUS_BAD_SETTINGS
@@ -49,6 +49,8 @@ def run_suite(options: SuiteOptions, ready_within_s: float, on_ready: OnReady) -
         redis_url = os.environ.get("MOESAIC_REDIS_URL") or os.environ.get("REDIS_URL") or ""
         if redis_url:
             check_redis(redis_url)
+            cluster = os.environ.get("MOESAIC_CLUSTER") or "default"
+            check_cluster(redis_url, cluster, [service.name for service in services])
         keep_previous_logs(state_file.directory, services)
         suite = _Suite(options, services, state_file)
         asyncio.run(suite.run(redis_url, ready_within_s, on_ready))

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,3 +67,40 @@ def check_redis(url: str) -> None:
             "get a server of the suite's own",
             Exit.UNHEALTHY,
         ) from error
+
+
+def check_cluster(url: str, cluster: str, names: Collection[str]) -> None:
+    """Make sure that no other suite is registered under the ids that this one's processes get.
+
+    Of a suite that was killed leases are left for some seconds: they are waited out.
+
+    Args:
+        url: of a Redis server that answers.
+        cluster: which names on it.
+        names: worker ids.
+
+    Raises:
+        CommandError: somebody has one of them.
+    """
+    if taken := asyncio.run(_taken(url, cluster, names)):
+        raise CommandError(
+            f"REDIS_URL: a suite is registered there already ({', '.join(taken)} of cluster "
+            f"{cluster!r}); stop it, give this one a cluster of its own with MOESAIC_CLUSTER=NAME, "
+            "or unset REDIS_URL to get a server of the suite's own",
+            Exit.USAGE,
+        )
+
+
+async def _taken(url: str, cluster: str, names: Collection[str]) -> list[str]:
+    from moesaic.cluster.bus import Bus
+    from moesaic.cluster.registry import LEASE_S, Fleet
+
+    end_s = time.monotonic() + LEASE_S + 1
+    async with Bus.connect(url, cluster) as bus:
+        fleet = Fleet()
+        while True:
+            await fleet.refresh(bus)
+            taken = sorted(set(names) & set(fleet.workers))
+            if not taken or time.monotonic() > end_s:
+                return taken
+            await asyncio.sleep(0.2)

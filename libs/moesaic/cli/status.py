@@ -51,7 +51,7 @@ def status(
 async def _facts(url: str, suite: "SuiteState | None", scheduler: str) -> dict[str, Any]:
     import httpx
 
-    from moesaic.cli.fleet import gather_facts
+    from moesaic.cli.fleet import gather_facts, service_facts
     from moesaic.cli.gateway_client import client_settings
     from moesaic.cli.readiness import readiness
 
@@ -60,6 +60,8 @@ async def _facts(url: str, suite: "SuiteState | None", scheduler: str) -> dict[s
     if not scheduler:
         scheduler = next((p.admin_address for p in processes if p.role == "scheduler"), "")
     services, placement = await gather_facts(known, scheduler or None)
+    if scheduler and scheduler not in {service["admin_address"] for service in services}:
+        services.append(await service_facts("scheduler", "", scheduler))  # it was named, so shown
     restarts = {p.name: p.restarts for p in processes}
     for service in services:
         service["restarts"] = restarts.get(service["id"])
