@@ -252,12 +252,18 @@ def test_the_digest_tells_checkpoints_apart(model_directory: Path) -> None:
     before = load_config(model_directory).digest
     assert load_config(model_directory).digest == before
 
+    weights = next(iter(sorted(model_directory.glob("*.safetensors"))))
+    tuned = bytearray(weights.read_bytes())
+    tuned[-2048:] = bytes(2048)  # another fine-tune: the same header
+    weights.write_bytes(tuned)
+    changed_weights = load_config(model_directory).digest
     path = model_directory / "config.json"
     path.write_text(path.read_text() + "\n")
     changed_config = load_config(model_directory).digest
     (model_directory / "model-00001-of-00001.safetensors").write_bytes(bytes([2, *[0] * 7]) + b"{}")
 
-    assert len({before, changed_config, load_config(model_directory).digest}) == 3
+    last = load_config(model_directory).digest
+    assert len({before, changed_weights, changed_config, last}) == 4
 
 
 def test_configuration_tokenizer_and_chat_need_no_torch() -> None:

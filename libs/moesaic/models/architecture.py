@@ -112,7 +112,7 @@ class ModelConfig:
     dense_size: int  # of the MLP in the layers that are not in ``moe_layers``
     eos_token_ids: tuple[int, ...]
     dtype: Dtype  # what the checkpoint was made in
-    digest: str  # hex sha256 over config.json and the headers of the safetensors files
+    digest: str  # hex sha256 over config.json, headers of the safetensors files, samples of weights
 
     @property
     def kv_width(self) -> int:

@@ -14,7 +14,7 @@ from moesaic.models.architecture import (
 )
 from moesaic.models.families import read_family
 from moesaic.models.fields import Fields, read_json
-from moesaic.models.weight_files import header_bytes
+from moesaic.models.weight_files import header_bytes, payload_sample
 
 __all__ = [
     "GroupedQueryAttention",
@@ -55,5 +55,5 @@ def _eos_token_ids(directory: Path, config: Fields) -> tuple[int, ...]:
 def _digest(directory: Path) -> str:
     digest = hashlib.sha256((directory / "config.json").read_bytes())
     for path in sorted(directory.glob("*.safetensors")):
-        digest.update(path.name.encode() + b"\0" + header_bytes(path))
+        digest.update(path.name.encode() + b"\0" + header_bytes(path) + payload_sample(path))
     return digest.hexdigest()
