@@ -280,24 +280,3 @@ async def test_one_that_is_missed_by_a_worker_with_steps_is_alone_for_one_step_o
 
         second = lab.attention[1].exchange._steps
         assert not second.is_alone(0, first=True, now_s=asyncio.get_running_loop().time())
-
-
-async def test_rows_that_should_go_directly_are_declined_at_once(
-    open_lab: Any, count: Callable[..., float]
-) -> None:
-    async with open_lab("inprocess", ["a", "a"], ["x", "x"], "case-2") as lab:
-        await lab.meet_up()
-        first, second = (worker.exchange._steps for worker in lab.attention)
-        first.direct_until_s = asyncio.get_running_loop().time() + 3600
-        rounds, failed = (
-            count(metrics.ROUNDS, "case-2", "told"),
-            count(metrics.FALLBACKS, "bad_frame"),
-        )
-
-        found = await lab.step(1, 4)
-
-        for got, expected in zip(found, await lab.expected(1, 4), strict=True):
-            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
-        assert count(metrics.ROUNDS, "case-2", "told") == rounds
-        assert count(metrics.FALLBACKS, "bad_frame") == failed
-        assert second.direct_until_s > asyncio.get_running_loop().time() + 1800

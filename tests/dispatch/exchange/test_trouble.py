@@ -266,3 +266,24 @@ async def test_no_rows_are_rows_too(open_lab: Any, mode: str) -> None:
             await lab.measured()
             await lab.check([0, 3])
             await lab.check([0, 0])
+
+
+async def test_rows_that_should_go_directly_are_declined_at_once(
+    open_lab: Any, count: Callable[..., float]
+) -> None:
+    async with open_lab("inprocess", ["a", "a"], ["x", "x"], "case-2") as lab:
+        await lab.meet_up()
+        first, second = (worker.exchange._steps for worker in lab.attention)
+        first.direct_until_s = asyncio.get_running_loop().time() + 3600
+        rounds, failed = (
+            count(metrics.ROUNDS, "case-2", "told"),
+            count(metrics.FALLBACKS, "bad_frame"),
+        )
+
+        found = await lab.step(1, 4)
+
+        for got, expected in zip(found, await lab.expected(1, 4), strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+        assert count(metrics.ROUNDS, "case-2", "told") == rounds
+        assert count(metrics.FALLBACKS, "bad_frame") == failed
+        assert second.direct_until_s > asyncio.get_running_loop().time() + 1800
