@@ -78,6 +78,9 @@ class FleetDecider:
             known = [r for r in records if r.role != "expert" or incarnation(r) in placed]
             alone = decide(current, known)
             decision = alone if alone.proposal is not None else decision
+        ways = {record.dispatch for record in records if record.role == "attention"}
+        if not experts and current is None and ways and not ways & {"", "routed"}:
+            decision.waiting_for.clear()  # nobody asks for expert workers
         decision.waiting_for.extend(
             f"expert worker {worker_id}: came back often or cannot load, is placed in "
             f"{wait_s:.0f} s"
