@@ -32,7 +32,7 @@ down: .venv/installed-all
 # Quick checks first: what fails soon should not wait for what takes long.
 test: lint
 	@echo 'pytest'
-	@$(BIN)/pytest -q -m 'not slow and not gpu and not compose'
+	@$(BIN)/pytest -q -n 2 --dist loadfile -m 'not slow and not gpu and not compose'
 
 test-compose: .venv/installed-dev
 	@tests/compose/run.sh

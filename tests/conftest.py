@@ -3,6 +3,7 @@ reference."""
 
 import json
 import os
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,10 @@ import torch
 from safetensors.torch import save_file
 
 from models.training.network import Network, Shape
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # As in a shell's background: commands under test would inherit it, and take no Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if not torch.cuda.is_available():
     # Triton reads this when it is first imported, be it by torch: here kernels are interpreted.

@@ -20,7 +20,7 @@ class SchedulerSettings(ServiceSettings):
         120.0, gt=0, le=3600, description="longest wait for workers to load a placement"
     )
     load_share: float = Field(
-        0.25,
+        0.1,
         gt=0,
         le=1,
         description="share of the time in which workers load experts for a placement that can "

@@ -17,7 +17,7 @@ def test_a_pin_to_a_worker_that_is_not_there_waits_and_is_told(disaggregated: Su
 
     assert pinned.returncode == 0
     assert "no expert worker expert-9 is here now (expert-0, expert-1)" in pinned.stderr
-    assert f"waiting: {waiting[0]}" in shown
+    assert f"waiting for: {waiting[0]}" in shown
     assert "expert 7 is pinned to it" in shown
     assert (removed.returncode, removed.stderr) == (0, "")
 
@@ -26,7 +26,7 @@ def test_a_layer_that_is_not_there_is_wrong_use(disaggregated: Suite) -> None:
     shown = disaggregated.cli("experts", "ls", "--layer", "77")
 
     assert shown.returncode == 2
-    assert "--layer 77: the layers with experts are [0, 1, 2, 3, 4, 5]" in shown.stderr
+    assert "--layer 77: layers with experts are [0, 1, 2, 3, 4, 5]" in shown.stderr
 
 
 def test_a_plan_that_changes_nothing_is_told_in_one_line(disaggregated: Suite) -> None:

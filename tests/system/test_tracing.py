@@ -69,7 +69,7 @@ def test_a_recording_that_cannot_be_kept_is_refused_before_it_takes_its_time(
 
     assert "No such file or directory" in refused(tmp_path / "nowhere" / "x.moetrace")
     assert "Is a directory" in refused(tmp_path)
-    assert "must be of the same model" in refused(foreign, "--append")
+    assert "holds a trace of another model" in refused(foreign, "--append")
     assert foreign.read_bytes() == other
 
 

@@ -97,7 +97,6 @@ def _begin(recording: Recording, shape: pb.TraceShape) -> None:
     ):
         raise InvalidInput("file", "holds a trace of another model")
     recording.shape = shape
-    recording.trace()  # raises if this cannot be added to what there was before
     recording.begun.set()
 
 
