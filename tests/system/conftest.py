@@ -37,7 +37,7 @@ def disaggregated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
         yield suite
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # its workers are killed: others want it whole
 def spare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
     """Two attention workers, three expert workers of which any one has room for all experts."""
     flags = ("--attention", "2", "--experts", "3", "--slots-per-layer", "32")
