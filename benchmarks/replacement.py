@@ -27,8 +27,8 @@ from moesaic.v1 import scheduler_pb2 as pb
 STREAMS = 4
 PROMPT = list(range(100, 164))
 TOKENS = 128  # of each request; then comes the next
-ROUNDS, QUICK_ROUNDS = 8, 2
-SHARES = (0.1, 0.25, 1.0)  # the default, more, and loading without rest
+ROUNDS, QUICK_ROUNDS = 6, 2
+SHARES = (0.1, 1.0)  # the default, and loading without rest
 QUIET_S = 14.0  # before each move: until then workers keep what they held, and need not load it
 SHAPE = {
     "vocab_size": 4096,
