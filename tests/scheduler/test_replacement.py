@@ -303,8 +303,8 @@ async def test_a_worker_that_comes_and_goes_is_taken_at_once_if_it_is_needed(sui
     async with suite.expert("a") as a:
         for _ in range(8):
             async with suite.expert("b") as b:
-                await b.until_epoch(suite.view.epoch + 1)
-                await a.until_epoch(suite.view.epoch)
+                placed = await b.until_epoch(suite.view.epoch + 1)
+                await a.until_epoch(placed.epoch)
 
 
 async def test_what_does_not_fit_beside_old_experts_is_not_even_tried(suite):

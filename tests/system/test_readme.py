@@ -36,7 +36,7 @@ def test_the_curl_example_returns_a_label_of_the_request(disaggregated: Any) -> 
 def test_the_openai_example_streams_text(disaggregated: Any) -> None:
     program = block("from openai").replace(PRINTED_URL, disaggregated.url)
 
-    assert len(run([sys.executable, "-c", program], disaggregated).split()) > 10
+    assert len(run([sys.executable, "-c", program], disaggregated).split()) > 3
 
 
 def test_the_command_line_examples_work(disaggregated: Any) -> None:
