@@ -1,7 +1,7 @@
 import os
 import subprocess
 import sys
-from itertools import combinations, product
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from moesaic.placement.policies.janus import (
     lower_largest,
     spread,
 )
-from moesaic.placement.policies.remote import dance, optimal, remote_calls
 from moesaic.placement.problem import Problem, empty_slots
 from moesaic.placement.replication import Board, replicate
 from moesaic.placement.statistics import LayerTraffic
@@ -322,69 +321,6 @@ def test_rows_are_balanced_by_those_that_balance_rows() -> None:
     assert heaviest("eplb") < 1.05 * even
     assert heaviest("smartmoe") < 1.05 * even
     assert heaviest("uniform") > 1.2 * even
-
-
-def brute_force(demand: Any, slots: tuple[int, ...]) -> float:
-    num_experts = demand.shape[1]
-    choices = [list(combinations(range(num_experts), min(c, num_experts))) for c in slots]
-    best = np.inf
-    for held in product(*choices):
-        if set().union(*map(set, held)) == set(range(num_experts)):
-            local = sum(demand[n, list(mine)].sum() for n, mine in enumerate(held))
-            best = min(best, demand.sum() - local)
-    return float(best)
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    seed=st.integers(0, 10**6),
-    num_experts=st.integers(1, 5),
-    slots=st.lists(st.integers(0, 4), min_size=1, max_size=3),
-)
-def test_the_optimum_is_that_of_trying_everything(
-    seed: int, num_experts: int, slots: list[int]
-) -> None:
-    slots[0] = max(slots[0], num_experts - sum(min(c, num_experts) for c in slots[1:]))
-    demand = np.random.default_rng(seed).integers(0, 6, (len(slots), 1, num_experts)).astype(float)
-    problem = Problem(traffic=(traffic_of(num_experts, 0),), slots=tuple(slots), demand=demand)
-
-    best = remote_calls(optimal(problem), demand)
-
-    assert best == brute_force(demand[:, 0], tuple(slots))
-    assert remote_calls(dance(problem), demand) >= best
-
-
-@settings(deadline=None)
-@given(seed=st.integers(0, 10**6), slots=st.lists(st.integers(1, 6), min_size=2, max_size=4))
-def test_slots_that_may_move_between_layers_never_cost_more_calls(
-    seed: int, slots: list[int]
-) -> None:
-    slots[0] = max(slots[0], 6 - sum(slots[1:]))
-    rng = np.random.default_rng(seed)
-    demand = rng.integers(0, 6, (len(slots), 3, 6)).astype(float)
-    traffic = tuple(traffic_of(6, i) for i in range(3))
-
-    def calls(policy: Any, pooled: bool) -> float:
-        problem = Problem(traffic=traffic, slots=tuple(slots), demand=demand, pooled=pooled)
-        return remote_calls(policy(problem), demand)
-
-    assert calls(optimal, True) <= calls(optimal, False) + 1e-9
-    assert calls(optimal, True) <= calls(dance, True) + 1e-9
-
-
-def test_layers_of_even_demand_get_more_slots() -> None:
-    demand = np.zeros((2, 2, 8))
-    demand[:, 0, 0] = 80  # one expert does all of layer 0
-    demand[:, 1] = 10
-    problem = Problem(
-        traffic=(traffic_of(8, 0), traffic_of(8, 1)), slots=(6, 6), demand=demand, pooled=True
-    )
-
-    placed = dance(problem)
-
-    used = [sum(len(experts) for experts in layer) for layer in placed]
-    assert used[1] > used[0]
-    assert used[0] >= 8
 
 
 @pytest.mark.parametrize("name", POLICIES)

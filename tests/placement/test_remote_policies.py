@@ -1,0 +1,83 @@
+"""Policies that spare calls between instances, beside trying everything."""
+
+from itertools import combinations, product
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moesaic.placement.policies.remote import dance, optimal, remote_calls
+from moesaic.placement.problem import Problem
+from moesaic.placement.statistics import LayerTraffic
+
+
+def traffic_of(num_experts: int, seed: int, num_batches: int = 6) -> LayerTraffic:
+    rng = np.random.default_rng(seed)
+    liking = rng.gumbel(size=num_experts)
+    scores = liking + rng.gumbel(size=(num_batches * 8, num_experts))
+    rows = np.argsort(-scores, axis=1)[:, : min(3, num_experts)]
+    return LayerTraffic.of_batches(np.split(rows, num_batches), num_experts)
+
+
+def brute_force(demand: Any, slots: tuple[int, ...]) -> float:
+    num_experts = demand.shape[1]
+    choices = [list(combinations(range(num_experts), min(c, num_experts))) for c in slots]
+    best = np.inf
+    for held in product(*choices):
+        if set().union(*map(set, held)) == set(range(num_experts)):
+            local = sum(demand[n, list(mine)].sum() for n, mine in enumerate(held))
+            best = min(best, demand.sum() - local)
+    return float(best)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    num_experts=st.integers(1, 5),
+    slots=st.lists(st.integers(0, 4), min_size=1, max_size=3),
+)
+def test_the_optimum_is_that_of_trying_everything(
+    seed: int, num_experts: int, slots: list[int]
+) -> None:
+    slots[0] = max(slots[0], num_experts - sum(min(c, num_experts) for c in slots[1:]))
+    demand = np.random.default_rng(seed).integers(0, 6, (len(slots), 1, num_experts)).astype(float)
+    problem = Problem(traffic=(traffic_of(num_experts, 0),), slots=tuple(slots), demand=demand)
+
+    best = remote_calls(optimal(problem), demand)
+
+    assert best == brute_force(demand[:, 0], tuple(slots))
+    assert remote_calls(dance(problem), demand) >= best
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 10**6), slots=st.lists(st.integers(1, 6), min_size=2, max_size=4))
+def test_slots_that_may_move_between_layers_never_cost_more_calls(
+    seed: int, slots: list[int]
+) -> None:
+    slots[0] = max(slots[0], 6 - sum(slots[1:]))
+    rng = np.random.default_rng(seed)
+    demand = rng.integers(0, 6, (len(slots), 3, 6)).astype(float)
+    traffic = tuple(traffic_of(6, i) for i in range(3))
+
+    def calls(policy: Any, pooled: bool) -> float:
+        problem = Problem(traffic=traffic, slots=tuple(slots), demand=demand, pooled=pooled)
+        return remote_calls(policy(problem), demand)
+
+    assert calls(optimal, True) <= calls(optimal, False) + 1e-9
+    assert calls(optimal, True) <= calls(dance, True) + 1e-9
+
+
+def test_layers_of_even_demand_get_more_slots() -> None:
+    demand = np.zeros((2, 2, 8))
+    demand[:, 0, 0] = 80  # one expert does all of layer 0
+    demand[:, 1] = 10
+    problem = Problem(
+        traffic=(traffic_of(8, 0), traffic_of(8, 1)), slots=(6, 6), demand=demand, pooled=True
+    )
+
+    placed = dance(problem)
+
+    used = [sum(len(experts) for experts in layer) for layer in placed]
+    assert used[1] > used[0]
+    assert used[0] >= 8
