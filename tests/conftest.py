@@ -4,6 +4,8 @@ reference."""
 import json
 import os
 import signal
+from collections.abc import Generator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +35,21 @@ TINY = Shape(
     expert_size=16,
     max_positions=512,
 )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add to the report of a failed test what the suites of processes it used have logged."""
+    report = yield
+    if report.failed:
+        for name, used in getattr(item, "funcargs", {}).items():
+            # Not by its class, whose imports the machine of `make gpu` may lack.
+            if hasattr(used, "story"):
+                with suppress(OSError, ValueError):  # of a suite that has ended
+                    report.sections.append((f"suite {name}", used.story()))
+    return report
 
 
 @dataclass(frozen=True)

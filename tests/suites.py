@@ -17,6 +17,8 @@ import httpx
 ROOT = Path(__file__).parents[1]
 DEMO = ROOT / "models" / "demo"
 CLINC_DOMAIN = ROOT / "models/training/data/classification/clinc_domain.test.jsonl.gz"
+STORY_LINES = 20
+SERVED_PROMPT = "The quick brown fox jumps over the lazy dog, " * 4  # its tokens need all workers
 MOESAIC = Path(os.environ.get("MOESAIC_COMMAND") or Path(sys.executable).with_name("moesaic"))
 
 
@@ -52,6 +54,15 @@ class Suite:
         lines = (self.directory / log).read_text(encoding="utf-8").splitlines()
         return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
 
+    def story(self) -> str:
+        """The state of every process and the end of its log, to tell why a test failed."""
+        parts = []
+        for process in self.state()["processes"]:
+            facts = {name: value for name, value in process.items() if value not in ("", 0)}
+            lines = (self.directory / process["log"]).read_text(encoding="utf-8").splitlines()
+            parts += [str(facts), *(f"  {line[:400]}" for line in lines[-STORY_LINES:])]
+        return "\n".join(parts)
+
     def signal(self, name: str, number: signal.Signals) -> None:
         """Send a signal to one service."""
         pid = self.pid(name)
@@ -65,6 +76,14 @@ class Suite:
     def until_ready(self) -> None:
         """Wait until the gateway says that the suite is ready."""
         eventually(lambda: httpx.get(f"{self.url}/readyz", timeout=5).status_code == 200)
+
+    def until_serving(self) -> None:
+        """Wait until a request that needs every worker is answered: right after one is killed, the
+        gateway may not know it yet and say that it is ready."""
+        self.until_ready()
+        body = {"model": "demo", "prompt": SERVED_PROMPT, "max_tokens": 1}
+        with self.client() as client:
+            eventually(lambda: client.post("/v1/completions", json=body).status_code == 200)
 
 
 def eventually(condition: Callable[[], object], within_s: float = 60) -> None:

@@ -55,7 +55,7 @@ async def test_a_killed_expert_worker_costs_no_request(disaggregated: Any) -> No
     )
 
     assert check(before, after) == STREAMS
-    disaggregated.until_ready()
+    disaggregated.until_serving()
 
 
 @pytest.mark.timeout(240)
@@ -69,7 +69,7 @@ async def test_a_killed_expert_worker_and_a_short_deadline_give_typed_errors_in_
 
     check(before, after)
     assert asyncio.get_running_loop().time() - started < 90  # of a hang, not of speed
-    disaggregated.until_ready()
+    disaggregated.until_serving()
 
 
 @pytest.mark.timeout(240)
@@ -77,7 +77,7 @@ async def test_a_killed_attention_worker_hands_its_streams_to_the_other(wide: An
     before, after = await under_load(wide, lambda: wide.signal("attention-0", signal.SIGKILL))
 
     assert check(before, after) == STREAMS
-    wide.until_ready()
+    wide.until_serving()
 
 
 @pytest.mark.timeout(240)
@@ -91,7 +91,7 @@ async def test_a_hung_expert_worker_hangs_nobody(disaggregated: Any) -> None:
     finally:
         if disaggregated.pid("expert-1") == pid:
             disaggregated.signal("expert-1", signal.SIGCONT)
-    disaggregated.until_ready()
+    disaggregated.until_serving()
 
     async with httpx.AsyncClient(base_url=disaggregated.url, timeout=60) as client:
         assert (await stream(client, question(0, TOKENS))).text == before[0].text
@@ -104,7 +104,7 @@ async def test_serving_goes_on_without_redis(disaggregated: Any) -> None:
     )
 
     assert check(before, after) == STREAMS
-    disaggregated.until_ready()
+    disaggregated.until_serving()
 
 
 @pytest.mark.timeout(120)

@@ -69,7 +69,7 @@ async def test_a_killed_holder_costs_no_request(gathered: Suite) -> None:
     )
 
     assert check(before, after) == STREAMS
-    gathered.until_ready()
+    gathered.until_serving()
 
     def generations() -> set[int]:
         linked = [line for line in gathered.log("attention-0") if line["event"] == "peer.linked"]
@@ -132,7 +132,7 @@ async def test_a_killed_expert_worker_costs_no_request_of_those_who_gather(poole
 
     assert check(before, after) == STREAMS
     assert fetched(pooled)["file"] > 0  # what only the dead one had
-    pooled.until_ready()
+    pooled.until_serving()
 
 
 @pytest.mark.timeout(240)

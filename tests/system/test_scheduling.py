@@ -45,7 +45,7 @@ async def test_a_killed_replica_costs_no_request_and_changes_none(replicated: An
     )
 
     assert check(before, after) == STREAMS
-    replicated.until_ready()
+    replicated.until_serving()
     parts = metric(replicated, "attention-0", "moesaic_step_micro_batches_total")
     assert parts > metric(replicated, "attention-0", "moesaic_step_seconds_count")
     for worker in ("expert-0", "expert-2"):

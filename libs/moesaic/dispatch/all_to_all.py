@@ -150,14 +150,7 @@ class AllToAllDispatcher:
         if len(meeting.frames) == self._share.count - 1:
             meeting.complete.set()
         self._join_soon()
-        return Frame(
-            kind=FrameKind.REPLY,
-            request_id=request.request_id,
-            epoch=round_,
-            layer=request.layer,
-            seq=request.seq,
-            tensors=[await sums],
-        )
+        return request.reply([await sums])
 
     async def close(self) -> None:
         """Drop all links."""

@@ -23,7 +23,7 @@ from moesaic.messages.scheduling import ExpertScheduling
 from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.config import ModelConfig
 from moesaic.models.gate import load_gates
-from moesaic.transport.frame import Frame, FrameKind
+from moesaic.transport.frame import Frame
 
 MAX_SHARINGS = 4096  # kept; one per layer and set of live workers
 MAX_PAST_TENURES = 3  # each may hold a copy of what changed since
@@ -294,12 +294,7 @@ class ExpertHost:
             )
         self.rows_computed += hidden.shape[0]
         loads = [] if terms.load is None else [torch.from_numpy(share.load)[None]]
-        return Frame(
-            kind=FrameKind.REPLY,
-            request_id=request.request_id,
-            epoch=request.epoch,
-            layer=request.layer,
-            seq=request.seq,
+        return request.reply(
             digest=decision_digest(
                 request.epoch, request.layer, request.threshold, topk_ids, share.served
             ),

@@ -143,6 +143,22 @@ class Frame:
             body=bytes(message[body_start:]),
         )
 
+    def reply(
+        self, tensors: list[Tensor], digest: int = 0, body: bytes = b"", flags: int = 0
+    ) -> "Frame":
+        """The REPLY to this request."""
+        return Frame(
+            kind=FrameKind.REPLY,
+            request_id=self.request_id,
+            epoch=self.epoch,
+            layer=self.layer,
+            seq=self.seq,
+            flags=flags,
+            digest=digest,
+            tensors=tensors,
+            body=body,
+        )
+
     def answers(self, request: "Frame") -> str | None:
         """Name the first field in which this reply is not one to ``request``; None if it is."""
         for name in ("request_id", "seq", "epoch", "layer"):

@@ -9,7 +9,7 @@ from torch import Tensor
 from moesaic.dispatch.exchange.orders import Offer, Verdict, encode, order_of
 from moesaic.dispatch.exchange.sending import Reach
 from moesaic.errors import InvalidInput, NotReady, StaleEpoch
-from moesaic.transport.frame import Frame, FrameKind
+from moesaic.transport.frame import Frame
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,7 @@ class Offered:
 
 def answer_to(request: Frame, verdict: Verdict, sums: Tensor | None = None) -> Frame:
     """The reply: sums of the rows, or none, and what to do with the next ones."""
-    return Frame(
-        kind=FrameKind.REPLY,
-        request_id=request.request_id,
-        epoch=request.epoch,
-        layer=request.layer,
-        seq=request.seq,
+    return request.reply(
         tensors=[] if sums is None else [sums],
         body=encode(verdict),
     )

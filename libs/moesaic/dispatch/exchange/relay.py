@@ -10,7 +10,6 @@ import itertools
 from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
-import torch
 from torch import Tensor
 
 from moesaic.dispatch.exchange.contacts import Contact, Contacts
@@ -143,7 +142,7 @@ class ExpertRelay:
         found = await self._holding.collect(_ticket(request, order), order.budget_s)
         if found is None:
             raise ExpertUnavailable(request.layer, cause=f"no rows came to {self._worker_id}")
-        return _reply(request, found.tensors, found.digest)
+        return request.reply(found.tensors, found.digest)
 
     def _attend(self, request: Frame, order: Attend) -> Frame:
         """Say what all attention workers do together, and when."""
@@ -151,7 +150,7 @@ class ExpertRelay:
         beat = self._conductor.beat(
             order.worker_id, order.node, now_s, slot_s=order.slot_s, measures=order.measures
         )
-        reply = _reply(request, [], 0)
+        reply = request.reply([], 0)
         reply.body = msgspec.msgpack.encode(beat)
         return reply
 
@@ -159,7 +158,7 @@ class ExpertRelay:
         links = await self._colleagues(request, order.instances, FAR_S / 2)
         if not links:
             raise InvalidInput("frame.body", "must name a colleague")
-        reply = _reply(request, [], 0)
+        reply = request.reply([], 0)
         found = [await measure_link(link) for link in links.values()]
         reply.body = msgspec.msgpack.encode(slowest(found))
         return reply
@@ -228,21 +227,8 @@ def _sum_of(request: Frame, replies: dict[int, Frame]) -> Frame:
     if len(parts) < len(replies) or not all(is_part(part, hidden) for part in parts):
         raise ExpertUnavailable(request.layer, cause="the node's sums have other shapes")
     sums = add_up(parts, len(hidden))
-    reply = _reply(request, [sums], next(iter(replies.values())).digest)
-    reply.flags = len(parts)  # so that nobody takes a part for the sum
-    return reply
-
-
-def _reply(request: Frame, tensors: list[torch.Tensor], digest: int) -> Frame:
-    return Frame(
-        kind=FrameKind.REPLY,
-        request_id=request.request_id,
-        epoch=request.epoch,
-        layer=request.layer,
-        seq=request.seq,
-        digest=digest,
-        tensors=tensors,
-    )
+    digest = next(iter(replies.values())).digest
+    return request.reply([sums], digest, flags=len(parts))  # so that no part is taken for the sum
 
 
 def _contact(worker: PlacedWorker) -> Contact:

@@ -12,7 +12,7 @@ from moesaic.dispatch.gathered.plan import PULL_BYTES, Share
 from moesaic.dispatch.gathered.shard import FileShard, Part, Shard
 from moesaic.errors import InvalidInput
 from moesaic.kernels.expert_layout import ExpertLayout
-from moesaic.transport.frame import HEADER_BYTES, Frame, FrameKind, FrameLimits
+from moesaic.transport.frame import HEADER_BYTES, Frame, FrameLimits
 
 
 def pull_digest(model_digest: str, layout: ExpertLayout, share: Share) -> int:
@@ -83,12 +83,7 @@ class Holder:
         else:
             part = self._shard.read(request.layer, start, length)
         metrics.SERVED_BYTES.inc(length)
-        return Frame(
-            kind=FrameKind.REPLY,
-            request_id=request.request_id,
-            epoch=request.epoch,
-            layer=request.layer,
-            seq=request.seq,
+        return request.reply(
             digest=part.digest,
             tensors=[part.packed.view(torch.int32).unsqueeze(0)],
         )
