@@ -9,6 +9,7 @@ OMP_WAIT_POLICY=passive, which tells OpenMP's threads the same, forbids it.
 """
 
 import asyncio
+import ctypes
 import os
 import time
 from collections.abc import Callable
@@ -37,8 +38,12 @@ _MAY_WAIT_AWAKE = os.environ.get("OMP_WAIT_POLICY", "").lower() != "passive"
 _PATIENCE = 8  # waits in vain before it stops waiting awake
 _RETRY = 64  # every so many waits it tries again
 _CLOSE_S = 0.5  # for peers to take what was sent, at the end
+_STUCK_S = 2.0  # for a peer to take what was sent before its connection was closed
 
-_abandoned: list[Any] = []  # what hung peers may still use: freeing it could wait for them for ever
+# Bindings of what is destroyed, or what hung peers may still use: freeing them would do it again,
+# or wait for ever. Nothing in here is ever freed, not even at the end of the process.
+_abandoned: list[Any] = []
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(_abandoned))
 
 
 @dataclass(slots=True)
@@ -53,13 +58,22 @@ class _Transfer:
 class UcxWorker:
     """One UCX context and worker, driven by the running event loop."""
 
-    def __init__(self, options: dict[str, str], reports_failure: bool, max_bytes: int) -> None:
+    def __init__(
+        self,
+        options: dict[str, str],
+        reports_failure: bool,
+        max_bytes: int,
+        on_stuck: Callable[[], None] = lambda: None,
+    ) -> None:
         """Open the transports.
 
         Args:
             options: UCX's settings, without the prefix UCX_; they win over the environment's.
             reports_failure: use only transports that report a dead peer (in UCX 1.21 shared memory does not).
             max_bytes: a longer message ends its connection unread.
+            on_stuck: called once when a closed connection's peer does not take what was sent to it.
+                Where death is not reported UCX can neither cancel that nor sleep while it waits:
+                the worker is to be replaced, and ``destroy`` called.
 
         Raises:
             UCXError: this machine offers none of the transports.
@@ -69,6 +83,7 @@ class UcxWorker:
         self._worker = libucxx.UCXWorker(self._context)
         self._worker.init_blocking_progress_mode()
         self._reports_failure, self._max_bytes = reports_failure, max_bytes
+        self._on_stuck: Callable[[], None] | None = on_stuck
         self.address: bytes = self._worker.address.tobytes()
         self._endpoints: dict[int, UcxEndpoint] = {}  # by the tag they receive
         self._transfers: list[_Transfer] = []
@@ -110,9 +125,12 @@ class UcxWorker:
         self._expectant = True
         self.wake()
 
-    def forget(self, receive_tag: int) -> None:
-        """Drop what comes with this tag from now on."""
+    def closing(self, receive_tag: int, request: Any | None) -> None:
+        """Drop what comes with this tag from now on; ``request`` is its endpoint's end, if it has to be awaited."""
         self._endpoints.pop(receive_tag, None)
+        if request is not None:
+            self.track(request, None, _ignore)
+            self._loop.call_later(_STUCK_S, self._check_closed, request)
 
     async def close(self) -> None:
         """Close all endpoints, then the worker; waits a little for peers that still take what was sent."""
@@ -122,15 +140,42 @@ class UcxWorker:
         while self._transfers and self._loop.time() < give_up_at:
             self.wake()
             await asyncio.sleep(0.001)
-        self._loop.remove_reader(self._worker.epoll_file_descriptor)
-        if self._wakeup:
-            self._wakeup.cancel()
+        self._stop()
         if self._transfers:
             _abandoned.append((self._context, self._worker, self._transfers))
         del self._worker, self._context
 
+    def destroy(self, cause: str) -> None:
+        """Lose all connections at once, and free what UCX holds, whatever is under way; takes 0.1 s."""
+        self._stop()
+        endpoints, self._endpoints = list(self._endpoints.values()), {}
+        transfers, self._transfers = self._transfers, []
+        # The bindings' own destructors would wait for the transfers, which hold the worker.
+        held = [endpoint.orphan(cause) for endpoint in endpoints]
+        held += [transfer.request for transfer in transfers]
+        _abandoned.append((self._context, self._worker, held))
+        ucp = ctypes.CDLL("libucp.so.0")  # loaded already
+        ucp.ucp_worker_destroy(ctypes.c_void_p(self._worker.handle))
+        ucp.ucp_cleanup(ctypes.c_void_p(self._context.handle))
+        os.close(self._worker.epoll_file_descriptor)
+        del self._worker, self._context
+
+    def _stop(self) -> None:
+        """Leave the event loop."""
+        self._on_stuck = None
+        self._loop.remove_reader(self._worker.epoll_file_descriptor)
+        if self._wakeup:
+            self._wakeup.cancel()
+
+    def _check_closed(self, request: Any) -> None:
+        if self._on_stuck and not request.completed:
+            on_stuck, self._on_stuck = self._on_stuck, None
+            on_stuck()
+
     def _progress(self) -> None:
         """Move what can be moved, then arm; the file descriptor or ``wake`` brings us back."""
+        if self._wakeup:  # the file descriptor was faster: two turns would each ask for the next
+            self._wakeup.cancel()
         self._wakeup = None
         for _ in range(_ROUNDS):
             moved = self._worker.progress_once()
@@ -216,10 +261,17 @@ class UcxEndpoint:
         if not self._open:
             return
         self._open = False
-        self._worker.forget(self._receive_tag)
         self._handle.remove_close_callback()
-        if self._handle.alive:  # UCX has closed a broken one itself, and closing it twice crashes
-            self._worker.track(self._handle.close(), None, _ignore)
+        # UCX has closed a broken one itself, and closing it twice crashes.
+        request = self._handle.close() if self._handle.alive else None
+        self._worker.closing(self._receive_tag, request)
+
+    def orphan(self, cause: str) -> Any:
+        """Report, later, the loss of a worker that is being destroyed; returns what must not be freed."""
+        self._open = False
+        self._handle.remove_close_callback()
+        asyncio.get_running_loop().call_soon(self._on_lost, cause)
+        return self._handle
 
     def received(self, message: Message, error: str | None) -> None:
         """Take the end of a receive."""

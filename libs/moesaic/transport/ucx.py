@@ -13,6 +13,7 @@ import os
 import socket
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -100,7 +101,14 @@ class UcxNetwork:
         """
         self._worker_id, self._role, self._secret = worker_id, role, secret
         self._links = Links(limits)
-        self._planes = _open_planes(transports, limits.max_bytes, only_network(own_address))
+        self._kinds = _planes_of(transports, only_network(own_address))
+        self._max_bytes = limits.max_bytes
+        try:
+            self._planes = {name: self._open(name) for name in self._kinds}
+        except UCXError as error:
+            raise InvalidInput(
+                "transports", f"UCX does not offer {transports!r} here: {error}"
+            ) from error
         self._listeners: list[asyncio.Task[None]] = []
         self._strangers: set[asyncio.Task[None]] = set()
 
@@ -157,6 +165,21 @@ class UcxNetwork:
         for plane in self._planes.values():
             await plane.close()
         self._planes = {}
+
+    def _open(self, name: str) -> UcxWorker:
+        return UcxWorker(*self._kinds[name], self._max_bytes, partial(self._renew, name))
+
+    def _renew(self, name: str) -> None:
+        """Replace a plane's worker: a dead peer will never take what was sent to it, and meanwhile
+        the worker would not let the processor rest. The other peers on it dial again."""
+        stuck = self._planes[name]
+        try:
+            self._planes[name] = self._open(name)
+        except UCXError as error:  # then it goes on, restless
+            log.error("plane.stuck", plane=name, cause=str(error))
+            return
+        log.warning("plane.renewed", plane=name)
+        stuck.destroy("its plane was renewed after another peer's death")
 
     async def _dial(self, host: str, port: int, peer: str) -> DialledLink:
         loop = asyncio.get_running_loop()
@@ -268,29 +291,22 @@ class _UcxWire:
         self.receiver.on_lost(cause)
 
 
-def _open_planes(
-    transports: Transports, max_bytes: int, network: dict[str, str]
-) -> dict[str, UcxWorker]:
-    """A UCX worker per plane, best plane first.
+def _planes_of(
+    transports: Transports, network: dict[str, str]
+) -> dict[str, tuple[dict[str, str], bool]]:
+    """UCX's options on each plane, best plane first, and whether it reports a peer's death.
 
-    Two, for UCX uses shared memory only for endpoints that need no report of a peer's death, and
-    without one a broken network connection would be fatal.
+    Two workers, for UCX uses shared memory only for endpoints that need no report of a peer's
+    death, and without one a broken network connection would be fatal.
     """
-    planes = {}
-    try:
-        if transports in ("auto", "shm"):
-            options = {"TLS": _SHM_TLS, "MM_SEG_SIZE": _SEGMENT, "RNDV_THRESH": _COPY_ALWAYS}
-            planes[_SHM] = UcxWorker(options, reports_failure=False, max_bytes=max_bytes)
-        if transports == "tcp":
-            options = {"TLS": "tcp", "RNDV_THRESH": _COPY_BELOW} | network
-            planes[_NET] = UcxWorker(options, reports_failure=True, max_bytes=max_bytes)
-        if transports == "auto":
-            options = network if "UCX_TLS" in os.environ else {"TLS": "^shm"} | network
-            planes[_NET] = UcxWorker(options, reports_failure=True, max_bytes=max_bytes)
-    except UCXError as error:
-        raise InvalidInput(
-            "transports", f"UCX does not offer {transports!r} here: {error}"
-        ) from error
+    planes: dict[str, tuple[dict[str, str], bool]] = {}
+    if transports in ("auto", "shm"):
+        options = {"TLS": _SHM_TLS, "MM_SEG_SIZE": _SEGMENT, "RNDV_THRESH": _COPY_ALWAYS}
+        planes[_SHM] = options, False
+    if transports == "tcp":
+        planes[_NET] = {"TLS": "tcp", "RNDV_THRESH": _COPY_BELOW} | network, True
+    if transports == "auto":
+        planes[_NET] = network if "UCX_TLS" in os.environ else {"TLS": "^shm"} | network, True
     return planes
 
 
