@@ -191,11 +191,12 @@ class UcxNetwork:
             sock.setblocking(False)
             await loop.sock_connect(sock, where)
             session = await handshake.dial(sock, self._secret, self._worker_id, self._role, peer)
-            offer = _Offer(
-                _shared_memory_id(), {name: p.address for name, p in self._planes.items()}
-            )
+            offered = dict(self._planes)
+            offer = _Offer(_shared_memory_id(), {name: p.address for name, p in offered.items()})
             await session.send(sock, FrameKind.OFFER, msgspec.msgpack.encode(offer))
             choice = _decode(await session.receive(sock, FrameKind.ACCEPT), _Choice)
+            if offered.get(choice.plane) is not self._planes.get(choice.plane):
+                raise PeerLost(peer, f"{choice.plane} was renewed while it was dialled")
             tags = (session.tag("dialler"), session.tag("listener"))
             wire = self._wire(sock, peer, choice.plane, choice.address, tags)
             link = wire.receiver = self._links.dial(peer, wire)
