@@ -64,13 +64,13 @@ def test_a_tenant_cannot_probe_what_another_one_asked(suite: Suite, keys_file: P
 def test_a_key_that_is_made_while_it_runs_works_within_its_limits(
     suite: Suite, keys_file: Path
 ) -> None:
-    key = new_key(suite, keys_file, "small", "--tokens-per-minute", "400")
+    key = new_key(suite, keys_file, "small", "--tokens-per-minute", "300")
 
     answers = [ask(suite, key) for _ in range(3)]
 
     codes = [answer.status_code for answer in answers]
     assert (codes[0], codes[-1]) == (200, 429), codes
-    assert answers[0].headers["x-ratelimit-limit-tokens"] == "400"
+    assert answers[0].headers["x-ratelimit-limit-tokens"] == "300"
     assert answers[-1].json()["error"]["code"] == "rate_limit_exceeded"
     finished = [e for e in suite.log("gateway") if e["event"] == "request.finished"]
     assert {"one", "other", "small"} <= {e.get("tenant") for e in finished}
