@@ -10,6 +10,7 @@ import torch
 
 import moesaic
 from moesaic.classification.forms import MAX_LABELS
+from moesaic.cluster.background import background
 from moesaic.cluster.bus import Bus
 from moesaic.cluster.grpc_server import AdminServer, admin_server
 from moesaic.cluster.lifecycle import run_service, stop_event
@@ -225,8 +226,8 @@ async def _open_dispatcher(
     parts.push_async_callback(lambda: thread.run(network.close()))
     parts.push_async_callback(lambda: thread.run(dispatcher.close()))
     view = await parts.enter_async_context(watch_placement(bus))
-    follower = asyncio.create_task(follow_placement(view, thread, dispatcher, config.digest))
-    parts.callback(follower.cancel)
+    follow = follow_placement(view, thread, dispatcher, config.digest)
+    await parts.enter_async_context(background(follow, "placements"))
     return dispatcher
 
 

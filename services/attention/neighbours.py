@@ -1,9 +1,9 @@
 """The attention workers on the same node: rows for experts on other nodes travel together."""
 
-import asyncio
 from contextlib import AsyncExitStack
 
 from moesaic.addresses import is_everywhere
+from moesaic.cluster.background import background
 from moesaic.cluster.bus import Bus
 from moesaic.cluster.registry import Fleet, watch_fleet
 from moesaic.dispatch.exchange.adaptive import AdaptiveExchange
@@ -51,7 +51,7 @@ async def open_exchange(
             thread.call(exchange.set_neighbours, _neighbours(fleet, settings, model_digest))
             await fleet.changed()
 
-    parts.callback(asyncio.create_task(follow()).cancel)
+    await parts.enter_async_context(background(follow(), "neighbours"))
     return where.advertised(bound)
 
 

@@ -1,12 +1,12 @@
 """Who gives experts: attention workers that have the other shares, or expert workers, as placed."""
 
-import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Protocol
 
 import structlog
 
+from moesaic.cluster.background import background
 from moesaic.cluster.bus import Bus
 from moesaic.cluster.placement_view import PlacementView
 from moesaic.cluster.registry import Fleet, watch_fleet
@@ -44,7 +44,7 @@ async def follow_peers(
             thread.call(tell, find(fleet))
             await fleet.changed()
 
-    parts.callback(asyncio.create_task(follow()).cancel)
+    await parts.enter_async_context(background(follow(), "peers"))
 
 
 async def follow_placement(

@@ -9,6 +9,7 @@ from pathlib import Path
 import structlog
 import torch
 
+from moesaic.cluster.background import background
 from moesaic.cluster.bus import Bus
 from moesaic.cluster.placement_view import watch_placement
 from moesaic.dispatch.gathered import metrics
@@ -67,7 +68,7 @@ class Streamed:
         if isinstance(holders, PlacedHolders):
             view = await self.parts.enter_async_context(watch_placement(bus))
             follow = follow_placement(view, thread, holders, self.config.digest)
-            self.parts.callback(asyncio.create_task(follow).cancel)
+            await self.parts.enter_async_context(background(follow, "placements"))
         elif holders is not None:
             find = sharing_peers(self.settings, self.config.digest)
             await follow_peers(bus, find, self.parts, thread, holders.set_peers)

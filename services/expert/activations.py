@@ -51,24 +51,28 @@ class ActivationReporter:
         """Report for ever."""
         while True:
             await asyncio.sleep(self.window_s)
-            report = self.host.activations.report(
-                worker_id=self.worker_id,
-                generation=self.generation,
-                model_digest=self.model_digest,
-                epoch=self.host.epoch,
-                dropped=self._dropped,
-            )
-            if not report.window.layers:
-                continue
-            self._add(report.window)
             try:
-                await self.bus.append(STREAM, report, max_entries=KEPT)
+                await self._report()
             except PeerLost:
                 self._dropped += 1
                 _windows.labels("dropped").inc()
-            else:
-                self._dropped = 0
-                _windows.labels("sent").inc()
+            except Exception:  # who cannot count can still serve
+                log.exception("activations.failed")
+
+    async def _report(self) -> None:
+        report = self.host.activations.report(
+            worker_id=self.worker_id,
+            generation=self.generation,
+            model_digest=self.model_digest,
+            epoch=self.host.epoch,
+            dropped=self._dropped,
+        )
+        if not report.window.layers:
+            return
+        self._add(report.window)
+        await self.bus.append(STREAM, report, max_entries=KEPT)
+        self._dropped = 0
+        _windows.labels("sent").inc()
 
     def _add(self, window: ActivationWindow) -> None:
         for layer in window.layers:

@@ -8,6 +8,7 @@ import structlog
 import torch
 
 import moesaic
+from moesaic.cluster.background import background
 from moesaic.cluster.bus import Bus
 from moesaic.cluster.grpc_server import AdminServer, admin_server
 from moesaic.cluster.lifecycle import run_service, stop_event
@@ -154,13 +155,13 @@ async def serve(settings: ExpertSettings) -> None:
             ridge_rows=ridge_rows,
             generation=generation,
         )
-        keeper = asyncio.create_task(_keep_house(host, admin, thread, relay))
-        parts.callback(keeper.cancel)
+        await parts.enter_async_context(
+            background(_keep_house(host, admin, thread, relay), "housekeeping")
+        )
         reporter = admin_service.reporter = ActivationReporter(
             bus, host, worker_id, generation, config.digest, settings.activation_window_s
         )
-        reporting = asyncio.create_task(reporter.run())
-        parts.callback(reporting.cancel)
+        await parts.enter_async_context(background(reporter.run(), "activations"))
         await stop.wait()
         admin.status.set_state("draining")
         await drain(True)
