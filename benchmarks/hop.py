@@ -150,14 +150,7 @@ async def _hop_over(near: Network, address: str) -> Hop:
 
 
 async def _echo(request: Frame) -> Frame:
-    return Frame(
-        kind=FrameKind.REPLY,
-        request_id=request.request_id,
-        epoch=request.epoch,
-        layer=request.layer,
-        seq=request.seq,
-        tensors=request.tensors,
-    )
+    return request.reply(request.tensors)
 
 
 @contextmanager

@@ -59,7 +59,7 @@ async def network(request: pytest.FixtureRequest) -> AsyncIterator[UcxNetwork]:
 @pytest.fixture
 def echo() -> Handler:
     async def answer(request: Frame) -> Frame:
-        return reply_to(request, request.tensors)
+        return request.reply(request.tensors)
 
     return answer
 
@@ -75,22 +75,6 @@ def ask() -> Callable[..., Frame]:
         )
 
     return make
-
-
-@pytest.fixture
-def reply() -> Callable[[Frame, list[torch.Tensor]], Frame]:
-    return reply_to
-
-
-def reply_to(request: Frame, tensors: list[torch.Tensor]) -> Frame:
-    return Frame(
-        kind=FrameKind.REPLY,
-        request_id=request.request_id,
-        epoch=request.epoch,
-        layer=request.layer,
-        seq=request.seq,
-        tensors=tensors,
-    )
 
 
 @dataclass

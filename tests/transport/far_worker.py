@@ -10,21 +10,14 @@ import os
 import signal
 import sys
 
-from moesaic.transport.frame import Frame, FrameKind, FrameLimits
+from moesaic.transport.frame import Frame, FrameLimits
 from moesaic.transport.ucx import UcxNetwork
 
 
 async def answer(request: Frame) -> Frame:
     if request.flags == 1:
         await asyncio.sleep(0.5)
-    return Frame(
-        kind=FrameKind.REPLY,
-        request_id=request.request_id,
-        epoch=request.epoch,
-        layer=request.layer,
-        seq=request.seq,
-        tensors=request.tensors,
-    )
+    return request.reply(request.tensors)
 
 
 async def work(transports: str, secret: bytes) -> None:

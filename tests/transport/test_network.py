@@ -20,7 +20,6 @@ from moesaic.transport.contract import Handler, Link, Network
 from moesaic.transport.frame import Frame, FrameKind, FrameLimits
 
 Ask = Callable[..., Frame]
-Reply = Callable[[Frame, list[torch.Tensor]], Frame]
 Until = Callable[[Callable[[], bool]], Awaitable[None]]
 
 
@@ -63,14 +62,12 @@ async def test_one_exchange_spans_many_peers_in_the_order_of_its_calls(
     assert [answer.tensors[0][0, 0].item() for answer in answers] == [0, 1, 2]
 
 
-async def test_exchanges_on_one_link_overlap(
-    cluster: Any, ask: Ask, reply: Reply, until: Until
-) -> None:
+async def test_exchanges_on_one_link_overlap(cluster: Any, ask: Ask, until: Until) -> None:
     release = {seq: asyncio.Event() for seq in range(4)}
 
     async def answer(request: Frame) -> Frame:
         await release[request.seq].wait()
-        return reply(request, request.tensors)
+        return request.reply(request.tensors)
 
     near, link = await linked(cluster, answer)
     exchanges = [
@@ -126,10 +123,10 @@ async def test_a_fault_of_the_handler_is_told_without_its_text(cluster: Any, ask
 
 @pytest.mark.parametrize("name", ["request_id", "epoch", "layer", "seq"])
 async def test_an_answer_to_another_request_ends_the_link(
-    cluster: Any, ask: Ask, reply: Reply, name: str
+    cluster: Any, ask: Ask, name: str
 ) -> None:
     async def answer(request: Frame) -> Frame:
-        foreign = reply(request, request.tensors)
+        foreign = request.reply(request.tensors)
         setattr(foreign, name, bytes(range(16)) if name == "request_id" else 99)
         return foreign
 
@@ -142,11 +139,11 @@ async def test_an_answer_to_another_request_ends_the_link(
     assert not link.alive
 
 
-async def test_a_late_answer_reaches_nobody(cluster: Any, ask: Ask, reply: Reply) -> None:
+async def test_a_late_answer_reaches_nobody(cluster: Any, ask: Ask) -> None:
     async def answer(request: Frame) -> Frame:
         if request.flags:
             await asyncio.sleep(0.1)
-        return reply(request, request.tensors)
+        return request.reply(request.tensors)
 
     near, far = cluster.network("near"), cluster.network("far")
     address = await far.listen("127.0.0.1", 0, answer)
@@ -272,11 +269,9 @@ async def test_nobody_at_the_address_is_a_lost_peer(cluster: Any) -> None:
         await cluster.network("near").connect("127.0.0.1:1", "far", 10.0)
 
 
-async def test_an_answer_beyond_the_limits_ends_the_link(
-    cluster: Any, ask: Ask, reply: Reply
-) -> None:
+async def test_an_answer_beyond_the_limits_ends_the_link(cluster: Any, ask: Ask) -> None:
     async def answer(request: Frame) -> Frame:
-        return reply(request, [torch.zeros(64, 256)])
+        return request.reply([torch.zeros(64, 256)])
 
     near = cluster.network("near", limits=FrameLimits(8, 256, 16_384))
     far = cluster.network("far")
@@ -324,16 +319,14 @@ async def test_closing_with_exchanges_in_flight_ends_them_all(
         assert isinstance(outcome, PeerLost)
 
 
-async def test_a_note_is_handled_and_never_answered(
-    cluster: Any, ask: Ask, reply: Reply, until: Until
-) -> None:
+async def test_a_note_is_handled_and_never_answered(cluster: Any, ask: Ask, until: Until) -> None:
     handled: list[Frame] = []
 
     async def keep(request: Frame) -> Frame:
         handled.append(request)
         if request.layer == 1:
             raise StaleEpoch(1, 2)
-        return reply(request, request.tensors)
+        return request.reply(request.tensors)
 
     near, link = await linked(cluster, keep)
     for layer in (0, 1):
