@@ -5,6 +5,7 @@ import os
 import socket
 import tracemalloc
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 
 import pytest
 
@@ -105,6 +106,8 @@ async def test_a_proof_made_without_the_secret_is_refused(address: str) -> None:
 
 
 async def test_a_listener_without_the_secret_is_not_believed() -> None:
+    gone = asyncio.Event()
+
     async def impostor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         sock = writer.get_extra_info("socket")
         await reader.readexactly(128)
@@ -112,14 +115,17 @@ async def test_a_listener_without_the_secret_is_not_believed() -> None:
         writer.write(Frame(kind=FrameKind.CHALLENGE, body=challenge).encode())
         writer.write(Frame(kind=FrameKind.WELCOME, body=bytes(32)).encode())
         assert sock is not None
-        await reader.read()
+        with suppress(ConnectionResetError):
+            await reader.read()
         writer.close()
+        gone.set()
 
     network = UcxNetwork("near", "attention", SECRET, LIMITS, transports="tcp")
     async with await asyncio.start_server(impostor, "127.0.0.1", 0) as server:
         host, port = server.sockets[0].getsockname()
         with pytest.raises(PeerLost, match="auth failed"):
             await network.connect(f"{host}:{port}", "far", 10.0)
+        await gone.wait()
     await network.close()
 
 
@@ -172,16 +178,21 @@ async def test_a_listener_that_is_silent_costs_no_more_than_the_deadline() -> No
 
 
 async def test_something_else_at_the_address_is_a_lost_peer() -> None:
+    gone = asyncio.Event()
+
     async def http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n" * 10)
-        await reader.read()
+        with suppress(ConnectionResetError):
+            await reader.read()
         writer.close()
+        gone.set()
 
     network = UcxNetwork("near", "attention", SECRET, LIMITS, transports="tcp")
     async with await asyncio.start_server(http, "127.0.0.1", 0) as server:
         host, port = server.sockets[0].getsockname()
         with pytest.raises(PeerLost, match="magic"):
             await network.connect(f"{host}:{port}", "far", 10.0)
+        await gone.wait()
     await network.close()
 
 
