@@ -16,6 +16,7 @@ from moesaic.errors import (
     PeerLost,
     StaleEpoch,
 )
+from moesaic.transport import bindings
 from moesaic.transport.contract import Handler, Link, Network
 from moesaic.transport.frame import Frame, FrameKind, FrameLimits
 
@@ -392,24 +393,20 @@ async def test_some_peers_are_not_waited_for(cluster: Any, echo: Handler) -> Non
     assert links[1].alive
 
 
-@pytest.mark.parametrize("accepted", [False, True])
 @pytest.mark.parametrize("cluster", ["shm"], indirect=True)
 async def test_a_dial_that_a_renewed_plane_overtakes_fails_at_once_and_the_next_succeeds(
-    cluster: Any, echo: Handler, ask: Ask, accepted: bool, monkeypatch: pytest.MonkeyPatch
+    cluster: Any, echo: Handler, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     near, far = cluster.network("near"), cluster.network("far")
     address = await far.listen("127.0.0.1", 0, echo)
     choose = far._choose_plane
 
     def choose_too_late(offer: object) -> str:
-        if accepted:  # by the time near hears of it, the plane that it offered is gone
-            asyncio.get_running_loop().call_soon(near._renew, "shm")
-        else:
-            near._renew("shm")
+        near._renew("shm")
         return str(choose(offer))
 
     monkeypatch.setattr(far, "_choose_plane", choose_too_late)
-    with pytest.raises(PeerLost, match="renewed" if accepted else "closed by the other end"):
+    with pytest.raises(PeerLost, match="renewed"):
         await near.connect(address, "far", 10.0)
     monkeypatch.setattr(far, "_choose_plane", choose)
 
@@ -436,3 +433,31 @@ async def test_what_is_outstanding_when_a_plane_is_renewed_is_lost_on_both_ends(
     (outcome,) = await exchange
     assert isinstance(outcome, PeerLost)
     await until(lambda: far.served_peers == [])
+
+
+@pytest.mark.parametrize("cluster", ["shm"], indirect=True)
+async def test_renewing_a_plane_in_the_middle_of_answers_gets_nobody_else_stuck(
+    cluster: Any, echo: Handler, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bindings, "_STUCK_S", 0.3)
+    near, far = cluster.network("near"), cluster.network("far")
+    address = await far.listen("127.0.0.1", 0, echo)
+    planes = dict(near._planes), dict(far._planes)
+    hidden = torch.ones(512, 4096)  # 8 MB, more than shared memory takes at once
+
+    for _ in range(3):
+        link = await near.connect(address, "far", 10.0)
+        calls = [
+            (link, Frame(kind=FrameKind.REQUEST, seq=seq, tensors=[hidden])) for seq in range(4)
+        ]
+        exchange = asyncio.create_task(near.exchange(calls, 10.0))
+        await asyncio.sleep(0.01)  # answers are on their way
+        near._renew("shm")
+        assert {type(outcome) for outcome in await exchange} == {PeerLost}
+        await asyncio.sleep(0.5)  # longer than it takes to be found stuck
+
+    assert near._planes["shm"] is not planes[0]["shm"]
+    assert far._planes["shm"] is planes[1]["shm"]
+    link = await near.connect(address, "far", 10.0)
+    (answer,) = await near.exchange([(link, Frame(kind=FrameKind.REQUEST, tensors=[hidden]))], 10.0)
+    assert isinstance(answer, Frame)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from moesaic.errors import DeadlineExceeded, PeerLost
+from moesaic.transport import bindings
 from moesaic.transport.bindings import UcxWorker
 from moesaic.transport.frame import Frame, FrameKind
 from moesaic.transport.ucx import UcxNetwork
@@ -101,8 +102,9 @@ async def test_a_peer_killed_while_it_receives_is_lost(
 
 @pytest.mark.parametrize("network", ["shm"], indirect=True)
 async def test_a_peer_that_dies_with_messages_under_way_leaves_none_of_its_memory_with_us(
-    network: UcxNetwork, far_worker: Start, until: Until
+    network: UcxNetwork, far_worker: Start, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(bindings, "_DRAIN_S", 0.5)
     far = far_worker("shm")
     link = await network.connect(far.address, "far", 10.0)
     with_one_peer = _num_shared_segments()
@@ -115,7 +117,7 @@ async def test_a_peer_that_dies_with_messages_under_way_leaves_none_of_its_memor
     far.signal(signal.SIGKILL)
     await network.connect(far_worker("shm").address, "far", 10.0)
 
-    await until(lambda: _num_shared_segments() == with_one_peer)
+    await until(lambda: _num_shared_segments() <= with_one_peer)
 
 
 async def _fill(network: UcxNetwork, far: Any) -> None:
@@ -129,8 +131,13 @@ async def _fill(network: UcxNetwork, far: Any) -> None:
 
 @pytest.mark.parametrize("network", ["shm"], indirect=True)
 async def test_a_peer_killed_before_it_took_all_leaves_no_work_behind(
-    network: UcxNetwork, far_worker: Start, ask: Ask, until: Until
+    network: UcxNetwork,
+    far_worker: Start,
+    ask: Ask,
+    until: Until,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(bindings, "_DRAIN_S", 0.5)
     far, other = far_worker("shm"), far_worker("shm")
     bystander = await network.connect(other.address, "far", 10.0)
     segments, descriptors = _num_shared_segments(), _num_descriptors()

@@ -39,6 +39,7 @@ _PATIENCE = 8  # waits in vain before it stops waiting awake
 _RETRY = 64  # every so many waits it tries again
 _CLOSE_S = 0.5  # for peers to take what was sent, at the end
 _STUCK_S = 2.0  # for a peer to take what was sent before its connection was closed
+_DRAIN_S, _DRAIN_EVERY_S = 10.0, 0.002  # of a worker that was replaced
 
 # Bindings of what is destroyed, or what hung peers may still use: freeing them would do it again,
 # or wait for ever. Nothing in here is ever freed, not even at the end of the process.
@@ -73,7 +74,7 @@ class UcxWorker:
             max_bytes: a longer message ends its connection unread.
             on_stuck: called once when a closed connection's peer does not take what was sent to it.
                 Where death is not reported UCX can neither cancel that nor sleep while it waits:
-                the worker is to be replaced, and ``destroy`` called.
+                the worker is to be replaced, and retired.
 
         Raises:
             UCXError: this machine offers none of the transports.
@@ -89,6 +90,7 @@ class UcxWorker:
         self._transfers: list[_Transfer] = []
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._worker.epoll_file_descriptor, self._progress)
+        self._stopped = self._destroyed = False
         self._expectant = False  # a message came or went since the last wait
         self._num_waits, self._patience = 0, _PATIENCE
         self._wakeup: asyncio.Handle | None = self._loop.call_soon(self._progress)
@@ -114,7 +116,7 @@ class UcxWorker:
 
     def wake(self) -> None:
         """Let UCX progress in the next turn of the event loop."""
-        if self._wakeup is None:
+        if self._wakeup is None and not self._stopped:
             self._wakeup = self._loop.call_soon(self._progress)
 
     def track(
@@ -145,13 +147,39 @@ class UcxWorker:
             _abandoned.append((self._context, self._worker, self._transfers))
         del self._worker, self._context
 
-    def destroy(self, cause: str) -> None:
-        """Lose all connections at once, and free what UCX holds, whatever is under way; takes 0.1 s."""
+    def retire(self, cause: str) -> None:
+        """Lose all connections; a while later, or with ``destroy``, free what UCX holds, whatever is under way.
+
+        Until then what peers have begun to send is taken, and dropped: else it would never be
+        taken, and each of them had to replace its worker as well, and then its peers theirs.
+        """
         self._stop()
+        for endpoint in list(self._endpoints.values()):
+            endpoint.lose(cause)
+        self._loop.call_later(_DRAIN_EVERY_S, self._drain, self._loop.time() + _DRAIN_S)
+
+    def _drain(self, give_up_at: float) -> None:
+        if self._destroyed:
+            return
+        for _ in range(_ROUNDS):
+            if not self._worker.progress_once():
+                break
+            self._probe()
+        self._finish()
+        if self._loop.time() < give_up_at:
+            self._loop.call_later(_DRAIN_EVERY_S, self._drain, give_up_at)
+        else:
+            self.destroy()
+
+    def destroy(self) -> None:
+        """Free what UCX holds, which takes 0.1 s, after ``retire``; calling it again changes nothing."""
+        if self._destroyed:
+            return
+        self._destroyed = True
+        # The bindings' own destructors would wait for the transfers, which hold the worker.
         endpoints, self._endpoints = list(self._endpoints.values()), {}
         transfers, self._transfers = self._transfers, []
-        # The bindings' own destructors would wait for the transfers, which hold the worker.
-        held = [endpoint.orphan(cause) for endpoint in endpoints]
+        held = [endpoint.orphan() for endpoint in endpoints]
         held += [transfer.request for transfer in transfers]
         _abandoned.append((self._context, self._worker, held))
         ucp = ctypes.CDLL("libucp.so.0")  # loaded already
@@ -161,11 +189,12 @@ class UcxWorker:
         del self._worker, self._context
 
     def _stop(self) -> None:
-        """Leave the event loop."""
+        """Let the event loop do nothing more by itself."""
         self._on_stuck = None
         self._loop.remove_reader(self._worker.epoll_file_descriptor)
         if self._wakeup:
             self._wakeup.cancel()
+        self._stopped = True
 
     def _check_closed(self, request: Any) -> None:
         if self._on_stuck and not request.completed:
@@ -266,11 +295,12 @@ class UcxEndpoint:
         request = self._handle.close() if self._handle.alive else None
         self._worker.closing(self._receive_tag, request)
 
-    def orphan(self, cause: str) -> Any:
-        """Report, later, the loss of a worker that is being destroyed; returns what must not be freed."""
-        self._open = False
-        self._handle.remove_close_callback()
-        asyncio.get_running_loop().call_soon(self._on_lost, cause)
+    def orphan(self) -> Any:
+        """Take the end of a worker that is being destroyed; returns what must not be freed."""
+        if self._open:
+            self._open = False
+            self._handle.remove_close_callback()
+            asyncio.get_running_loop().call_soon(self._on_lost, "the network is closed")
         return self._handle
 
     def received(self, message: Message, error: str | None) -> None:

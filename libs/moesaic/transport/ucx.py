@@ -111,6 +111,7 @@ class UcxNetwork:
             ) from error
         self._listeners: list[asyncio.Task[None]] = []
         self._strangers: set[asyncio.Task[None]] = set()
+        self._retired: list[UcxWorker] = []
 
     async def listen(self, host: str, port: int, handler: Handler) -> str:
         """See ``Network.listen``."""
@@ -162,6 +163,8 @@ class UcxNetwork:
             task.cancel()
         await asyncio.gather(*doors, return_exceptions=True)
         await self._links.close()
+        for retired in self._retired:
+            retired.destroy()
         for plane in self._planes.values():
             await plane.close()
         self._planes = {}
@@ -179,7 +182,8 @@ class UcxNetwork:
             log.error("plane.stuck", plane=name, cause=str(error))
             return
         log.warning("plane.renewed", plane=name)
-        stuck.destroy("its plane was renewed after another peer's death")
+        stuck.retire("its plane was renewed after another peer's death")
+        self._retired.append(stuck)
 
     async def _dial(self, host: str, port: int, peer: str) -> DialledLink:
         loop = asyncio.get_running_loop()
