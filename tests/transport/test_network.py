@@ -437,27 +437,25 @@ async def test_what_is_outstanding_when_a_plane_is_renewed_is_lost_on_both_ends(
 
 @pytest.mark.parametrize("cluster", ["shm"], indirect=True)
 async def test_renewing_a_plane_in_the_middle_of_answers_gets_nobody_else_stuck(
-    cluster: Any, echo: Handler, until: Until, monkeypatch: pytest.MonkeyPatch
+    cluster: Any, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bindings, "_STUCK_S", 0.3)
+    hidden = torch.ones(2048, 4096)  # 32 MB, more than shared memory takes at once
     near, far = cluster.network("near"), cluster.network("far")
-    address = await far.listen("127.0.0.1", 0, echo)
-    planes = dict(near._planes), dict(far._planes)
-    hidden = torch.ones(512, 4096)  # 8 MB, more than shared memory takes at once
+
+    def answer(request: Frame) -> Frame:
+        if request.flags:
+            asyncio.get_running_loop().call_soon(near._renew, "shm")  # once the answer is posted
+        return request.reply([hidden])
+
+    address = await far.listen("127.0.0.1", 0, answer)
+    plane_of_far = far._planes["shm"]
 
     for _ in range(3):
         link = await near.connect(address, "far", 10.0)
-        calls = [
-            (link, Frame(kind=FrameKind.REQUEST, seq=seq, tensors=[hidden])) for seq in range(4)
-        ]
-        exchange = asyncio.create_task(near.exchange(calls, 10.0))
-        await asyncio.sleep(0.01)  # answers are on their way
-        near._renew("shm")
-        assert {type(outcome) for outcome in await exchange} == {PeerLost}
+        assert isinstance((await near.exchange([(link, ask(flags=1))], 10.0))[0], PeerLost)
         await asyncio.sleep(0.5)  # longer than it takes to be found stuck
 
-    assert near._planes["shm"] is not planes[0]["shm"]
-    assert far._planes["shm"] is planes[1]["shm"]
+    assert far._planes["shm"] is plane_of_far
     link = await near.connect(address, "far", 10.0)
-    (answer,) = await near.exchange([(link, Frame(kind=FrameKind.REQUEST, tensors=[hidden]))], 10.0)
-    assert isinstance(answer, Frame)
+    assert isinstance((await near.exchange([(link, ask())], 10.0))[0], Frame)
