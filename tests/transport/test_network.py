@@ -16,7 +16,6 @@ from moesaic.errors import (
     PeerLost,
     StaleEpoch,
 )
-from moesaic.transport import bindings
 from moesaic.transport.contract import Handler, Link, Network
 from moesaic.transport.frame import Frame, FrameKind, FrameLimits
 
@@ -391,71 +390,3 @@ async def test_some_peers_are_not_waited_for(cluster: Any, echo: Handler) -> Non
 
     await asyncio.wait_for(leaving, 10)
     assert links[1].alive
-
-
-@pytest.mark.parametrize("cluster", ["shm"], indirect=True)
-async def test_a_dial_that_a_renewed_plane_overtakes_fails_at_once_and_the_next_succeeds(
-    cluster: Any, echo: Handler, ask: Ask, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    near, far = cluster.network("near"), cluster.network("far")
-    address = await far.listen("127.0.0.1", 0, echo)
-    choose = far._choose_plane
-
-    def choose_too_late(offer: object) -> str:
-        near._renew("shm")
-        return str(choose(offer))
-
-    monkeypatch.setattr(far, "_choose_plane", choose_too_late)
-    with pytest.raises(PeerLost, match="renewed"):
-        await near.connect(address, "far", 10.0)
-    monkeypatch.setattr(far, "_choose_plane", choose)
-
-    link = await near.connect(address, "far", 10.0)
-    (answer,) = await near.exchange([(link, ask())], 10.0)
-    assert isinstance(answer, Frame)
-
-
-@pytest.mark.parametrize("cluster", ["shm"], indirect=True)
-async def test_what_is_outstanding_when_a_plane_is_renewed_is_lost_on_both_ends(
-    cluster: Any, ask: Ask, until: Until
-) -> None:
-    async def never(request: Frame) -> Frame:
-        await asyncio.Event().wait()
-        return request
-
-    near, far = cluster.network("near"), cluster.network("far")
-    link = await near.connect(await far.listen("127.0.0.1", 0, never), "far", 10.0)
-    exchange = asyncio.create_task(near.exchange([(link, ask())], 10.0))
-    await asyncio.sleep(0.05)
-
-    near._renew("shm")
-
-    (outcome,) = await exchange
-    assert isinstance(outcome, PeerLost)
-    await until(lambda: far.served_peers == [])
-
-
-@pytest.mark.parametrize("cluster", ["shm"], indirect=True)
-async def test_renewing_a_plane_in_the_middle_of_answers_gets_nobody_else_stuck(
-    cluster: Any, ask: Ask, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bindings, "_STUCK_S", 0.3)
-    hidden = torch.ones(2048, 4096)  # 32 MB, more than shared memory takes at once
-    near, far = cluster.network("near"), cluster.network("far")
-
-    def answer(request: Frame) -> Frame:
-        if request.flags:
-            asyncio.get_running_loop().call_soon(near._renew, "shm")  # once the answer is posted
-        return request.reply([hidden])
-
-    address = await far.listen("127.0.0.1", 0, answer)
-    plane_of_far = far._planes["shm"]
-
-    for _ in range(3):
-        link = await near.connect(address, "far", 10.0)
-        assert isinstance((await near.exchange([(link, ask(flags=1))], 10.0))[0], PeerLost)
-        await asyncio.sleep(0.5)  # longer than it takes to be found stuck
-
-    assert far._planes["shm"] is plane_of_far
-    link = await near.connect(address, "far", 10.0)
-    assert isinstance((await near.exchange([(link, ask())], 10.0))[0], Frame)
