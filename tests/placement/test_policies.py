@@ -21,14 +21,7 @@ from moesaic.placement.policies.janus import (
 from moesaic.placement.problem import Problem, empty_slots
 from moesaic.placement.replication import Board, replicate
 from moesaic.placement.statistics import LayerTraffic
-
-
-def traffic_of(num_experts: int, seed: int, num_batches: int = 6) -> LayerTraffic:
-    rng = np.random.default_rng(seed)
-    liking = rng.gumbel(size=num_experts)
-    scores = liking + rng.gumbel(size=(num_batches * 8, num_experts))
-    rows = np.argsort(-scores, axis=1)[:, : min(3, num_experts)]
-    return LayerTraffic.of_batches(np.split(rows, num_batches), num_experts)
+from tests.placement.drawn import traffic_of
 
 
 @st.composite

@@ -1,0 +1,13 @@
+"""Drawn traffic, in which some experts are liked more than others."""
+
+import numpy as np
+
+from moesaic.placement.statistics import LayerTraffic
+
+
+def traffic_of(num_experts: int, seed: int, num_batches: int = 6) -> LayerTraffic:
+    rng = np.random.default_rng(seed)
+    liking = rng.gumbel(size=num_experts)
+    scores = liking + rng.gumbel(size=(num_batches * 8, num_experts))
+    rows = np.argsort(-scores, axis=1)[:, : min(3, num_experts)]
+    return LayerTraffic.of_batches(np.split(rows, num_batches), num_experts)
