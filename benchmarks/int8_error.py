@@ -58,7 +58,7 @@ def _logprobs(ids: Tensor, quantization: Quantization) -> Tensor:
         positions=torch.arange(WINDOW),
         sequence_rows=[WINDOW],
         block_tables=[list(range(WINDOW // BLOCK))],
-        logit_rows=torch.arange(WINDOW),
+        wanted=[WINDOW],
     )
     step = experts.begin_step()
 

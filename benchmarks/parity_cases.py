@@ -184,17 +184,26 @@ class Served:
         self.moe = local_moe(checkpoint, self.config, dtype)
         self.cache: KVCache = self.decoder.new_kv_cache(num_blocks=64, block_size=8)
 
-    def forward(self, rows: list[tuple[list[int], int, list[int]]]) -> Tensor:
-        """Logits of every row of ``(token ids, first position, block table)`` sequences, flattened."""
+    def forward(
+        self, rows: list[tuple[list[int], int, list[int]]], wanted: list[int] | None = None
+    ) -> Tensor:
+        """Logits of ``(token ids, first position, block table)`` sequences, flattened: of every row, or of the last
+        ``wanted`` of each."""
+        return asyncio.run(self.decoder.forward(self.batch(rows, wanted), self.cache, self.moe))
+
+    @staticmethod
+    def batch(
+        rows: list[tuple[list[int], int, list[int]]], wanted: list[int] | None = None
+    ) -> StepBatch:
+        """What ``forward`` computes."""
         tokens = [token for ids, _, _ in rows for token in ids]
-        batch = StepBatch(
+        return StepBatch(
             token_ids=torch.tensor(tokens),
             positions=torch.cat([torch.arange(first, first + len(ids)) for ids, first, _ in rows]),
             sequence_rows=[len(ids) for ids, _, _ in rows],
             block_tables=[table for _, _, table in rows],
-            logit_rows=torch.arange(len(tokens)),
+            wanted=[len(ids) for ids, _, _ in rows] if wanted is None else wanted,
         )
-        return asyncio.run(self.decoder.forward(batch, self.cache, self.moe))
 
     def greedy(self, prompt: list[int], num_tokens: int) -> list[int]:
         """Continue ``prompt`` with its most likely tokens, one forward pass each."""

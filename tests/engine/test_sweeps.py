@@ -100,8 +100,9 @@ async def test_layers_are_computed_one_after_the_other_in_parts(tiny_model: Any)
         r.submit("free", tokens_of(1, 60), FREE)
         await r.ended("free")
 
-        one_layer = [24, 24, 12]
-        assert r.dispatcher.asked == [(layer, n) for layer in range(NUM_LAYERS) for n in one_layer]
+        last = NUM_LAYERS - 1
+        parts = [(layer, n) for layer in range(last) for n in (24, 24, 12)]
+        assert r.dispatcher.asked == [*parts, (last, 0), (last, 0), (last, 1)]
 
 
 async def test_an_answer_goes_on_between_the_parts_of_a_layer(tiny_model: Any) -> None:
@@ -116,9 +117,11 @@ async def test_an_answer_goes_on_between_the_parts_of_a_layer(tiny_model: Any) -
         assert r.tokens("answer") == tiny_model.greedy([4, 5, 6], 60)
     order = [rows for _, rows in r.dispatcher.asked]
     first, last = order.index(24), len(order) - order[::-1].index(24)
-    between = order[first:last]
     # Ten parts a layer, and one step of the answer, which is a row in each layer, between any two.
-    assert between == ([24] + [1] * NUM_LAYERS) * (10 * NUM_LAYERS - 1) + [24]
+    of_a_layer = ([24] + [1] * NUM_LAYERS) * 10
+    of_the_last = ([0] + [1] * NUM_LAYERS) * 9  # and one part with the row that is wanted
+    assert order[first:last] == (of_a_layer * (NUM_LAYERS - 1))[:-NUM_LAYERS]
+    assert order[last : last + NUM_LAYERS + len(of_the_last)] == [1] * NUM_LAYERS + of_the_last
 
 
 async def test_a_cancelled_sweep_ends_within_its_layer(tiny_model: Any) -> None:
@@ -146,7 +149,7 @@ async def test_who_shares_a_sweep_with_a_cancelled_request_is_scored(tiny_model:
         r.engine.cancel(RequestKey("1"))
         await r.ended("0", "2")
 
-        assert r.dispatcher.asked == [(0, 24), (1, 16), (2, 16)]
+        assert r.dispatcher.asked == [(0, 24), (1, 16), (2, 2)]
         for name in ("0", "2"):
             rows = tiny_model.logits(prompts[name]).log_softmax(-1)
             assert r.scores(name) == pytest.approx([float(rows[-1, 5])], abs=1e-4)

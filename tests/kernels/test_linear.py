@@ -194,3 +194,24 @@ def test_int8_is_refused_where_it_cannot_be_computed(
     monkeypatch.setattr("moesaic.kernels.native.library.library", lambda: None)
     with pytest.raises(ValueError, match="install gcc"):
         make(weight, quantization="int8")
+
+
+@settings(deadline=None)
+@given(st.integers(0, 10**6), SHAPES, st.booleans(), st.sampled_from(["none", "int8"]), st.data())
+def test_the_last_outputs_alone_have_the_bits_that_they_have_among_all(
+    seed: int,
+    shape: tuple[int, int, int],
+    biased: bool,
+    quantization: Quantization,
+    data: st.DataObject,
+) -> None:
+    x, weight, bias = random_case(seed, *shape)
+    whole = make_linear(weight, bias if biased else None, quantization)
+    first = data.draw(st.integers(0, len(weight) - 1) | st.sampled_from([0, 64, 128]))
+    if first >= len(weight):
+        return
+
+    part = whole.behind(first)
+
+    assert torch.equal(part(x), whole(x)[:, first:])
+    assert part(x).is_contiguous()

@@ -64,12 +64,12 @@ def take_the_ways_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def steps(served: Served) -> Tensor:
-    """Prompts, then a chunk beside decoded tokens, then decoded tokens alone; the logits of all."""
+    """Prompts, then a chunk beside decoded tokens, then decoded tokens alone; the logits of most."""
     a, b = prompt_of(25, seed=1), prompt_of(12, seed=2)
     tables = [9, 8, 7, 6], [2, 0, 1]
     return torch.cat(
         [
-            served.forward([(a[:9], 0, tables[0]), (b[:10], 0, tables[1])]),
+            served.forward([(a[:9], 0, tables[0]), (b[:10], 0, tables[1])], wanted=[0, 7]),
             served.forward([(b[10:11], 10, tables[1]), (a[9:24], 9, tables[0])]),
             served.forward([(a[24:], 24, tables[0]), (b[11:], 11, tables[1])]),
         ]
@@ -119,7 +119,7 @@ def decode_batch(rows: list[tuple[int, int, list[int]]]) -> StepBatch:
         positions=torch.tensor([position for _, position, _ in rows]),
         sequence_rows=[1] * len(rows),
         block_tables=[table for _, _, table in rows],
-        logit_rows=torch.arange(len(rows)),
+        wanted=[1] * len(rows),
     )
 
 

@@ -26,13 +26,15 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return Served(directory)
 
 
-def rows_of(tokens: list[int], first: int, table: list[int]) -> StepBatch:
+def rows_of(
+    tokens: list[int], first: int, table: list[int], wanted: int | None = None
+) -> StepBatch:
     return StepBatch(
         torch.tensor(tokens),
         torch.arange(first, first + len(tokens)),
         [len(tokens)],
         [table],
-        torch.tensor([], dtype=torch.int64),
+        [len(tokens) if wanted is None else wanted],
     )
 
 
@@ -92,6 +94,29 @@ def test_two_sweeps_at_different_layers_keep_out_of_each_others_way(served: Serv
 
     last = TABLE[-1] * BLOCK_SIZE + (NUM_TOKENS - 1) % BLOCK_SIZE
     assert torch.equal(area.logits([last]), served.forward([(mine, 0, TABLE)])[-1:])
+
+
+def test_rows_that_nobody_wants_do_not_pass_the_last_layer(served: Served) -> None:
+    area = SweepArea(served.decoder, num_blocks=12, block_size=BLOCK_SIZE)
+    tokens, passed = prompt_of(NUM_TOKENS, seed=6), []
+
+    async def moe(layer: int, hidden_states: torch.Tensor) -> torch.Tensor:
+        passed.append((layer, len(hidden_states)))
+        return await served.moe(layer, hidden_states)
+
+    async def layers() -> None:
+        for layer in range(served.config.num_layers):
+            await area.compute(layer, rows_of(tokens[:20], 0, TABLE, wanted=0), moe)
+            await area.compute(layer, rows_of(tokens[20:], 20, TABLE, wanted=2), moe)
+
+    asyncio.run(layers())
+
+    last = served.config.num_layers - 1
+    sparse = served.config.moe_layers
+    assert passed == [(i, n) for i in sparse for n in ((0, 2) if i == last else (20, 25))]
+    places = [TABLE[i // BLOCK_SIZE] * BLOCK_SIZE + i % BLOCK_SIZE for i in range(NUM_TOKENS)]
+    expected = served.forward([(tokens, 0, TABLE)])[-2:]
+    assert torch.equal(area.logits(places[-2:]), expected)
 
 
 def test_the_area_takes_as_many_bytes_as_its_blocks_are_said_to(served: Served) -> None:

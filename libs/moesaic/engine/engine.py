@@ -192,9 +192,10 @@ class Engine:
         self._progress.advance(plan.chunks, logits, step.epoch, events)
 
     async def _forward(self, batch: StepBatch, moe: MoELayer) -> torch.Tensor:
-        if self._tracer is not None:
-            moe = self._tracer.watching(batch.sequence_rows, moe)
-        return await self._decoder.forward(batch, self._cache, moe)
+        if self._tracer is None:
+            return await self._decoder.forward(batch, self._cache, moe)
+        moe = self._tracer.watching(batch.sequence_rows, moe)  # the same rows in every layer
+        return await self._decoder.forward(batch, self._cache, moe, every_row=True)
 
     async def _compute_slice(self, step: Step, piece: Slice, events: list[Event]) -> None:
         started = time.monotonic()
@@ -285,15 +286,10 @@ def _wanted_rows(chunk: Chunk) -> list[int]:
 def _to_batch(chunks: list[Chunk]) -> StepBatch:
     tokens = [token for chunk in chunks for token in chunk.token_ids]
     positions = [chunk.start + i for chunk in chunks for i in range(len(chunk.token_ids))]
-    wanted: list[int] = []
-    end = 0
-    for chunk in chunks:
-        end += len(chunk.token_ids)
-        wanted += range(end - chunk.wanted, end)
     return StepBatch(
         token_ids=torch.tensor(tokens, dtype=torch.int64),
         positions=torch.tensor(positions, dtype=torch.int64),
         sequence_rows=[len(chunk.token_ids) for chunk in chunks],
         block_tables=[chunk.block_table for chunk in chunks],
-        logit_rows=torch.tensor(wanted, dtype=torch.int64),
+        wanted=[chunk.wanted for chunk in chunks],
     )

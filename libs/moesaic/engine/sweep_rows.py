@@ -20,11 +20,13 @@ class Part:
     users: tuple[Score, ...]
 
     def split(self, count: int) -> tuple["Part", "Part"]:
-        """Its first ``count`` rows, and the others, who have the logits that are wanted."""
+        """Its first ``count`` rows, and the others."""
         chunk, position = self.chunk, self.chunk.start + count
-        first = replace(chunk, token_ids=chunk.token_ids[:count], wanted=0)
-        others = replace(chunk, token_ids=chunk.token_ids[count:], start=position)
-        return replace(self, chunk=first), replace(self, chunk=others)
+        tokens, others = chunk.token_ids[:count], chunk.token_ids[count:]
+        wanted = min(chunk.wanted, len(others))
+        first = replace(chunk, token_ids=tokens, wanted=chunk.wanted - wanted)
+        rest = replace(chunk, token_ids=others, start=position, wanted=wanted)
+        return replace(self, chunk=first), replace(self, chunk=rest)
 
 
 @dataclass(eq=False)

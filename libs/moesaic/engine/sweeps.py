@@ -131,7 +131,8 @@ class Sweeps:
         """The rows of a slice have passed their layer, in ``took_s`` if that is known; whether its
         sweep has passed all layers."""
         sweep = done.sweep
-        if took_s > 0 and done.flops:
+        # Most rows leave the last layer early: it would promise too much of the others.
+        if took_s > 0 and done.flops and done.layer < self._num_layers - 1:
             self._rates.append(done.flops / took_s)
         self._owed = max(0, self._owed - done.flops)
         sweep.left = done.left

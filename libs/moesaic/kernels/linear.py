@@ -32,6 +32,10 @@ class Linear(Protocol):
         """Multiply the rows of ``x``."""
         ...
 
+    def behind(self, first: int) -> "Linear":
+        """The outputs from the ``first`` on, with the same weights."""
+        ...
+
 
 def make_linear(
     weight: Tensor, bias: Tensor | None = None, quantization: Quantization = "none"
@@ -76,6 +80,25 @@ class PlainLinear:
     def __call__(self, x: Tensor) -> Tensor:
         """See ``Linear``."""
         return F.linear(x, self.weight, self.bias)
+
+    def behind(self, first: int) -> Linear:
+        """See ``Linear``."""
+        return PlainLinear(self.weight[first:], None if self.bias is None else self.bias[first:])
+
+
+@dataclass(frozen=True)
+class _Behind:
+    """Outputs that cannot be computed without those before them: they lie in one panel."""
+
+    whole: Linear
+    first: int
+    nbytes: int = 0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.whole(x)[:, self.first :].contiguous()
+
+    def behind(self, first: int) -> Linear:
+        return _Behind(self.whole, self.first + first)
 
 
 class PackedMatrix:
@@ -125,6 +148,12 @@ class PackedMatrix:
             weight.shape, panels, scales=_padded(scales), offsets=offsets, bias=_padded(bias)
         )
 
+    def behind(self, first: int) -> "PackedMatrix":
+        """The outputs from the ``first`` on, where it begins a panel."""
+        assert first % lib().panel_width() == 0
+        parts = {name: tensor[first:] for name, tensor in self.parts.items()}
+        return PackedMatrix((self.shape[0] - first, self.shape[1]), **parts)
+
 
 class PackedLinear:
     """A weight packed for the kernels for CPUs."""
@@ -156,6 +185,12 @@ class PackedLinear:
             torch.get_num_threads(),
         )
         return out
+
+    def behind(self, first: int) -> Linear:
+        """See ``Linear``."""
+        if first % lib().panel_width():
+            return _Behind(self, first)
+        return PackedLinear(self._matrix.behind(first))
 
 
 class HeadLinear:

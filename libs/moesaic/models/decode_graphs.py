@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from moesaic.kernels.paged_attention import PagedRows
-from moesaic.models.attention_plan import AttentionPlan
+from moesaic.models.attention_plan import AttentionPlan, StepPlan
 from moesaic.models.decoder import Decoder, MoELayer
 from moesaic.models.kv_cache import KVCache
 from moesaic.models.step_batch import StepBatch
@@ -59,7 +59,10 @@ class StaticDecode:
             max_length=self._max_length,
         )
         plan = AttentionPlan(write_slots, (rows,), self._cache.block_size, self._decoder.window)
-        return await self._decoder.compute(token_ids, positions, plan, self._each, self._cache, moe)
+        hidden = await self._decoder.compute(
+            token_ids, positions, StepPlan(plan, plan), self._cache, moe
+        )
+        return self._decoder.logits(hidden)
 
 
 class DecodeGraphs:
@@ -98,7 +101,7 @@ class DecodeGraphs:
         return (
             count <= max(self._steps)
             and all(rows == 1 for rows in batch.sequence_rows)
-            and batch.logit_rows.tolist() == list(range(count))
+            and batch.wanted == batch.sequence_rows
             and int(batch.positions.max()) < self._max_length
         )
 

@@ -12,7 +12,7 @@ from moesaic.kernels.gated_mlp import GatedMLP
 from moesaic.kernels.linear import Linear, Quantization, make_linear
 from moesaic.kernels.rms_norm import add_rms_norm, rms_norm
 from moesaic.models.architecture import LatentAttention, ModelConfig
-from moesaic.models.attention_plan import AttentionPlan, plan_attention
+from moesaic.models.attention_plan import AttentionPlan, StepPlan, plan_attention
 from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.grouped_query import GroupedQueryLayer
 from moesaic.models.kv_cache import KVCache
@@ -29,7 +29,8 @@ sum ``[T, H]``.
 
 The decoder calls it, computes the shared expert, then awaits the result. So a plain function that
 sends its frames before it returns an awaitable overlaps the two; a coroutine function is right too,
-but starts only when awaited. It must not change the hidden states.
+but starts only when awaited. It must not change the hidden states. In the last layer there may be
+no rows, ``T = 0``: it is called all the same, since others may count on its call.
 """
 
 
@@ -39,7 +40,8 @@ class AttentionLayer(Protocol):
     def __call__(
         self, hidden_states: Tensor, rotation: Rotation, plan: AttentionPlan, cache: KVCache
     ) -> Tensor:
-        """Write the rows' keys and values to the cache and attend: ``[T, H]`` -> ``[T, H]``."""
+        """Write the rows' keys and values to the cache and let those attend that shall:
+        ``[T, H]`` -> ``[A, H]``."""
         ...
 
 
@@ -107,37 +109,42 @@ class Decoder:
         """An empty cache that fits this decoder."""
         return KVCache(self.config, num_blocks, block_size, self.dtype, self.device)
 
-    async def forward(self, batch: StepBatch, cache: KVCache, moe: MoELayer) -> Tensor:
-        """One forward pass; writes the rows' keys and values to ``cache``.
+    async def forward(
+        self, batch: StepBatch, cache: KVCache, moe: MoELayer, *, every_row: bool = False
+    ) -> Tensor:
+        """One forward pass; writes the rows' keys and values to ``cache``. Rows whose logits are not
+        wanted do not pass through the last layer, unless ``every_row`` is to.
 
         Returns:
-            float32 ``[R, vocab]``: the next-token logits of ``batch.logit_rows``.
+            float32 ``[R, vocab]``: the next-token logits of the wanted rows, in their order.
         """
         plan = plan_attention(batch, cache.block_size, self.window, self.device)
-        token_ids, positions, logit_rows = (
-            tensor.to(self.device)
-            for tensor in (batch.token_ids, batch.positions, batch.logit_rows)
-        )
-        return await self.compute(token_ids, positions, plan, logit_rows, cache, moe)
+        wanted = plan.last.attending
+        if every_row:
+            plan = StepPlan(plan.layer, plan.layer)
+        token_ids, positions = batch.token_ids.to(self.device), batch.positions.to(self.device)
+        hidden = await self.compute(token_ids, positions, plan, cache, moe)
+        return self.logits(hidden[wanted] if every_row and wanted is not None else hidden)
 
     async def compute(
         self,
         token_ids: Tensor,
         positions: Tensor,
-        plan: AttentionPlan,
-        logit_rows: Tensor,
+        plan: StepPlan,
         cache: KVCache,
         moe: MoELayer,
     ) -> Tensor:
-        """As ``forward``, of a batch that is planned and on the device."""
+        """What comes out of the last layer, ``[A, H]`` of the rows that attend in it, of a batch that is
+        planned and on the device."""
         rotation = self._rotary.rotation(positions, self._rotation_dtype)
         hidden = self.embed(token_ids)
         delta: Tensor | None = None  # what the layer before adds to the residual stream
+        last = len(self._layers) - 1
         for index in range(len(self._layers)):
-            hidden, delta = await self._pass(index, hidden, delta, rotation, plan, cache, moe)
-        if delta is not None:
-            hidden = hidden[logit_rows] + delta[logit_rows].to(hidden.dtype)
-        return self.logits(hidden)
+            of_layer = plan.last if index == last else plan.layer
+            hidden, delta = await self._pass(index, hidden, delta, rotation, of_layer, cache, moe)
+        assert delta is not None  # there is a layer
+        return hidden + delta.to(hidden.dtype)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """What goes into the first layer: int64 ``[T]`` -> ``[T, H]``."""
@@ -152,8 +159,8 @@ class Decoder:
         cache: KVCache,
         moe: MoELayer,
     ) -> Tensor:
-        """What comes out of one layer for what goes into it, ``[T, H]`` each. Layer after layer,
-        these are the steps of ``compute``."""
+        """What comes out of one layer, ``[A, H]``, for what goes into it, ``[T, H]``. Layer after
+        layer, these are the steps of ``compute``."""
         rotation = self._rotary.rotation(positions, self._rotation_dtype)
         hidden, delta = await self._pass(index, hidden, None, rotation, plan, cache, moe)
         return hidden + delta.to(hidden.dtype)
@@ -179,6 +186,10 @@ class Decoder:
         else:
             hidden, normed = add_rms_norm(hidden, delta, layer.attention_norm, eps)
         attended = layer.attention(normed, rotation, plan, cache)
+        if plan.attending is not None:
+            hidden = hidden[plan.attending]
+        if not len(hidden):
+            return hidden, await moe(index, hidden) if layer.dense is None else hidden
         hidden, normed = add_rms_norm(hidden, attended, layer.mlp_norm, eps)
         if layer.dense is not None:
             return hidden, layer.dense(normed)

@@ -22,6 +22,7 @@ class GroupedQueryLayer:
     layer: int
     shape: GroupedQueryAttention
     qkv: Linear  # H -> (heads + 2 kv_heads) * d
+    kv: Linear  # the last part of it, H -> 2 kv_heads * d
     qk_norm: Tensor | None  # [heads + kv_heads, d]: one weight for all queries, one for all keys
     eps: float
     output: Linear  # heads * d -> H
@@ -42,11 +43,13 @@ class GroupedQueryLayer:
         def qkv_bias() -> Tensor:
             return torch.cat([reader.read(f"{name}.bias", size) for name, size in sizes.items()])
 
-        qkv = [reader.read(f"{name}.weight", size, hidden) for name, size in sizes.items()]
+        weights = [reader.read(f"{name}.weight", size, hidden) for name, size in sizes.items()]
+        qkv = reader.linear(torch.cat(weights), qkv_bias() if shape.qkv_bias else None)
         return cls(
             layer=layer,
             shape=shape,
-            qkv=reader.linear(torch.cat(qkv), qkv_bias() if shape.qkv_bias else None),
+            qkv=qkv,
+            kv=qkv.behind(sizes["q_proj"]),
             qk_norm=qk_norm() if shape.qk_norm else None,
             eps=config.rms_norm_eps,
             output=reader.linear(
@@ -59,19 +62,33 @@ class GroupedQueryLayer:
         self, hidden_states: Tensor, rotation: Rotation, plan: AttentionPlan, cache: KVCache
     ) -> Tensor:
         """See ``AttentionLayer``."""
+        slots, attending = plan.write_slots, plan.attending
+        if attending is not None:
+            self._store(self.kv(hidden_states), 0, rotation, slots, cache)
+            if not len(attending):
+                return hidden_states[:0]
+            hidden_states, rotation = hidden_states[attending], rotation.of(attending)
+            slots = torch.full_like(attending, -1)  # theirs are written
         qkv = self.qkv(hidden_states)
+        queries = self._store(qkv, self.shape.num_heads, rotation, slots, cache)
+        layout = KVLayout.grouped(self.shape.num_kv_heads, self.shape.head_dim)
         rows = cache.rows(self.layer)
-        queries = store_grouped(
-            qkv.view(len(qkv), -1, self.shape.head_dim),
-            self.shape.num_heads,
-            self.qk_norm,
+        return self.output(plan.attend(queries, rows, layout, self.shape.head_dim**-0.5))
+
+    def _store(
+        self, projected: Tensor, num_heads: int, rotation: Rotation, slots: Tensor, cache: KVCache
+    ) -> Tensor:
+        """Write what is projected to keys and values; the queries of ``num_heads``, which come first."""
+        norms = self.qk_norm
+        return store_grouped(
+            projected.view(len(projected), -1, self.shape.head_dim),
+            num_heads,
+            None if norms is None else norms[self.shape.num_heads - num_heads :],
             self.eps,
             rotation.cos,
             rotation.sin,
             rotation.interleaved,
-            plan.write_slots,
-            rows,
+            slots,
+            cache.rows(self.layer),
             cache.block_size,
         )
-        layout = KVLayout.grouped(self.shape.num_kv_heads, self.shape.head_dim)
-        return self.output(plan.attend(queries, rows, layout, self.shape.head_dim**-0.5))

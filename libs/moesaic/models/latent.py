@@ -25,6 +25,7 @@ class LatentLayer:
     layer: int
     shape: LatentAttention
     q_kv_down: Linear  # H -> Q + kv_width; Q: q_lora_rank, or without one heads * (nope + rope)
+    kv_down: Linear  # the last part of it, H -> kv_width
     q_norm: Tensor | None  # [q_lora_rank]
     q_up: Linear | None  # q_lora_rank -> heads * (nope + rope)
     kv_norm: Tensor  # [latent]
@@ -55,10 +56,12 @@ class LatentLayer:
         key_up, value_up = torch.split(by_head, [shape.qk_nope_head_dim, shape.v_head_dim], dim=1)
         q = reader.read(f"{q_name}.weight", q_size, hidden)
         kv = reader.read("kv_a_proj_with_mqa.weight", shape.kv_width, hidden)
+        q_kv_down = reader.linear(torch.cat((q, kv)), down_bias() if shape.bias else None)
         return cls(
             layer=layer,
             shape=shape,
-            q_kv_down=reader.linear(torch.cat((q, kv)), down_bias() if shape.bias else None),
+            q_kv_down=q_kv_down,
+            kv_down=q_kv_down.behind(q_size),
             q_norm=None if rank is None else reader.read("q_a_layernorm.weight", rank),
             q_up=None
             if rank is None
@@ -77,15 +80,17 @@ class LatentLayer:
         self, hidden_states: Tensor, rotation: Rotation, plan: AttentionPlan, cache: KVCache
     ) -> Tensor:
         """See ``AttentionLayer``. The up-projections are absorbed: scores and sums are over latents."""
-        shape, rows, slots = self.shape, cache.rows(self.layer), plan.write_slots
+        shape, rows, attending = self.shape, cache.rows(self.layer), plan.attending
+        if attending is None:
+            down = self.q_kv_down(hidden_states)
+            self._store(down[:, -shape.kv_width :], rotation, plan.write_slots, rows)
+        else:
+            self._store(self.kv_down(hidden_states), rotation, plan.write_slots, rows)
+            if not len(attending):
+                return hidden_states[:0]
+            rotation, down = rotation.of(attending), self.q_kv_down(hidden_states[attending])
         turn = (rotation.cos, rotation.sin, rotation.interleaved)
-        down = self.q_kv_down(hidden_states)
-        queries, latent, rope_key = torch.split(
-            down, [down.shape[1] - shape.kv_width, shape.kv_lora_rank, shape.qk_rope_head_dim], -1
-        )
-        store_latent(latent, self.kv_norm, _LATENT_NORM_EPS, rope_key, *turn, slots, rows)
-
-        queries = self._project(queries)
+        queries = self._project(down[:, : -shape.kv_width])
         nope, rope = torch.split(queries, [shape.qk_nope_head_dim, shape.qk_rope_head_dim], dim=-1)
         absorbed = queries.new_empty(len(queries), shape.num_heads, shape.kv_width)
         self.key_up(nope, absorbed[..., : shape.kv_lora_rank])
@@ -95,6 +100,14 @@ class LatentLayer:
         values = queries.new_empty(len(queries), shape.num_heads, shape.v_head_dim)
         self.value_up(summed.view(len(summed), shape.num_heads, -1), values)
         return self.output(values.flatten(1))
+
+    def _store(self, down: Tensor, rotation: Rotation, slots: Tensor, rows: Tensor) -> None:
+        """Write what is projected to latents and the keys of all heads, ``[T, kv_width]``."""
+        latent, rope_key = torch.split(
+            down, [self.shape.kv_lora_rank, self.shape.qk_rope_head_dim], dim=-1
+        )
+        turn = (rotation.cos, rotation.sin, rotation.interleaved)
+        store_latent(latent, self.kv_norm, _LATENT_NORM_EPS, rope_key, *turn, slots, rows)
 
     def _project(self, queries: Tensor) -> Tensor:
         """What the down-projection made of the queries: ``[T, heads, nope + rope]``."""

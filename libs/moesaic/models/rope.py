@@ -22,6 +22,10 @@ class Rotation:
     sin: Tensor  # [T, d], negative at the first of each pair
     interleaved: bool
 
+    def of(self, rows: Tensor) -> "Rotation":
+        """Those of some rows, int64 ``[A]``."""
+        return Rotation(self.cos[rows], self.sin[rows], self.interleaved)
+
 
 class RotaryEmbedding:
     """Makes the rotations for given positions."""

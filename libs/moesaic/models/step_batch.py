@@ -20,4 +20,4 @@ class StepBatch:
     block_tables: list[
         list[int]
     ]  # KV blocks of each sequence, in order; they cover all positions up to this step's
-    logit_rows: Tensor  # int64 [R]: rows whose next-token logits are wanted
+    wanted: list[int]  # of each sequence, how many of its last rows' next-token logits are wanted

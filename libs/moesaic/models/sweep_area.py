@@ -38,19 +38,23 @@ class SweepArea:
         return self._cache.nbytes + self._hidden.nbytes
 
     async def compute(self, layer: int, batch: StepBatch, moe: MoELayer) -> None:
-        """Take the rows of ``batch`` through one layer. Those before them in their sequences have
-        passed it, at the latest in this call; where it fails, it can be called again."""
+        """Take the rows of ``batch`` through one layer; through the last, those whose logits are
+        wanted. Those before them in their sequences have passed it, at the latest in this call; where
+        it fails, it can be called again."""
         decoder, device = self._decoder, self._decoder.device
-        plan = plan_attention(batch, self._cache.block_size, decoder.window, device)
+        plans = plan_attention(batch, self._cache.block_size, decoder.window, device)
+        plan = plans.last if layer == decoder.config.num_layers - 1 else plans.layer
         if layer == 0:
             hidden = decoder.embed(batch.token_ids.to(device))
         else:
             hidden = self._hidden.index_select(0, plan.write_slots)
         positions = batch.positions.to(device)
         hidden = await decoder.compute_layer(layer, hidden, positions, plan, self._cache, moe)
-        self._hidden.index_copy_(0, plan.write_slots, hidden)
+        passed = plan.write_slots if plan.attending is None else plan.write_slots[plan.attending]
+        self._hidden.index_copy_(0, passed, hidden)
 
     def logits(self, rows: list[int]) -> Tensor:
-        """float32 ``[R, vocab]``: next-token logits of rows that have passed all layers."""
+        """float32 ``[R, vocab]``: next-token logits of rows that have passed all layers, and had been
+        wanted."""
         where = torch.tensor(rows, dtype=torch.int64, device=self._hidden.device)
         return self._decoder.logits(self._hidden.index_select(0, where))

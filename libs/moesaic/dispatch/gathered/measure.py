@@ -47,7 +47,10 @@ async def _measure(decoder: Decoder, streaming: Streaming, rows: int) -> Calibra
     step = dispatcher.begin_step()
     try:
         await decoder.forward(
-            batch, cache, lambda layer, hidden: dispatcher.dispatch(step, layer, hidden)
+            batch,
+            cache,
+            lambda layer, hidden: dispatcher.dispatch(step, layer, hidden),
+            every_row=True,
         )
     finally:
         dispatcher.end_step(step)
@@ -72,6 +75,6 @@ def prompts(rows: int, longest: int, vocab_size: int) -> tuple[StepBatch, int]:
         positions=torch.cat([torch.arange(length) for length in lengths]),
         sequence_rows=lengths,
         block_tables=tables,
-        logit_rows=torch.tensor([rows - 1]),
+        wanted=[0] * (len(lengths) - 1) + [1],
     )
     return batch, next_block
