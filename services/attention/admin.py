@@ -28,7 +28,7 @@ from moesaic.v1 import attention_pb2 as pb
 from moesaic.v1 import attention_pb2_grpc
 from services.attention.block_log import BlockLog
 from services.attention.tracing import OpenGates, traced
-from services.attention.wire import compile_grammar, decode_submit, encode_event
+from services.attention.wire import compile_grammar, decode_submit, encode_event, encode_events
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Responses = asyncio.Queue[pb.ExecuteResponse | None]  # None ends the stream
@@ -89,15 +89,14 @@ class AttentionAdmin(attention_pb2_grpc.AttentionServiceServicer):
 
     def deliver(self, events: list[Event]) -> None:
         """Hand a step's events to their streams; on the main loop."""
-        for event in events:
-            if event.key not in self._open:
-                continue  # cancelled meanwhile
+        live = [event for event in events if event.key in self._open]  # not cancelled meanwhile
+        for event, response in encode_events(live):
             if isinstance(event, FinishEvent | FailureEvent):
                 self._close(event.key)
             queue = self._streams.get(event.key.stream)
             if queue is None:
                 continue
-            queue.put_nowait(encode_event(event))
+            queue.put_nowait(response)
             self._end_if_unread(event.key.stream, queue)
 
     def deliver_blocks(self, stored: list[bytes], evicted: list[bytes]) -> None:

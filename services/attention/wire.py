@@ -2,6 +2,8 @@
 
 import math
 import time
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import Literal
 
 from moesaic.engine.grammar import Grammar, GrammarCompiler
@@ -95,6 +97,7 @@ def _decode_generation(
         min_tokens=generation.min_tokens,
         stop_token_ids=stop_token_ids,
         num_resumed=generation.num_resumed_tokens,
+        patience_s=generation.patience_ms / 1000,
         sampling=_decode_sampling(generation.sampling),
         top_logprobs=_num_logprobs(generation, "top_logprobs"),
         prompt_logprobs=_num_logprobs(generation, "prompt_logprobs"),
@@ -149,16 +152,33 @@ def _decode_sampling(how: pb.Sampling) -> Sampling:
     )
 
 
+def encode_events(events: Iterable[Event]) -> Iterator[tuple[Event, pb.ExecuteResponse]]:
+    """The wire forms of an engine's events, tokens that follow each other in one; each with its last event."""
+    for (_, are_tokens), alike in groupby(events, lambda e: (e.key, isinstance(e, TokenEvent))):
+        if are_tokens:
+            yield _encode_tokens([event for event in alike if isinstance(event, TokenEvent)])
+        else:
+            yield from ((event, encode_event(event)) for event in alike)
+
+
+def _encode_tokens(events: Sequence[TokenEvent]) -> tuple[TokenEvent, pb.ExecuteResponse]:
+    first, last = events[0], events[-1]
+    response = pb.ExecuteResponse(request_id=first.key.request_id, attempt=first.key.attempt)
+    response.tokens.token_index = first.index
+    response.tokens.token_ids.extend([event.token_id for event in events])
+    response.tokens.logprobs.extend(
+        _encode_logprob(event.logprob) for event in events if event.logprob is not None
+    )
+    return last, response
+
+
 def encode_event(event: Event) -> pb.ExecuteResponse:
     """The wire form of an engine's event."""
+    if isinstance(event, TokenEvent):
+        return _encode_tokens([event])[1]
     key = event.key
     response = pb.ExecuteResponse(request_id=key.request_id, attempt=key.attempt)
-    if isinstance(event, TokenEvent):
-        response.tokens.token_index = event.index
-        response.tokens.token_ids.append(event.token_id)
-        if event.logprob is not None:
-            response.tokens.logprobs.append(_encode_logprob(event.logprob))
-    elif isinstance(event, PromptEvent):
+    if isinstance(event, PromptEvent):
         response.prompt_logprobs.first_position = event.first_position
         response.prompt_logprobs.logprobs.extend(map(_encode_logprob, event.logprobs))
     elif isinstance(event, ProgressEvent):

@@ -14,6 +14,9 @@ from services.gateway.gateway import Gateway
 from services.gateway.replies import EpochTokens, Provenance, Usage, usage_of
 from services.gateway.structure import grammar_of
 
+# Where the answer goes out as a whole and its text decides nothing, a worker need not tell each token.
+WHOLE_ANSWER_PATIENCE_MS = 250
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -87,6 +90,7 @@ def runs_of(
                 top_logprobs=top_logprobs,
                 prompt_logprobs=prompt_logprobs,
                 grammar=grammar,
+                patience_ms=0 if body.stream or body.stops else WHOLE_ANSWER_PATIENCE_MS,
             )
             runs.append(Run(prompt, work, terms))
     return runs

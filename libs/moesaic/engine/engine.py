@@ -27,6 +27,7 @@ from moesaic.dispatch.tracing import StepTracer
 from moesaic.engine import metrics
 from moesaic.engine.batching import Batcher, Plan, Tally
 from moesaic.engine.blocks import BLOCK_SIZE
+from moesaic.engine.held_tokens import HeldTokens
 from moesaic.engine.limits import Limits
 from moesaic.engine.micro_batches import run_together, split
 from moesaic.engine.outstanding import Outstanding, outstanding_of
@@ -91,6 +92,7 @@ class Engine:
         self._progress = Progress(self.batcher)
         self._emit, self._tell_blocks, self._recovery_s = emit, tell_blocks, recovery_s
         self._micro_batches = micro_batches
+        self._held = HeldTokens()
         self._work_came = asyncio.Event()
         self._tracer: StepTracer | None = None
         self._epoch = 0
@@ -106,6 +108,7 @@ class Engine:
     def cancel(self, key: RequestKey) -> None:
         """Forget a request; no event of it follows. Unknown keys are ignored."""
         self.batcher.cancel(key)
+        self._held.forget(key)
 
     def trace(self, tracer: StepTracer | None) -> None:
         """Have every step watched from now on, or none any more."""
@@ -178,7 +181,11 @@ class Engine:
         stored, evicted = self.batcher.pool.take_changes()
         if stored or evicted:
             self._tell_blocks(stored, evicted)
-        self._emit(events)
+        self._pass_on(events)
+
+    def _pass_on(self, events: list[Event]) -> None:
+        if news := self._held.pass_on(events, time.monotonic()):
+            self._emit(news)
 
     async def _compute_plan(self, step: Step, plan: Plan, events: list[Event]) -> None:
         self._cache.copy_blocks(plan.copies)
@@ -224,6 +231,8 @@ class Engine:
 
     async def _stall(self, error: MoesaicError) -> None:
         """Experts cannot be reached: wait a little, and fail whoever has waited too long."""
+        if held := self._held.release():
+            self._emit(held)
         now = time.monotonic()
         work = self.batcher.everything()
         if not error.retryable:
@@ -260,7 +269,7 @@ class Engine:
         failed = {id(w): w for w in work if id(w) in unfinished}
         for item in failed.values():
             self.batcher.finish(item)
-        self._emit([FailureEvent(item.request.key, error) for item in failed.values()])
+        self._pass_on([FailureEvent(item.request.key, error) for item in failed.values()])
 
     def _observe(self) -> None:
         metrics.RUNNING.set(self.batcher.num_running)

@@ -91,7 +91,7 @@ class Progress:
         stopped = token in work.stop_token_ids
         if not stopped:
             answer.tokens.append(token)
-            events.append(TokenEvent(key, index, token, logprob))
+            events.append(TokenEvent(key, index, token, logprob, work.patience_s))
         matcher = answer.logit_state.matcher if answer.logit_state else None
         if matcher is not None and not stopped:
             matcher.follow(answer.answer)

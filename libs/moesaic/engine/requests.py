@@ -56,6 +56,7 @@ class Generation:
     top_logprobs: int | None = None  # None: no log-probabilities; 0: the chosen token's only
     prompt_logprobs: int | None = None  # the same of the prompt's tokens
     grammar: Grammar | None = None  # what the answer must fit
+    patience_s: float = 0.0  # so late may tokens be told, together
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,7 @@ class TokenEvent:
     index: int
     token_id: int
     logprob: TokenLogprob | None = None
+    patience_s: float = 0.0  # so late may it be told
 
 
 @dataclass(frozen=True)
