@@ -160,7 +160,7 @@ class PackedLinear:
 
     def __init__(self, matrix: PackedMatrix) -> None:
         """Take the weight."""
-        self._matrix, self.nbytes = matrix, matrix.nbytes
+        self.matrix, self.nbytes = matrix, matrix.nbytes
         self._num_out, self._num_in = matrix.shape
         self._pointer = ctypes.pointer(matrix.c)
         self._scratch_per_row = (self._num_in + 8) if matrix.c.scales else 0
@@ -190,7 +190,7 @@ class PackedLinear:
         """See ``Linear``."""
         if first % lib().panel_width():
             return _Behind(self, first)
-        return PackedLinear(self._matrix.behind(first))
+        return PackedLinear(self.matrix.behind(first))
 
 
 class HeadLinear:

@@ -96,7 +96,6 @@ def _on_a_cpu(
     assert queries.stride()[1:] == (layout.key_dim, 1)
     assert out.stride()[1:] == (layout.value_dim, 1)
     assert cached.is_contiguous()
-    assert rows.block_tables.is_contiguous()
     shape = Shape(
         heads=num_heads,
         kv_heads=layout.num_kv_heads,
@@ -113,14 +112,7 @@ def _on_a_cpu(
         out_stride=out.stride(0),
         scale=scale,
     )
-    batch = Batch(
-        first_rows=rows.first_rows.data_ptr(),
-        num_rows=rows.num_rows.data_ptr(),
-        lengths=rows.lengths.data_ptr(),
-        block_tables=rows.block_tables.data_ptr(),
-        count=len(rows.lengths),
-        table_width=rows.block_tables.shape[1],
-    )
+    batch = batch_of(rows)
     threads = torch.get_num_threads()
     lib().attention(
         shape,
@@ -130,6 +122,19 @@ def _on_a_cpu(
         out.data_ptr(),
         scratch(lib().attention_scratch(shape, batch, threads)),
         threads,
+    )
+
+
+def batch_of(rows: PagedRows) -> Batch:
+    """``struct batch``, which points into ``rows``."""
+    assert rows.block_tables.is_contiguous()
+    return Batch(
+        first_rows=rows.first_rows.data_ptr(),
+        num_rows=rows.num_rows.data_ptr(),
+        lengths=rows.lengths.data_ptr(),
+        block_tables=rows.block_tables.data_ptr(),
+        count=len(rows.lengths),
+        table_width=rows.block_tables.shape[1],
     )
 
 

@@ -1,7 +1,8 @@
 """The decoder: everything of a model but the routed experts and their gates."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from moesaic.kernels.gated_mlp import GatedMLP
+from moesaic.kernels.grouped_query import GroupedQueryKernel, StepOfRows
 from moesaic.kernels.linear import Linear, Quantization, make_linear
 from moesaic.kernels.rms_norm import add_rms_norm, rms_norm
 from moesaic.models.architecture import LatentAttention, ModelConfig
@@ -50,6 +52,7 @@ class _Layer:
     attention_norm: Tensor  # [H]
     attention: AttentionLayer
     mlp_norm: Tensor  # [H]
+    fused: GroupedQueryKernel | None  # the three of them in one call
     dense: GatedMLP | None  # None: a sparse layer
     shared: SharedExpert | None
 
@@ -139,11 +142,13 @@ class Decoder:
         rotation = self._rotary.rotation(positions, self._rotation_dtype)
         hidden = self.embed(token_ids)
         delta: Tensor | None = None  # what the layer before adds to the residual stream
-        last = len(self._layers) - 1
-        for index in range(len(self._layers)):
-            of_layer = plan.last if index == last else plan.layer
-            hidden, delta = await self._pass(index, hidden, delta, rotation, of_layer, cache, moe)
-        assert delta is not None  # there is a layer
+        *others, last = range(len(self._layers))
+        rows = _Rows(rotation, plan.layer, cache, self._layers[0].attention)
+        for index in others:
+            hidden, delta = await self._pass(index, hidden, delta, rows, moe)
+        if plan.last is not plan.layer:
+            rows = replace(rows, plan=plan.last)
+        hidden, delta = await self._pass(last, hidden, delta, rows, moe)
         return hidden + delta.to(hidden.dtype)
 
     def embed(self, token_ids: Tensor) -> Tensor:
@@ -162,7 +167,8 @@ class Decoder:
         """What comes out of one layer, ``[A, H]``, for what goes into it, ``[T, H]``. Layer after
         layer, these are the steps of ``compute``."""
         rotation = self._rotary.rotation(positions, self._rotation_dtype)
-        hidden, delta = await self._pass(index, hidden, None, rotation, plan, cache, moe)
+        rows = _Rows(rotation, plan, cache, self._layers[index].attention)
+        hidden, delta = await self._pass(index, hidden, None, rows, moe)
         return hidden + delta.to(hidden.dtype)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -174,23 +180,17 @@ class Decoder:
         index: int,
         hidden: Tensor,
         delta: Tensor | None,
-        rotation: Rotation,
-        plan: AttentionPlan,
-        cache: KVCache,
+        rows: "_Rows",
         moe: MoELayer,
     ) -> tuple[Tensor, Tensor]:
         """Through one layer: ``hidden``, less what its MLP adds to it, and that."""
-        layer, eps = self._layers[index], self.config.rms_norm_eps
-        if delta is None:
-            normed = rms_norm(hidden, layer.attention_norm, eps)
+        layer = self._layers[index]
+        if layer.fused is not None and rows.plan.attending is None:
+            hidden, normed = layer.fused(hidden, delta, rows.fused, rows.cache.rows(index))
         else:
-            hidden, normed = add_rms_norm(hidden, delta, layer.attention_norm, eps)
-        attended = layer.attention(normed, rotation, plan, cache)
-        if plan.attending is not None:
-            hidden = hidden[plan.attending]
+            hidden, normed = self._attend(layer, hidden, delta, rows)
         if not len(hidden):
             return hidden, await moe(index, hidden) if layer.dense is None else hidden
-        hidden, normed = add_rms_norm(hidden, attended, layer.mlp_norm, eps)
         if layer.dense is not None:
             return hidden, layer.dense(normed)
         routed = moe(index, normed)  # may be in flight while the shared expert is computed
@@ -198,17 +198,56 @@ class Decoder:
             return hidden, await routed
         return hidden, layer.shared(normed) + await routed
 
+    def _attend(
+        self, layer: _Layer, hidden: Tensor, delta: Tensor | None, rows: "_Rows"
+    ) -> tuple[Tensor, Tensor]:
+        """The residual stream behind a layer's attention, and its norm, ``[A, H]`` each."""
+        eps, attending = self.config.rms_norm_eps, rows.plan.attending
+        if delta is None:
+            normed = rms_norm(hidden, layer.attention_norm, eps)
+        else:
+            hidden, normed = add_rms_norm(hidden, delta, layer.attention_norm, eps)
+        attended = layer.attention(normed, rows.rotation, rows.plan, rows.cache)
+        if attending is not None:
+            hidden = hidden[attending]
+        if not len(hidden):
+            return hidden, hidden
+        return add_rms_norm(hidden, attended, layer.mlp_norm, eps)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """What layers are told of the rows that pass."""
+
+    rotation: Rotation
+    plan: AttentionPlan
+    cache: KVCache
+    attention: AttentionLayer  # of any layer
+
+    @cached_property
+    def fused(self) -> StepOfRows:
+        """The same for layers whose attention is one call."""
+        assert isinstance(self.attention, GroupedQueryLayer)
+        return self.attention.step_of(self.rotation, self.plan)
+
 
 def _load_layer(reader: TensorReader, config: ModelConfig, index: int) -> _Layer:
     attention = reader.under("self_attn.")
     dense = index not in config.moe_layers
     mlp = reader.under("mlp.")
+    norm = reader.read("input_layernorm.weight", config.hidden_size)
+    mlp_norm = reader.read("post_attention_layernorm.weight", config.hidden_size)
+    layer: LatentLayer | GroupedQueryLayer
+    if isinstance(config.attention, LatentAttention):
+        layer, fused = LatentLayer.load(attention, config, config.attention, index), None
+    else:
+        layer = GroupedQueryLayer.load(attention, config, config.attention, index)
+        fused = layer.between(norm, mlp_norm)
     return _Layer(
-        attention_norm=reader.read("input_layernorm.weight", config.hidden_size),
-        attention=LatentLayer.load(attention, config, config.attention, index)
-        if isinstance(config.attention, LatentAttention)
-        else GroupedQueryLayer.load(attention, config, config.attention, index),
-        mlp_norm=reader.read("post_attention_layernorm.weight", config.hidden_size),
+        attention_norm=norm,
+        attention=layer,
+        mlp_norm=mlp_norm,
+        fused=fused,
         dense=load_mlp(mlp, config.hidden_size, config.dense_size) if dense else None,
         shared=None if dense else SharedExpert.load(mlp, config),
     )

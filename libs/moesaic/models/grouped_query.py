@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from moesaic.kernels.grouped_query import GroupedQueryKernel, StepOfRows, shape_of
 from moesaic.kernels.kv_rows import store_grouped
-from moesaic.kernels.linear import Linear
+from moesaic.kernels.linear import Linear, PackedLinear
 from moesaic.kernels.paged_attention import KVLayout
 from moesaic.models.architecture import GroupedQueryAttention, ModelConfig
 from moesaic.models.attention_plan import AttentionPlan
@@ -74,6 +75,24 @@ class GroupedQueryLayer:
         layout = KVLayout.grouped(self.shape.num_kv_heads, self.shape.head_dim)
         rows = cache.rows(self.layer)
         return self.output(plan.attend(queries, rows, layout, self.shape.head_dim**-0.5))
+
+    def between(self, norm: Tensor, norm_behind: Tensor) -> GroupedQueryKernel | None:
+        """This layer with the norms before and behind it, ``[H]`` each, where that can be one call."""
+        qkv, output = self.qkv, self.output
+        if not (isinstance(qkv, PackedLinear) and isinstance(output, PackedLinear)):
+            return None
+        return GroupedQueryKernel(
+            qkv.matrix, output.matrix, norm, self.qk_norm, norm_behind, self.eps
+        )
+
+    def step_of(self, rotation: Rotation, plan: AttentionPlan) -> StepOfRows:
+        """What every layer's call is told of a step's rows, if all of them attend."""
+        shape, [rows] = self.shape, plan.groups
+        lying = shape_of(
+            shape.num_heads, shape.num_kv_heads, shape.head_dim, plan.block_size, plan.window
+        )
+        turn = (rotation.cos, rotation.sin, rotation.interleaved)
+        return StepOfRows(lying, *turn, plan.write_slots, rows)
 
     def _store(
         self, projected: Tensor, num_heads: int, rotation: Rotation, slots: Tensor, cache: KVCache

@@ -8,12 +8,6 @@
 enum { QUERIES = 192 };  // queries (of several rows and heads) that share a tile's keys and values
 enum { CHUNK = 4 };      // tasks that a thread takes at a time, so that it knows the next
 
-// The sequences of a step, as the planner has them.
-struct batch {
-    const int32_t *first_rows, *num_rows, *lengths, *block_tables;
-    int64_t count, table_width;
-};
-
 struct task {
     int32_t sequence, kv_head, num_kv_heads;
     int64_t begin, end;  // rows of the sequence

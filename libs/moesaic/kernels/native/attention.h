@@ -10,6 +10,12 @@ struct sequence {
     const int32_t *blocks;        // block table
 };
 
+// The sequences of a step, as the planner has them.
+struct batch {
+    const int32_t *first_rows, *num_rows, *lengths, *block_tables;
+    int64_t count, table_width;
+};
+
 struct shape {
     int64_t heads, kv_heads;
     int64_t key_dim, value_dim;

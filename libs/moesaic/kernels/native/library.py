@@ -58,6 +58,29 @@ class Batch(Structure):
     ]
 
 
+class AttentionLayer(Structure):
+    """``struct layer`` of grouped-query attention."""
+
+    _fields_ = [
+        ("qkv", Matrix),
+        ("output", Matrix),
+        *((name, c_void_p) for name in ("norm", "qk_norm", "norm_behind")),
+        ("eps", c_float),
+    ]
+
+
+class AttentionStep(Structure):
+    """``struct step`` of grouped-query attention."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("cos", "sin", "slots")),
+        ("shape", Shape),
+        ("batch", Batch),
+        ("count", c_int64),
+        ("interleaved", c_int32),
+    ]
+
+
 _P, _N = c_void_p, c_int64
 _SIGNATURES = {
     "panel_width": (_N, []),
@@ -84,6 +107,11 @@ _SIGNATURES = {
     "schedule_experts": (
         None,
         [_P, _N, _P, _N, _N, _P, _P, _P, _P, c_int32, c_int32, _P, _P, _P, _P],
+    ),
+    "grouped_query_scratch": (_N, [POINTER(AttentionLayer), POINTER(AttentionStep), c_int]),
+    "grouped_query_layer": (
+        None,
+        [POINTER(AttentionLayer), POINTER(AttentionStep), _P, _P, _P, _P, _P, _P, c_int],
     ),
     "attention_scratch": (_N, [POINTER(Shape), POINTER(Batch), c_int]),
     "attention": (None, [POINTER(Shape), POINTER(Batch), _P, _P, _P, _P, c_int]),
