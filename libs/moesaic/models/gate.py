@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from moesaic.kernels.linear import make_linear
-from moesaic.kernels.native.library import lib, usable
+from moesaic.kernels.linear import PackedLinear, make_linear
+from moesaic.kernels.native.library import lib, scratch, usable
 from moesaic.models.architecture import ModelConfig, MoE
 from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.tensor_names import moe_prefix
@@ -43,7 +43,10 @@ class Gate:
             topk_weights: float32 ``[T, k]``, normalised and scaled as the family demands, ready to
                 multiply expert outputs with; topk_ids: int32 ``[T, k]``, heaviest first.
         """
-        return select_experts(self._linear(hidden_states.to(self._dtype)), self._moe)
+        hidden_states, gate, moe = hidden_states.to(self._dtype), self._linear, self._moe
+        if isinstance(gate, PackedLinear) and moe.topk_method == "greedy":
+            return _choose_on_a_cpu(hidden_states.contiguous(), gate, moe)
+        return select_experts(gate(hidden_states), moe)
 
 
 def load_gates(
@@ -71,7 +74,7 @@ def select_experts(gate_logits: Tensor, moe: MoE) -> tuple[Tensor, Tensor]:
     if gate_logits.is_cuda:
         return _select_experts_on_gpu(gate_logits, moe)
     if moe.topk_method == "greedy" and usable(gate_logits):
-        return _select_experts_on_a_cpu(gate_logits.contiguous(), moe)
+        return _select_on_a_cpu(gate_logits.contiguous(), moe)
     scores = gate_logits.softmax(dim=-1, dtype=torch.float32)
     if moe.topk_method == "group_limited_greedy":
         grouped = scores.view(scores.shape[0], moe.n_group, -1)  # [T, G, E / G]
@@ -86,7 +89,26 @@ def select_experts(gate_logits: Tensor, moe: MoE) -> tuple[Tensor, Tensor]:
     return topk_weights, topk_ids.to(torch.int32)
 
 
-def _select_experts_on_a_cpu(gate_logits: Tensor, moe: MoE) -> tuple[Tensor, Tensor]:
+def _choose_on_a_cpu(hidden_states: Tensor, gate: PackedLinear, moe: MoE) -> tuple[Tensor, Tensor]:
+    num_rows = len(hidden_states)
+    topk_weights = torch.empty(num_rows, moe.top_k)
+    topk_ids = torch.empty(num_rows, moe.top_k, dtype=torch.int32)
+    lib().choose_experts(
+        gate.matrix.c,
+        hidden_states.data_ptr(),
+        num_rows,
+        moe.top_k,
+        moe.norm_topk_prob,
+        moe.routed_scaling_factor,
+        scratch(4 * num_rows * moe.num_experts),
+        topk_weights.data_ptr(),
+        topk_ids.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return topk_weights, topk_ids
+
+
+def _select_on_a_cpu(gate_logits: Tensor, moe: MoE) -> tuple[Tensor, Tensor]:
     num_rows, num_experts = gate_logits.shape
     topk_weights = torch.empty(num_rows, moe.top_k)
     topk_ids = torch.empty(num_rows, moe.top_k, dtype=torch.int32)

@@ -103,6 +103,10 @@ _SIGNATURES = {
     ),
     "rotate_heads": (None, [_P, _N, _N, _N, _N, _N, _P, _P, c_int, _P, _N, _N]),
     "select_experts": (None, [_P, _N, _N, _N, c_int, c_float, _P, _P, c_int]),
+    "choose_experts": (
+        None,
+        [POINTER(Matrix), _P, _N, _N, c_int, c_float, _P, _P, _P, c_int],
+    ),
     "schedule_experts_scratch": (_N, [_N, _N]),
     "schedule_experts": (
         None,

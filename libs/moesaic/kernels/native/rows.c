@@ -1,6 +1,6 @@
 // What lies between the products: one row at a time, each in one pass.
+#include "calls.h"
 #include "pool.h"
-#include "vector.h"
 
 enum { PARALLEL = 32768 };  // numbers below which a second thread costs more than it saves
 enum { ROWS = 64 };         // of one task
@@ -183,4 +183,12 @@ EXPORT void select_experts(const float *logits, int64_t count, int64_t num_exper
                            int threads) {
     struct selection call = {logits, weights, scaling, ids, num_experts, top_k, normalise};
     for_each(select_row, &call, count, num_experts * top_k, threads);
+}
+
+// The same from the rows x [T, H] on, by a gate in float32; `logits` has room for them.
+EXPORT void choose_experts(const struct matrix *gate, const float *x, int64_t count, int64_t top_k,
+                           int normalise, float scaling, float *logits, float *weights,
+                           int32_t *ids, int threads) {
+    linear(gate, 1, x, gate->in, 0, count, logits, gate->out, 0, 0, threads);
+    select_experts(logits, count, gate->out, top_k, normalise, scaling, weights, ids, threads);
 }
