@@ -10,6 +10,7 @@ from moesaic.kernels import kv_rows
 from moesaic.kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm
 from moesaic.models.architecture import MoE
 from moesaic.models.gate import select_experts
+from tests.kernels.kept_blocks import by_head
 
 pytestmark = pytest.mark.usefixtures("native")
 EPS = 1e-6
@@ -46,12 +47,6 @@ def test_rows_of_a_wider_tensor_are_normed() -> None:
     close(rms_norm(wide[:, 7:27], weight, EPS), rms_norm(wide[:, 7:27].clone(), weight, EPS))
 
 
-def by_head(cached: Tensor, num_kv_heads: int, block_size: int) -> Tensor:
-    """The rows that the reference keeps, as a CPU's blocks have them."""
-    kept = cached.view(-1, block_size, 2, num_kv_heads, cached.shape[1] // 2 // num_kv_heads)
-    return kept.permute(0, 3, 2, 1, 4).reshape(cached.shape)
-
-
 @settings(deadline=None, max_examples=60)
 @given(
     num_rows=st.integers(0, 40),
@@ -60,11 +55,13 @@ def by_head(cached: Tensor, num_kv_heads: int, block_size: int) -> Tensor:
     half=st.integers(1, 40),
     norm=st.booleans(),
     interleaved=st.booleans(),
+    block_size=st.sampled_from([4, 8, 16, 32]),
 )
 def test_grouped_rows(
-    num_rows: int, num_kv_heads: int, group: int, half: int, norm: bool, interleaved: bool
-) -> None:
-    num_heads, dim, block_size = group * num_kv_heads, 2 * half, 16
+    num_rows: int, num_kv_heads: int, group: int, half: int, norm: bool, interleaved: bool,
+    block_size: int,
+) -> None:  # fmt: skip
+    num_heads, dim = group * num_kv_heads, 2 * half
     qkv = torch.randn(num_rows, num_heads + 2 * num_kv_heads, dim)
     qk_norm = torch.randn(num_heads + num_kv_heads, dim) if norm else None
     turn = (*rotation(num_rows, dim), interleaved)

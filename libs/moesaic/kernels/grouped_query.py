@@ -14,28 +14,6 @@ from moesaic.kernels.native.library import AttentionLayer, AttentionStep, Shape,
 from moesaic.kernels.paged_attention import PagedRows, batch_of
 
 
-def shape_of(
-    num_heads: int, num_kv_heads: int, dim: int, block_size: int, window: int | None
-) -> Shape:
-    """How heads lie in the projections and in the cache: of a block, each head's keys together, and
-    then its values."""
-    return Shape(
-        heads=num_heads,
-        kv_heads=num_kv_heads,
-        key_dim=dim,
-        value_dim=dim,
-        block_stride=block_size * 2 * num_kv_heads * dim,
-        head_stride=2 * block_size * dim,
-        token_stride=dim,
-        value_start=block_size * dim,
-        block_size=block_size,
-        window=window or 0,
-        query_stride=(num_heads + 2 * num_kv_heads) * dim,
-        out_stride=num_heads * dim,
-        scale=dim**-0.5,
-    )
-
-
 class StepOfRows:
     """What all layers of a step are told of its rows."""
 

@@ -35,7 +35,7 @@ def store_grouped(
         interleaved: pairs are neighbours, not halves.
         slots: int64 ``[T]``: where each token's row goes, no two to the same; -1: nowhere.
         cached: ``[tokens, 2 kv_heads d]``. A row is a token, its keys and then its values; on a CPU the
-            rows of a block lie together head by head, as its attention reads them.
+            rows of a block lie together head by head, as its attention reads them: ``key_stride``.
         block_size: tokens a block.
 
     Returns:
@@ -69,9 +69,16 @@ def store_grouped(
         slots.data_ptr(),
         cached.data_ptr(),
         block_size,
+        key_stride(block_size),
         torch.get_num_threads(),
     )
     return qkv[:, :num_heads]
+
+
+def key_stride(block_size: int) -> int:
+    """How far the numbers of a cached key lie apart on a CPU. Where blocks are whole vectors of tokens, that
+    is from one dimension to the next: a query then meets as many keys at once as a vector has numbers."""
+    return 1 if block_size % lib().vector_width() else block_size
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, out: Tensor) -> None:

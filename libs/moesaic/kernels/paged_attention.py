@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from moesaic.kernels.kv_rows import key_stride
 from moesaic.kernels.native.library import Batch, Shape, lib, scratch, usable
 
 
@@ -94,24 +95,9 @@ def _on_a_cpu(
 ) -> None:
     num_heads = queries.shape[1]
     assert queries.stride()[1:] == (layout.key_dim, 1)
-    assert out.stride()[1:] == (layout.value_dim, 1)
+    assert out.is_contiguous()
     assert cached.is_contiguous()
-    shape = Shape(
-        heads=num_heads,
-        kv_heads=layout.num_kv_heads,
-        key_dim=layout.key_dim,
-        value_dim=layout.value_dim,
-        block_stride=block_size * cached.shape[1],
-        # Of a block, each head's keys lie together, and then its values: one stream each.
-        head_stride=2 * block_size * layout.key_dim,
-        token_stride=layout.key_dim,
-        value_start=block_size * layout.key_dim if layout.value_column else 0,
-        block_size=block_size,
-        window=window or 0,
-        query_stride=queries.stride(0),
-        out_stride=out.stride(0),
-        scale=scale,
-    )
+    shape = shape_of(layout, num_heads, queries.stride(0), block_size, window, scale)
     batch = batch_of(rows)
     threads = torch.get_num_threads()
     lib().attention(
@@ -122,6 +108,37 @@ def _on_a_cpu(
         out.data_ptr(),
         scratch(lib().attention_scratch(shape, batch, threads)),
         threads,
+    )
+
+
+def shape_of(
+    layout: KVLayout,
+    num_heads: int,
+    query_stride: int,
+    block_size: int,
+    window: int | None,
+    scale: float,
+) -> Shape:
+    """``struct shape``: how heads lie in the queries and in a CPU's cache. Of a block of grouped heads,
+    each head's keys lie together, and then its values: one stream each."""
+    grouped, dim = layout.value_column > 0, layout.key_dim
+    between_numbers = key_stride(block_size) if grouped else 1
+    return Shape(
+        heads=num_heads,
+        kv_heads=layout.num_kv_heads,
+        key_dim=dim,
+        value_dim=layout.value_dim,
+        block_stride=block_size * dim * (2 * layout.num_kv_heads if grouped else 1),
+        head_stride=2 * block_size * dim,
+        token_stride=dim if between_numbers == 1 else 1,
+        key_stride=between_numbers,
+        value_start=block_size * dim if grouped else 0,
+        value_stride=dim,
+        block_size=block_size,
+        window=window or 0,
+        query_stride=query_stride,
+        out_stride=num_heads * layout.value_dim,
+        scale=scale,
     )
 
 

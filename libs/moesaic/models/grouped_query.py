@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moesaic.kernels.grouped_query import GroupedQueryKernel, StepOfRows, shape_of
+from moesaic.kernels.grouped_query import GroupedQueryKernel, StepOfRows
 from moesaic.kernels.kv_rows import store_grouped
 from moesaic.kernels.linear import Linear, PackedLinear
-from moesaic.kernels.paged_attention import KVLayout
+from moesaic.kernels.paged_attention import KVLayout, shape_of
 from moesaic.models.architecture import GroupedQueryAttention, ModelConfig
 from moesaic.models.attention_plan import AttentionPlan
 from moesaic.models.kv_cache import KVCache
@@ -88,8 +88,14 @@ class GroupedQueryLayer:
     def step_of(self, rotation: Rotation, plan: AttentionPlan) -> StepOfRows:
         """What every layer's call is told of a step's rows, if all of them attend."""
         shape, [rows] = self.shape, plan.groups
+        heads, kv_heads, dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
         lying = shape_of(
-            shape.num_heads, shape.num_kv_heads, shape.head_dim, plan.block_size, plan.window
+            KVLayout.grouped(kv_heads, dim),
+            heads,
+            (heads + 2 * kv_heads) * dim,
+            plan.block_size,
+            plan.window,
+            dim**-0.5,
         )
         turn = (rotation.cos, rotation.sin, rotation.interleaved)
         return StepOfRows(lying, *turn, plan.write_slots, rows)

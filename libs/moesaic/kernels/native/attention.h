@@ -19,7 +19,9 @@ struct batch {
 struct shape {
     int64_t heads, kv_heads;
     int64_t key_dim, value_dim;
-    int64_t block_stride, head_stride, token_stride, value_start;  // in the cache, in floats
+    // In the cache, in floats. A key_stride other than 1: of a block, a head's keys lie dimension by
+    // dimension, LANES tokens and more of it side by side.
+    int64_t block_stride, head_stride, token_stride, key_stride, value_start, value_stride;
     int64_t block_size, window;                                    // window 0: none
     int64_t query_stride, out_stride;                              // between rows
     float scale;

@@ -27,52 +27,72 @@ INLINE void transpose(vec rows[LANES]) {
     SWAP_SQUARES(rows, 8)
 }
 
-// Where a tile's keys are; returns how many there are yet.
-static int64_t find_keys(const struct shape *s, const struct sequence *q, const float *cache,
-                         int64_t kv_head, int64_t start, const float *found[PANEL]) {
+// Where a tile's keys and values are; how many there are yet.
+struct found {
+    const float *keys[PANEL], *values[PANEL];
+    int64_t count;
+};
+static void find(const struct shape *s, const struct sequence *q, const float *cache,
+                 int64_t kv_head, int64_t start, struct found *f) {
     const float *head = cache + kv_head * s->head_stride;
-    const int64_t count = q->length - start < PANEL ? q->length - start : PANEL;
     const int32_t *block = q->blocks + start / s->block_size;
-    for (int64_t j = 0, offset = start % s->block_size; j < count; offset = 0, block++) {
-        const float *key = head + *block * s->block_stride + offset * s->token_stride;
-        for (; offset < s->block_size && j < count; offset++, j++, key += s->token_stride)
-            found[j] = key;
+    f->count = q->length - start < PANEL ? q->length - start : PANEL;
+    for (int64_t j = 0, offset = start % s->block_size; j < f->count; offset = 0, block++) {
+        const float *keys = head + *block * s->block_stride, *values = keys + s->value_start;
+        for (; offset < s->block_size && j < f->count; offset++, j++) {
+            f->keys[j] = keys + offset * s->token_stride;
+            f->values[j] = values + offset * s->value_stride;
+        }
     }
-    return count;
 }
 
 void expect(const struct shape *s, const struct sequence *q, const float *cache, int64_t kv_head,
             int64_t start) {
-    const float *keys[PANEL];
-    const int64_t count = find_keys(s, q, cache, kv_head, start, keys);
-    for (int64_t j = 0; j < count; j++) {
-        const float *key = keys[j], *value = key + s->value_start;
-        for (int64_t i = 0; i < s->key_dim; i += 16) __builtin_prefetch(key + i, 0, 2);
-        for (int64_t i = 0; i < s->value_dim; i += 16) __builtin_prefetch(value + i, 0, 2);
+    struct found f;
+    find(s, q, cache, kv_head, start, &f);
+    const int turned = s->key_stride != 1;
+    for (int64_t j = 0; j < f.count; j++) {
+        for (int64_t i = 0; i < s->key_dim && !turned; i += 16)
+            __builtin_prefetch(f.keys[j] + i, 0, 2);
+        for (int64_t i = 0; i < s->value_dim; i += 16) __builtin_prefetch(f.values[j] + i, 0, 2);
     }
+    for (int64_t j = 0; j < f.count && turned; j += LANES)
+        for (int64_t i = 0; i < s->key_dim; i++)
+            __builtin_prefetch(f.keys[j] + i * s->key_stride, 0, 2);
 }
 
-// Lays the keys and values of a tile out for products; what is not there yet is zero.
-static void lay_out(const struct shape *s, const struct sequence *q, const float *cache,
-                    int64_t kv_head, int64_t start, const struct desk *d) {
-    const float *keys[PANEL];
-    const int64_t count = find_keys(s, q, cache, kv_head, start, keys);
+static void lay_out_keys(const struct shape *s, const struct found *f, float *keys) {
+    if (s->key_stride != 1) {  // positions behind the last get whatever is there: nobody sees them
+        for (int64_t i = 0; i < s->key_dim; i++)
+            for (int64_t j = 0; j < PANEL; j += LANES)
+                store(keys + i * PANEL + j,
+                      j < f->count ? load(f->keys[j] + i * s->key_stride) : (vec){0});
+        return;
+    }
     for (int64_t j = 0; j < PANEL; j += LANES)
         for (int64_t i = 0; i < s->key_dim; i += LANES) {
             const int64_t left = s->key_dim - i < LANES ? s->key_dim - i : LANES;
             vec square[LANES];
             for (int64_t n = 0; n < LANES; n++) {
-                const float *key = j + n < count ? keys[j + n] + i : 0;
+                const float *key = j + n < f->count ? f->keys[j + n] + i : 0;
                 square[n] = !key ? (vec){0} : left < LANES ? load_some(key, left) : load(key);
             }
             transpose(square);
-            for (int64_t n = 0; n < left; n++) store(d->keys + (i + n) * PANEL + j, square[n]);
+            for (int64_t n = 0; n < left; n++) store(keys + (i + n) * PANEL + j, square[n]);
         }
+}
+
+// Lays the keys and values of a tile out for products; values that are not there yet are zero.
+static void lay_out(const struct shape *s, const struct sequence *q, const float *cache,
+                    int64_t kv_head, int64_t start, const struct desk *d) {
+    struct found f;
+    find(s, q, cache, kv_head, start, &f);
+    lay_out_keys(s, &f, d->keys);
     for (int64_t first = 0; first < s->value_dim; first += PANEL) {
         const int64_t columns = s->value_dim - first < PANEL ? s->value_dim - first : PANEL;
         float *panel = d->values + first * PANEL;
-        for (int64_t j = 0; j < count; j++) {
-            const float *value = keys[j] + s->value_start + first;
+        for (int64_t j = 0; j < f.count; j++) {
+            const float *value = f.values[j] + first;
             if (columns == PANEL) {
                 for (int64_t c = 0; c < PANEL; c += LANES)
                     store(panel + j * PANEL + c, load(value + c));
@@ -81,7 +101,7 @@ static void lay_out(const struct shape *s, const struct sequence *q, const float
             memcpy(panel + j * PANEL, value, (size_t)columns * 4);
             memset(panel + j * PANEL + columns, 0, (size_t)(PANEL - columns) * 4);
         }
-        memset(panel + count * PANEL, 0, (size_t)(PANEL - count) * PANEL * 4);
+        memset(panel + f.count * PANEL, 0, (size_t)(PANEL - f.count) * PANEL * 4);
     }
 }
 
@@ -183,6 +203,28 @@ INLINE void score_few(const int num, const struct shape *s, const float *queries
     for (int r = 0; r < num; r++) store(scores + r * PANEL, sums[r]);
 }
 
+// The scores of `num` queries for a tile whose keys lie dimension by dimension.
+INLINE void score_turned(const int num, const struct shape *s, const float *queries,
+                         const struct found *f, float *scores) {
+    vec sums[TILE_ROWS][TILE_VECTORS] = {0};
+    const float *keys[TILE_VECTORS];
+    for (int v = 0; v < TILE_VECTORS; v++)
+        keys[v] = f->keys[v * LANES < f->count ? v * LANES : 0];
+    for (int64_t i = 0; i < s->key_dim; i++) {
+        vec key[TILE_VECTORS];
+#pragma GCC unroll 4
+        for (int v = 0; v < TILE_VECTORS; v++) key[v] = load(keys[v] + i * s->key_stride);
+#pragma GCC unroll 8
+        for (int r = 0; r < num; r++)
+#pragma GCC unroll 4
+            for (int v = 0; v < TILE_VECTORS; v++)
+                sums[r][v] = fma_of(all(queries[r * s->key_dim + i]), key[v], sums[r][v]);
+    }
+    for (int r = 0; r < num; r++)
+        for (int v = 0; v < TILE_VECTORS; v++)
+            store(scores + r * PANEL + v * LANES, sums[r][v]);
+}
+
 // Adds the weighted values of `count` positions to the sums of `num` queries, PANEL columns.
 INLINE void add_few(const int num, const float *weights, const float *const *rows, int64_t count,
                     int64_t columns, float *sums, int64_t stride) {
@@ -212,16 +254,16 @@ INLINE void add_few(const int num, const float *weights, const float *const *row
 static void attend_few(const struct queries *q, const float *cache, int64_t start,
                        const struct desk *d) {
     const struct shape *s = q->shape;
-    const float *keys[PANEL], *values[PANEL];
-    const int64_t count = find_keys(s, q->sequence, cache, q->kv_head, start, keys);
-    for (int64_t j = 0; j < count; j++) values[j] = keys[j] + s->value_start;
+    struct found f;
+    find(s, q->sequence, cache, q->kv_head, start, &f);
     const int64_t skipped = start > q->position ? (start - q->position) * q->group : 0;
     const int64_t left = q->num - skipped;
     const float *queries = d->queries + skipped * s->key_dim;
     float *scores = d->scores + skipped * PANEL;
+    if (s->key_stride != 1) {
 #define SCORE(n) \
-    case n: score_few(n, s, queries, keys + j, count - j, scores + j); break
-    for (int64_t j = 0; j < count; j += LANES) switch (left) {
+    case n: score_turned(n, s, queries, &f, scores); break
+        switch (left) {
             SCORE(1);
             SCORE(2);
             SCORE(3);
@@ -230,10 +272,23 @@ static void attend_few(const struct queries *q, const float *cache, int64_t star
             SCORE(6);
         }
 #undef SCORE
+    } else {
+#define SCORE(n) \
+    case n: score_few(n, s, queries, f.keys + j, f.count - j, scores + j); break
+        for (int64_t j = 0; j < f.count; j += LANES) switch (left) {
+                SCORE(1);
+                SCORE(2);
+                SCORE(3);
+                SCORE(4);
+                SCORE(5);
+                SCORE(6);
+            }
+#undef SCORE
+    }
     soften_all(q, skipped, start, d);
     const int64_t stride = wide(s->value_dim);
 #define ADD(n) \
-    case n: add_few(n, scores, values, count, s->value_dim - first, sums, stride); break
+    case n: add_few(n, scores, f.values, f.count, s->value_dim - first, sums, stride); break
     for (int64_t first = 0; first < s->value_dim; first += PANEL) {
         float *sums = d->sums + skipped * stride + first;
         switch (left) {
@@ -244,7 +299,7 @@ static void attend_few(const struct queries *q, const float *cache, int64_t star
             ADD(5);
             ADD(6);
         }
-        for (int64_t j = 0; j < count; j++) values[j] += PANEL;
+        for (int64_t j = 0; j < f.count; j++) f.values[j] += PANEL;
     }
 #undef ADD
 }

@@ -41,8 +41,11 @@ class Shape(Structure):
 
     _fields_ = [
         *((name, c_int64) for name in ("heads", "kv_heads", "key_dim", "value_dim")),
-        *((name, c_int64) for name in ("block_stride", "head_stride", "token_stride")),
-        *((name, c_int64) for name in ("value_start", "block_size", "window")),
+        *(
+            (name, c_int64)
+            for name in ("block_stride", "head_stride", "token_stride", "key_stride")
+        ),
+        *((name, c_int64) for name in ("value_start", "value_stride", "block_size", "window")),
         *((name, c_int64) for name in ("query_stride", "out_stride")),
         ("scale", c_float),
     ]
@@ -84,6 +87,7 @@ class AttentionStep(Structure):
 _P, _N = c_void_p, c_int64
 _SIGNATURES = {
     "panel_width": (_N, []),
+    "vector_width": (_N, []),
     "pack_float": (None, [_P, _N, _N, _P]),
     "pack_int8": (None, [_P, _N, _N, _P, _P]),
     "linear": (None, [POINTER(Matrix), _N, _P, _N, _N, _N, _P, _N, _N, _P, c_int]),
@@ -95,7 +99,7 @@ _SIGNATURES = {
     "add_rms_norm": (None, [_P, _N, _P, _P, c_float, _N, _N, _P, _P, c_int]),
     "store_grouped": (
         None,
-        [_P, _N, _N, _N, _N, _P, c_float, _P, _P, c_int, _P, _P, _N, c_int],
+        [_P, _N, _N, _N, _N, _P, c_float, _P, _P, c_int, _P, _P, _N, _N, c_int],
     ),
     "store_latent": (
         None,

@@ -167,3 +167,4 @@ EXPORT void pack_int8(const int8_t *weight, int64_t out, int64_t in, int8_t *pan
 }
 
 EXPORT int64_t panel_width(void) { return PANEL; }
+EXPORT int64_t vector_width(void) { return LANES; }

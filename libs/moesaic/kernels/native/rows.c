@@ -79,7 +79,7 @@ struct grouped {
     float *qkv, *cache, eps;
     const float *qk_norm, *cos, *sin;
     const int64_t *slots;
-    int64_t heads, kv_heads, dim, block_size;
+    int64_t heads, kv_heads, dim, block_size, key_stride;
     int interleaved;
 };
 
@@ -94,22 +94,28 @@ static void store_grouped_row(void *with, int64_t t) {
     }
     if (c->slots[t] < 0) return;
     const int64_t head_stride = 2 * c->block_size * dim, block = c->slots[t] / c->block_size;
-    float *to = c->cache + block * kv_heads * head_stride + c->slots[t] % c->block_size * dim;
+    const int64_t token = c->slots[t] % c->block_size;
+    float *to = c->cache + block * kv_heads * head_stride;
     for (int64_t h = 0; h < kv_heads; h++, to += head_stride) {
-        memcpy(to, row + (heads + h) * dim, (size_t)dim * 4);
-        memcpy(to + head_stride / 2, row + (heads + kv_heads + h) * dim, (size_t)dim * 4);
+        const float *key = row + (heads + h) * dim, *value = key + kv_heads * dim;
+        if (c->key_stride == 1)
+            memcpy(to + token * dim, key, (size_t)dim * 4);
+        else
+            for (int64_t i = 0; i < dim; i++) to[i * c->key_stride + token] = key[i];
+        memcpy(to + head_stride / 2 + token * dim, value, (size_t)dim * 4);
     }
 }
 
 // Norms (if `qk_norm` [heads + kv_heads, d]) and rotates the queries and keys in qkv
 // [T, (heads + 2 kv_heads) d], in place, and stores keys and values at their slots of the cache.
-// Of a block it keeps all of a head's keys, then all its values, then the next head's.
+// Of a block it keeps all of a head's keys, token by token (key_stride 1) or dimension by dimension
+// (key_stride block_size), then all its values, then the next head's.
 EXPORT void store_grouped(float *qkv, int64_t count, int64_t heads, int64_t kv_heads, int64_t dim,
                           const float *qk_norm, float eps, const float *cos, const float *sin,
                           int interleaved, const int64_t *slots, float *cache, int64_t block_size,
-                          int threads) {
+                          int64_t key_stride, int threads) {
     struct grouped call = {qkv,   cache, eps,      qk_norm, cos,        sin,
-                           slots, heads, kv_heads, dim,     block_size, interleaved};
+                           slots, heads, kv_heads, dim,     block_size, key_stride, interleaved};
     for_each(store_grouped_row, &call, count, (heads + 2 * kv_heads) * dim, threads);
 }
 
