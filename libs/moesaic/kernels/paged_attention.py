@@ -144,7 +144,8 @@ def shape_of(
 
 def batch_of(rows: PagedRows) -> Batch:
     """``struct batch``, which points into ``rows``."""
-    assert rows.block_tables.is_contiguous()
+    facts = rows.first_rows, rows.num_rows, rows.lengths, rows.block_tables
+    assert all(tensor.is_contiguous() and tensor.dtype == torch.int32 for tensor in facts)
     return Batch(
         first_rows=rows.first_rows.data_ptr(),
         num_rows=rows.num_rows.data_ptr(),
