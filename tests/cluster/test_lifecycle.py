@@ -138,3 +138,23 @@ def test_a_service_may_open_as_many_files_as_the_system_lets_it(tmp_path):
 
     out, _ = process.communicate(timeout=60)
     assert out == "True\n"
+
+
+def test_garbage_is_looked_for_but_not_among_what_was_imported(tmp_path):
+    process = start(
+        """
+        import gc
+
+        gc.disable()
+
+        async def serve():
+            living, imported = len(gc.get_objects()), gc.get_freeze_count()
+            say((gc.isenabled(), living < 5000 < imported))
+
+        run_service(serve())
+        """,
+        tmp_path,
+    )
+
+    out, _ = process.communicate(timeout=60)
+    assert out == "(True, True)\n"

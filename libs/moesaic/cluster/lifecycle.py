@@ -1,6 +1,7 @@
 """How a service's process ends: by a signal, by its operator, or by an error."""
 
 import asyncio
+import gc
 import os
 import resource
 import signal
@@ -77,6 +78,8 @@ def run_service(serve: Coroutine[Any, Any, None]) -> NoReturn:
     error that is not ours is a bug: its traceback goes to standard error.
     """
     raise_file_limit()
+    gc.freeze()  # what was imported stays: to look through it for garbage would stop the process for 0.1 s now and then
+    gc.enable()
     try:
         asyncio.run(serve)
     except KeyboardInterrupt:
