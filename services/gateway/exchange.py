@@ -87,13 +87,16 @@ class Exchange:
             self.allowance.settle_tokens(self._taken_tokens, used)
             self.allowance.leave()
 
-    def note_tokens(self, count: int) -> None:
-        """Tokens, or scores, were made: times the first and the gaps."""
+    def note_tokens(self, count: int, each: int = 1) -> None:
+        """Tokens, or scores, were made, up to ``each`` of one answer: times the first and the gaps. What came
+        together counts as made at even gaps."""
         now = time.monotonic()
         if self._last_token is None:
             metrics.ttft_s.labels(self.route, self.model).observe(now - self.started)
         elif count:
-            metrics.itl_s.labels(self.route, self.model).observe(now - self._last_token)
+            gaps = metrics.itl_s.labels(self.route, self.model)
+            for _ in range(each):
+                gaps.observe((now - self._last_token) / each)
         self._last_token = now
         self.completion_tokens += count
 

@@ -156,8 +156,10 @@ class Answers:
                             self._finished[i] = event
                             pieces.append(choice.finish(event))
                     if pieces:  # not if only the prompts' log-probabilities came
-                        self._exchange.note_tokens(sum(len(p.token_ids) for p in pieces))
-                        yield list(joined(pieces))
+                        together = list(joined(pieces))
+                        counts = [len(piece.token_ids) for piece in together]
+                        self._exchange.note_tokens(sum(counts), max(counts))
+                        yield together
             finally:
                 self._exchange.attempts = sum(run.attempt for run in self.runs)
                 self._exchange.cached_tokens = self._cached_tokens

@@ -18,6 +18,8 @@ from moesaic.engine.requests import (
 )
 from tests.engine.rig import rig
 
+NUM_LAYERS = 3  # of the tiny model
+
 KEYS = [RequestKey(name) for name in "abc"]
 PATIENCE_S = {KEYS[0]: 0.0, KEYS[1]: 0.25, KEYS[2]: 1.0}
 
@@ -67,8 +69,9 @@ def test_nothing_is_lost_doubled_reordered_or_late(data: st.DataObject) -> None:
 async def test_an_engine_tells_patient_requests_seldom_and_others_at_once(tiny_model: Any) -> None:
     calls: list[list[Event]] = []
     async with rig(tiny_model) as r:
-        emit = r.engine._emit
-        r.engine._emit = lambda events: (calls.append(list(events)), emit(events))[1]  # type: ignore[assignment]
+        teller = r.engine._teller
+        emit = teller._emit
+        teller._emit = lambda events: (calls.append(list(events)), emit(events))[1]  # type: ignore[assignment]
         work = Generation(max_tokens=20, patience_s=60.0)
         r.submit("patient", [4, 5, 6], work)
         await r.ended("patient")
@@ -109,3 +112,22 @@ async def test_what_is_held_is_told_when_experts_cannot_be_reached(tiny_model: A
         await r.ended("patient")
 
         assert r.tokens("patient") == tiny_model.greedy([4, 5, 6], 60)
+
+
+async def test_a_step_that_takes_long_does_not_keep_what_was_held_before_it(
+    tiny_model: Any,
+) -> None:
+    async with rig(tiny_model) as r:
+        r.submit("patient", [4, 5, 6], Generation(max_tokens=60, patience_s=0.5))
+        while not r.events:
+            await asyncio.sleep(0)
+        done = len(r.dispatcher.asked)
+        while len(r.dispatcher.asked) < done + 3 * NUM_LAYERS:
+            await asyncio.sleep(0)
+        r.dispatcher.turns = 1 << 30  # the next step waits for its experts, as if for ever
+        before = len(r.events)
+        async with asyncio.timeout(10):
+            while len(r.events) == before:
+                await asyncio.sleep(0.001)
+        r.engine.cancel(RequestKey("patient"))
+        r.dispatcher.turns = 0

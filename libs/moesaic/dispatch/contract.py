@@ -39,7 +39,7 @@ class Dispatcher(Protocol):
         Args:
             step: from ``begin_step``.
             layer: index of the decoder layer.
-            hidden_states: ``[T, H]``, normed. In the last layer ``T`` may be 0.
+            hidden_states: ``[T, H]``, normed. In the last layer ``T`` may be less than in the others, never 0.
 
         Returns:
             ``[T, H]``, same dtype.

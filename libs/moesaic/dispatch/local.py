@@ -50,8 +50,6 @@ class LocalDispatcher:
 
     async def dispatch(self, step: Step, layer: int, hidden_states: Tensor) -> Tensor:
         """See ``Dispatcher.dispatch``; nothing here can be unreachable."""
-        if not len(hidden_states):
-            return hidden_states
         topk_weights, topk_ids = self._gates[layer](hidden_states)
         combined = self._table.compute(layer, hidden_states, topk_weights, topk_ids, mine=None)
         return combined.to(hidden_states.dtype)

@@ -133,8 +133,6 @@ class RoutedDispatcher:
 
     async def dispatch(self, step: Step, layer: int, hidden_states: Tensor) -> Tensor:
         """See ``Dispatcher.dispatch``. Batches of one step may be under way together."""
-        if not len(hidden_states):
-            return hidden_states
         route: Route = step.route
         direct = partial(self._directly, step, layer, hidden_states)
         if self._exchange is None:

@@ -27,7 +27,7 @@ from moesaic.dispatch.tracing import StepTracer
 from moesaic.engine import metrics
 from moesaic.engine.batching import Batcher, Plan, Tally
 from moesaic.engine.blocks import BLOCK_SIZE
-from moesaic.engine.held_tokens import HeldTokens
+from moesaic.engine.held_tokens import Teller
 from moesaic.engine.limits import Limits
 from moesaic.engine.micro_batches import run_together, split
 from moesaic.engine.outstanding import Outstanding, outstanding_of
@@ -50,6 +50,8 @@ TellBlocks = Callable[[list[bytes], list[bytes]], None]  # names stored, names e
 STALL_POLL_S = (
     0.05  # how often deadlines and cancellations are looked at while experts cannot be reached
 )
+
+LONG_STEP_ROWS = 256  # it may take longer than tokens may be held
 
 
 @dataclass(frozen=True)
@@ -90,9 +92,9 @@ class Engine:
         self._flops = flops_of(config)
         self.batcher = Batcher(limits, num_blocks, hasher, config.num_layers, self._flops)
         self._progress = Progress(self.batcher)
-        self._emit, self._tell_blocks, self._recovery_s = emit, tell_blocks, recovery_s
+        self._teller = Teller(emit)
+        self._tell_blocks, self._recovery_s = tell_blocks, recovery_s
         self._micro_batches = micro_batches
-        self._held = HeldTokens()
         self._work_came = asyncio.Event()
         self._tracer: StepTracer | None = None
         self._epoch = 0
@@ -102,13 +104,13 @@ class Engine:
         try:
             self.batcher.submit(request)
         except MoesaicError as error:
-            self._emit([FailureEvent(request.key, error)])
+            self._teller.tell([FailureEvent(request.key, error)])
         self._work_came.set()
 
     def cancel(self, key: RequestKey) -> None:
         """Forget a request; no event of it follows. Unknown keys are ignored."""
         self.batcher.cancel(key)
-        self._held.forget(key)
+        self._teller.forget(key)
 
     def trace(self, tracer: StepTracer | None) -> None:
         """Have every step watched from now on, or none any more."""
@@ -152,6 +154,8 @@ class Engine:
         started = time.monotonic()
         events: list[Event] = []
         num_rows = sum(len(chunk.token_ids) for chunk in work.chunks)
+        if num_rows >= LONG_STEP_ROWS:
+            self._teller.tell_held()
         try:
             await (
                 self._compute_slice(step, work, events)
@@ -181,11 +185,7 @@ class Engine:
         stored, evicted = self.batcher.pool.take_changes()
         if stored or evicted:
             self._tell_blocks(stored, evicted)
-        self._pass_on(events)
-
-    def _pass_on(self, events: list[Event]) -> None:
-        if news := self._held.pass_on(events, time.monotonic()):
-            self._emit(news)
+        self._teller.tell(events)
 
     async def _compute_plan(self, step: Step, plan: Plan, events: list[Event]) -> None:
         self._cache.copy_blocks(plan.copies)
@@ -231,8 +231,7 @@ class Engine:
 
     async def _stall(self, error: MoesaicError) -> None:
         """Experts cannot be reached: wait a little, and fail whoever has waited too long."""
-        if held := self._held.release():
-            self._emit(held)
+        self._teller.tell_held()
         now = time.monotonic()
         work = self.batcher.everything()
         if not error.retryable:
@@ -269,7 +268,7 @@ class Engine:
         failed = {id(w): w for w in work if id(w) in unfinished}
         for item in failed.values():
             self.batcher.finish(item)
-        self._pass_on([FailureEvent(item.request.key, error) for item in failed.values()])
+        self._teller.tell([FailureEvent(item.request.key, error) for item in failed.values()])
 
     def _observe(self) -> None:
         metrics.RUNNING.set(self.batcher.num_running)

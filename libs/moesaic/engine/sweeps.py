@@ -132,7 +132,8 @@ class Sweeps:
         sweep has passed all layers."""
         sweep = done.sweep
         # Most rows leave the last layer early: it would promise too much of the others.
-        if took_s > 0 and done.flops and done.layer < self._num_layers - 1:
+        is_last = self._num_layers > 1 and done.layer == self._num_layers - 1
+        if took_s > 0 and done.flops and not is_last:
             self._rates.append(done.flops / took_s)
         self._owed = max(0, self._owed - done.flops)
         sweep.left = done.left

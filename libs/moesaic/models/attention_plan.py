@@ -37,7 +37,7 @@ class StepPlan:
     rows whose logits are wanted need attend in it, while all must write what later steps attend to."""
 
     layer: AttentionPlan  # of every layer but the last
-    last: AttentionPlan
+    last: AttentionPlan  # where no logits are wanted, one row attends, for whoever counts on each layer
 
 
 def plan_attention(
@@ -68,6 +68,8 @@ def plan_attention(
     if wanted == counts:
         return StepPlan(layer, layer)
     assert all(0 <= few <= count for few, count in zip(wanted, counts, strict=True))
+    if not any(wanted):
+        wanted = [1, *wanted[1:]]
     attending = [
         row for end, few in zip(ends, wanted, strict=True) for row in range(end - few, end)
     ]
@@ -113,5 +115,6 @@ def _padded(block_tables: Sequence[Sequence[int]], num_blocks: Sequence[int]) ->
     """``[B, M]``: the blocks in use, zeros behind them."""
     tables = np.zeros((len(num_blocks), max(num_blocks)), dtype=np.int32)
     for row, table, used in zip(tables, block_tables, num_blocks, strict=True):
+        assert len(table) >= used  # a single block would fill the row
         row[:used] = table[:used]
     return tables

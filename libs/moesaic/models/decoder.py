@@ -31,8 +31,7 @@ sum ``[T, H]``.
 
 The decoder calls it, computes the shared expert, then awaits the result. So a plain function that
 sends its frames before it returns an awaitable overlaps the two; a coroutine function is right too,
-but starts only when awaited. It must not change the hidden states. In the last layer there may be
-no rows, ``T = 0``: it is called all the same, since others may count on its call.
+but starts only when awaited. It must not change the hidden states.
 """
 
 
@@ -122,12 +121,14 @@ class Decoder:
             float32 ``[R, vocab]``: the next-token logits of the wanted rows, in their order.
         """
         plan = plan_attention(batch, cache.block_size, self.window, self.device)
-        wanted = plan.last.attending
+        attending = plan.last.attending
         if every_row:
             plan = StepPlan(plan.layer, plan.layer)
         token_ids, positions = batch.token_ids.to(self.device), batch.positions.to(self.device)
         hidden = await self.compute(token_ids, positions, plan, cache, moe)
-        return self.logits(hidden[wanted] if every_row and wanted is not None else hidden)
+        if every_row and attending is not None:
+            hidden = hidden[attending]
+        return self.logits(hidden if any(batch.wanted) else hidden[:0])
 
     async def compute(
         self,
@@ -189,8 +190,6 @@ class Decoder:
             hidden, normed = layer.fused(hidden, delta, rows.fused, rows.cache.rows(index))
         else:
             hidden, normed = self._attend(layer, hidden, delta, rows)
-        if not len(hidden):
-            return hidden, await moe(index, hidden) if layer.dense is None else hidden
         if layer.dense is not None:
             return hidden, layer.dense(normed)
         routed = moe(index, normed)  # may be in flight while the shared expert is computed
@@ -210,8 +209,6 @@ class Decoder:
         attended = layer.attention(normed, rows.rotation, rows.plan, rows.cache)
         if attending is not None:
             hidden = hidden[attending]
-        if not len(hidden):
-            return hidden, hidden
         return add_rms_norm(hidden, attended, layer.mlp_norm, eps)
 
 

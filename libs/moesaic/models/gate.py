@@ -91,6 +91,7 @@ def select_experts(gate_logits: Tensor, moe: MoE) -> tuple[Tensor, Tensor]:
 
 def _choose_on_a_cpu(hidden_states: Tensor, gate: PackedLinear, moe: MoE) -> tuple[Tensor, Tensor]:
     num_rows = len(hidden_states)
+    assert hidden_states.shape[1] == gate.matrix.shape[1]
     topk_weights = torch.empty(num_rows, moe.top_k)
     topk_ids = torch.empty(num_rows, moe.top_k, dtype=torch.int32)
     lib().choose_experts(

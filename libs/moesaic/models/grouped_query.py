@@ -66,8 +66,6 @@ class GroupedQueryLayer:
         slots, attending = plan.write_slots, plan.attending
         if attending is not None:
             self._store(self.kv(hidden_states), 0, rotation, slots, cache)
-            if not len(attending):
-                return hidden_states[:0]
             hidden_states, rotation = hidden_states[attending], rotation.of(attending)
             slots = torch.full_like(attending, -1)  # theirs are written
         qkv = self.qkv(hidden_states)

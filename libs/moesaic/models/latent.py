@@ -86,8 +86,6 @@ class LatentLayer:
             self._store(down[:, -shape.kv_width :], rotation, plan.write_slots, rows)
         else:
             self._store(self.kv_down(hidden_states), rotation, plan.write_slots, rows)
-            if not len(attending):
-                return hidden_states[:0]
             rotation, down = rotation.of(attending), self.q_kv_down(hidden_states[attending])
         turn = (rotation.cos, rotation.sin, rotation.interleaved)
         queries = self._project(down[:, : -shape.kv_width])

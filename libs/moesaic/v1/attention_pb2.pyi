@@ -162,7 +162,9 @@ class Generation(_message.Message):
     of so many others. Such a prompt is computed whole; with it, max_tokens may be 0.
     """
     patience_ms: _builtins.int
-    """So late may tokens be told, several together; but the first, and the last with the end, are told at once."""
+    """So late may tokens be told, several together, or after the step that is under way then. The first, and the last with
+    the end, are told at once.
+    """
     num_resumed_tokens: _builtins.int
     """the last of Submit.token_ids: the answer so far, made by an earlier attempt"""
     @_builtins.property
