@@ -225,6 +225,16 @@ INLINE void score_turned(const int num, const struct shape *s, const float *quer
             store(scores + r * PANEL + v * LANES, sums[r][v]);
 }
 
+INLINE void score_tile(const int num, const struct shape *s, const float *queries,
+                       const struct found *f, float *scores) {
+    if (s->key_stride != 1) {
+        score_turned(num, s, queries, f, scores);
+        return;
+    }
+    for (int64_t j = 0; j < f->count; j += LANES)
+        score_few(num, s, queries, f->keys + j, f->count - j, scores + j);
+}
+
 // Adds the weighted values of `count` positions to the sums of `num` queries, PANEL columns.
 INLINE void add_few(const int num, const float *weights, const float *const *rows, int64_t count,
                     int64_t columns, float *sums, int64_t stride) {
@@ -260,31 +270,17 @@ static void attend_few(const struct queries *q, const float *cache, int64_t star
     const int64_t left = q->num - skipped;
     const float *queries = d->queries + skipped * s->key_dim;
     float *scores = d->scores + skipped * PANEL;
-    if (s->key_stride != 1) {
 #define SCORE(n) \
-    case n: score_turned(n, s, queries, &f, scores); break
-        switch (left) {
-            SCORE(1);
-            SCORE(2);
-            SCORE(3);
-            SCORE(4);
-            SCORE(5);
-            SCORE(6);
-        }
-#undef SCORE
-    } else {
-#define SCORE(n) \
-    case n: score_few(n, s, queries, f.keys + j, f.count - j, scores + j); break
-        for (int64_t j = 0; j < f.count; j += LANES) switch (left) {
-                SCORE(1);
-                SCORE(2);
-                SCORE(3);
-                SCORE(4);
-                SCORE(5);
-                SCORE(6);
-            }
-#undef SCORE
+    case n: score_tile(n, s, queries, &f, scores); break
+    switch (left) {
+        SCORE(1);
+        SCORE(2);
+        SCORE(3);
+        SCORE(4);
+        SCORE(5);
+        SCORE(6);
     }
+#undef SCORE
     soften_all(q, skipped, start, d);
     const int64_t stride = wide(s->value_dim);
 #define ADD(n) \
