@@ -260,6 +260,7 @@ async def _open_engine(
         tell_blocks,
         # Others have one batch of a step at a time, or would gain nothing.
         settings.micro_batches if isinstance(dispatcher, RoutedDispatcher) else 1,
+        dispatcher.kernels if isinstance(dispatcher, LocalDispatcher) else None,
     )
 
 

@@ -53,11 +53,11 @@ class PackedSlots:
         """Take ``S`` experts, one at least; ``None`` where no row is routed."""
         self._held = experts
         some = next(mlp for mlp in experts if mlp is not None)
-        self._hidden_size, self._size = some.hidden_size, some.size
-        self._slots = (ctypes.POINTER(Expert) * len(experts))()
+        self._hidden_size, self.size = some.hidden_size, some.size
+        self.c = (ctypes.POINTER(Expert) * len(experts))()
         for slot, mlp in enumerate(experts):
             if mlp is not None:
-                self._slots[slot] = ctypes.pointer(mlp.c)
+                self.c[slot] = ctypes.pointer(mlp.c)
 
     def compute(self, hidden_states: Tensor, topk_weights: Tensor, slot_ids: Tensor) -> Tensor:
         """As ``grouped_experts``; float32 rows, int32 slots."""
@@ -68,11 +68,11 @@ class PackedSlots:
         (num_rows, top_k), threads = slot_ids.shape, torch.get_num_threads()
         assert hidden_states.shape == (num_rows, self._hidden_size)
         out = torch.empty(num_rows, self._hidden_size)
-        sizes = self._hidden_size, self._size
-        needed = lib().experts_scratch(num_rows, top_k, *sizes, len(self._slots), threads)
+        sizes = self._hidden_size, self.size
+        needed = lib().experts_scratch(num_rows, top_k, *sizes, len(self.c), threads)
         lib().experts(
-            self._slots,
-            len(self._slots),
+            self.c,
+            len(self.c),
             hidden_states.data_ptr(),
             num_rows,
             *sizes,

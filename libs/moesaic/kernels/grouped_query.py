@@ -54,9 +54,9 @@ class GroupedQueryKernel:
         eps: float,
     ) -> None:
         """Take what ``GroupedQueryLayer`` has, and float32 ``[H]`` of the norms before and behind it."""
-        self._kept = qkv, output, norm, qk_norm, norm_behind  # ``_c`` points into them
+        self._kept = qkv, output, norm, qk_norm, norm_behind  # ``c`` points into them
         self._hidden_size = len(norm)
-        self._c = AttentionLayer(
+        self.c = AttentionLayer(
             qkv.c,
             output.c,
             norm.data_ptr(),
@@ -84,7 +84,7 @@ class GroupedQueryKernel:
         assert hidden.shape == (step.c.count, self._hidden_size)
         summed, normed = torch.empty(hidden.shape), torch.empty(hidden.shape)
         threads, call = torch.get_num_threads(), lib()
-        layer, rows = ctypes.byref(self._c), ctypes.byref(step.c)
+        layer, rows = ctypes.byref(self.c), ctypes.byref(step.c)
         call.grouped_query_layer(
             layer,
             rows,

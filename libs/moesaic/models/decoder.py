@@ -1,6 +1,6 @@
 """The decoder: everything of a model but the routed experts and their gates."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from moesaic.kernels.decoder_layers import DecoderLayersKernel, RoutedExpertsKernel
 from moesaic.kernels.gated_mlp import GatedMLP
 from moesaic.kernels.grouped_query import GroupedQueryKernel, StepOfRows
 from moesaic.kernels.linear import Linear, Quantization, make_linear
@@ -111,11 +112,28 @@ class Decoder:
         """An empty cache that fits this decoder."""
         return KVCache(self.config, num_blocks, block_size, self.dtype, self.device)
 
+    def fuse(self, experts: Mapping[int, RoutedExpertsKernel]) -> DecoderLayersKernel | None:
+        """All layers in one call, for whoever has all ``experts`` of each layer in this process;
+        ``None``: some layer has to be computed piece by piece."""
+        layers: list[tuple[GroupedQueryKernel, RoutedExpertsKernel]] = []
+        for index, layer in enumerate(self._layers):
+            if layer.fused is None or layer.shared is not None or index not in experts:
+                return None
+            layers.append((layer.fused, experts[index]))
+        return DecoderLayersKernel(layers, self.config.hidden_size)
+
     async def forward(
-        self, batch: StepBatch, cache: KVCache, moe: MoELayer, *, every_row: bool = False
+        self,
+        batch: StepBatch,
+        cache: KVCache,
+        moe: MoELayer,
+        *,
+        fused: DecoderLayersKernel | None = None,
+        every_row: bool = False,
     ) -> Tensor:
         """One forward pass; writes the rows' keys and values to ``cache``. Rows whose logits are not
-        wanted do not pass through the last layer, unless ``every_row`` is to.
+        wanted do not pass through the last layer, unless ``every_row`` is to. What can be ``fused``
+        does not ask ``moe``.
 
         Returns:
             float32 ``[R, vocab]``: the next-token logits of the wanted rows, in their order.
@@ -125,7 +143,7 @@ class Decoder:
         if every_row:
             plan = StepPlan(plan.layer, plan.layer)
         token_ids, positions = batch.token_ids.to(self.device), batch.positions.to(self.device)
-        hidden = await self.compute(token_ids, positions, plan, cache, moe)
+        hidden = await self.compute(token_ids, positions, plan, cache, moe, fused)
         if every_row and attending is not None:
             hidden = hidden[attending]
         return self.logits(hidden if any(batch.wanted) else hidden[:0])
@@ -137,19 +155,25 @@ class Decoder:
         plan: StepPlan,
         cache: KVCache,
         moe: MoELayer,
+        fused: DecoderLayersKernel | None = None,
     ) -> Tensor:
         """What comes out of the last layer, ``[A, H]`` of the rows that attend in it, of a batch that is
         planned and on the device."""
         rotation = self._rotary.rotation(positions, self._rotation_dtype)
         hidden = self.embed(token_ids)
         delta: Tensor | None = None  # what the layer before adds to the residual stream
-        *others, last = range(len(self._layers))
         rows = _Rows(rotation, plan.layer, cache, self._layers[0].attention)
-        for index in others:
+        num_layers, done = len(self._layers), 0
+        if fused is not None:
+            done = num_layers if plan.last is plan.layer else num_layers - 1
+        if fused is not None and done:
+            caches = [cache.rows(index) for index in range(done)]
+            hidden, delta = fused(hidden, rows.fused, caches)
+        for index in range(done, num_layers):
+            if index == num_layers - 1 and plan.last is not plan.layer:
+                rows = replace(rows, plan=plan.last)
             hidden, delta = await self._pass(index, hidden, delta, rows, moe)
-        if plan.last is not plan.layer:
-            rows = replace(rows, plan=plan.last)
-        hidden, delta = await self._pass(last, hidden, delta, rows, moe)
+        assert delta is not None
         return hidden + delta.to(hidden.dtype)
 
     def embed(self, token_ids: Tensor) -> Tensor:

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from moesaic.kernels.decoder_layers import RoutedExpertsKernel
+from moesaic.kernels.grouped_experts import PackedSlots
 from moesaic.kernels.linear import PackedLinear, make_linear
 from moesaic.kernels.native.library import lib, scratch, usable
 from moesaic.models.architecture import ModelConfig, MoE
@@ -47,6 +49,20 @@ class Gate:
         if isinstance(gate, PackedLinear) and moe.topk_method == "greedy":
             return _choose_on_a_cpu(hidden_states.contiguous(), gate, moe)
         return select_experts(gate(hidden_states), moe)
+
+    def before(self, slots: PackedSlots) -> RoutedExpertsKernel | None:
+        """This gate and all of the layer's experts, each in its own slot, where that can be part of a
+        call of several layers."""
+        gate, moe = self._linear, self._moe
+        if not (isinstance(gate, PackedLinear) and moe.topk_method == "greedy"):
+            return None
+        return RoutedExpertsKernel(
+            gate.matrix,
+            slots,
+            moe.top_k,
+            normalise=moe.norm_topk_prob,
+            scaling=moe.routed_scaling_factor,
+        )
 
 
 def load_gates(

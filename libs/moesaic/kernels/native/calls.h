@@ -4,6 +4,30 @@
 
 #include "attention.h"
 
+struct expert {
+    struct matrix gate_up;  // H -> 2I, each panel: half of it gate, half of it up
+    struct matrix down;     // I -> H
+};
+
+// Attention between two norms.
+struct layer {
+    struct matrix qkv, output;
+    const float *norm;         // [H], before attention
+    const float *qk_norm;      // [heads + kv_heads, dim] or none
+    const float *norm_behind;  // [H]
+    float eps;
+};
+
+// What all layers are told of the rows of a step.
+struct step {
+    const float *cos, *sin;  // [T, dim]
+    const int64_t *slots;    // [T]
+    struct shape shape;
+    struct batch batch;
+    int64_t count;  // T
+    int32_t interleaved;
+};
+
 EXPORT void linear(const struct matrix *matrices, int64_t heads, const float *x, int64_t x_stride,
                    int64_t x_head_stride, int64_t count, float *out, int64_t out_stride,
                    int64_t out_head_stride, uint8_t *scratch, int threads);
@@ -17,5 +41,18 @@ EXPORT void store_grouped(float *qkv, int64_t count, int64_t heads, int64_t kv_h
 EXPORT int64_t attention_scratch(const struct shape *s, const struct batch *batch, int threads);
 EXPORT void attention(const struct shape *s, const struct batch *batch, const float *queries,
                       const float *cache, float *out, uint8_t *scratch, int threads);
+EXPORT int64_t grouped_query_scratch(const struct layer *l, const struct step *s, int threads);
+EXPORT void grouped_query_layer(const struct layer *l, const struct step *s, const float *x,
+                                const float *delta, float *cache, float *sum, float *out,
+                                uint8_t *scratch, int threads);
+EXPORT void choose_experts(const struct matrix *gate, const float *x, int64_t count, int64_t top_k,
+                           int normalise, float scaling, float *logits, float *weights,
+                           int32_t *ids, int threads);
+EXPORT int64_t experts_scratch(int64_t rows, int64_t top_k, int64_t hidden, int64_t size,
+                               int64_t num_slots, int threads);
+EXPORT void experts(const struct expert *const *slots, int64_t num_slots, const float *x,
+                    int64_t num_rows, int64_t hidden, int64_t size, const float *weights,
+                    const int32_t *slot_ids, int64_t top_k, float *out, uint8_t *scratch,
+                    int threads);
 
 #endif

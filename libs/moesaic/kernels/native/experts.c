@@ -1,16 +1,11 @@
 // The weighted sum of SwiGLU experts over the rows routed to them:
 //   sort (row, expert) pairs by slot; first products with silu(gate) * up; second products; sums.
-#include "matrix.h"
+#include "calls.h"
 #include "pool.h"
 
 enum { BLOCK = 48 };             // routed rows whose inputs a thread copies side by side
 enum { SUMMED = 16, FEW = 16 };  // rows added up in one task; rows that one thread adds up sooner
 enum { HALF = PANEL / 2 };  // a panel of the first matrix: half a panel of gate, the same of up
-
-struct expert {
-    struct matrix gate_up;  // H -> 2I, each panel: HALF of gate, HALF of up
-    struct matrix down;     // I -> H
-};
 
 struct block {
     int32_t slot, first, count;  // routed rows [first, first + count)

@@ -2,23 +2,6 @@
 // way from Python to each of its pieces takes as long as they do.
 #include "calls.h"
 
-struct layer {
-    struct matrix qkv, output;
-    const float *norm;         // [H], before attention
-    const float *qk_norm;      // [heads + kv_heads, dim] or none
-    const float *norm_behind;  // [H]
-    float eps;
-};
-
-struct step {
-    const float *cos, *sin;  // [T, dim]
-    const int64_t *slots;    // [T]
-    struct shape shape;
-    struct batch batch;
-    int64_t count;  // T
-    int32_t interleaved;
-};
-
 static int64_t rounded(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 // Of the largest product, for int8.

@@ -84,6 +84,25 @@ class AttentionStep(Structure):
     ]
 
 
+class RoutedExperts(Structure):
+    """``struct moe``."""
+
+    _fields_ = [
+        ("gate", Matrix),
+        ("slots", POINTER(POINTER(Expert))),
+        ("size", c_int64),
+        ("top_k", c_int64),
+        ("scaling", c_float),
+        ("normalise", c_int32),
+    ]
+
+
+class DecoderLayer(Structure):
+    """``struct whole_layer``."""
+
+    _fields_ = [("attention", AttentionLayer), ("moe", RoutedExperts)]
+
+
 _P, _N = c_void_p, c_int64
 _SIGNATURES = {
     "panel_width": (_N, []),
@@ -120,6 +139,11 @@ _SIGNATURES = {
     "grouped_query_layer": (
         None,
         [POINTER(AttentionLayer), POINTER(AttentionStep), _P, _P, _P, _P, _P, _P, c_int],
+    ),
+    "decoder_layers_scratch": (_N, [POINTER(DecoderLayer), _N, POINTER(AttentionStep), c_int]),
+    "decoder_layers": (
+        None,
+        [POINTER(DecoderLayer), _N, POINTER(AttentionStep), POINTER(_P), _P, _P, _P, c_int],
     ),
     "attention_scratch": (_N, [POINTER(Shape), POINTER(Batch), c_int]),
     "attention": (None, [POINTER(Shape), POINTER(Batch), _P, _P, _P, _P, c_int]),
