@@ -1,13 +1,50 @@
 #include "matrix.h"
 
-// sum[i] + a[4i] b[4i] + ... + a[4i + 3] b[4i + 3], a unsigned and b signed bytes.
-INLINE ivec add_dot4(ivec sum, ivec a, ivec b) {
-#if defined(__AVX512VNNI__) && defined(__AVX512F__)
-    return (ivec)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
-#elif defined(__AVXVNNI__) && defined(__AVX2__)
-    return (ivec)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)a, (__m256i)b);
+// Four inputs of a row, for all outputs: bytes around ZERO, or, where no instruction multiplies those
+// without saturating, signed bytes and their magnitudes.
+struct four {
+    ivec levels, magnitudes;
+};
+
+#if defined(__AVX512VNNI__) && defined(__AVX512F__) || defined(__AVXVNNI__) && defined(__AVX2__)
+enum { AROUND_ZERO = 1 };
 #else
-    for (int i = 0; i < 4; i++) sum += ((a >> (8 * i)) & 255) * ((b << (24 - 8 * i)) >> 24);
+enum { AROUND_ZERO = 0 };
+#endif
+
+INLINE struct four four_of(const uint8_t *x) {
+    int32_t bytes;
+    memcpy(&bytes, x, 4);
+    struct four four = {(AROUND_ZERO ? bytes : bytes ^ (int32_t)0x80808080) - (ivec){0}};
+#if defined(__AVX512F__)
+    if (!AROUND_ZERO) four.magnitudes = (ivec)_mm512_abs_epi8((__m512i)four.levels);
+#elif defined(__AVX2__)
+    if (!AROUND_ZERO) four.magnitudes = (ivec)_mm256_abs_epi8((__m256i)four.levels);
+#endif
+    return four;
+}
+
+// sum[i] + a[4i] b[4i] + ... + a[4i + 3] b[4i + 3].
+INLINE ivec add_dot4(ivec sum, struct four a, ivec b) {
+#if defined(__AVX512VNNI__) && defined(__AVX512F__)
+    return (ivec)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)a.levels, (__m512i)b);
+#elif defined(__AVXVNNI__) && defined(__AVX2__)
+    return (ivec)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)a.levels, (__m256i)b);
+#elif defined(__AVX512F__)
+    // Two products of magnitudes below 128 fit 16 bits.
+    const __mmask64 negative = _mm512_movepi8_mask((__m512i)a.levels);
+    const __m512i zero = _mm512_setzero_si512();
+    const __m512i signed_b = _mm512_mask_sub_epi8((__m512i)b, negative, zero, (__m512i)b);
+    const __m512i pairs = _mm512_maddubs_epi16((__m512i)a.magnitudes, signed_b);
+    return sum + (ivec)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+#elif defined(__AVX2__)
+    // Two products of magnitudes below 128 fit 16 bits.
+    const __m256i signed_b = _mm256_sign_epi8((__m256i)b, (__m256i)a.levels);
+    const __m256i pairs = _mm256_maddubs_epi16((__m256i)a.magnitudes, signed_b);
+    return sum + (ivec)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+#else
+    for (int i = 0; i < 4; i++)
+        sum += ((a.levels << (24 - 8 * i)) >> 24) * ((b << (24 - 8 * i)) >> 24);
     return sum;
 #endif
 }
@@ -60,9 +97,7 @@ INLINE void tile_int8(const int count, const uint8_t *x, int64_t stride, const f
             weights[v] = (ivec)load((const float *)(panel + v * LANES * 4));
 #pragma GCC unroll 8
         for (int i = 0; i < count; i++) {
-            int32_t four;
-            memcpy(&four, x + i * stride + 4 * p, 4);
-            const ivec factor = four - (ivec){0};
+            const struct four factor = four_of(x + i * stride + 4 * p);
 #pragma GCC unroll 4
             for (int v = 0; v < TILE_VECTORS; v++)
                 sums[i][v] = add_dot4(sums[i][v], factor, weights[v]);
@@ -71,7 +106,8 @@ INLINE void tile_int8(const int count, const uint8_t *x, int64_t stride, const f
     vec results[TILE_ROWS][TILE_VECTORS];
     for (int i = 0; i < count; i++)
         for (int v = 0; v < TILE_VECTORS; v++) {
-            const ivec sum = sums[i][v] - (ivec)load((const float *)(offsets + v * LANES));
+            ivec sum = sums[i][v];
+            if (AROUND_ZERO) sum -= (ivec)load((const float *)(offsets + v * LANES));
             results[i][v] =
                 __builtin_convertvector(sum, vec) * load(scales + v * LANES) * x_scales[i];
             if (bias) results[i][v] += load(bias + v * LANES);
