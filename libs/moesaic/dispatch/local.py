@@ -7,7 +7,7 @@ from torch import Tensor
 
 from moesaic.dispatch.contract import Step
 from moesaic.dispatch.slots import load_table
-from moesaic.kernels.decoder_layers import RoutedExpertsKernel
+from moesaic.kernels.decoder_step import RoutedExpertsKernel
 from moesaic.kernels.linear import Quantization
 from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.config import ModelConfig
@@ -44,7 +44,7 @@ class LocalDispatcher:
 
     @property
     def kernels(self) -> dict[int, RoutedExpertsKernel]:
-        """Of layers that a decoder can compute without asking here, see ``Decoder.fuse``."""
+        """What a decoder needs to compute layers without asking here: ``Decoder.whole_steps``."""
         packed = {layer: slots.packed for layer, slots in self._table.layers.items()}
         kernels = {at: self._gates[at].before(slots) for at, slots in packed.items() if slots}
         return {layer: kernel for layer, kernel in kernels.items() if kernel}

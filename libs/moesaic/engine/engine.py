@@ -37,7 +37,7 @@ from moesaic.engine.sequences import Chunk, Work
 from moesaic.engine.sweep_rows import Sweep
 from moesaic.engine.sweeps import Slice
 from moesaic.errors import DeadlineExceeded, ExpertUnavailable, MoesaicError, NotReady
-from moesaic.kernels.decoder_layers import RoutedExpertsKernel
+from moesaic.kernels.decoder_step import RoutedExpertsKernel
 from moesaic.models.decoder import Decoder, MoELayer
 from moesaic.models.flops import flops_of
 from moesaic.models.step_batch import StepBatch
@@ -86,11 +86,11 @@ class Engine:
     ) -> None:
         """``hasher`` turns the prefix cache on; ``tell_blocks`` is then called with what changed in
         it, before the events of the same step are told. Steps are cut into up to ``micro_batches``,
-        if the dispatcher can have several batches of a step under way. Where all ``experts`` of a
-        layer are in this process, the decoder may compute it without asking the dispatcher."""
+        if the dispatcher can have several batches of a step under way. With the ``experts`` of all
+        layers in this process, whole steps are computed without asking the dispatcher."""
         self._decoder, self._dispatcher = decoder, dispatcher
-        self._fused = decoder.fuse(experts or {})
         self._cache = decoder.new_kv_cache(num_blocks, BLOCK_SIZE)
+        self._whole = decoder.whole_steps(experts or {}, self._cache)
         self._area = SweepArea(decoder, limits.sweep_blocks, BLOCK_SIZE)
         config = decoder.config
         self._flops = flops_of(config)
@@ -203,8 +203,10 @@ class Engine:
         self._progress.advance(plan.chunks, logits, step.epoch, events)
 
     async def _forward(self, batch: StepBatch, moe: MoELayer) -> torch.Tensor:
+        if self._tracer is None and self._whole is not None:
+            return self._whole.forward(batch)
         if self._tracer is None:
-            return await self._decoder.forward(batch, self._cache, moe, fused=self._fused)
+            return await self._decoder.forward(batch, self._cache, moe)
         moe = self._tracer.watching(batch.sequence_rows, moe)  # the same rows in every layer
         return await self._decoder.forward(batch, self._cache, moe, every_row=True)
 

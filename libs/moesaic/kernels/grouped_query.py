@@ -33,6 +33,7 @@ class StepOfRows:
         self.c = AttentionStep(
             cos.data_ptr(),
             sin.data_ptr(),
+            None,
             slots.data_ptr(),
             shape,
             batch_of(rows),

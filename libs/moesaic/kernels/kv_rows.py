@@ -65,6 +65,7 @@ def store_grouped(
         eps,
         cos.data_ptr(),
         sin.data_ptr(),
+        None,
         interleaved,
         slots.data_ptr(),
         cached.data_ptr(),

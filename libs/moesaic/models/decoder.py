@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from moesaic.kernels.decoder_layers import DecoderLayersKernel, RoutedExpertsKernel
+from moesaic.kernels.decoder_step import DecoderStepKernel, RoutedExpertsKernel
 from moesaic.kernels.gated_mlp import GatedMLP
 from moesaic.kernels.grouped_query import GroupedQueryKernel, StepOfRows
-from moesaic.kernels.linear import Linear, Quantization, make_linear
+from moesaic.kernels.linear import Linear, PackedLinear, Quantization, make_linear
 from moesaic.kernels.rms_norm import add_rms_norm, rms_norm
 from moesaic.models.architecture import LatentAttention, ModelConfig
 from moesaic.models.attention_plan import AttentionPlan, StepPlan, plan_attention
@@ -25,6 +25,7 @@ from moesaic.models.rope import RotaryEmbedding, Rotation
 from moesaic.models.step_batch import StepBatch
 from moesaic.models.tensor_names import EMBEDDING, FINAL_NORM, HEAD, layer_prefix
 from moesaic.models.tensor_reader import TensorReader
+from moesaic.models.whole_steps import WholeSteps
 
 MoELayer = Callable[[int, Tensor], Awaitable[Tensor]]
 """The routed experts: index of the decoder layer, normed hidden states ``[T, H]`` -> their weighted
@@ -112,28 +113,39 @@ class Decoder:
         """An empty cache that fits this decoder."""
         return KVCache(self.config, num_blocks, block_size, self.dtype, self.device)
 
-    def fuse(self, experts: Mapping[int, RoutedExpertsKernel]) -> DecoderLayersKernel | None:
-        """All layers in one call, for whoever has all ``experts`` of each layer in this process;
-        ``None``: some layer has to be computed piece by piece."""
-        layers: list[tuple[GroupedQueryKernel, RoutedExpertsKernel]] = []
-        for index, layer in enumerate(self._layers):
-            if layer.fused is None or layer.shared is not None or index not in experts:
-                return None
-            layers.append((layer.fused, experts[index]))
-        return DecoderLayersKernel(layers, self.config.hidden_size)
+    def whole_steps(
+        self, experts: Mapping[int, RoutedExpertsKernel], cache: KVCache
+    ) -> WholeSteps | None:
+        """Steps over ``cache`` that are one call each, for whoever has all ``experts`` of every layer in
+        this process; None: some layer has to be computed piece by piece."""
+        layers = [(layer.fused, experts.get(index)) for index, layer in enumerate(self._layers)]
+        whole = [(attention, routed) for attention, routed in layers if attention and routed]
+        last, head = self._layers[-1].attention, self._head
+        if (
+            len(whole) < len(layers)
+            or any(layer.shared for layer in self._layers)
+            or not isinstance(last, GroupedQueryLayer)
+            or not isinstance(last.kv, PackedLinear)
+            or not isinstance(head, PackedLinear)
+        ):
+            return None
+        caches = [cache.rows(index) for index in range(len(whole))]
+        kernel = DecoderStepKernel(
+            whole,
+            last.kv.matrix,
+            self._embedding.contiguous(),
+            self._norm,
+            head.matrix,
+            last.lying(cache.block_size, self.window),
+            caches,
+        )
+        return WholeSteps(kernel, self._rotary, cache.block_size)
 
     async def forward(
-        self,
-        batch: StepBatch,
-        cache: KVCache,
-        moe: MoELayer,
-        *,
-        fused: DecoderLayersKernel | None = None,
-        every_row: bool = False,
+        self, batch: StepBatch, cache: KVCache, moe: MoELayer, *, every_row: bool = False
     ) -> Tensor:
         """One forward pass; writes the rows' keys and values to ``cache``. Rows whose logits are not
-        wanted do not pass through the last layer, unless ``every_row`` is to. What can be ``fused``
-        does not ask ``moe``.
+        wanted do not pass through the last layer, unless ``every_row`` is to.
 
         Returns:
             float32 ``[R, vocab]``: the next-token logits of the wanted rows, in their order.
@@ -143,7 +155,7 @@ class Decoder:
         if every_row:
             plan = StepPlan(plan.layer, plan.layer)
         token_ids, positions = batch.token_ids.to(self.device), batch.positions.to(self.device)
-        hidden = await self.compute(token_ids, positions, plan, cache, moe, fused)
+        hidden = await self.compute(token_ids, positions, plan, cache, moe)
         if every_row and attending is not None:
             hidden = hidden[attending]
         return self.logits(hidden if any(batch.wanted) else hidden[:0])
@@ -155,25 +167,19 @@ class Decoder:
         plan: StepPlan,
         cache: KVCache,
         moe: MoELayer,
-        fused: DecoderLayersKernel | None = None,
     ) -> Tensor:
         """What comes out of the last layer, ``[A, H]`` of the rows that attend in it, of a batch that is
         planned and on the device."""
         rotation = self._rotary.rotation(positions, self._rotation_dtype)
         hidden = self.embed(token_ids)
         delta: Tensor | None = None  # what the layer before adds to the residual stream
+        *others, last = range(len(self._layers))
         rows = _Rows(rotation, plan.layer, cache, self._layers[0].attention)
-        num_layers, done = len(self._layers), 0
-        if fused is not None:
-            done = num_layers if plan.last is plan.layer else num_layers - 1
-        if fused is not None and done:
-            caches = [cache.rows(index) for index in range(done)]
-            hidden, delta = fused(hidden, rows.fused, caches)
-        for index in range(done, num_layers):
-            if index == num_layers - 1 and plan.last is not plan.layer:
-                rows = replace(rows, plan=plan.last)
+        for index in others:
             hidden, delta = await self._pass(index, hidden, delta, rows, moe)
-        assert delta is not None
+        if plan.last is not plan.layer:
+            rows = replace(rows, plan=plan.last)
+        hidden, delta = await self._pass(last, hidden, delta, rows, moe)
         return hidden + delta.to(hidden.dtype)
 
     def embed(self, token_ids: Tensor) -> Tensor:

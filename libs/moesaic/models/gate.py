@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from moesaic.kernels.decoder_layers import RoutedExpertsKernel
+from moesaic.kernels.decoder_step import RoutedExpertsKernel
 from moesaic.kernels.grouped_experts import PackedSlots
 from moesaic.kernels.linear import PackedLinear, make_linear
 from moesaic.kernels.native.library import lib, scratch, usable
@@ -51,8 +51,8 @@ class Gate:
         return select_experts(gate(hidden_states), moe)
 
     def before(self, slots: PackedSlots) -> RoutedExpertsKernel | None:
-        """This gate and all of the layer's experts, each in its own slot, where that can be part of a
-        call of several layers."""
+        """This gate and all of the layer's experts, each in its own slot, where a decoder's
+        step can be one call."""
         gate, moe = self._linear, self._moe
         if not (isinstance(gate, PackedLinear) and moe.topk_method == "greedy"):
             return None

@@ -8,6 +8,7 @@ from torch import Tensor
 from moesaic.kernels.grouped_query import GroupedQueryKernel, StepOfRows
 from moesaic.kernels.kv_rows import store_grouped
 from moesaic.kernels.linear import Linear, PackedLinear
+from moesaic.kernels.native.library import Shape
 from moesaic.kernels.paged_attention import KVLayout, shape_of
 from moesaic.models.architecture import GroupedQueryAttention, ModelConfig
 from moesaic.models.attention_plan import AttentionPlan
@@ -85,18 +86,20 @@ class GroupedQueryLayer:
 
     def step_of(self, rotation: Rotation, plan: AttentionPlan) -> StepOfRows:
         """What every layer's call is told of a step's rows, if all of them attend."""
-        shape, [rows] = self.shape, plan.groups
-        heads, kv_heads, dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
-        lying = shape_of(
-            KVLayout.grouped(kv_heads, dim),
-            heads,
-            (heads + 2 * kv_heads) * dim,
-            plan.block_size,
-            plan.window,
-            dim**-0.5,
-        )
+        [rows] = plan.groups
+        lying = self.lying(plan.block_size, plan.window)
         turn = (rotation.cos, rotation.sin, rotation.interleaved)
         return StepOfRows(lying, *turn, plan.write_slots, rows)
+
+    def lying(self, block_size: int, window: int | None) -> Shape:
+        """How heads lie in what is projected, and in a CPU's cache."""
+        heads, kv_heads, dim = (
+            self.shape.num_heads,
+            self.shape.num_kv_heads,
+            self.shape.head_dim,
+        )
+        layout, width = KVLayout.grouped(kv_heads, dim), (heads + 2 * kv_heads) * dim
+        return shape_of(layout, heads, width, block_size, window, dim**-0.5)
 
     def _store(
         self, projected: Tensor, num_heads: int, rotation: Rotation, slots: Tensor, cache: KVCache

@@ -42,12 +42,17 @@ class RotaryEmbedding:
         if positions.device.type != "cpu" or not len(positions):
             return self._compute(positions, dtype)
         # A step of one row would spend as long on its angles as on a layer's attention.
-        known, needed = self._known.get(dtype), int(positions.max()) + 1
-        if known is None or len(known.cos) < needed:
-            everything = torch.arange(1 << max(10, (needed - 1).bit_length()))
-            known = self._known[dtype] = self._compute(everything, dtype)
+        known = self.up_to(int(positions.max()) + 1, dtype)
         cos, sin = (table.index_select(0, positions) for table in (known.cos, known.sin))
         return Rotation(cos, sin, self._interleaved)
+
+    def up_to(self, num_positions: int, dtype: torch.dtype) -> Rotation:
+        """The rotations at all positions from 0 on, ``num_positions`` at least; on a CPU."""
+        known = self._known.get(dtype)
+        if known is None or len(known.cos) < num_positions:
+            everything = torch.arange(1 << max(10, (num_positions - 1).bit_length()))
+            known = self._known[dtype] = self._compute(everything, dtype)
+        return known
 
     def _compute(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
         angles = torch.outer(positions.float(), self._frequencies)

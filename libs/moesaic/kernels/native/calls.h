@@ -20,8 +20,9 @@ struct layer {
 
 // What all layers are told of the rows of a step.
 struct step {
-    const float *cos, *sin;  // [T, dim]
-    const int64_t *slots;    // [T]
+    const float *cos, *sin;    // [T, dim]; or, with `positions` [T], of all positions
+    const int64_t *positions;  // or none
+    const int64_t *slots;      // [T]; none: nothing is written
     struct shape shape;
     struct batch batch;
     int64_t count;  // T
@@ -36,8 +37,8 @@ EXPORT void add_rms_norm(const float *x, int64_t x_stride, const float *delta, c
                          int threads);
 EXPORT void store_grouped(float *qkv, int64_t count, int64_t heads, int64_t kv_heads, int64_t dim,
                           const float *qk_norm, float eps, const float *cos, const float *sin,
-                          int interleaved, const int64_t *slots, float *cache, int64_t block_size,
-                          int64_t key_stride, int threads);
+                          const int64_t *positions, int interleaved, const int64_t *slots,
+                          float *cache, int64_t block_size, int64_t key_stride, int threads);
 EXPORT int64_t attention_scratch(const struct shape *s, const struct batch *batch, int threads);
 EXPORT void attention(const struct shape *s, const struct batch *batch, const float *queries,
                       const float *cache, float *out, uint8_t *scratch, int threads);

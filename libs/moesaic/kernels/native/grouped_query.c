@@ -31,7 +31,7 @@ EXPORT void grouped_query_layer(const struct layer *l, const struct step *s, con
     add_rms_norm(x, hidden, delta, l->norm, l->eps, count, hidden, sum, out, threads);
     linear(&l->qkv, 1, out, hidden, 0, count, qkv, l->qkv.out, 0, bytes, threads);
     store_grouped(qkv, count, s->shape.heads, s->shape.kv_heads, dim, l->qk_norm, l->eps, s->cos,
-                  s->sin, s->interleaved, s->slots, cache, s->shape.block_size,
+                  s->sin, s->positions, s->interleaved, s->slots, cache, s->shape.block_size,
                   s->shape.key_stride, threads);
     attention(&s->shape, &s->batch, qkv, cache, attended, desks, threads);
     linear(&l->output, 1, attended, l->output.in, 0, count, projected, l->output.out, 0, bytes,

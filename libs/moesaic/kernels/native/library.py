@@ -76,7 +76,7 @@ class AttentionStep(Structure):
     """``struct step`` of grouped-query attention."""
 
     _fields_ = [
-        *((name, c_void_p) for name in ("cos", "sin", "slots")),
+        *((name, c_void_p) for name in ("cos", "sin", "positions", "slots")),
         ("shape", Shape),
         ("batch", Batch),
         ("count", c_int64),
@@ -97,10 +97,34 @@ class RoutedExperts(Structure):
     ]
 
 
-class DecoderLayer(Structure):
+class WholeLayer(Structure):
     """``struct whole_layer``."""
 
     _fields_ = [("attention", AttentionLayer), ("moe", RoutedExperts)]
+
+
+class WholeDecoder(Structure):
+    """``struct decoder``."""
+
+    _fields_ = [
+        ("layers", POINTER(WholeLayer)),
+        ("num_layers", c_int64),
+        ("kv", Matrix),
+        ("embedding", c_void_p),
+        ("norm", c_void_p),
+        ("head", Matrix),
+    ]
+
+
+class WholeStep(Structure):
+    """``struct whole_step``."""
+
+    _fields_ = [
+        ("all", AttentionStep),
+        ("tokens", c_void_p),
+        ("attending", c_void_p),
+        ("last", AttentionStep),
+    ]
 
 
 _P, _N = c_void_p, c_int64
@@ -118,7 +142,7 @@ _SIGNATURES = {
     "add_rms_norm": (None, [_P, _N, _P, _P, c_float, _N, _N, _P, _P, c_int]),
     "store_grouped": (
         None,
-        [_P, _N, _N, _N, _N, _P, c_float, _P, _P, c_int, _P, _P, _N, _N, c_int],
+        [_P, _N, _N, _N, _N, _P, c_float, _P, _P, _P, c_int, _P, _P, _N, _N, c_int],
     ),
     "store_latent": (
         None,
@@ -140,10 +164,10 @@ _SIGNATURES = {
         None,
         [POINTER(AttentionLayer), POINTER(AttentionStep), _P, _P, _P, _P, _P, _P, c_int],
     ),
-    "decoder_layers_scratch": (_N, [POINTER(DecoderLayer), _N, POINTER(AttentionStep), c_int]),
-    "decoder_layers": (
+    "decoder_step_scratch": (_N, [POINTER(WholeDecoder), POINTER(WholeStep), c_int]),
+    "decoder_step": (
         None,
-        [POINTER(DecoderLayer), _N, POINTER(AttentionStep), POINTER(_P), _P, _P, _P, c_int],
+        [POINTER(WholeDecoder), POINTER(WholeStep), POINTER(_P), _P, _P, c_int],
     ),
     "attention_scratch": (_N, [POINTER(Shape), POINTER(Batch), c_int]),
     "attention": (None, [POINTER(Shape), POINTER(Batch), _P, _P, _P, _P, c_int]),

@@ -78,7 +78,7 @@ INLINE void rotate(float *x, const float *cos, const float *sin, int64_t size, i
 struct grouped {
     float *qkv, *cache, eps;
     const float *qk_norm, *cos, *sin;
-    const int64_t *slots;
+    const int64_t *positions, *slots;
     int64_t heads, kv_heads, dim, block_size, key_stride;
     int interleaved;
 };
@@ -86,13 +86,14 @@ struct grouped {
 static void store_grouped_row(void *with, int64_t t) {
     const struct grouped *c = with;
     const int64_t heads = c->heads, kv_heads = c->kv_heads, dim = c->dim;
+    const int64_t turn = (c->positions ? c->positions[t] : t) * dim;
     float *row = c->qkv + t * (heads + 2 * kv_heads) * dim;
     for (int64_t h = 0; h < heads + kv_heads; h++) {
         float *head = row + h * dim;
         if (c->qk_norm) norm_row(head, c->qk_norm + h * dim, dim, c->eps, head);
-        rotate(head, c->cos + t * dim, c->sin + t * dim, dim, c->interleaved);
+        rotate(head, c->cos + turn, c->sin + turn, dim, c->interleaved);
     }
-    if (c->slots[t] < 0) return;
+    if (!c->slots || c->slots[t] < 0) return;
     const int64_t head_stride = 2 * c->block_size * dim, block = c->slots[t] / c->block_size;
     const int64_t token = c->slots[t] % c->block_size;
     float *to = c->cache + block * kv_heads * head_stride;
@@ -107,15 +108,17 @@ static void store_grouped_row(void *with, int64_t t) {
 }
 
 // Norms (if `qk_norm` [heads + kv_heads, d]) and rotates the queries and keys in qkv
-// [T, (heads + 2 kv_heads) d], in place, and stores keys and values at their slots of the cache.
+// [T, (heads + 2 kv_heads) d], in place, and stores keys and values at their slots (if any) of the
+// cache. Row t turns by row t of cos and sin, or, with `positions`, by that of its position.
 // Of a block it keeps all of a head's keys, token by token (key_stride 1) or dimension by dimension
 // (key_stride block_size), then all its values, then the next head's.
 EXPORT void store_grouped(float *qkv, int64_t count, int64_t heads, int64_t kv_heads, int64_t dim,
                           const float *qk_norm, float eps, const float *cos, const float *sin,
-                          int interleaved, const int64_t *slots, float *cache, int64_t block_size,
-                          int64_t key_stride, int threads) {
-    struct grouped call = {qkv,   cache, eps,      qk_norm, cos,        sin,
-                           slots, heads, kv_heads, dim,     block_size, key_stride, interleaved};
+                          const int64_t *positions, int interleaved, const int64_t *slots,
+                          float *cache, int64_t block_size, int64_t key_stride, int threads) {
+    struct grouped call = {qkv,       cache, eps,   qk_norm,  cos, sin,
+                           positions, slots, heads, kv_heads, dim, block_size,
+                           key_stride, interleaved};
     for_each(store_grouped_row, &call, count, (heads + 2 * kv_heads) * dim, threads);
 }
 

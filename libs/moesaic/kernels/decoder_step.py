@@ -1,0 +1,188 @@
+# A whole step of a decoder: embedding, layers with all of their experts, norm, head, in one call.
+#   Reference  the same kernels, called one by one: moesaic.models.decoder. The bits are the same.
+#   Cost       of one row, what lies in Python between its pieces takes a fifth of a step in float32, a
+#              third in int8.
+"""A step of a decoder on a CPU, where all experts are in this process."""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from moesaic.kernels.grouped_experts import PackedSlots
+from moesaic.kernels.grouped_query import GroupedQueryKernel
+from moesaic.kernels.linear import PackedMatrix
+from moesaic.kernels.native.library import (
+    AttentionStep,
+    Batch,
+    RoutedExperts,
+    Shape,
+    WholeDecoder,
+    WholeLayer,
+    WholeStep,
+    lib,
+    scratch,
+)
+
+
+class RoutedExpertsKernel:
+    """One layer's gate and experts as the call takes them."""
+
+    def __init__(
+        self, gate: PackedMatrix, slots: PackedSlots, top_k: int, *, normalise: bool, scaling: float
+    ) -> None:
+        """``gate`` is ``H -> E``, float32; ``slots`` has all ``E`` experts, each in its own slot."""
+        assert len(slots.c) == gate.shape[0]
+        self._kept = gate, slots  # ``c`` points into them
+        self.c = RoutedExperts(gate.c, slots.c, slots.size, top_k, scaling, normalise)
+
+
+@dataclass(frozen=True)
+class Attending:
+    """The rows of a step that attend in a layer: of each sequence so many of its last, and what they
+    see."""
+
+    num_rows: Sequence[int]  # [B], 1 or more each
+    lengths: Sequence[int]  # [B]: cached tokens, the rows' included
+    block_tables: Sequence[Sequence[int]]  # [B]: as many blocks as that takes, or more
+
+
+class Rotations(Protocol):
+    """Of all positions, up to some."""
+
+    @property
+    def cos(self) -> Tensor:
+        """float32 ``[P, d]``."""
+        ...
+
+    @property
+    def sin(self) -> Tensor:
+        """The same, the sign in it."""
+        ...
+
+    @property
+    def interleaved(self) -> bool:
+        """Pairs are neighbours, not halves."""
+        ...
+
+
+class _Numbers:
+    """Numbers where C finds them, for as long as this is there."""
+
+    def __init__(self, kind: type[ctypes.c_int32 | ctypes.c_int64], numbers: Sequence[int]) -> None:
+        self._kept = (kind * len(numbers))(*numbers)
+        self.address = ctypes.addressof(self._kept)
+
+
+class DecoderStepKernel:
+    """A decoder's weights, and where it caches."""
+
+    def __init__(
+        self,
+        layers: Sequence[tuple[GroupedQueryKernel, RoutedExpertsKernel]],
+        last_kv: PackedMatrix,
+        embedding: Tensor,
+        norm: Tensor,
+        head: PackedMatrix,
+        shape: Shape,
+        caches: Sequence[Tensor],
+    ) -> None:
+        """Take the weights.
+
+        Args:
+            layers: each layer's attention and experts.
+            last_kv: of the last layer's projection, keys and values.
+            embedding: float32 ``[vocab, H]``.
+            norm: before the head, float32 ``[H]``.
+            head: ``H -> vocab``, float32.
+            shape: of every layer's attention.
+            caches: one for each layer, ``[tokens, width]``.
+        """
+        assert len(caches) == len(layers)
+        assert embedding.is_contiguous()
+        self._kept = layers, last_kv, embedding, norm, head, caches  # the call points into them
+        self._shape, self._num_out = shape, head.shape[0]
+        whole = [WholeLayer(attention.c, experts.c) for attention, experts in layers]
+        self._c = WholeDecoder(
+            (WholeLayer * len(whole))(*whole),
+            len(whole),
+            last_kv.c,
+            embedding.data_ptr(),
+            norm.data_ptr(),
+            head.c,
+        )
+        self._caches = (ctypes.c_void_p * len(caches))(*(cache.data_ptr() for cache in caches))
+
+    def __call__(
+        self,
+        token_ids: Sequence[int],
+        positions: Sequence[int],
+        slots: Sequence[int],
+        rotations: Rotations,
+        rows: Attending,
+        last: tuple[Attending, Sequence[int]] | None = None,
+        *,
+        logits: bool = True,
+    ) -> Tensor:
+        """Run a step; writes the keys and values of its rows.
+
+        Args:
+            token_ids: ``T`` of them.
+            positions: ``T`` of them.
+            slots: ``T`` of them: where each row's keys and values go; -1: nowhere.
+            rotations: for all ``positions``.
+            rows: all of them.
+            last: those that attend in the last layer, and which rows these are; None: all.
+            logits: whether any are wanted.
+
+        Returns:
+            float32 ``[A, vocab]``, or ``[0, vocab]``: next-token logits of the rows that attend in the last
+            layer.
+        """
+        assert len(token_ids) == len(positions) == len(slots)
+        tokens, kept_at = (_Numbers(ctypes.c_int64, some) for some in (token_ids, slots))
+        every, few = _Facts(rows, positions), None
+        step = WholeStep(self._step(every, rotations, kept_at.address), tokens.address)
+        num_attending = len(slots)
+        if last is not None:
+            attending = _Numbers(ctypes.c_int64, last[1])
+            few = _Facts(last[0], [positions[row] for row in last[1]])
+            step.attending, step.last = attending.address, self._step(few, rotations, None)
+            num_attending = len(last[1])
+        out = torch.empty(num_attending if logits else 0, self._num_out)
+        decoder, told = ctypes.byref(self._c), ctypes.byref(step)
+        threads, call = torch.get_num_threads(), lib()
+        room = scratch(call.decoder_step_scratch(decoder, told, threads))
+        where = out.data_ptr() if logits else None
+        call.decoder_step(decoder, told, self._caches, where, room, threads)
+        return out
+
+    def _step(self, facts: "_Facts", rotations: Rotations, slots: int | None) -> AttentionStep:
+        return AttentionStep(
+            rotations.cos.data_ptr(),
+            rotations.sin.data_ptr(),
+            facts.positions.address,
+            slots,
+            self._shape,
+            facts.batch,
+            facts.count,
+            rotations.interleaved,
+        )
+
+
+class _Facts:
+    """What C is told of the rows that attend in a layer."""
+
+    def __init__(self, rows: Attending, positions: Sequence[int]) -> None:
+        tables, num = rows.block_tables, len(rows.num_rows)
+        width = max(map(len, tables))
+        firsts = [0, *accumulate(rows.num_rows)][:-1]
+        padded = chain.from_iterable((*table, *[0] * (width - len(table))) for table in tables)
+        self._facts = _Numbers(ctypes.c_int32, [*firsts, *rows.num_rows, *rows.lengths, *padded])
+        self.positions, self.count = _Numbers(ctypes.c_int64, positions), len(positions)
+        first, size = self._facts.address, 4 * num
+        self.batch = Batch(first, first + size, first + 2 * size, first + 3 * size, num, width)

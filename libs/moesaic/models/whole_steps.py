@@ -1,0 +1,60 @@
+"""Steps that are one call each: where a decoder and all of its experts are in one process, on a CPU."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from moesaic.kernels.decoder_step import Attending, DecoderStepKernel
+from moesaic.models.rope import RotaryEmbedding
+from moesaic.models.step_batch import StepBatch
+
+
+class WholeSteps:
+    """Does what ``Decoder.forward`` does, with the same bits, over one cache."""
+
+    def __init__(self, kernel: DecoderStepKernel, rotary: RotaryEmbedding, block_size: int) -> None:
+        """Take the parts; ``Decoder.whole_steps`` has them."""
+        self._kernel, self._rotary, self._block_size = kernel, rotary, block_size
+
+    def forward(self, batch: StepBatch) -> Tensor:
+        """See ``Decoder.forward``."""
+        # Lists: for a few rows, a call of numpy's or torch's takes longer than what it does.
+        size, counts, tables = self._block_size, batch.sequence_rows, batch.block_tables
+        positions, ends = batch.positions.tolist(), list(accumulate(batch.sequence_rows))
+        lengths = [positions[end - 1] + 1 for end in ends]
+        slots = [
+            table[position // size] * size + position % size
+            for end, count, table in zip(ends, counts, tables, strict=True)
+            for position in positions[end - count : end]
+        ]
+        last: tuple[Attending, list[int]] | None = None
+        if (wanted := batch.wanted) != counts:
+            # One row attends at least, for the same bits and counts as where experts are elsewhere.
+            wanted = wanted if any(wanted) else [1, *wanted[1:]]
+            mine = [i for i, few in enumerate(wanted) if few]
+            last = (
+                _attending(wanted, lengths, tables, mine),
+                [row for i in mine for row in range(ends[i] - wanted[i], ends[i])],
+            )
+        return self._kernel(
+            batch.token_ids.tolist(),
+            positions,
+            slots,
+            self._rotary.up_to(max(lengths), torch.float32),
+            Attending(counts, lengths, tables),
+            last,
+            logits=any(batch.wanted),
+        )
+
+
+def _attending(
+    counts: Sequence[int],
+    lengths: Sequence[int],
+    tables: Sequence[Sequence[int]],
+    which: Sequence[int],
+) -> Attending:
+    return Attending(
+        [counts[i] for i in which], [lengths[i] for i in which], [tables[i] for i in which]
+    )
