@@ -1,0 +1,127 @@
+"""A step in one call against the calls that it is made of: the same bits."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from benchmarks.parity_cases import CASES, CPU, Case, build_reference, prompt_of
+from moesaic.dispatch.local import LocalDispatcher
+from moesaic.kernels.linear import Quantization
+from moesaic.models.checkpoint import Checkpoint
+from moesaic.models.config import load_config
+from moesaic.models.decoder import Decoder
+from moesaic.models.step_batch import StepBatch
+
+FP32 = torch.float32
+WHOLE = [
+    case for case in CASES if case.family in ("mixtral", "qwen3_moe") and "dense" not in case.name
+]
+OTHERS = [case for case in CASES if case not in WHOLE]
+NUM_TOKENS, NUM_BLOCKS = 40, 24
+Rows = list[tuple[list[int], int, list[int]]]  # token ids, first position, block table
+
+
+class Both:
+    """One model and two caches: whole steps write to one, their pieces to the other."""
+
+    def __init__(
+        self, directory: Path, quantization: Quantization = "none", block_size: int = 16
+    ) -> None:
+        config, checkpoint = load_config(directory), Checkpoint(directory)
+        self.decoder = Decoder.load(checkpoint, config, FP32, CPU, quantization)
+        self.dispatcher = LocalDispatcher(checkpoint, config, FP32, CPU, quantization)
+        self.caches = [self.decoder.new_kv_cache(NUM_BLOCKS, block_size) for _ in range(2)]
+        self.whole = self.decoder.whole_steps(self.dispatcher.kernels, self.caches[0])
+        self.layers = range(config.num_layers)
+
+    def step(self, rows: Rows, wanted: list[int] | None = None) -> Tensor:
+        """The logits, which are the same both ways, as is what the caches have."""
+        tokens = [token for ids, _, _ in rows for token in ids]
+        positions = [first + i for ids, first, _ in rows for i in range(len(ids))]
+        counts = [len(ids) for ids, _, _ in rows]
+        batch = StepBatch(
+            torch.tensor(tokens),
+            torch.tensor(positions),
+            counts,
+            [table for _, _, table in rows],
+            counts if wanted is None else wanted,
+        )
+        assert self.whole is not None
+        logits = self.whole.forward(batch)
+        step = self.dispatcher.begin_step()
+
+        async def moe(layer: int, hidden: Tensor) -> Tensor:
+            return await self.dispatcher.dispatch(step, layer, hidden)
+
+        pieces = asyncio.run(self.decoder.forward(batch, self.caches[1], moe))
+        assert torch.equal(logits, pieces)
+        for layer in self.layers:
+            assert torch.equal(*(cache.rows(layer) for cache in self.caches))
+        return logits
+
+
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("block_size", [8, 16])
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("case", WHOLE, ids=str)
+def test_one_call_gives_the_bits_of_its_pieces(
+    case: Case, quantization: Quantization, block_size: int, tmp_path: Path
+) -> None:
+    build_reference(case, tmp_path)
+    both = Both(tmp_path, quantization, block_size)
+    a, b, c = (prompt_of(NUM_TOKENS, seed=seed) for seed in range(3))
+    tables = [7, 0, 11, 5, 2], [3, 13, 4, 1, 20, 22], [9, 8, 6, 10, 12]
+
+    both.step([(a[:30], 0, tables[0])])
+    both.step([(b[:8], 0, tables[1]), (a[30:39], 30, tables[0])], wanted=[0, 3])
+    both.step([(c[:5], 0, tables[2]), (b[8:20], 8, tables[1])], wanted=[0, 0])
+    both.step([(a[39:], 39, tables[0]), (b[20:21], 20, tables[1]), (c[5:6], 5, tables[2])])
+    last = both.step([(b[21:22], 21, tables[1])])
+
+    assert last.shape == (1, 96)
+
+
+@pytest.mark.parametrize("case", OTHERS, ids=str)
+def test_models_with_layers_of_other_kinds_go_piece_by_piece(case: Case, tmp_path: Path) -> None:
+    build_reference(case, tmp_path)
+    assert Both(tmp_path).whole is None
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
+    directory = tmp_path_factory.mktemp("model")
+    build_reference(next(case for case in WHOLE if case.name == "yarn"), directory)
+    return Both(directory)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_any_steps_of_any_sequences(both: Both, data: st.DataObject) -> None:
+    prompts = [prompt_of(NUM_TOKENS, seed=seed) for seed in range(4)]
+    blocks = data.draw(st.permutations(range(NUM_BLOCKS)))
+    tables = [blocks[i * 6 : i * 6 + data.draw(st.integers(3, 6))] for i in range(4)]
+    done = [0, 0, 0, 0]
+    while min(done) < NUM_TOKENS:
+        left = [i for i in range(4) if done[i] < NUM_TOKENS]
+        mine = data.draw(st.lists(st.sampled_from(left), min_size=1, unique=True))
+        counts = [
+            data.draw(
+                st.sampled_from([1, 1, 2, 9, 16, NUM_TOKENS]).map(
+                    lambda n, i=i: min(n, NUM_TOKENS - done[i])
+                )
+            )
+            for i in mine
+        ]
+        wanted = [data.draw(st.integers(0, count)) for count in counts]
+        rows = [
+            (prompts[i][done[i] : done[i] + count], done[i], list(tables[i]))
+            for i, count in zip(mine, counts, strict=True)
+        ]
+        both.step(rows, wanted)
+        for i, count in zip(mine, counts, strict=True):
+            done[i] += count
