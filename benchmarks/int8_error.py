@@ -54,8 +54,8 @@ def _logprobs(ids: Tensor, quantization: Quantization) -> Tensor:
     experts = LocalDispatcher(*parts, quantization=quantization)
     cache = decoder.new_kv_cache(WINDOW // BLOCK)
     batch = StepBatch(
-        token_ids=ids[0],
-        positions=torch.arange(WINDOW),
+        token_ids=ids[0].tolist(),
+        positions=list(range(WINDOW)),
         sequence_rows=[WINDOW],
         block_tables=[list(range(WINDOW // BLOCK))],
         wanted=[WINDOW],
@@ -63,7 +63,7 @@ def _logprobs(ids: Tensor, quantization: Quantization) -> Tensor:
     step = experts.begin_step()
 
     async def forward(window: Tensor) -> Tensor:
-        batch.token_ids = window
+        batch.token_ids = window.tolist()
         return await decoder.forward(
             batch, cache, lambda layer, hidden: experts.dispatch(step, layer, hidden)
         )

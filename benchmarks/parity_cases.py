@@ -198,8 +198,8 @@ class Served:
         """What ``forward`` computes."""
         tokens = [token for ids, _, _ in rows for token in ids]
         return StepBatch(
-            token_ids=torch.tensor(tokens),
-            positions=torch.cat([torch.arange(first, first + len(ids)) for ids, first, _ in rows]),
+            token_ids=tokens,
+            positions=[first + i for ids, first, _ in rows for i in range(len(ids))],
             sequence_rows=[len(ids) for ids, _, _ in rows],
             block_tables=[table for _, _, table in rows],
             wanted=[len(ids) for ids, _, _ in rows] if wanted is None else wanted,

@@ -115,8 +115,8 @@ def test_bfloat16_on_a_gpu_stays_close_to_float32(case: Case, tmp_path: Path) ->
 def decode_batch(rows: list[tuple[int, int, list[int]]]) -> StepBatch:
     """One (token, position, block table) each."""
     return StepBatch(
-        token_ids=torch.tensor([token for token, _, _ in rows]),
-        positions=torch.tensor([position for _, position, _ in rows]),
+        token_ids=[token for token, _, _ in rows],
+        positions=[position for _, position, _ in rows],
         sequence_rows=[1] * len(rows),
         block_tables=[table for _, _, table in rows],
         wanted=[1] * len(rows),

@@ -45,8 +45,8 @@ class Both:
         positions = [first + i for ids, first, _ in rows for i in range(len(ids))]
         counts = [len(ids) for ids, _, _ in rows]
         batch = StepBatch(
-            torch.tensor(tokens),
-            torch.tensor(positions),
+            tokens,
+            positions,
             counts,
             [table for _, _, table in rows],
             counts if wanted is None else wanted,

@@ -68,7 +68,7 @@ def test_only_the_wanted_rows_get_logits(directory: Path) -> None:
     served = Served(directory)
     tokens = prompt_of(7, seed=1)
     everything = served.forward([(tokens, 0, [0])])
-    batch = StepBatch(torch.tensor(tokens), torch.arange(7), [7], [[1]], wanted=[2])
+    batch = StepBatch(tokens, list(range(7)), [7], [[1]], wanted=[2])
 
     logits = asyncio.run(served.decoder.forward(batch, served.cache, served.moe))
 
@@ -107,7 +107,7 @@ def test_routed_experts_are_asked_before_the_shared_expert_is_computed(tmp_path:
 
         return answer()
 
-    batch = StepBatch(torch.tensor([1, 2]), torch.arange(2), [2], [[0]], wanted=[1])
+    batch = StepBatch([1, 2], [0, 1], [2], [[0]], wanted=[1])
     asyncio.run(served.decoder.forward(batch, served.cache, moe))
 
     assert events == [f"{what} {layer}" for layer in range(3) for what in ("asked", "awaited")]

@@ -30,8 +30,8 @@ def rows_of(
     tokens: list[int], first: int, table: list[int], wanted: int | None = None
 ) -> StepBatch:
     return StepBatch(
-        torch.tensor(tokens),
-        torch.arange(first, first + len(tokens)),
+        tokens,
+        list(range(first, first + len(tokens))),
         [len(tokens)],
         [table],
         [len(tokens) if wanted is None else wanted],

@@ -52,6 +52,7 @@ STALL_POLL_S = (
     0.05  # how often deadlines and cancellations are looked at while experts cannot be reached
 )
 
+OBSERVE_EVERY_S = 0.05  # a step of one row would spend a hundredth of its time on gauges
 LONG_STEP_ROWS = 256  # it may take longer than tokens may be held
 
 
@@ -101,7 +102,7 @@ class Engine:
         self._micro_batches = micro_batches
         self._work_came = asyncio.Event()
         self._tracer: StepTracer | None = None
-        self._epoch = 0
+        self._epoch, self._observed_s = 0, 0.0
 
     def submit(self, request: Request) -> None:
         """Take a request; what is wrong with it comes back as its one event."""
@@ -138,8 +139,10 @@ class Engine:
         not the loop."""
         while True:
             self._expire()
-            self._observe()
-            if not self.batcher.everything():
+            idle = not self.batcher.everything()
+            if idle or time.monotonic() >= self._observed_s + OBSERVE_EVERY_S:
+                self._observe()
+            if idle:
                 self._work_came.clear()
                 await self._work_came.wait()
                 continue
@@ -277,6 +280,7 @@ class Engine:
         self._teller.tell([FailureEvent(item.request.key, error) for item in failed.values()])
 
     def _observe(self) -> None:
+        self._observed_s = time.monotonic()
         metrics.RUNNING.set(self.batcher.num_running)
         metrics.WAITING.set(self.batcher.num_waiting)
         metrics.SWEEP_BLOCKS_USED.set(self.batcher.sweeps.area.num_used)
@@ -298,11 +302,9 @@ def _wanted_rows(chunk: Chunk) -> list[int]:
 
 
 def _to_batch(chunks: list[Chunk]) -> StepBatch:
-    tokens = [token for chunk in chunks for token in chunk.token_ids]
-    positions = [chunk.start + i for chunk in chunks for i in range(len(chunk.token_ids))]
     return StepBatch(
-        token_ids=torch.tensor(tokens, dtype=torch.int64),
-        positions=torch.tensor(positions, dtype=torch.int64),
+        token_ids=[token for chunk in chunks for token in chunk.token_ids],
+        positions=[chunk.start + i for chunk in chunks for i in range(len(chunk.token_ids))],
         sequence_rows=[len(chunk.token_ids) for chunk in chunks],
         block_tables=[chunk.block_table for chunk in chunks],
         wanted=[chunk.wanted for chunk in chunks],

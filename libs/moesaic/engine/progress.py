@@ -36,34 +36,33 @@ class Progress:
         for work in self._batcher.everything():
             live.add(id(work))
             work.stalled_since_s = None  # experts can be reached again, also for who had no turn
-        offset, answers = 0, []
+        offset, answers, picking = 0, [], []
         for chunk in chunks:
-            rows = logits[offset : offset + chunk.wanted]
-            offset += chunk.wanted
+            first, offset = offset, offset + chunk.wanted
             if id(chunk.owner) not in live:
                 continue
             if isinstance(chunk.owner, Score):
-                self._advance_score(chunk.owner, chunk, rows, epoch, events)
+                self._advance_score(chunk.owner, chunk, logits[first:offset], epoch, events)
             else:
                 self._batcher.commit(chunk)
                 if chunk.owner.describes_prompt:
-                    events.append(describe_prompt(chunk.owner, chunk, rows))
+                    events.append(describe_prompt(chunk.owner, chunk, logits[first:offset]))
                 if chunk.owner.computed < len(chunk.owner.tokens):
                     events.append(ProgressEvent(chunk.owner.request.key, chunk.owner.computed))
                     continue
                 if chunk.owner.work.max_tokens:
-                    answers.append((chunk.owner, rows[-1]))
+                    answers.append(chunk.owner)
+                    picking.append(offset - 1)
                 else:
                     self._finish_answer(chunk.owner, "length", None, events)
         if answers:
-            owners = [answer for answer, _ in answers]
-            rows = torch.stack([row for _, row in answers])
+            rows = logits if len(picking) == len(logits) else logits[picking]
             picked = sample(
-                process(rows, owners),
-                [(answer.work.sampling, len(answer.tokens)) for answer in owners],
+                process(rows, answers),
+                [(answer.work.sampling, len(answer.tokens)) for answer in answers],
             )
-            logprobs = describe_picked(rows, owners, picked)
-            for answer, token, logprob in zip(owners, picked, logprobs, strict=True):
+            logprobs = describe_picked(rows, answers, picked)
+            for answer, token, logprob in zip(answers, picked, logprobs, strict=True):
                 self._advance_answer(answer, token, logprob, epoch, events)
 
     def note_slice(self, done: Slice, epoch: int) -> None:

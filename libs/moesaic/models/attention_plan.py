@@ -48,7 +48,7 @@ def plan_attention(
     assert len(counts) == len(wanted) == len(batch.block_tables)
     ends = list(accumulate(counts))
     # numpy: a step of one row is planned in less time than torch takes for three operations.
-    positions = batch.positions.numpy()
+    positions = np.array(batch.positions)
     assert ends[-1] == len(positions)
     lengths = (positions[np.array(ends) - 1] + 1).tolist()
     tables = _padded(batch.block_tables, [-(-length // block_size) for length in lengths])

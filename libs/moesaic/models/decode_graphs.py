@@ -37,7 +37,7 @@ class StaticDecode:
         """Take the rows of ``batch``, which ``takes`` has accepted."""
         host, count, size = self._host, len(batch.token_ids), self._cache.block_size
         host.zero_()
-        host[:count, 0], host[:count, 1] = batch.token_ids, batch.positions
+        host[:count, 0], host[:count, 1] = batch.on(host.device)
         for row, block_table in enumerate(batch.block_tables):
             used = block_table[: host.shape[1] - _FACTS]
             host[row, _FACTS : _FACTS + len(used)] = torch.tensor(used)
@@ -102,7 +102,7 @@ class DecodeGraphs:
             count <= max(self._steps)
             and all(rows == 1 for rows in batch.sequence_rows)
             and batch.wanted == batch.sequence_rows
-            and int(batch.positions.max()) < self._max_length
+            and max(batch.positions) < self._max_length
         )
 
     def forward(self, batch: StepBatch) -> Tensor:

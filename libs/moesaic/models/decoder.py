@@ -154,7 +154,7 @@ class Decoder:
         attending = plan.last.attending
         if every_row:
             plan = StepPlan(plan.layer, plan.layer)
-        token_ids, positions = batch.token_ids.to(self.device), batch.positions.to(self.device)
+        token_ids, positions = batch.on(self.device)
         hidden = await self.compute(token_ids, positions, plan, cache, moe)
         if every_row and attending is not None:
             hidden = hidden[attending]

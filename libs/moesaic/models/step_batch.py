@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -14,10 +15,15 @@ class StepBatch:
     the same thing. Sequences may share leading blocks, which a step only reads.
     """
 
-    token_ids: Tensor  # int64 [T]
-    positions: Tensor  # int64 [T], absolute
+    token_ids: list[int]  # T of them
+    positions: list[int]  # T of them, absolute
     sequence_rows: list[int]  # rows of each sequence, in order, at least 1 each; they sum to T
     block_tables: list[
         list[int]
     ]  # KV blocks of each sequence, in order; they cover all positions up to this step's
     wanted: list[int]  # of each sequence, how many of its last rows' next-token logits are wanted
+
+    def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Token ids and positions, int64 ``[T]`` each."""
+        token_ids, positions = torch.tensor([self.token_ids, self.positions]).to(device)
+        return token_ids, positions

@@ -44,11 +44,11 @@ class SweepArea:
         decoder, device = self._decoder, self._decoder.device
         plans = plan_attention(batch, self._cache.block_size, decoder.window, device)
         plan = plans.last if layer == decoder.config.num_layers - 1 else plans.layer
-        if layer == 0:
-            hidden = decoder.embed(batch.token_ids.to(device))
-        else:
-            hidden = self._hidden.index_select(0, plan.write_slots)
-        positions = batch.positions.to(device)
+        token_ids, positions = batch.on(device)
+        entered = layer > 0
+        hidden = (
+            self._hidden.index_select(0, plan.write_slots) if entered else decoder.embed(token_ids)
+        )
         hidden = await decoder.compute_layer(layer, hidden, positions, plan, self._cache, moe)
         passed = plan.write_slots if plan.attending is None else plan.write_slots[plan.attending]
         self._hidden.index_copy_(0, passed, hidden)

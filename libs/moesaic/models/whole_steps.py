@@ -22,7 +22,7 @@ class WholeSteps:
         """See ``Decoder.forward``."""
         # Lists: for a few rows, a call of numpy's or torch's takes longer than what it does.
         size, counts, tables = self._block_size, batch.sequence_rows, batch.block_tables
-        positions, ends = batch.positions.tolist(), list(accumulate(batch.sequence_rows))
+        positions, ends = batch.positions, list(accumulate(counts))
         lengths = [positions[end - 1] + 1 for end in ends]
         slots = [
             table[position // size] * size + position % size
@@ -39,7 +39,7 @@ class WholeSteps:
                 [row for i in mine for row in range(ends[i] - wanted[i], ends[i])],
             )
         return self._kernel(
-            batch.token_ids.tolist(),
+            batch.token_ids,
             positions,
             slots,
             self._rotary.up_to(max(lengths), torch.float32),

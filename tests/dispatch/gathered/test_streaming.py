@@ -216,7 +216,7 @@ async def test_whole_models_give_the_same_logits(deep: Path, start: Any) -> None
     tokens, table = prompt_of(40, seed=1), [0, 1, 2]
 
     async def logits(dispatcher: Any) -> torch.Tensor:
-        batch = StepBatch(torch.tensor(tokens), torch.arange(40), [40], [table], wanted=[40])
+        batch = StepBatch(tokens, list(range(40)), [40], [table], wanted=[40])
         step, cache = dispatcher.begin_step(), served.decoder.new_kv_cache(3)
         got = await served.decoder.forward(
             batch, cache, lambda layer, hidden: dispatcher.dispatch(step, layer, hidden)

@@ -71,8 +71,8 @@ def prompts(rows: int, longest: int, vocab_size: int) -> tuple[StepBatch, int]:
         next_block += needed
     generator = torch.Generator().manual_seed(0)
     batch = StepBatch(
-        token_ids=torch.randint(0, vocab_size, (rows,), generator=generator),
-        positions=torch.cat([torch.arange(length) for length in lengths]),
+        token_ids=torch.randint(0, vocab_size, (rows,), generator=generator).tolist(),
+        positions=[position for length in lengths for position in range(length)],
         sequence_rows=lengths,
         block_tables=tables,
         wanted=[0] * (len(lengths) - 1) + [1],
