@@ -56,7 +56,8 @@ void expect(const struct shape *s, const struct sequence *q, const float *cache,
             __builtin_prefetch(f.keys[j] + i, 0, 2);
         for (int64_t i = 0; i < s->value_dim; i += 16) __builtin_prefetch(f.values[j] + i, 0, 2);
     }
-    for (int64_t j = 0; j < f.count && turned; j += LANES)
+    const int64_t line = s->key_stride < 16 ? s->key_stride : 16;
+    for (int64_t j = 0; j < f.count && turned; j += line)
         for (int64_t i = 0; i < s->key_dim; i++)
             __builtin_prefetch(f.keys[j] + i * s->key_stride, 0, 2);
 }

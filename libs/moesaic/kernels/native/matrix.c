@@ -1,50 +1,46 @@
 #include "matrix.h"
 
-// Four inputs of a row, for all outputs: bytes around ZERO, or, where no instruction multiplies those
-// without saturating, signed bytes and their magnitudes.
-struct four {
-    ivec levels, magnitudes;
-};
-
 #if defined(__AVX512VNNI__) && defined(__AVX512F__) || defined(__AVXVNNI__) && defined(__AVX2__)
-enum { AROUND_ZERO = 1 };
+enum { AROUND = ZERO };
 #else
-enum { AROUND_ZERO = 0 };
+enum { AROUND = 0 };  // instructions that take unsigned bytes would saturate: rows are signed bytes
 #endif
 
-INLINE struct four four_of(const uint8_t *x) {
-    int32_t bytes;
-    memcpy(&bytes, x, 4);
-    struct four four = {(AROUND_ZERO ? bytes : bytes ^ (int32_t)0x80808080) - (ivec){0}};
+// Four weights of each of LANES outputs, and, of signed rows, their magnitudes.
+struct fours {
+    ivec weights, magnitudes;
+};
+INLINE struct fours fours_of(const int8_t *from) {
+    struct fours b = {.weights = (ivec)load((const float *)from)};
 #if defined(__AVX512F__)
-    if (!AROUND_ZERO) four.magnitudes = (ivec)_mm512_abs_epi8((__m512i)four.levels);
+    if (!AROUND) b.magnitudes = (ivec)_mm512_abs_epi8((__m512i)b.weights);
 #elif defined(__AVX2__)
-    if (!AROUND_ZERO) four.magnitudes = (ivec)_mm256_abs_epi8((__m256i)four.levels);
+    if (!AROUND) b.magnitudes = (ivec)_mm256_abs_epi8((__m256i)b.weights);
 #endif
-    return four;
+    return b;
 }
 
 // sum[i] + a[4i] b[4i] + ... + a[4i + 3] b[4i + 3].
-INLINE ivec add_dot4(ivec sum, struct four a, ivec b) {
+INLINE ivec add_dot4(ivec sum, ivec a, struct fours b) {
 #if defined(__AVX512VNNI__) && defined(__AVX512F__)
-    return (ivec)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)a.levels, (__m512i)b);
+    return (ivec)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)a, (__m512i)b.weights);
 #elif defined(__AVXVNNI__) && defined(__AVX2__)
-    return (ivec)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)a.levels, (__m256i)b);
+    return (ivec)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)a, (__m256i)b.weights);
 #elif defined(__AVX512F__)
-    // Two products of magnitudes below 128 fit 16 bits.
-    const __mmask64 negative = _mm512_movepi8_mask((__m512i)a.levels);
+    // The sum of two products of magnitudes below 128 fits 16 bits.
+    const __mmask64 negative = _mm512_movepi8_mask((__m512i)b.weights);
     const __m512i zero = _mm512_setzero_si512();
-    const __m512i signed_b = _mm512_mask_sub_epi8((__m512i)b, negative, zero, (__m512i)b);
-    const __m512i pairs = _mm512_maddubs_epi16((__m512i)a.magnitudes, signed_b);
+    const __m512i turned = _mm512_mask_sub_epi8((__m512i)a, negative, zero, (__m512i)a);
+    const __m512i pairs = _mm512_maddubs_epi16((__m512i)b.magnitudes, turned);
     return sum + (ivec)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
 #elif defined(__AVX2__)
-    // Two products of magnitudes below 128 fit 16 bits.
-    const __m256i signed_b = _mm256_sign_epi8((__m256i)b, (__m256i)a.levels);
-    const __m256i pairs = _mm256_maddubs_epi16((__m256i)a.magnitudes, signed_b);
+    // The sum of two products of magnitudes below 128 fits 16 bits.
+    const __m256i turned = _mm256_sign_epi8((__m256i)a, (__m256i)b.weights);
+    const __m256i pairs = _mm256_maddubs_epi16((__m256i)b.magnitudes, turned);
     return sum + (ivec)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
 #else
     for (int i = 0; i < 4; i++)
-        sum += ((a.levels << (24 - 8 * i)) >> 24) * ((b << (24 - 8 * i)) >> 24);
+        sum += ((a << (24 - 8 * i)) >> 24) * ((b.weights << (24 - 8 * i)) >> 24);
     return sum;
 #endif
 }
@@ -91,13 +87,14 @@ INLINE void tile_int8(const int count, const uint8_t *x, int64_t stride, const f
                       int64_t columns) {
     ivec sums[TILE_ROWS][TILE_VECTORS] = {0};
     for (int64_t p = 0; p < fours; p++, panel += 4 * PANEL) {
-        ivec weights[TILE_VECTORS];
+        struct fours weights[TILE_VECTORS];
 #pragma GCC unroll 4
-        for (int v = 0; v < TILE_VECTORS; v++)
-            weights[v] = (ivec)load((const float *)(panel + v * LANES * 4));
+        for (int v = 0; v < TILE_VECTORS; v++) weights[v] = fours_of(panel + v * LANES * 4);
 #pragma GCC unroll 8
         for (int i = 0; i < count; i++) {
-            const struct four factor = four_of(x + i * stride + 4 * p);
+            int32_t four;
+            memcpy(&four, x + i * stride + 4 * p, 4);
+            const ivec factor = four - (ivec){0};
 #pragma GCC unroll 4
             for (int v = 0; v < TILE_VECTORS; v++)
                 sums[i][v] = add_dot4(sums[i][v], factor, weights[v]);
@@ -107,7 +104,7 @@ INLINE void tile_int8(const int count, const uint8_t *x, int64_t stride, const f
     for (int i = 0; i < count; i++)
         for (int v = 0; v < TILE_VECTORS; v++) {
             ivec sum = sums[i][v];
-            if (AROUND_ZERO) sum -= (ivec)load((const float *)(offsets + v * LANES));
+            if (AROUND) sum -= (ivec)load((const float *)(offsets + v * LANES));
             results[i][v] =
                 __builtin_convertvector(sum, vec) * load(scales + v * LANES) * x_scales[i];
             if (bias) results[i][v] += load(bias + v * LANES);
@@ -174,10 +171,10 @@ float round_row(const float *from, int64_t size, uint8_t *to) {
         const int64_t left = size - i < LANES ? size - i : LANES;
         const vec x = left == LANES ? load(from + i) : load_some(from + i, left);
         const vec level = (x * per_level + shift) - shift;
-        ivec whole = __builtin_convertvector(level, ivec) + ZERO;
+        ivec whole = __builtin_convertvector(level, ivec) + AROUND;
         for (int64_t j = 0; j < left; j++) to[i + j] = (uint8_t)whole[j];
     }
-    for (; size % 4; size++) to[size] = ZERO;
+    for (; size % 4; size++) to[size] = AROUND;
     return scale;
 }
 

@@ -1,6 +1,7 @@
 // A constant matrix, packed for products with a few or many rows: x [rows, in] -> [rows, out].
 //   Panels   PANEL outputs lie side by side, input after input, so that a product reads one stream.
-//   int8     four inputs lie together (VNNI); x is rounded to unsigned bytes around ZERO.
+//   int8     four inputs lie together (VNNI); x is rounded to unsigned bytes around ZERO;
+//            or, where VNNI is not, to signed ones.
 //   Order    every result is one sum over the inputs in order: its bits depend on its row alone.
 #ifndef MOESAIC_MATRIX_H
 #define MOESAIC_MATRIX_H
@@ -13,7 +14,7 @@ struct matrix {
     const void *panels;      // float [P][in][PANEL] or int8 [P][in4][PANEL][4]
     const float *bias;       // [P * PANEL] or none
     const float *scales;     // [P * PANEL]; none: float32
-    const int32_t *offsets;  // [P * PANEL]: what ZERO adds to each sum
+    const int32_t *offsets;  // [P * PANEL]: what ZERO adds to each sum, where x is around it
     int64_t in, out;
 };
 
