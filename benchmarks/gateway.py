@@ -4,8 +4,8 @@
 ``added``: the same prompts, one token each, through REST and straight over the attention worker's ``Execute`` stream,
 taking turns: against the suite's real worker, and against one that answers at once, where nothing else of the request's
 time can hide what the gateway adds; the latter also with rests between requests as long as a prefill, after which a
-processor's caches are cold. ``first_token``: of a stream, beside the time of one step, which is the gap between two
-tokens of it, and that of the step that computes its prompt. ``held``: idle streams of one gateway.
+processor's caches are cold. ``first_token``: of a stream, beside the time of one step, which is the mean gap between
+its tokens, and that of the step that computes its prompt. ``held``: idle streams of one gateway.
 """
 
 import asyncio
@@ -16,7 +16,6 @@ import time
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from benchmarks.execute_stream import ExecuteStream, execute_stream
@@ -60,8 +59,8 @@ def run(quick: bool) -> dict[str, Any]:
         "notes": [
             "added.suite has the worker's own spread in it; added.instant_worker is what the gateway costs in warm "
             "caches, added.instant_worker_rested after as long a pause as the worker's prefill makes",
-            "step_ms: of one row, as the gap between two tokens; prompt_step_ms: of the prompt's 16 rows, as the "
-            "worker counts it, mean; execute_ms has it in it",
+            "step_ms: of one row, as the mean gap between the tokens of a stream; prompt_step_ms: of the prompt's 16 "
+            "rows, as the worker counts it, mean; execute_ms has it in it",
             "a prompt of 16 tokens is never found in the prefix cache, so both ways compute it",
             "held: one gateway with --max-inflight raised (1024 by default), its worker one that never answers",
             *(["quick: fewer rounds, the same code path"] if quick else []),
@@ -188,7 +187,7 @@ async def _first_token(
     for number in range(streams):
         await _rest(connection, prompts[number])
     prompt_step_ms = _mean_step_ms(before, _steps(suite))  # one token each: no other steps
-    first, gaps = [], []
+    first, gaps = [], []  # of each stream; its mean
     for number in range(-2, streams):
         body = {**prompts[number].body, "max_tokens": STREAM_TOKENS, "stream": True}
         body |= {"ignore_eos": True, "temperature": 0}
@@ -197,7 +196,8 @@ async def _first_token(
         times = [time.perf_counter() async for _ in events]
         if number >= 0:
             first.append(times[0] - started)
-            gaps += [later - earlier for earlier, later in pairwise(times[:-1])]  # without [DONE]
+            # Tokens that are read together would make single gaps too small. The last event is [DONE].
+            gaps.append((times[-2] - times[0]) / (STREAM_TOKENS - 1))
     connection.close()
     return {
         "first_token_ms": _milliseconds(first),

@@ -187,6 +187,21 @@ def test_what_needs_compiled_kernels_is_refused_at_once_without_a_compiler(tmp_p
     assert "install gcc" in run.stdout + run.stderr
 
 
+@pytest.mark.parametrize(
+    "where", [["--dispatch", "local"], ["--dispatch", "routed", "--device", "cuda"]]
+)
+def test_decode_graphs_need_a_gpu_with_all_experts(
+    capsys: pytest.CaptureFixture[str], where: list[str]
+) -> None:
+    flags = ("--decode-graph-tokens", "4096", *where)
+
+    text = refusal(capsys, AttentionSettings, "--model", "m", *flags)
+
+    assert "--decode-graph-tokens needs --dispatch local and a CUDA --device" in text
+    whole = {"dispatch": "local", "device": "cuda", "decode_graph_tokens": 4096}
+    assert AttentionSettings(model="m", **whole).decode_graph_tokens == 4096
+
+
 def test_an_answer_that_must_not_depend_on_its_company_needs_the_static_choice_of_replicas(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -1,7 +1,6 @@
 """An attention worker: builds the parts, serves, drains."""
 
 import asyncio
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -9,7 +8,6 @@ import structlog
 import torch
 
 import moesaic
-from moesaic.classification.forms import MAX_LABELS
 from moesaic.cluster.background import background
 from moesaic.cluster.bus import Bus
 from moesaic.cluster.grpc_server import AdminServer, admin_server
@@ -21,12 +19,10 @@ from moesaic.dispatch.choosing import ChoosingDispatcher
 from moesaic.dispatch.contract import Dispatcher
 from moesaic.dispatch.local import LocalDispatcher
 from moesaic.dispatch.routed import RoutedDispatcher
-from moesaic.engine.blocks import BLOCK_SIZE, blocks_for
-from moesaic.engine.engine import Engine, TellBlocks
+from moesaic.engine.blocks import BLOCK_SIZE
+from moesaic.engine.engine import Engine
 from moesaic.engine.grammar import GrammarCompiler
-from moesaic.engine.limits import Limits
 from moesaic.engine.requests import Event
-from moesaic.engine.sweeps import MOST_SWEEPS
 from moesaic.engine.thread import EngineThread, engine_thread
 from moesaic.errors import NotReady
 from moesaic.kernels.native.library import require_library
@@ -36,7 +32,6 @@ from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.config import ModelConfig, load_config
 from moesaic.models.decoder import Decoder
 from moesaic.models.gate import load_gates
-from moesaic.models.sweep_area import SweepArea
 from moesaic.prefix.block_hashes import BlockHasher, naming_key
 from moesaic.settings import load_settings
 from moesaic.telemetry.logs import configure_logging
@@ -47,6 +42,7 @@ from moesaic.v1 import attention_pb2_grpc
 from moesaic.v1.attention_pb2 import EngineProfile
 from services.attention.admin import AttentionAdmin
 from services.attention.neighbours import open_exchange
+from services.attention.opening import open_engine
 from services.attention.peers import follow_placement
 from services.attention.settings import AttentionSettings
 from services.attention.streaming import Streamed, open_streamed, plan_experts
@@ -135,7 +131,7 @@ async def serve(settings: AttentionSettings) -> None:
             dispatcher = shared.dispatcher
         hasher = _hasher(settings, config)
         engine = await thread.run(
-            _open_engine(settings, config, decoder, dispatcher, emit, hasher, tell_blocks)
+            open_engine(settings, config, decoder, dispatcher, emit, hasher, tell_blocks)
         )
         service.attach(
             thread,
@@ -231,39 +227,6 @@ async def _open_dispatcher(
     return dispatcher
 
 
-async def _open_engine(
-    settings: AttentionSettings,
-    config: ModelConfig,
-    decoder: Decoder,
-    dispatcher: Dispatcher,
-    emit: Callable[[list[Event]], None],
-    hasher: BlockHasher | None,
-    tell_blocks: TellBlocks,
-) -> Engine:
-    limits = Limits(
-        max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        max_num_queued_reqs=settings.max_num_queued_reqs,
-        max_num_queued_tokens=settings.max_num_queued_tokens,
-        max_model_len=config.max_positions,
-        sweep_blocks=_sweep_blocks(settings, config),
-        store_scoring_kv=settings.store_scoring_kv,
-    )
-    return Engine(
-        decoder,
-        dispatcher,
-        limits,
-        settings.kv_blocks,
-        emit,
-        settings.recovery_s,
-        hasher,
-        tell_blocks,
-        # Others have one batch of a step at a time, or would gain nothing.
-        settings.micro_batches if isinstance(dispatcher, RoutedDispatcher) else 1,
-        dispatcher.kernels if isinstance(dispatcher, LocalDispatcher) else None,
-    )
-
-
 def _hasher(settings: AttentionSettings, config: ModelConfig) -> BlockHasher | None:
     """What names blocks; none without a prefix cache."""
     if not settings.enable_prefix_caching:
@@ -281,18 +244,6 @@ def _profile(
         slowdown=slowdown,
         sweeps_scores=not settings.store_scoring_kv,
     )
-
-
-def _sweep_blocks(settings: AttentionSettings, config: ModelConfig) -> int:
-    dtype: torch.dtype = getattr(torch, settings.dtype)
-    block_bytes = SweepArea.block_bytes(config, dtype, BLOCK_SIZE)
-    # More than so many prompts of any length, with as many labels as there may be, find no use for it.
-    lanes = MAX_LABELS * blocks_for(2 * BLOCK_SIZE)
-    most = MOST_SWEEPS * (blocks_for(config.max_positions) + lanes)
-    num_blocks = min(settings.sweep_bytes // block_bytes, most)
-    max_tokens = min(num_blocks * BLOCK_SIZE, config.max_positions)
-    log.info("sweeps.ready", max_tokens=max_tokens, bytes=num_blocks * block_bytes)
-    return num_blocks
 
 
 async def _observe(

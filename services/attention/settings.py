@@ -68,6 +68,13 @@ class AttentionSettings(ModelSettings):
         description="guards the names of cached KV blocks; the same for gateways "
         "(default: made from --secret)",
     )
+    decode_graph_tokens: int = Field(
+        0,
+        ge=0,
+        le=1 << 24,
+        description="local, on a CUDA device: capture steps of single rows of up to so many tokens each, as "
+        "CUDA graphs; 0: none",
+    )
     deterministic: bool = Field(
         False,
         description="refuse to start where a bit of an answer could depend on the requests beside it; "
@@ -111,6 +118,11 @@ class AttentionSettings(ModelSettings):
         if (self.streams_experts or self.dispatch == "all-to-all") and self.device != "cpu":
             raise ValueError(
                 f"experts that are shared or offloaded need --device cpu, got {self.device}"
+            )
+        if self.decode_graph_tokens and (self.device == "cpu" or self.dispatch != "local"):
+            raise ValueError(
+                "--decode-graph-tokens needs --dispatch local and a CUDA --device, got "
+                f"{self.dispatch} and {self.device}"
             )
         index, _, count = self.share.partition("/")
         if int(index) >= int(count):

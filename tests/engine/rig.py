@@ -1,7 +1,7 @@
 """An engine on a tiny model, whose experts can be taken away."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from moesaic.dispatch.contract import Step
 from moesaic.dispatch.local import LocalDispatcher
 from moesaic.engine.blocks import BLOCK_SIZE
-from moesaic.engine.engine import Engine
+from moesaic.engine.engine import Engine, Shortcut
 from moesaic.engine.limits import Limits
 from moesaic.engine.requests import (
     Event,
@@ -28,6 +28,7 @@ from moesaic.errors import ExpertUnavailable, NotReady
 from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.config import load_config
 from moesaic.models.decoder import Decoder
+from moesaic.models.kv_cache import KVCache
 from moesaic.prefix.block_hashes import BlockHasher
 
 LIMITS = Limits(
@@ -116,6 +117,7 @@ async def rig(
     hasher: BlockHasher | None = HASHER,
     limits: Limits = LIMITS,
     micro_batches: int = 1,
+    shortcut: Callable[[Decoder, LocalDispatcher, KVCache], Shortcut] | None = None,
 ) -> AsyncIterator[Rig]:
     checkpoint, config = Checkpoint(tiny_model.directory), load_config(tiny_model.directory)
     decoder = Decoder.load(checkpoint, config, torch.float32, CPU)
@@ -130,6 +132,7 @@ async def rig(
         recovery_s,
         hasher,
         micro_batches=micro_batches,
+        shortcut=lambda cache: shortcut(decoder, dispatcher, cache) if shortcut else None,
     )
     running = asyncio.create_task(engine.run())
     try:

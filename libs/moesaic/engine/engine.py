@@ -18,6 +18,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import structlog
 import torch
@@ -37,9 +38,9 @@ from moesaic.engine.sequences import Chunk, Work
 from moesaic.engine.sweep_rows import Sweep
 from moesaic.engine.sweeps import Slice
 from moesaic.errors import DeadlineExceeded, ExpertUnavailable, MoesaicError, NotReady
-from moesaic.kernels.decoder_step import RoutedExpertsKernel
 from moesaic.models.decoder import Decoder, MoELayer
 from moesaic.models.flops import flops_of
+from moesaic.models.kv_cache import KVCache
 from moesaic.models.step_batch import StepBatch
 from moesaic.models.sweep_area import SweepArea
 from moesaic.prefix.block_hashes import BlockHasher
@@ -54,6 +55,18 @@ STALL_POLL_S = (
 
 OBSERVE_EVERY_S = 0.05  # a step of one row would spend a hundredth of its time on gauges
 LONG_STEP_ROWS = 256  # it may take longer than tokens may be held
+
+
+class Shortcut(Protocol):
+    """Computes steps in fewer calls, for a decoder whose experts are all in this process."""
+
+    def takes(self, batch: StepBatch) -> bool:
+        """Whether it can compute this one."""
+        ...
+
+    def forward(self, batch: StepBatch) -> torch.Tensor:
+        """See ``Decoder.forward``."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -83,15 +96,15 @@ class Engine:
         hasher: BlockHasher | None = None,
         tell_blocks: TellBlocks = lambda stored, evicted: None,
         micro_batches: int = 1,
-        experts: Mapping[int, RoutedExpertsKernel] | None = None,
+        shortcut: Callable[[KVCache], Shortcut | None] = lambda cache: None,
     ) -> None:
         """``hasher`` turns the prefix cache on; ``tell_blocks`` is then called with what changed in
         it, before the events of the same step are told. Steps are cut into up to ``micro_batches``,
-        if the dispatcher can have several batches of a step under way. With the ``experts`` of all
-        layers in this process, whole steps are computed without asking the dispatcher."""
+        if the dispatcher can have several batches of a step under way. ``shortcut`` may make,
+        of the engine's cache, what computes steps without asking the dispatcher."""
         self._decoder, self._dispatcher = decoder, dispatcher
         self._cache = decoder.new_kv_cache(num_blocks, BLOCK_SIZE)
-        self._whole = decoder.whole_steps(experts or {}, self._cache)
+        self._shortcut = shortcut(self._cache)
         self._area = SweepArea(decoder, limits.sweep_blocks, BLOCK_SIZE)
         config = decoder.config
         self._flops = flops_of(config)
@@ -206,12 +219,12 @@ class Engine:
         self._progress.advance(plan.chunks, logits, step.epoch, events)
 
     async def _forward(self, batch: StepBatch, moe: MoELayer) -> torch.Tensor:
-        if self._tracer is None and self._whole is not None:
-            return self._whole.forward(batch)
-        if self._tracer is None:
-            return await self._decoder.forward(batch, self._cache, moe)
-        moe = self._tracer.watching(batch.sequence_rows, moe)  # the same rows in every layer
-        return await self._decoder.forward(batch, self._cache, moe, every_row=True)
+        if self._tracer is not None:
+            moe = self._tracer.watching(batch.sequence_rows, moe)  # the same rows in every layer
+            return await self._decoder.forward(batch, self._cache, moe, every_row=True)
+        if self._shortcut is not None and self._shortcut.takes(batch):
+            return self._shortcut.forward(batch)
+        return await self._decoder.forward(batch, self._cache, moe)
 
     async def _compute_slice(self, step: Step, piece: Slice, events: list[Event]) -> None:
         started = time.monotonic()

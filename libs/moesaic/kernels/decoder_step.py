@@ -105,7 +105,7 @@ class DecoderStepKernel:
         assert len(caches) == len(layers)
         assert embedding.is_contiguous()
         self._kept = layers, last_kv, embedding, norm, head, caches  # the call points into them
-        self._shape, self._num_out = shape, head.shape[0]
+        self._shape, self._num_out, self._vocab_size = shape, head.shape[0], len(embedding)
         whole = [WholeLayer(attention.c, experts.c) for attention, experts in layers]
         self._c = WholeDecoder(
             (WholeLayer * len(whole))(*whole),
@@ -144,8 +144,10 @@ class DecoderStepKernel:
             layer.
         """
         assert len(token_ids) == len(positions) == len(slots)
+        assert 0 <= min(token_ids) <= max(token_ids) < self._vocab_size
+        assert max(positions) < len(rotations.cos)
         tokens, kept_at = (_Numbers(ctypes.c_int64, some) for some in (token_ids, slots))
-        every, few = _Facts(rows, positions), None
+        every = _Facts(rows, positions)
         step = WholeStep(self._step(every, rotations, kept_at.address), tokens.address)
         num_attending = len(slots)
         if last is not None:

@@ -18,6 +18,10 @@ class WholeSteps:
         """Take the parts; ``Decoder.whole_steps`` has them."""
         self._kernel, self._rotary, self._block_size = kernel, rotary, block_size
 
+    def takes(self, batch: StepBatch) -> bool:
+        """Any step."""
+        return True
+
     def forward(self, batch: StepBatch) -> Tensor:
         """See ``Decoder.forward``."""
         # Lists: for a few rows, a call of numpy's or torch's takes longer than what it does.

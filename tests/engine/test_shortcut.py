@@ -1,0 +1,92 @@
+"""Steps that are computed in fewer calls tell what others tell, and are left out where somebody watches."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from moesaic.dispatch.local import LocalDispatcher
+from moesaic.dispatch.tracing import ChosenExperts, StepTracer
+from moesaic.engine.requests import Event, Generation, Sampling, Scoring
+from moesaic.models.decoder import Decoder
+from moesaic.models.kv_cache import KVCache
+from moesaic.models.step_batch import StepBatch
+from moesaic.models.whole_steps import WholeSteps
+from tests.engine.rig import Rig, prompts, rig
+
+Makes = Callable[[Decoder, LocalDispatcher, KVCache], "Picky"]
+
+
+class Picky:
+    """Whole steps, of up to so many rows."""
+
+    def __init__(self, whole: WholeSteps | None, most_rows: int) -> None:
+        assert whole is not None
+        self._whole, self._most_rows = whole, most_rows
+        self.num_taken = 0
+
+    def takes(self, batch: StepBatch) -> bool:
+        return len(batch.token_ids) <= self._most_rows
+
+    def forward(self, batch: StepBatch) -> Tensor:
+        self.num_taken += 1
+        return self._whole.forward(batch)
+
+
+def making(most_rows: int, made: list[Picky]) -> Makes:
+    def make(decoder: Decoder, dispatcher: LocalDispatcher, cache: KVCache) -> Picky:
+        made.append(Picky(decoder.whole_steps(dispatcher.kernels, cache), most_rows))
+        return made[-1]
+
+    return make
+
+
+def submit_all(r: Rig) -> None:
+    for name, tokens in prompts(6).items():
+        sampling = Sampling(temperature=0.8, seed=5) if name == "r1" else Sampling()
+        r.submit(name, tokens, Generation(max_tokens=9, sampling=sampling, top_logprobs=3))
+    r.submit("p", prompts(6)["r2"], Generation(max_tokens=3, prompt_logprobs=2))
+    r.submit("s", prompts(6)["r3"], Scoring(candidates=((5, 6, 7), (9,))))
+
+
+async def told(tiny_model: Any, shortcut: Makes | None) -> dict[str, list[Event]]:
+    async with rig(tiny_model, shortcut=shortcut) as r:
+        submit_all(r)
+        names = [*prompts(6), "p", "s"]
+        await r.ended(*names)
+        return {n: [e for e in r.events if e.key.request_id == n] for n in names}
+
+
+@pytest.mark.parametrize("most_rows", [1, 6, 1000])
+async def test_events_are_the_same_whichever_steps_are_taken(
+    tiny_model: Any, most_rows: int
+) -> None:
+    made: list[Picky] = []
+
+    events = await told(tiny_model, making(most_rows, made))
+
+    assert made[0].num_taken > 0
+    assert events == await told(tiny_model, None)
+
+
+async def test_the_dispatcher_is_asked_nothing_but_while_a_trace_is_recorded(
+    tiny_model: Any,
+) -> None:
+    made: list[Picky] = []
+    async with rig(tiny_model, shortcut=making(1000, made)) as r:
+        r.submit("a", [5, 6, 7], Generation(max_tokens=4))
+        await r.ended("a")
+        assert r.dispatcher.asked == []
+        taken = made[0].num_taken
+
+        traced: list[ChosenExperts] = []
+        r.engine.trace(StepTracer(r.dispatcher._gates, traced.append))
+        r.submit("b", [5, 6, 7], Generation(max_tokens=4))
+        await r.ended("b")
+
+        assert made[0].num_taken == taken
+        assert len(traced) == 4
+        assert r.dispatcher.asked
+        assert torch.equal(*(torch.tensor(r.tokens(name)) for name in "ab"))
