@@ -74,7 +74,6 @@ static void attend(const struct shape *s, const struct batch *batch, const struc
     struct desk parts[task->num_kv_heads];
     for (int32_t h = 0; h < task->num_kv_heads; h++) {
         heads[h] = (struct queries){s,
-                                    &sequence,
                                     task->kv_head + h,
                                     group,
                                     sequence.first_row + task->begin,
@@ -83,17 +82,23 @@ static void attend(const struct shape *s, const struct batch *batch, const struc
         parts[h] = part_of(desk, s, h * rows * group);
         begin(&heads[h], queries, &parts[h]);
     }
+    struct found tiles[2], *here = &tiles[0], *then = &tiles[1];
+    find(s, &sequence, cache, task->kv_head, span.start, here);
     for (int64_t start = span.start; start < span.end; start += PANEL)
         for (int32_t h = 0; h < task->num_kv_heads; h++) {
             if (h + 1 < task->num_kv_heads) {
-                expect(s, &sequence, cache, heads[h + 1].kv_head, start);
+                find(s, &sequence, cache, heads[h + 1].kv_head, start, then);
             } else if (start + PANEL < span.end) {
-                expect(s, &sequence, cache, task->kv_head, start + PANEL);
+                find(s, &sequence, cache, task->kv_head, start + PANEL, then);
             } else if (next) {
                 const struct sequence other = sequence_of(batch, next);
-                expect(s, &other, cache, next->kv_head, span_of(s, &other, next).start);
+                find(s, &other, cache, next->kv_head, span_of(s, &other, next).start, then);
+            } else {
+                then = here;
             }
-            attend_tile(&heads[h], cache, start, &parts[h]);
+            attend_tile(&heads[h], here, then, start, &parts[h]);
+            struct found *done = here;
+            here = then, then = done;
         }
     for (int32_t h = 0; h < task->num_kv_heads; h++) finish(&heads[h], &parts[h], out);
 }

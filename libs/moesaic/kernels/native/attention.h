@@ -30,7 +30,6 @@ struct shape {
 // The queries of one task that share a head's keys and values.
 struct queries {
     const struct shape *shape;
-    const struct sequence *sequence;
     int64_t kv_head, group;  // heads that share the keys and values
     int64_t first_row, num;  // of the step; rows * group
     int64_t position;        // of the first row
@@ -46,15 +45,22 @@ struct desk {
     float *values;            // [panels, PANEL, PANEL]
 };
 
+// Where a tile's keys and values are; how many there are yet.
+struct found {
+    const float *keys[PANEL], *values[PANEL];
+    int64_t count;
+};
+
 INLINE int64_t wide(int64_t size) { return (size + PANEL - 1) / PANEL * PANEL; }
 
 // Takes the queries over, and has nothing summed up yet.
 void begin(const struct queries *q, const float *queries, const struct desk *d);
-// Asks for a tile's keys and values, which lie scattered, while another is computed.
-void expect(const struct shape *s, const struct sequence *q, const float *cache, int64_t kv_head,
-            int64_t start);
-// Attends to the PANEL positions from `start` on.
-void attend_tile(const struct queries *q, const float *cache, int64_t start, const struct desk *d);
+// Finds the PANEL positions from `start` on, as far as there are any.
+void find(const struct shape *s, const struct sequence *q, const float *cache, int64_t kv_head,
+          int64_t start, struct found *f);
+// Attends to the positions from `start` on, which are `here`; what comes `next` is asked for meanwhile.
+void attend_tile(const struct queries *q, const struct found *here, const struct found *next,
+                 int64_t start, const struct desk *d);
 // Writes what has been attended to.
 void finish(const struct queries *q, const struct desk *d, float *out);
 

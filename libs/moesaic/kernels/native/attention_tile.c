@@ -27,13 +27,8 @@ INLINE void transpose(vec rows[LANES]) {
     SWAP_SQUARES(rows, 8)
 }
 
-// Where a tile's keys and values are; how many there are yet.
-struct found {
-    const float *keys[PANEL], *values[PANEL];
-    int64_t count;
-};
-static void find(const struct shape *s, const struct sequence *q, const float *cache,
-                 int64_t kv_head, int64_t start, struct found *f) {
+void find(const struct shape *s, const struct sequence *q, const float *cache, int64_t kv_head,
+          int64_t start, struct found *f) {
     const float *head = cache + kv_head * s->head_stride;
     const int32_t *block = q->blocks + start / s->block_size;
     f->count = q->length - start < PANEL ? q->length - start : PANEL;
@@ -46,20 +41,19 @@ static void find(const struct shape *s, const struct sequence *q, const float *c
     }
 }
 
-void expect(const struct shape *s, const struct sequence *q, const float *cache, int64_t kv_head,
-            int64_t start) {
-    struct found f;
-    find(s, q, cache, kv_head, start, &f);
-    const int turned = s->key_stride != 1;
-    for (int64_t j = 0; j < f.count; j++) {
-        for (int64_t i = 0; i < s->key_dim && !turned; i += 16)
-            __builtin_prefetch(f.keys[j] + i, 0, 2);
-        for (int64_t i = 0; i < s->value_dim; i += 16) __builtin_prefetch(f.values[j] + i, 0, 2);
+enum { LINE = 16 };  // floats that the memory brings together
+enum { EACH_LINE = LANES < 16 ? LINE / LANES : 1 };
+
+// Asks for all of a tile's keys and values at once.
+static void expect(const struct shape *s, const struct found *f) {
+    for (int64_t j = 0; j < f->count; j++) {
+        for (int64_t i = 0; i < s->key_dim && s->key_stride == 1; i += LINE)
+            __builtin_prefetch(f->keys[j] + i, 0, 2);
+        for (int64_t i = 0; i < s->value_dim; i += LINE) __builtin_prefetch(f->values[j] + i, 0, 2);
     }
-    const int64_t line = s->key_stride < 16 ? s->key_stride : 16;
-    for (int64_t j = 0; j < f.count && turned; j += line)
+    for (int64_t j = 0; j < f->count && s->key_stride != 1; j += LINE)
         for (int64_t i = 0; i < s->key_dim; i++)
-            __builtin_prefetch(f.keys[j] + i * s->key_stride, 0, 2);
+            __builtin_prefetch(f->keys[j] + i * s->key_stride, 0, 2);
 }
 
 static void lay_out_keys(const struct shape *s, const struct found *f, float *keys) {
@@ -84,16 +78,13 @@ static void lay_out_keys(const struct shape *s, const struct found *f, float *ke
 }
 
 // Lays the keys and values of a tile out for products; values that are not there yet are zero.
-static void lay_out(const struct shape *s, const struct sequence *q, const float *cache,
-                    int64_t kv_head, int64_t start, const struct desk *d) {
-    struct found f;
-    find(s, q, cache, kv_head, start, &f);
-    lay_out_keys(s, &f, d->keys);
+static void lay_out(const struct shape *s, const struct found *f, const struct desk *d) {
+    lay_out_keys(s, f, d->keys);
     for (int64_t first = 0; first < s->value_dim; first += PANEL) {
         const int64_t columns = s->value_dim - first < PANEL ? s->value_dim - first : PANEL;
         float *panel = d->values + first * PANEL;
-        for (int64_t j = 0; j < f.count; j++) {
-            const float *value = f.values[j] + first;
+        for (int64_t j = 0; j < f->count; j++) {
+            const float *value = f->values[j] + first;
             if (columns == PANEL) {
                 for (int64_t c = 0; c < PANEL; c += LANES)
                     store(panel + j * PANEL + c, load(value + c));
@@ -102,7 +93,7 @@ static void lay_out(const struct shape *s, const struct sequence *q, const float
             memcpy(panel + j * PANEL, value, (size_t)columns * 4);
             memset(panel + j * PANEL + columns, 0, (size_t)(PANEL - columns) * 4);
         }
-        memset(panel + f.count * PANEL, 0, (size_t)(PANEL - f.count) * PANEL * 4);
+        memset(panel + f->count * PANEL, 0, (size_t)(PANEL - f->count) * PANEL * 4);
     }
 }
 
@@ -162,8 +153,8 @@ static void soften_all(const struct queries *q, int64_t skipped, int64_t start,
 }
 
 // Many queries: the tile is laid out once for all of them.
-static void attend_many(const struct queries *q, const float *cache, int64_t start,
-                        const struct desk *d) {
+static void attend_many(const struct queries *q, const struct found *here, const struct found *next,
+                        int64_t start, const struct desk *d) {
     const struct shape *s = q->shape;
     const int64_t values = wide(s->value_dim);
     const struct matrix keys = {d->keys, 0, 0, 0, s->key_dim, PANEL};
@@ -171,7 +162,8 @@ static void attend_many(const struct queries *q, const float *cache, int64_t sta
     // Rows before the tile see nothing of it.
     const int64_t skipped = start > q->position ? (start - q->position) * q->group : 0;
     const int64_t left = q->num - skipped;
-    lay_out(s, q->sequence, cache, q->kv_head, start, d);
+    expect(s, next);
+    lay_out(s, here, d);
     multiply_panel(&keys, (struct rows){d->queries, 0, s->key_dim}, skipped, left, 0,
                    d->scores + skipped * PANEL, PANEL, PANEL, 0);
     soften_all(q, skipped, start, d);
@@ -206,12 +198,17 @@ INLINE void score_few(const int num, const struct shape *s, const float *queries
 
 // The scores of `num` queries for a tile whose keys lie dimension by dimension.
 INLINE void score_turned(const int num, const struct shape *s, const float *queries,
-                         const struct found *f, float *scores) {
+                         const struct found *f, const struct found *next, float *scores) {
     vec sums[TILE_ROWS][TILE_VECTORS] = {0};
-    const float *keys[TILE_VECTORS];
-    for (int v = 0; v < TILE_VECTORS; v++)
+    const float *keys[TILE_VECTORS], *ahead[TILE_VECTORS];
+    for (int v = 0; v < TILE_VECTORS; v++) {
         keys[v] = f->keys[v * LANES < f->count ? v * LANES : 0];
+        ahead[v] = next->keys[v * LANES < next->count ? v * LANES : 0];
+    }
     for (int64_t i = 0; i < s->key_dim; i++) {
+#pragma GCC unroll 4
+        for (int v = 0; v < TILE_VECTORS; v += EACH_LINE)
+            __builtin_prefetch(ahead[v] + i * s->key_stride, 0, 2);
         vec key[TILE_VECTORS];
 #pragma GCC unroll 4
         for (int v = 0; v < TILE_VECTORS; v++) key[v] = load(keys[v] + i * s->key_stride);
@@ -227,29 +224,33 @@ INLINE void score_turned(const int num, const struct shape *s, const float *quer
 }
 
 INLINE void score_tile(const int num, const struct shape *s, const float *queries,
-                       const struct found *f, float *scores) {
+                       const struct found *f, const struct found *next, float *scores) {
     if (s->key_stride != 1) {
-        score_turned(num, s, queries, f, scores);
+        score_turned(num, s, queries, f, next, scores);
         return;
     }
     for (int64_t j = 0; j < f->count; j += LANES)
         score_few(num, s, queries, f->keys + j, f->count - j, scores + j);
 }
 
-// Adds the weighted values of `count` positions to the sums of `num` queries, PANEL columns.
-INLINE void add_few(const int num, const float *weights, const float *const *rows, int64_t count,
-                    int64_t columns, float *sums, int64_t stride) {
+// Adds the weighted values to the sums of `num` queries, PANEL columns from the `first` on.
+INLINE void add_few(const int num, const float *weights, const struct found *f,
+                    const struct found *next, int64_t first, int64_t columns, float *sums,
+                    int64_t stride) {
     vec added[TILE_ROWS][TILE_VECTORS];
     for (int r = 0; r < num; r++)
         for (int v = 0; v < TILE_VECTORS; v++) added[r][v] = load(sums + r * stride + v * LANES);
-    for (int64_t j = 0; j < count; j++) {
+    for (int64_t j = 0; j < f->count; j++) {
+        const float *row = f->values[j] + first;
+        const float *ahead = next->values[j < next->count ? j : 0] + first;
         vec value[TILE_VECTORS];
 #pragma GCC unroll 4
         for (int v = 0; v < TILE_VECTORS; v++) {
             const int64_t left = columns - v * LANES;
-            value[v] = left >= LANES ? load(rows[j] + v * LANES)
-                       : left > 0    ? load_some(rows[j] + v * LANES, left)
+            value[v] = left >= LANES ? load(row + v * LANES)
+                       : left > 0    ? load_some(row + v * LANES, left)
                                      : (vec){0};
+            if (v % EACH_LINE == 0) __builtin_prefetch(ahead + v * LANES, 0, 2);
         }
 #pragma GCC unroll 8
         for (int r = 0; r < num; r++)
@@ -262,17 +263,15 @@ INLINE void add_few(const int num, const float *weights, const float *const *row
 }
 
 // Up to TILE_ROWS queries: keys and values are read where they lie.
-static void attend_few(const struct queries *q, const float *cache, int64_t start,
-                       const struct desk *d) {
+static void attend_few(const struct queries *q, const struct found *here, const struct found *next,
+                       int64_t start, const struct desk *d) {
     const struct shape *s = q->shape;
-    struct found f;
-    find(s, q->sequence, cache, q->kv_head, start, &f);
     const int64_t skipped = start > q->position ? (start - q->position) * q->group : 0;
     const int64_t left = q->num - skipped;
     const float *queries = d->queries + skipped * s->key_dim;
     float *scores = d->scores + skipped * PANEL;
 #define SCORE(n) \
-    case n: score_tile(n, s, queries, &f, scores); break
+    case n: score_tile(n, s, queries, here, next, scores); break
     switch (left) {
         SCORE(1);
         SCORE(2);
@@ -284,8 +283,10 @@ static void attend_few(const struct queries *q, const float *cache, int64_t star
 #undef SCORE
     soften_all(q, skipped, start, d);
     const int64_t stride = wide(s->value_dim);
-#define ADD(n) \
-    case n: add_few(n, scores, f.values, f.count, s->value_dim - first, sums, stride); break
+#define ADD(n)                                                                              \
+    case n:                                                                                 \
+        add_few(n, scores, here, next, first, s->value_dim - first, sums, stride); \
+        break
     for (int64_t first = 0; first < s->value_dim; first += PANEL) {
         float *sums = d->sums + skipped * stride + first;
         switch (left) {
@@ -296,7 +297,6 @@ static void attend_few(const struct queries *q, const float *cache, int64_t star
             ADD(5);
             ADD(6);
         }
-        for (int64_t j = 0; j < f.count; j++) f.values[j] += PANEL;
     }
 #undef ADD
 }
@@ -312,9 +312,10 @@ void finish(const struct queries *q, const struct desk *d, float *out) {
     }
 }
 
-void attend_tile(const struct queries *q, const float *cache, int64_t start, const struct desk *d) {
+void attend_tile(const struct queries *q, const struct found *here, const struct found *next,
+                 int64_t start, const struct desk *d) {
     if (q->num <= TILE_ROWS)
-        attend_few(q, cache, start, d);
+        attend_few(q, here, next, start, d);
     else
-        attend_many(q, cache, start, d);
+        attend_many(q, here, next, start, d);
 }
