@@ -22,6 +22,12 @@ WHOLE = [
     case for case in CASES if case.family in ("mixtral", "qwen3_moe") and "dense" not in case.name
 ]
 OTHERS = [case for case in CASES if case not in WHOLE]
+WHOLE += [
+    Case("qwen3_moe", "biased", {"attention_bias": True}),
+    Case("qwen3_moe", "one layer", {"num_hidden_layers": 1}),
+    # Its keys begin within a panel of what is projected.
+    Case("qwen3_moe", "narrow heads", {"head_dim": 10}),
+]
 NUM_TOKENS, NUM_BLOCKS = 40, 24
 Rows = list[tuple[list[int], int, list[int]]]  # token ids, first position, block table
 

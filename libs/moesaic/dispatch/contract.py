@@ -10,7 +10,7 @@ from torch import Tensor
 class Step:
     """One forward pass. It pins one placement epoch for all its layers."""
 
-    step_id: bytes  # 16 bytes, unique; frames carry it
+    step_id: bytes  # 16 bytes; unique where frames carry it
     epoch: int
     route: Any = field(
         default=None, repr=False, compare=False

@@ -158,6 +158,7 @@ class Engine:
             if idle:
                 self._work_came.clear()
                 await self._work_came.wait()
+                self._observed_s = 0.0
                 continue
             try:
                 step = self._dispatcher.begin_step()
@@ -176,6 +177,7 @@ class Engine:
         num_rows = sum(len(chunk.token_ids) for chunk in work.chunks)
         if num_rows >= LONG_STEP_ROWS:
             self._teller.tell_held()
+            self._observe()
         try:
             await (
                 self._compute_slice(step, work, events)

@@ -125,14 +125,16 @@ class Decoder:
             len(whole) < len(layers)
             or any(layer.shared for layer in self._layers)
             or not isinstance(last, GroupedQueryLayer)
-            or not isinstance(last.kv, PackedLinear)
+            or not isinstance(last.qkv, PackedLinear)
             or not isinstance(head, PackedLinear)
         ):
             return None
+        # Keys and values alone, if they begin a panel of the packed projection.
+        kv = last.kv if isinstance(last.kv, PackedLinear) else last.qkv
         caches = [cache.rows(index) for index in range(len(whole))]
         kernel = DecoderStepKernel(
             whole,
-            last.kv.matrix,
+            kv.matrix,
             self._embedding.contiguous(),
             self._norm,
             head.matrix,

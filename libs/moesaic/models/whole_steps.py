@@ -27,6 +27,8 @@ class WholeSteps:
         # Lists: for a few rows, a call of numpy's or torch's takes longer than what it does.
         size, counts, tables = self._block_size, batch.sequence_rows, batch.block_tables
         positions, ends = batch.positions, list(accumulate(counts))
+        assert len(counts) == len(tables) == len(batch.wanted)
+        assert all(0 <= few <= count for few, count in zip(batch.wanted, counts, strict=True))
         lengths = [positions[end - 1] + 1 for end in ends]
         slots = [
             table[position // size] * size + position % size

@@ -258,6 +258,9 @@ INLINE void add_few(const int num, const float *weights, const struct found *f,
             for (int v = 0; v < TILE_VECTORS; v++)
                 added[r][v] = fma_of(all(weights[r * PANEL + j]), value[v], added[r][v]);
     }
+    for (int64_t j = f->count; j < next->count; j++)  // of a tile with more of them than this one
+        for (int v = 0; v < TILE_VECTORS; v += EACH_LINE)
+            __builtin_prefetch(next->values[j] + first + v * LANES, 0, 2);
     for (int r = 0; r < num; r++)
         for (int v = 0; v < TILE_VECTORS; v++) store(sums + r * stride + v * LANES, added[r][v]);
 }

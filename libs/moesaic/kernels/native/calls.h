@@ -4,6 +4,16 @@
 
 #include "attention.h"
 
+// What lies behind one another in a scratch.
+struct arena {
+    uint8_t *next;
+};
+INLINE void *take(struct arena *arena, int64_t bytes) {
+    void *taken = arena->next;
+    arena->next += (bytes + 63) / 64 * 64;
+    return taken;
+}
+
 struct expert {
     struct matrix gate_up;  // H -> 2I, each panel: half of it gate, half of it up
     struct matrix down;     // I -> H

@@ -1,5 +1,5 @@
 // A step of a decoder whose experts are all here, from tokens to logits, in one call: of few rows, the
-// way between Python and its kernels takes as long as a quarter of what they compute.
+// way between Python and its kernels takes a good part of what they compute.
 #include "calls.h"
 
 // The routed experts of a layer.
@@ -19,7 +19,7 @@ struct whole_layer {
 struct decoder {
     const struct whole_layer *layers;
     int64_t num_layers;
-    struct matrix kv;        // H -> 2 kv_heads d: the keys and values of the last layer's qkv
+    struct matrix kv;        // the last layer's: H -> 2 kv_heads d, or all of its qkv
     const float *embedding;  // [vocab, H]
     const float *norm;       // [H]
     struct matrix head;      // H -> vocab
@@ -28,19 +28,9 @@ struct decoder {
 struct whole_step {
     struct step all;
     const int64_t *tokens;     // [T]
-    const int64_t *attending;  // [A]: those of the rows that attend in the last layer; none: all
+    const int64_t *attending;  // [A], ascending: the rows that attend in the last layer; none: all
     struct step last;          // of these; they write nothing there
 };
-
-// What lies behind one another in the scratch.
-struct arena {
-    uint8_t *next;
-};
-static void *take(struct arena *arena, int64_t bytes) {
-    void *taken = arena->next;
-    arena->next += (bytes + 63) / 64 * 64;
-    return taken;
-}
 
 static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
@@ -61,7 +51,7 @@ EXPORT int64_t decoder_step_scratch(const struct decoder *d, const struct whole_
     }
     const struct layer *last = &d->layers[d->num_layers - 1].attention;
     if (s->attending) layer = most(layer, grouped_query_scratch(last, &s->last, threads));
-    return 4 * (count * d->head.in * 4 + 64) + layer;  // x, delta, normed, and x of few
+    return 3 * (count * d->head.in * 4 + 64) + layer;  // x, delta, normed
 }
 
 static void route(const struct moe *m, const float *x, int64_t count, float *out, uint8_t *scratch,
@@ -80,14 +70,15 @@ static void route(const struct moe *m, const float *x, int64_t count, float *out
 static void keep(const struct decoder *d, const struct step *s, float *x, const float *delta,
                  float *normed, float *cache, uint8_t *scratch, int threads) {
     const struct layer *l = &d->layers[d->num_layers - 1].attention;
-    const int64_t count = s->count, hidden = d->kv.in;
+    const int64_t count = s->count, hidden = d->kv.in, dim = s->shape.key_dim;
+    const int64_t heads = d->kv.out == l->qkv.out ? s->shape.heads : 0;
     struct arena arena = {scratch};
     float *kv = take(&arena, count * d->kv.out * 4);
-    const float *qk_norm = l->qk_norm ? l->qk_norm + s->shape.heads * s->shape.key_dim : 0;
+    const float *qk_norm = l->qk_norm ? l->qk_norm + (s->shape.heads - heads) * dim : 0;
     add_rms_norm(x, hidden, delta, l->norm, l->eps, count, hidden, x, normed, threads);
     linear(&d->kv, 1, normed, hidden, 0, count, kv, d->kv.out, 0, arena.next, threads);
-    store_grouped(kv, count, 0, s->shape.kv_heads, s->shape.key_dim, qk_norm, l->eps, s->cos,
-                  s->sin, s->positions, s->interleaved, s->slots, cache, s->shape.block_size,
+    store_grouped(kv, count, heads, s->shape.kv_heads, dim, qk_norm, l->eps, s->cos, s->sin,
+                  s->positions, s->interleaved, s->slots, cache, s->shape.block_size,
                   s->shape.key_stride, threads);
 }
 
@@ -98,7 +89,6 @@ EXPORT void decoder_step(const struct decoder *d, const struct whole_step *s, fl
     const int64_t hidden = d->head.in, bytes = s->all.count * hidden * 4;
     struct arena arena = {scratch};
     float *x = take(&arena, bytes), *delta = take(&arena, bytes), *normed = take(&arena, bytes);
-    float *few = take(&arena, bytes);
     const struct step *rows = &s->all;
     for (int64_t t = 0; t < rows->count; t++)
         memcpy(x + t * hidden, d->embedding + s->tokens[t] * hidden, (size_t)hidden * 4);
@@ -108,9 +98,9 @@ EXPORT void decoder_step(const struct decoder *d, const struct whole_step *s, fl
         if (s->attending && i == d->num_layers - 1) {
             keep(d, rows, x, added, normed, caches[i], arena.next, threads);
             rows = &s->last;
-            for (int64_t a = 0; a < rows->count; a++)
-                memcpy(few + a * hidden, x + s->attending[a] * hidden, (size_t)hidden * 4);
-            x = few, added = 0;
+            for (int64_t a = 0; a < rows->count; a++)  // none comes from before its place
+                memmove(x + a * hidden, x + s->attending[a] * hidden, (size_t)hidden * 4);
+            added = 0;
         }
         grouped_query_layer(&l->attention, rows, x, added, caches[i], x, normed, arena.next,
                             threads);

@@ -54,15 +54,6 @@ EXPORT int64_t experts_scratch(int64_t rows, int64_t top_k, int64_t hidden, int6
            + (pairs / BLOCK + num_slots + 1) * (int64_t)sizeof(struct block) + 1024;
 }
 
-struct arena {
-    uint8_t *next;
-};
-static void *take(struct arena *arena, int64_t bytes) {
-    void *taken = arena->next;
-    arena->next += (bytes + 63) / 64 * 64;
-    return taken;
-}
-
 // One call: what there is, and where each step leaves what it made.
 struct call {
     const struct expert *const *slots;

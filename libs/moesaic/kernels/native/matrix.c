@@ -1,6 +1,6 @@
 #include "matrix.h"
 
-#if defined(__AVX512VNNI__) && defined(__AVX512F__) || defined(__AVXVNNI__) && defined(__AVX2__)
+#if defined(__AVX512VNNI__)
 enum { AROUND = ZERO };
 #else
 enum { AROUND = 0 };  // instructions that take unsigned bytes would saturate: rows are signed bytes
@@ -22,10 +22,8 @@ INLINE struct fours fours_of(const int8_t *from) {
 
 // sum[i] + a[4i] b[4i] + ... + a[4i + 3] b[4i + 3].
 INLINE ivec add_dot4(ivec sum, ivec a, struct fours b) {
-#if defined(__AVX512VNNI__) && defined(__AVX512F__)
+#if defined(__AVX512VNNI__)
     return (ivec)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)a, (__m512i)b.weights);
-#elif defined(__AVXVNNI__) && defined(__AVX2__)
-    return (ivec)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)a, (__m256i)b.weights);
 #elif defined(__AVX512F__)
     // The sum of two products of magnitudes below 128 fits 16 bits.
     const __mmask64 negative = _mm512_movepi8_mask((__m512i)b.weights);
