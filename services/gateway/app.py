@@ -1,11 +1,12 @@
 """The REST application: routes, and every error as a problem."""
 
-from json import JSONDecodeError
+from collections.abc import Iterator
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 import moesaic
@@ -22,6 +23,7 @@ from services.gateway import (
     routes_model,
     routes_score,
 )
+from services.gateway.direct import direct_routes
 from services.gateway.edge import Edge
 from services.gateway.gateway import Gateway, exchange_of
 from services.gateway.problems import (
@@ -62,40 +64,33 @@ def make_app(gateway: Gateway) -> ASGIApp:
         openapi_url=None,  # routes_docs has it, and pages that need nothing from elsewhere
     )
     app.state.gateway = gateway
-    app.state.batch_endpoints = routes_batches.endpoints(
-        route for routes in ROUTERS for route in routes.router.routes
-    )
+    app.state.batch_endpoints = routes_batches.endpoints(_routes())
     for routes in ROUTERS:
         app.include_router(routes.router)
-    app.add_exception_handler(MoesaicError, _on_error)
-    app.add_exception_handler(RequestValidationError, _on_invalid)
-    app.add_exception_handler(HTTPException, _on_http)
+    for kind in (MoesaicError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, _on_error)
     app.add_exception_handler(Exception, _on_unexpected)
-    return Edge(app, gateway)
+    return Edge(app, direct_routes(_routes(), _refusal), gateway)
+
+
+def _routes() -> Iterator[BaseRoute]:
+    return (route for routes in ROUTERS for route in routes.router.routes)
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, MoesaicError)  # registered for it
-    return _answer(request, problem_of(error))
+    return _refusal(request, error)
 
 
 async def _on_unexpected(request: Request, error: Exception) -> Response:
     return _answer(request, internal_error(exchange_of(request).request_id))
 
 
-async def _on_invalid(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)  # registered for it
-    if isinstance(cause := error.__cause__, JSONDecodeError):
-        reason = f"{cause.msg[:1].lower()}{cause.msg[1:]}"
-        message = (
-            f"the body is not valid JSON: {reason} at line {cause.lineno} column {cause.colno}"
-        )
-        return _answer(request, problem(400, "invalid_request", message))
-    return _answer(request, problem_of(invalid_fields(error.errors())))
-
-
-async def _on_http(request: Request, error: Exception) -> Response:
-    """What the framework raises: unknown paths and methods, bodies that cannot be read."""
+def _refusal(request: Request, error: Exception) -> Response:
+    """The answer to an error of ours, of a validator, or of the framework: unknown paths and methods."""
+    if isinstance(error, MoesaicError):
+        return _answer(request, problem_of(error))
+    if isinstance(error, RequestValidationError):
+        return _answer(request, problem_of(invalid_fields(error.errors())))
     assert isinstance(error, HTTPException)  # registered for it
     status = error.status_code
     message = {
@@ -110,10 +105,9 @@ async def _on_http(request: Request, error: Exception) -> Response:
 
 def _methods_of(path: str) -> set[str]:
     """Methods of all routes at a path; the framework only knows those of the first."""
-    routes = (route for routes in ROUTERS for route in routes.router.routes)
     return {
         method
-        for route in routes
+        for route in _routes()
         if isinstance(route, APIRoute) and route.path_regex.match(path)
         for method in route.methods or ()
     }

@@ -1,7 +1,7 @@
 """Noticing that the client has gone, while an answer is being made."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from starlette.types import Receive
@@ -10,6 +10,8 @@ from moesaic.errors import MoesaicError
 from services.gateway.exchange import CLIENT_CLOSED
 
 T = TypeVar("T")
+
+LOOK_AFTER_S = 0.02  # to look is a task of its own, and many an answer is out by then
 
 
 class ClientClosed(MoesaicError):
@@ -28,29 +30,38 @@ async def gone(receive: Receive) -> None:
         continue
 
 
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Do the work unless the client disconnects first, which cancels it.
+async def while_connected(
+    receive: Receive, work: Coroutine[Any, Any, T], ended: Callable[[], bool] = lambda: False
+) -> T:
+    """Do the work unless the client disconnects first, which cancels it; where it has ``ended``, that is no leaving.
 
     Raises:
         ClientClosed: the client disconnected.
     """
-    worker = asyncio.current_task()
+    loop, worker = asyncio.get_running_loop(), asyncio.current_task()
     assert worker is not None  # a coroutine always runs in a task
+    leaving: asyncio.Task[None] | None = None
     left = False
+
+    def watch() -> None:
+        nonlocal leaving
+        leaving = loop.create_task(gone(receive))
+        leaving.add_done_callback(stop)
 
     def stop(leaving: "asyncio.Task[None]") -> None:
         nonlocal left
-        if not leaving.cancelled():
+        if not leaving.cancelled() and not ended():
             left = True
             worker.cancel()
 
-    leaving = asyncio.ensure_future(gone(receive))
-    leaving.add_done_callback(stop)
+    looking = loop.call_later(LOOK_AFTER_S, watch)
     try:
         return await work
     except asyncio.CancelledError:
         if left and worker.uncancel() == 0:
-            raise ClientClosed from leaving.exception()
+            raise ClientClosed from None
         raise  # somebody else wants this task to end
     finally:
-        leaving.cancel()
+        looking.cancel()
+        if leaving is not None:
+            leaving.cancel()

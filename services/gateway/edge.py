@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import structlog
 from starlette.datastructures import Headers
@@ -27,8 +27,11 @@ BODY_S = 30.0  # longest pause within a request's body
 class Edge:
     """Wraps the routes of one gateway."""
 
-    def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
-        self._app, self._gateway = app, gateway
+    def __init__(
+        self, app: ASGIApp, direct: Mapping[tuple[str, str], ASGIApp], gateway: Gateway
+    ) -> None:
+        """``direct`` are the routes that are called past the application, by method and path."""
+        self._app, self._direct, self._gateway = app, direct, gateway
         self._max_body_bytes = gateway.settings.max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -74,8 +77,10 @@ class Edge:
             metrics.rejections.labels(refused.body.code).inc()
             exchange.fail(refused)
             return await refused.response()(scope, receive, send_noted)
+        route = self._direct.get((scope["method"], scope["path"]), self._app)
         try:
-            await self._app(scope, _Bounded(receive, max_body_bytes), send_noted)
+            scope["app"] = self._app
+            await route(scope, _Bounded(receive, max_body_bytes), send_noted)
             if not complete and not exchange.code:  # nobody else has noticed
                 exchange.fail(problem_of(ClientClosed()))
         except Exception:

@@ -160,6 +160,8 @@ class Execution:
         self._homes: dict[int | None, Key | None] = {}
 
     async def __aenter__(self) -> "Execution":
+        loop = asyncio.get_running_loop()
+        self._expiring = loop.call_at(self._deadline.at, self._expire)
         return self
 
     async def __aexit__(
@@ -168,8 +170,12 @@ class Execution:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._expiring.cancel()
         for run in self.runs:
             self.cancel(run)
+
+    def _expire(self) -> None:
+        self.abort(self._deadline.exceeded())
 
     def abort(self, error: MoesaicError) -> None:
         """Make the request fail at its next step."""
@@ -207,15 +213,9 @@ class Execution:
     async def _wait(self) -> None:
         if not self._events and self._aborted is None:
             self._arrived.clear()
-            try:
-                async with asyncio.timeout_at(self._deadline.at):
-                    await self._arrived.wait()
-            except TimeoutError:
-                raise self._deadline.exceeded() from None
+            await self._arrived.wait()
         if self._aborted is not None:
             raise self._aborted
-        if asyncio.get_running_loop().time() > self._deadline.at:
-            raise self._deadline.exceeded()
 
     def _fill_window(self) -> None:
         under_way = self._num_open - len(self._waiting)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import structlog
 import uvicorn
+import uvloop
 from starlette.types import ASGIApp
 
 import moesaic
@@ -231,4 +232,4 @@ def _is_loopback(host: str) -> bool:
 
 def main() -> None:
     """Entry point of ``moesaic-gateway``."""
-    run_service(serve(load_settings(GatewaySettings)))
+    run_service(serve(load_settings(GatewaySettings)), uvloop.new_event_loop)

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from moesaic.errors import InvalidInput, ModelNotFound, MoesaicError
 
+NO_OBJECT = "must be a JSON object, sent with content-type application/json"
 MAX_PROBLEMS = 10
 MAX_INPUT_CHARS = 200
 MAX_MESSAGE_CHARS = 1000
@@ -137,11 +138,10 @@ def field_name(loc: Sequence[str | int]) -> str:
 
 def _reason(error: Any) -> str:
     if field_name(error["loc"]) == "body" and error["type"] in (
-        "model_attributes_type",
-        "missing",
+        "model_type",
         "dict_type",
     ):
-        return "must be a JSON object, sent with content-type application/json"
+        return NO_OBJECT
     text = str(error["msg"]).removeprefix("Value error, ")
     return text[:1].lower() + text[1:]
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 import structlog
 from starlette.responses import Response
@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from moesaic.errors import MoesaicError
 from services.gateway import metrics, sse
-from services.gateway.disconnect import ClientClosed, gone
+from services.gateway.disconnect import ClientClosed, while_connected
 from services.gateway.exchange import Exchange
 from services.gateway.execution import SlowClient
 from services.gateway.problems import Problem, internal_error, problem_of
@@ -40,71 +40,37 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send everything, or stop as soon as the client has gone."""
-        writing = asyncio.ensure_future(self._write(scope, receive, send))
-        leaving = asyncio.ensure_future(gone(receive))
         try:
-            await asyncio.wait({writing, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if writing.done() or self._ended:
-                await writing
-            else:
-                self._exchange.fail(problem_of(ClientClosed()))
-        finally:
-            writing.cancel()
-            leaving.cancel()
-            await asyncio.gather(writing, leaving, return_exceptions=True)
+            await while_connected(receive, self._write(scope, receive, send), lambda: self._ended)
+        except ClientClosed as error:
+            self._exchange.fail(problem_of(error))
 
     async def _write(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self._chunks) as chunks:
-            first = asyncio.ensure_future(anext(chunks))
+        async with (
+            aclosing(self._chunks) as chunks,
+            _Body(send, self.raw_headers, self._keep_alive_s) as body,
+        ):
             try:
-                await asyncio.wait({first}, timeout=self._keep_alive_s)
-                if first.done() and isinstance(error := first.exception(), MoesaicError):
+                if (ending := await self._copy(chunks, body)) is not None:
+                    self._exchange.fail(ending)
+                if ending is not None and not body.begun:
                     self._ended = True
-                    self._exchange.fail(problem := problem_of(error))
-                    await problem.response()(scope, receive, send)
-                    return
-                await self._stream(first, chunks, send)
-            finally:
-                first.cancel()
-                await asyncio.gather(first, return_exceptions=True)
+                    return await ending.response()(scope, receive, send)
+                if ending is not None:
+                    await body.write(sse.event({"error": ending.body}))
+                self._ended = True
+                await body.write(sse.DONE, last=True)
+            except TimeoutError:
+                # Nothing more can be sent: the connection breaks, which is no silent end.
+                self._exchange.fail(problem_of(SlowClient()))
 
-    async def _stream(
-        self, first: asyncio.Future[bytes], chunks: AsyncGenerator[bytes, None], send: Send
-    ) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        body = _Body(send)
-        beating = asyncio.ensure_future(body.keep_alive(self._keep_alive_s))
-        try:
-            ending = await self._copy(first, chunks, body)
-            if ending is not None:
-                self._exchange.fail(ending)
-                await body.write(sse.event({"error": ending.body}))
-            self._ended = True
-            await body.write(sse.DONE, last=True)
-        except TimeoutError:
-            # Nothing more can be sent: the connection breaks, which is no silent end.
-            self._exchange.fail(problem_of(SlowClient()))
-        finally:
-            beating.cancel()
-            await asyncio.gather(beating, return_exceptions=True)
-
-    async def _copy(
-        self, first: asyncio.Future[bytes], chunks: AsyncGenerator[bytes, None], body: "_Body"
-    ) -> Problem | None:
+    async def _copy(self, chunks: AsyncGenerator[bytes, None], body: "_Body") -> Problem | None:
         """Send all chunks; gives what went wrong."""
         complete = False
         try:
-            chunk = await first
-            while True:
+            async for chunk in chunks:
                 complete = not chunk
                 await body.write(chunk)
-                chunk = await anext(chunks)
-        except StopAsyncIteration:
-            if complete:
-                return None
-            metrics.truncations.inc()
-            log.error("stream.truncated", request_id=self._exchange.request_id)
-            return internal_error(self._exchange.request_id)
         except MoesaicError as error:
             return problem_of(error)
         except TimeoutError:
@@ -112,29 +78,56 @@ class EventStream(Response):
         except Exception:
             log.exception("stream.failed", request_id=self._exchange.request_id)
             return internal_error(self._exchange.request_id)
+        if complete:
+            return None
+        metrics.truncations.inc()
+        log.error("stream.truncated", request_id=self._exchange.request_id)
+        return internal_error(self._exchange.request_id)
 
 
 class _Body:
-    """The body of a response, with a comment line now and then if there is nothing else to send."""
+    """The body of a response, which begins with its first bytes; a comment line now and then if there is nothing else
+    to send."""
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self._wrote_at = asyncio.get_running_loop().time()
+    def __init__(self, send: Send, headers: list[tuple[bytes, bytes]], every_s: float) -> None:
+        self.begun = False
+        self._send, self._headers, self._every_s = send, headers, every_s
+        self._loop = asyncio.get_running_loop()
+        self._sending = asyncio.Lock()
+        self._wrote_at = self._loop.time()
+        self._looking = self._loop.call_later(every_s, self._look)
+        self._beat: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> "_Body":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._looking.cancel()
+        if self._beat is not None:
+            self._beat.cancel()
+            await asyncio.gather(self._beat, return_exceptions=True)
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
         """Send bytes; waits for a client that reads slowly, but not for ever."""
-        if data or last:
-            self._wrote_at = asyncio.get_running_loop().time()
-            async with asyncio.timeout(SEND_S):
-                await self._send(
-                    {"type": "http.response.body", "body": data, "more_body": not last}
-                )
+        if not data and not last:
+            return
+        first, self.begun = not self.begun, True
+        self._wrote_at = self._loop.time()
+        async with asyncio.timeout(SEND_S), self._sending:
+            if first:
+                head = {"type": "http.response.start", "status": 200, "headers": self._headers}
+                await self._send(head)
+            await self._send({"type": "http.response.body", "body": data, "more_body": not last})
 
-    async def keep_alive(self, every_s: float) -> None:
+    def _look(self) -> None:
         """Send a comment after each silence."""
-        while True:
-            idle_s = asyncio.get_running_loop().time() - self._wrote_at
-            if idle_s >= every_s:
-                await self.write(sse.KEEP_ALIVE)
-            else:
-                await asyncio.sleep(every_s - idle_s)
+        left_s = self._wrote_at + self._every_s - self._loop.time()
+        if left_s <= 0:
+            if self._beat is None or self._beat.done():
+                self._beat = self._loop.create_task(self._keep_alive())
+            left_s = self._every_s
+        self._looking = self._loop.call_later(left_s, self._look)
+
+    async def _keep_alive(self) -> None:
+        with suppress(TimeoutError):  # whoever writes next finds that the client does not read
+            await self.write(sse.KEEP_ALIVE)

@@ -12,6 +12,7 @@ import grpc
 import httpx
 import pytest
 import tokenizers
+import uvloop
 from structlog.testing import capture_logs
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -249,6 +250,12 @@ class House:
         async with asyncio.timeout(20):
             while not condition():
                 await asyncio.sleep(0.005)
+
+
+@pytest.hookimpl(optionalhook=True)  # earlier versions of pytest-asyncio do not have it
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The event loop that gateways run in."""
+    return {"uvloop": uvloop.new_event_loop}
 
 
 OpenHouse = Callable[..., Any]

@@ -1,5 +1,6 @@
 import json
 import logging
+from pathlib import Path
 
 import pytest
 import structlog
@@ -88,3 +89,15 @@ def test_a_traceback_is_part_of_its_line(capsys):
     (line,) = written(capsys)
     assert line["level"] == "error"
     assert "ValueError: boom" in line["exception"]
+
+
+def test_texts_and_numbers_that_json_does_not_have_cost_no_line(capsys):
+    configure_logging("expert", "e", "info")
+
+    log = structlog.get_logger()
+    log.info("odd", number=float("nan"), thing=Path("/x"))
+    log.info("odd", text="half \ud83d", thing=Path("/x"))
+
+    number, text = written(capsys)
+    assert (number["number"], number["thing"]) == (None, "/x")
+    assert (text["text"], text["thing"]) == ("half \ud83d", "/x")

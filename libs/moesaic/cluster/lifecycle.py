@@ -7,7 +7,7 @@ import resource
 import signal
 import sys
 import traceback
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Literal, NoReturn
 
@@ -71,8 +71,12 @@ async def stop_event() -> AsyncIterator[StopEvent]:
             loop.remove_signal_handler(number)
 
 
-def run_service(serve: Coroutine[Any, Any, None]) -> NoReturn:
-    """Run a service to its end and exit: 0, or after one line on standard error 1 or 3.
+def run_service(
+    serve: Coroutine[Any, Any, None],
+    make_loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
+) -> NoReturn:
+    """Run a service to its end, in asyncio's own event loop or another, and exit: 0, or after one line on standard
+    error 1 or 3.
 
     Status 3 says that something the service needs cannot be reached, and a later try may help. An
     error that is not ours is a bug: its traceback goes to standard error.
@@ -81,7 +85,8 @@ def run_service(serve: Coroutine[Any, Any, None]) -> NoReturn:
     gc.freeze()  # what was imported stays: to look through it for garbage would stop the process for 0.1 s now and then
     gc.enable()
     try:
-        asyncio.run(serve)
+        with asyncio.Runner(loop_factory=make_loop) as runner:
+            runner.run(serve)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except Exception as error:

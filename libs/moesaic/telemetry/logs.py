@@ -1,5 +1,7 @@
 """JSON lines on standard output: ``ts level event service instance``, then the event's fields."""
 
+import functools
+import json
 import logging
 import re
 import sys
@@ -7,6 +9,7 @@ from collections.abc import MutableMapping
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import structlog
 
 from moesaic.errors import InvalidInput
@@ -82,7 +85,7 @@ def configure_logging(service: str, instance: str, level: str) -> None:
             structlog.dev.set_exc_info,
             structlog.processors.format_exc_info,
             _redact,
-            structlog.processors.JSONRenderer(default=str, ensure_ascii=False),
+            structlog.processors.JSONRenderer(_as_json),
         ],
         wrapper_class=structlog.BoundLogger,
         logger_factory=lambda *_: _Lines(),
@@ -108,6 +111,13 @@ def _drop_quiet(_: Any, method: str, event: Event) -> Event:
     return event
 
 
+def _as_json(event: Event, **_: Any) -> str:
+    try:
+        return msgspec.json.encode(event, enc_hook=str).decode()
+    except UnicodeEncodeError:  # a text that is no Unicode: what is broken of it is escaped
+        return json.dumps(event, default=str)
+
+
 def _redact(_: Any, __: str, event: Event) -> Event:
     return {key: _redacted(key, value) for key, value in event.items()}
 
@@ -117,8 +127,13 @@ def _redacted(key: str, value: Any) -> Any:
         return {inner: _redacted(str(inner), item) for inner, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_redacted(key, item) for item in value]
-    if _SECRET_KEY.search(key) and value is not None and not isinstance(value, (int, float)):
+    if _is_secret(key) and value is not None and not isinstance(value, (int, float)):
         return _HIDDEN
     if isinstance(value, str) and "://" in value:
         return _URL_CREDENTIALS.sub(rf"\1{_HIDDEN}@", value)
     return value
+
+
+@functools.lru_cache(maxsize=4096)  # keys are the same few in every line
+def _is_secret(key: str) -> bool:
+    return _SECRET_KEY.search(key) is not None

@@ -1,0 +1,91 @@
+"""Routes that are called past the framework."""
+
+import pytest
+
+from services.gateway import direct, generation
+from services.gateway.app import ROUTERS
+
+DIRECT = {
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/classify",
+    "/v1/classify",
+    "/v1/decisions",
+    "/score",
+    "/v1/score",
+    "/rerank",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/generative_scoring",
+    "/tokenize",
+    "/detokenize",
+    "/v1/batches",
+}
+
+
+def test_every_route_that_takes_a_json_body_is_direct() -> None:
+    routes = [route for routes in ROUTERS for route in routes.router.routes]
+
+    found = direct.direct_routes(routes, lambda request, error: pytest.fail("not asked"))
+
+    assert set(found) == {("POST", path) for path in DIRECT}
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b'{"prompt": "a\xff"}', "it is not UTF-8"),
+        (b'{"seed": ' + b"7" * 5000 + b"}", "a number has too many digits"),
+        (b'{"prompt": ' + b"[" * 200_000, "it is nested too deeply"),
+        (b"{'prompt': 1}", "expecting property name enclosed in double quotes at line 1 column 2"),
+    ],
+)
+async def test_a_body_that_cannot_be_read_is_told_why(open_house, scripts, content, reason) -> None:
+    async with open_house(scripts.says("yes")) as house:
+        headers = {"content-type": "application/json"}
+        response = await house.client.post("/v1/completions", content=content, headers=headers)
+
+    assert response.status_code == 400
+    assert response.json()["error"]["message"] == f"the body is not valid JSON: {reason}"
+
+
+@pytest.mark.parametrize(
+    ("content_type", "status"),
+    [
+        ("application/json; charset=utf-8", 200),
+        ("Application/JSON", 200),
+        ("application/vnd.api+json", 200),
+        ("text/plain", 400),
+        ("application/jsonlines", 400),
+        (None, 400),
+    ],
+)
+async def test_a_body_must_come_as_json(open_house, scripts, content_type, status) -> None:
+    async with open_house(scripts.says("yes")) as house:
+        headers = {} if content_type is None else {"content-type": content_type}
+        content = b'{"prompt": "hello", "max_tokens": 1}'
+        response = await house.client.post("/v1/completions", content=content, headers=headers)
+
+    assert response.status_code == status
+    if status == 400:
+        assert response.json()["error"]["param"] == "body"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_bug_is_an_internal_error_and_logged(
+    open_house, scripts, monkeypatch, stream
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("secret detail")
+
+    async with open_house(scripts.says("yes")) as house:
+        monkeypatch.setattr(generation.Answers, "pieces", broken)
+        body = {"prompt": "hello", "stream": stream}
+        response = await house.client.post("/v1/completions", json=body)
+        await house.until(lambda: house.gateway.num_inflight == 0)
+
+    assert response.status_code == 500
+    assert response.json()["error"]["code"] == "internal_error"
+    assert "secret" not in response.text
+    failures = [line for line in house.logs if line["event"].endswith(".failed")]
+    assert len(failures) == 1
