@@ -4,8 +4,9 @@
 ``added``: the same prompts, one token each, through REST and straight over the attention worker's ``Execute`` stream,
 taking turns: against the suite's real worker, and against one that answers at once, where nothing else of the request's
 time can hide what the gateway adds; the latter also with rests between requests as long as a prefill, after which a
-processor's caches are cold. ``first_token``: of a stream, beside the time of one step, which is the mean gap between
-its tokens, and that of the step that computes its prompt. ``held``: idle streams of one gateway.
+processor's caches are cold, and then beside a route of FastAPI that answers with a constant. ``first_token``: of a
+stream, beside the time of one step, which is the mean gap between its tokens, and that of the step that computes its
+prompt. ``held``: idle streams of one gateway.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.bare_route import ROUTE, bare_route
 from benchmarks.execute_stream import ExecuteStream, execute_stream
 from benchmarks.gateway_process import gateway_process, instant_worker
 from benchmarks.held_streams import held_streams
@@ -59,6 +61,7 @@ def run(quick: bool) -> dict[str, Any]:
         "notes": [
             "added.suite has the worker's own spread in it; added.instant_worker is what the gateway costs in warm "
             "caches, added.instant_worker_rested after as long a pause as the worker's prefill makes",
+            "bare_route_ms: a route of FastAPI under uvicorn that checks a body and answers with a constant",
             "step_ms: of one row, as the mean gap between the tokens of a stream; prompt_step_ms: of the prompt's 16 "
             "rows, as the worker counts it, mean; execute_ms has it in it",
             "a prompt of 16 tokens is never found in the prefix cache, so both ways compute it",
@@ -77,10 +80,11 @@ async def _measure(suite: RunningSuite, starts: int, pairs: int, streams: int) -
         instant_worker(suite.redis_url, CLUSTER) as (_, address),
         gateway_process(suite.redis_url, "--cluster", CLUSTER) as gateway,
         execute_stream(address) as direct,
+        bare_route() as bare,
     ):
         await gateway.until("/readyz")
         instant = await _added(gateway.port, direct, prompts, pairs)
-        rested = await _added(gateway.port, direct, prompts, pairs // 2, REST_S)
+        rested = await _added(gateway.port, direct, prompts, pairs // 2, REST_S, bare)
     return {
         "started": {
             "livez_s": _spread([livez for livez, _ in started]),
@@ -112,7 +116,9 @@ async def _prompts(port: int) -> dict[str, list[Prompt]]:
     while any(len(found) < PROMPTS for found in prompts.values()):
         text = " ".join(rng.choices(TEXT.split(), k=rng.randint(4, PROMPT_TOKENS)))
         for route, asked in _asked(text).items():
-            _, answer = await connection.post("/tokenize", encoded(asked))
+            status, answer = await connection.post("/tokenize", encoded(asked))
+            if status != 200:
+                raise RuntimeError(f"{status}: {answer!r}")
             tokens = json.loads(answer)["tokens"]
             if len(tokens) == PROMPT_TOKENS and len(prompts[route]) < PROMPTS:
                 prompts[route].append(Prompt(route, asked, tokens))
@@ -141,11 +147,14 @@ async def _added(
     prompts: dict[str, list[Prompt]],
     pairs: int,
     rest_s: float = 0,
+    bare: Connection | None = None,
 ) -> dict[str, Any]:
-    """Medians in ms: of the stream, and of what REST takes longer than the stream for the same prompt."""
+    """Medians in ms: of the stream, of what REST takes longer than the stream for the same prompt, and, where there is
+    one, of the bare route."""
     connection, rng = await Connection.open(port), random.Random(1)
     alone: list[float] = []
     added: dict[str, list[float]] = {route: [] for route in ROUTES}
+    constant: list[float] = []
     for number in range(-20, pairs):  # the first ones warm up
         for route in ROUTES:
             prompt = prompts[route][number % PROMPTS]
@@ -161,18 +170,31 @@ async def _added(
             if number >= 0:
                 alone.append(took[0])
                 added[route].append(took[1] - took[0])
+        if bare is not None:
+            await asyncio.sleep(rest_s)
+            constant.append(await _posted(bare, ROUTE, {"prompt": TEXT}))
     connection.close()
-    return {
+    figures: dict[str, Any] = {
         "execute_ms": _milliseconds(alone),
         "completions_added_ms": _milliseconds(added[ROUTES[0]]),
         "chat_added_ms": _milliseconds(added[ROUTES[1]]),
     }
+    if bare is not None:
+        figures["bare_route_ms"] = _milliseconds(constant)
+        in_routes = statistics.median(added[ROUTES[0]]) / statistics.median(constant)
+        figures["completions_added_bare_routes"] = round(in_routes, 2)
+    return figures
 
 
 async def _rest(connection: Connection, prompt: Prompt) -> float:
-    body = encoded({"model": "demo", "max_tokens": 1, "temperature": 0, **prompt.body})
+    return await _posted(connection, prompt.route, prompt.body)
+
+
+async def _posted(connection: Connection, route: str, asked: dict[str, Any]) -> float:
+    """Seconds until the answer is here."""
+    body = encoded({"model": "demo", "max_tokens": 1, "temperature": 0, **asked})
     started = time.perf_counter()
-    status, answer = await connection.post(prompt.route, body)
+    status, answer = await connection.post(route, body)
     took = time.perf_counter() - started
     if status != 200:
         raise RuntimeError(f"{status}: {answer!r}")
