@@ -39,7 +39,8 @@ async def bare_route() -> AsyncIterator[Connection]:
         yield connection
         connection.close()
     finally:
-        process.terminate()
+        if process.returncode is None:
+            process.terminate()
         await process.wait()
 
 

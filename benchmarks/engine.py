@@ -117,6 +117,7 @@ def run(quick: bool) -> dict[str, Any]:
             "rounds": rounds,
             "turns_repeated": measured.num_repeated,
             "rows": {r.name: [r.num_prompts, r.prompt_tokens, r.output_tokens] for r in rows},
+            "times": {r.name: r.times for r in rows},
             "transformers": transformers.__version__,
             "active_bytes_per_token": active,
             "prefill_flops_per_token": flops,
@@ -126,7 +127,8 @@ def run(quick: bool) -> dict[str, Any]:
         "notes": [
             "generation counts output tokens, their prefill's time included; prefill counts prompt tokens",
             "ours, and vLLM: a server asked over REST; transformers: one batch in this process, no server",
-            "limits: reading a large array once, and a product of two matrices of 2048",
+            "limits: reading a large array once, and a product of two matrices of 2048; the median of what was "
+            "measured before and after each turn",
             "int8_error: the demo model on held-out text, float32 against int8",
             "a share counts linear layers only: attention over the context comes on top; of prompts all layers but the"
             " last, and of that one keys and values",

@@ -172,7 +172,8 @@ async def _added(
                 added[route].append(took[1] - took[0])
         if bare is not None:
             await asyncio.sleep(rest_s)
-            constant.append(await _posted(bare, ROUTE, {"prompt": TEXT}))
+            took_s = await _posted(bare, ROUTE, {"prompt": TEXT})
+            constant += [took_s] if number >= 0 else []
     connection.close()
     figures: dict[str, Any] = {
         "execute_ms": _milliseconds(alone),

@@ -6,7 +6,7 @@ dependencies and the stacks that close these, costs a tenth of a millisecond, an
 
 import json
 from collections.abc import Callable, Iterable
-from inspect import signature
+from inspect import iscoroutinefunction, signature
 from typing import Any, get_type_hints
 
 from fastapi import Request, Response
@@ -49,6 +49,8 @@ class DirectRoute:
             response = await self._route.endpoint(body, request)
         except (MoesaicError, HTTPException) as error:
             response = self._refuse(request, error)
+            # Some errors are kept and raised again and again: each time would keep one more request.
+            error.__traceback__ = None
         await response(scope, receive, send)
 
     def _checked(self, body: Any) -> BaseModel:
@@ -60,19 +62,26 @@ class DirectRoute:
 
 
 def direct_routes(routes: Iterable[BaseRoute], refuse: Refuse) -> dict[tuple[str, str], ASGIApp]:
-    """Those among the routes that can be called directly, by method and path."""
+    """Those among the routes that take a JSON body, by method and path.
+
+    Raises:
+        TypeError: one of them is declared so that it cannot be called directly.
+    """
     direct: dict[tuple[str, str], ASGIApp] = {}
     for route in routes:
-        if isinstance(route, APIRoute) and (body_type := _body_type(route)) is not None:
-            for method in route.methods or ():
-                direct[method, route.path] = DirectRoute(route, body_type, refuse)
+        if isinstance(route, APIRoute) and route.body_field is not None:
+            called = DirectRoute(route, _body_type(route), refuse)
+            direct |= {(method, route.path): called for method in route.methods or ()}
     return direct
 
 
-def _body_type(route: APIRoute) -> type[BaseModel] | None:
-    """Type of the body, if that and the request are all that the function takes."""
-    if list(signature(route.endpoint).parameters) != ["body", "request"]:
-        return None
+def _body_type(route: APIRoute) -> type[BaseModel]:
+    plain = not route.dependencies and not route.param_convertors and route.status_code is None
+    parameters = list(signature(route.endpoint).parameters)
+    if not plain or parameters != ["body", "request"] or not iscoroutinefunction(route.endpoint):
+        raise TypeError(
+            f"{route.path}: expected async def f(body, request), and nothing else declared"
+        )
     body_type: type[BaseModel] = get_type_hints(route.endpoint)["body"]
     return body_type
 
@@ -107,4 +116,8 @@ async def _json(request: Request) -> Any:
 
 def _is_json(content_type: str) -> bool:
     kind, _, subtype = content_type.partition(";")[0].strip().lower().partition("/")
-    return kind == "application" and (subtype == "json" or subtype.endswith("+json"))
+    return (
+        kind == "application"
+        and (subtype == "json" or subtype.endswith("+json"))
+        and "/" not in subtype
+    )

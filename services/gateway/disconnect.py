@@ -41,7 +41,7 @@ async def while_connected(
     loop, worker = asyncio.get_running_loop(), asyncio.current_task()
     assert worker is not None  # a coroutine always runs in a task
     leaving: asyncio.Task[None] | None = None
-    left = False
+    left = over = False
 
     def watch() -> None:
         nonlocal leaving
@@ -50,7 +50,7 @@ async def while_connected(
 
     def stop(leaving: "asyncio.Task[None]") -> None:
         nonlocal left
-        if not leaving.cancelled() and not ended():
+        if not (over or leaving.cancelled() or ended()):
             left = True
             worker.cancel()
 
@@ -59,9 +59,10 @@ async def while_connected(
         return await work
     except asyncio.CancelledError:
         if left and worker.uncancel() == 0:
-            raise ClientClosed from None
+            raise ClientClosed from (leaving.exception() if leaving is not None else None)
         raise  # somebody else wants this task to end
     finally:
+        over = True  # it may have been seen in the same round of the loop
         looking.cancel()
         if leaving is not None:
             leaving.cancel()

@@ -8,6 +8,7 @@ from typing import Literal, TypeGuard
 import structlog
 from starlette.types import Scope
 
+from moesaic.telemetry.metrics import series
 from services.gateway import metrics
 from services.gateway.limits import Allowance, TenantLimited
 from services.gateway.problems import Problem
@@ -92,9 +93,9 @@ class Exchange:
         together counts as made at even gaps."""
         now = time.monotonic()
         if self._last_token is None:
-            metrics.ttft_s.labels(self.route, self.model).observe(now - self.started)
+            series(metrics.ttft_s, self.route, self.model).observe(now - self.started)
         elif count:
-            gaps = metrics.itl_s.labels(self.route, self.model)
+            gaps = series(metrics.itl_s, self.route, self.model)
             for _ in range(each):
                 gaps.observe((now - self._last_token) / each)
         self._last_token = now
@@ -111,16 +112,17 @@ class Exchange:
         """The one place where a request is logged and counted; called once, when nothing more is sent."""
         outcome: Outcome = self._outcome or ("done" if 0 < self.status < 400 else "errored")
         took_s = time.monotonic() - self.started
-        metrics.requests.labels(self.route, self.model, self.status, outcome).inc()
-        metrics.e2e_s.labels(self.route, self.model).observe(took_s)
+        by = self.route, self.model
+        series(metrics.requests, *by, str(self.status), outcome).inc()
+        series(metrics.e2e_s, *by).observe(took_s)
         if self.tenant:
-            metrics.tenant_requests.labels(self.tenant, outcome).inc()
-            for kind, count in (("prompt", self.prompt_tokens), ("output", self.completion_tokens)):
-                metrics.tenant_tokens.labels(self.tenant, kind).inc(count)
+            series(metrics.tenant_requests, self.tenant, outcome).inc()
+            series(metrics.tenant_tokens, self.tenant, "prompt").inc(self.prompt_tokens)
+            series(metrics.tenant_tokens, self.tenant, "output").inc(self.completion_tokens)
         if self.prompt_tokens:
-            metrics.prompt_tokens.labels(self.route, self.model).inc(self.prompt_tokens)
-            metrics.prompt_tokens_cached.labels(self.route, self.model).inc(self.cached_tokens)
-            metrics.generation_tokens.labels(self.route, self.model).inc(self.completion_tokens)
+            series(metrics.prompt_tokens, *by).inc(self.prompt_tokens)
+            series(metrics.prompt_tokens_cached, *by).inc(self.cached_tokens)
+            series(metrics.generation_tokens, *by).inc(self.completion_tokens)
         log.info(
             "request.finished",
             request_id=self.request_id,

@@ -175,7 +175,8 @@ class Execution:
             self.cancel(run)
 
     def _expire(self) -> None:
-        self.abort(self._deadline.exceeded())
+        if self._aborted is None:
+            self.abort(self._deadline.exceeded())
 
     def abort(self, error: MoesaicError) -> None:
         """Make the request fail at its next step."""

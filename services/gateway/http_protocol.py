@@ -12,6 +12,7 @@ MAX_HEAD_BYTES = (
     64 << 10
 )  # of a request's first line and headers, beside what came in the same packet
 HEAD_S = 30.0  # for them to arrive
+UNSENT_BYTES = (64 << 10, 16 << 10)  # from which on writers wait, and down to which
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -27,6 +28,7 @@ class BoundedHttp(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client that connects has something to ask."""
         super().connection_made(transport)
+        transport.set_write_buffer_limits(*UNSENT_BYTES)
         self._begin_head()
 
     def connection_lost(self, exc: Exception | None) -> None:

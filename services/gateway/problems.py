@@ -137,11 +137,8 @@ def field_name(loc: Sequence[str | int]) -> str:
 
 
 def _reason(error: Any) -> str:
-    if field_name(error["loc"]) == "body" and error["type"] in (
-        "model_type",
-        "dict_type",
-    ):
-        return NO_OBJECT
+    if error["type"] in ("model_type", "dict_type"):
+        return NO_OBJECT if field_name(error["loc"]) == "body" else "must be a JSON object"
     text = str(error["msg"]).removeprefix("Value error, ")
     return text[:1].lower() + text[1:]
 

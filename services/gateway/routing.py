@@ -13,6 +13,7 @@ from moesaic.prefix.block_feed import BlockFeed
 from moesaic.prefix.block_hashes import HASH_BYTES, BlockHasher, naming_key
 from moesaic.prefix.router import PrefixRouter, RouterLimits
 from moesaic.prefix.shadows import Job, OthersWork
+from moesaic.telemetry.metrics import series
 from moesaic.v1.attention_pb2 import (
     BlockChanges,
     BlockSnapshot,
@@ -63,6 +64,8 @@ class Routing:
             settings.router_policy,
             consolidate=settings.router_consolidate,
         )
+        metrics.router_queued.set_function(lambda: self.router.num_queued)
+        metrics.router_index_blocks.set_function(lambda: len(self.router.fleet.index))
 
     def submit(self, task: Task, excluded: Collection[Key]) -> None:
         """Have a task placed, now or when a worker is free for it.
@@ -95,12 +98,12 @@ class Routing:
         """Place what can be placed now."""
         router, now_s = self.router, asyncio.get_running_loop().time()
         for decision in router.route(now_s):
-            metrics.router_decisions.labels(router.policy_name).inc()
-            metrics.router_spills.inc(decision.spilled)
+            series(metrics.router_decisions, router.policy_name).inc()
+            if decision.spilled:
+                metrics.router_spills.inc(decision.spilled)
             cached = router.fleet.cached_tokens(decision.job, decision.cached_blocks)
             metrics.router_cached_tokens.inc(cached)
             self._place(decision.worker, decision.job.job_id)
-        metrics.router_queued.set(router.num_queued)
         self._wake(now_s)
 
     def connected(self, key: Key) -> None:
@@ -140,7 +143,6 @@ class Routing:
             self._describe(key, told.engine)
         if self.router.fleet.workers[key].caches:
             self._feeds[key].snapshot(told.sequence, _names(told.hashes), first=told.first)
-            metrics.router_index_blocks.set(len(self.router.fleet.index))
         self.dispatch()
 
     def changes(self, key: Key, told: BlockChanges) -> bool:
@@ -152,7 +154,6 @@ class Routing:
         )
         if not complete:
             metrics.router_gaps.inc()
-        metrics.router_index_blocks.set(len(self.router.fleet.index))
         return complete
 
     def others(self, key: Key, told: TheirWork) -> None:
@@ -211,7 +212,6 @@ class Routing:
         """Begin a round if there is reason to: it goes through all that wait."""
         if self.router.num_queued and self._room() != before:
             self.dispatch()
-        metrics.router_queued.set(self.router.num_queued)
 
     def _give_up(self) -> None:
         """Nothing waits for workers that are not there."""

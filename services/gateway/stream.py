@@ -53,10 +53,10 @@ class EventStream(Response):
             try:
                 if (ending := await self._copy(chunks, body)) is not None:
                     self._exchange.fail(ending)
-                if ending is not None and not body.begun:
-                    self._ended = True
-                    return await ending.response()(scope, receive, send)
-                if ending is not None:
+                    await body.stop_comments()
+                    if not body.begun:
+                        self._ended = True
+                        return await ending.response()(scope, receive, send)
                     await body.write(sse.event({"error": ending.body}))
                 self._ended = True
                 await body.write(sse.DONE, last=True)
@@ -102,6 +102,10 @@ class _Body:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self.stop_comments()
+
+    async def stop_comments(self) -> None:
+        """Send no more of them."""
         self._looking.cancel()
         if self._beat is not None:
             self._beat.cancel()
@@ -111,12 +115,12 @@ class _Body:
         """Send bytes; waits for a client that reads slowly, but not for ever."""
         if not data and not last:
             return
-        first, self.begun = not self.begun, True
         self._wrote_at = self._loop.time()
         async with asyncio.timeout(SEND_S), self._sending:
-            if first:
+            if not self.begun:
                 head = {"type": "http.response.start", "status": 200, "headers": self._headers}
                 await self._send(head)
+                self.begun = True
             await self._send({"type": "http.response.body", "body": data, "more_body": not last})
 
     def _look(self) -> None:

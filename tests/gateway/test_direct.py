@@ -1,9 +1,12 @@
 """Routes that are called past the framework."""
 
 import pytest
+from fastapi import APIRouter, Request, Response
 
+from moesaic.errors import NotReady
 from services.gateway import direct, generation
 from services.gateway.app import ROUTERS
+from services.gateway.fields import TokenizeWire
 
 DIRECT = {
     "/v1/chat/completions",
@@ -23,12 +26,27 @@ DIRECT = {
 }
 
 
+def refuse(request: Request, error: Exception) -> Response:
+    return pytest.fail("not asked")
+
+
 def test_every_route_that_takes_a_json_body_is_direct() -> None:
     routes = [route for routes in ROUTERS for route in routes.router.routes]
 
-    found = direct.direct_routes(routes, lambda request, error: pytest.fail("not asked"))
+    found = direct.direct_routes(routes, refuse)
 
     assert set(found) == {("POST", path) for path in DIRECT}
+
+
+def test_a_route_that_needs_more_than_its_body_is_refused_at_the_start() -> None:
+    router = APIRouter()
+
+    @router.post("/odd")
+    async def odd(body: TokenizeWire, request: Request, after: str = "") -> Response:
+        return Response(after)
+
+    with pytest.raises(TypeError, match="/odd: expected async def"):
+        direct.direct_routes(router.routes, refuse)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +75,7 @@ async def test_a_body_that_cannot_be_read_is_told_why(open_house, scripts, conte
         ("application/vnd.api+json", 200),
         ("text/plain", 400),
         ("application/jsonlines", 400),
+        ("application/x/y+json", 400),
         (None, 400),
     ],
 )
@@ -89,3 +108,28 @@ async def test_a_bug_is_an_internal_error_and_logged(
     assert "secret" not in response.text
     failures = [line for line in house.logs if line["event"].endswith(".failed")]
     assert len(failures) == 1
+
+
+async def test_an_error_that_is_raised_again_and_again_keeps_no_request(
+    open_house, scripts, monkeypatch
+) -> None:
+    kept = NotReady("experts are lacking", code="placement")
+
+    def admit(*_: object) -> None:
+        raise kept
+
+    async with open_house(scripts.says("yes")) as house:
+        monkeypatch.setattr(house.gateway, "admit", admit)
+        for _ in range(3):
+            response = await house.client.post("/v1/completions", json={"prompt": "hello"})
+            assert response.status_code == 503
+
+    assert kept.__traceback__ is None
+
+
+async def test_what_is_no_object_within_a_body_is_told_so(open_house, scripts) -> None:
+    async with open_house(scripts.says("yes")) as house:
+        body = {"messages": ["hello"]}
+        response = await house.client.post("/v1/chat/completions", json=body)
+
+    assert response.json()["error"]["message"].startswith("messages[0]: must be a JSON object")

@@ -2,6 +2,7 @@ import json
 import logging
 from pathlib import Path
 
+import numpy as np
 import pytest
 import structlog
 
@@ -95,9 +96,10 @@ def test_texts_and_numbers_that_json_does_not_have_cost_no_line(capsys):
     configure_logging("expert", "e", "info")
 
     log = structlog.get_logger()
-    log.info("odd", number=float("nan"), thing=Path("/x"))
+    log.info("odd", number=float("nan"), thing=Path("/x"), reading=np.float64(0.5), raw=b"x")
     log.info("odd", text="half \ud83d", thing=Path("/x"))
 
     number, text = written(capsys)
     assert (number["number"], number["thing"]) == (None, "/x")
+    assert (number["reading"], number["raw"]) == (0.5, "b'x'")
     assert (text["text"], text["thing"]) == ("half \ud83d", "/x")

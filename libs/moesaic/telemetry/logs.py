@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import MutableMapping
 from datetime import UTC, datetime
+from types import NoneType
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ _SEVERITY = LEVELS | {"critical": 50, "exception": 40}
 _SECRET_KEY = re.compile(r"(^|[_-])(authorization|api[_-]?key|password|token|secret|cookie)$", re.I)
 _URL_CREDENTIALS = re.compile(r"(://)[^/\s@]*@")
 _HIDDEN = "***"
+_TELLS_NOTHING = (int, float, NoneType)
 
 Event = MutableMapping[str, Any]
 
@@ -113,25 +115,30 @@ def _drop_quiet(_: Any, method: str, event: Event) -> Event:
 
 def _as_json(event: Event, **_: Any) -> str:
     try:
-        return msgspec.json.encode(event, enc_hook=str).decode()
+        return msgspec.json.encode(event, enc_hook=float).decode()  # of numpy, which are floats too
     except UnicodeEncodeError:  # a text that is no Unicode: what is broken of it is escaped
         return json.dumps(event, default=str)
 
 
 def _redact(_: Any, __: str, event: Event) -> Event:
-    return {key: _redacted(key, value) for key, value in event.items()}
+    return {
+        key: value if isinstance(value, _TELLS_NOTHING) else _redacted(key, value)
+        for key, value in event.items()
+    }
 
 
 def _redacted(key: str, value: Any) -> Any:
+    """The value as JSON can have it, without secrets."""
+    if isinstance(value, _TELLS_NOTHING):
+        return value
     if isinstance(value, dict):
-        return {inner: _redacted(str(inner), item) for inner, item in value.items()}
+        return {str(inner): _redacted(str(inner), item) for inner, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_redacted(key, item) for item in value]
-    if _is_secret(key) and value is not None and not isinstance(value, (int, float)):
+    if _is_secret(key):
         return _HIDDEN
-    if isinstance(value, str) and "://" in value:
-        return _URL_CREDENTIALS.sub(rf"\1{_HIDDEN}@", value)
-    return value
+    text = str(value)
+    return _URL_CREDENTIALS.sub(rf"\1{_HIDDEN}@", text) if "://" in text else text
 
 
 @functools.lru_cache(maxsize=4096)  # keys are the same few in every line

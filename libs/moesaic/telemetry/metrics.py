@@ -1,9 +1,25 @@
 """Where metrics are read. Each room declares its own, with ``prometheus_client``."""
 
-from prometheus_client import REGISTRY, start_http_server
+import functools
+from typing import Any, TypeVar
+
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram, start_http_server
 from prometheus_client.samples import Sample
 
 from moesaic.errors import InvalidInput
+
+Metric = TypeVar("Metric", Counter, Gauge, Histogram)
+
+
+def series(metric: Metric, *labels: str) -> Metric:
+    """What ``metric.labels`` gives, which takes several times as long as counting, found again faster."""
+    found: Metric = _series_of(metric, *labels)
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _series_of(metric: Any, *labels: str) -> Any:
+    return metric.labels(*labels)
 
 
 def serve_metrics(host: str, port: int) -> str:
@@ -30,13 +46,13 @@ def serve_metrics(host: str, port: int) -> str:
 def snapshot() -> dict[str, float]:
     """Every counter and gauge, and the sums and counts of histograms, by name and labels."""
     return {
-        _series(sample): sample.value
+        _name(sample): sample.value
         for metric in REGISTRY.collect()
         for sample in metric.samples
         if not sample.name.endswith(("_bucket", "_created"))
     }
 
 
-def _series(sample: Sample) -> str:
+def _name(sample: Sample) -> str:
     labels = ",".join(f'{name}="{value}"' for name, value in sorted(sample.labels.items()))
     return f"{sample.name}{{{labels}}}" if labels else sample.name
