@@ -11,7 +11,7 @@ import pytest
 
 from moesaic.cli.child import Child
 from moesaic.cli.fleet import gather_facts, service_facts
-from moesaic.cli.ports import free_ports
+from moesaic.cli.ports import hold_port, number_of
 from moesaic.cluster.bus import Bus
 from moesaic.cluster.redis_child import start_redis
 from moesaic.cluster.registry import registered
@@ -24,7 +24,8 @@ ROOT = Path(__file__).parents[2]
 async def scheduler(tmp_path: Path) -> AsyncIterator[tuple[str, str]]:
     """Admin address of a running scheduler, and the address of its Redis."""
     redis, url = start_redis(tmp_path / "redis")
-    address = f"127.0.0.1:{free_ports(1)[0]}"
+    with hold_port("127.0.0.1") as held:
+        address = f"127.0.0.1:{number_of(held)}"
     flags = ["--worker-id", "scheduler", "--admin-port", address.rpartition(":")[2]]
     child = await Child.start(
         [sys.executable, "-m", "services.scheduler", *flags],

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from moesaic.cli.ports import free_ports
 from moesaic.cli.state import SuiteState, process_start_time
 from moesaic.cluster.bus import Bus
 from moesaic.cluster.redis_child import start_redis
@@ -350,7 +349,3 @@ def test_status_shows_every_service_of_the_suite(start: Start, suite: Wait, run:
     assert {service["state"] for service in facts["services"]} == {"unreachable"}
     assert f"{url} is ready" in table.stdout
     assert "attention-0" in table.stdout
-
-
-def test_free_ports_differ() -> None:
-    assert len(set(free_ports(20))) == 20

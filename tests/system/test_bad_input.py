@@ -11,7 +11,7 @@ from typing import Any
 import openai
 import pytest
 
-from moesaic.cli.ports import free_ports
+from moesaic.cli.ports import hold_port, number_of
 
 MOESAIC = Path(sys.executable).with_name("moesaic")
 
@@ -71,9 +71,9 @@ def test_a_port_in_use_is_named(tmp_path: Path, demo: Path) -> None:
 
 @pytest.mark.parametrize("url", ["redis://127.0.0.1:{port}/0", "http://127.0.0.1/", "nonsense"])
 def test_a_wrong_redis_url_is_named(tmp_path: Path, demo: Path, url: str) -> None:
-    [port] = free_ports(1)
-
-    said = refused(tmp_path, "--model", str(demo), "--port", "0", REDIS_URL=url.format(port=port))
+    with hold_port("127.0.0.1") as held:  # where nobody listens
+        wrong = url.format(port=number_of(held))
+        said = refused(tmp_path, "--model", str(demo), "--port", "0", REDIS_URL=wrong)
 
     assert "REDIS_URL" in said
 

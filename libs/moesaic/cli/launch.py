@@ -6,6 +6,7 @@ import secrets
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -14,7 +15,7 @@ from moesaic.cli.console import say_at_time
 from moesaic.cli.cores import usable_cores
 from moesaic.cli.log_tail import show_warnings
 from moesaic.cli.outcome import CommandError, Exit
-from moesaic.cli.ports import check_port
+from moesaic.cli.ports import hold_port, number_of
 from moesaic.cli.preflight import check_cluster, check_model, check_redis
 from moesaic.cli.readiness import await_ready
 from moesaic.cli.redis_keeper import OwnRedis, own_redis
@@ -42,10 +43,10 @@ def run_suite(options: SuiteOptions, ready_within_s: float, on_ready: OnReady) -
             service cannot run.
     """
     state_file = StateFile()
-    with state_file.held():
+    with state_file.held(), hold_port(options.host, options.port) as held:
+        options = replace(options, port=number_of(held))
         num_experts = check_model(options.model).moe.num_experts
         services = services_of(options, num_experts, usable_cores())
-        check_port(options.host, options.port)
         redis_url = os.environ.get("MOESAIC_REDIS_URL") or os.environ.get("REDIS_URL") or ""
         if redis_url:
             check_redis(redis_url)

@@ -1,26 +1,26 @@
 """Free and taken TCP ports of this machine."""
 
 import socket
-from contextlib import ExitStack
 
 from moesaic.cli.outcome import CommandError, Exit
-from moesaic.cli.suite import LOOPBACK
-
-
-def free_ports(count: int) -> list[int]:
-    """``count`` different loopback ports that are free now."""
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for free in sockets:
-            free.bind((LOOPBACK, 0))
-        return [free.getsockname()[1] for free in sockets]
 
 
 def check_port(host: str, port: int) -> None:
-    """Make sure that a server can listen there.
+    """Make sure that a server can listen there; raises as ``hold_port``."""
+    hold_port(host, port).close()
+
+
+def hold_port(host: str, port: int = 0) -> socket.socket:
+    """Keep a port from being given to anybody who asks the system for a free one, until the socket is closed.
+
+    It never listens. A server that lets addresses be reused, as those of all services do, can do so beside it.
+
+    Args:
+        host: name or address of this machine.
+        port: 0 for one that is free.
 
     Raises:
-        CommandError: naming ``--port`` or ``--host``, and what to do.
+        CommandError: nobody can listen there; names ``--port`` or ``--host``, and what to do.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -28,22 +28,27 @@ def check_port(host: str, port: int) -> None:
         )[0]
     except socket.gaierror as error:
         raise CommandError(f"--host {host}: {error.strerror}", Exit.USAGE) from error
-    with socket.socket(family, kind, protocol) as probe:
-        probe.setsockopt(
-            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # as servers do; past connections do not count
-        try:
-            probe.bind(address)
-        except PermissionError as error:
-            raise CommandError(
-                f"--port {port}: ports below 1024 need root; give another"
-            ) from error
-        except OSError as error:
-            problem = error.strerror or str(error)
-            raise CommandError(
-                f"--port {port}: cannot listen on {host}:{port} ({problem.lower()}{_user(port)}); "
-                "stop what uses it, or give another"
-            ) from error
+    held = socket.socket(family, kind, protocol)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # past connections do not count
+    try:
+        held.bind(address)
+    except OSError as error:
+        held.close()
+        if isinstance(error, PermissionError):
+            fix = f"--port {port}: ports below 1024 need root; give another"
+            raise CommandError(fix) from error
+        problem = error.strerror or str(error)
+        raise CommandError(
+            f"--port {port}: cannot listen on {host}:{port} ({problem.lower()}{_user(port)}); "
+            "stop what uses it, or give another"
+        ) from error
+    return held
+
+
+def number_of(held: socket.socket) -> int:
+    """The port that is held."""
+    port: int = held.getsockname()[1]
+    return port
 
 
 def _user(port: int) -> str:

@@ -20,12 +20,12 @@ async def readiness(client: httpx.AsyncClient) -> list[str] | None:
         response = await client.get("/readyz", timeout=ASK_TIMEOUT_S)
     except httpx.HTTPError:
         return None
-    if response.status_code == 200:
-        return []
     try:
-        return _missing(response.json())
+        body = response.json()
     except ValueError:
-        return [f"status {response.status_code}"]
+        return [f"what answers there is no gateway (status {response.status_code})"]
+    ready = response.status_code == 200 and isinstance(body, dict) and body.get("status") == "ok"
+    return [] if ready else _missing(body)
 
 
 def _missing(body: Any) -> list[str]:

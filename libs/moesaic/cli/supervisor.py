@@ -4,12 +4,13 @@ import asyncio
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from moesaic.addresses import host_port
 from moesaic.cli.child import Child, last_lines
-from moesaic.cli.ports import free_ports
+from moesaic.cli.ports import hold_port, number_of
 from moesaic.cli.restart import GiveUp, RestartPolicy
 from moesaic.cli.state import ProcessState
 from moesaic.cli.suite import GRACE_S, LOOPBACK, STOP_ORDER, Service
@@ -43,6 +44,7 @@ class _Kept:
     shown: ProcessState
     policy: RestartPolicy = field(default_factory=RestartPolicy)
     child: Child | None = None
+    ports: ExitStack = field(default_factory=ExitStack)  # held for the child
 
 
 class Supervisor:
@@ -128,7 +130,9 @@ class Supervisor:
     async def _start(self, kept: _Kept, environment: Mapping[str, str]) -> Child:
         service, shown = kept.service, kept.shown
         # New ports at every start: an old one may have been taken meanwhile.
-        admin_port, metrics_port = free_ports(2)
+        kept.ports.close()
+        held = [kept.ports.enter_context(hold_port(LOOPBACK)) for _ in ("admin", "metrics")]
+        admin_port, metrics_port = map(number_of, held)
         command = self._command(service, admin_port, metrics_port)
         own_environment = {**environment, **service.environment}
         child = kept.child = await Child.start(command, own_environment, Path(shown.log))
@@ -146,6 +150,7 @@ class Supervisor:
             await asyncio.gather(*(child.stop(GRACE_S + CLOSE_S) for child in children))
             for kept in ending:
                 kept.shown.pid = 0
+                kept.ports.close()
             self._changed()
 
 

@@ -103,7 +103,6 @@ def up(
     as_json: JsonOption = False,
 ) -> None:
     """Start a suite of services and keep it running until Ctrl-C."""
-    from moesaic.cli.ports import free_ports
     from moesaic.cli.suite import SuiteOptions
 
     if context.args:
@@ -123,7 +122,7 @@ def up(
         slots_per_layer=slots_per_layer or 0,
         offload=offload,
         host=host,
-        port=port or free_ports(1)[0],
+        port=port,
         api_key=api_key,
         api_keys_file=checked_keys_file(api_keys_file),
         no_auth=no_auth,
