@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks.shaped_hosts import Network
 from benchmarks.suite import DEMO, clean_environment
 from moesaic.cli.child import last_lines
-from moesaic.cli.ports import free_ports
+from moesaic.cli.ports import hold_port, number_of
 from moesaic.cluster.redis_child import start_redis
 
 ROOT = Path(__file__).parents[1]
@@ -80,7 +80,9 @@ def running_fleets(
         redis, redis_url = start_redis(directory / "redis")
         parts.callback(redis.wait)
         parts.callback(redis.terminate)
-        ports = free_ports(len(kinds) * (2 + num_workers))
+        num_ports = len(kinds) * (2 + num_workers)
+        held = [parts.enter_context(hold_port(LOOPBACK)) for _ in range(num_ports)]
+        ports = [number_of(one) for one in held]
         starter = _Starter(parts, directory, redis_url, num_workers, network)
         fleets = {
             dispatch: starter.fleet(dispatch, flags, ports[idx :: len(kinds)])
