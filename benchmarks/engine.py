@@ -21,6 +21,7 @@ import transformers
 
 from benchmarks import int8_error
 from benchmarks.engine_sides import Prompts, Side, suite_side, transformers_side, vllm_side
+from benchmarks.first_token import PROMPT_TOKENS, STREAM_TOKENS, first_tokens
 
 DEMO = Path(__file__).parents[1] / "models" / "demo"  # for its tokenizer
 SHAPE: dict[str, Any] = {
@@ -110,6 +111,7 @@ def run(quick: bool) -> dict[str, Any]:
     figures["int8_error"] = int8_error.measure(num_windows=2 if quick else 16)
     for row in rows:
         figures[row.name] = _figure(row, measured, active, flops)
+    figures["first_token"] = measured.first_token
     return {
         "config": {
             **SHAPE,
@@ -118,6 +120,7 @@ def run(quick: bool) -> dict[str, Any]:
             "turns_repeated": measured.num_repeated,
             "rows": {r.name: [r.num_prompts, r.prompt_tokens, r.output_tokens] for r in rows},
             "times": {r.name: r.times for r in rows},
+            "first_token": [1, PROMPT_TOKENS, STREAM_TOKENS],
             "transformers": transformers.__version__,
             "active_bytes_per_token": active,
             "prefill_flops_per_token": flops,
@@ -125,6 +128,8 @@ def run(quick: bool) -> dict[str, Any]:
         },
         "figures": figures,
         "notes": [
+            "first_token: of streams, one at a time; steps are of one row, as the mean gap between a stream's tokens; "
+            "vLLM and ours over REST",
             "generation counts output tokens, their prefill's time included; prefill counts prompt tokens",
             "ours, and vLLM: a server asked over REST; transformers: one batch in this process, no server",
             "limits: reading a large array once, and a product of two matrices of 2048; the median of what was "
@@ -205,6 +210,7 @@ def prefill_flops(model: Any) -> int:
 class _Measured:
     rates: dict[str, dict[str, list[float]]]  # side, row: tokens/s of each turn
     limits: dict[str, dict[str, list[float]]]  # row, limit: before and after each turn
+    first_token: dict[str, Any]  # figures
     num_repeated: int = 0
 
 
@@ -214,13 +220,15 @@ def _measure(
     generator = torch.Generator().manual_seed(5)
     with ExitStack() as running:
         sides: dict[str, Side] = {"transformers": transformers_side(model)}
-        for side, topology, settings in OURS[:2] if quick else OURS:
-            sides[side] = running.enter_context(suite_side(directory, topology, settings))
+        for name, topology, settings in OURS[:2] if quick else OURS:
+            sides[name] = running.enter_context(suite_side(directory, topology, settings))
         if python := os.environ.get(VLLM):
             sides["vllm"] = running.enter_context(vllm_side(python, directory))
-        for generate in sides.values():
-            generate(rows[0].prompts(generator), 2)  # warm up
-        measured = _Measured({side: {} for side in sides}, {})
+        for side in sides.values():
+            side.generate(rows[0].prompts(generator), 2)  # warm up
+        short = Row("first_token", 1, PROMPT_TOKENS, STREAM_TOKENS)
+        first_token = first_tokens(sides, PEERS, rounds, lambda: short.prompts(generator)[0])
+        measured = _Measured({side: {} for side in sides}, {}, first_token)
         for row in rows:
             _measure_row(row, rounds, sides, measured, generator)
     return measured
@@ -260,7 +268,7 @@ def _rate(side: Side, row: Row, generator: torch.Generator) -> float:
     for _ in range(row.times):
         prompts = row.prompts(generator)
         started = time.perf_counter()
-        side(prompts, row.output_tokens)
+        side.generate(prompts, row.output_tokens)
         taken += time.perf_counter() - started
     return row.counted_tokens / taken
 

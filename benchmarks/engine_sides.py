@@ -1,5 +1,6 @@
 """Who takes part in ``moesaic bench engine``: whole suites of ours, and the engines that people use today."""
 
+import asyncio
 import json
 import os
 import signal
@@ -10,25 +11,39 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import httpx
 import torch
+import transformers
+
+from benchmarks.raw_http import Connection, encoded
 
 START_S = 120
 VLLM_START_S = 400  # it compiles the model when it starts
 ANSWER_S = 600.0
 
-Prompts = list[list[int]]
-Side = Callable[[Prompts, int], None]  # runs prompts to so many output tokens each
+COMPLETIONS = "/v1/completions"
+
+Prompt = list[int]
+Prompts = list[Prompt]
+
+
+@dataclass(frozen=True)
+class Side:
+    """One that takes part."""
+
+    generate: Callable[[Prompts, int], None]  # run prompts to so many output tokens each
+    stream: Callable[[Prompt, int], list[float]]  # seconds until each token of one answer is here
 
 
 def transformers_side(model: Any) -> Side:
     """The model in this process, all prompts in one batch."""
 
-    def generate(prompts: Prompts, num_tokens: int) -> None:
+    def generate(prompts: Prompts, num_tokens: int, **more: Any) -> None:
         tokens = torch.tensor(prompts)
         with torch.inference_mode():
             output = model.generate(
@@ -37,10 +52,31 @@ def transformers_side(model: Any) -> Side:
                 min_new_tokens=num_tokens,
                 max_new_tokens=num_tokens,
                 do_sample=False,
+                **more,
             )
         assert output.shape[1] == len(prompts[0]) + num_tokens
 
-    return generate
+    def stream(prompt: Prompt, num_tokens: int) -> list[float]:
+        watch = _Stopwatch()
+        generate([prompt], num_tokens, streamer=watch)
+        return watch.times[1:]  # the first call brings the prompt
+
+    return Side(generate, stream)
+
+
+class _Stopwatch(transformers.generation.BaseStreamer):  # type: ignore[misc, name-defined]
+    """Notes when it is given something, in seconds from its making."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        self._started = time.perf_counter()
+
+    def put(self, value: torch.Tensor) -> None:
+        """A token."""
+        self.times.append(time.perf_counter() - self._started)
+
+    def end(self) -> None:
+        """The last one has come."""
 
 
 @contextmanager
@@ -63,7 +99,7 @@ def suite_side(
         try:
             url = json.loads((Path(directory) / "run/moesaic.json").read_text())["url"]
             with httpx.Client(base_url=url, timeout=ANSWER_S) as client:
-                yield lambda prompts, num_tokens: _ask(client, model.name, prompts, num_tokens)
+                yield _server_side(client, model.name)
         finally:
             subprocess.run(
                 [*command, "down"], cwd=directory, check=True, capture_output=True, timeout=START_S
@@ -97,12 +133,17 @@ def vllm_side(python: str, model: Path) -> Iterator[Side]:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=ANSWER_S) as client:
             _wait_until_healthy(server, client)
 
-            def ask(prompts: Prompts, num_tokens: int) -> None:
-                os.killpg(server.pid, signal.SIGCONT)
-                _ask(client, model.name, prompts, num_tokens)
-                os.killpg(server.pid, signal.SIGSTOP)
+            side = _server_side(client, model.name)
 
-            yield ask
+            def generate(prompts: Prompts, num_tokens: int) -> None:
+                with _awake(server):
+                    side.generate(prompts, num_tokens)
+
+            def stream(prompt: Prompt, num_tokens: int) -> list[float]:
+                with _awake(server):
+                    return side.stream(prompt, num_tokens)
+
+            yield Side(generate, stream)
     finally:
         os.killpg(server.pid, signal.SIGCONT)
         os.killpg(server.pid, signal.SIGTERM)
@@ -126,14 +167,50 @@ def _wait_until_healthy(server: "subprocess.Popen[bytes]", client: httpx.Client)
     raise RuntimeError(f"vLLM was not ready within {VLLM_START_S} s")
 
 
-def _ask(client: httpx.Client, model: str, prompts: Prompts, num_tokens: int) -> None:
-    body = {
-        "model": model,
-        "prompt": prompts,
-        "max_tokens": num_tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-    }
-    response = client.post("/v1/completions", json=body)
-    response.raise_for_status()
-    assert response.json()["usage"]["completion_tokens"] == len(prompts) * num_tokens
+@contextmanager
+def _awake(server: "subprocess.Popen[bytes]") -> Iterator[None]:
+    os.killpg(server.pid, signal.SIGCONT)
+    try:
+        yield
+    finally:
+        os.killpg(server.pid, signal.SIGSTOP)
+
+
+def _server_side(client: httpx.Client, model: str) -> Side:
+    def body(prompt: Any, num_tokens: int) -> dict[str, Any]:
+        greedy = {"temperature": 0, "ignore_eos": True}
+        return {"model": model, "prompt": prompt, "max_tokens": num_tokens, **greedy}
+
+    def generate(prompts: Prompts, num_tokens: int) -> None:
+        response = client.post(COMPLETIONS, json=body(prompts, num_tokens))
+        response.raise_for_status()
+        assert response.json()["usage"]["completion_tokens"] == len(prompts) * num_tokens
+
+    def stream(prompt: Prompt, num_tokens: int) -> list[float]:
+        # With their ids, tokens are told that have no text of their own.
+        asked = {**body(prompt, num_tokens), "stream": True, "return_token_ids": True}
+        times = asyncio.run(_streamed(client.base_url.port, asked))
+        assert len(times) == num_tokens, f"{len(times)} tokens came, {num_tokens} were asked for"
+        return times
+
+    return Side(generate, stream)
+
+
+async def _streamed(port: int | None, asked: dict[str, Any]) -> list[float]:
+    """Seconds from the request to each token; those of one event come together."""
+    assert port is not None
+    connection = await Connection.open(port)
+    warm_up = encoded({**asked, "max_tokens": 1, "prompt": asked["prompt"][::-1]})
+    async for _ in connection.stream(COMPLETIONS, warm_up):
+        pass
+    started = time.perf_counter()
+    events = connection.stream(COMPLETIONS, encoded(asked))
+    came = [(time.perf_counter() - started, event) async for event in events]
+    connection.close()
+    return [at for at, event in came for _ in _token_ids(event)]
+
+
+def _token_ids(event: bytes) -> list[int]:
+    if event == b"[DONE]":
+        return []
+    return [i for choice in json.loads(event)["choices"] for i in choice.get("token_ids") or ()]

@@ -117,7 +117,8 @@ def _schema_of(kind: Any) -> dict[str, Any]:
 def _schemas_of_replies() -> dict[str, Any]:
     """The structs that routes answer with, and those within them, by name."""
     _, schemas = msgspec.json.schema_components(_replies.values(), ref_template=_REF)
-    list(_taken(schemas, "default"))  # of no use in answers; the framework drops those that are None
+    # They say nothing about answers, and the framework drops those that are None.
+    list(_taken(schemas, "default"))
     return schemas
 
 
