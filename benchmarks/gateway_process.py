@@ -71,6 +71,7 @@ async def gateway_process(redis_url: str, *flags: str) -> AsyncIterator[GatewayP
     with socket.create_server((HOST, 0)) as free:
         port = free.getsockname()[1]
     environment = {name: value for name, value in os.environ.items() if "MOESAIC" not in name}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # installed, it has its bytecode
     command = [sys.executable, "-m", "services.gateway", "--model", str(DEMO)]
     command += ["--port", str(port), "--redis-url", redis_url, *flags]
     started = time.perf_counter()
