@@ -19,6 +19,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As in a shell's background: commands under test would inherit it, and take no Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Tests start processes by the hundred: each would compile what the one before it has compiled.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 if not torch.cuda.is_available():
     # Triton reads this when it is first imported, be it by torch: here kernels are interpreted.
     os.environ.setdefault("TRITON_INTERPRET", "1")

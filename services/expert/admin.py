@@ -72,6 +72,8 @@ class ExpertAdmin(expert_pb2_grpc.ExpertServiceServicer):
         async with errors_as_status(context):
             host, placement = self._host(), decode_placement(request.placement)
             serving = decode_placement(request.serving) if request.HasField("serving") else None
+            if serving is not None:
+                host.learn(serving)
             in_force = placement.epoch == host.epoch
             self._cancel_loading(lambda epoch: in_force or epoch < placement.epoch)
             pace = Pace(request.load_share or 1.0)

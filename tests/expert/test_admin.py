@@ -169,3 +169,43 @@ async def test_what_is_loaded_for_a_scheduler_that_died_ends_when_its_successor_
 
     await abandoned
     assert (host.epoch, host.resident_bytes) == (1, bytes_in_force)
+
+
+async def test_a_placement_that_another_follows_before_its_commit_is_told_is_answered(
+    tiny_model: Any,
+) -> None:
+    service, request = slow_service(tiny_model)
+    host = service.host
+    assert host is not None
+    first = request.placement
+
+    def numbered(epoch: int) -> pb.PreparePlacementRequest:
+        wanted = pb.PreparePlacementRequest()
+        wanted.placement.CopyFrom(first)
+        wanted.placement.epoch = epoch
+        if epoch > 1:
+            wanted.serving.CopyFrom(first)
+            wanted.serving.epoch = epoch - 1
+        return wanted
+
+    for epoch in (1, 2, 3):  # the scheduler has committed each; steps may ask for 2 any moment
+        await service.PreparePlacement(numbered(epoch), Context())  # type: ignore[arg-type]
+
+    assert host.epoch == 2
+    assert host.placement(2) is not None
+    await service.CommitPlacement(pb.CommitPlacementRequest(epoch=3), Context())  # type: ignore[arg-type]
+    assert host.placement(2) is not None
+
+
+async def test_a_serving_placement_that_was_not_prepared_here_changes_nothing(
+    tiny_model: Any,
+) -> None:
+    service, request = slow_service(tiny_model)
+    host = service.host
+    assert host is not None
+    request.load_share = 1.0
+    request.serving.CopyFrom(request.placement)
+    request.serving.layers[0].workers[0].expert_ids[0] = 7  # another one of this epoch
+    await service.PreparePlacement(request, Context())  # type: ignore[arg-type]
+    await service.PreparePlacement(request, Context())  # type: ignore[arg-type]
+    assert host.epoch == 0

@@ -4,6 +4,7 @@ them."""
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -143,7 +144,8 @@ class ExpertHost:
     def _drop_uncommitted(self, before: int) -> None:
         """Free what was prepared for earlier epochs: whoever gave out a later one commits that.
 
-        Not what steps ask for: it was committed, and only this worker was not told.
+        Not what steps ask for: it was committed, and only this worker was not told. (``learn`` tells it of what no step
+        has asked for yet.)
         """
         with self._changing:
             self._tenures = {
@@ -201,6 +203,14 @@ class ExpertHost:
             self._tenures = {
                 e: t for e, t in self._tenures.items() if e <= epoch or e in self._asked_s
             }
+
+    def learn(self, serving: Placement) -> None:
+        """Hear what is in force elsewhere. If it was prepared here it is here too: steps may ask for it before this
+        worker is told to commit it, and the placement after it may be prepared before either."""
+        prepared = self._tenures.get(serving.epoch)
+        if prepared is not None and prepared.placement == serving and serving.epoch > self.epoch:
+            with suppress(StaleEpoch, NotReady):  # another thread knows better
+                self.commit(serving.epoch)
 
     def abort(self, epoch: int) -> None:
         """Forget an epoch that was prepared and will not be committed; does nothing if it is in

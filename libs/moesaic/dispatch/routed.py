@@ -186,11 +186,10 @@ class RoutedDispatcher:
         outcomes = await self._network.exchange(calls, patience_s)
         replies: list[Frame] = []
         for (link, _), outcome in zip(calls, outcomes, strict=True):
-            if isinstance(outcome, StaleEpoch):
-                raise outcome
             if isinstance(outcome, MoesaicError):
-                self._route = None
-                self._refresh()
+                if not isinstance(outcome, StaleEpoch):  # else the link is as good as it was
+                    self._route = None
+                    self._refresh()
                 log.warning(
                     "expert_worker.failed",
                     peer=link.peer,
@@ -198,6 +197,8 @@ class RoutedDispatcher:
                     epoch=step.epoch,
                     cause=str(outcome),
                 )
+                if isinstance(outcome, StaleEpoch):
+                    raise outcome
                 raise ExpertUnavailable(layer, cause=f"{link.peer}: {outcome.code}") from outcome
             if not _answers(outcome, tensors, len(route.placement.workers)):
                 link.discard("reply has another shape")
