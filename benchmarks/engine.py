@@ -3,7 +3,8 @@
 One model of random weights is made on the spot. Ours is a whole suite, asked over REST: tokenised prompts in, text out,
 gateway, gRPC and sampling included. transformers runs in this process and gets what suits it best, one batch of equally
 long prompts, no server around it. vLLM, where installed, is asked as ours is. The sides take turns at each row;
-what the machine allows is measured before and after each turn. So drift of the machine meets all of them.
+what the machine allows is measured before and after each turn. So drift of the machine meets all of them. (But for
+the first tokens: of these many streams are measured in turns, and nothing beside.)
 """
 
 import os
@@ -129,7 +130,7 @@ def run(quick: bool) -> dict[str, Any]:
         "figures": figures,
         "notes": [
             "first_token: of streams, one at a time; steps are of one row, as the mean gap between a stream's tokens; "
-            "vLLM and ours over REST",
+            "vLLM and ours over REST, on a connection on which one other prompt has just been answered",
             "generation counts output tokens, their prefill's time included; prefill counts prompt tokens",
             "ours, and vLLM: a server asked over REST; transformers: one batch in this process, no server",
             "limits: reading a large array once, and a product of two matrices of 2048; the median of what was "

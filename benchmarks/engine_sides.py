@@ -37,7 +37,8 @@ class Side:
     """One that takes part."""
 
     generate: Callable[[Prompts, int], None]  # run prompts to so many output tokens each
-    stream: Callable[[Prompt, int], list[float]]  # seconds until each token of one answer is here
+    stream: Callable[[Prompt, int], list[float]]
+    """Seconds until each token of one answer is here, from a request that follows another one."""
 
 
 def transformers_side(model: Any) -> Side:
@@ -57,9 +58,11 @@ def transformers_side(model: Any) -> Side:
         assert output.shape[1] == len(prompts[0]) + num_tokens
 
     def stream(prompt: Prompt, num_tokens: int) -> list[float]:
+        generate([prompt[::-1]], 1)  # as servers are warmed up
         watch = _Stopwatch()
         generate([prompt], num_tokens, streamer=watch)
-        return watch.times[1:]  # the first call brings the prompt
+        assert len(watch.times) == num_tokens + 1  # the first call brings the prompt
+        return watch.times[1:]
 
     return Side(generate, stream)
 

@@ -39,6 +39,7 @@ TARGETS = {
     "livez_s": 1.0,
     "added_ms": 1.0,
     "first_token_prompt_steps": 3.0,
+    "first_token_steps": 3.0,
     "held_streams": STREAMS,
 }
 
@@ -65,6 +66,8 @@ def run(quick: bool) -> dict[str, Any]:
             "step_ms: of one row, as the mean gap between the tokens of a stream; prompt_step_ms: of the prompt's 16 "
             "rows, as the worker counts it, mean; execute_ms has it in it",
             "a prompt of 16 tokens is never found in the prefix cache, so both ways compute it",
+            "first_token_steps: the stricter reading of its target; a step of the prompt's rows makes that token, and "
+            "reads more experts than a step of one row does",
             "held: one gateway with --max-inflight raised (1024 by default), its worker one that never answers",
             *(["quick: fewer rounds, the same code path"] if quick else []),
         ],
@@ -251,6 +254,7 @@ def _missed(figures: dict[str, Any]) -> dict[str, float]:
         "livez_s": figures["started"]["livez_s"]["p50"],
         "added_ms": figures["added"]["suite"]["completions_added_ms"]["p50"],
         "first_token_prompt_steps": figures["first_token"]["first_token_prompt_steps"],
+        "first_token_steps": figures["first_token"]["first_token_steps"],
     }
     missed = {name: value for name, value in reached.items() if value > TARGETS[name]}
     kept = figures["held"]["kept"]

@@ -67,13 +67,12 @@ class ExpertAdmin(expert_pb2_grpc.ExpertServiceServicer):
         """Load what this worker lacks; repeating a call changes nothing.
 
         What is still being loaded for an earlier epoch ends: nobody will commit it. If this one is
-        in force already, whoever leads now only confirms it, and all other loading ends.
+        in force already, whoever leads now only confirms it, and all other loading ends. What it says is
+        serving was committed, so that is in force here as well if it was prepared.
         """
         async with errors_as_status(context):
             host, placement = self._host(), decode_placement(request.placement)
             serving = decode_placement(request.serving) if request.HasField("serving") else None
-            if serving is not None:
-                host.learn(serving)
             in_force = placement.epoch == host.epoch
             self._cancel_loading(lambda epoch: in_force or epoch < placement.epoch)
             pace = Pace(request.load_share or 1.0)
@@ -101,6 +100,8 @@ class ExpertAdmin(expert_pb2_grpc.ExpertServiceServicer):
         """Load, on a thread of its own; also returns how many experts peers gave."""
         bring = host.files.bring(pace)
         try:
+            if serving is not None and host.learn(serving):
+                log.info("placement.learned", epoch=serving.epoch)
             if serving is None or self.peers is None:
                 return host.prepare(placement, bring), 0
             with closing(self.peers.pulling(serving, pace)) as pulling:

@@ -106,7 +106,7 @@ def _event_of(kind: Any) -> dict[str, Any]:
 
 
 def _schema_of(kind: Any) -> dict[str, Any]:
-    """A type's schema; a struct's is only named: to work them all out takes a tenth of a gateway's start."""
+    """A type's schema; a struct's is only named: to work them all out takes 0.06 s of a gateway's start."""
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         other = _replies.setdefault(kind.__name__, kind)
         assert other is kind, f"two replies are called {kind.__name__}"
@@ -117,6 +117,7 @@ def _schema_of(kind: Any) -> dict[str, Any]:
 def _schemas_of_replies() -> dict[str, Any]:
     """The structs that routes answer with, and those within them, by name."""
     _, schemas = msgspec.json.schema_components(_replies.values(), ref_template=_REF)
+    assert _replies.keys() <= schemas.keys(), "a reply shares its name with what another one holds"
     # They say nothing about answers, and the framework drops those that are None.
     list(_taken(schemas, "default"))
     return schemas

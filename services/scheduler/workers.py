@@ -29,7 +29,8 @@ async def prepare(
 
     Args:
         placement: what to load.
-        serving: in force now, if anything is: its workers can give experts to others.
+        serving: committed last, if anything was: its workers can give experts to others, and whoever has not been told
+            of its commit hears of it so.
         load_share: of the time, for loading; the rest is for serving.
         timeout_s: for each worker, if it did nothing else.
         failed: told who could not, and why.

@@ -363,6 +363,27 @@ def test_what_was_prepared_is_freed_when_whoever_leads_confirms_what_is_in_force
     assert host.held(0, 4) is not None
 
 
+def test_to_learn_of_a_commit_late_frees_nothing_that_was_prepared_since(tiny_model: Any) -> None:
+    one = Worker.__new__(Worker)
+    one.config, one.name, one.address = load_config(tiny_model.directory), "a", ""
+    host = ExpertHost(Checkpoint(tiny_model.directory), one.config, "a", NUM_EXPERTS, FP32, CPU)
+    host.prepare(placement(1, [one], [0, 1]))
+    host.commit(1)
+    second = placement(2, [one], [2, 3])
+    host.prepare(second)
+    host._asked_s[2] = time.monotonic()  # a step has
+    host.prepare(placement(4, [one], [0, 4]))  # committed by now, but who tells of 2 does not know
+
+    assert host.learn(second)
+    assert host.epoch == 2
+    assert host.placement(4) is not None
+    assert not host.learn(second)
+    assert not host.learn(placement(4, [one], [5, 6]))  # not the one that was prepared
+    host.commit(4)
+    assert not host.learn(second)
+    assert host.epoch == 4
+
+
 def test_an_epoch_that_steps_still_ask_for_is_kept_for_a_while(
     tiny_model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

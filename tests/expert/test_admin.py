@@ -208,4 +208,5 @@ async def test_a_serving_placement_that_was_not_prepared_here_changes_nothing(
     request.serving.layers[0].workers[0].expert_ids[0] = 7  # another one of this epoch
     await service.PreparePlacement(request, Context())  # type: ignore[arg-type]
     await service.PreparePlacement(request, Context())  # type: ignore[arg-type]
+    assert host.placement(1) is not None
     assert host.epoch == 0

@@ -4,7 +4,6 @@ them."""
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -190,27 +189,40 @@ class ExpertHost:
                 raise StaleEpoch(epoch, self.epoch)
             if epoch not in self._tenures:
                 raise NotReady(f"epoch {epoch} was not prepared on {self._worker_id}")
-            if epoch > self.epoch:
-                committed = replace(self._tenures[epoch], committed_s=time.monotonic())
-                # Steps may still use those before, for one placement can follow close on another.
-                others = {e: t for e, t in self._tenures.items() if e != epoch}
-                past = sorted(e for e in others if e < epoch)[-MAX_PAST_TENURES:]
-                kept = {e: t for e, t in others.items() if e in past or e > epoch}
-                self._tenures = {**kept, epoch: committed}
-                self.epoch = epoch
-                self._sharings = {}
+            self._put_in_force(epoch)
             # A later one that steps ask for was committed all the same, and only this worker not told.
             self._tenures = {
                 e: t for e, t in self._tenures.items() if e <= epoch or e in self._asked_s
             }
 
-    def learn(self, serving: Placement) -> None:
-        """Hear what is in force elsewhere. If it was prepared here it is here too: steps may ask for it before this
-        worker is told to commit it, and the placement after it may be prepared before either."""
-        prepared = self._tenures.get(serving.epoch)
-        if prepared is not None and prepared.placement == serving and serving.epoch > self.epoch:
-            with suppress(StaleEpoch, NotReady):  # another thread knows better
-                self.commit(serving.epoch)
+    def learn(self, serving: Placement) -> bool:
+        """Hear of a placement that was committed. If it was prepared here it is in force here too: steps may ask for it
+        before this worker is told to commit it, and the placement after it may be prepared before either.
+
+        Nothing that was prepared is freed: whoever tells need not lead any more.
+
+        Returns:
+            Whether it was news.
+        """
+        with self._changing:
+            prepared = self._tenures.get(serving.epoch)
+            known = prepared is not None and prepared.placement == serving
+            if not known or serving.epoch <= self.epoch:
+                return False
+            self._put_in_force(serving.epoch)
+            return True
+
+    def _put_in_force(self, epoch: int) -> None:
+        """Of those before, the last ones stay: steps may still use them, for one placement can follow close on
+        another."""
+        if epoch > self.epoch:
+            committed = replace(self._tenures[epoch], committed_s=time.monotonic())
+            others = {e: t for e, t in self._tenures.items() if e != epoch}
+            past = sorted(e for e in others if e < epoch)[-MAX_PAST_TENURES:]
+            kept = {e: t for e, t in others.items() if e in past or e > epoch}
+            self._tenures = {**kept, epoch: committed}
+            self.epoch = epoch
+            self._sharings = {}
 
     def abort(self, epoch: int) -> None:
         """Forget an epoch that was prepared and will not be committed; does nothing if it is in

@@ -73,6 +73,7 @@ class RoutedDispatcher:
         self._changed = asyncio.Event()
         self._seq = itertools.count(1)
         self._exchange: AdaptiveExchange | None = None
+        self._refused = "", 0  # the last peer that did not know an epoch, and which
 
     @property
     def network(self) -> Network:
@@ -186,10 +187,12 @@ class RoutedDispatcher:
         outcomes = await self._network.exchange(calls, patience_s)
         replies: list[Frame] = []
         for (link, _), outcome in zip(calls, outcomes, strict=True):
+            if isinstance(outcome, StaleEpoch):
+                self._note_refusal(link.peer, step.epoch, outcome)
+                raise outcome
             if isinstance(outcome, MoesaicError):
-                if not isinstance(outcome, StaleEpoch):  # else the link is as good as it was
-                    self._route = None
-                    self._refresh()
+                self._route = None
+                self._refresh()
                 log.warning(
                     "expert_worker.failed",
                     peer=link.peer,
@@ -197,14 +200,18 @@ class RoutedDispatcher:
                     epoch=step.epoch,
                     cause=str(outcome),
                 )
-                if isinstance(outcome, StaleEpoch):
-                    raise outcome
                 raise ExpertUnavailable(layer, cause=f"{link.peer}: {outcome.code}") from outcome
             if not _answers(outcome, tensors, len(route.placement.workers)):
                 link.discard("reply has another shape")
                 raise ExpertUnavailable(layer, cause=f"{link.peer}: reply has another shape")
             replies.append(outcome)
         return replies
+
+    def _note_refusal(self, peer: str, epoch: int, cause: StaleEpoch) -> None:
+        """Say so once: without Redis, steps may go on asking for an epoch that is no more."""
+        if self._refused != (peer, epoch):
+            self._refused = peer, epoch
+            log.warning("step.refused", peer=peer, epoch=epoch, cause=str(cause))
 
     def _current_route(self) -> Route | None:
         """The route of the newest placement that can be served; kept until a link or the placement

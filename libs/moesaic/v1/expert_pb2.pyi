@@ -32,7 +32,7 @@ class PreparePlacementRequest(_message.Message):
     def placement(self) -> _placement_pb2.Placement: ...
     @_builtins.property
     def serving(self) -> _placement_pb2.Placement:
-        """in force now: its workers are asked for experts before the checkpoint is read"""
+        """committed last: in force here too, if prepared; its workers are asked for experts before the checkpoint is read"""
 
     def __init__(
         self,
