@@ -47,7 +47,7 @@ TARGETS = {
 def run(quick: bool) -> dict[str, Any]:
     """Measure everything in one suite, experts in the attention worker: the fewest processes on the cores."""
     raise_file_limit()
-    starts, pairs, streams = (3, 100, 10) if quick else (10, 1000, 50)
+    starts, pairs, streams = (3, 100, 10) if quick else (10, 1000, 200)
     with running_suite("--topology", "local") as suite:
         figures = asyncio.run(_measure(suite, starts, pairs, streams))
     return {
@@ -212,11 +212,11 @@ async def _first_token(
     connection = await Connection.open(suite.port)
     before = _steps(suite)
     for number in range(streams):
-        await _rest(connection, prompts[number])
+        await _rest(connection, prompts[number % PROMPTS])
     prompt_step_ms = _mean_step_ms(before, _steps(suite))  # one token each: no other steps
     first, gaps = [], []  # of each stream; its mean
     for number in range(-2, streams):
-        body = {**prompts[number].body, "max_tokens": STREAM_TOKENS, "stream": True}
+        body = {**prompts[number % PROMPTS].body, "max_tokens": STREAM_TOKENS, "stream": True}
         body |= {"ignore_eos": True, "temperature": 0}
         events = connection.stream(ROUTES[0], encoded(body))
         started = time.perf_counter()
