@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from typing import Any
@@ -18,13 +17,7 @@ from moesaic.dispatch.loading.experts import LoadedExpert
 from moesaic.dispatch.loading.pace import Pace
 from moesaic.dispatch.loading.peers import Peers
 from moesaic.dispatch.slots import LoadResult
-from moesaic.errors import (
-    ExpertUnavailable,
-    InvalidInput,
-    MoesaicError,
-    NotReady,
-    PlacementInfeasible,
-)
+from moesaic.errors import ExpertUnavailable, InvalidInput, NotReady
 from moesaic.messages.placement import PlacedWorker, Placement
 from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.config import load_config
@@ -303,103 +296,3 @@ def test_a_share_must_be_one() -> None:
     for share in (0.0, -1.0, 1.5, float("nan")):
         with pytest.raises(InvalidInput):
             Pace(share)
-
-
-def test_what_does_not_fit_beside_what_is_in_force_is_refused(tiny_model: Any) -> None:
-    one = Worker.__new__(Worker)
-    one.config, one.name, one.address = load_config(tiny_model.directory), "a", ""
-    checkpoint = Checkpoint(tiny_model.directory)
-    roomy = ExpertHost(checkpoint, one.config, "a", NUM_EXPERTS, FP32, CPU)
-    size = roomy.files.expert_bytes
-    host = ExpertHost(
-        checkpoint, one.config, "a", NUM_EXPERTS, FP32, CPU, max_expert_bytes=15 * size
-    )
-    first = placement(1, [one], [0, 1, 2, 3])  # four in each of three layers
-    host.prepare(first)
-    host.commit(1)
-    assert host.resident_bytes == 12 * size
-
-    with pytest.raises(PlacementInfeasible) as refused:
-        host.prepare(placement(2, [one], [0, 1, 4, 5]))
-    assert refused.value.missing_bytes == 3 * size
-    host.prepare(placement(3, [one], [0, 1, 2, 4]))
-    assert host.resident_bytes == 15 * size
-
-
-def test_what_was_prepared_and_overtaken_is_freed(tiny_model: Any) -> None:
-    one = Worker.__new__(Worker)
-    one.config, one.name, one.address = load_config(tiny_model.directory), "a", ""
-    host = ExpertHost(Checkpoint(tiny_model.directory), one.config, "a", NUM_EXPERTS, FP32, CPU)
-    host.prepare(placement(1, [one], [0, 1]))
-    host.commit(1)
-    host.prepare(placement(2, [one], [2, 3]))  # whoever wanted this has died
-    host.prepare(placement(3, [one], [0, 4]))
-
-    with pytest.raises(MoesaicError):
-        host.commit(2)
-    assert host.held(0, 2) is None
-    host.commit(3)
-    assert host.resident_bytes == 9 * host.files.expert_bytes  # 0, 1 and 4 of three layers
-
-
-def test_what_was_prepared_is_freed_when_whoever_leads_confirms_what_is_in_force(
-    tiny_model: Any,
-) -> None:
-    one = Worker.__new__(Worker)
-    one.config, one.name, one.address = load_config(tiny_model.directory), "a", ""
-    host = ExpertHost(Checkpoint(tiny_model.directory), one.config, "a", NUM_EXPERTS, FP32, CPU)
-    host.prepare(placement(1, [one], [0, 1]))
-    host.commit(1)
-    host.prepare(placement(2, [one], [2, 3]))  # whoever wanted this has died
-
-    host.commit(1)
-    assert host.resident_bytes == 6 * host.files.expert_bytes
-    with pytest.raises(MoesaicError):
-        host.commit(2)
-
-    host.prepare(placement(3, [one], [4, 5]))
-    host._asked_s[3] = time.monotonic()  # a step has: it was committed, and Redis has forgotten it
-    host.commit(1)
-    assert host.held(0, 4) is not None
-
-
-def test_to_learn_of_a_commit_late_frees_nothing_that_was_prepared_since(tiny_model: Any) -> None:
-    one = Worker.__new__(Worker)
-    one.config, one.name, one.address = load_config(tiny_model.directory), "a", ""
-    host = ExpertHost(Checkpoint(tiny_model.directory), one.config, "a", NUM_EXPERTS, FP32, CPU)
-    host.prepare(placement(1, [one], [0, 1]))
-    host.commit(1)
-    second = placement(2, [one], [2, 3])
-    host.prepare(second)
-    host._asked_s[2] = time.monotonic()  # a step has
-    host.prepare(placement(4, [one], [0, 4]))  # committed by now, but who tells of 2 does not know
-
-    assert host.learn(second)
-    assert host.epoch == 2
-    assert host.placement(4) is not None
-    assert not host.learn(second)
-    assert not host.learn(placement(4, [one], [5, 6]))  # not the one that was prepared
-    host.commit(4)
-    assert not host.learn(second)
-    assert host.epoch == 4
-
-
-def test_an_epoch_that_steps_still_ask_for_is_kept_for_a_while(
-    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one = Worker.__new__(Worker)
-    one.config, one.name, one.address = load_config(tiny_model.directory), "a", ""
-    host = ExpertHost(Checkpoint(tiny_model.directory), one.config, "a", NUM_EXPERTS, FP32, CPU)
-    for epoch in (1, 2):
-        host.prepare(placement(epoch, [one], [0, epoch]))
-        host.commit(epoch)
-    monkeypatch.setattr("moesaic.dispatch.host.RETIRE_AFTER_S", -1.0)  # all of it is long ago
-    monkeypatch.setattr("moesaic.dispatch.host.MAX_RETIRE_AFTER_S", 60.0)
-    host._asked_s[1] = time.monotonic() + 10.0  # as ``answer`` notes it, later than that
-
-    host.retire()
-    assert host.held(0, 1) is not None
-    monkeypatch.setattr("moesaic.dispatch.host.MAX_RETIRE_AFTER_S", -1.0)
-    host.retire()
-    assert host.held(0, 1) is None
-    assert host.held(0, 2) is not None
