@@ -199,7 +199,7 @@ class ExpertHost:
         """Hear of a placement that was committed. If it was prepared here it is in force here too: steps may ask for it
         before this worker is told to commit it, and the placement after it may be prepared before either.
 
-        Nothing that was prepared is freed: whoever tells need not lead any more.
+        What was prepared for later epochs stays: whoever tells need not lead any more.
 
         Returns:
             Whether it was news.
