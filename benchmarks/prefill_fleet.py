@@ -23,6 +23,7 @@ from benchmarks.shaped_hosts import Network
 from benchmarks.suite import DEMO, clean_environment
 from moesaic.cli.child import last_lines
 from moesaic.cli.ports import hold_port, number_of
+from moesaic.cluster.credentials import Credentials, own_credentials, using
 from moesaic.cluster.redis_child import start_redis
 
 ROOT = Path(__file__).parents[1]
@@ -80,6 +81,7 @@ def running_fleets(
         redis, redis_url = start_redis(directory / "redis")
         parts.callback(redis.wait)
         parts.callback(redis.terminate)
+        parts.enter_context(using(Credentials(secrets.token_hex(16).encode())))
         num_ports = len(kinds) * (2 + num_workers)
         held = [parts.enter_context(hold_port(LOOPBACK)) for _ in range(num_ports)]
         ports = [number_of(one) for one in held]
@@ -108,7 +110,7 @@ class _Starter:
         environment = {
             **clean_environment(),
             "MOESAIC_REDIS_URL": self.redis_url,
-            "MOESAIC_SECRET": secrets.token_hex(16),
+            "MOESAIC_SECRET": own_credentials().secret.decode(),
             "MOESAIC_CLUSTER": dispatch,
             "OMP_NUM_THREADS": "1",
             "OMP_WAIT_POLICY": "passive",
@@ -162,12 +164,17 @@ def _await_ready(fleet: Fleet) -> None:
 def _accepted(fleet: Fleet) -> int:
     import grpc
 
+    from moesaic.cluster.channels import token_metadata
     from moesaic.v1.gateway_pb2 import GetRouterRequest
     from moesaic.v1.gateway_pb2_grpc import GatewayServiceStub
 
+    tokens = own_credentials().tokens
+    assert tokens is not None
+    proof = (token_metadata(tokens, "data"),)
     with grpc.insecure_channel(fleet.admin_address) as connection:
         try:
-            router = GatewayServiceStub(connection).GetRouter(GetRouterRequest(), timeout=5)
+            asking = GatewayServiceStub(connection).GetRouter
+            router = asking(GetRouterRequest(), timeout=5, metadata=proof)
         except grpc.RpcError:
             return 0
     return sum(worker.accepting for worker in router.workers)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from moesaic.cluster.credentials import Credentials, using
 from moesaic.cluster.redis_child import start_redis
 
 DEMO = Path(__file__).parents[1] / "models" / "demo"
@@ -42,13 +43,15 @@ def running_suite(*flags: str, **settings: str) -> Iterator[RunningSuite]:
         try:
             up = ["up", "--detach", "--json", "--model", str(DEMO), "--port", "0", *flags]
             started = json.loads(_moesaic(directory, environment, *up))
+            secret = (directory / "run/secret").read_bytes().strip()
             try:
-                yield RunningSuite(
-                    directory,
-                    redis_url,
-                    int(started["url"].rsplit(":", 1)[1]),
-                    {process["name"]: process for process in started["processes"]},
-                )
+                with using(Credentials(secret)):
+                    yield RunningSuite(
+                        directory,
+                        redis_url,
+                        int(started["url"].rsplit(":", 1)[1]),
+                        {process["name"]: process for process in started["processes"]},
+                    )
             finally:
                 _moesaic(directory, environment, "down")
         finally:

@@ -12,7 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
+
+from moesaic.cluster.channels import channel, token_metadata
+from moesaic.cluster.credentials import Credentials
 
 ROOT = Path(__file__).parents[1]
 DEMO = ROOT / "models" / "demo"
@@ -20,6 +24,18 @@ CLINC_DOMAIN = ROOT / "models/training/data/classification/clinc_domain.test.jso
 STORY_LINES = 20
 SERVED_PROMPT = "The quick brown fox jumps over the lazy dog, " * 4  # its tokens need all workers
 MOESAIC = Path(os.environ.get("MOESAIC_COMMAND") or Path(sys.executable).with_name("moesaic"))
+
+
+class Proof(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
+    """Adds to calls what shows that their caller knows the secret of a cluster."""
+
+    def __init__(self, credentials: Credentials) -> None:
+        assert credentials.tokens is not None
+        self._entry = token_metadata(credentials.tokens, "admin")
+
+    def intercept_unary_unary(self, continuation: Any, call: Any, request: Any) -> Any:
+        proven = call._replace(metadata=(*(call.metadata or ()), self._entry))
+        return continuation(proven, request)
 
 
 @dataclass(frozen=True)
@@ -68,6 +84,31 @@ class Suite:
         pid = self.pid(name)
         assert pid, f"{name} does not run"  # 0 would be everyone in this process group
         os.kill(pid, number)
+
+    @property
+    def credentials(self) -> Credentials:
+        """What its services want to be shown."""
+        secret = (self.directory / "run/secret").read_text(encoding="utf-8").strip()
+        return Credentials(secret.encode())
+
+    def admin_address(self, name: str) -> str:
+        """Where one service answers its operators now."""
+        processes = self.state()["processes"]
+        return str(next(p["admin_address"] for p in processes if p["name"] == name))
+
+    def channel(self, name: str) -> "grpc.aio.Channel":
+        """A gRPC channel to one service."""
+        return self.channel_to(self.admin_address(name))
+
+    def channel_to(self, address: str) -> "grpc.aio.Channel":
+        """The same to any service of its cluster."""
+        return channel(address, credentials=self.credentials)
+
+    @contextmanager
+    def blocking_channel(self, address: str) -> Iterator[grpc.Channel]:
+        """The same for tests without a loop; for unary calls."""
+        with grpc.insecure_channel(address) as plain:
+            yield grpc.intercept_channel(plain, Proof(self.credentials))
 
     def client(self) -> httpx.Client:
         """An HTTP client of this suite."""

@@ -33,10 +33,9 @@ from pydantic_settings import (
 )
 
 from moesaic.addresses import host_port, is_address, is_everywhere, is_name
+from moesaic.variables import ENV_PREFIX, SECRETS_DIR
 
-ENV_PREFIX = "MOESAIC_"
 EXIT_USAGE = 2
-SECRETS_DIR = Path("/run/secrets")
 
 
 class Place(NamedTuple):
@@ -77,7 +76,16 @@ class ServiceSettings(BaseSettings):
     )
     secret: SecretStr = Field(
         SecretStr(""),
-        description="cluster secret that authenticates tensor connections; the same everywhere",
+        description="cluster secret that authenticates services to each other; the same everywhere, "
+        "and needed to listen beyond this machine",
+    )
+    tls_cert: str = Field(
+        "", description="certificate of this service for gRPC, a PEM file; both ends show one"
+    )
+    tls_key: SecretStr = Field(SecretStr(""), description="its private key, a PEM file")
+    tls_ca: str = Field("", description="the authority of all such certificates, a PEM file")
+    tls_name: str = Field(
+        "", description="name in all these certificates (default: the address that is dialled)"
     )
     worker_id: str = Field(
         "",

@@ -1,7 +1,6 @@
 """The gateway: builds the parts, serves, drains."""
 
 import asyncio
-import ipaddress
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -13,7 +12,7 @@ import uvloop
 from starlette.types import ASGIApp
 
 import moesaic
-from moesaic.addresses import host_port
+from moesaic.addresses import host_port, is_loopback
 from moesaic.cluster.bus import Bus
 from moesaic.cluster.grpc_server import AdminServer, admin_server
 from moesaic.cluster.lifecycle import run_service, stop_event
@@ -214,20 +213,13 @@ def _listen(host: str, port: int) -> socket.socket:
 def _check_exposure(settings: GatewaySettings) -> None:
     """Raises InvalidInput if anyone on the network could use the gateway, and nobody said so."""
     key = settings.api_key.get_secret_value() or settings.api_keys_file
-    if key or settings.no_auth or _is_loopback(settings.host):
+    if key or settings.no_auth or is_loopback(settings.host):
         return
     fix = (
         f"or --api-keys-file is required to listen on {settings.host}: "
         "set one, or serve everyone with --no-auth"
     )
     raise InvalidInput("--api-key", fix)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def main() -> None:

@@ -107,7 +107,8 @@ class Worker:
         pause_s = BACKOFF_S[0]
         while not self._retired.is_set():
             try:
-                async with channel(self.record.admin_address) as connection:
+                record = self.record
+                async with channel(record.admin_address, record.worker_id) as connection:
                     await asyncio.wait_for(connection.channel_ready(), CONNECT_S)
                     pause_s = BACKOFF_S[0]
                     cause = await self._talk(AttentionServiceStub(connection))
@@ -142,6 +143,8 @@ class Worker:
                 self._take(response)
         except grpc.aio.AioRpcError as error:
             cause = f"connection broke ({error.code().name.lower()})"
+            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                cause = f"refuses this gateway: {error.details()}"
         except asyncio.CancelledError:
             if not stream.cancelled() or (me := asyncio.current_task()) is None or me.cancelling():
                 raise

@@ -111,7 +111,7 @@ async def _prepare_one(
 @asynccontextmanager
 async def _calling(worker: PlacedWorker) -> AsyncIterator["expert_pb2_grpc.ExpertServiceAsyncStub"]:
     try:
-        async with channel(worker.admin_address) as connection:
+        async with channel(worker.admin_address, worker.worker_id) as connection:
             yield expert_pb2_grpc.ExpertServiceStub(connection)
     except grpc.aio.AioRpcError as error:
         raise as_error(error, worker.worker_id) from error

@@ -1,4 +1,5 @@
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -74,4 +75,43 @@ def test_a_run_directory_that_cannot_be_written_is_said_and_not_thrown(tmp_path:
     ):
         pass
 
+    assert caught.value.status == Exit.USAGE
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize("there", [None, 0o755, 0o777])
+def test_nobody_else_looks_into_the_run_directory_or_reads_its_secret(
+    tmp_path: Path, there: int | None
+) -> None:
+    run = tmp_path / "run"
+    if there is not None:
+        run.mkdir()
+        run.chmod(there)
+    before = os.umask(0)
+    try:
+        with StateFile(run).held():
+            StateFile(run).write_secret("s")
+            assert (mode_of(run), mode_of(run / "secret")) == (0o700, 0o600)
+            StateFile(run).write_secret("t")  # whole or not at all
+            assert (run / "secret").read_text() == "t\n"
+    finally:
+        os.umask(before)
+
+    assert not (run / "secret").exists()
+
+
+def test_a_run_directory_that_others_could_use_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def chmod(path: Path, mode: int) -> None:
+        raise PermissionError("not the owner")  # as for everyone but root and the owner
+
+    tmp_path.chmod(0o755)
+    monkeypatch.setattr(Path, "chmod", chmod)
+
+    with pytest.raises(CommandError, match="another user's and open to others") as caught:
+        StateFile(tmp_path).make_directory()
     assert caught.value.status == Exit.USAGE

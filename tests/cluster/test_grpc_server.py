@@ -149,7 +149,7 @@ async def test_a_taken_port_is_a_clear_error(admin):
 async def test_an_idle_client_is_not_turned_away_for_its_pings(admin):
     options = [("grpc.keepalive_time_ms", 20), ("grpc.keepalive_permit_without_calls", 1)]
     async with grpc.aio.insecure_channel(admin.address, options=options) as connection:
-        stub = admin_pb2_grpc.AdminServiceStub(connection)
+        stub = health_pb2_grpc.HealthStub(connection)
         for _ in range(3):
-            await stub.GetInfo(pb.GetInfoRequest(), timeout=5)
+            await stub.Check(health_pb2.HealthCheckRequest(), timeout=5)
             await asyncio.sleep(0.1)

@@ -7,10 +7,12 @@ from contextlib import contextmanager
 import grpc
 import pytest
 
+from moesaic.cluster.credentials import Credentials
 from moesaic.v1 import admin_pb2, admin_pb2_grpc
 from tests.compose.containers import docker
-from tests.suites import ROOT
+from tests.suites import ROOT, Proof
 
+SECRET = "the cluster secret"
 SERVICES = ("gateway", "scheduler", "attention", "expert")
 FOREIGN_PACKAGES = {
     "gateway": ("torch", "ucxx", "safetensors", "triton"),
@@ -33,6 +35,7 @@ def alone(service: str) -> Iterator[str]:
         "MOESAIC_ADMIN_PORT": "7000",
         "MOESAIC_MODEL": "/model",
         "MOESAIC_NO_AUTH": "true",
+        "MOESAIC_SECRET": SECRET,
     }
     if service == "scheduler":
         del settings["MOESAIC_MODEL"], settings["MOESAIC_NO_AUTH"]
@@ -58,7 +61,8 @@ def test_an_image_explains_its_settings(service: str) -> None:
 def test_an_image_answers_its_operator_without_the_others_and_says_what_it_waits_for(
     service: str,
 ) -> None:
-    with alone(service) as address, grpc.insecure_channel(address) as channel:
+    with alone(service) as address, grpc.insecure_channel(address) as plain:
+        channel = grpc.intercept_channel(plain, Proof(Credentials(SECRET.encode())))
         stub = admin_pb2_grpc.AdminServiceStub(channel)
         give_up_at = time.monotonic() + 60
         while True:

@@ -27,8 +27,7 @@ SETTINGS: dict[str, type[ServiceSettings]] = {
     "attention-local": AttentionSettings,
     "expert": ExpertSettings,
 }
-WORKERS = ("attention", "attention-local", "expert")
-OVERRIDES = ("compose.gpu.yaml", "compose.ib.yaml")
+OVERRIDES = ("compose.gpu.yaml", "compose.ib.yaml", "compose.tls.yaml")
 FILES = ("compose.yaml", *OVERRIDES)
 HARDENING = ("user", "read_only", "cap_drop", "security_opt", "init")
 OPENINGS = ("privileged", "pid", "ipc", "uts", "userns_mode", "cgroup", "volumes_from")
@@ -156,11 +155,10 @@ def test_a_container_is_not_ended_before_the_grace_time_of_its_service_is_over()
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_setting_of_a_service_can_be_given(name: str) -> None:
-    service = services("compose.yaml")[name]
-    given = set(service["environment"]) | given_as_secrets(service)
+    found = [services(file)[name] for file in ("compose.yaml", "compose.tls.yaml")]
+    given = {key for service in found for key in service["environment"]}
+    given |= {key for service in found for key in given_as_secrets(service)}
     wanted = {variable(field) for field in SETTINGS[name].model_fields}
-    if name not in WORKERS:
-        wanted -= {"MOESAIC_SECRET"}  # it authenticates tensors, which only workers exchange
 
     assert wanted - given == set()
 
@@ -196,7 +194,7 @@ def test_a_service_gets_the_secrets_of_its_own_role_only(name: str) -> None:
     sources = {s if isinstance(s, str) else s["source"] for s in secrets}
 
     own = {"redis_users"} if name == "redis" else {f"redis_url_{name.removesuffix('-local')}"}
-    own |= {"cluster_secret"} if name in WORKERS else set()
+    own |= {"cluster_secret"} if name != "redis" else set()
     own |= {"block_secret"} if name == "gateway" or name.startswith("attention") else set()
     own |= {"api_key"} if name == "gateway" else set()
     assert sources == own

@@ -14,6 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from moesaic.cluster.bus import Bus
 from moesaic.cluster.channels import channel
+from moesaic.cluster.credentials import Credentials
 from moesaic.cluster.redis_child import start_redis
 from moesaic.cluster.registry import Fleet, watch_fleet
 from moesaic.messages.registry import WorkerRecord
@@ -117,7 +118,9 @@ async def test_a_drained_worker_stays_and_can_be_taken_back(
 ) -> None:
     async with expert(tiny_model.directory, tmp_path, "--grace-s", "600") as worker:
         record = await worker.until("ready")
-        async with channel(record.admin_address) as connection:
+        async with channel(
+            record.admin_address, "expert-0", Credentials(SECRET.encode())
+        ) as connection:
             admin = admin_pb2_grpc.AdminServiceStub(connection)
             health = health_pb2_grpc.HealthStub(connection)
             watch = health.Watch(health_pb2.HealthCheckRequest())

@@ -68,7 +68,7 @@ class Watch:
     def counted(self) -> dict[str, float]:
         """What the gateway has counted so far: requests that are not about its health, streams without an end."""
         gateway = next(p for p in self._suite.state()["processes"] if p["role"] == "gateway")
-        with grpc.insecure_channel(gateway["admin_address"]) as channel:
+        with self._suite.blocking_channel(gateway["admin_address"]) as channel:
             request = admin_pb2.GetStatsRequest()
             values = AdminServiceStub(channel).GetStats(request, timeout=CALL_S).values
         return {
@@ -89,7 +89,7 @@ class Watch:
         num_tasks, held = -1, {}
         if process["admin_address"]:
             with suppress(grpc.RpcError):  # it is being started, or was killed
-                num_tasks, held = _asked(process)
+                num_tasks, held = _asked(self._suite, process)
         return Sample(
             name=process["name"],
             pid=process["pid"],
@@ -106,8 +106,8 @@ def _resident_bytes(place: Path) -> int:
     return int((place / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def _asked(process: dict[str, Any]) -> tuple[int, dict[str, float]]:
-    with grpc.insecure_channel(process["admin_address"]) as channel:
+def _asked(suite: Suite, process: dict[str, Any]) -> tuple[int, dict[str, float]]:
+    with suite.blocking_channel(process["admin_address"]) as channel:
         admin = AdminServiceStub(channel)
         tasks = admin.DumpTasks(admin_pb2.DumpTasksRequest(), timeout=CALL_S).text
         values = admin.GetStats(admin_pb2.GetStatsRequest(), timeout=CALL_S).values

@@ -16,7 +16,6 @@ import msgspec
 from msgspec.structs import replace
 
 from moesaic.cluster.bus import Bus
-from moesaic.cluster.channels import channel
 from moesaic.cluster.placement_view import committed_epoch, document
 from moesaic.cluster.placements import encode_placement
 from moesaic.errors import PeerLost
@@ -30,12 +29,6 @@ from tests.system.asking import until
 CALL_S = 10
 _placements = msgspec.msgpack.Decoder(Placement)
 _records = msgspec.msgpack.Decoder(WorkerRecord)
-
-
-def admin_address(suite: Suite, name: str) -> str:
-    """Where a service answers its operators now."""
-    processes = suite.state()["processes"]
-    return str(next(p["admin_address"] for p in processes if p["name"] == name))
 
 
 def events(suite: Suite, name: str, event: str) -> list[dict[str, Any]]:
@@ -73,6 +66,9 @@ class Control:
         names = [process["name"] for process in suite.state()["processes"]]
         self.workers = [name for name in names if name.startswith("expert-")]
 
+    def _scheduler(self, address: str = "") -> grpc.aio.Channel:
+        return self.suite.channel_to(address or self.suite.admin_address("scheduler"))
+
     async def placement(self) -> Placement:
         """The one that Redis has."""
         found = await self.bus.get(document(await committed_epoch(self.bus)), _placements)
@@ -81,7 +77,7 @@ class Control:
 
     async def slots(self, name: str) -> expert_pb2.ListSlotsResponse:
         """What an expert worker has in force."""
-        async with channel(admin_address(self.suite, name)) as connection:
+        async with self.suite.channel(name) as connection:
             stub = expert_pb2_grpc.ExpertServiceStub(connection)
             return await stub.ListSlots(expert_pb2.ListSlotsRequest(), timeout=CALL_S)
 
@@ -106,7 +102,7 @@ class Control:
     async def _is_everywhere(self, placement: Placement) -> bool:
         if [worker.worker_id for worker in placement.workers] != self.workers:
             return False
-        async with channel(admin_address(self.suite, "gateway")) as connection:
+        async with self.suite.channel("gateway") as connection:
             stub = admin_pb2_grpc.AdminServiceStub(connection)
             info = await stub.GetInfo(admin_pb2.GetInfoRequest(), timeout=CALL_S)
         held = [await self.slots(name) for name in self.workers]
@@ -150,7 +146,7 @@ class Control:
         """Experts that each worker has had from others since it was started."""
         counts = []
         for name in self.workers:
-            async with channel(admin_address(self.suite, name)) as connection:
+            async with self.suite.channel(name) as connection:
                 stub = admin_pb2_grpc.AdminServiceStub(connection)
                 stats = await stub.GetStats(admin_pb2.GetStatsRequest(), timeout=CALL_S)
             pulls = [v for k, v in stats.values.items() if k.startswith("moesaic_expert_pulls_")]
@@ -159,7 +155,7 @@ class Control:
 
     async def apply(self, placement: Placement, scheduler: str = "") -> int:
         """Have a scheduler make this the placement, and give its epoch."""
-        async with channel(scheduler or admin_address(self.suite, "scheduler")) as connection:
+        async with self._scheduler(scheduler) as connection:
             stub = scheduler_pb2_grpc.SchedulerServiceStub(connection)
             request = pb.ApplyPlacementRequest(
                 placement=encode_placement(placement), base_epoch=placement.epoch
@@ -168,7 +164,7 @@ class Control:
 
     async def fleet(self, scheduler: str = "") -> pb.GetFleetResponse:
         """Who is there, as a scheduler sees it."""
-        async with channel(scheduler or admin_address(self.suite, "scheduler")) as connection:
+        async with self._scheduler(scheduler) as connection:
             stub = scheduler_pb2_grpc.SchedulerServiceStub(connection)
             return await stub.GetFleet(pb.GetFleetRequest(), timeout=CALL_S)
 
@@ -179,7 +175,7 @@ class Control:
 
     async def windows(self) -> int:
         """Reports of expert workers that the scheduler has taken in since it was started."""
-        async with channel(admin_address(self.suite, "scheduler")) as connection:
+        async with self._scheduler() as connection:
             stub = scheduler_pb2_grpc.SchedulerServiceStub(connection)
             request = pb.SchedulerServiceGetActivationsRequest()
             return int((await stub.GetActivations(request, timeout=CALL_S)).windows)

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import grpc
 import httpx
 import pytest
 
@@ -102,7 +101,7 @@ def routers(suite: Suite, second: Other) -> list[list[RoutedWorker]]:
     [first] = [p["admin_address"] for p in suite.state()["processes"] if p["name"] == "gateway"]
     told = []
     for address in (first, second.admin_address):
-        with grpc.insecure_channel(address) as channel:
+        with suite.blocking_channel(address) as channel:
             state = GatewayServiceStub(channel).GetRouter(GetRouterRequest(), timeout=10)
         told.append(sorted(state.workers, key=lambda worker: worker.worker_id))
     return told
@@ -188,7 +187,7 @@ def test_a_killed_gateway_costs_the_other_nothing(suite: Suite) -> None:
         one = next(p["admin_address"] for p in processes if p["name"] == "gateway")
 
     def idle() -> bool:
-        with grpc.insecure_channel(one) as channel:
+        with suite.blocking_channel(one) as channel:
             state = GatewayServiceStub(channel).GetRouter(GetRouterRequest(), timeout=10)
         return not any(w.others_flops or w.remaining_flops for w in state.workers)
 

@@ -4,7 +4,6 @@ import signal
 from collections.abc import Iterator
 from typing import Any
 
-import grpc
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -52,7 +51,7 @@ def test_what_workers_measured_reaches_the_router(gathered: Suite) -> None:
     [address] = [
         p["admin_address"] for p in gathered.state()["processes"] if p["name"] == "gateway"
     ]
-    with grpc.insecure_channel(address) as channel:
+    with gathered.blocking_channel(address) as channel:
         state = GatewayServiceStub(channel).GetRouter(GetRouterRequest(), timeout=10)
 
     assert len(state.workers) == 2

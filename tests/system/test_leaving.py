@@ -8,7 +8,6 @@ from typing import Any
 import httpx
 import pytest
 
-from moesaic.cluster.channels import channel
 from moesaic.v1 import admin_pb2 as pb
 from moesaic.v1 import admin_pb2_grpc
 
@@ -34,13 +33,8 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.05)
 
 
-def admin_address(suite: Any, name: str) -> str:
-    processes = suite.state()["processes"]
-    return str(next(p["admin_address"] for p in processes if p["name"] == name))
-
-
 async def num_retries(suite: Any, name: str) -> float:
-    async with channel(admin_address(suite, name)) as connection:
+    async with suite.channel(name) as connection:
         stub = admin_pb2_grpc.AdminServiceStub(connection)
         stats = await stub.GetStats(pb.GetStatsRequest(), timeout=10)
     return float(stats.values["moesaic_step_retries_total"])
@@ -69,7 +63,7 @@ async def test_workers_that_drain_or_are_terminated_cost_no_step(spare: Any) -> 
             for number in range(PROMPTS):
                 asking.create_task(ask_again_and_again(number))
 
-            async with channel(admin_address(spare, "expert-0")) as connection:
+            async with spare.channel("expert-0") as connection:
                 expert_0 = admin_pb2_grpc.AdminServiceStub(connection)
                 await expert_0.Drain(pb.DrainRequest(), timeout=10)
                 spare.signal("expert-1", signal.SIGTERM)  # at once: steps meet both departures

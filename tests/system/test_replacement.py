@@ -13,7 +13,6 @@ import grpc
 import httpx
 import pytest
 
-from moesaic.cluster.channels import channel
 from moesaic.cluster.placement_view import committed_epoch
 from moesaic.v1 import expert_pb2, expert_pb2_grpc
 from tests.suites import Suite, running
@@ -21,7 +20,6 @@ from tests.system.asking import Outcome, ask, question, stream, under_load, unti
 from tests.system.control import (
     Control,
     Move,
-    admin_address,
     another_scheduler,
     control,
     events,
@@ -289,7 +287,7 @@ async def test_a_redis_that_hangs_or_loses_everything_changes_nothing(
 
 async def counted(suite: Suite, name: str) -> int:
     """Dispatch batches that one expert worker has counted."""
-    async with channel(admin_address(suite, name)) as connection:
+    async with suite.channel(name) as connection:
         stub = expert_pb2_grpc.ExpertServiceStub(connection)
         request = expert_pb2.ExpertServiceGetActivationsRequest()
         answer = await stub.GetActivations(request, timeout=10)

@@ -27,8 +27,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
 
 @pytest.fixture(scope="module")
 def router(suite: Suite) -> Iterator[GatewayServiceStub]:
-    processes = {process["name"]: process for process in suite.state()["processes"]}
-    with grpc.insecure_channel(processes["gateway"]["admin_address"]) as channel:
+    with suite.blocking_channel(suite.admin_address("gateway")) as channel:
         yield GatewayServiceStub(channel)
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import httpx
 import pytest
 
-from moesaic.cluster.channels import channel
 from moesaic.cluster.redis_child import start_redis
 from moesaic.v1 import admin_pb2 as pb
 from moesaic.v1 import admin_pb2_grpc
@@ -84,10 +83,7 @@ async def test_answers_are_the_same_and_a_killed_relay_costs_none(
         expected = await asyncio.gather(*(answer(client, prompt) for prompt in PROMPTS))
     while not all(events(log, "worker.ready") and events(log, "route.switched") for log in logs):
         await asyncio.sleep(0.1)
-    address = next(
-        p["admin_address"] for p in apart.state()["processes"] if p["name"] == "attention-0"
-    )
-    async with channel(address) as connection:
+    async with apart.channel("attention-0") as connection:
         stub = admin_pb2_grpc.AdminServiceStub(connection)
         await stub.Drain(pb.DrainRequest(), timeout=10)
 

@@ -1,8 +1,8 @@
 """The keys that REST callers send, and when a gateway must not do without one."""
 
-import ipaddress
 from pathlib import Path
 
+from moesaic.addresses import is_loopback
 from moesaic.cli.outcome import CommandError, Exit
 
 API_KEY_VARIABLE = "MOESAIC_API_KEY"
@@ -28,7 +28,7 @@ def check_exposure(host: str, wants_key: bool, no_auth: bool) -> None:
     Raises:
         CommandError: ``host`` is not loopback, there is no key, and nobody asked for that.
     """
-    if not (wants_key or no_auth or _is_loopback(host)):
+    if not (wants_key or no_auth or is_loopback(host)):
         raise CommandError(
             f"--host {host}: others could use the gateway; set {API_KEY_VARIABLE} to the key they "
             "must send, name the keys of several tenants with --api-keys-file, or serve everyone "
@@ -53,10 +53,3 @@ def checked_keys_file(path: str) -> str:
     except InvalidInput as error:
         raise CommandError(str(error), Exit.USAGE) from error
     return str(Path(path).absolute())
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -5,7 +5,8 @@ from typing import Any
 
 import grpc
 
-from moesaic.cluster.channels import CONTROL_TIMEOUT_S, channel
+from moesaic.cli.credentials import connected
+from moesaic.cluster.channels import CONTROL_TIMEOUT_S
 from moesaic.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 
 STATES = {
@@ -15,6 +16,7 @@ STATES = {
     admin_pb2.SERVICE_STATE_DRAINING: "draining",
 }
 UNREACHABLE = "unreachable"
+REFUSED = ("unauthenticated", "permission_denied")  # the details say what to do
 
 Facts = dict[str, Any]
 
@@ -22,12 +24,12 @@ Facts = dict[str, Any]
 async def service_facts(role: str, worker_id: str, admin_address: str) -> Facts:
     """One service as its ``AdminService`` shows it; state ``unreachable`` if it does not answer."""
     facts: Facts = {"role": role, "id": worker_id, "admin_address": admin_address}
-    async with channel(admin_address) as connection:
+    async with connected(admin_address) as connection:
         stub = admin_pb2_grpc.AdminServiceStub(connection)
         try:
             info = await stub.GetInfo(admin_pb2.GetInfoRequest(), timeout=CONTROL_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
-            return {**facts, "state": UNREACHABLE, "waiting_for": [error.code().name.lower()]}
+            return {**facts, "state": UNREACHABLE, "waiting_for": [_why(error)]}
     return {
         **facts,
         "state": STATES.get(info.state, "unknown"),
@@ -42,9 +44,14 @@ async def service_facts(role: str, worker_id: str, admin_address: str) -> Facts:
     }
 
 
+def _why(error: grpc.aio.AioRpcError) -> str:
+    status = error.code().name.lower()
+    return f"{status}: {error.details()}" if status in REFUSED else status
+
+
 async def fleet_addresses(scheduler: str) -> dict[str, tuple[str, str]]:
     """Role and admin address of every registered worker by id; empty without a scheduler."""
-    async with channel(scheduler) as connection:
+    async with connected(scheduler) as connection:
         stub = scheduler_pb2_grpc.SchedulerServiceStub(connection)
         try:
             reply = await stub.GetFleet(scheduler_pb2.GetFleetRequest(), timeout=CONTROL_TIMEOUT_S)
@@ -55,7 +62,7 @@ async def fleet_addresses(scheduler: str) -> dict[str, tuple[str, str]]:
 
 async def placement_facts(scheduler: str) -> Facts | None:
     """The committed placement in short; None if there is none, or nobody to ask."""
-    async with channel(scheduler) as connection:
+    async with connected(scheduler) as connection:
         stub = scheduler_pb2_grpc.SchedulerServiceStub(connection)
         try:
             reply = await stub.GetPlacement(
@@ -85,7 +92,7 @@ async def decision_facts(scheduler: str) -> Facts | None:
     """What the placement is decided by, and the last decision; None if nobody answers."""
     from moesaic.cli.decisions import as_dict
 
-    async with channel(scheduler) as connection:
+    async with connected(scheduler) as connection:
         stub = scheduler_pb2_grpc.SchedulerServiceStub(connection)
         request = scheduler_pb2.GetDecisionsRequest(limit=1)
         try:

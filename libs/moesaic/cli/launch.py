@@ -13,6 +13,7 @@ from typing import Literal
 from moesaic.cli.api_key import API_KEY_VARIABLE
 from moesaic.cli.console import say_at_time
 from moesaic.cli.cores import usable_cores
+from moesaic.cli.credentials import given_secret
 from moesaic.cli.log_tail import show_warnings
 from moesaic.cli.outcome import CommandError, Exit
 from moesaic.cli.ports import hold_port, number_of
@@ -74,6 +75,7 @@ class _Suite:
             processes=[],
         )
         self._api_key = options.api_key
+        self._secret = given_secret() or secrets.token_hex(32)
         self._redis: OwnRedis | None = None
         self._stop = asyncio.Event()
         self._written = True  # the state file says what is so
@@ -84,6 +86,7 @@ class _Suite:
     async def run(self, redis_url: str, ready_within_s: float, on_ready: OnReady) -> None:
         """Run until stopped; with a Redis of its own unless one is given."""
         with self._file.needed():
+            self._file.write_secret(self._secret)
             self._file.write(self._state)
         with self._stop_on_signals():
             if redis_url:
@@ -100,7 +103,7 @@ class _Suite:
             FILES_VARIABLE: os.environ.get(FILES_VARIABLE) or str(self._file.directory / "files"),
             API_KEY_VARIABLE: self._api_key,
             "MOESAIC_REDIS_URL": redis_url,
-            "MOESAIC_SECRET": os.environ.get("MOESAIC_SECRET") or secrets.token_hex(32),
+            "MOESAIC_SECRET": self._secret,
         }
         logs = [(p.name, Path(p.log)) for p in self._supervisor.processes]
         warnings = asyncio.create_task(show_warnings(logs, announce))

@@ -1,5 +1,6 @@
 """The ``moesaic`` command. Commands import what they need when they run: the start is quick."""
 
+import os
 import sys
 from typing import Annotated
 
@@ -16,6 +17,7 @@ from moesaic.cli import (
     run_batch,
     serve,
     status,
+    token,
     trace,
     up,
 )
@@ -36,6 +38,7 @@ EXPLAINING = {"allow_extra_args": True, "ignore_unknown_options": True}
 app.command(context_settings=EXPLAINING)(up.up)
 app.command()(up.down)
 app.command()(status.status)
+app.command()(token.token)
 app.command()(classify.classify)
 app.command()(generate.generate)
 app.command()(run_batch.run_batch)
@@ -64,8 +67,18 @@ def shared(
             "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
         ),
     ] = False,
+    secret: Annotated[
+        str,
+        typer.Option(
+            envvar="MOESAIC_SECRET",
+            help="Secret of a cluster that was not started here; better given by the variable, "
+            "which others cannot see.",
+        ),
+    ] = "",
 ) -> None:
     """Serve Mixture-of-Experts language models as small, independently deployable services."""
+    if secret:
+        os.environ["MOESAIC_SECRET"] = secret  # where commands look for it
 
 
 def main() -> None:

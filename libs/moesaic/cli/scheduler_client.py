@@ -80,8 +80,8 @@ def calling(work: Coroutine[Any, Any, T]) -> T:
 @asynccontextmanager
 async def scheduler_stub(address: str) -> AsyncIterator["SchedulerServiceAsyncStub"]:
     """A stub of the scheduler for the length of the block."""
-    from moesaic.cluster.channels import channel
+    from moesaic.cli.credentials import connected
     from moesaic.v1 import scheduler_pb2_grpc
 
-    async with channel(address) as connection:
+    async with connected(address) as connection:
         yield scheduler_pb2_grpc.SchedulerServiceStub(connection)

@@ -6,6 +6,7 @@ not taken for it.
 
 import fcntl
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,8 @@ import msgspec
 from moesaic.cli.outcome import CommandError, Exit
 
 RUN_DIRECTORY = Path("run")
+_PRIVATE_DIRECTORY, _PRIVATE_FILE = 0o700, 0o600
+_OTHERS = 0o077  # what group and others may do
 
 
 class ProcessState(msgspec.Struct, kw_only=True):
@@ -66,19 +69,33 @@ class StateFile:
     def __init__(self, directory: Path = RUN_DIRECTORY) -> None:
         self.directory = directory
         self.path = directory / "moesaic.json"
+        self.secret_path = directory / "secret"
 
     def make_directory(self) -> None:
-        """Make the run directory unless it is there.
+        """Make the run directory unless it is there; nobody else may look into it.
 
         Raises:
-            CommandError: it cannot be made.
+            CommandError: it cannot be made, or it is another user's.
         """
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            self.directory.mkdir(mode=_PRIVATE_DIRECTORY, parents=True, exist_ok=True)
+            self._keep_others_out()
         except OSError as error:
             raise CommandError(
                 f"{self.directory}: the suite keeps its logs there, but it cannot be made a "
                 f"directory ({error.strerror}); move what is in its place",
+                Exit.USAGE,
+            ) from error
+
+    def _keep_others_out(self) -> None:
+        if not stat.S_IMODE(self.directory.stat().st_mode) & _OTHERS:
+            return
+        try:
+            self.directory.chmod(_PRIVATE_DIRECTORY)
+        except PermissionError as error:
+            raise CommandError(
+                f"{self.directory}: it is another user's and open to others, but the suite keeps "
+                "its secret there; remove it, or start the suite from another directory",
                 Exit.USAGE,
             ) from error
 
@@ -114,6 +131,15 @@ class StateFile:
         new.write_bytes(msgspec.json.format(msgspec.json.encode(state)) + b"\n")
         os.replace(new, self.path)
 
+    def write_secret(self, secret: str) -> None:
+        """Store the cluster's secret for the commands that are given in this directory."""
+        new = self.secret_path.with_suffix(".new")
+        new.unlink(missing_ok=True)  # of a start that was cut short
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE_FILE)
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(f"{secret}\n")
+        os.replace(new, self.secret_path)
+
     @contextmanager
     def held(self) -> Iterator[None]:
         """Claim the directory for one suite; the file goes away at the end.
@@ -137,3 +163,4 @@ class StateFile:
                 yield
             finally:
                 self.path.unlink(missing_ok=True)
+                self.secret_path.unlink(missing_ok=True)

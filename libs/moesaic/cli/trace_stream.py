@@ -8,7 +8,7 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from moesaic.cluster.channels import channel
+from moesaic.cli.credentials import connected
 from moesaic.cluster.statuses import as_error
 from moesaic.errors import InvalidInput
 from moesaic.placement.trace import Trace, TracedStep
@@ -73,7 +73,7 @@ async def record(recording: Recording, workers: dict[str, str], seconds: float) 
 
 async def _read(recording: Recording, worker_id: str, address: str) -> None:
     parts: list[NDArray[Any]] = []
-    async with channel(address) as connection:
+    async with connected(address) as connection:
         stub = attention_pb2_grpc.AttentionServiceStub(connection)
         try:
             async for response in stub.RecordTrace(pb.RecordTraceRequest()):

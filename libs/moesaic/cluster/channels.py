@@ -1,7 +1,19 @@
-"""gRPC connections, with the options both ends need so that a hung peer is noticed in seconds."""
+"""gRPC connections, with the options both ends need so that a hung peer is noticed in seconds.
+
+A call carries a token of the caller's cluster (``moesaic.cluster.tokens``), where it has a secret.
+"""
+
+from collections.abc import Callable
+from typing import Any
 
 import grpc
 
+from moesaic.cluster.credentials import Credentials, own_credentials
+from moesaic.cluster.scopes import Scope, scope_of
+from moesaic.cluster.tokens import ANYONE, Tokens
+
+AUTHORIZATION = "authorization"
+BEARER = "Bearer "
 CONTROL_TIMEOUT_S = 2.0  # deadline of a control call that only reads or sets something
 MAX_MESSAGE_BYTES = 4 << 20
 
@@ -33,6 +45,84 @@ SERVER_OPTIONS = [
 ]
 
 
-def channel(address: str) -> grpc.aio.Channel:
-    """A channel to ``host:port``; it connects when first used and reconnects by itself."""
-    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+def channel(
+    address: str, audience: str = ANYONE, credentials: Credentials | None = None
+) -> grpc.aio.Channel:
+    """A channel to ``host:port``; it connects when first used and reconnects by itself.
+
+    Args:
+        address: where to.
+        audience: worker id of who is meant to be there, if it is known: nobody else can use what
+            the calls carry.
+        credentials: of another cluster than this process's own.
+    """
+    credentials = own_credentials() if credentials is None else credentials
+    plain = _connection(address, credentials)
+    return plain if credentials.tokens is None else _Proving(plain, credentials.tokens, audience)
+
+
+def token_metadata(tokens: Tokens, scope: Scope, audience: str = ANYONE) -> tuple[str, str]:
+    """The entry of a call's metadata that carries a token."""
+    return AUTHORIZATION, BEARER + tokens.current(scope, audience)
+
+
+def _connection(address: str, credentials: Credentials) -> grpc.aio.Channel:
+    tls = credentials.tls
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    options = [*CHANNEL_OPTIONS, *tls.channel_options]
+    return grpc.aio.secure_channel(address, tls.channel_credentials(), options=options)
+
+
+class _Proving(grpc.aio.Channel):
+    """A channel whose calls carry tokens; a stream's is checked when it begins.
+
+    gRPC's own interceptors would do the same with a task and a wrapper for every call, and one
+    more hand for every message of a stream.
+    """
+
+    def __init__(self, plain: grpc.aio.Channel, tokens: Tokens, audience: str) -> None:
+        self._plain, self._tokens, self._audience = plain, tokens, audience
+
+    def _proving(self, method: str, call: Callable[..., Any]) -> Any:
+        scope = scope_of(method)
+        if scope is None:
+            return call
+        tokens, audience = self._tokens, self._audience
+
+        def proving(*arguments: Any, metadata: Any = None, **options: Any) -> Any:
+            proof = token_metadata(tokens, scope, audience)
+            return call(*arguments, metadata=(*(metadata or ()), proof), **options)
+
+        return proving
+
+    def unary_unary(self, method: str, *arguments: Any, **options: Any) -> Any:
+        return self._proving(method, self._plain.unary_unary(method, *arguments, **options))
+
+    def unary_stream(self, method: str, *arguments: Any, **options: Any) -> Any:
+        return self._proving(method, self._plain.unary_stream(method, *arguments, **options))
+
+    def stream_unary(self, method: str, *arguments: Any, **options: Any) -> Any:
+        return self._proving(method, self._plain.stream_unary(method, *arguments, **options))
+
+    def stream_stream(self, method: str, *arguments: Any, **options: Any) -> Any:
+        return self._proving(method, self._plain.stream_stream(method, *arguments, **options))
+
+    async def __aenter__(self) -> grpc.aio.Channel:
+        await self._plain.__aenter__()
+        return self
+
+    async def __aexit__(self, *raised: Any) -> None:
+        await self._plain.__aexit__(*raised)
+
+    async def close(self, grace: float | None = None) -> None:
+        await self._plain.close(grace)
+
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        return self._plain.get_state(try_to_connect)
+
+    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
+        await self._plain.wait_for_state_change(last_observed_state)
+
+    async def channel_ready(self) -> None:
+        await self._plain.channel_ready()

@@ -14,7 +14,10 @@ from grpc_reflection.v1alpha import reflection
 
 from moesaic.addresses import host_port
 from moesaic.cluster.admin import AdminServicer, DrainHook, ServiceStatus
+from moesaic.cluster.authentication import Authenticating
 from moesaic.cluster.channels import SERVER_OPTIONS
+from moesaic.cluster.credentials import Credentials, using
+from moesaic.cluster.tls import Tls
 from moesaic.errors import InvalidInput
 from moesaic.settings import ServiceSettings
 from moesaic.v1 import admin_pb2_grpc
@@ -66,15 +69,37 @@ async def admin_server(
     """Serve the calls every service has, and those ``register`` adds, until the block ends.
 
     The server answers from the start; its health is NOT_SERVING until the status is ``ready``. A
-    generation that is not known yet can be set later, ``admin.status.generation``.
+    generation that is not known yet can be set later, ``admin.status.generation``. With a secret
+    in the settings callers must know it, and the process's own calls show it; with certificates
+    both ends want one.
 
     Raises:
-        InvalidInput: the port cannot be listened on.
+        InvalidInput: the port cannot be listened on, or a certificate cannot be read.
     """
+    with using(Credentials.of(settings)) as credentials:
+        served = _serve(settings, role, worker_id, generation, register, stop, credentials)
+        async with served as server:
+            yield server
+
+
+@asynccontextmanager
+async def _serve(
+    settings: ServiceSettings,
+    role: str,
+    worker_id: str,
+    generation: int,
+    register: Callable[[grpc.aio.Server], None],
+    stop: asyncio.Event | None,
+    credentials: Credentials,
+) -> AsyncIterator[AdminServer]:
     status = ServiceStatus(role, worker_id, generation)
     stop = stop or asyncio.Event()
     admin, health = AdminServicer(settings, status, stop), HealthServicer()
-    server = grpc.aio.server(options=SERVER_OPTIONS, maximum_concurrent_rpcs=_MAX_CONCURRENT_CALLS)
+    server = grpc.aio.server(
+        interceptors=[Authenticating(credentials.tokens, worker_id)] if credentials.tokens else [],
+        options=SERVER_OPTIONS,
+        maximum_concurrent_rpcs=_MAX_CONCURRENT_CALLS,
+    )
     services = _Services(server)
     admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, services)  # type: ignore[arg-type]
     register(services)  # type: ignore[arg-type]
@@ -91,7 +116,7 @@ async def admin_server(
         server,
     )
     place = settings.control
-    port = _listen(server, place.host, settings.admin_port)
+    port = _listen(server, place.host, settings.admin_port, credentials.tls)
     for name in names:
         await health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
     await server.start()
@@ -151,8 +176,10 @@ async def _say_what_it_waits_for(status: ServiceStatus) -> None:
         before = now
 
 
-def _listen(server: grpc.aio.Server, host: str, port: int) -> int:
+def _listen(server: grpc.aio.Server, host: str, port: int, tls: Tls | None) -> int:
     try:
+        if tls is not None:
+            return server.add_secure_port(host_port(host, port), tls.server_credentials())
         return server.add_insecure_port(host_port(host, port))
     except RuntimeError as error:
         raise InvalidInput(

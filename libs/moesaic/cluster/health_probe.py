@@ -3,8 +3,9 @@
     moesaic-health [ADDRESS:PORT]
 
 Without an argument it asks where the service listens by the variables that the service itself reads:
-MOESAIC_CONTROL_HOST, else MOESAIC_HOST, and MOESAIC_ADMIN_PORT. The exit status is 0 if the service
-serves; otherwise it is 1, and one line on standard error says why.
+MOESAIC_CONTROL_HOST, else MOESAIC_HOST, and MOESAIC_ADMIN_PORT. It needs no secret; where gRPC has
+certificates, it shows the service's own (MOESAIC_TLS_CERT, _KEY, _CA and _NAME, or files so named).
+The exit status is 0 if the service serves; otherwise it is 1, and one line on standard error says why.
 """
 
 import os
@@ -16,6 +17,8 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from moesaic.addresses import host_port, is_address, is_everywhere, own_addresses_of
+from moesaic.cluster.tls import read_tls
+from moesaic.variables import told
 
 DEADLINE_S = 2.0
 
@@ -60,8 +63,7 @@ def _dialled(host: str) -> str:
 
 def _fault(target: str) -> str:
     """What keeps the service from serving; empty if nothing does."""
-    options = [("grpc.enable_http_proxy", 0)]
-    with grpc.insecure_channel(target, options) as channel:
+    with _connection(target) as channel:
         check = health_pb2_grpc.HealthStub(channel).Check
         try:
             answer = check(health_pb2.HealthCheckRequest(), timeout=DEADLINE_S)
@@ -70,6 +72,20 @@ def _fault(target: str) -> str:
     if answer.status == health_pb2.HealthCheckResponse.SERVING:
         return ""
     return f"it answers {health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)}"
+
+
+def _connection(target: str) -> grpc.Channel:
+    """A channel to the service, with the certificates that the service itself has, if any.
+
+    Raises:
+        ValueError: they cannot be read.
+    """
+    options: list[tuple[str, str | int]] = [("grpc.enable_http_proxy", 0)]
+    tls = read_tls(*(told(f"tls_{part}") for part in ("cert", "key", "ca", "name")))
+    if tls is None:
+        return grpc.insecure_channel(target, options)
+    options += tls.channel_options
+    return grpc.secure_channel(target, tls.channel_credentials(), options)
 
 
 if __name__ == "__main__":

@@ -18,12 +18,13 @@ import structlog
 from moesaic.addresses import (
     interface_of,
     is_address,
+    is_loopback,
     is_of_this_machine,
     own_addresses_of,
 )
 from moesaic.cluster.background import background
-from moesaic.errors import NotReady
-from moesaic.settings import ServiceSettings
+from moesaic.errors import InvalidInput, NotReady
+from moesaic.settings import ModelSettings, ServiceSettings
 
 log = structlog.get_logger()
 
@@ -43,6 +44,7 @@ async def own_addresses(settings: _Settings) -> AsyncIterator[_Settings]:
     goes away may come back, and nothing happens.
 
     Raises:
+        InvalidInput: one is not of loopback, and there is no secret that keeps others off.
         ExceptionGroup: with ``NotReady``, once a name stands for another address of this machine,
             which has lost the one in use; or once the address for tensors has come back on another
             interface, as UCX would go on asking for the one before.
@@ -50,12 +52,32 @@ async def own_addresses(settings: _Settings) -> AsyncIterator[_Settings]:
     hosts = {setting: getattr(settings, setting, "") for setting in _HOSTS}
     names = {setting: host for setting, host in hosts.items() if host and not is_address(host)}
     in_use = {setting: await own_address(name, setting) for setting, name in names.items()}
+    found = settings.model_copy(update=in_use)
+    _check_exposure(found)
     if not names:
-        yield settings
+        yield found
         return
     log.info("addresses.found", **in_use)
     async with background(_watch(names, in_use), "addresses"):
-        yield settings.model_copy(update=in_use)
+        yield found
+
+
+def _check_exposure(settings: ServiceSettings) -> None:
+    """Refuse to let others tell this service what to do, or send it tensors, unasked."""
+    if settings.secret.get_secret_value():
+        return
+    planes = {"control_host": settings.control}
+    if isinstance(settings, ModelSettings):
+        planes["data_host"] = settings.data
+    for setting, place in planes.items():
+        if not is_loopback(place.host):
+            flag = setting if getattr(settings, setting) else "host"
+            raise InvalidInput(
+                "--secret (MOESAIC_SECRET)",
+                f"is required to listen on {place.host} (--{flag.replace('_', '-')}), where others "
+                "could give this service orders: give all services of the cluster the same "
+                "secret, 'openssl rand -hex 32' makes one; or listen on 127.0.0.1",
+            )
 
 
 async def own_address(name: str, setting: str) -> str:

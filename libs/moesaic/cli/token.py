@@ -1,0 +1,34 @@
+"""``moesaic token``: what other tools show the services of a cluster."""
+
+from typing import Annotated, Literal
+
+import typer
+
+from moesaic.cli.outcome import CommandError, Exit
+
+
+def token(
+    scope: Annotated[
+        Literal["data", "admin"],
+        typer.Option(help="What it allows: data is serving and looking, admin is everything."),
+    ] = "admin",
+    audience: Annotated[
+        str, typer.Option(help="Worker id of the only service that takes it (default: all do).")
+    ] = "*",
+    seconds: Annotated[int, typer.Option(min=1, max=86400, help="How long it is good for.")] = 300,
+) -> None:
+    """Print a token for calls over gRPC by other tools, such as grpcurl.
+
+    It is made from the secret of the suite that was started here, or from MOESAIC_SECRET:
+    grpcurl -plaintext -H "authorization: Bearer $(moesaic token)" ADDRESS:PORT list
+    """
+    from moesaic.cli.credentials import cluster_credentials
+
+    tokens = cluster_credentials().tokens
+    if tokens is None:
+        raise CommandError(
+            "there is no secret to make it from: call this where a suite was started, or set "
+            "MOESAIC_SECRET",
+            Exit.UNHEALTHY,
+        )
+    print(tokens.new(scope, audience, seconds))

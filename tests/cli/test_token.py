@@ -1,0 +1,80 @@
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from moesaic.cli.credentials import cluster_credentials
+from moesaic.cli.outcome import CommandError, Exit
+from moesaic.cli.state import StateFile, SuiteState, process_start_time
+from moesaic.cli.token import token
+from moesaic.cluster.tokens import TokenRefused, Tokens
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MOESAIC_SECRET", raising=False)
+    monkeypatch.setenv("MOESAIC_SECRETS_DIR", str(tmp_path))
+
+
+def start_suite(secret: str) -> None:
+    state_file = StateFile()
+    state_file.make_directory()
+    state_file.write_secret(secret)
+    state_file.write(
+        SuiteState(
+            pid=os.getpid(),
+            start_time=process_start_time(os.getpid()) or 0,
+            state="ready",
+            url="http://127.0.0.1:8000",
+            topology="local",
+            model="m",
+            processes=[],
+        )
+    )
+
+
+def test_a_token_is_made_from_the_secret_of_the_suite_here(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    start_suite("of the suite")
+
+    token(scope="data", audience="expert-0", seconds=60)
+
+    printed = capsys.readouterr().out.strip()
+    assert re.fullmatch(r"data:expert-0:\d{10}:[0-9a-f]{16}:[0-9a-f]{64}", printed)
+    Tokens(b"of the suite").check(printed, "data", "expert-0")
+    with pytest.raises(TokenRefused):
+        Tokens(b"of the suite").check(printed, "admin", "expert-0")
+
+
+def test_what_is_given_comes_before_the_suite_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_suite("of the suite")
+    assert cluster_credentials().secret == b"of the suite"
+    (tmp_path / "moesaic_secret").write_text("of a file\n")
+    assert cluster_credentials().secret == b"of a file"
+    monkeypatch.setenv("MOESAIC_SECRET", "of a variable")
+    assert cluster_credentials().secret == b"of a variable"
+
+
+def test_the_secret_of_a_suite_that_has_ended_is_not_used(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    StateFile().make_directory()
+    StateFile().write_secret("left by a suite that was killed")
+
+    with pytest.raises(
+        CommandError, match=r"no secret to make it from: .*MOESAIC_SECRET"
+    ) as caught:
+        token(scope="admin", audience="*", seconds=60)
+    assert caught.value.status == Exit.UNHEALTHY
+
+
+def test_certificates_that_cannot_be_read_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOESAIC_TLS_CERT", "/nowhere.pem")
+
+    with pytest.raises(CommandError, match=r"MOESAIC_TLS_CERT\) /nowhere.pem: cannot be read"):
+        cluster_credentials()
