@@ -1,6 +1,7 @@
 """A real Redis that tests may kill, stop and start again, and messages to send."""
 
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -9,24 +10,24 @@ from pathlib import Path
 import pytest
 
 from moesaic.cluster.bus import Bus
-from moesaic.cluster.redis_child import start_redis
+from moesaic.cluster.redis_child import server_programs, start_redis
 from moesaic.messages.registry import WorkerRecord
 
 
 class RedisServer:
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path, program: Path) -> None:
+        self.directory, self.program = directory, program
         self.process: subprocess.Popen[bytes]
         self.start()
 
     def start(self) -> None:
-        self.process, self.url = start_redis(self.directory)
+        self.process, self.url = start_redis(self.directory, self.program)
 
     def kill(self, *, lose_data: bool = False) -> None:
         self.process.kill()
         self.process.wait()
         if lose_data:
-            (self.directory / "appendonly.aof").unlink()
+            shutil.rmtree(self.directory / "appendonlydir")
 
     def pause(self) -> None:
         os.kill(self.process.pid, signal.SIGSTOP)
@@ -35,9 +36,15 @@ class RedisServer:
         os.kill(self.process.pid, signal.SIGCONT)
 
 
+@pytest.fixture(params=server_programs(), ids=lambda program: program.name)
+def redis_program(request: pytest.FixtureRequest) -> Path:
+    """Each server that is here: what holds with one must hold with the other."""
+    return Path(request.param)
+
+
 @pytest.fixture
-def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path / "redis")
+def redis_server(tmp_path: Path, redis_program: Path) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path / "redis", redis_program)
     yield server
     server.resume()
     server.kill()

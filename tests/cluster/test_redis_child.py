@@ -50,7 +50,8 @@ def test_a_long_path_and_a_damaged_file(tmp_path: Path):
     process.terminate()
     process.wait(10)
 
-    (directory / "appendonly.aof").write_bytes(b"*3\r\nnot an append-only file at all\r\n")
+    [journal] = (directory / "appendonlydir").glob("*.incr.aof")
+    journal.write_bytes(b"*3\r\nnot an append-only file at all\r\n")
     with pytest.raises(NotReady, match="the Redis server did not start: "):
         start_redis(directory)
     discard_redis(directory)

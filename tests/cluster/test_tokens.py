@@ -42,6 +42,7 @@ def test_a_token_opens_its_scope_at_its_audience_and_admin_opens_all(tokens):
         (Tokens(b"another", Clock()).new("admin"), "another secret: .*MOESAIC_SECRET"),
         (Tokens(b"the secret", Clock()).new("admin", "expert-1"), "for expert-1, this is expert-0"),
     ],
+    ids=["empty", "not-ascii", "long", "another-secret", "another-audience"],
 )
 def test_what_proves_nothing_is_refused_with_what_to_do(tokens, token, why):
     with pytest.raises(TokenRefused, match=why) as refused:

