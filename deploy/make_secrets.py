@@ -16,23 +16,41 @@ from urllib.parse import quote, urlsplit
 ROLES = ("scheduler", "gateway", "attention", "expert")
 REDIS = "redis:6379/0"  # as compose.yaml names it
 
-# What all services do: leases (SET, MGET, WATCH and transactions), sets of names, streams of hints.
-COMMANDS = (
-    "-@all +ping +client|setname +select "
-    "+get +mget +set +del +sadd +srem +smembers +watch +unwatch +multi +exec +discard "
-    "+xadd +xread +xrevrange"
-)
-# Every key begins with the cluster's name in braces. %R~ may be read, %W~ written.
-ALL_CLUSTERS = "moesaic:{*}:"
-SHARED = "%RW~{c}workers %RW~{c}ctl:registry %R~{c}ctl:placement %RW~{c}dlq:* %R~{c}placement:*"
-OWN = "%RW~{c}worker:{role}-* %RW~{c}generation:{role}-*"
-MORE = {
-    "gateway": "%R~{c}worker:*",
-    "attention": "%R~{c}worker:*",  # who gives experts
-    "scheduler": "%R~{c}worker:* %RW~{c}placement:* %RW~{c}ctl:placement %RW~{c}leader:scheduler "
-    "%RW~{c}ctl:activations %RW~{c}ctl:decisions",
-    "expert": "%W~{c}ctl:activations",
+# Commands without keys.
+EVERYONE = "+ping +client|setname +select +unwatch +multi +exec +discard"
+# Each pair is a list of commands and the keys on which they may be used: %R~ is read, %W~ written. No role has a
+# command that empties, renames, scans or administers; of the index of workers only the scheduler takes ids out.
+# Within its patterns a role may destroy, but not forge: what is written is sealed with the cluster's secret.
+DOCUMENTS, STREAM = "+get +mget +watch +set +del", "+xread +xrevrange"
+OWN = [
+    (DOCUMENTS, "~{c}worker:{role}-* ~{c}generation:{role}-*"),
+    ("+sadd", "%W~{c}workers"),
+    ("+xadd", "%W~{c}ctl:registry"),
+]
+LOOKS_AT_WORKERS = [
+    ("+smembers", "%R~{c}workers"),
+    ("+get +mget", "%R~{c}worker:*"),
+    (STREAM, "%R~{c}ctl:registry"),
+    ("+xadd", "%W~{c}dlq:ctl:registry"),
+]
+LOOKS_AT_PLACEMENTS = [
+    ("+get +mget", "%R~{c}placement:*"),
+    (STREAM, "%R~{c}ctl:placement"),
+    ("+xadd", "%W~{c}dlq:ctl:placement"),
+]
+LEADS = [
+    (DOCUMENTS, "~{c}placement:* ~{c}leader:scheduler"),
+    ("+srem", "%W~{c}workers"),
+    ("+xadd", "%W~{c}ctl:placement ~{c}ctl:decisions %W~{c}dlq:ctl:*"),
+    (STREAM, "%R~{c}ctl:activations %R~{c}ctl:decisions"),
+]
+RIGHTS = {
+    "scheduler": [*OWN, *LOOKS_AT_WORKERS, *LOOKS_AT_PLACEMENTS, *LEADS],
+    "gateway": [*OWN, *LOOKS_AT_WORKERS, *LOOKS_AT_PLACEMENTS],
+    "attention": [*OWN, *LOOKS_AT_WORKERS, *LOOKS_AT_PLACEMENTS],
+    "expert": [*OWN, ("+xadd", "%W~{c}ctl:activations")],
 }
+ALL_CLUSTERS = "moesaic:{*}:"  # every key begins with the cluster's name in braces
 
 
 def main() -> None:
@@ -79,8 +97,9 @@ def redis_users(urls: dict[str, str]) -> str:
     ]
     for role, url in urls.items():
         digest = hashlib.sha256((urlsplit(url).password or "").encode()).hexdigest()
-        keys = " ".join([SHARED, OWN, MORE.get(role, "")]).format(c=ALL_CLUSTERS, role=role)
-        users.append(f"user {role} on #{digest} resetkeys resetchannels {keys.strip()} {COMMANDS}")
+        rights = " ".join(f"({commands} {keys})" for commands, keys in RIGHTS[role])
+        rights = rights.format(c=ALL_CLUSTERS, role=role)
+        users.append(f"user {role} on #{digest} resetkeys resetchannels -@all {EVERYONE} {rights}")
     return "\n".join(users)
 
 

@@ -8,7 +8,7 @@ import grpc
 import structlog
 from prometheus_client import Counter, Gauge
 
-from moesaic.cluster.bus import Bus, encode
+from moesaic.cluster.bus import Bus
 from moesaic.cluster.channels import CONTROL_TIMEOUT_S, channel
 from moesaic.cluster.leadership import Leadership
 from moesaic.cluster.placement_view import POINTER, STREAM, PlacementView, document
@@ -65,7 +65,7 @@ class EpochStore:
         if _number(given_out) != placement.epoch:
             last = _number(given_out)
             raise NotReady(f"the epoch given out last is {last}, no longer {placement.epoch}")
-        await self.write({POINTER: pointer, _COUNTER: given_out}, _documents(placement))
+        await self.write({POINTER: pointer, _COUNTER: given_out}, self._documents(placement))
         self._view.accept(placement)
         _epoch.set(placement.epoch)
         with suppress(PeerLost):  # it is committed; readers also look by themselves
@@ -89,7 +89,7 @@ class EpochStore:
         if _number(pointer) >= current.epoch:
             return
         counter = b"%d" % max(_number(stored), current.epoch, self._given_out)
-        values = {**_documents(current), _COUNTER: counter}
+        values = {**self._documents(current), _COUNTER: counter}
         await self.write({POINTER: pointer, _COUNTER: stored}, values)
         _republished.inc()
         log.warning("placement.republished", epoch=current.epoch)
@@ -105,6 +105,10 @@ class EpochStore:
         seen = await asyncio.gather(*(_epoch_seen(record.admin_address) for record in asked))
         self.floor = max([self.floor, *(epoch or 0 for epoch in seen)])
         return [record for record, epoch in zip(asked, seen, strict=True) if epoch is None]
+
+    def _documents(self, placement: Placement) -> dict[str, bytes | None]:
+        name = document(placement.epoch)
+        return {name: self._bus.sealed(name, placement), POINTER: b"%d" % placement.epoch}
 
     async def _pointed(self) -> int:
         return _number(await self._bus.get_bytes(POINTER))
@@ -124,10 +128,6 @@ class EpochStore:
         await self._leadership.contend()  # a Redis that lost its data lost the lease as well
         if not (self._leadership.held and await self._bus.compare_and_set(fenced, values)):
             raise NotReady("another scheduler leads now, or wrote at the same time")
-
-
-def _documents(placement: Placement) -> dict[str, bytes | None]:
-    return {document(placement.epoch): encode(placement), POINTER: b"%d" % placement.epoch}
 
 
 def _number(value: bytes | None) -> int:

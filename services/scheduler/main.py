@@ -15,7 +15,7 @@ from moesaic.cluster.leadership import leadership
 from moesaic.cluster.lifecycle import run_service, stop_event
 from moesaic.cluster.own_addresses import own_addresses
 from moesaic.cluster.placement_view import PlacementView, watch_placement
-from moesaic.cluster.registry import next_generation, registered, watch_fleet
+from moesaic.cluster.registry import next_generation, registered, tidy_index, watch_fleet
 from moesaic.messages.registry import WorkerRecord
 from moesaic.settings import load_settings
 from moesaic.telemetry.logs import configure_logging
@@ -87,6 +87,7 @@ async def serve(settings: SchedulerSettings) -> None:
         service.open(Parts(fleet, view, placer, policies, decisions, replanner, feed))
         await enter(background(feed.run(), "traffic"))
         await enter(background(placer.run(), "placer"))
+        await enter(background(tidy_index(bus), "index"))
         await enter(background(_show(admin.status, view, placer), "show"))
         await enter(registered(bus, record))
         admin.status.set_state("ready")

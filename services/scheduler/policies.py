@@ -7,7 +7,7 @@ from contextlib import suppress
 import msgspec
 import structlog
 
-from moesaic.cluster.bus import Bus, encode
+from moesaic.cluster.bus import Bus
 from moesaic.errors import PeerLost
 from moesaic.messages.decisions import PlacementPolicy
 from services.scheduler.epochs import EpochStore
@@ -66,13 +66,11 @@ class PolicyStore:
 
     async def _read(self) -> bytes | None:
         found = await self._bus.get_bytes(_KEY)
-        if found is not None:
-            try:
-                self.current, self._stored = _policies.decode(found), True
-            except msgspec.DecodeError as error:
-                log.error("document.refused", name=_KEY, cause=str(error))
+        policy = self._bus.opened(_KEY, found, _policies)
+        if policy is not None:
+            self.current, self._stored = policy, True
         return found
 
     async def _write(self, before: bytes | None, policy: PlacementPolicy) -> None:
-        await self._epochs.write({_KEY: before}, {_KEY: encode(policy)})
+        await self._epochs.write({_KEY: before}, {_KEY: self._bus.sealed(_KEY, policy)})
         self.current, self._stored = policy, True

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 from redis.exceptions import RedisError
 
-from moesaic.cluster.bus import Bus, encode
+from moesaic.cluster.bus import Bus
+from moesaic.cluster.credentials import Credentials
 from moesaic.cluster.redis_clients import check_redis
 from moesaic.errors import InvalidInput, NotReady, PeerLost
 from moesaic.messages.placement import PlacementHint
@@ -26,20 +27,64 @@ async def test_documents_keep_their_type_and_can_expire(bus):
     await bus.put("a", PlacementHint(epoch=1))
     await bus.put("b", PlacementHint(epoch=2), ttl_s=60)
 
-    assert await bus.get_all(["a", "none", "b"], hints) == [
-        PlacementHint(epoch=1),
-        None,
-        PlacementHint(epoch=2),
-    ]
+    a, none, b = await bus.get_written(["a", "none", "b"], hints)
+    assert (a[0], none, b[0]) == (PlacementHint(epoch=1), None, PlacementHint(epoch=2))
+    assert 0 < a[1] < b[1]
+    assert 0 <= bus.age_s(b[1]) < 60
     assert await bus._writer.ttl("moesaic:{test}:b") > 0
     await bus.delete("a")
     assert await bus.get("a", hints) is None
 
 
 async def test_a_document_that_cannot_be_read_is_as_good_as_none(bus):
-    await bus.compare_and_set({"a": None}, {"a": b"\xc1garbage"})
+    garbage = bus._seals.seal("a", b"\xc1garbage")
+    await bus.compare_and_set({"a": None}, {"a": garbage})
 
     assert await bus.get("a", hints) is None
+
+
+async def test_what_nobody_of_the_cluster_wrote_is_as_good_as_none(bus, redis_server):
+    before = snapshot().get('moesaic_redis_refused_total{what="document"}', 0)
+    plain = msgspec.msgpack.encode(PlacementHint(epoch=1))
+    elsewhere = bus.sealed("b", PlacementHint(epoch=1))
+    async with Bus.connect(redis_server.url, "test", credentials=Credentials(b"other")) as other:
+        another_secret = other.sealed("a", PlacementHint(epoch=1))
+    changed = bytearray(bus.sealed("a", PlacementHint(epoch=1)))
+    changed[-1] ^= 1
+    for forged in (b"", b"\x01", plain, elsewhere, another_secret, bytes(changed)):
+        await bus._writer.set("moesaic:{test}:a", forged)
+        assert await bus.get("a", hints) is None
+    assert snapshot()['moesaic_redis_refused_total{what="document"}'] == before + 6
+
+    await bus._writer.set("moesaic:{test}:a", bus.sealed("a", PlacementHint(epoch=1)))
+    assert await bus.get("a", hints) == PlacementHint(epoch=1)
+
+
+async def test_an_entry_that_nobody_of_the_cluster_appended_goes_to_the_dead_letters(bus):
+    key, plain = "moesaic:{test}:s", msgspec.msgpack.encode(PlacementHint(epoch=6))
+    async with aclosing(bus.watch("s", hints)) as watch, aclosing(bus.read_on("s", hints)) as all_:
+        await anext(watch)
+        await bus._writer.xadd(key, {"t": "placement-hint.v1", "p": plain})
+        elsewhere = bus.sealed("another stream", PlacementHint(epoch=6))
+        await bus._writer.xadd(key, {"t": "placement-hint.v1", "p": elsewhere})
+        await bus.append("s", PlacementHint(epoch=1))
+
+        assert await next_hint(watch) == await next_of(all_) == PlacementHint(epoch=1)
+    assert await bus.latest("s", hints, 3) == [PlacementHint(epoch=1)]
+    assert await bus._writer.xlen("moesaic:{test}:dlq:s") == 2
+
+
+async def test_who_reads_on_is_given_once_what_somebody_appends_again(bus, redis_server):
+    key = "moesaic:{test}:s"
+    for epoch in (1, 2):
+        await bus.append("s", PlacementHint(epoch=epoch))
+    for _, fields in await bus._writer.xrange(key):  # all of it, once more
+        await bus._writer.xadd(key, fields)
+    async with Bus.connect(redis_server.url, "test") as another:
+        await another.append("s", PlacementHint(epoch=3))
+
+    async with aclosing(bus.read_on("s", hints)) as read:
+        assert [(await next_of(read)).epoch for _ in range(3)] == [1, 2, 3]
 
 
 async def test_clusters_on_one_redis_do_not_see_each_other(bus, redis_server):
@@ -81,11 +126,13 @@ async def test_a_watch_begins_with_a_look_and_then_has_every_entry(bus):
 
 
 async def test_a_poison_entry_goes_to_the_dead_letters_once_and_readers_go_on(bus):
+    before = snapshot().get('moesaic_stream_dead_letters_total{stream="s"}', 0)
     async with aclosing(bus.watch("s", hints)) as one, aclosing(bus.watch("s", hints)) as two:
         await anext(one)
         await anext(two)
         key = "moesaic:{test}:s"
-        poison = await bus._writer.xadd(key, {"t": "placement-hint.v1", "p": b"\xc1" * 9000})
+        sealed = bus._seals.seal("s", b"\xc1" * 9000)
+        poison = await bus._writer.xadd(key, {"t": "placement-hint.v1", "p": sealed})
         await bus._writer.xadd(key, {"other": "fields"})
         await bus.append("s", PlacementHint(epoch=2))
 
@@ -94,13 +141,14 @@ async def test_a_poison_entry_goes_to_the_dead_letters_once_and_readers_go_on(bu
     assert dead[0][0] == poison
     assert len(dead) == 2
     assert len(dead[0][1][b"p"]) == 4096
-    assert snapshot()['moesaic_stream_dead_letters_total{stream="s"}'] == 4
+    assert snapshot()['moesaic_stream_dead_letters_total{stream="s"}'] == before + 4
 
 
 async def test_an_entry_of_a_newer_version_is_a_reason_to_look_not_a_dead_letter(bus):
     async with aclosing(bus.watch("new", hints)) as watch:
         await anext(watch)
-        payload = msgspec.msgpack.encode({"type": "placement-hint.v2", "epoch": "II"})
+        later = msgspec.msgpack.encode({"type": "placement-hint.v2", "epoch": "II"})
+        payload = bus._seals.seal("new", later)
         await bus._writer.xadd("moesaic:{test}:new", {"t": "placement-hint.v2", "p": payload})
 
         assert await anext(watch) is None
@@ -159,7 +207,8 @@ async def test_a_redis_that_hangs_fails_the_command_and_nothing_is_repeated(bus,
 
     await bus.append("s", PlacementHint(epoch=3))
     entries = await bus._writer.xrange("moesaic:{test}:s")
-    epochs = [msgspec.msgpack.decode(fields[b"p"])["epoch"] for _, fields in entries]
+    sealed = [bus._seals.open("s", fields[b"p"]).message for _, fields in entries]
+    epochs = [msgspec.msgpack.decode(message)["epoch"] for message in sealed]
     assert epochs in ([1, 2, 3], [1, 3])
 
 
@@ -300,7 +349,7 @@ async def test_a_redis_whose_clock_went_back_is_read_from_its_beginning(bus, red
         waiting = asyncio.create_task(next_of(consumed))
         redis_server.kill(lose_data=True)
         redis_server.start()
-        entry = {"t": "placement-hint.v1", "p": encode(PlacementHint(epoch=2))}
+        entry = {"t": "placement-hint.v1", "p": bus.sealed("s", PlacementHint(epoch=2))}
         while True:
             try:
                 async with asyncio.timeout(5):

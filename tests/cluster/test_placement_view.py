@@ -1,6 +1,5 @@
 import pytest
 
-from moesaic.cluster.bus import encode
 from moesaic.cluster.placement_view import PlacementView, watch_placement
 from moesaic.errors import PeerLost
 from moesaic.messages.placement import Placement, PlacementHint
@@ -14,9 +13,10 @@ def placement(epoch: int) -> Placement:
 
 async def publish(bus, epoch: int) -> None:
     pointer = await bus.get_bytes("placement:current")
+    document = bus.sealed(f"placement:{epoch}", placement(epoch))
     assert await bus.compare_and_set(
         {"placement:current": pointer},
-        {"placement:current": b"%d" % epoch, f"placement:{epoch}": encode(placement(epoch))},
+        {"placement:current": b"%d" % epoch, f"placement:{epoch}": document},
     )
     await bus.append("ctl:placement", PlacementHint(epoch=epoch))
 

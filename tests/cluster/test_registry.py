@@ -3,8 +3,17 @@ import asyncio
 import pytest
 
 from moesaic.cluster.bus import Bus
-from moesaic.cluster.registry import Fleet, next_generation, registered, watch_fleet
+from moesaic.cluster.registry import (
+    Fleet,
+    leased,
+    next_generation,
+    registered,
+    tidy_index,
+    watch_fleet,
+)
+from moesaic.cluster.seals import Seals
 from moesaic.errors import InvalidInput
+from moesaic.messages.registry import Generation
 
 
 async def until(fleet: Fleet, holds) -> None:
@@ -88,10 +97,13 @@ async def test_services_start_while_redis_is_gone_and_register_when_it_is_back(
 async def test_generations_grow_even_if_redis_forgets_them(bus, redis_server):
     first = await next_generation(bus, "expert-0")
     second = await next_generation(bus, "expert-0")
-    await bus.compare_and_set({"generation:expert-1": None}, {"generation:expert-1": b"9999999999"})
+    name = "generation:expert-1"
+    await bus.put(name, Generation(generation=9999999999))
 
     assert first < second
     assert await next_generation(bus, "expert-1") == 10_000_000_000
+    await bus._writer.set("moesaic:{test}:generation:expert-1", b"9" * 4000)  # not by us
+    assert await next_generation(bus, "expert-1") < 10_000_000_000
     assert first > 1_700_000_000  # the time of day is its floor, so a lost counter does not matter
 
 
@@ -111,3 +123,68 @@ async def test_a_restart_within_the_old_lease_is_told_at_once(bus, record):
         assert fleet.workers["expert-0"].generation == 1
         async with registered(bus, record(generation=2)):
             await until(fleet, lambda f: f.workers["expert-0"].generation == 2)
+
+
+async def put_back(bus, name: str, value: bytes) -> None:
+    """As somebody does who has a password of Redis, and not the secret."""
+    await bus._writer.set(f"moesaic:{{test}}:worker:{name}", value)
+
+
+async def test_an_old_record_that_is_put_back_is_not_believed(bus, record, monkeypatch):
+    key = "moesaic:{test}:worker:expert-0"
+    fleet = Fleet()
+    await bus.add_member("workers", "expert-0")
+    old = []
+    for generation, state in ((1, "ready"), (2, "starting"), (2, "ready"), (2, "draining")):
+        await bus.put("worker:expert-0", record(generation=generation, state=state))
+        old.append(await bus._writer.get(key))
+        await fleet.refresh(bus)
+    last = old.pop()
+
+    for value in old:
+        await put_back(bus, "expert-0", value)
+        await fleet.refresh(bus)
+        assert not fleet.workers  # as if it was deleted: it is back when it renews its lease
+    await put_back(bus, "expert-0", last)
+    await fleet.refresh(bus)
+    assert fleet.workers["expert-0"].state == "draining"
+
+    later = bus._seals._clock() + 307  # a reader that never saw it finds it minutes later
+    monkeypatch.setattr(bus._seals, "_clock", lambda: later)
+    newcomer = Fleet()
+    await newcomer.refresh(bus)
+    assert not newcomer.workers
+
+
+async def test_a_record_under_anothers_name_or_of_a_stranger_is_not_believed(bus, record):
+    await bus.add_member("workers", "expert-0")
+    await bus.put("worker:expert-1", record("expert-1"))
+    under_another = await bus._writer.get("moesaic:{test}:worker:expert-1")
+    sealed_by_another = Seals(b"another secret", "test").seal("worker:expert-0", b"")
+    renamed = bus.sealed("worker:expert-0", record("expert-1"))  # by a worker of the cluster
+    fleet = Fleet()
+    for forged in (under_another, sealed_by_another, renamed, b"garbage"):
+        await put_back(bus, "expert-0", forged)
+        await fleet.refresh(bus)
+        assert not fleet.workers
+
+
+async def test_a_worker_whose_lease_was_destroyed_takes_it_again(bus, record, monkeypatch):
+    monkeypatch.setattr("moesaic.cluster.registry.RENEW_S", 0.05)
+    async with registered(bus, record(state="ready")), watch_fleet(bus) as fleet:
+        await put_back(bus, "expert-0", b"garbage")
+        await bus.remove_member("workers", "expert-0")
+        await fleet.refresh(bus)
+        await until(fleet, lambda f: "expert-0" in f.workers)
+
+
+async def test_who_has_been_gone_for_a_while_is_taken_out_of_the_index(bus, record, monkeypatch):
+    monkeypatch.setattr("moesaic.cluster.registry._TIDY_S", 0.05)
+    for name in ("expert-0", "gone-1", "gone-2"):
+        await bus.add_member("workers", name)
+    async with registered(bus, record()):
+        tidying = asyncio.create_task(tidy_index(bus))
+        while await bus.members("workers") != ["expert-0"]:
+            await asyncio.sleep(0.02)
+        assert await leased(bus, ["expert-0", "gone-1"]) == ["expert-0"]
+        tidying.cancel()

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tests.compose.containers import Containers, docker, secret
+from tests.deploy.rights import DANGEROUS, FOREIGN, OWN
 
 PORTS = (6379, 7000, 7100, 8000, 9000)
 IMAGE = "moesaic-gateway:test"  # has Python and a Redis client
@@ -111,40 +112,6 @@ def test_every_port_is_open_only_on_the_network_of_its_plane(
         (host, port) for host in (expert["control"], gateway) for port in (7000, 9000)
     }
     assert set(found) == {*admin_and_metrics, (redis, 6379)}
-
-
-OWN = {
-    "expert": ("SET", "moesaic:{default}:worker:expert-x", "1", "EX", "1"),
-    "attention": ("SET", "moesaic:{default}:worker:attention-x", "1", "EX", "1"),
-    "gateway": ("SET", "moesaic:{default}:worker:gateway-x", "1", "EX", "1"),
-    "scheduler": ("SET", "moesaic:{default}:worker:scheduler-x", "1", "EX", "1"),
-}
-FOREIGN = {
-    "expert": [
-        ("SET", "moesaic:{default}:worker:gateway-x", "1"),
-        ("GET", "moesaic:{default}:worker:gateway-x"),
-        ("SET", "moesaic:{default}:placement:current", "9"),
-        ("XADD", "moesaic:{default}:ctl:placement", "*", "t", "x"),
-        ("SET", "moesaic:{default}:leader:scheduler", "me"),
-    ],
-    "attention": [
-        ("SET", "moesaic:{default}:worker:expert-x", "1"),
-        ("DEL", "moesaic:{default}:placement:current"),
-    ],
-    "gateway": [
-        ("SET", "moesaic:{default}:worker:expert-x", "1"),
-        ("SET", "moesaic:{default}:placement:1", "1"),
-    ],
-    "scheduler": [("SET", "moesaic:{default}:worker:expert-x", "1"), ("SET", "other", "1")],
-}
-DANGEROUS = [
-    ("KEYS", "*"),
-    ("FLUSHALL",),
-    ("CONFIG", "GET", "*"),
-    ("EVAL", "return 1", "0"),
-    ("ACL", "LIST"),
-    ("SHUTDOWN", "NOSAVE"),
-]
 
 
 @pytest.mark.parametrize("role", OWN)

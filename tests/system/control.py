@@ -226,7 +226,7 @@ class Move:
 async def control(suite: Suite) -> AsyncIterator[Control]:
     """The control plane of this suite for the length of the block."""
     url = _environment(suite)["MOESAIC_REDIS_URL"]
-    async with Bus.connect(url, "default") as bus:
+    async with Bus.connect(url, "default", credentials=suite.credentials) as bus:
         yield Control(suite, bus)
 
 

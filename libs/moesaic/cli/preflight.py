@@ -93,14 +93,12 @@ def check_cluster(url: str, cluster: str, names: Collection[str]) -> None:
 
 async def _taken(url: str, cluster: str, names: Collection[str]) -> list[str]:
     from moesaic.cluster.bus import Bus
-    from moesaic.cluster.registry import LEASE_S, Fleet
+    from moesaic.cluster.registry import LEASE_S, leased
 
     end_s = time.monotonic() + LEASE_S + 1
     async with Bus.connect(url, cluster) as bus:
-        fleet = Fleet()
         while True:
-            await fleet.refresh(bus)
-            taken = sorted(set(names) & set(fleet.workers))
+            taken = sorted(await leased(bus, names))
             if not taken or time.monotonic() > end_s:
                 return taken
             await asyncio.sleep(0.2)

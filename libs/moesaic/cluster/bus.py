@@ -1,7 +1,8 @@
 """Control metadata over Redis: documents, leases, compare-and-set, and streams that hint at news.
 
 State lives in documents; a stream entry only says that one changed. So a reader that missed
-entries, or a Redis that lost them, costs nothing but a look at the documents.
+entries, or a Redis that lost them, costs nothing but a look at the documents. Both are sealed with
+the cluster's secret (``moesaic.cluster.seals``): what is not, is as good as not there, and counted.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ import structlog
 from prometheus_client import Counter
 from redis.exceptions import RedisError, WatchError
 
+from moesaic.cluster.credentials import Credentials, own_credentials
 from moesaic.cluster.redis_clients import (
     BLOCK_S,
     COMMAND_TIMEOUT_S,
@@ -25,6 +27,7 @@ from moesaic.cluster.redis_clients import (
     public_url,
     redis_client,
 )
+from moesaic.cluster.seals import Opened, SealBroken, Seals
 from moesaic.errors import NotReady, PeerLost
 
 log = structlog.get_logger()
@@ -37,6 +40,11 @@ _MAX_DEAD_LETTER_BYTES = 4096
 _BACKOFF_S = (0.1, 2.0)  # first and longest wait between attempts to reach Redis
 _BEGINNING = b"0-0"  # the place before every entry of a stream
 
+_MAX_WRITERS = 10_000  # whose numbers one reader of a stream remembers
+
+_unsealed = Counter(
+    "moesaic_redis_refused", "documents and entries that nobody of the cluster wrote", ["what"]
+)
 _dead_letters = Counter(
     "moesaic_stream_dead_letters", "stream entries that could not be read", ["stream"]
 )
@@ -52,7 +60,8 @@ class Bus:
         last_lost: monotonic time at which Redis last failed us; -inf if it never did.
     """
 
-    def __init__(self, redis_url: str, cluster: str) -> None:
+    def __init__(self, redis_url: str, cluster: str, credentials: Credentials) -> None:
+        self._seals = Seals(credentials.secret, cluster)
         self._url, self._prefix = redis_url, f"moesaic:{{{cluster}}}:"
         name = f"moesaic-{cluster}"
         self._writer = redis_client(redis_url, name, timeout_s=COMMAND_TIMEOUT_S)
@@ -64,7 +73,11 @@ class Bus:
     @classmethod
     @asynccontextmanager
     async def connect(
-        cls, redis_url: str, cluster: str, waiting_for: list[str] | None = None
+        cls,
+        redis_url: str,
+        cluster: str,
+        waiting_for: list[str] | None = None,
+        credentials: Credentials | None = None,
     ) -> AsyncIterator["Bus"]:
         """A bus on a Redis that answers; while it does not, wait and say so.
 
@@ -73,12 +86,13 @@ class Bus:
             cluster: keeps clusters on one Redis apart.
             waiting_for: a list for people, such as ``ServiceStatus.waiting_for``; it names Redis
                 while this waits.
+            credentials: of another cluster than this process's own.
 
         Raises:
             InvalidInput: the URL is wrong in a way that waiting does not cure.
         """
         await _reachable(redis_url, [] if waiting_for is None else waiting_for)
-        bus = cls(redis_url, cluster)
+        bus = cls(redis_url, cluster, credentials or own_credentials())
         CONTROL_PLANE_UP.set(1)
         try:
             yield bus
@@ -89,26 +103,55 @@ class Bus:
     async def put(self, name: str, message: msgspec.Struct, *, ttl_s: int | None = None) -> None:
         """Store a document, for good or for ``ttl_s`` seconds."""
         with self._noting_outages():
-            await self._writer.set(self._key(name), encode(message), ex=ttl_s)
+            await self._writer.set(self._key(name), self.sealed(name, message), ex=ttl_s)
 
     async def get(self, name: str, decoder: Decoder[T]) -> T | None:
         """A document; none if it is not there or cannot be read, which is logged."""
-        return (await self.get_all([name], decoder))[0]
+        return self.opened(name, await self.get_bytes(name), decoder)
 
-    async def get_all(self, names: Iterable[str], decoder: Decoder[T]) -> list[T | None]:
-        """Documents in the order of their names, as ``get`` has them."""
+    async def get_written(
+        self, names: Iterable[str], decoder: Decoder[T]
+    ) -> list[tuple[T, int] | None]:
+        """Documents in the order of their names, as ``get`` has them, each with its number: it
+        grows with all that one process writes, and is in milliseconds since 1970 by its clock."""
         names = list(names)
         if not names:
             return []
         with self._noting_outages():
             values = await self._writer.mget([self._key(name) for name in names])
         return [
-            None if value is None else _document(name, value, decoder)
-            for name, value in zip(names, values, strict=True)
+            self._opened(name, value, decoder) for name, value in zip(names, values, strict=True)
         ]
 
+    def sealed(self, name: str, message: msgspec.Struct) -> bytes:
+        """A document as it is stored under ``name``."""
+        return self._seals.seal(name, msgspec.msgpack.encode(message))
+
+    def opened(self, name: str, value: bytes | None, decoder: Decoder[T]) -> T | None:
+        """The document in a value that is stored under ``name``; none, which is logged, if nobody
+        of this cluster wrote it there, or it cannot be read."""
+        found = self._opened(name, value, decoder)
+        return found[0] if found else None
+
+    def age_s(self, number: int) -> float:
+        """How long ago something with this number was written, by the writer's clock and ours."""
+        return self._seals.age_s(number)
+
+    def _opened(self, name: str, value: bytes | None, decoder: Decoder[T]) -> tuple[T, int] | None:
+        if value is None:
+            return None
+        try:
+            opened = self._seals.open(name, value)
+            return decoder.decode(opened.message), opened.number
+        except SealBroken as error:
+            _unsealed.labels("document").inc()
+            log.error("document.refused", name=name, cause=str(error))
+        except msgspec.DecodeError as error:
+            log.error("document.refused", name=name, cause=str(error))
+        return None
+
     async def get_bytes(self, name: str) -> bytes | None:
-        """A plain value, as ``compare_and_set`` writes it."""
+        """A value as ``compare_and_set`` writes it, sealed or not."""
         with self._noting_outages():
             value: bytes | None = await self._writer.get(self._key(name))
         return value
@@ -174,7 +217,10 @@ class Bus:
         with self._noting_outages():
             entry_id = await self._writer.xadd(
                 self._key(stream),
-                {"t": str(type(message).__struct_config__.tag), "p": encode(message)},
+                {
+                    "t": str(type(message).__struct_config__.tag),
+                    "p": self.sealed(stream, message),
+                },
                 minid=max(0, (newest_ms or 0) - _RETENTION_MS) if by_age else None,
                 maxlen=max_entries,
                 approximate=True,
@@ -205,19 +251,24 @@ class Bus:
                 backoff_s = min(2 * backoff_s, _BACKOFF_S[1])
             for entry_id, fields in entries:
                 last_id = entry_id
-                message: T | None = await self._decoded(stream, entry_id, fields, decoder)
+                opened = await self._unsealed(stream, entry_id, fields)
+                message: T | None = None
+                if opened is not None:
+                    message = await self._decoded(stream, entry_id, fields, opened.message, decoder)
                 yield message
             if not entries:
                 yield None
 
     async def read_on(self, stream: str, decoder: Decoder[T]) -> AsyncGenerator[T | None, None]:
         """Every entry that is there, oldest first, and every later one; ``None`` after two seconds
-        without news, and when Redis was lost.
+        without news, and when Redis was lost. What was appended once is given once, even if
+        somebody else appends it again.
 
         Entries that cannot be read go to ``dlq:<stream>``. A Redis that lost its data is read from
         its beginning. The iterator never ends.
         """
         last_id, was_lost, backoff_s = _BEGINNING, False, _BACKOFF_S[0]
+        newest: dict[bytes, int] = {}  # number, by writer
         while True:
             try:
                 with self._noting_outages():
@@ -232,7 +283,12 @@ class Bus:
                 backoff_s = min(2 * backoff_s, _BACKOFF_S[1])
             for entry_id, fields in entries:
                 last_id = entry_id
-                message: T | None = await self._decoded(stream, entry_id, fields, decoder)
+                opened = await self._unsealed(stream, entry_id, fields)
+                if opened is None or not _is_new(opened, newest):
+                    continue
+                message: T | None = await self._decoded(
+                    stream, entry_id, fields, opened.message, decoder
+                )
                 if message is not None:
                     yield message
             if not entries:
@@ -244,8 +300,9 @@ class Bus:
             entries = await self._writer.xrevrange(self._key(stream), count=count)
         found = []
         for _, fields in reversed(entries):
-            with suppress(msgspec.DecodeError):
-                found.append(decoder.decode(fields.get(b"p", b"")))
+            with suppress(msgspec.DecodeError, SealBroken):
+                opened = self._seals.open(stream, fields.get(b"p", b""))
+                found.append(decoder.decode(opened.message))
         return found
 
     async def _newest_id(self, stream: str) -> bytes:
@@ -258,10 +315,25 @@ class Bus:
         )
         return answer[0][1] if answer else []
 
+    async def _unsealed(
+        self, stream: str, entry_id: bytes, fields: dict[bytes, bytes]
+    ) -> Opened | None:
+        value = fields.get(b"p", b"")
+        try:
+            return self._seals.open(stream, value)
+        except SealBroken as error:
+            _unsealed.labels("entry").inc()
+            await self._dead_letter(stream, entry_id, value, str(error))
+            return None
+
     async def _decoded(
-        self, stream: str, entry_id: bytes, fields: dict[bytes, bytes], decoder: Decoder[T]
+        self,
+        stream: str,
+        entry_id: bytes,
+        fields: dict[bytes, bytes],
+        payload: bytes,
+        decoder: Decoder[T],
     ) -> T | None:
-        payload = fields.get(b"p", b"")
         try:
             return decoder.decode(payload)
         except msgspec.DecodeError as error:
@@ -298,11 +370,6 @@ class Bus:
         return self._prefix + name
 
 
-def encode(message: msgspec.Struct) -> bytes:
-    """A message as it is stored."""
-    return msgspec.msgpack.encode(message)
-
-
 async def _reachable(redis_url: str, waiting_for: list[str]) -> None:
     said, cause, backoff_s = f"redis at {public_url(redis_url)}", "", _BACKOFF_S[0]
     while True:
@@ -321,12 +388,16 @@ async def _reachable(redis_url: str, waiting_for: list[str]) -> None:
             return
 
 
-def _document(name: str, value: bytes, decoder: Decoder[T]) -> T | None:
-    try:
-        return decoder.decode(value)
-    except msgspec.DecodeError as error:
-        log.error("document.refused", name=name, cause=str(error))
-        return None
+def _is_new(opened: Opened, newest: dict[bytes, int]) -> bool:
+    """Whether its writer has written nothing later that was read; remembers that it was read."""
+    if opened.number <= newest.get(opened.writer, -1):
+        _unsealed.labels("repeated").inc()
+        return False
+    newest.pop(opened.writer, None)  # who wrote last stands last
+    newest[opened.writer] = opened.number
+    if len(newest) > _MAX_WRITERS:
+        del newest[next(iter(newest))]
+    return True
 
 
 def _another_version(tag: str, decoder: Decoder[Any]) -> bool:

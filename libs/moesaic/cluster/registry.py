@@ -2,19 +2,21 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import msgspec
 import structlog
+from prometheus_client import Counter
 
 from moesaic.cluster.background import background
-from moesaic.cluster.bus import Bus, encode
+from moesaic.cluster.bus import Bus
 from moesaic.cluster.changes import Changes
 from moesaic.cluster.placement_view import PlacementView, watch_placement
+from moesaic.cluster.tokens import SKEW_S
 from moesaic.errors import InvalidInput, PeerLost
-from moesaic.messages.registry import RegistryHint, WorkerRecord
+from moesaic.messages.registry import Generation, RegistryHint, WorkerRecord
 
 __all__ = [
     "Fleet",
@@ -29,14 +31,21 @@ __all__ = [
 log = structlog.get_logger()
 
 LEASE_S = 6
+MAX_AGE_S = SKEW_S + LEASE_S  # of a record that is written every two seconds
 RENEW_S = 2.0
 STREAM = "ctl:registry"
 _INDEX = "workers"  # a set of worker ids, so that nobody has to scan for leases
 _GENERATION_S = 30 * 86400  # ids made of random letters must not pile up
 _WAIT_S = 1.0
+_TIDY_S = 30.0
+_MAX_REMEMBERED = 10_000
 
+_replayed = Counter(
+    "moesaic_records_refused", "records of workers that were somebody else's, or old ones"
+)
 _records = msgspec.msgpack.Decoder(WorkerRecord)
 _hints = msgspec.msgpack.Decoder(RegistryHint)
+_generations = msgspec.msgpack.Decoder(Generation)
 
 
 class Lease:
@@ -61,7 +70,7 @@ class Lease:
             PeerLost: Redis did not answer.
         """
         async with self._writing:
-            name, record = _key(self.record.worker_id), self.record
+            name, record = lease_key(self.record.worker_id), self.record
             held = await self._bus.get(name, _records)
             if held is not None and held.generation > record.generation:
                 raise InvalidInput(
@@ -89,15 +98,15 @@ class Lease:
 
     async def release(self) -> None:
         """Give the lease up, if Redis answers and it is still ours."""
-        name = _key(self.record.worker_id)
+        name = lease_key(self.record.worker_id)
         with suppress(PeerLost):
-            held = await self._bus.get(name, _records)
+            value = await self._bus.get_bytes(name)
+            held = self._bus.opened(name, value, _records)
             if held is None or held.generation != self.record.generation:
                 return
             # Only if it is still what was read: a successor may have taken it meanwhile.
-            if await self._bus.compare_and_set({name: encode(held)}, {name: None}):
-                await self._bus.remove_member(_INDEX, self.record.worker_id)
-                await self._hint("left")
+            if await self._bus.compare_and_set({name: value}, {name: None}):
+                await self._hint("left")  # the index is the scheduler's to tidy
 
     async def _announce(self, event: str) -> None:
         with suppress(PeerLost):  # the next renewal tells it
@@ -142,25 +151,49 @@ class Fleet(Changes):
         super().__init__()
         self.workers: dict[str, WorkerRecord] = {}
         self.stale = True
+        self._newest: dict[str, tuple[int, int]] = {}  # generation and number, by worker id
+        self._suspected: set[str] = set()
 
     async def refresh(self, bus: Bus) -> None:
         """Read all records."""
         try:
             names = await bus.members(_INDEX)
-            found = await bus.get_all([_key(name) for name in names], _records)
+            found = await bus.get_written([lease_key(name) for name in names], _records)
         except PeerLost as error:
             if not self.stale:
                 log.warning("fleet.stale", cause=str(error))
                 self.stale = True
                 self.note_change()
             return
-        # A role may write only its own keys; a record under another's name is not believed.
-        live = {n: r for n, r in zip(names, found, strict=True) if r and r.worker_id == n}
+        live = {
+            name: one[0]
+            for name, one in zip(names, found, strict=True)
+            if one and self._is_current(bus, name, *one)
+        }
         if time.monotonic() < bus.last_lost + LEASE_S:  # they may not have had time to come back
             live = {**self.workers, **live}
         if live != self.workers or self.stale:
             self.workers, self.stale = live, False
             self.note_change()
+
+    def _is_current(self, bus: Bus, name: str, record: WorkerRecord, number: int) -> bool:
+        """Whether a record is its worker's last word, not an old one that somebody put back."""
+        stamp = record.generation, number
+        if (
+            record.worker_id != name
+            or bus.age_s(number) > MAX_AGE_S
+            or stamp < self._newest.get(name, stamp)
+        ):
+            _replayed.inc()
+            if name not in self._suspected:  # it is read again every second or two
+                self._suspected.add(name)
+                log.error("record.refused", worker_id=name, age_s=round(bus.age_s(number), 1))
+            return False
+        self._suspected.discard(name)
+        if len(self._newest) > _MAX_REMEMBERED:  # what is older than the oldest is too old anyway
+            self._newest = {n: s for n, s in self._newest.items() if bus.age_s(s[1]) < MAX_AGE_S}
+        self._newest[name] = stamp
+        return True
 
 
 @asynccontextmanager
@@ -187,9 +220,9 @@ async def next_generation(bus: Bus, worker_id: str) -> int:
     while True:
         try:
             stored = await bus.get_bytes(name)
-            last = int(stored) if stored and stored.isdigit() else 0
-            generation = max(last + 1, int(time.time()))
-            value = str(generation).encode()
+            last = bus.opened(name, stored, _generations)
+            generation = max(last.generation + 1 if last else 0, int(time.time()))
+            value = bus.sealed(name, Generation(generation=generation))
             if await bus.compare_and_set({name: stored}, {name: value}, ttl_s=_GENERATION_S):
                 return generation
         except PeerLost as error:
@@ -197,5 +230,28 @@ async def next_generation(bus: Bus, worker_id: str) -> int:
             await asyncio.sleep(_WAIT_S)
 
 
-def _key(worker_id: str) -> str:
+async def tidy_index(bus: Bus) -> None:
+    """Take out of the index, for ever, ids whose processes have been gone for a while.
+
+    The scheduler does it: who may take ids out can make workers vanish from everyone's view.
+    """
+    gone: set[str] = set()
+    while True:
+        with suppress(PeerLost):
+            names = await bus.members(_INDEX)
+            found = await bus.get_written([lease_key(name) for name in names], _records)
+            absent = {name for name, one in zip(names, found, strict=True) if one is None}
+            for name in absent & gone:  # twice in a row: one that starts is in the index first
+                await bus.remove_member(_INDEX, name)
+            gone = absent
+        await asyncio.sleep(_TIDY_S)
+
+
+async def leased(bus: Bus, worker_ids: Iterable[str]) -> list[str]:
+    """Those ids of which any process holds the lease, of this cluster's secret or another."""
+    return [name for name in worker_ids if await bus.get_bytes(lease_key(name)) is not None]
+
+
+def lease_key(worker_id: str) -> str:
+    """The name of the document of a worker."""
     return f"worker:{worker_id}"

@@ -1,6 +1,6 @@
 """Who is in the cluster."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -35,6 +35,12 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="worker.v1"):
     max_expert_bytes: int = 0  # expert workers: most memory for experts, old ones too; 0: no limit
     dispatch: str = ""  # attention workers: local, routed, gathered or all-to-all
     share: str = ""  # attention workers: the experts that others may pull from here, like 0/2
+
+
+class Generation(msgspec.Struct, frozen=True, kw_only=True, tag="generation.v1"):
+    """How often a worker id has started; kept beside its lease, and longer."""
+
+    generation: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class RegistryHint(msgspec.Struct, frozen=True, kw_only=True, tag="registry-hint.v1"):
