@@ -18,6 +18,7 @@ from benchmarks.raw_http import HOST, Connection
 from benchmarks.suite import DEMO
 from moesaic.cluster.bus import Bus
 from moesaic.cluster.channels import SERVER_OPTIONS
+from moesaic.cluster.credentials import own_credentials
 from moesaic.cluster.registry import registered
 from moesaic.messages.registry import WorkerRecord
 from moesaic.v1 import attention_pb2 as pb
@@ -71,6 +72,7 @@ async def gateway_process(redis_url: str, *flags: str) -> AsyncIterator[GatewayP
     with socket.create_server((HOST, 0)) as free:
         port = free.getsockname()[1]
     environment = {name: value for name, value in os.environ.items() if "MOESAIC" not in name}
+    environment["MOESAIC_SECRET"] = own_credentials().secret.decode()
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # installed, it has its bytecode
     command = [sys.executable, "-m", "services.gateway", "--model", str(DEMO)]
     command += ["--port", str(port), "--redis-url", redis_url, *flags]

@@ -102,7 +102,7 @@ class EpochStore:
             Those that did not answer.
         """
         asked = [record for record in records if record.role != "scheduler"]
-        seen = await asyncio.gather(*(_epoch_seen(record.admin_address) for record in asked))
+        seen = await asyncio.gather(*(_epoch_seen(record) for record in asked))
         self.floor = max([self.floor, *(epoch or 0 for epoch in seen)])
         return [record for record, epoch in zip(asked, seen, strict=True) if epoch is None]
 
@@ -134,10 +134,10 @@ def _number(value: bytes | None) -> int:
     return int(value) if value and value.isdigit() else 0
 
 
-async def _epoch_seen(address: str) -> int | None:
+async def _epoch_seen(record: WorkerRecord) -> int | None:
     """None if it does not answer."""
     try:
-        async with channel(address) as connection:
+        async with channel(record.admin_address, record.worker_id) as connection:
             stub = admin_pb2_grpc.AdminServiceStub(connection)
             info = await stub.GetInfo(admin_pb2.GetInfoRequest(), timeout=CONTROL_TIMEOUT_S)
     except grpc.aio.AioRpcError:

@@ -1,3 +1,4 @@
+import asyncio
 import os
 import re
 from pathlib import Path
@@ -5,10 +6,15 @@ from pathlib import Path
 import pytest
 
 from moesaic.cli.credentials import cluster_credentials
+from moesaic.cli.fleet import service_facts
 from moesaic.cli.outcome import CommandError, Exit
+from moesaic.cli.scheduler_client import calling, scheduler_stub
 from moesaic.cli.state import StateFile, SuiteState, process_start_time
 from moesaic.cli.token import token
+from moesaic.cluster.grpc_server import admin_server
 from moesaic.cluster.tokens import TokenRefused, Tokens
+from moesaic.settings import ServiceSettings
+from moesaic.v1 import scheduler_pb2
 
 
 @pytest.fixture(autouse=True)
@@ -78,3 +84,23 @@ def test_certificates_that_cannot_be_read_are_named(monkeypatch: pytest.MonkeyPa
 
     with pytest.raises(CommandError, match=r"MOESAIC_TLS_CERT\) /nowhere.pem: cannot be read"):
         cluster_credentials()
+
+
+async def test_who_has_another_secret_is_told_so_and_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MOESAIC_SECRET", "another")
+
+    async def ask(address: str) -> None:
+        async with scheduler_stub(address) as stub:
+            await stub.GetPlacement(scheduler_pb2.GetPlacementRequest(), timeout=5)
+
+    settings = ServiceSettings(secret="the secret")
+    async with admin_server(settings, "scheduler", worker_id="scheduler") as server:
+        with pytest.raises(CommandError, match=r"another secret: .*MOESAIC_SECRET") as caught:
+            await asyncio.to_thread(calling, ask(server.address))
+        shown = await service_facts("scheduler", "scheduler", server.address)
+
+    assert caught.value.status == Exit.USAGE
+    assert shown["state"] == "unreachable"
+    assert "MOESAIC_SECRET" in shown["waiting_for"][0]

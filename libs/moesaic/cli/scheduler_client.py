@@ -70,7 +70,10 @@ def calling(work: Coroutine[Any, Any, T]) -> T:
             text = f"made for epoch {error.sent}, but {error.current} is in force: plan again"
             raise CommandError(text) from failure
         status = Exit.ERROR
-        if isinstance(error, InvalidInput):
+        if isinstance(error, InvalidInput) or failure.code() in (
+            grpc.StatusCode.UNAUTHENTICATED,  # the text says what to do
+            grpc.StatusCode.PERMISSION_DENIED,
+        ):
             status = Exit.USAGE
         elif isinstance(error, (PeerLost, NotReady)) or failure.code() is grpc.StatusCode.NOT_FOUND:
             status = Exit.TIMEOUT if late else Exit.UNHEALTHY
