@@ -165,8 +165,25 @@ async def test_health_is_open_and_what_tells_how_a_service_is_built_is_not(serve
             ]
 
     ok = grpc.StatusCode.OK
-    assert await codes(NONE) == [ok, ok, UNAUTHENTICATED, UNAUTHENTICATED]
+    assert await codes(NONE) == [ok, *[UNAUTHENTICATED] * 3]
     assert await codes(SECRET) == [ok] * 4
+
+
+async def test_a_stranger_holds_no_call_open_by_sending_nothing(server, monkeypatch):
+    monkeypatch.setattr("moesaic.cluster.authentication._READ_S", 0.05)
+
+    async def nothing():
+        await asyncio.Event().wait()
+        yield b""
+
+    async with channel(server.address, credentials=NONE) as connection:
+        held = connection.stream_unary("/grpc.health.v1.Health/Check")
+        calls = [status_of(held(nothing(), timeout=20)) for _ in range(20)]
+        codes = await asyncio.gather(*calls)
+        health = health_pb2_grpc.HealthStub(connection)
+        assert await health.Check(health_pb2.HealthCheckRequest(), timeout=5)
+
+    assert codes == [grpc.StatusCode.DEADLINE_EXCEEDED] * 20
 
 
 async def test_without_a_secret_there_is_nothing_to_prove():

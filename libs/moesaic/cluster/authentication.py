@@ -1,5 +1,6 @@
 """Who may call: every call to a gRPC server is checked here before it reaches a service."""
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -15,6 +16,7 @@ from moesaic.cluster.tokens import TokenRefused, Tokens
 log = structlog.get_logger()
 
 _SAY_AGAIN_S = 10.0
+_READ_S = 5.0  # what callers that nobody knows get to send their request
 _NO_TOKEN = (
     "no token: give this caller the cluster's secret (MOESAIC_SECRET), or send metadata "
     "'authorization: Bearer TOKEN' with one from 'moesaic token'"
@@ -40,14 +42,15 @@ class Authenticating(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         """The handler of a call: the service's own, or one that refuses."""
         method = handler_call_details.method
         needed = scope_of(method)
-        if needed is not None:
-            given = dict(handler_call_details.invocation_metadata).get(AUTHORIZATION, "")
-            try:
-                if not isinstance(given, str) or not given.startswith(BEARER):
-                    raise TokenRefused(_NO_TOKEN)
-                self._tokens.check(given[len(BEARER) :], needed, self._worker_id)
-            except TokenRefused as refused:
-                return self._refusing(method, refused)
+        if needed is None:
+            return _read_soon(await continuation(handler_call_details))
+        given = dict(handler_call_details.invocation_metadata).get(AUTHORIZATION, "")
+        try:
+            if not isinstance(given, str) or not given.startswith(BEARER):
+                raise TokenRefused(_NO_TOKEN)
+            self._tokens.check(given[len(BEARER) :], needed, self._worker_id)
+        except TokenRefused as refused:
+            return self._refusing(method, refused)
         return await continuation(handler_call_details)
 
     def _refusing(self, method: str, refused: TokenRefused) -> Any:
@@ -65,3 +68,22 @@ class Authenticating(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
         # Of this kind whatever the method's is: it does not wait for the request.
         return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+def _read_soon(handler: Any) -> Any:
+    """A handler of unary calls that does not wait for ever for the request: a server serves so
+    many calls at once and no more, and these could be anyone's."""
+
+    async def answer(requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        try:
+            async with asyncio.timeout(_READ_S):
+                request = await anext(requests)
+        except (TimeoutError, StopAsyncIteration):
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no request came")
+        return await handler.unary_unary(request, context)
+
+    return grpc.stream_unary_rpc_method_handler(
+        answer,
+        request_deserializer=handler.request_deserializer,
+        response_serializer=handler.response_serializer,
+    )

@@ -1,8 +1,9 @@
 """What a caller must be allowed to do, for every method of every service.
 
 ``data`` is what serving takes, and looking: nothing it allows changes what a service does for
-others. ``admin`` allows everything. Health is open, for probes that know no secret; what tells how
-a service is built, reflection and channelz, is for operators.
+others. ``admin`` allows everything. The question of health is open, for probes that know no secret,
+but nobody unknown holds a call open to hear of its changes. What tells how a service is built,
+reflection and channelz, is for operators.
 """
 
 from typing import Literal, get_args
@@ -12,7 +13,7 @@ SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 _OPEN = "open"
 _BY_SERVICE: dict[str, dict[Literal["data", "admin", "open"], str]] = {
-    "grpc.health.v1.Health": {"open": "Check List Watch"},
+    "grpc.health.v1.Health": {"open": "Check", "data": "List Watch"},
     "grpc.channelz.v1.Channelz": {
         "admin": "GetChannel GetServer GetServers GetServerSockets GetSocket GetSubchannel "
         "GetTopChannels"
