@@ -107,7 +107,6 @@ def test_a_worker_id_that_becomes_unusable_is_refused(capsys, monkeypatch, worke
 def test_flags_come_before_environment_before_files_before_defaults(secrets, monkeypatch):
     for name in ("moesaic_cluster", "moesaic_secret", "moesaic_redis_url", "unknown"):
         (secrets / name).write_text("file\n")
-    (secrets / "moesaic_unknown").mkdir()
 
     def cluster(*flags: str) -> str:
         return load_settings(ServiceSettings, flags).cluster
@@ -121,6 +120,29 @@ def test_flags_come_before_environment_before_files_before_defaults(secrets, mon
     assert cluster("--cluster", "flag") == "flag"
     monkeypatch.setenv("REDIS_URL", "environment")  # whatever name it goes by
     assert load_settings(ServiceSettings, []).redis_url == "environment"
+
+
+def test_a_name_that_no_setting_has_is_refused_with_the_nearest(capsys, secrets, monkeypatch):
+    monkeypatch.setenv("MOESAIC_QUANTISATION", "int8")
+    assert refusal(capsys, ExpertSettings, "--model", "m") == (
+        "MOESAIC_QUANTISATION: there is no such variable, did you mean MOESAIC_QUANTIZATION?\n"
+    )
+    monkeypatch.setenv("MOESAIC_QUANTISATION", "")
+
+    (secrets / "moesaic_sekret").touch()
+    assert "moesaic_sekret: there is no such setting, did you mean moesaic_secret?" in refusal(
+        capsys, ServiceSettings
+    )
+    (secrets / "moesaic_sekret").unlink()
+
+    text = refusal(capsys, ServiceSettings, "--log-lvl", "debug")
+    assert text.startswith("--log-lvl: there is no such flag, did you mean --log-level?")
+
+
+def test_a_secret_that_cannot_be_used_is_not_told(capsys, monkeypatch):
+    monkeypatch.setenv("MOESAIC_SECERT", "hidden")
+
+    assert "hidden" not in refusal(capsys, ServiceSettings)
 
 
 def test_an_empty_variable_says_nothing(secrets, monkeypatch):

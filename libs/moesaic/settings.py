@@ -11,9 +11,9 @@ import secrets
 import socket
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import (
     AliasChoices,
@@ -25,7 +25,6 @@ from pydantic import (
 )
 from pydantic_settings import (
     BaseSettings,
-    CliApp,
     PydanticBaseSettingsSource,
     SecretsSettingsSource,
     SettingsConfigDict,
@@ -33,7 +32,10 @@ from pydantic_settings import (
 )
 
 from moesaic.addresses import host_port, is_address, is_everywhere, is_name
-from moesaic.variables import ENV_PREFIX, SECRETS_DIR
+from moesaic.usage.flags import Flag, WrongFlag, flags_of, read_flags
+from moesaic.usage.help import print_help
+from moesaic.usage.variables import PREFIX, unknown_files, unknown_variables
+from moesaic.variables import SECRETS_DIR
 
 EXIT_USAGE = 2
 
@@ -50,19 +52,25 @@ class Place(NamedTuple):
 
 
 class ServiceSettings(BaseSettings):
-    """What every service is told."""
+    """What every service is told.
+
+    Attributes:
+        groups: fields that begin a group of the help, with its title: those that follow belong to it. The
+            titles are shown in this order.
+    """
 
     model_config = SettingsConfigDict(
-        env_prefix=ENV_PREFIX,
+        env_prefix=PREFIX,
         frozen=True,
         extra="forbid",
-        cli_kebab_case=True,
-        cli_implicit_flags="toggle",
-        cli_hide_none_type=True,
-        cli_avoid_json=True,
         populate_by_name=True,
         env_ignore_empty=True,
     )
+    groups: ClassVar[Mapping[str, str]] = {
+        "host": "Network",
+        "cluster": "Cluster",
+        "log_level": "Process",
+    }
 
     cluster: str = Field(
         "default",
@@ -71,7 +79,7 @@ class ServiceSettings(BaseSettings):
     )
     redis_url: str = Field(
         "redis://127.0.0.1:6379/0",
-        validation_alias=AliasChoices("redis-url", "MOESAIC_REDIS_URL", "REDIS_URL"),
+        validation_alias=AliasChoices("MOESAIC_REDIS_URL", "REDIS_URL"),
         description="where control metadata lives",
     )
     secret: SecretStr = Field(
@@ -106,8 +114,8 @@ class ServiceSettings(BaseSettings):
     )
     admin_port: int = Field(0, ge=0, le=65535, description="gRPC port; 0 takes a free one")
     metrics_port: int = Field(0, ge=0, le=65535, description="Prometheus port; 0 takes a free one")
-    log_level: str = Field(
-        "info", pattern="^(debug|info|warning|error)$", description="least severe level to log"
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="least severe level to log"
     )
     grace_s: float = Field(
         30.0, ge=0, le=3600, description="seconds that running work gets to finish after SIGTERM"
@@ -174,9 +182,15 @@ class ServiceSettings(BaseSettings):
 class ModelSettings(ServiceSettings):
     """What every service that computes is told besides."""
 
+    groups: ClassVar[Mapping[str, str]] = {
+        "model": "Model",
+        **ServiceSettings.groups,
+        "data_host": "Network",
+    }
+
     model: str = Field(..., description="HF-format model directory")
-    dtype: str = Field(
-        "float32", pattern="^(float32|bfloat16)$", description="type of weights and activations"
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="type of weights and activations"
     )
     quantization: Literal["none", "int8"] = Field(
         "none", description="round the weights of linear layers and experts to 8 bits (CPU only)"
@@ -223,33 +237,87 @@ class ModelSettings(ServiceSettings):
 AnySettings = TypeVar("AnySettings", bound=BaseSettings)
 
 
+def flags_in(cls: type[BaseSettings]) -> list[Flag]:
+    """The flags of a settings model, in its groups."""
+    return flags_of(cls, getattr(cls, "groups", {}))
+
+
 def load_settings(cls: type[AnySettings], arguments: Sequence[str] | None = None) -> AnySettings:
     """Read settings from flags, environment and files.
 
-    Exits with status 2 and one line a problem on standard error if any is bad.
+    Exits with status 2 and one line a problem on standard error if any is bad, and with 0 after the
+    help, if that is asked for.
     """
-    cli_args = list(sys.argv[1:] if arguments is None else arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if {"-h", "--help"} & set(arguments):
+        print_help(_program(), cls.__doc__ or "", flags_in(cls))
+        raise SystemExit(0)
     try:
-        with warnings.catch_warnings():
-            # What should be a secret and cannot be read as one is only warned of, then passed over.
-            warnings.simplefilter("error", UserWarning)
-            return CliApp.run(cls, cli_args=cli_args)
-    except ValidationError as error:
-        for problem in error.errors():
-            print(_problem(problem), file=sys.stderr)
-    except SettingsError as error:
-        why = f": {error.__cause__}" if error.__cause__ else ""
-        print(f"settings: {error}{why}", file=sys.stderr)
+        return read_settings(cls, arguments)
+    except BadSettings as error:
+        for problem in error.problems:
+            print(problem, file=sys.stderr)
     raise SystemExit(EXIT_USAGE)
 
 
+class BadSettings(Exception):
+    """Settings that no service can start with: one line a problem, each naming what to correct."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = problems
+        super().__init__("\n".join(problems))
+
+
+def read_settings(cls: type[AnySettings], arguments: Sequence[str]) -> AnySettings:
+    """The settings that these flags, the environment and the files of secrets make.
+
+    Raises:
+        BadSettings: some cannot be used.
+    """
+    if problems := [*_unknown(cls)]:
+        raise BadSettings(problems)
+    try:
+        given: dict[str, Any] = dict(read_flags(flags_in(cls), arguments))
+        with warnings.catch_warnings():
+            # What should be a secret and cannot be read as one is only warned of, then passed over.
+            warnings.simplefilter("error", UserWarning)
+            return cls(**given)
+    except WrongFlag as error:
+        raise BadSettings([f"{error} ('{_program()} --help' lists them)"]) from error
+    except ValidationError as error:
+        raise BadSettings([_problem(problem) for problem in error.errors()]) from error
+    except SettingsError as error:
+        why = f": {error.__cause__}" if error.__cause__ else ""
+        raise BadSettings([f"settings: {error}{why}"]) from error
+
+
+def _unknown(cls: type[BaseSettings]) -> Iterator[str]:
+    """One line for each variable, and each file of secrets, that stands for no setting of anybody."""
+    own = {f"{PREFIX}{name.upper()}" for name in cls.model_fields}
+    yield from unknown_variables(os.environ, own)
+    try:
+        directory = _secrets_directory()
+    except SettingsError as error:
+        yield f"settings: {error}"
+    else:
+        yield from unknown_files(directory, own) if directory else ()
+
+
+def _program() -> str:
+    """How this process was called, for people."""
+    program = Path(sys.argv[0])
+    if program.name == "__main__.py":
+        return f"python -m services.{program.parent.name}"
+    return program.name
+
+
 def _secrets_directory() -> Path | None:
-    given = os.environ.get(f"{ENV_PREFIX}SECRETS_DIR")
+    given = os.environ.get(f"{PREFIX}SECRETS_DIR")
     directory = Path(given or SECRETS_DIR)
     if directory.is_dir():
         return directory
     if given:
-        raise SettingsError(f"{ENV_PREFIX}SECRETS_DIR must name a directory, got {given!r}")
+        raise SettingsError(f"{PREFIX}SECRETS_DIR must name a directory, got {given!r}")
     return None
 
 
@@ -257,9 +325,9 @@ def _problem(problem: Any) -> str:
     if not problem["loc"]:  # about several settings at once; the text names them
         return str(problem["msg"]).removeprefix("Value error, ")
     name = str(problem["loc"][0])
-    name = name.removeprefix(ENV_PREFIX).lower().replace("_", "-")
+    name = name.removeprefix(PREFIX).lower().replace("_", "-")
     given = "" if problem["type"] == "missing" else f", got {str(problem['input'])[:100]!r}"
-    flag = f"--{name} ({ENV_PREFIX}{name.upper().replace('-', '_')})"
+    flag = f"--{name} ({PREFIX}{name.upper().replace('-', '_')})"
     text = str(problem["msg"]).removeprefix("Value error, ")
     return f"{flag}: {text[:1].lower()}{text[1:]}{given}"
 

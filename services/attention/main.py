@@ -33,7 +33,6 @@ from moesaic.models.config import ModelConfig, load_config
 from moesaic.models.decoder import Decoder
 from moesaic.models.gate import load_gates
 from moesaic.prefix.block_hashes import BlockHasher, naming_key
-from moesaic.settings import load_settings
 from moesaic.telemetry.logs import configure_logging
 from moesaic.telemetry.metrics import serve_metrics
 from moesaic.transport.frame import FrameLimits
@@ -270,6 +269,6 @@ async def _finish_running(service: AttentionAdmin, grace_s: float) -> None:
         service.fail_open(NotReady("this attention worker stopped", code="draining"))
 
 
-def main() -> None:
-    """Entry point of ``moesaic-attention``."""
-    run_service(serve(load_settings(AttentionSettings)))
+def run(settings: AttentionSettings) -> None:
+    """Serve in this process, to its end."""
+    run_service(serve(settings))

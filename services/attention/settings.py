@@ -1,9 +1,9 @@
 """What an attention worker is told."""
 
-from typing import Literal, Self
+from collections.abc import Mapping
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
-from pydantic_settings import CliDualFlag
 
 from moesaic.messages.scheduling import ExpertScheduling
 from moesaic.settings import ModelSettings
@@ -11,6 +11,14 @@ from moesaic.settings import ModelSettings
 
 class AttentionSettings(ModelSettings):
     """Settings of an attention worker."""
+
+    groups: ClassVar[Mapping[str, str]] = {
+        "model": "Model",
+        "dispatch": "Experts",
+        "kv_blocks": "KV and steps",
+        "exchange": "Experts",
+        **ModelSettings.groups,
+    }
 
     dispatch: Literal["local", "routed", "gathered", "all-to-all"] = Field(
         "routed",
@@ -22,7 +30,7 @@ class AttentionSettings(ModelSettings):
         pattern=r"^[0-9]{1,4}/[0-9]{1,4}$",
         description="gathered, all-to-all: the part of the experts that this worker has, 0/2 is the first of two",
     )
-    offload: CliDualFlag[bool] = Field(
+    offload: bool = Field(
         False,
         description="keep experts in a file, and only a few layers of them in memory; routed: bring "
         "them to the rows of those steps in which that is faster",
@@ -50,10 +58,10 @@ class AttentionSettings(ModelSettings):
     max_num_queued_tokens: int = Field(
         1 << 20, ge=1, le=1 << 40, description="the same, by the tokens of their prompts"
     )
-    enable_prefix_caching: CliDualFlag[bool] = Field(
+    enable_prefix_caching: bool = Field(
         True, description="keep computed KV blocks for prompts that begin alike"
     )
-    store_scoring_kv: CliDualFlag[bool] = Field(
+    store_scoring_kv: bool = Field(
         True,
         description="store the KV of prompts that are only scored, unless a request declines it",
     )

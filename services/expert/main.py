@@ -23,7 +23,6 @@ from moesaic.kernels.own_thread import on_own_thread
 from moesaic.messages.registry import WorkerRecord
 from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.config import load_config
-from moesaic.settings import load_settings
 from moesaic.telemetry.logs import configure_logging
 from moesaic.telemetry.metrics import serve_metrics
 from moesaic.transport.frame import FrameLimits
@@ -193,6 +192,6 @@ async def _keep_house(
         await asyncio.sleep(RETIRE_EVERY_S)
 
 
-def main() -> None:
-    """Entry point of ``moesaic-expert``."""
-    run_service(serve(load_settings(ExpertSettings)))
+def run(settings: ExpertSettings) -> None:
+    """Serve in this process, to its end."""
+    run_service(serve(settings))

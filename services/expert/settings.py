@@ -1,6 +1,7 @@
 """What an expert worker is told."""
 
-from typing import Self
+from collections.abc import Mapping
+from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -9,6 +10,13 @@ from moesaic.settings import ModelSettings
 
 class ExpertSettings(ModelSettings):
     """Settings of an expert worker."""
+
+    groups: ClassVar[Mapping[str, str]] = {
+        "model": "Model",
+        "slots_per_layer": "Experts",
+        **ModelSettings.groups,
+        "weights_port": "Network",
+    }
 
     slots_per_layer: int = Field(
         0, ge=0, le=4096, description="expert slots per layer; 0: one for every expert of the model"

@@ -28,7 +28,6 @@ from moesaic.cluster.registry import (
 )
 from moesaic.errors import InvalidInput
 from moesaic.messages.registry import WorkerRecord
-from moesaic.settings import load_settings
 from moesaic.telemetry.logs import configure_logging
 from moesaic.telemetry.metrics import serve_metrics
 from moesaic.v1 import gateway_pb2_grpc
@@ -222,6 +221,6 @@ def _check_exposure(settings: GatewaySettings) -> None:
     raise InvalidInput("--api-key", fix)
 
 
-def main() -> None:
-    """Entry point of ``moesaic-gateway``."""
-    run_service(serve(load_settings(GatewaySettings)), uvloop.new_event_loop)
+def run(settings: GatewaySettings) -> None:
+    """Serve in this process, to its end."""
+    run_service(serve(settings), uvloop.new_event_loop)

@@ -1,7 +1,9 @@
 """What the gateway is told."""
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from pydantic import Field, SecretStr
-from pydantic_settings import CliDualFlag
 
 from moesaic.prefix.policies import PolicyName
 from moesaic.settings import ServiceSettings
@@ -9,6 +11,17 @@ from moesaic.settings import ServiceSettings
 
 class GatewaySettings(ServiceSettings):
     """Settings of the gateway."""
+
+    groups: ClassVar[Mapping[str, str]] = {
+        "model": "Model",
+        "api_key": "Access",
+        "max_body_bytes": "Limits",
+        "files_dir": "Files and batches",
+        "block_secret": "Choice of workers",
+        "batch_max_inflight": "Files and batches",
+        **ServiceSettings.groups,
+        "port": "Network",
+    }
 
     model: str = Field(
         ..., description="HF-format model directory; only its config and tokenizer are read"
@@ -57,7 +70,7 @@ class GatewaySettings(ServiceSettings):
     router_policy: PolicyName = Field(
         "prefix-flops", description="how the attention worker of a request is picked"
     )
-    router_consolidate: CliDualFlag[bool] = Field(
+    router_consolidate: bool = Field(
         False,
         description="prefix-flops: under light load, fill one worker before the next is given work",
     )

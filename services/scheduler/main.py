@@ -17,7 +17,6 @@ from moesaic.cluster.own_addresses import own_addresses
 from moesaic.cluster.placement_view import PlacementView, watch_placement
 from moesaic.cluster.registry import next_generation, registered, tidy_index, watch_fleet
 from moesaic.messages.registry import WorkerRecord
-from moesaic.settings import load_settings
 from moesaic.telemetry.logs import configure_logging
 from moesaic.telemetry.metrics import serve_metrics
 from moesaic.v1 import scheduler_pb2_grpc
@@ -105,6 +104,6 @@ async def _show(status: ServiceStatus, view: PlacementView, placer: Placer) -> N
         await asyncio.sleep(_SHOW_S)
 
 
-def main() -> None:
-    """Entry point of ``moesaic-scheduler``."""
-    run_service(serve(load_settings(SchedulerSettings)))
+def run(settings: SchedulerSettings) -> None:
+    """Serve in this process, to its end."""
+    run_service(serve(settings))

@@ -1,14 +1,18 @@
 """What the scheduler is told."""
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from pydantic import Field, field_validator
 
 from moesaic.errors import InvalidInput
 from moesaic.settings import ServiceSettings
-from services.scheduler.planner import require_policy
 
 
 class SchedulerSettings(ServiceSettings):
     """Settings of the scheduler."""
+
+    groups: ClassVar[Mapping[str, str]] = {"settle_s": "Placement", **ServiceSettings.groups}
 
     settle_s: float = Field(
         1.0,
@@ -53,6 +57,10 @@ class SchedulerSettings(ServiceSettings):
     @field_validator("placement_policy")
     @classmethod
     def _is_known(cls, policy: str) -> str:
+        from services.scheduler.planner import (
+            require_policy,
+        )  # takes long to load, and is rarely needed
+
         try:
             return require_policy(policy)
         except InvalidInput as error:

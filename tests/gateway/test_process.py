@@ -21,7 +21,7 @@ BLOCK_TORCH = "import sys; sys.modules['torch'] = None; "
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
-    code = BLOCK_TORCH + "from services.gateway.main import main; main()"
+    code = BLOCK_TORCH + "from services.gateway.__main__ import main; main()"
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MOESAIC_")}
     return subprocess.Popen(
         [sys.executable, "-c", code, *arguments],

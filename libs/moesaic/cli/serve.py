@@ -17,4 +17,4 @@ def serve(
 
     # Services read their flags from the command line, as when they are started by their own names.
     sys.argv = [f"moesaic serve {role}", *context.args]
-    import_module(f"services.{role}.main").main()
+    import_module(f"services.{role}.__main__").main()

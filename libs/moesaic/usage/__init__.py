@@ -1,0 +1,1 @@
+"""How is a service told what to do? Its variables, its flags, and the help about them."""

@@ -1,0 +1,145 @@
+"""The flags of a settings model, one for each of its fields, and reading them off a command line."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel, SecretStr
+from pydantic.fields import FieldInfo
+
+from moesaic.usage.nearest import proposal
+
+OTHERS = "Options"  # the group of fields that come before any marked one
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One setting, as people see it.
+
+    Attributes:
+        field: its name in the model.
+        group: what it belongs to, for the help.
+        form: what may be its value; empty for a switch.
+        bounds: which numbers it takes, such as ``1<=x<=64``; empty if any.
+        default: what holds without it; empty if nothing, or if the description says it.
+    """
+
+    field: str
+    group: str
+    description: str
+    form: str
+    bounds: str
+    default: str
+    required: bool
+    secret: bool
+    on: bool  # a switch that is on by default
+
+    @property
+    def name(self) -> str:
+        """As it is typed: ``--slots-per-layer``."""
+        return "--" + self.field.replace("_", "-")
+
+    @property
+    def off_name(self) -> str:
+        """What turns a switch off: ``--no-offload``; empty for others."""
+        has_one = not self.form and not self.field.startswith("no_")
+        return f"--no-{self.name[2:]}" if has_one else ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that it is known by on a command line."""
+        return (self.name, self.off_name) if self.off_name else (self.name,)
+
+
+class WrongFlag(Exception):
+    """A command line cannot be read: one line for people."""
+
+
+def flags_of(model: type[BaseModel], groups: Mapping[str, str]) -> list[Flag]:
+    """The flags of a model, group by group, and in each in the order of its fields.
+
+    Args:
+        model: its fields are numbers, texts, secrets, switches or a choice of texts.
+        groups: fields that begin a group, with its title: those that follow belong to it. Titles are in order.
+    """
+    group, flags = OTHERS, []
+    for name, field in model.model_fields.items():
+        group = groups.get(name, group)
+        secret, default = field.annotation is SecretStr, field.default
+        switch = field.annotation is bool
+        says_nothing = secret or switch or field.is_required() or default == ""
+        flags.append(
+            Flag(
+                field=name,
+                group=group,
+                description=field.description or "",
+                form="" if switch else _form(field.annotation),
+                bounds=_bounds(field),
+                default="" if says_nothing else _shown(default),
+                required=field.is_required(),
+                secret=secret,
+                on=switch and default is True,
+            )
+        )
+    titles = [OTHERS, *dict.fromkeys(groups.values())]
+    return sorted(flags, key=lambda flag: titles.index(flag.group))
+
+
+def read_flags(flags: Sequence[Flag], arguments: Sequence[str]) -> dict[str, str | bool]:
+    """What a command line says about the settings, by field; of a flag that comes twice the last.
+
+    ``--slots-per-layer 16`` and ``--slots-per-layer=16`` are the same.
+
+    Raises:
+        WrongFlag: something else stands there, or a value is missing.
+    """
+    known = {name: flag for flag in flags for name in flag.names}
+    given: dict[str, str | bool] = {}
+    rest = iter(arguments)
+    for argument in rest:
+        name, has_value, value = argument.partition("=")
+        flag = known.get(name)
+        if flag is None:
+            wanted = proposal(name, known) if name.startswith("-") else ", flags begin with --"
+            raise WrongFlag(f"{name}: there is no such flag{wanted}")
+        if not flag.form:
+            if has_value:
+                raise WrongFlag(f"{name}: takes no value, got {value!r}")
+            given[flag.field] = name == flag.name
+        elif has_value:
+            given[flag.field] = value
+        else:
+            given[flag.field] = _next_value(flag, next(rest, None), known)
+    return given
+
+
+def _next_value(flag: Flag, value: str | None, known: dict[str, Flag]) -> str:
+    if value is None or value.partition("=")[0] in known:
+        got = "nothing" if value is None else value
+        raise WrongFlag(f"{flag.name}: a value is needed ({flag.form}), got {got}")
+    return value
+
+
+def _form(annotation: Any) -> str:
+    if get_origin(annotation) is Literal:
+        return f"<{'|'.join(get_args(annotation))}>"
+    return {int: "<int>", float: "<float>"}.get(annotation, "<str>")
+
+
+def _shown(default: object) -> str:
+    return f"{default:g}" if isinstance(default, float) else str(default)
+
+
+def _bounds(field: FieldInfo) -> str:
+    least = greatest = ""
+    for bound in field.metadata:
+        if isinstance(bound, Ge):
+            least = f"{bound.ge}<="
+        elif isinstance(bound, Gt):
+            least = f"{bound.gt}<"
+        elif isinstance(bound, Le):
+            greatest = f"<={bound.le}"
+        elif isinstance(bound, Lt):
+            greatest = f"<{bound.lt}"
+    return f"{least}x{greatest}" if least or greatest else ""

@@ -1,0 +1,27 @@
+"""Help and mistakes of a service come before what it computes with is loaded."""
+
+import subprocess
+import sys
+
+HEAVY = ("torch", "numpy", "grpc", "redis", "fastapi", "ucxx")
+CALL = f"""
+import sys
+from importlib import import_module
+for name in {HEAVY}:
+    sys.modules[name] = None
+for role in ("attention", "expert", "gateway", "scheduler"):
+    for flag in ("--help", "--log-lvl"):
+        sys.argv = ["moesaic serve " + role, flag]
+        try:
+            import_module(f"services.{{role}}.__main__").main()
+        except SystemExit as end:
+            print("status", end.code, flush=True)
+"""
+
+
+def test_services_explain_themselves_without_what_they_compute_with() -> None:
+    done = subprocess.run([sys.executable, "-c", CALL], capture_output=True, text=True)
+
+    assert done.stdout.count("Usage: moesaic serve ") == done.stdout.count("status 0") == 4, done
+    assert done.stdout.count("status 2") == 4
+    assert done.stderr.count("did you mean --log-level?") == 4
