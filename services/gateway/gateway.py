@@ -40,7 +40,7 @@ class Gateway:
 
     def __init__(self, settings: GatewaySettings, language: Language) -> None:
         self.settings, self.language = settings, language
-        self.model_name = settings.served_model_name or Path(settings.model).resolve().name
+        self.model_name = settings.name_in_api
         self.tenants = Tenants(settings.api_key.get_secret_value(), settings.api_keys_file)
         self.workers = Workers(language.config, settings)
         self.draining = False

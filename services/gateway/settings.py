@@ -1,6 +1,7 @@
 """What the gateway is told."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import ClassVar
 
 from pydantic import Field, SecretStr
@@ -22,6 +23,11 @@ class GatewaySettings(ServiceSettings):
         **ServiceSettings.groups,
         "port": "Network",
     }
+
+    @property
+    def name_in_api(self) -> str:
+        """What the model is called: as told, or like its directory."""
+        return self.served_model_name or Path(self.model).resolve().name
 
     model: str = Field(
         ..., description="HF-format model directory; only its config and tokenizer are read"

@@ -15,11 +15,11 @@ from moesaic.cluster.statuses import errors_as_status
 from moesaic.errors import InvalidInput, NotReady, StaleEpoch
 from moesaic.messages.decisions import EVERY_LAYER, Pin, PlacementPolicy
 from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.placement.policies import require_policy
 from moesaic.v1 import placement_pb2, scheduler_pb2_grpc
 from moesaic.v1 import scheduler_pb2 as pb
 from services.scheduler.decisions import DecisionLog
 from services.scheduler.placer import Placer
-from services.scheduler.planner import require_policy
 from services.scheduler.policies import PolicyStore
 from services.scheduler.replanner import Replanner
 from services.scheduler.traffic import TrafficFeed

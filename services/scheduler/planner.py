@@ -17,14 +17,13 @@ from moesaic.placement.checking import violations
 from moesaic.placement.fitting import fitting
 from moesaic.placement.moves import Move, moves
 from moesaic.placement.pins import with_pins
-from moesaic.placement.policies import POLICIES
+from moesaic.placement.policies import AUTO, KEEP
 from services.scheduler.solver import Replay, Replayed, Solve, Solved, Traffic
 from services.scheduler.solving import Solver, solver
 from services.scheduler.traffic import ModelTraffic, TrafficFeed
 
 log = structlog.get_logger()
 
-AUTO, KEEP = "auto", "keep"
 GREEDY = "eplb"  # what is asked when a policy fails: it only counts and sorts
 CANDIDATES = (GREEDY, "eplb-batches", "janus-batches")  # of ``auto``
 MIN_SAMPLED = 32  # batches, of one layer each, below which nothing is concluded
@@ -56,18 +55,6 @@ class Plan:
     seconds: float | None = None
     batches: float = 0.0
     sampled_batches: int = 0
-
-
-def require_policy(policy: str) -> str:
-    """Refuse a policy that is not known.
-
-    Raises:
-        InvalidInput: naming those that are.
-    """
-    known = [AUTO, KEEP, *POLICIES]
-    if policy not in known:
-        raise InvalidInput("policy", f"must be one of {', '.join(known)}, got {policy!r}")
-    return policy
 
 
 class Planner:

@@ -57,9 +57,8 @@ class SchedulerSettings(ServiceSettings):
     @field_validator("placement_policy")
     @classmethod
     def _is_known(cls, policy: str) -> str:
-        from services.scheduler.planner import (
-            require_policy,
-        )  # takes long to load, and is rarely needed
+        # Here, as numpy comes with it, for which the help need not wait.
+        from moesaic.placement.policies import require_policy
 
         try:
             return require_policy(policy)

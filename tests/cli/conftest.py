@@ -83,6 +83,8 @@ while True:
     signal.pause()
 """
 
+SERVICES = Path(__file__).parents[2] / "services"
+
 T = TypeVar("T")
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -109,6 +111,7 @@ def house(tmp_path: Path) -> Path:
         package.mkdir(parents=True)
         (package / "__init__.py").touch()
         (package / "__main__.py").write_text(STAND_IN)
+        (package / "settings.py").symlink_to(SERVICES / role / "settings.py")
     (tmp_path / "services" / "__init__.py").touch()
     return tmp_path
 

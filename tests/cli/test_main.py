@@ -67,15 +67,28 @@ def test_down_without_a_suite_is_fine(ask: Run) -> None:
     assert (done.returncode, done.stdout) == (0, "nothing runs in this directory\n")
 
 
-def test_serve_hands_its_flags_to_the_service(run: Run, house: Path) -> None:
-    (house / "services" / "expert" / "main.py").write_text(
-        "import sys\ndef main(): print(sys.argv[1:]); raise SystemExit(7)\n"
+def test_serve_hands_its_flags_to_the_service(ask: Run) -> None:
+    done = ask("serve", "expert", "--slots-per-layr", "4", "--help")
+    assert (done.returncode, done.stdout.count("Usage: moesaic serve expert")) == (0, 1)
+
+    done = ask("serve", "expert", "--slots-per-layr", "4")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "--slots-per-layr: there is no such flag, did you mean --slots-per-layer? "
+        "('moesaic serve expert --help' lists them)\n"
     )
 
-    done = run("serve", "expert", "--slots-per-layer", "4", "--help")
 
-    assert done.returncode == 7
-    assert done.stdout == "['--slots-per-layer', '4', '--help']\n"
+@pytest.mark.parametrize(
+    ("arguments", "status"), [(["status"], 2), (["status", "--help"], 0), (["down"], 2)]
+)
+def test_a_misspelt_variable_stops_every_command_but_help(
+    ask: Run, arguments: list[str], status: int
+) -> None:
+    done = ask(*arguments, MOESAIC_URLL="http://127.0.0.1:1")
+
+    assert done.returncode == status
+    assert ("did you mean MOESAIC_URL?" in done.stderr) == (status == 2)
 
 
 def test_a_benchmark_says_what_to_install(run: Run, house: Path) -> None:
@@ -120,13 +133,14 @@ def test_figures_become_rows() -> None:
 def test_doctor_names_what_must_be_fixed(ask: Run, house: Path) -> None:
     (house / "model" / "tokenizer.json").unlink()
 
-    done = ask("doctor", "--json", "--model", "model")
+    done = ask("doctor", "--json", "--model", "model", MOESAIC_QUANTISATION="int8")
 
     findings = {finding["name"]: finding for finding in json.loads(done.stdout)}
     assert done.returncode == 3
     assert findings["model"]["status"] == "fail"
     assert "tokenizer.json" in findings["model"]["detail"]
     assert findings["model"]["fix"]
+    assert "did you mean MOESAIC_QUANTIZATION?" in findings["variables"]["detail"]
     for name in ("python", "packages", "torch", "ucx", "redis", "memlock"):
         assert findings[name]["status"] == "ok", findings[name]
 

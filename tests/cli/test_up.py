@@ -185,17 +185,25 @@ def test_warnings_of_the_services_show_on_the_terminal(start: Start, suite: Wait
 
 
 def test_flags_and_threads_reach_the_services(start: Start, suite: Wait, house: Path) -> None:
-    process = start(*UP, "--experts", "1", "--slots-per-layer", "9")
+    settings = ("--served-model-name", "tiny", "--max-num-seqs=7", "--log-level", "warning")
+    process = start(*UP, "--experts", "1", "--slots-per-layer", "9", *settings)
     ready = suite("ready")
     process.terminate()
-    process.communicate()
+    out, _ = process.communicate()
 
-    log = (house / "run" / "expert-0.log").read_text()
+    log, attention, gateway = (
+        (house / "run" / f"{name}.log").read_text()
+        for name in ("expert-0", "attention-0", "gateway")
+    )
     address = next(p.admin_address for p in ready.processes if p.name == "expert-0")
 
     assert "--slots-per-layer 9" in log
     assert f"--admin-port {address.rpartition(':')[2]}" in log
     assert "--secret" not in log
+    assert all("--log-level=warning" in text for text in (log, attention, gateway))
+    assert [("--max-num-seqs=7" in text) for text in (log, attention, gateway)] == [0, 1, 0]
+    assert "--served-model-name=tiny" in gateway
+    assert "Moesaic serves tiny at" in out
 
 
 @pytest.mark.parametrize(
@@ -206,10 +214,37 @@ def test_flags_and_threads_reach_the_services(start: Start, suite: Wait, house: 
         (["--slots-per-layer", "3"], {}, 2, "give --slots-per-layer 4 or more --experts"),
         (["--topology", "local", "--experts", "2"], {}, 2, "--experts: the local topology"),
         (["--topology", "mesh"], {}, 2, "mesh"),
-        (["--no-store-scoring-kv"], {}, 2, "MOESAIC_STORE_SCORING_KV=false moesaic up"),
-        (["--exchange", "case-2"], {}, 2, "--exchange is no flag of 'moesaic up'"),
-        (["--micro-batches=2"], {}, 2, "MOESAIC_MICRO_BATCHES=2 moesaic up"),
-        (["-x"], {}, 2, "'-x' is no flag of 'moesaic up'"),
+        (
+            ["--attension", "2"],
+            {},
+            2,
+            "--attension: there is no such flag, did you mean --attention?",
+        ),
+        (["--quantisation", "int8"], {}, 2, "did you mean --quantization?"),
+        (["--exchange", "case-9"], {}, 2, "--exchange (MOESAIC_EXCHANGE): input should be"),
+        (["--quantization", "int8", "--dtype", "bfloat16"], {}, 2, "needs --dtype float32"),
+        (
+            ["--micro-batches=2", "--worker-id", "a"],
+            {},
+            2,
+            "--worker-id: the suite sets this itself",
+        ),
+        (["--secret", "hidden"], {}, 2, "--secret: give it as MOESAIC_SECRET"),
+        (["--kv-blocks"], {}, 2, "--kv-blocks: a value is needed"),
+        (["-x"], {}, 2, "-x: there is no such flag"),
+        ([], {"MOESAIC_ATTENSION": "2"}, 2, "MOESAIC_ATTENSION: there is no such variable"),
+        (
+            [],
+            {"MOESAIC_REPLAN_GAIN": "x"},
+            2,
+            "--replan-gain (MOESAIC_REPLAN_GAIN): input should be",
+        ),
+        (
+            [],
+            {"MOESAIC_SLOTS_PER_LAYER": "9999"},
+            2,
+            "--slots-per-layer (MOESAIC_SLOTS_PER_LAYER): ",
+        ),
         (["--host", "no.such.host.invalid"], {}, 2, "--host no.such.host.invalid"),
         (["--host", "0.0.0.0"], {}, 2, "set MOESAIC_API_KEY to the key"),
         (["--api-keys-file", "nowhere.json"], {}, 2, "--api-keys-file: cannot read nowhere.json"),

@@ -37,6 +37,7 @@ def run_checks(model: str, port: int) -> list[Finding]:
     """All checks, in the order in which their problems should be solved."""
     checks: list[Callable[[], Finding]] = [
         check_python,
+        check_variables,
         check_packages,
         check_torch,
         check_kernels,
@@ -55,6 +56,16 @@ def check_python() -> Finding:
     """Which Python runs this; an older one than is needed cannot even read this file."""
     found = f"{platform.python_implementation()} {platform.python_version()} at {sys.executable}"
     return Finding("python", "ok", found)
+
+
+def check_variables() -> Finding:
+    """Whether all variables with our prefix are ones that something reads."""
+    from moesaic.usage.variables import PREFIX, unknown_variables
+
+    if problems := unknown_variables(os.environ):
+        return Finding("variables", "fail", "; ".join(problems), "correct or unset them")
+    count = sum(name.startswith(PREFIX) for name in os.environ)
+    return Finding("variables", "ok", f"{count} {PREFIX}* variables, all of them known")
 
 
 def check_packages() -> Finding:

@@ -21,6 +21,7 @@ from moesaic.cli.preflight import check_cluster, check_model, check_redis
 from moesaic.cli.readiness import await_ready
 from moesaic.cli.redis_keeper import OwnRedis, own_redis
 from moesaic.cli.restart import STATUS_BAD_SETTINGS
+from moesaic.cli.service_settings import check_settings
 from moesaic.cli.state import StateFile, SuiteState, process_start_time
 from moesaic.cli.suite import Service, SuiteOptions, services_of, url_of
 from moesaic.cli.supervisor import ServiceFailed, Supervisor
@@ -48,13 +49,14 @@ def run_suite(options: SuiteOptions, ready_within_s: float, on_ready: OnReady) -
         options = replace(options, port=number_of(held))
         num_experts = check_model(options.model).moe.num_experts
         services = services_of(options, num_experts, usable_cores())
+        gateway = check_settings(services)["gateway"]
         redis_url = os.environ.get("MOESAIC_REDIS_URL") or os.environ.get("REDIS_URL") or ""
         if redis_url:
             check_redis(redis_url)
             cluster = os.environ.get("MOESAIC_CLUSTER") or "default"
             check_cluster(redis_url, cluster, [service.name for service in services])
         keep_previous_logs(state_file.directory, services)
-        suite = _Suite(options, services, state_file)
+        suite = _Suite(options, services, state_file, getattr(gateway, "name_in_api", ""))
         asyncio.run(suite.run(redis_url, ready_within_s, on_ready))
 
 
@@ -62,7 +64,11 @@ class _Suite:
     """A suite that is being run, and its state file."""
 
     def __init__(
-        self, options: SuiteOptions, services: list[Service], state_file: StateFile
+        self,
+        options: SuiteOptions,
+        services: list[Service],
+        state_file: StateFile,
+        model_name: str,
     ) -> None:
         self._file = state_file
         self._state = SuiteState(
@@ -72,6 +78,7 @@ class _Suite:
             url=url_of(options),
             topology=options.topology,
             model=options.model,
+            model_name=model_name,
             processes=[],
         )
         self._api_key = options.api_key

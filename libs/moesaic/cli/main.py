@@ -61,6 +61,7 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def shared(
+    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option(
@@ -77,6 +78,11 @@ def shared(
     ] = "",
 ) -> None:
     """Serve Mixture-of-Experts language models as small, independently deployable services."""
+    from moesaic.usage.variables import unknown_variables
+
+    explains = "--help" in sys.argv[1:] or context.invoked_subcommand == "doctor"  # that finds them
+    if not explains and (problems := unknown_variables(os.environ)):
+        raise CommandError("\n".join(problems), Exit.USAGE)
     if secret:
         os.environ["MOESAIC_SECRET"] = secret  # where commands look for it
 

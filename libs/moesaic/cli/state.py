@@ -41,7 +41,8 @@ class SuiteState(msgspec.Struct, kw_only=True):
     state: Literal["starting", "ready", "stopping"]
     url: str
     topology: str
-    model: str
+    model: str  # its directory
+    model_name: str = ""  # in the API
     processes: list[ProcessState]
 
     @property

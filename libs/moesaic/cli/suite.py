@@ -15,6 +15,14 @@ LOOPBACK = "127.0.0.1"
 GRACE_S = 30.0  # what running work gets to finish
 
 
+@dataclass(frozen=True)
+class Setting:
+    """A setting that was given to the suite, for those services that have it."""
+
+    flag: str  # with its value, --dtype=bfloat16
+    roles: frozenset[str]
+
+
 @dataclass(frozen=True, kw_only=True)
 class SuiteOptions:
     """What the user asked for."""
@@ -30,6 +38,7 @@ class SuiteOptions:
     api_key: str = field(default="", repr=False)
     api_keys_file: str = ""
     no_auth: bool = False
+    settings: tuple[Setting, ...] = ()  # of services, beyond what is said above
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,14 +81,16 @@ def services_of(options: SuiteOptions, num_experts: int, cores: int) -> list[Ser
         environment["OMP_WAIT_POLICY"] = "passive"
 
     def computing(role: str, number: int, *flags: str) -> Service:
-        flags += ("--data-host", LOOPBACK, "--model", options.model, "--threads", threads)
-        return _service(f"{role}-{number}", role, *flags, environment=environment)
+        flags += ("--data-host", LOOPBACK, "--data-port", "0")  # of each its own
+        flags += ("--model", options.model, "--threads", threads)
+        return _service(options, f"{role}-{number}", role, *flags, environment=environment)
 
-    services = [_service("scheduler", "scheduler")]
+    services = [_service(options, "scheduler", "scheduler")]
     if routed:
         slots = str(slots_per_layer(options, num_experts))
         numbers = range(options.experts)
-        services += [computing("expert", n, "--slots-per-layer", slots) for n in numbers]
+        held = ("--slots-per-layer", slots, "--weights-port", "0")
+        services += [computing("expert", n, *held) for n in numbers]
     offload = ("--offload",) if options.offload else ()
     for n in range(options.attention):
         if options.topology in ("gathered", "all-to-all"):
@@ -91,10 +102,11 @@ def services_of(options: SuiteOptions, num_experts: int, cores: int) -> list[Ser
     if options.api_keys_file:
         auth += ["--api-keys-file", options.api_keys_file]
     flags = ("--port", str(options.port), "--model", options.model, *auth)
-    return [*services, _service("gateway", "gateway", *flags, host=options.host)]
+    return [*services, _service(options, "gateway", "gateway", *flags, host=options.host)]
 
 
 def _service(
+    options: SuiteOptions,
     name: str,
     role: str,
     *flags: str,
@@ -104,10 +116,11 @@ def _service(
     # Only REST is for others; what the services say to each other stays on this machine.
     inside = ("--control-host", LOOPBACK, "--advertise-host", LOOPBACK)
     place = ("--worker-id", name, "--host", host, *inside)
+    settings = [setting.flag for setting in options.settings if role in setting.roles]
     return Service(
         name=name,
         role=role,
-        flags=(*place, "--grace-s", str(GRACE_S), *flags),
+        flags=(*place, "--grace-s", str(GRACE_S), *flags, *settings),
         environment=environment or {},
     )
 

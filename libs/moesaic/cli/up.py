@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from moesaic.cli.suite import SuiteOptions
 
 DEFAULT_EXPERT_WORKERS = 2
+SETTINGS_PANEL = "Settings of the services"
 
 
 def up(
@@ -96,17 +97,57 @@ def up(
             help="Let the gateway listen beyond this machine without a key.",
         ),
     ] = False,
+    served_model_name: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=SETTINGS_PANEL,
+            help="Name of the model in the API (default: the directory's).",
+        ),
+    ] = None,
+    quantization: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=SETTINGS_PANEL,
+            help="int8: round weights to 8 bits, on a CPU (default: none).",
+        ),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=SETTINGS_PANEL,
+            help="Of weights and activations: float32 or bfloat16 (default: float32).",
+        ),
+    ] = None,
+    log_level: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=SETTINGS_PANEL,
+            help="Least severe level to log: debug, info, warning or error (default: info).",
+        ),
+    ] = None,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds the start may take.")] = 600,
     detach: Annotated[
         bool, typer.Option("--detach", help="Return when ready, and run in the background.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Start a suite of services and keep it running until Ctrl-C."""
+    """Start a suite of services and keep it running until Ctrl-C.
+
+    Every setting of a service is a flag here, too, such as --max-num-seqs 128, and reaches the services
+    that have it: 'moesaic serve ROLE --help' lists them.
+    """
+    from moesaic.cli.service_settings import service_flags
     from moesaic.cli.suite import SuiteOptions
 
-    if context.args:
-        raise CommandError(no_such_flag(context.args[0]), Exit.USAGE)
+    named = {
+        "--served-model-name": served_model_name,
+        "--quantization": quantization,
+        "--dtype": dtype,
+        "--log-level": log_level,
+    }
+    given = [f"{flag}={value}" for flag, value in named.items() if value is not None]
+    own = [name for parameter in context.command.params for name in parameter.opts]
+    settings = service_flags([*given, *context.args], own)
     if topology != "disaggregated" and (experts or slots_per_layer):
         flag = "--experts" if experts else "--slots-per-layer"
         raise CommandError(f"{flag}: the {topology} topology has no expert workers", Exit.USAGE)
@@ -126,6 +167,7 @@ def up(
         api_key=api_key,
         api_keys_file=checked_keys_file(api_keys_file),
         no_auth=no_auth,
+        settings=settings,
     )
     started = time.monotonic()
 
@@ -159,22 +201,6 @@ def down(
     print(stop_suite(timeout))
 
 
-def no_such_flag(given: str) -> str:
-    """What to say to something that ``moesaic up`` does not take: it may be a service's setting."""
-    flag, _, value = given.partition("=")
-    if not flag.startswith("--") or len(flag) < 4:
-        return f"{given!r} is no flag of 'moesaic up'; 'moesaic up --help' lists them"
-    name, value = flag[2:], value or "..."
-    if name.startswith("no-"):
-        name, value = name[3:], "false"
-    variable = "MOESAIC_" + name.upper().replace("-", "_")
-    return (
-        f"{flag} is no flag of 'moesaic up'; settings of its services are given as variables, "
-        f"{variable}={value} moesaic up ('moesaic serve attention --help' lists an attention "
-        "worker's, and likewise gateway, scheduler, expert)"
-    )
-
-
 def command_flags(options: "SuiteOptions", timeout: float) -> list[str]:
     """The flags of ``moesaic up`` that ask for the same suite, in the foreground.
 
@@ -194,17 +220,11 @@ def command_flags(options: "SuiteOptions", timeout: float) -> list[str]:
             flags["--slots-per-layer"] = options.slots_per_layer
     if options.api_keys_file:
         flags["--api-keys-file"] = options.api_keys_file
-    no_auth = ["--no-auth"] if options.no_auth else []
+    switches = ["--no-auth"] if options.no_auth else []
     if options.offload:
-        no_auth.append("--offload")
-    return [*(str(part) for flag in flags.items() for part in flag), *no_auth]
-
-
-def model_name(state: "SuiteState") -> str:
-    """The name that the gateway gives the model."""
-    from pathlib import Path
-
-    return Path(state.model).resolve().name
+        switches.append("--offload")
+    settings = [setting.flag for setting in options.settings]
+    return [*(str(part) for flag in flags.items() for part in flag), *switches, *settings]
 
 
 def ready_facts(state: "SuiteState") -> dict[str, Any]:
@@ -213,7 +233,7 @@ def ready_facts(state: "SuiteState") -> dict[str, Any]:
 
     return {
         "url": state.url,
-        "model": model_name(state),
+        "model": state.model_name,
         "topology": state.topology,
         "pid": state.pid,
         "processes": msgspec.to_builtins(state.processes),
@@ -237,7 +257,7 @@ def typed_command() -> str:
 
 def ready_text(state: "SuiteState", took_s: float, *, detached: bool, wants_key: bool) -> str:
     """What people read once the suite is ready: where to call, and how."""
-    name = model_name(state)
+    name = state.model_name
     question = {"model": name, "input": "i want to book a flight", "labels": ["travel", "banking"]}
     chat = {"model": name, "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 64}
     moesaic = typed_command()

@@ -6,6 +6,13 @@ answer everywhere. A policy raises ``PlacementInfeasible`` if the slots cannot h
 and nothing else.
 """
 
-from moesaic.placement.policies.registry import POLICIES, Policy, make_placement
+from moesaic.placement.policies.registry import (
+    AUTO,
+    KEEP,
+    POLICIES,
+    Policy,
+    make_placement,
+    require_policy,
+)
 
-__all__ = ["POLICIES", "Policy", "make_placement"]
+__all__ = ["AUTO", "KEEP", "POLICIES", "Policy", "make_placement", "require_policy"]

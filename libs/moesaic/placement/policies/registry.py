@@ -11,6 +11,7 @@ from moesaic.placement.uniform import Slots
 
 Policy = Callable[[Problem], list[Slots]]
 
+AUTO, KEEP = "auto", "keep"  # take the best of several; leave experts where they are
 POLICIES: dict[str, Policy] = {
     "uniform": uniform,
     "redundance": redundance,
@@ -23,6 +24,18 @@ POLICIES: dict[str, Policy] = {
     "dance": dance,
     "optimal": optimal,
 }
+
+
+def require_policy(policy: str) -> str:
+    """Refuse what re-places experts by no name that is known.
+
+    Raises:
+        InvalidInput: naming those that are.
+    """
+    known = [AUTO, KEEP, *POLICIES]
+    if policy not in known:
+        raise InvalidInput("policy", f"must be one of {', '.join(known)}, got {policy!r}")
+    return policy
 
 
 def make_placement(name: str, problem: Problem) -> list[Slots]:
