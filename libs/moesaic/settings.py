@@ -224,6 +224,11 @@ class ModelSettings(ServiceSettings):
         return self
 
     @property
+    def name_of_model(self) -> str:
+        """What the model's directory is called."""
+        return Path(self.model).resolve().name
+
+    @property
     def node_name(self) -> str:
         """The label of the machine: given, or its host name."""
         return self.node or socket.gethostname()

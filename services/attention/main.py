@@ -82,14 +82,14 @@ async def serve(settings: AttentionSettings) -> None:
                 ),
             )
         )
-        metrics_address = settings.control.advertised(
+        metrics_address = admin.status.metrics_address = settings.control.advertised(
             serve_metrics(settings.control.host, settings.metrics_port)
         )
         bus = await parts.enter_async_context(
             Bus.connect(settings.redis_url, settings.cluster, admin.status.waiting_for)
         )
         generation = admin.status.generation = await next_generation(bus, worker_id)
-        admin.status.model_digest = config.digest
+        admin.status.model_digest, admin.status.model = config.digest, settings.name_of_model
         thread = await parts.enter_async_context(engine_thread(torch.device(settings.device)))
         main_loop = asyncio.get_running_loop()
 

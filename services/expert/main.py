@@ -65,7 +65,7 @@ async def serve(settings: ExpertSettings) -> None:
                 ),
             )
         )
-        metrics_address = settings.control.advertised(
+        metrics_address = admin.status.metrics_address = settings.control.advertised(
             serve_metrics(settings.control.host, settings.metrics_port)
         )
         bus = await parts.enter_async_context(
@@ -116,6 +116,7 @@ async def serve(settings: ExpertSettings) -> None:
         )
         parts.push_async_callback(admin_service.close)
         admin.status.data_address, admin.status.model_digest = data_address, config.digest
+        admin.status.model = settings.name_of_model
         lease = await parts.enter_async_context(
             registered(
                 bus,

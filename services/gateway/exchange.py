@@ -12,6 +12,7 @@ from moesaic.telemetry.metrics import series
 from services.gateway import metrics
 from services.gateway.limits import Allowance, TenantLimited
 from services.gateway.problems import Problem
+from services.gateway.scopes import PROBED
 
 log = structlog.get_logger()
 
@@ -123,7 +124,8 @@ class Exchange:
             series(metrics.prompt_tokens, *by).inc(self.prompt_tokens)
             series(metrics.prompt_tokens_cached, *by).inc(self.cached_tokens)
             series(metrics.generation_tokens, *by).inc(self.completion_tokens)
-        log.info(
+        report = log.debug if self.route in PROBED else log.info
+        report(
             "request.finished",
             request_id=self.request_id,
             method=self.method,

@@ -72,9 +72,10 @@ async def serve(settings: GatewaySettings) -> None:
             )
         )
         admin.status.model_digest = gateway.language.config.digest
+        admin.status.model = gateway.model_name
         app = make_app(gateway)
         address = await parts.enter_async_context(http_server(settings, app))
-        metrics_address = settings.control.advertised(
+        metrics_address = admin.status.metrics_address = settings.control.advertised(
             serve_metrics(settings.control.host, settings.metrics_port)
         )
         bus = await parts.enter_async_context(

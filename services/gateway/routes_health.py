@@ -29,14 +29,22 @@ _READINESS[503] = {"description": NOT_READY, "content": _READINESS[200]["content
 
 @router.get("/livez")
 async def livez() -> dict[str, str]:
-    """The event loop turns."""
+    """The process answers. For liveness probes: restart the gateway if this fails for long.
+
+    It says nothing about workers: a restart of the gateway would not bring those back.
+    """
     return {"status": "ok"}
 
 
 @router.get("/health", responses=_READINESS)
 @router.get("/readyz", responses=_READINESS)
 async def readyz(request: Request) -> Response:
-    """Requests can be answered; otherwise 503 with the failing checks."""
+    """Requests can be answered; otherwise 503 with the failing checks. For readiness and startup probes and load
+    balancers: send no requests here while this fails.
+
+    `/health` is the same as `/readyz`, under the name that clients of other servers know. Neither is for liveness
+    probes: they fail while workers load or are lost, which no restart of the gateway mends.
+    """
     failing = gateway_of(request).failing_checks()
     if not failing:
         return reply(Readiness("ok", {}))
@@ -48,5 +56,5 @@ async def readyz(request: Request) -> Response:
 
 @router.get("/metrics", response_class=PlainTextResponse)
 async def metrics() -> Response:
-    """Prometheus text."""
+    """Prometheus text; the port that `--metrics-port` names serves the same, without a key."""
     return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)

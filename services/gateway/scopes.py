@@ -6,6 +6,7 @@ A route that is not named here needs ``infer``, so a new one is closed until som
 from moesaic.api_keys import Scope
 
 NO_KEY = frozenset({"/livez", "/readyz", "/health"})
+PROBED = NO_KEY | {"/metrics"}  # asked every few seconds by machines
 ANY_KEY = frozenset({"/version", "/openapi.json", "/docs"})
 _SCOPES: dict[str, Scope] = {  # of these paths and all below them
     "/v1/files": "batch",

@@ -56,7 +56,7 @@ async def serve(settings: SchedulerSettings) -> None:
                 ),
             )
         )
-        metrics_address = settings.control.advertised(
+        metrics_address = admin.status.metrics_address = settings.control.advertised(
             serve_metrics(settings.control.host, settings.metrics_port)
         )
         bus = await enter(

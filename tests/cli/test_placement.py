@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from moesaic.cli.decisions import as_dict, decision_row, plan_text
+from moesaic.cli.decisions import as_dict, decision_note, decision_row, plan_text
 from moesaic.cli.main import app
 from moesaic.cli.outcome import CommandError, Exit
 from moesaic.cli.placement import _read, _write
@@ -89,11 +89,11 @@ def test_plans_and_decisions_are_told_with_what_is_known_and_no_more() -> None:
 
     done = pb.Decision(at=0.0, cause="traffic", adopted=True, epoch=7, predicted_before=4.0,
                        predicted_after=2.0, measured_after=2.125, reason="gain")  # fmt: skip
-    assert decision_row(done) == (
-        *("1970-01-01 00:00:00", "traffic", "7", "", 0, "4.00 -> 2.00", "2.12", "gain"),
-    )
+    assert decision_row(done) == (*("01-01 00:00", "traffic", "7", "", 0, "4.00 -> 2.00", "2.12"),)
+    assert decision_note(done) == "gain"
     failed = pb.Decision(cause="workers", adopted=True, failure="b: lost", reason="b came")
-    assert decision_row(failed)[2:] == ("failed", "", 0, "", "", "b came; b: lost")
+    assert decision_row(failed)[2:] == ("failed", "", 0, "", "")
+    assert decision_note(failed) == "b came; b: lost"
     kept = pb.Decision(cause="traffic", adopted=False, epoch_before=5)
     assert decision_row(kept)[2] == "5 kept"
     begun = pb.Decision(cause="operator", adopted=True, reason="an operator asked for it")

@@ -327,3 +327,14 @@ def test_any_body_is_accepted_or_refused_by_name(body: dict[str, Any]) -> None:
         assert problem.status == 400
         assert problem.body.param
         assert len(problem.body.message) <= 1100
+
+
+async def test_probes_and_scrapes_are_no_news(open_house, scripts) -> None:
+    async with open_house(scripts.says("yes")) as house:
+        for path in ("/livez", "/readyz", "/health", "/metrics", "/v1/models"):
+            assert (await house.client.get(path)).status_code == 200
+        finished = [e for e in house.logs if e["event"] == "request.finished"]
+
+    levels = {entry["route"]: entry["log_level"] for entry in finished}
+    assert levels.pop("/v1/models") == "info"
+    assert levels == dict.fromkeys(("/livez", "/readyz", "/health", "/metrics"), "debug")

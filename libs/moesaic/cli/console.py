@@ -37,6 +37,29 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
     Console(width=None if terminal else 400).print(table)
 
 
+def print_entries(
+    columns: Sequence[str], rows: Sequence[Sequence[object]], notes: Sequence[str]
+) -> None:
+    """Write rows with a note below each, which has more words than a column could hold.
+
+    Args:
+        columns: their heads.
+        rows: cells, as many as columns.
+        notes: one for each row; empty: none.
+    """
+    import shutil
+    import textwrap
+
+    cells = [[str(cell) for cell in row] for row in (columns, *rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    width = max(40, shutil.get_terminal_size((120, 0)).columns - 1)
+    for line, note in zip(cells, ("", *notes), strict=True):
+        padded = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        print(" " + "  ".join(padded).rstrip())
+        if note:
+            print(textwrap.fill(note, width, initial_indent=" " * 5, subsequent_indent=" " * 5))
+
+
 def say(text: str) -> None:
     """Write one line about the work to standard error."""
     with contextlib.suppress(OSError):  # the terminal may be gone; the work goes on

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from moesaic.v1 import scheduler_pb2 as pb
 
-COLUMNS = ("when (UTC)", "cause", "epoch", "policy", "moves", "predicted", "measured", "reason")
+COLUMNS = ("when (UTC)", "cause", "epoch", "policy", "moves", "predicted", "measured")
 LARGE_NUMBERS = {"base_epoch", "epoch", "epoch_before", "generation", "moved_bytes"}
 
 
@@ -22,8 +22,8 @@ def as_dict(message: Any) -> dict[str, Any]:
 
 
 def decision_row(decision: "pb.Decision") -> tuple[object, ...]:
-    """A decision for a table with ``COLUMNS``."""
-    when = datetime.fromtimestamp(decision.at, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    """A decision for a table with ``COLUMNS``, which fits into 80 columns."""
+    when = datetime.fromtimestamp(decision.at, UTC).strftime("%m-%d %H:%M")
     epoch = f"{decision.epoch_before} kept"
     if decision.adopted:
         epoch = str(decision.epoch or ("failed" if decision.failure else "under way"))
@@ -31,9 +31,12 @@ def decision_row(decision: "pb.Decision") -> tuple[object, ...]:
     if decision.HasField("predicted_before") and decision.HasField("predicted_after"):
         predicted = f"{decision.predicted_before:.2f} -> {decision.predicted_after:.2f}"
     measured = f"{decision.measured_after:.2f}" if decision.HasField("measured_after") else ""
-    reason = "; ".join(filter(None, (decision.reason, decision.failure)))
-    moves = decision.moves
-    return when, decision.cause, epoch, decision.policy, moves, predicted, measured, reason
+    return when, decision.cause, epoch, decision.policy, decision.moves, predicted, measured
+
+
+def decision_note(decision: "pb.Decision") -> str:
+    """Why it was decided, and what went wrong."""
+    return "; ".join(filter(None, (decision.reason, decision.failure)))
 
 
 def plan_text(plan: "pb.Plan") -> str:

@@ -6,6 +6,7 @@ from typing import Any
 import grpc
 
 from moesaic.cli.credentials import connected
+from moesaic.cli.load import service_load
 from moesaic.cluster.channels import CONTROL_TIMEOUT_S
 from moesaic.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 
@@ -39,6 +40,8 @@ async def service_facts(role: str, worker_id: str, admin_address: str) -> Facts:
         "uptime_s": round(info.uptime_s, 1),
         "epoch": info.epoch,
         "data_address": info.data_address,
+        "metrics_address": info.metrics_address,
+        "model": info.model,
         "model_digest": info.model_digest,
         "waiting_for": list(info.waiting_for),
     }
@@ -114,8 +117,15 @@ async def gather_facts(
     """
     registered = await fleet_addresses(scheduler) if scheduler else {}
     services = {**registered, **known}
+
+    async def ask(name: str, role: str, address: str) -> Facts:
+        facts, load = await asyncio.gather(
+            service_facts(role, name, address), service_load(role, address)
+        )
+        return {**facts, "load": load}
+
     facts = await asyncio.gather(
-        *(service_facts(role, name, address) for name, (role, address) in services.items())
+        *(ask(name, role, address) for name, (role, address) in services.items())
     )
     placement = await placement_facts(scheduler) if scheduler else None
     if placement is not None and scheduler:

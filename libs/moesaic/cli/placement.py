@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from moesaic.cli.console import print_json, print_table, say
+from moesaic.cli.console import print_entries, print_json, print_table, say
 from moesaic.cli.options import JsonOption, valid_text
 from moesaic.cli.outcome import CommandError, Exit
 from moesaic.cli.scheduler_client import (
@@ -32,7 +32,7 @@ PolicyOption = Annotated[
 @app.command()
 def show(scheduler: SchedulerOption = "", as_json: JsonOption = False) -> None:
     """Show the placement in force, what it is decided by, and the last decisions."""
-    from moesaic.cli.decisions import COLUMNS, as_dict, decision_row
+    from moesaic.cli.decisions import COLUMNS, as_dict, decision_note, decision_row
     from moesaic.cli.fleet import placement_facts
     from moesaic.cli.status import experts_text
     from moesaic.v1 import scheduler_pb2 as pb
@@ -59,7 +59,13 @@ def show(scheduler: SchedulerOption = "", as_json: JsonOption = False) -> None:
         print(f"policy {decided.policy}" + (f"; pinned: {pins}" if pins else ""))
         for wait in waits:
             print(f"waiting for: {wait}")
-        print_table(COLUMNS, [decision_row(decision) for decision in decided.decisions])
+        decisions = list(decided.decisions)
+        print()
+        print_entries(
+            COLUMNS,
+            [decision_row(decision) for decision in decisions],
+            [decision_note(decision) for decision in decisions],
+        )
     if placement is None:
         raise CommandError("no placement is committed yet", Exit.UNHEALTHY)
 

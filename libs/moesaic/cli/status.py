@@ -1,6 +1,6 @@
 """``moesaic status``: every service, whether requests are taken, and who holds which experts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,6 +12,7 @@ from moesaic.cli.outcome import CommandError, Exit
 if TYPE_CHECKING:
     from moesaic.cli.state import SuiteState
 
+ADDRESSES = ("admin_address", "metrics_address", "data_address")  # gRPC, Prometheus, tensors
 ROLES = ("gateway", "scheduler", "attention", "expert")
 
 
@@ -62,13 +63,18 @@ async def _facts(url: str, suite: "SuiteState | None", scheduler: str) -> dict[s
     services, placement = await gather_facts(known, scheduler or None)
     if scheduler and scheduler not in {service["admin_address"] for service in services}:
         services.append(await service_facts("scheduler", "", scheduler))  # it was named, so shown
-    restarts = {p.name: p.restarts for p in processes}
+    shown = {p.name: p for p in processes}
     for service in services:
-        service["restarts"] = restarts.get(service["id"])
+        process = shown.get(service["id"])
+        service["restarts"] = process.restarts if process else None
+        for name in ADDRESSES:  # of one that does not answer
+            service[name] = service.get(name) or getattr(process, name, "")
+        service.setdefault("load", {})
     async with httpx.AsyncClient(**client_settings(url)) as client:
         missing = await readiness(client)
     return {
         "url": url,
+        "model": next((s["model"] for s in sorted(services, key=_order) if s.get("model")), None),
         "ready": missing == [],
         "waiting_for": ["the gateway does not answer"] if missing is None else missing,
         "services": sorted(services, key=_order),
@@ -82,33 +88,55 @@ def _order(service: dict[str, Any]) -> tuple[int, str]:
 
 
 def _print(facts: dict[str, Any]) -> None:
+    services, placement = facts["services"], facts["placement"]
     waits = "; ".join(facts["waiting_for"])
-    print(f"{facts['url']} is {'ready' if facts['ready'] else f'not ready: {waits}'}")
-    columns = ("role", "id", "pid", "state", "admin", "data", "epoch", "restarts", "waiting for")
+    serves = f", serves {facts['model']}" if facts["model"] else ""
+    print(f"{facts['url']} is {'ready' if facts['ready'] else f'not ready: {waits}'}{serves}")
+    host = common_host(service[name] for service in services for name in ADDRESSES)
+    columns = ("id", "state", "pid", "gRPC", "metrics", "tensors", "epoch", "restarts")
     print_table(
         columns,
         [
             (
-                service["role"],
-                service["id"],
-                service.get("pid", ""),
+                service["id"] or service["role"],
                 service["state"],
-                service["admin_address"],
-                service.get("data_address", ""),
+                service.get("pid", ""),
+                *(str(service[name]).removeprefix(host) for name in ADDRESSES),
                 service.get("epoch") or "",
                 service["restarts"] or "",
-                "; ".join(service["waiting_for"]),
             )
-            for service in facts["services"]
+            for service in services
         ],
     )
-    placement = facts["placement"]
+    if host:
+        print(f"addresses: {host}PORT")
+    for service in services:
+        if service["waiting_for"]:
+            print(f"{service['id']} waits for: {'; '.join(service['waiting_for'])}")
+    loads = [(service["id"], *load_row(service["load"])) for service in services if service["load"]]
+    if loads:
+        print_table(("id", "running", "waiting", "KV blocks", "now"), loads)
     if placement:
         print(f"placement of epoch {placement['epoch']}, {len(placement['layers'])} MoE layers")
         rows = [(worker["id"], experts_text(worker["experts"])) for worker in placement["workers"]]
         print_table(("worker", "experts"), rows)
         if decided := placement.get("decided_by"):
             print(_decided_text(decided))
+
+
+def common_host(addresses: Iterable[str]) -> str:
+    """What all ``host:port`` begin with, colon included; empty if they are of several hosts."""
+    hosts = {address.rpartition(":")[0] for address in addresses if address}
+    return f"{hosts.pop()}:" if len(hosts) == 1 else ""
+
+
+def load_row(load: dict[str, Any]) -> tuple[object, ...]:
+    """Running and waiting requests, KV blocks in use, and the rate; what a service has not is empty."""
+    blocks, used = load.get("kv_blocks"), load.get("kv_blocks_used", 0)
+    kv = f"{used} of {blocks} ({used / blocks:.0%})" if blocks else ""
+    rates = [(load.get(f"{what}_per_s"), what) for what in ("tokens", "rows")]
+    rate = next((f"{rate:g} {what}/s" for rate, what in rates if rate is not None), "")
+    return load.get("running", ""), load.get("waiting", ""), kv, rate
 
 
 def _decided_text(decided: dict[str, Any]) -> str:

@@ -46,6 +46,8 @@ class ServiceStatus:
         self.epoch = 0  # highest placement epoch seen
         self.model_digest = ""
         self.data_address = ""
+        self.metrics_address = ""
+        self.model = ""  # its name, for people
         self.changed = asyncio.Event()  # the state changed; the health service clears it
         self._state: WorkerState = "starting"
         self._draining = False
@@ -101,6 +103,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             epoch=status.epoch,
             model_digest=status.model_digest,
             data_address=status.data_address,
+            metrics_address=status.metrics_address,
+            model=status.model,
         )
 
     async def GetConfig(

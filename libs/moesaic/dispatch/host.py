@@ -38,6 +38,9 @@ ACTIVATED = Histogram(
     "Distinct experts of a layer that this worker computed for one batch",
     buckets=[0, 1, 2, 4, 8, 16, 32, 64, 128],
 )
+ROWS = Counter(
+    "moesaic_expert_rows", "Rows that came for this worker's experts, those of every layer"
+)
 MOST_ACTIVATED = Counter(
     "moesaic_experts_activated_max",
     "The same of the worker that had most for that batch, added up over the batches",
@@ -303,6 +306,7 @@ class ExpertHost:
         share = sharing.share(topk_ids, terms.load, seed)
         SCHEDULING_S.inc(time.perf_counter() - started)
         ACTIVATED.observe(share.num_experts)
+        ROWS.inc(len(hidden))
         MOST_ACTIVATED.inc(share.most_experts)
         if share.num_experts:
             partial = tenure.table.compute_slots(

@@ -299,6 +299,7 @@ class Engine:
         metrics.RUNNING.set(self.batcher.num_running)
         metrics.WAITING.set(self.batcher.num_waiting)
         metrics.SWEEP_BLOCKS_USED.set(self.batcher.sweeps.area.num_used)
+        metrics.BLOCKS.set(self.batcher.pool.num_blocks)
         metrics.BLOCKS_USED.set(self.batcher.pool.num_used)
         metrics.BLOCKS_CACHED.set(self.batcher.pool.num_cached)
         tally, self.batcher.tally = self.batcher.tally, Tally()

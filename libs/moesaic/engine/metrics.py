@@ -24,6 +24,7 @@ SLICE_SECONDS = Histogram(
 SWEEP_BLOCKS_USED = Gauge("moesaic_sweep_blocks_used", "Blocks in use by scoring that stores no KV")
 RUNNING = Gauge("moesaic_num_requests_running", "Requests being computed")
 WAITING = Gauge("moesaic_num_requests_waiting", "Requests waiting to be computed")
+BLOCKS = Gauge("moesaic_kv_blocks", "KV blocks that there are")
 BLOCKS_USED = Gauge("moesaic_kv_blocks_used", "KV blocks in use")
 BLOCKS_CACHED = Gauge(
     "moesaic_kv_blocks_cached", "Free KV blocks that a prompt can still start with"

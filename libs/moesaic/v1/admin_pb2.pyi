@@ -68,6 +68,8 @@ class GetInfoResponse(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     DATA_ADDRESS_FIELD_NUMBER: _builtins.int
+    METRICS_ADDRESS_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     service: _builtins.str
     worker_id: _builtins.str
     generation: _builtins.int
@@ -81,6 +83,10 @@ class GetInfoResponse(_message.Message):
     model_digest: _builtins.str
     data_address: _builtins.str
     """where tensors are received, host:port; empty: none"""
+    metrics_address: _builtins.str
+    """where metrics are read, host:port; empty: not yet"""
+    model: _builtins.str
+    """its name in the API, or that of its directory; empty: it has none"""
     @_builtins.property
     def waiting_for(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """what keeps it from being ready, for people"""
@@ -99,10 +105,12 @@ class GetInfoResponse(_message.Message):
         epoch: _builtins.int = ...,
         model_digest: _builtins.str = ...,
         data_address: _builtins.str = ...,
+        metrics_address: _builtins.str = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_address", b"data_address", "epoch", b"epoch", "generation", b"generation", "model_digest", b"model_digest", "pid", b"pid", "service", b"service", "state", b"state", "uptime_s", b"uptime_s", "version", b"version", "waiting_for", b"waiting_for", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_address", b"data_address", "epoch", b"epoch", "generation", b"generation", "metrics_address", b"metrics_address", "model", b"model", "model_digest", b"model_digest", "pid", b"pid", "service", b"service", "state", b"state", "uptime_s", b"uptime_s", "version", b"version", "waiting_for", b"waiting_for", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
