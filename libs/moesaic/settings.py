@@ -34,8 +34,8 @@ from pydantic_settings import (
 from moesaic.addresses import host_port, is_address, is_everywhere, is_name
 from moesaic.usage.flags import Flag, WrongFlag, flags_of, read_flags
 from moesaic.usage.help import print_help
-from moesaic.usage.variables import PREFIX, unknown_files, unknown_variables
-from moesaic.variables import SECRETS_DIR
+from moesaic.usage.names import unknown_files, unknown_variables
+from moesaic.variables import ENV_PREFIX, SECRETS_DIR
 
 EXIT_USAGE = 2
 
@@ -60,7 +60,7 @@ class ServiceSettings(BaseSettings):
     """
 
     model_config = SettingsConfigDict(
-        env_prefix=PREFIX,
+        env_prefix=ENV_PREFIX,
         frozen=True,
         extra="forbid",
         populate_by_name=True,
@@ -298,7 +298,7 @@ def read_settings(cls: type[AnySettings], arguments: Sequence[str]) -> AnySettin
 
 def _unknown(cls: type[BaseSettings]) -> Iterator[str]:
     """One line for each variable, and each file of secrets, that stands for no setting of anybody."""
-    own = {f"{PREFIX}{name.upper()}" for name in cls.model_fields}
+    own = {f"{ENV_PREFIX}{name.upper()}" for name in cls.model_fields}
     yield from unknown_variables(os.environ, own)
     try:
         directory = _secrets_directory()
@@ -317,12 +317,12 @@ def _program() -> str:
 
 
 def _secrets_directory() -> Path | None:
-    given = os.environ.get(f"{PREFIX}SECRETS_DIR")
+    given = os.environ.get(f"{ENV_PREFIX}SECRETS_DIR")
     directory = Path(given or SECRETS_DIR)
     if directory.is_dir():
         return directory
     if given:
-        raise SettingsError(f"{PREFIX}SECRETS_DIR must name a directory, got {given!r}")
+        raise SettingsError(f"{ENV_PREFIX}SECRETS_DIR must name a directory, got {given!r}")
     return None
 
 
@@ -330,9 +330,9 @@ def _problem(problem: Any) -> str:
     if not problem["loc"]:  # about several settings at once; the text names them
         return str(problem["msg"]).removeprefix("Value error, ")
     name = str(problem["loc"][0])
-    name = name.removeprefix(PREFIX).lower().replace("_", "-")
+    name = name.removeprefix(ENV_PREFIX).lower().replace("_", "-")
     given = "" if problem["type"] == "missing" else f", got {str(problem['input'])[:100]!r}"
-    flag = f"--{name} ({PREFIX}{name.upper().replace('-', '_')})"
+    flag = f"--{name} ({ENV_PREFIX}{name.upper().replace('-', '_')})"
     text = str(problem["msg"]).removeprefix("Value error, ")
     return f"{flag}: {text[:1].lower()}{text[1:]}{given}"
 

@@ -10,7 +10,7 @@ SECRETS_DIR = Path("/run/secrets")
 def told(name: str) -> str:
     """What a setting is, as services find it beside their flags; empty if nobody says.
 
-    That is the variable ``MOESAIC_NAME``, else the file ``moesaic_name`` where containers get their
+    That is the variable named like it, with the prefix, else the file ``moesaic_<name>`` where containers get their
     secrets, or where ``MOESAIC_SECRETS_DIR`` says.
 
     Raises:

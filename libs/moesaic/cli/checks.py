@@ -60,12 +60,13 @@ def check_python() -> Finding:
 
 def check_variables() -> Finding:
     """Whether all variables with our prefix are ones that something reads."""
-    from moesaic.usage.variables import PREFIX, unknown_variables
+    from moesaic.usage.names import unknown_variables
+    from moesaic.variables import ENV_PREFIX
 
     if problems := unknown_variables(os.environ):
         return Finding("variables", "fail", "; ".join(problems), "correct or unset them")
-    count = sum(name.startswith(PREFIX) for name in os.environ)
-    return Finding("variables", "ok", f"{count} {PREFIX}* variables, all of them known")
+    count = sum(name.startswith(ENV_PREFIX) for name in os.environ)
+    return Finding("variables", "ok", f"{count} {ENV_PREFIX}* variables, all of them known")
 
 
 def check_packages() -> Finding:

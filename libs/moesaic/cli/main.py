@@ -78,7 +78,7 @@ def shared(
     ] = "",
 ) -> None:
     """Serve Mixture-of-Experts language models as small, independently deployable services."""
-    from moesaic.usage.variables import unknown_variables
+    from moesaic.usage.names import unknown_variables
 
     explains = "--help" in sys.argv[1:] or context.invoked_subcommand == "doctor"  # that finds them
     if not explains and (problems := unknown_variables(os.environ)):

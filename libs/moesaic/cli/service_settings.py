@@ -84,7 +84,7 @@ def check_settings(services: Iterable[Service]) -> dict[str, "ServiceSettings"]:
 def _check_names(arguments: Sequence[str], flags: Mapping[str, "Flag"], own: Iterable[str]) -> None:
     """Refuse what is no setting, or one that cannot be given to the suite as a flag."""
     from moesaic.usage.nearest import proposal
-    from moesaic.usage.variables import PREFIX
+    from moesaic.variables import ENV_PREFIX
 
     known = {name: flag for flag in flags.values() for name in flag.names}
     settable = {name for name, flag in known.items() if flag.field not in ITS_OWN}
@@ -98,7 +98,7 @@ def _check_names(arguments: Sequence[str], flags: Mapping[str, "Flag"], own: Ite
         if flag is not None and flag.field in ITS_OWN:
             raise CommandError(f"{name}: the suite sets this itself", Exit.USAGE)
         if flag is not None and flag.secret:
-            variable = f"{PREFIX}{flag.field.upper()}"
+            variable = f"{ENV_PREFIX}{flag.field.upper()}"
             raise CommandError(
                 f"{name}: give it as {variable}, which others cannot see", Exit.USAGE
             )

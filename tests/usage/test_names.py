@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from moesaic.settings import ServiceSettings
-from moesaic.usage.variables import SETTINGS, VARIABLES, unknown_variables
+from moesaic.usage.names import SETTINGS, VARIABLES, unknown_variables
 
 ROOT = Path(__file__).parents[2]
 READ = re.compile(r"MOESAIC_[A-Z0-9_]*[A-Z0-9]\b")
 IN_TESTS = re.compile(r"""(?:environ(?:\.get\(|\[)["']|\$\{?)(MOESAIC_[A-Z0-9_]+)""")
-OUR_OWN = "libs/moesaic/usage/variables.py"
+OUR_OWN = "libs/moesaic/usage/names.py"
 
 
 def models() -> list[type[ServiceSettings]]:

@@ -8,8 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from moesaic.usage.nearest import proposal
-
-PREFIX = "MOESAIC_"
+from moesaic.variables import ENV_PREFIX
 
 # Settings of services; each is a field of a model in services/*/settings.py.
 SETTINGS = frozenset(
@@ -84,6 +83,10 @@ SETTINGS = frozenset(
         "MOESAIC_STREAM_IDLE_S",
         "MOESAIC_SWEEP_BYTES",
         "MOESAIC_THREADS",
+        "MOESAIC_TLS_CA",
+        "MOESAIC_TLS_CERT",
+        "MOESAIC_TLS_KEY",
+        "MOESAIC_TLS_NAME",
         "MOESAIC_TRANSPORTS",
         "MOESAIC_WEIGHTS_PORT",
         "MOESAIC_WORKER_ID",
@@ -155,7 +158,7 @@ def unknown_files(directory: Path, more: Collection[str] = frozenset()) -> list[
 
 
 def _is_ours(name: str) -> bool:
-    return name.upper().startswith(PREFIX)
+    return name.upper().startswith(ENV_PREFIX)
 
 
 def _ours_in(directory: Path) -> Iterator[str]:
