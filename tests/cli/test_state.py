@@ -1,11 +1,14 @@
 import os
+import re
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from moesaic.cli.child import Child
 from moesaic.cli.outcome import CommandError, Exit
 from moesaic.cli.state import StateFile, SuiteState, process_start_time
 
@@ -64,6 +67,37 @@ def test_a_directory_has_one_suite_at_a_time(tmp_path: Path) -> None:
 
     with StateFile(tmp_path).held():  # free again
         pass
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB, where one may be mounted."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_disk_without_room_is_found_before_anything_is_written(small_disk: Path) -> None:
+    directory = small_disk / "deep" / "run"
+
+    with pytest.raises(CommandError) as caught, StateFile(directory).held():
+        pass
+
+    assert caught.value.status == Exit.USAGE
+    assert re.match(
+        rf"{directory}: 1\.0 MiB are free there, and a suite needs 16 MiB", str(caught.value)
+    )
+    assert not list(small_disk.iterdir())
+
+
+async def test_a_service_whose_log_cannot_be_written_runs_without(tmp_path: Path) -> None:
+    child = await Child.start([sys.executable, "-c", "print(1)"], {}, tmp_path)  # a directory
+
+    assert await child.wait() == 0
 
 
 def test_a_run_directory_that_cannot_be_written_is_said_and_not_thrown(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ def run_checks(model: str, port: int) -> list[Finding]:
         check_redis_server,
         lambda: check_rest_port(port),
         check_cores,
+        check_disk,
         check_shared_memory,
         check_locked_memory,
         lambda: check_model_directory(model),
@@ -178,6 +179,20 @@ def check_cores() -> Finding:
         fix = "moesaic up --topology local is the fastest on few cores"
         return Finding("cores", "warn", detail, fix)
     return Finding("cores", "ok", detail)
+
+
+def check_disk() -> Finding:
+    """Whether the run directory of a suite started here has room."""
+    from moesaic.cli.room import check_room, free_bytes
+    from moesaic.cli.state import RUN_DIRECTORY
+
+    try:
+        check_room(RUN_DIRECTORY)
+    except CommandError as error:
+        return Finding("disk", "fail", str(error), "make room, or start it from another directory")
+    free = free_bytes(RUN_DIRECTORY)
+    found = "unknown" if free is None else f"{free / GIB:.1f} GiB"
+    return Finding("disk", "ok", f"{found} free for {RUN_DIRECTORY}/, logs and state")
 
 
 def check_shared_memory() -> Finding:

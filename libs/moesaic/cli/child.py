@@ -7,8 +7,9 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _libc = ctypes.CDLL(
@@ -27,6 +28,16 @@ def die_with(parent_pid: int) -> Callable[[], None]:
     return before_exec
 
 
+@contextlib.contextmanager
+def _appending(log: Path) -> Iterator[BinaryIO]:
+    with contextlib.ExitStack() as opened:
+        try:
+            file = opened.enter_context(log.open("ab"))
+        except OSError:
+            file = opened.enter_context(Path(os.devnull).open("ab"))
+        yield file
+
+
 class Child:
     """A running child process, in a session of its own: Ctrl-C reaches only the supervisor."""
 
@@ -39,8 +50,11 @@ class Child:
     async def start(
         cls, command: Sequence[str], environment: Mapping[str, str], log: Path
     ) -> "Child":
-        """Start ``command`` with standard output and error appended to ``log``."""
-        with log.open("ab") as output:
+        """Start ``command`` with standard output and error appended to ``log``.
+
+        Where that cannot be opened, as on a full disk, they are lost.
+        """
+        with _appending(log) as output:
             process = await asyncio.create_subprocess_exec(
                 *command,
                 stdin=asyncio.subprocess.DEVNULL,

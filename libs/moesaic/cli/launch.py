@@ -5,7 +5,7 @@ import os
 import secrets
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -99,8 +99,11 @@ class _Suite:
             if redis_url:
                 await self._serve(redis_url, ready_within_s, on_ready)
                 return
-            redis_directory = self._file.directory / "redis"
-            async with own_redis(redis_directory, announce, self._write) as self._redis:
+            directory = self._file.directory / "redis"
+            async with AsyncExitStack() as parts:
+                with self._file.needed():
+                    redis = own_redis(directory, announce, self._write)
+                    self._redis = await parts.enter_async_context(redis)
                 await self._serve(self._redis.url, ready_within_s, on_ready)
 
     async def _serve(self, redis_url: str, ready_within_s: float, on_ready: OnReady) -> None:

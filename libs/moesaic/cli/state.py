@@ -15,6 +15,7 @@ from typing import Literal
 import msgspec
 
 from moesaic.cli.outcome import CommandError, Exit
+from moesaic.cli.room import check_room
 
 RUN_DIRECTORY = Path("run")
 _PRIVATE_DIRECTORY, _PRIVATE_FILE = 0o700, 0o600
@@ -76,8 +77,10 @@ class StateFile:
         """Make the run directory unless it is there; nobody else may look into it.
 
         Raises:
-            CommandError: it cannot be made, or it is another user's.
+            CommandError: it cannot be made, there is no room for what comes into it, or it is
+                another user's.
         """
+        check_room(self.directory)
         try:
             self.directory.mkdir(mode=_PRIVATE_DIRECTORY, parents=True, exist_ok=True)
             self._keep_others_out()
