@@ -23,7 +23,9 @@ def doctor(
     if as_json:
         print_json(msgspec.to_builtins(findings))
     else:
-        rows = [(f.name, f.status, f.detail, f.fix) for f in findings]
-        print_table(("check", "status", "found", "what to do"), rows)
+        rows = [
+            (f.name, f.status, f"{f.detail}\n-> {f.fix}" if f.fix else f.detail) for f in findings
+        ]
+        print_table(("check", "status", "found, and what to do"), rows)
     if any(finding.status == "fail" for finding in findings):
         raise typer.Exit(Exit.UNHEALTHY)

@@ -45,11 +45,12 @@ def run_suite(options: SuiteOptions, ready_within_s: float, on_ready: OnReady) -
             service cannot run.
     """
     state_file = StateFile()
+    # First what is wrong by itself, so that no directory is left by a suite that cannot be.
+    num_experts, cores = check_model(options.model).moe.num_experts, usable_cores()
+    gateway = check_settings(services_of(options, num_experts, cores))["gateway"]
     with state_file.held(), hold_port(options.host, options.port) as held:
         options = replace(options, port=number_of(held))
-        num_experts = check_model(options.model).moe.num_experts
-        services = services_of(options, num_experts, usable_cores())
-        gateway = check_settings(services)["gateway"]
+        services = services_of(options, num_experts, cores)
         redis_url = os.environ.get("MOESAIC_REDIS_URL") or os.environ.get("REDIS_URL") or ""
         if redis_url:
             check_redis(redis_url)

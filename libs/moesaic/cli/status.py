@@ -93,7 +93,7 @@ def _print(facts: dict[str, Any]) -> None:
     serves = f", serves {facts['model']}" if facts["model"] else ""
     print(f"{facts['url']} is {'ready' if facts['ready'] else f'not ready: {waits}'}{serves}")
     host = common_host(service[name] for service in services for name in ADDRESSES)
-    columns = ("id", "state", "pid", "gRPC", "metrics", "tensors", "epoch", "restarts")
+    columns = ("id", "state", "pid", "gRPC", "metrics", "tensors", "epoch")
     print_table(
         columns,
         [
@@ -103,7 +103,6 @@ def _print(facts: dict[str, Any]) -> None:
                 service.get("pid", ""),
                 *(str(service[name]).removeprefix(host) for name in ADDRESSES),
                 service.get("epoch") or "",
-                service["restarts"] or "",
             )
             for service in services
         ],
@@ -113,6 +112,8 @@ def _print(facts: dict[str, Any]) -> None:
     for service in services:
         if service["waiting_for"]:
             print(f"{service['id']} waits for: {'; '.join(service['waiting_for'])}")
+        if service["restarts"]:
+            print(f"{service['id']} was started again, restarts: {service['restarts']}")
     loads = [(service["id"], *load_row(service["load"])) for service in services if service["load"]]
     if loads:
         print_table(("id", "running", "waiting", "KV blocks", "now"), loads)
