@@ -94,6 +94,19 @@ def test_a_disk_without_room_is_found_before_anything_is_written(small_disk: Pat
     assert not list(small_disk.iterdir())
 
 
+def test_a_disk_that_cannot_be_written_is_named_with_what_helps(small_disk: Path) -> None:
+    remount = ["mount", "-o", "remount,ro,size=64m", str(small_disk)]
+    subprocess.run(remount, check=True)
+
+    with (
+        pytest.raises(CommandError, match=r"run: .*Read-only.*another directory") as caught,
+        StateFile(small_disk / "run").held(),
+    ):
+        pass
+
+    assert caught.value.status == Exit.USAGE
+
+
 async def test_a_service_whose_log_cannot_be_written_runs_without(tmp_path: Path) -> None:
     child = await Child.start([sys.executable, "-c", "print(1)"], {}, tmp_path)  # a directory
 

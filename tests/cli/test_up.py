@@ -292,7 +292,7 @@ def test_a_file_in_place_of_the_run_directory_is_named(
     up = ask(*UP, *flags)
 
     assert up.returncode == 2
-    assert up.stderr.startswith("moesaic: run: the suite keeps its logs there")
+    assert up.stderr.startswith(f"moesaic: {house / 'run'}: the suite keeps its logs there")
     assert ask("status").returncode == 3
 
 

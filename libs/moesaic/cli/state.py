@@ -85,9 +85,11 @@ class StateFile:
             self.directory.mkdir(mode=_PRIVATE_DIRECTORY, parents=True, exist_ok=True)
             self._keep_others_out()
         except OSError as error:
+            taken = isinstance(error, (FileExistsError, NotADirectoryError))
+            fix = "move what is in its place" if taken else "start it from another directory"
             raise CommandError(
-                f"{self.directory}: the suite keeps its logs there, but it cannot be made a "
-                f"directory ({error.strerror}); move what is in its place",
+                f"{self.directory.absolute()}: the suite keeps its logs there, but it cannot be "
+                f"made a directory ({error.strerror}); {fix}",
                 Exit.USAGE,
             ) from error
 
@@ -114,7 +116,7 @@ class StateFile:
             yield
         except OSError as error:
             raise CommandError(
-                f"{self.directory}: the suite keeps its logs there, but it cannot be written "
+                f"{self.directory.absolute()}: the suite keeps its logs there, but it cannot be written "
                 f"({error.strerror}); make room, or start it from another directory",
                 Exit.USAGE,
             ) from error
