@@ -22,7 +22,7 @@ GAUGES = {
     },
 }
 RATES = {
-    "gateway": {"tokens_per_s": "moesaic_generation_tokens_total"},
+    "gateway": {"tokens_per_s": "moesaic_inter_token_latency_seconds_count"},  # while they come
     "attention": {"tokens_per_s": "moesaic_step_rows_sum"},
     "expert": {"rows_per_s": "moesaic_expert_rows_total"},
 }
