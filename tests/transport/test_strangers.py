@@ -6,14 +6,17 @@ import socket
 import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from functools import partial
 
 import pytest
+from structlog.testing import capture_logs
 
 from moesaic.errors import DeadlineExceeded, PeerLost
-from moesaic.transport import handshake, ucx
+from moesaic.transport import door, handshake
 from moesaic.transport.contract import Handler
 from moesaic.transport.frame import Frame, FrameKind, FrameLimits
 from moesaic.transport.ucx import UcxNetwork
+from tests.soak.hostile_sockets import Behaviour, hostile_sockets
 
 Ask = Callable[..., Frame]
 SECRET = b"the cluster secret"
@@ -23,7 +26,8 @@ LIMITS = FrameLimits.of_hidden_size(4096)
 @pytest.fixture
 async def address(echo: Handler, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
     """Of a listener, which gives strangers little time."""
-    monkeypatch.setattr(ucx, "HANDSHAKE_S", 0.3)
+    monkeypatch.setattr(door, "SPEAK_S", 0.3)
+    monkeypatch.setattr(door, "HANDSHAKE_S", 0.3)
     network = UcxNetwork("far", "expert", SECRET, LIMITS, transports="tcp")
     yield await network.listen("127.0.0.1", 0, echo)
     await network.close()
@@ -111,7 +115,7 @@ async def test_a_listener_without_the_secret_is_not_believed() -> None:
     async def impostor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         sock = writer.get_extra_info("socket")
         await reader.readexactly(128)
-        challenge = handshake._introduce("far", "expert")
+        challenge = handshake.introduce("far", "expert")
         writer.write(Frame(kind=FrameKind.CHALLENGE, body=challenge).encode())
         writer.write(Frame(kind=FrameKind.WELCOME, body=bytes(32)).encode())
         assert sock is not None
@@ -196,17 +200,78 @@ async def test_something_else_at_the_address_is_a_lost_peer() -> None:
     await network.close()
 
 
-async def test_strangers_beyond_the_cap_are_turned_away(
+async def test_beyond_the_cap_the_stranger_who_came_first_makes_room(
     address: str, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ucx, "MAX_STRANGERS", 2)
-    waiting = [await opened(address) for _ in range(2)]
+    monkeypatch.setattr(door, "MAX_STRANGERS", 2)
+    monkeypatch.setattr(door, "SPEAK_S", 60.0)
+    waiting = [await opened(address) for _ in range(3)]
 
-    reader, turned_away = await opened(address)
-    assert await reader.read() == b""
+    assert await waiting[0][0].read() == b""
 
-    for held, writer in waiting:
-        await held.read()  # until their time is up
-        writer.close()
-    turned_away.close()
     assert await is_served(address, ask)
+    for _, writer in waiting:
+        writer.close()
+
+
+@pytest.mark.parametrize("behaviour", ["silent", "hello", "dribble"])
+async def test_a_crowd_of_strangers_keeps_no_peer_out(
+    echo: Handler, ask: Ask, monkeypatch: pytest.MonkeyPatch, behaviour: Behaviour
+) -> None:
+    monkeypatch.setattr(door, "MAX_STRANGERS", 64)
+    network = UcxNetwork("far", "expert", SECRET, LIMITS, transports="tcp")
+    address = await network.listen("127.0.0.1", 0, echo)
+    host, port = address.split(":")
+    attack = asyncio.create_task(hostile_sockets(host, int(port), 60.0, 100, (behaviour,)))
+    dropped = door.DROPPED._value.get()
+    while door.DROPPED._value.get() < dropped + 100:  # it is crowded
+        await asyncio.sleep(0.01)
+
+    served = [await is_served(address, ask) for _ in range(5)]
+
+    attack.cancel()
+    await asyncio.gather(attack, return_exceptions=True)
+    await network.close()
+    assert served == [True] * 5
+
+
+async def test_a_peer_whose_hello_bears_no_seal_is_served(
+    address: str, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of an earlier version."""
+    introduce = handshake.introduce
+    monkeypatch.setattr(handshake, "introduce", lambda *who: introduce(*who[:2]))
+
+    assert await is_served(address, ask)
+
+
+async def test_only_the_secret_makes_a_seal() -> None:
+    sealed = []
+    for secret in (SECRET, b"a guess", None):
+        near, far = socket.socketpair()
+        near.setblocking(False)
+        far.setblocking(False)
+        with near, far:
+            body = handshake.introduce("near", "attention", secret)
+            near.send(Frame(kind=FrameKind.HELLO, body=body).encode())
+            near.shutdown(socket.SHUT_WR)
+            with pytest.raises(ConnectionResetError):
+                await handshake.accept(far, SECRET, "far", "expert", partial(sealed.append, secret))
+
+    assert sealed == [SECRET]
+
+
+async def test_a_crowd_is_logged_once_a_second(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "MAX_STRANGERS", 1)
+    before = door.DROPPED._value.get()
+    with capture_logs() as logs:
+        waiting = [await opened(address) for _ in range(20)]
+        for reader, _ in waiting:
+            await reader.read()
+
+    for _, writer in waiting:
+        writer.close()
+    assert door.DROPPED._value.get() == before + 20
+    assert 1 <= len([line for line in logs if line["event"] == "stranger.dropped"]) < 5

@@ -5,6 +5,9 @@ listener), PROOF (the dialler's HMAC over both), WELCOME (the listener's). The t
 different labels, so neither can be reflected, and both nonces are fresh, so neither can be replayed.
 Until PROOF is verified the listener reads at most 1 KiB at a time and says nothing that depends on
 the secret.
+
+HELLO is sealed with the secret as well. A seal can be copied, so it proves nothing, but strangers have
+none: where they crowd a listener, it lets those with a seal go first.
 """
 
 import asyncio
@@ -12,6 +15,7 @@ import hashlib
 import hmac
 import secrets
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -35,6 +39,7 @@ class Introduction(msgspec.Struct, frozen=True):
     worker_id: _Name
     role: _Name
     nonce: Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
+    seal: Annotated[bytes, msgspec.Meta(max_length=_MAC_BYTES)] = b""  # HELLO's, over the rest
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,7 @@ async def dial(sock: socket.socket, secret: bytes, worker_id: str, role: str, pe
         PeerLost: the secrets differ, or another worker answers.
         FrameError: whatever listens there does not speak this protocol.
     """
-    hello = _introduce(worker_id, role)
+    hello = introduce(worker_id, role, secret)
     await _send(sock, FrameKind.HELLO, hello)
     challenge = await _receive(sock, FrameKind.CHALLENGE, _STRANGER)
     found = _introduction(challenge).worker_id
@@ -90,16 +95,25 @@ async def dial(sock: socket.socket, secret: bytes, worker_id: str, role: str, pe
     return Session(peer, _mac(secret, b"session" + transcript))
 
 
-async def accept(sock: socket.socket, secret: bytes, worker_id: str, role: str) -> Session:
-    """Authenticate as the listening end.
+async def accept(
+    sock: socket.socket,
+    secret: bytes,
+    worker_id: str,
+    role: str,
+    on_seal: Callable[[], None] = lambda: None,
+) -> Session:
+    """Authenticate as the listening end; ``on_seal`` is called if the dialler's HELLO is sealed.
 
     Raises:
         PeerLost: the other end does not know the secret; it has been told so.
         FrameError: it does not speak this protocol.
     """
     hello = await _receive(sock, FrameKind.HELLO, _STRANGER)
-    peer = _introduction(hello).worker_id
-    challenge = _introduce(worker_id, role)
+    introduction = _introduction(hello)
+    peer = introduction.worker_id
+    if hmac.compare_digest(introduction.seal, _seal(introduction, secret)):
+        on_seal()
+    challenge = introduce(worker_id, role)
     await _send(sock, FrameKind.CHALLENGE, challenge)
     transcript = _transcript(hello, challenge)
     proof = await _receive(sock, FrameKind.PROOF, _STRANGER)
@@ -116,8 +130,17 @@ async def refuse(sock: socket.socket, error: MoesaicError) -> None:
     await asyncio.get_running_loop().sock_sendall(sock, message)
 
 
-def _introduce(worker_id: str, role: str) -> bytes:
-    return msgspec.msgpack.encode(Introduction(worker_id, role, secrets.token_bytes(NONCE_BYTES)))
+def introduce(worker_id: str, role: str, secret: bytes | None = None) -> bytes:
+    """Encode an introduction with a fresh nonce, sealed if ``secret`` is given."""
+    introduction = Introduction(worker_id, role, secrets.token_bytes(NONCE_BYTES))
+    if secret is not None:
+        introduction = msgspec.structs.replace(introduction, seal=_seal(introduction, secret))
+    return msgspec.msgpack.encode(introduction)
+
+
+def _seal(introduction: Introduction, secret: bytes) -> bytes:
+    bare = msgspec.structs.replace(introduction, seal=b"")
+    return _mac(secret, b"hello" + msgspec.msgpack.encode(bare))
 
 
 def _introduction(body: bytes) -> Introduction:

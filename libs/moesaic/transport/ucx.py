@@ -11,7 +11,7 @@ import functools
 import hashlib
 import os
 import socket
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -21,11 +21,12 @@ import msgspec
 import structlog
 
 from moesaic.errors import DeadlineExceeded, FrameError, InvalidInput, MoesaicError, PeerLost
-from moesaic.transport import handshake
+from moesaic.transport import door, handshake
 from moesaic.transport.bindings import UCXError, UcxWorker
 from moesaic.transport.contract import Handler, Link
 from moesaic.transport.control import Control
 from moesaic.transport.dialled import DialledLink
+from moesaic.transport.door import Door
 from moesaic.transport.frame import Frame, FrameKind, FrameLimits, Message
 from moesaic.transport.interfaces import only_network
 from moesaic.transport.links import Links
@@ -37,8 +38,6 @@ _Message = TypeVar("_Message")
 
 Transports = Literal["auto", "tcp", "shm"]
 
-HANDSHAKE_S = 2.0  # for a stranger to prove itself
-MAX_STRANGERS = 64  # at the same time
 MAX_LINKS = 4096
 
 _SHM, _NET = "shm", "net"  # planes, best first
@@ -109,22 +108,23 @@ class UcxNetwork:
             raise InvalidInput(
                 "transports", f"UCX does not offer {transports!r} here: {error}"
             ) from error
-        self._listeners: list[asyncio.Task[None]] = []
-        self._strangers: set[asyncio.Task[None]] = set()
+        self._doors: list[Door] = []
         self._retired: list[UcxWorker] = []
 
     async def listen(self, host: str, port: int, handler: Handler) -> str:
         """See ``Network.listen``."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            sock = socket.create_server((host, port), family=family, backlog=MAX_STRANGERS)
+            sock = socket.create_server((host, port), family=family, backlog=door.BACKLOG)
         except OSError as error:
             raise InvalidInput(
                 "address", f"cannot listen on {host}:{port}: {error.strerror}"
             ) from error
         sock.setblocking(False)
-        self._listeners.append(asyncio.create_task(self._accept(sock, handler)))
-        return f"{sock.getsockname()[0]}:{sock.getsockname()[1]}"
+        bound = f"{sock.getsockname()[0]}:{sock.getsockname()[1]}"
+        admit = partial(self._admit, handler=handler)
+        self._doors.append(Door(sock, admit, lambda: len(self._links) >= MAX_LINKS))
+        return bound
 
     async def connect(self, address: str, peer: str, deadline_s: float) -> Link:
         """See ``Network.connect``."""
@@ -158,10 +158,9 @@ class UcxNetwork:
 
     async def close(self) -> None:
         """See ``Network.close``."""
-        doors = [*self._listeners, *self._strangers]
-        for task in doors:
-            task.cancel()
-        await asyncio.gather(*doors, return_exceptions=True)
+        doors, self._doors = self._doors, []
+        for entrance in doors:
+            await entrance.close()
         await self._links.close()
         for retired in self._retired:
             retired.destroy()
@@ -207,46 +206,22 @@ class UcxNetwork:
             undo.pop_all()
             return link
 
-    async def _accept(self, listener: socket.socket, handler: Handler) -> None:
-        with listener:
-            while True:
-                try:
-                    sock, _ = await asyncio.get_running_loop().sock_accept(listener)
-                except OSError as error:  # out of file descriptors: others may close some
-                    log.warning("accept.failed", cause=str(error))
-                    await asyncio.sleep(1.0)
-                    continue
-                if len(self._strangers) >= MAX_STRANGERS or len(self._links) >= MAX_LINKS:
-                    sock.close()
-                    continue
-                task = asyncio.create_task(self._admit(sock, handler))
-                self._strangers.add(task)
-                task.add_done_callback(self._strangers.discard)
-
-    async def _admit(self, sock: socket.socket, handler: Handler) -> None:
-        """Give a stranger a short while to prove itself, then serve it."""
+    async def _admit(
+        self, sock: socket.socket, on_seal: Callable[[], None], handler: Handler
+    ) -> None:
+        """Let a stranger prove itself, then serve it."""
+        session = await handshake.accept(sock, self._secret, self._worker_id, self._role, on_seal)
+        offer = _decode(await session.receive(sock, FrameKind.OFFER), _Offer)
+        plane = self._choose_plane(offer)
+        tags = (session.tag("listener"), session.tag("dialler"))
         with ExitStack() as undo:
-            undo.callback(sock.close)
-            try:
-                async with asyncio.timeout(HANDSHAKE_S):
-                    session = await handshake.accept(
-                        sock, self._secret, self._worker_id, self._role
-                    )
-                    offer = _decode(await session.receive(sock, FrameKind.OFFER), _Offer)
-                    plane = self._choose_plane(offer)
-                    tags = (session.tag("listener"), session.tag("dialler"))
-                    wire = self._wire(sock, session.peer, plane, offer.addresses[plane], tags)
-                    link = wire.receiver = self._links.serve(session.peer, wire, handler)
-                    undo.callback(link.end)
-                    choice = _Choice(plane, self._planes[plane].address)
-                    await session.send(sock, FrameKind.ACCEPT, msgspec.msgpack.encode(choice))
-            except TimeoutError:
-                log.info("stranger.dropped", cause=f"did not prove itself within {HANDSHAKE_S} s")
-            except (MoesaicError, OSError) as error:
-                log.info("stranger.dropped", cause=str(error))
-            else:
-                log.info("peer.joined", peer=session.peer, plane=plane)
-                undo.pop_all()
+            wire = self._wire(sock, session.peer, plane, offer.addresses[plane], tags)
+            link = wire.receiver = self._links.serve(session.peer, wire, handler)
+            undo.callback(link.end)
+            choice = _Choice(plane, self._planes[plane].address)
+            await session.send(sock, FrameKind.ACCEPT, msgspec.msgpack.encode(choice))
+            undo.pop_all()
+        log.info("peer.joined", peer=session.peer, plane=plane)
 
     def _choose_plane(self, offer: _Offer) -> str:
         usable = [name for name in self._planes if name in offer.addresses]
