@@ -30,6 +30,7 @@ log = structlog.get_logger()
 WINDOW = 64  # sequences of one request that are under way at a time
 MAX_BUFFERED = 8192  # events that may wait for a slow client
 News = PromptLogprobs | Tokens | Scores | Finished  # what a run brings
+MAX_ATTEMPTS = 8  # of one sequence: what it brings down eight times is its own doing
 _TRY_ELSEWHERE = {"worker_lost", "draining", "not_ready", "overloaded"}
 
 
@@ -104,9 +105,11 @@ class Run:
     start: int = 0  # tokens there were when this attempt began
     fruitless: int = 0  # losses in a row that brought nothing
     tried: set[Key] = field(default_factory=set)
+    loss: MoesaicError | None = None  # that ended the last attempt
     worker_ids: list[str] = field(default_factory=list)  # of all attempts
     under_way: Task | None = None
     placed_at: Key | None = None  # of this attempt; None while it waits for a worker
+    excluded: set[Key] = field(default_factory=set)  # from this attempt
 
     def submit(self, request_id: str, deadline_ms: int) -> Submit:
         """The command for the next attempt: the prompt, continued from the tokens there are."""
@@ -223,10 +226,16 @@ class Execution:
         while self._waiting and under_way < WINDOW:
             if self._homes.get(self.runs[self._waiting[0]].family, _NO_HOME) is None:
                 return  # siblings go where the first of them goes
-            self._start(self._waiting.popleft(), set())
+            self._start(self._waiting.popleft())
             under_way += 1
 
-    def _start(self, idx: int, excluded: set[Key]) -> None:
+    def _start(self, idx: int) -> None:
+        """Have the next attempt of a run placed.
+
+        Raises:
+            NotReady: no worker can take it, and none has been there for long.
+            Overloaded: too many wait.
+        """
         run = self.runs[idx]
         submit = run.submit(f"{self._request_id}-{idx}", self._deadline.remaining_ms())
         attempt = run.attempt
@@ -243,16 +252,21 @@ class Execution:
         run.under_way = Task(submit, placed, lambda event: self._deliver(idx, attempt, event))
         if run.family is not None:
             self._homes.setdefault(run.family, None)
-        self._workers.submit(run.under_way, self._out_of_question(run, excluded))
+        run.excluded = self._out_of_question(run)
+        self._workers.submit(run.under_way, run.excluded)
 
-    def _out_of_question(self, run: Run, excluded: set[Key]) -> set[Key]:
-        """The workers that may not get a run: those excluded, and for siblings all but the one that has the others, as
-        long as that takes work."""
+    def _out_of_question(self, run: Run) -> set[Key]:
+        """The workers that may not get a run: those tried before, unless there is no other, and for siblings all but
+        the one that has the others, as long as that takes work."""
+        accepting = self._accepting
         home = self._homes.get(run.family)
-        if home is None or home in excluded:
-            return excluded
-        accepting = {worker.key for worker in self._workers.accepting}
-        return excluded | (accepting - {home}) if home in accepting else excluded
+        if home in accepting - run.tried:
+            return run.tried | (accepting - {home})
+        return run.tried.copy() if accepting - run.tried else set()
+
+    @property
+    def _accepting(self) -> set[Key]:
+        return {worker.key for worker in self._workers.accepting}
 
     def _deliver(self, idx: int, attempt: int, event: Event) -> None:
         if len(self._events) >= MAX_BUFFERED:
@@ -274,9 +288,10 @@ class Execution:
         if isinstance(event, Scores):
             return event
         error = WorkFailed(event) if isinstance(event, Failure) else event
-        if isinstance(error, NotReady) and run.placed_at is None and run.family is not None:
-            # The worker of its siblings has gone while it waited for that one.
-            self._start(idx, run.tried)
+        if isinstance(error, NotReady) and run.placed_at is None:
+            if not run.excluded:  # nobody has come
+                raise run.loss or error
+            self._start(idx)  # those that it waited for have gone: others will do
             return None
         if error.code not in _TRY_ELSEWHERE:
             raise error
@@ -312,18 +327,21 @@ class Execution:
         return self._try_elsewhere(idx, run, PeerLost("an attention worker", gap))
 
     def _try_elsewhere(self, idx: int, run: Run, cause: MoesaicError) -> Finished | None:
-        """Go on from the tokens there are on another worker: sampling is by seed and position, so nothing changes."""
+        """Go on from the tokens there are, on another worker or on whoever comes back: sampling is by seed and
+        position, so nothing changes."""
         if run.is_full:  # only the worker's last word was lost
             run.done = True
             self._num_open -= 1
             return Finished(reason=FINISH_REASON_LENGTH, prompt_tokens=len(run.prompt))
         assert run.placed_at is not None  # or nothing could come back that is tried elsewhere
         run.tried.add(run.placed_at)
+        run.loss = cause
         run.fruitless = 1 if len(run.token_ids) > run.start else run.fruitless + 1
-        if run.fruitless > 1:
+        refused = not isinstance(cause, PeerLost) and not self._accepting - run.tried
+        if run.fruitless > 1 or run.attempt >= MAX_ATTEMPTS or (refused and self._accepting):
             raise cause
         try:
-            self._start(idx, run.tried)
+            self._start(idx)
         except MoesaicError:
             raise cause from None
         metrics.reruns.labels(cause.code).inc()

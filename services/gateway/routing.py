@@ -52,6 +52,9 @@ class Routing:
         self._feeds: dict[Key, BlockFeed] = {}
         self._sweeping: set[Key] = set()  # those that store no KV of scoring, unless asked to
         self._timer: asyncio.TimerHandle | None = None
+        self._recovery_s = settings.recovery_s
+        self._hopeful = False  # a worker takes tasks, or did so lately
+        self._despair: asyncio.TimerHandle | None = None  # runs while none does
         limits = RouterLimits(
             BLOCK_SIZE,
             settings.router_max_blocks,
@@ -68,14 +71,14 @@ class Routing:
         metrics.router_index_blocks.set_function(lambda: len(self.router.fleet.index))
 
     def submit(self, task: Task, excluded: Collection[Key]) -> None:
-        """Have a task placed, now or when a worker is free for it.
+        """Have a task placed, now or when a worker is free for it; without exclusions also while workers may come back.
 
         Raises:
             NotReady: there is no worker that it may go to.
             Overloaded: too many wait.
         """
         job = self._job(task.submit, task, excluded)
-        if not self.router.allowed(job):
+        if self._is_hopeless(job):
             raise _no_worker()
         self.router.submit(job, asyncio.get_running_loop().time())
         self.dispatch()
@@ -114,16 +117,14 @@ class Routing:
     def accept(self, key: Key, accepting: bool) -> None:
         """Whether a connected worker takes tasks."""
         self.router.fleet.accept(key, accepting)
-        self._give_up()
-        self.dispatch()
+        self._look_who_accepts()
 
     def disconnected(self, key: Key) -> None:
         """A worker is gone, and all that was placed there with it."""
         self.router.fleet.leave(key)
         del self._feeds[key]
         self._sweeping.discard(key)
-        self._give_up()
-        self.dispatch()
+        self._look_who_accepts()
 
     def progressed(self, task: Task, event: Progress | Tokens | Finished) -> None:
         """A task has come so far."""
@@ -213,11 +214,33 @@ class Routing:
         if self.router.num_queued and self._room() != before:
             self.dispatch()
 
+    def _look_who_accepts(self) -> None:
+        """Other workers take tasks now; if none does, tasks wait for a while."""
+        if self.router.fleet.accepting:
+            self._hopeful = True
+            if self._despair is not None:
+                self._despair.cancel()
+                self._despair = None
+        elif self._hopeful and self._despair is None:
+            loop = asyncio.get_running_loop()
+            self._despair = loop.call_later(self._recovery_s, self._lose_hope)
+        self._give_up()
+        self.dispatch()
+
+    def _lose_hope(self) -> None:
+        self._hopeful, self._despair = False, None
+        self._give_up()
+
+    def _is_hopeless(self, job: Job) -> bool:
+        """Whether a job can go to no worker that there is, or may come back."""
+        return not self.router.allowed(job) and (bool(job.excluded) or not self._hopeful)
+
     def _give_up(self) -> None:
-        """Nothing waits for workers that are not there."""
+        """Nothing waits for workers that do not come."""
         for job in self.router.unroutable():
-            self.router.withdraw(job.job_id)
-            job.job_id.deliver(_no_worker())
+            if self._is_hopeless(job):
+                self.router.withdraw(job.job_id)
+                job.job_id.deliver(_no_worker())
 
     def _wake(self, now_s: float) -> None:
         """Look again when somebody has waited as long as saturation may make them."""

@@ -55,6 +55,12 @@ class GatewaySettings(ServiceSettings):
     stream_idle_s: float = Field(
         30.0, gt=0, le=3600, description="longest silence of an attention worker within a request"
     )
+    recovery_s: float = Field(
+        20.0,
+        ge=0,
+        le=3600,
+        description="how long requests wait for an attention worker to come back when none is left",
+    )
     keep_alive_s: float = Field(
         15.0, gt=0, le=600, description="silence after which a stream gets a comment line"
     )

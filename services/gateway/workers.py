@@ -237,7 +237,7 @@ class Workers:
         more to do.
 
         Raises:
-            NotReady: no worker is left.
+            NotReady: no worker is left, or has come back for a while.
             Overloaded: too many tasks wait.
         """
         self.routing.submit(task, excluded)

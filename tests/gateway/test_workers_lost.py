@@ -73,7 +73,7 @@ async def test_losing_the_last_worker_is_an_error_that_says_to_retry(
     async def script(submit: pb.Submit, emit) -> None:
         emit(tokens=pb.Tokens(token_index=0, token_ids=scripts.ids("yes")[:1]))
 
-    async with open_house(script) as house:
+    async with open_house(script, recovery_s=0.1) as house:
         [worker] = house.workers
         asking = asyncio.ensure_future(
             house.client.post("/v1/completions", json={**BODY, "stream": stream})

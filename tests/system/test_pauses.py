@@ -1,0 +1,86 @@
+"""The only attention worker is stopped for a while, or dies and is restarted: its requests go on, and nobody can tell."""
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.system.asking import Outcome, question, stream
+
+STREAMS = 20
+TOKENS = 64
+WORKER = "attention-0"
+PENALTIES = {"presence_penalty": 0.4, "frequency_penalty": 0.3}
+Fault = Callable[[Any], Awaitable[None]]
+
+
+def stopped_for(seconds: float) -> Fault:
+    """A pause of the worker, as of a machine that is migrated or swaps."""
+
+    async def pause(suite: Any) -> None:
+        suite.signal(WORKER, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            suite.signal(WORKER, signal.SIGCONT)
+
+    return pause
+
+
+async def killed(suite: Any) -> None:
+    """A death of the worker, which the supervisor restarts."""
+    suite.signal(WORKER, signal.SIGKILL)
+
+
+async def ask_all(client: httpx.AsyncClient) -> list[Outcome]:
+    """Streams of which half are greedy, and half are drawn by seeds, with penalties."""
+    greedy = (question(n, TOKENS) for n in range(0, STREAMS, 2))
+    drawn = (question(n, TOKENS, 0.9) | PENALTIES for n in range(1, STREAMS, 2))
+    return await asyncio.gather(*(stream(client, body) for body in (*greedy, *drawn)))
+
+
+async def classified(client: httpx.AsyncClient) -> list[Any]:
+    body = {
+        "input": [f"Play track {n} of that album" for n in range(40)],
+        "labels": ["music", "travel", "food"],
+    }
+    response = await client.post("/v1/classify", json=body)
+    response.raise_for_status()
+    return [[row["label"], row["probs"]] for row in response.json()["data"]]
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("topology", "fault"),
+    [
+        pytest.param("local", stopped_for(3.0), id="local-3s"),
+        pytest.param("local", stopped_for(8.0), id="local-8s", marks=pytest.mark.slow),
+        pytest.param("local", killed, id="local-kill", marks=pytest.mark.slow),
+        pytest.param("disaggregated", stopped_for(3.0), id="split-3s", marks=pytest.mark.slow),
+        pytest.param("disaggregated", stopped_for(8.0), id="split-8s", marks=pytest.mark.slow),
+        pytest.param("disaggregated", killed, id="split-kill", marks=pytest.mark.slow),
+    ],
+)
+async def test_losing_the_only_attention_worker_for_a_while_costs_no_request(
+    request: pytest.FixtureRequest, topology: str, fault: Fault
+) -> None:
+    suite = request.getfixturevalue(topology)
+    suite.until_serving()
+    async with httpx.AsyncClient(base_url=suite.url, timeout=90) as client:
+        undisturbed = await ask_all(client)
+        labels = await classified(client)
+
+        asking = asyncio.create_task(ask_all(client))
+        classifying = asyncio.create_task(classified(client))
+        await asyncio.sleep(0.3)
+        await fault(suite)
+        disturbed = await asyncio.wait_for(asking, 80)
+        relabelled = await asyncio.wait_for(classifying, 80)
+    suite.until_serving()
+
+    assert [o.error for o in disturbed] == [None] * STREAMS
+    assert [(o.text, o.tokens) for o in disturbed] == [(o.text, o.tokens) for o in undisturbed]
+    assert [label for label, _ in relabelled] == [label for label, _ in labels]
