@@ -1,4 +1,4 @@
-"""The only attention worker is stopped for a while, or dies and is restarted: its requests go on, and nobody can tell."""
+"""The only attention worker is stopped for a while, or dies and is restarted: no answer is lost or changed."""
 
 import asyncio
 import signal
