@@ -224,16 +224,14 @@ def test_decode_graphs_need_a_gpu_with_all_experts(
     assert AttentionSettings(model="m", **whole).decode_graph_tokens == 4096
 
 
-def test_an_answer_that_must_not_depend_on_its_company_needs_the_static_choice_of_replicas(
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize("way", ["case-1", "case-2"])
+def test_bits_that_must_not_depend_on_the_placement_are_not_summed_up_on_the_way(
+    capsys: pytest.CaptureFixture[str], way: str
 ) -> None:
-    assert AttentionSettings(model="m").scheduling == "aebs"
-    assert AttentionSettings(model="m", deterministic=True).scheduling == "static"
+    assert AttentionSettings(model="m", deterministic=True).exchange == "auto"
 
     text = refusal(
-        capsys,
-        AttentionSettings,
-        *("--model", "m", "--deterministic", "--expert-scheduling", "aebs"),
+        capsys, AttentionSettings, *("--model", "m", "--deterministic", "--exchange", way)
     )
 
-    assert "--expert-scheduling static" in text
+    assert "--deterministic needs --exchange direct" in text

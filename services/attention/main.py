@@ -214,7 +214,11 @@ async def _open_dispatcher(
             own_address=settings.data.host,
         )
         return network, RoutedDispatcher(
-            network, gates, settings.expert_timeout_s, settings.scheduling
+            network,
+            gates,
+            settings.expert_timeout_s,
+            settings.expert_scheduling,
+            deterministic=settings.deterministic,
         )
 
     network, dispatcher = await thread.run(connect())

@@ -26,8 +26,10 @@ async def open_exchange(
     Returns the address at which this worker receives their rows; empty if it gathers none.
     """
     where = settings.data
-    if settings.exchange == "direct" or is_everywhere(where.advertised_host):
-        return ""  # the latter: nobody could dial it
+    if settings.exchange == "direct" or settings.deterministic:
+        return ""  # the latter: what is not summed up does not travel together
+    if is_everywhere(where.advertised_host):
+        return ""  # nobody could dial it
 
     async def listen() -> tuple[AdaptiveExchange, str]:
         exchange = AdaptiveExchange(

@@ -85,8 +85,8 @@ class AttentionSettings(ModelSettings):
     )
     deterministic: bool = Field(
         False,
-        description="refuse to start where a bit of an answer could depend on the requests beside it; "
-        "it cannot in float32 on a CPU with compiled kernels",
+        description="the same bits whatever requests are beside it and wherever experts are: refuse to start "
+        "but in float32 on a CPU with compiled kernels; routed: have what experts give one by one",
     )
     exchange: Literal["auto", "direct", "case-1", "case-2"] = Field(
         "auto",
@@ -102,7 +102,7 @@ class AttentionSettings(ModelSettings):
     expert_scheduling: ExpertScheduling = Field(
         "aebs",
         description="routed: how expert workers choose among replicas: so that none has much more to do "
-        "than others (aebs), by the placement alone (static; what --deterministic needs), or in another "
+        "than others (aebs), by the placement alone (static), or in another "
         "way to compare with",
     )
     micro_batches: int = Field(
@@ -148,15 +148,9 @@ class AttentionSettings(ModelSettings):
             raise ValueError(f"--deterministic needs --device cpu, got {self.device}")
         if self.deterministic and self.dtype != "float32":
             raise ValueError(f"--deterministic needs --dtype float32, got {self.dtype}")
-        chosen = "expert_scheduling" in self.model_fields_set
-        if self.deterministic and chosen and self.expert_scheduling != "static":
+        if self.deterministic and self.exchange in ("case-1", "case-2"):
             raise ValueError(
-                "--deterministic needs --expert-scheduling static (or none), got "
-                f"{self.expert_scheduling}: who serves an expert would depend on all rows of a step"
+                f"--deterministic needs --exchange direct (or none), got {self.exchange}: on the way, "
+                "sums are added up as experts are placed"
             )
         return self
-
-    @property
-    def scheduling(self) -> ExpertScheduling:
-        """How expert workers choose among replicas."""
-        return "static" if self.deterministic else self.expert_scheduling

@@ -32,6 +32,7 @@ class Cluster:
         num_workers: int,
         slots: int = NUM_EXPERTS,
         scheduling: ExpertScheduling = "aebs",
+        deterministic: bool = False,
     ) -> None:
         self.config, self.checkpoint = load_config(model.directory), Checkpoint(model.directory)
         self.hub, self.limits = Hub(), FrameLimits.of_hidden_size(self.config.hidden_size)
@@ -46,7 +47,9 @@ class Cluster:
             for layer in self.config.moe_layers
         }
         self.client = self._network("attention-0")
-        self.routed = RoutedDispatcher(self.client, gates, 2.0, scheduling)
+        self.routed = RoutedDispatcher(
+            self.client, gates, 2.0, scheduling, deterministic=deterministic
+        )
         self.local = LocalDispatcher(self.checkpoint, self.config, FP32, CPU)
 
     def _network(self, worker_id: str) -> InProcessNetwork:
@@ -98,8 +101,9 @@ async def open_cluster(
     num_workers: int,
     slots: int = NUM_EXPERTS,
     scheduling: ExpertScheduling = "aebs",
+    deterministic: bool = False,
 ) -> AsyncIterator[Cluster]:
-    c = Cluster(model, num_workers, slots, scheduling)
+    c = Cluster(model, num_workers, slots, scheduling, deterministic)
     for host, network in zip(c.hosts, c.networks, strict=True):
         c.addresses.append(await network.listen("memory", 0, host.answer))
     try:

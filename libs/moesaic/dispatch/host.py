@@ -16,6 +16,7 @@ from moesaic.dispatch.loading.pace import Pace
 from moesaic.dispatch.sharing import Sharing, decision_digest
 from moesaic.dispatch.slots import LoadResult, SlotTable, change_table
 from moesaic.dispatch.terms import Terms
+from moesaic.dispatch.unsummed import UNSUMMED
 from moesaic.errors import InvalidInput, NotReady, PlacementInfeasible, StaleEpoch
 from moesaic.kernels.linear import Quantization
 from moesaic.messages.placement import EMPTY_SLOT, Placement
@@ -284,7 +285,8 @@ class ExpertHost:
         has gated itself, float32 ``[T, k]`` weights and int32 ``[T, k]`` ids. The reply's first
         tensor is the partial sum ``[T, H]``, with no rows if no expert of the batch is served here;
         the second, if the terms have loads, what each worker of the placement has to do now, int64
-        ``[1, N]``. Its digest is that of what was decided about all workers.
+        ``[1, N]``. Its digest is that of what was decided about all workers. With the flag ``UNSUMMED`` the
+        first two are instead what ``SlotTable.compute_choices`` gives.
         """
         tenure = self._tenures.get(request.epoch)
         if tenure is None:
@@ -308,12 +310,18 @@ class ExpertHost:
         ACTIVATED.observe(share.num_experts)
         ROWS.inc(len(hidden))
         MOST_ACTIVATED.inc(share.most_experts)
-        if share.num_experts:
+        if request.flags & UNSUMMED:
+            results, places = tenure.table.compute_choices(
+                request.layer, hidden.to(self._device), share.slot_ids
+            )
+            answer = [results.cpu(), places.cpu()]
+        elif share.num_experts:
             partial = tenure.table.compute_slots(
                 request.layer, hidden.to(self._device), topk_weights, share.slot_ids
             ).cpu()
+            answer = [partial]
         else:
-            partial = hidden.new_empty(0, hidden.shape[1], dtype=torch.float32)
+            answer = [hidden.new_empty(0, hidden.shape[1], dtype=torch.float32)]
         if terms.live[0] == tenure.worker_idx:  # one worker of all that see the batch counts it
             self.activations.record(
                 request.epoch, request.layer, topk_ids, share.most_experts, terms.scheduling
@@ -324,7 +332,7 @@ class ExpertHost:
             digest=decision_digest(
                 request.epoch, request.layer, request.threshold, topk_ids, share.served
             ),
-            tensors=[partial, *loads],
+            tensors=[*answer, *loads],
         )
 
     def _routing(self, request: Frame) -> tuple[Tensor, Tensor]:

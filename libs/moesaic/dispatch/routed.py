@@ -21,6 +21,7 @@ import os
 from functools import partial
 
 import structlog
+import torch
 from prometheus_client import Counter
 from torch import Tensor
 
@@ -28,6 +29,7 @@ from moesaic.dispatch.contract import Step
 from moesaic.dispatch.exchange.adaptive import AdaptiveExchange
 from moesaic.dispatch.exchange.order import combine
 from moesaic.dispatch.route import Route, plan_route
+from moesaic.dispatch.unsummed import UNSUMMED, add_up_choices, is_unsummed, rows_at_once
 from moesaic.dispatch.worker_links import WorkerLinks
 from moesaic.errors import ExpertUnavailable, MoesaicError, NotReady, StaleEpoch
 from moesaic.messages.placement import Placement
@@ -54,17 +56,21 @@ class RoutedDispatcher:
         gates: dict[int, Gate],
         timeout_s: float,
         scheduling: ExpertScheduling = "aebs",
+        *,
+        deterministic: bool = False,
     ) -> None:
         """Use ``network`` for tensors.
 
         Args:
             network: of this engine thread.
-            gates: by decoder layer; asked only if expert workers disagree.
+            gates: by decoder layer; asked only if expert workers disagree, or ``deterministic``.
             timeout_s: longest wait for one layer's replies to a batch of up to 512 rows.
             scheduling: how expert workers choose among replicas.
+            deterministic: sums have the bits of ``local``, wherever experts are; see ``unsummed``.
         """
         self._network, self._gates, self._timeout_s = network, gates, timeout_s
         self._scheduling: ExpertScheduling = scheduling
+        self._deterministic = deterministic
         self._newest: Placement | None = None  # what to switch to
         self._in_use: Placement | None = None  # what serves until the newest can
         self._pinned: dict[bytes, Placement] = {}  # by steps that have not ended
@@ -136,7 +142,9 @@ class RoutedDispatcher:
         """See ``Dispatcher.dispatch``. Batches of one step may be under way together."""
         route: Route = step.route
         direct = partial(self._directly, step, layer, hidden_states)
-        if self._exchange is None:
+        if self._deterministic:
+            combined = await self._one_by_one(step, layer, hidden_states)
+        elif self._exchange is None:
             combined = await direct()
         else:  # rows of several workers go together: none of them says what it has under way
             combined = await self._exchange.dispatch(
@@ -167,7 +175,22 @@ class RoutedDispatcher:
         by_worker = dict(zip(route.targets[layer], parts, strict=True))
         return combine(route.placement.workers, by_worker, len(rows))
 
-    async def _ask(self, step: Step, layer: int, tensors: list[Tensor]) -> list[Frame]:
+    async def _one_by_one(self, step: Step, layer: int, hidden_states: Tensor) -> Tensor:
+        """The bits of ``local``: what each of a row's experts gives comes here by itself."""
+        route: Route = step.route
+        topk_weights, topk_ids = self._gates[layer](hidden_states)
+        whole = hidden_states.cpu(), topk_weights.cpu(), topk_ids.cpu()
+        at_once, sums = rows_at_once(topk_ids.shape[1]), []
+        for start in range(0, len(topk_ids), at_once):
+            rows, weights, ids = (tensor[start : start + at_once] for tensor in whole)
+            asked = [rows, route.terms_of(layer), weights, ids]
+            replies = await self._ask(step, layer, asked, UNSUMMED)
+            sums.append(add_up_choices(layer, replies, weights, ids))
+        return torch.cat(sums)
+
+    async def _ask(
+        self, step: Step, layer: int, tensors: list[Tensor], flags: int = 0
+    ) -> list[Frame]:
         route: Route = step.route
         calls = [
             (
@@ -178,6 +201,7 @@ class RoutedDispatcher:
                     epoch=step.epoch,
                     layer=layer,
                     seq=next(self._seq),
+                    flags=flags,
                     tensors=list(tensors),
                 ),
             )
@@ -201,7 +225,11 @@ class RoutedDispatcher:
                     cause=str(outcome),
                 )
                 raise ExpertUnavailable(layer, cause=f"{link.peer}: {outcome.code}") from outcome
-            if not _answers(outcome, tensors, len(route.placement.workers)):
+            if not (
+                is_unsummed(outcome, tensors[0].shape[1])
+                if flags & UNSUMMED
+                else _answers(outcome, tensors, len(route.placement.workers))
+            ):
                 link.discard("reply has another shape")
                 raise ExpertUnavailable(layer, cause=f"{link.peer}: reply has another shape")
             replies.append(outcome)

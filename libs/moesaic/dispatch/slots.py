@@ -111,6 +111,27 @@ class SlotTable:
             return slots.packed.compute(hidden_states, topk_weights, slot_ids.to(torch.int32))
         return grouped_experts(hidden_states, topk_weights, slot_ids, slots.mlps)
 
+    def compute_choices(
+        self, layer: int, hidden_states: Tensor, slot_ids: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """What each choice gives that this process serves, unweighted.
+
+        Args:
+            layer: index of the decoder layer.
+            hidden_states: ``[T, H]``.
+            slot_ids: int32 or int64 ``[T, k]``, -1 where another process serves it.
+
+        Returns:
+            float32 ``[n, H]``; int64 ``[n, 1]``: which of the ``T * k`` choices these are, row by row.
+        """
+        top_k, slots = slot_ids.shape[1], slot_ids.flatten()
+        places = (slots >= 0).nonzero()  # [n, 1]
+        if not len(places):
+            return hidden_states.new_empty(0, hidden_states.shape[1], dtype=torch.float32), places
+        rows = hidden_states.index_select(0, places[:, 0] // top_k)
+        ones = torch.ones(len(places), 1, device=rows.device)
+        return self.compute_slots(layer, rows, ones, slots[places]), places
+
     def slot_of_expert(self, layer: int, num_experts: int, served: Sequence[bool]) -> Tensor:
         """int64 ``[E]``: the first slot that holds each expert marked in ``served``, -1
         elsewhere."""

@@ -46,6 +46,38 @@ def grouped_experts(
     return combined.index_add_(0, rows, torch.cat(active).float().mul_(weights))
 
 
+def sum_of_choices(results: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
+    """Each row's weighted sum over its experts, added in ascending order: the bits of ``PackedSlots.compute``
+    where expert ``e`` lies in slot ``e``.
+
+    Args:
+        results: float32 ``[T * k, H]``: what each choice gives, row by row.
+        topk_weights: float32 ``[T, k]``.
+        topk_ids: int32 ``[T, k]``.
+
+    Returns:
+        float32 ``[T, H]``.
+    """
+    num_rows, top_k = topk_ids.shape
+    first = torch.arange(num_rows).unsqueeze(1) * top_k
+    order = topk_ids.argsort(dim=1)  # [T, k]
+    routed = (first + order.argsort(dim=1)).int().contiguous()
+    ascending = results.index_select(0, (first + order).flatten())
+    weights = topk_weights.contiguous()
+    out = torch.empty(num_rows, results.shape[1])
+    lib().sum_of_choices(
+        ascending.data_ptr(),
+        num_rows,
+        results.shape[1],
+        weights.data_ptr(),
+        routed.data_ptr(),
+        top_k,
+        out.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return out
+
+
 class PackedSlots:
     """The experts of one layer as the kernel for CPUs finds them, slot by slot."""
 

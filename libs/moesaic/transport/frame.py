@@ -25,6 +25,7 @@ MAGIC = b"MOES"
 VERSION = 1
 HEADER_BYTES = 128
 MAX_TENSORS = 4
+MAX_ROWS = 16_384  # of a tensor, unless told otherwise
 _HEADER = struct.Struct("<4sHHBBHif4x16sQQQQ12I")  # all but the checksum
 _CHECKSUM = struct.Struct("<Q")
 _ALIGNMENT = 64  # of each tensor in the payload, for vector loads
@@ -63,7 +64,7 @@ class FrameLimits:
     max_bytes: int  # header and payload
 
     @classmethod
-    def of_hidden_size(cls, hidden_size: int, max_rows: int = 16_384) -> "FrameLimits":
+    def of_hidden_size(cls, hidden_size: int, max_rows: int = MAX_ROWS) -> "FrameLimits":
         """Room for fp32 hidden states ``[max_rows, hidden_size]`` with two routing tables of up to 64 choices."""
         max_cols = max(hidden_size, 4096)  # a list of workers is one row, however small the model
         return cls(max_rows, max_cols, max_rows * 4 * (hidden_size + 128) + (1 << 16))

@@ -157,6 +157,20 @@ static void combine(void *with, int64_t task, int worker) {
     }
 }
 
+// results [T * k, H] -> out [T, H], each row's in the order of `routed` [T, k]: where in `results` a
+// choice's is. The sum that `experts` makes of the same results in the same order, to the bit.
+EXPORT void sum_of_choices(float *results, int64_t num_rows, int64_t hidden, const float *weights,
+                           int32_t *routed, int64_t top_k, float *out, int threads) {
+    struct call c = {.weights = weights,
+                     .out = out,
+                     .num_rows = num_rows,
+                     .hidden = hidden,
+                     .top_k = top_k,
+                     .work = {.routed = routed},
+                     .results = results};
+    in_parallel(combine, &c, (num_rows + SUMMED - 1) / SUMMED, num_rows < FEW ? 1 : threads);
+}
+
 // How many panels of a block are one task: of few blocks, threads share the panels.
 INLINE int64_t share(int64_t panels, int64_t blocks, int threads) {
     if (blocks >= 8 * threads) return panels;

@@ -139,6 +139,7 @@ _SIGNATURES = {
         None,
         [POINTER(POINTER(Expert)), _N, _P, _N, _N, _N, _P, _P, _N, _P, _P, c_int],
     ),
+    "sum_of_choices": (None, [_P, _N, _N, _P, _P, _N, _P, c_int]),
     "add_rms_norm": (None, [_P, _N, _P, _P, c_float, _N, _N, _P, _P, c_int]),
     "store_grouped": (
         None,
