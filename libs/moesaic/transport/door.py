@@ -29,7 +29,7 @@ MAX_STRANGERS = 256
 MAX_GUESTS = 256
 BACKLOG = 1024  # connections that wait in the kernel while the event loop computes
 _AT_A_TIME = 16  # connections taken in one turn of the event loop
-_PAUSE_S = 0.1  # after the kernel refused one and there was no stranger to drop
+_PAUSE_S = 1.0  # after the kernel refused one and there was no stranger to drop
 _LOG_EVERY_S = 1.0
 
 Admit = Callable[[socket.socket, Callable[[], None]], Awaitable[None]]
