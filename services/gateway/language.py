@@ -3,8 +3,9 @@ thread and back takes as long as a few hundred tokens."""
 
 import asyncio
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,15 +14,17 @@ from moesaic.classification.forms import CHEAPEST_FIRST
 from moesaic.classification.prompts import Method
 from moesaic.classification.wording import PACKAGED, Wording
 from moesaic.errors import InvalidInput
-from moesaic.models.chat import TEMPLATE_KWARGS, ChatTemplate
+from moesaic.models.chat import TEMPLATE_KWARGS, ChatTemplate, with_texts
 from moesaic.models.config import ModelConfig, load_config
 from moesaic.models.fields import Fields, read_json
-from moesaic.models.tokenizer import StreamDecoder, Tokenizer, read_special_tokens
+from moesaic.models.tokenizer import StreamDecoder, TextTooLong, Tokenizer, read_special_tokens
 
 T = TypeVar("T")
 
 NUM_THREADS = 2
 SHORT_CHARS = 2000  # about 0.3 ms
+HUGE_CHARS = 1 << 18  # from here on a text takes so long that it has to wait for others of its kind
+MAX_LISTED = 1 << 19  # tokens that are listed for whoever asks only for these, if the context is shorter
 PER_MESSAGE_CHARS = 50  # what rendering a message costs, as text
 SERVING_FILE = "moesaic.json"  # what a checkpoint's maker says about serving it; optional
 
@@ -40,15 +43,15 @@ class Language:
             self._no_template = error
         serving = _serving(directory)
         self.dialogue = Dialogue.of(
-            self.tokenizer,
+            _InContext(self.tokenizer, self.max_tokens),
             self._template,
             self.config.eos_token_ids,
             _wording(serving),
-            self.tokenizer.special_texts,
         )
         self.classify_methods = _classify_methods(serving)
         self.tokenizer_info = _tokenizer_info(directory)
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="language")
+        self._thread_of_huge = ThreadPoolExecutor(1, thread_name_prefix="language-huge")
 
     @property
     def max_tokens(self) -> int:
@@ -56,17 +59,46 @@ class Language:
         return self.config.max_positions
 
     async def work(self, num_chars: int, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Do something with texts that have so many characters: on one of the threads if that takes long."""
+        """Do something with texts that have so many characters: on one of the threads if that takes long, and one at a
+        time if it takes seconds."""
         if num_chars <= SHORT_CHARS:
             return work(*args, **kwargs)
         call = functools.partial(work, *args, **kwargs)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+        threads = self._threads if num_chars < HUGE_CHARS else self._thread_of_huge
+        return await asyncio.get_running_loop().run_in_executor(threads, call)
 
-    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text."""
-        return await self.work(
-            len(text), self.tokenizer.encode, text, add_special_tokens=add_special_tokens
-        )
+    @contextmanager
+    def naming(self, field: str) -> Iterator[None]:
+        """A text that is too long is an error of the field it is from."""
+        try:
+            yield
+        except TextTooLong as error:
+            fix = (
+                f"this model's context is {self.max_tokens} tokens; the text has {error.size}, "
+                f"and {error.most} tokens are the most"
+            )
+            raise InvalidInput(field, fix, code=error.code) from None
+
+    def encode_prompt(self, text: str, field: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text that must fit the model's context; control tokens in it are taken as such.
+
+        Raises:
+            InvalidInput: it does not, naming ``field``.
+        """
+        with self.naming(field):
+            return self.tokenizer.encode(text, add_special_tokens, self.max_tokens)
+
+    async def list_tokens(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text that need not fit the model's context.
+
+        Raises:
+            InvalidInput: it is longer than anybody has use for.
+        """
+        with self.naming("prompt"):
+            most = max(self.max_tokens, MAX_LISTED)
+            return await self.work(
+                len(text), self.tokenizer.encode, text, add_special_tokens, most
+            )
 
     async def encode_chat(
         self,
@@ -74,11 +106,18 @@ class Language:
         *,
         add_generation_prompt: bool,
         template_kwargs: dict[str, Any],
+        control_tokens: bool,
+        most: int | None = None,
     ) -> list[int]:
         """Token ids of a conversation.
 
+        Args:
+            messages, add_generation_prompt, template_kwargs: for the template.
+            control_tokens: whether those that the messages spell are such; else they are text.
+            most: tokens that are taken, if not those of the model's context.
+
         Raises:
-            InvalidInput: the model has no chat template, or it refuses these messages.
+            InvalidInput: the model has no chat template, it refuses these messages, or they are too long.
         """
         if self._template is None:
             raise self._no_template or InvalidInput("messages", "this model has no chat template")
@@ -90,10 +129,13 @@ class Language:
             raise InvalidInput(f"chat_template_kwargs.{name[:60]}", f"is not one of {allowed}")
 
         def render() -> list[int]:
-            text = template.render(
-                messages, add_generation_prompt=add_generation_prompt, **template_kwargs
-            )
-            return self.tokenizer.encode(text, add_special_tokens=False)
+            told, kwargs = messages, template_kwargs
+            if not control_tokens:
+                told, kwargs = with_texts([told, kwargs], self.tokenizer.parted)
+            text = template.render(told, add_generation_prompt=add_generation_prompt, **kwargs)
+            encode = self.tokenizer.encode if control_tokens else self.tokenizer.encode_parted
+            with self.naming("messages"):
+                return encode(text, False, most or self.max_tokens)
 
         num_chars = sum(len(message["content"]) + PER_MESSAGE_CHARS for message in messages)
         return await self.work(num_chars, render)
@@ -104,11 +146,28 @@ class Language:
 
     def token_text(self, token_id: int) -> str:
         """One token on its own."""
-        return self.tokenizer.decode([token_id], skip_special_tokens=False)
+        return self.tokenizer.token_text(token_id)
 
     def close(self) -> None:
         """Let the threads go."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._thread_of_huge):
+            threads.shutdown(wait=False, cancel_futures=True)
+
+
+class _InContext:
+    """The tokenizer for prompts, which must fit the model's context."""
+
+    def __init__(self, tokenizer: Tokenizer, most: int) -> None:
+        self.parted = tokenizer.parted
+        self._tokenizer, self._most = tokenizer, most
+
+    def encode_parted(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text.
+
+        Raises:
+            TextTooLong: there are more than fit.
+        """
+        return self._tokenizer.encode_parted(text, add_special_tokens, self._most)
 
 
 def _tokenizer_info(directory: Path) -> dict[str, Any]:

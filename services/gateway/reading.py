@@ -6,7 +6,7 @@ and a family: they begin alike, go to one worker one behind the other, and what 
 
 import math
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from moesaic.classification.candidates import Candidates, Read
@@ -107,15 +107,18 @@ class Bounds:
     """What the reads of one request may take: each the model's context, all together what a gateway can hold."""
 
     def __init__(self, gateway: Gateway) -> None:
+        self._language = gateway.language
         self._context = gateway.language.max_tokens
         self._num_tokens = 0
 
-    def checked(self, read: Read, field: str, beside: str = "") -> Read:
-        """The read, packed; its prompt is made of ``field`` and what is ``beside``.
+    def read(self, make: Callable[[], Read], field: str, beside: str = "") -> Read:
+        """A read, made and packed; its prompt is made of ``field`` and what is ``beside``.
 
         Raises:
             InvalidInput: naming ``field``.
         """
+        with self._language.naming(field):
+            read = make()
         num_tokens = len(read.prompt)
         room = max(0, self._context - max(map(len, read.candidates)))
         if num_tokens > room:

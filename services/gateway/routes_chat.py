@@ -42,6 +42,7 @@ async def create_chat_completion(body: ChatWire, request: Request) -> Response:
         [message.for_template(f"messages[{i}]") for i, message in enumerate(body.messages)],
         add_generation_prompt=body.add_generation_prompt,
         template_kwargs=body.chat_template_kwargs or {},
+        control_tokens=gateway.settings.control_tokens_in_content,
     )
     limits = Limits(
         gateway.language.max_tokens, body.max_completion_tokens or body.max_tokens, None

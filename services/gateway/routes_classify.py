@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
@@ -56,7 +57,9 @@ def _ask(
     gateway: Gateway, body: ClassifyWire, labels: list[Label]
 ) -> tuple[Form, list[list[Read]]]:
     language, texts = gateway.language, as_list(body.input)
-    form = plan(language.dialogue, labels, body.instruction, body.method, language.classify_methods)
+    with language.naming("labels"):
+        methods = language.classify_methods
+        form = plan(language.dialogue, labels, body.instruction, body.method, methods)
     if form.method == "multi" and len(texts) * len(labels) > MAX_READS:
         fix = (
             f"{len(labels)} labels of {len(texts)} texts are {len(texts) * len(labels)} questions; "
@@ -66,7 +69,8 @@ def _ask(
     families, bounds = [], Bounds(gateway)
     for i, text in enumerate(texts):
         field = "input" if isinstance(body.input, str) else f"input[{i}]"
-        families.append([bounds.checked(read, field) for read in form.reads(text)])
+        reads = form.reads(text)
+        families.append([bounds.read(partial(next, reads), field) for _ in range(form.num_reads)])
     return form, families
 
 

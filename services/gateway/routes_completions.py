@@ -57,15 +57,16 @@ def _prompt_logprobs(body: CompletionWire) -> int | None:
 
 
 def _encode(gateway: Gateway, body: CompletionWire) -> list[list[int]]:
-    tokenizer = gateway.language.tokenizer
+    language, special = gateway.language, body.add_special_tokens
     prompts = []
-    for prompt in body.prompt:
+    for i, prompt in enumerate(body.prompt):
         if isinstance(prompt, str):
-            prompts.append(tokenizer.encode(prompt, add_special_tokens=body.add_special_tokens))
-        elif all(0 <= token_id < gateway.language.config.vocab_size for token_id in prompt):
+            field = "prompt" if len(body.prompt) == 1 else f"prompt[{i}]"
+            prompts.append(language.encode_prompt(prompt, field, add_special_tokens=special))
+        elif all(0 <= token_id < language.config.vocab_size for token_id in prompt):
             prompts.append(prompt)
         else:
-            fix = f"token ids must be in 0..{gateway.language.config.vocab_size - 1}"
+            fix = f"token ids must be in 0..{language.config.vocab_size - 1}"
             raise InvalidInput("prompt", fix)
     return prompts
 

@@ -1,6 +1,7 @@
 """``/v1/decisions``: questions about one input, each a prefill behind the input they share."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
@@ -66,8 +67,9 @@ def _ask(gateway: Gateway, body: DecisionsWire) -> tuple[list[Question], list[Re
     for i, wire in enumerate(body.questions):
         field = f"questions[{i}]"
         asked = asked_of(wire, field)
-        questions.append(put(language.dialogue, asked, field, language.classify_methods))
-        reads.append(bounds.checked(questions[-1].read(evidence), "input", field))
+        with language.naming(field):
+            questions.append(put(language.dialogue, asked, field, language.classify_methods))
+        reads.append(bounds.read(partial(questions[-1].read, evidence), "input", field))
     return questions, reads
 
 

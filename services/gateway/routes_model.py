@@ -9,6 +9,7 @@ import moesaic
 from moesaic.errors import InvalidInput, ModelNotFound
 from services.gateway.fields import DetokenizeWire, TokenizeWire
 from services.gateway.gateway import Gateway, exchange_of, gateway_of
+from services.gateway.language import MAX_LISTED, SHORT_CHARS
 from services.gateway.openapi import READS_BODY, answers
 from services.gateway.replies import reply
 
@@ -74,18 +75,22 @@ async def tokenize(body: TokenizeWire, request: Request) -> Response:
         raise InvalidInput("prompt", "send either prompt or messages")
     if body.prompt is not None:
         special = body.add_special_tokens is not False
-        tokens = await language.encode(body.prompt, add_special_tokens=special)
+        tokens = await language.list_tokens(body.prompt, add_special_tokens=special)
     else:
         messages = [m.for_template(f"messages[{i}]") for i, m in enumerate(body.messages or [])]
         tokens = await language.encode_chat(
             messages,
             add_generation_prompt=body.add_generation_prompt,
             template_kwargs=body.chat_template_kwargs or {},
+            control_tokens=gateway.settings.control_tokens_in_content,
+            most=max(language.max_tokens, MAX_LISTED),
         )
-    strings = (
-        [language.token_text(token_id) for token_id in tokens] if body.return_token_strs else None
-    )
-    return reply(Tokenized(len(tokens), language.max_tokens, tokens, strings))
+
+    def answer() -> Response:
+        strings = [language.token_text(i) for i in tokens] if body.return_token_strs else None
+        return reply(Tokenized(len(tokens), language.max_tokens, tokens, strings))
+
+    return await language.work(len(tokens), answer)
 
 
 @router.post("/detokenize", responses=answers(Detokenized, errors=(*READS_BODY, 404)))
@@ -96,10 +101,13 @@ async def detokenize(body: DetokenizeWire, request: Request) -> Response:
     language = gateway.language
     if any(token_id >= language.config.vocab_size for token_id in body.tokens):
         raise InvalidInput("tokens", f"token ids must be in 0..{language.config.vocab_size - 1}")
-    text = await language.work(
-        len(body.tokens), language.tokenizer.decode, body.tokens, skip_special_tokens=False
-    )
-    return reply(Detokenized(text))
+    long = len(body.tokens) > SHORT_CHARS
+    decode = language.tokenizer.decode_long if long else language.tokenizer.decode
+
+    def answer() -> Response:
+        return reply(Detokenized(decode(body.tokens, skip_special_tokens=False)))
+
+    return await language.work(len(body.tokens), answer)
 
 
 @router.get("/tokenizer_info", responses=answers(dict[str, Any]))

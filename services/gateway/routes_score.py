@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Iterator
+from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
@@ -125,7 +126,7 @@ async def _judge(
         bounds = Bounds(gateway)
         relevance = Relevance(gateway.language.dialogue, body.instruction)
         reads = [
-            bounds.checked(relevance.read(query, document), field)
+            bounds.read(partial(relevance.read, query, document), field)
             for query, document, field in zip(queries, pairs.documents, pairs.fields, strict=True)
         ]
         return [reads] if len(pairs.queries) == 1 else [[read] for read in reads]
@@ -158,14 +159,14 @@ def _put_together(gateway: Gateway, body: GenerativeScoringWire) -> list[Read]:
         prompt = [*item, *query] if body.item_first else [*query, *item]
         if not prompt:
             raise InvalidInput(f"items[{i}]", "query and item have no tokens")
-        reads.append(bounds.checked(Read(prompt, candidates), f"items[{i}]"))
+        reads.append(bounds.read(partial(Read, prompt, candidates), f"items[{i}]"))
     return reads
 
 
 def _tokens(gateway: Gateway, given: str | list[int], field: str, *, special: bool) -> list[int]:
     language = gateway.language
     if isinstance(given, str):
-        return language.tokenizer.encode(given, add_special_tokens=special)
+        return language.encode_prompt(given, field, add_special_tokens=special)
     if not all(0 <= token_id < language.config.vocab_size for token_id in given):
         raise InvalidInput(field, f"token ids must be in 0..{language.config.vocab_size - 1}")
     return given

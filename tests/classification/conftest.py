@@ -1,31 +1,33 @@
+from collections.abc import Sequence
+
 import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from moesaic.models.tokenizer import Tokenizer
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 END = 2  # <|im_end|>
 
 
-class SmallTokenizer:
+class SmallTokenizer(Tokenizer):
     """A byte-level BPE with a few whole words."""
 
     def __init__(self) -> None:
-        self.inner = tokenizers.Tokenizer(models.BPE())
-        self.inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        self.inner.decoder = decoders.ByteLevel()
+        inner = tokenizers.Tokenizer(models.BPE())
+        inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        inner.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
             vocab_size=330,
             special_tokens=SPECIAL,
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
-        self.inner.train_from_iterator(["yes no maybe travel travels banking " * 9], trainer)
+        inner.train_from_iterator(["yes no maybe travel travels banking " * 9], trainer)
+        super().__init__(inner, {})
 
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        return list(self.inner.encode(text, add_special_tokens=add_special_tokens).ids)
-
-    def decode(self, token_ids: list[int]) -> str:
-        return str(self.inner.decode(token_ids, skip_special_tokens=False))
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        return super().decode(token_ids, skip_special_tokens)
 
 
 class SmallTemplate:

@@ -51,6 +51,11 @@ class Form:
     instruction: str
     dialogue: Dialogue
 
+    @property
+    def num_reads(self) -> int:
+        """How many reads there are of one text."""
+        return len(self.labels) if self.method == "multi" else 1
+
     def reads(self, text: str) -> Iterator[Read]:
         """What is asked about one text: one read, or for ``multi`` one a label, in their order."""
         words = [label.wording for label in self.labels]
@@ -119,10 +124,9 @@ def assemble(
     Raises:
         ValueError: there is not one number per candidate.
     """
-    num_reads = len(form.labels) if form.method == "multi" else 1
-    if [len(read) for read in reads] != [len(form.candidates)] * num_reads:
+    if [len(read) for read in reads] != [len(form.candidates)] * form.num_reads:
         raise ValueError(
-            f"expected {len(form.candidates)} log-probabilities {num_reads} times, got {reads}"
+            f"expected {len(form.candidates)} log-probabilities {form.num_reads} times, got {reads}"
         )
     told = [odds(read) for read in reads]
     if form.method == "multi":

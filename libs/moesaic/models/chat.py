@@ -7,7 +7,7 @@ malicious template can still waste time.
 
 import datetime
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,17 @@ class ChatTemplate:
             Exception
         ) as error:  # a template is a program, and what it trips over lies in the messages
             raise InvalidInput("messages", f"the chat template refuses them: {error}") from error
+
+
+def with_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """JSON with every text in it changed, the names of fields too."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {change(name): with_texts(item, change) for name, item in value.items()}
+    if isinstance(value, list):
+        return [with_texts(item, change) for item in value]
+    return value
 
 
 class _Environment(ImmutableSandboxedEnvironment):

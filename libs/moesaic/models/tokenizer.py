@@ -1,5 +1,6 @@
 """Text to token ids and back. Needs no torch."""
 
+import functools
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,18 +8,39 @@ from typing import Any
 
 import tokenizers
 
-from moesaic.errors import CheckpointError
+from moesaic.errors import CheckpointError, MoesaicError
 from moesaic.models.fields import read_json
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+# A character that Unicode keeps for use within a process: in no text that is sent from one to another.
+_SEAM = "\ufdd0"
+_ROLE_TOKEN = re.compile(r"<[|\uff5c].+[|\uff5c]>")  # as families write them, special or not
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
+
+
+class TextTooLong(MoesaicError):
+    """A text is longer than whoever has it encoded can use; ``size`` says how long it is."""
+
+    code = "context_length_exceeded"
+    http_status = 400
+    grpc_status = "INVALID_ARGUMENT"
+
+    def __init__(self, size: str, most: int) -> None:
+        self.size, self.most = size, most
+        super().__init__(f"the text has {size}, at most {most} tokens are taken")
 
 
 class Tokenizer:
     """The tokenizer of one model directory. Safe to use from several threads.
 
     Encoding a long text takes milliseconds and releases the GIL: on an event loop, call it in a
-        thread.
+    thread.
+
+    Attributes:
+        special_token_ids: what the texts of answers leave out.
+        controls: what opens and ends turns, as it is written: special tokens, and others of the form ``<|...|>``. The
+            other added tokens, such as ``</think>``, are markup, which templates look for in what they are given.
+        longest_token: characters of the longest token.
     """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, special: dict[str, str]) -> None:
@@ -29,9 +51,15 @@ class Tokenizer:
         )
         added = tokenizer.get_added_tokens_decoder()
         self.special_token_ids = frozenset(i for i, token in added.items() if token.special)
-        # What a text must not hold if none of its tokens shall be special; the longest first.
-        texts = {token.content for token in added.values() if token.special}
-        self.special_texts = tuple(sorted(texts, key=lambda text: (-len(text), text)))
+        self.controls = frozenset(
+            token.content
+            for token in added.values()
+            if token.special or _ROLE_TOKEN.fullmatch(token.content)
+        )
+        self._openings: dict[str, list[str]] = {}  # controls by their first two characters
+        for control in sorted(self.controls):
+            if len(control) > 1:  # one character cannot be parted
+                self._openings.setdefault(control[:2], []).append(control)
 
     @classmethod
     def load(cls, directory: Path) -> "Tokenizer":
@@ -71,13 +99,76 @@ class Tokenizer:
         """The id of ``pad_token``, if the model has one."""
         return self._id_of(self.pad_token)
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The token ids of ``text``; special tokens written in it are taken as such."""
-        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+    @functools.cached_property
+    def longest_token(self) -> int:
+        return max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)), default=1)
+
+    def encode(
+        self, text: str, add_special_tokens: bool = True, most: int | None = None
+    ) -> list[int]:
+        """The token ids of ``text``; control tokens written in it are taken as such.
+
+        Raises:
+            TextTooLong: it has more than ``most`` tokens. A text of so many characters that it must have more is not
+                looked at.
+        """
+        if most is not None and len(text) > most * self.longest_token:
+            raise TextTooLong(f"{len(text)} characters", most)
+        return self._ids([text], add_special_tokens, most)
+
+    def encode_parted(
+        self, text: str, add_special_tokens: bool = True, most: int | None = None
+    ) -> list[int]:
+        """The token ids of a text with ``parted`` texts in it, whose control tokens are none.
+
+        Raises:
+            TextTooLong: as in ``encode``.
+        """
+        if _SEAM not in text:
+            return self.encode(text, add_special_tokens, most)
+        if most is not None and len(text) > 2 * most * self.longest_token:
+            raise TextTooLong(f"{len(text)} characters", most)
+        return self._ids(text.split(_SEAM), add_special_tokens, most)
+
+    def parted(self, text: str) -> str:
+        """The text with a seam in every control token that it spells: ``encode_parted`` takes what is on either side of
+        a seam by itself, so that nothing is a control token and every character stays. Nothing that a template does
+        with a text is in a seam's way, and without such tokens the text stays as it is."""
+        if _SEAM in text:
+            text = text.replace(_SEAM, _REPLACEMENT)
+        for opening, controls in self._openings.items():
+            if opening in text:
+                for control in controls:
+                    while control in text:  # again where one overlaps itself
+                        text = text.replace(control, f"{control[0]}{_SEAM}{control[1:]}")
+        return text
+
+    def _ids(self, pieces: list[str], add_special_tokens: bool, most: int | None) -> list[int]:
+        # Encoding one by one holds the GIL; this lets it go, and does not work out where each token stands.
+        encoded = self._tokenizer.encode_batch_fast(pieces, add_special_tokens=False)
+        num_tokens = sum(map(len, encoded))
+        if most is not None and num_tokens > most:
+            raise TextTooLong(f"{num_tokens} tokens", most)
+        ids = [token_id for piece in encoded for token_id in piece.ids]
+        if not add_special_tokens:
+            return ids
+        first, framed = encoded[0].ids, self._tokenizer.post_process(encoded[0]).ids
+        at = next(i for i in range(len(framed) + 1) if framed[i : i + len(first)] == first)
+        return [*framed[:at], *ids, *framed[at + len(first) :]]
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of ``token_ids``; ids outside the vocabulary have none."""
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
+
+    def decode_long(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """What ``decode`` gives; it takes longer, but not with the GIL held."""
+        many = self._tokenizer.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)
+        return str(many[0])
+
+    @functools.cache  # noqa: B019  # as long as the process; there are no more entries than tokens
+    def token_text(self, token_id: int) -> str:
+        """The text of one token on its own."""
+        return self.decode([token_id], skip_special_tokens=False)
 
     def token_to_id(self, token: str) -> int | None:
         """The id of one token, given as the vocabulary spells it."""
