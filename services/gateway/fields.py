@@ -11,7 +11,6 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from moesaic.errors import InvalidInput
 from services.gateway.formats import Choices, ResponseFormat, Schema, StructuredOutputs
-from services.gateway.surrogates import check_unicode
 
 MAX_PROMPTS = 1024
 MAX_CHOICES = 16
@@ -33,12 +32,6 @@ class Wire(BaseModel):
     model_config = ConfigDict(extra="allow", allow_inf_nan=False, protected_namespaces=())
 
     model: str | None = Field(None, description="name of the served model")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _is_unicode(cls, body: Any) -> Any:
-        check_unicode(body)
-        return body
 
 
 class Extension(BaseModel):
@@ -103,7 +96,9 @@ class GenerationWire(InferenceWire):
     logit_bias: dict[TokenId, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
         None, max_length=MAX_LOGIT_BIASES
     )
-    allowed_token_ids: list[TokenId] | None = Field(None, max_length=MAX_ALLOWED)
+    allowed_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = Field(
+        None, max_length=MAX_ALLOWED
+    )
     bad_words: list[Annotated[str, Field(min_length=1, max_length=1024)]] | None = Field(
         None, max_length=MAX_BAD_WORDS
     )
@@ -174,7 +169,7 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[TextPart] | None = None
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
     name: str | None = None
 
     def for_template(self, field: str) -> dict[str, str]:
@@ -258,8 +253,8 @@ class LabelWire(BaseModel):
 class ClassifyWire(InferenceWire):
     """Body of ``/v1/classify``."""
 
-    input: str | list[str]
-    labels: list[str | LabelWire] | None = None
+    input: str | Annotated[list[str], Field(fail_fast=True)]
+    labels: Annotated[list[str | LabelWire], Field(fail_fast=True)] | None = None
     instruction: str | None = Field(None, max_length=10_000)
     method: Literal["auto", "token", "choice", "sequence", "multi"] = "auto"
     top_k: int | None = Field(None, ge=1)
@@ -286,7 +281,7 @@ class TokenizeWire(Wire):
 class DetokenizeWire(Wire):
     """Body of ``/detokenize``."""
 
-    tokens: list[Annotated[int, Field(ge=0, lt=INT64)]]
+    tokens: Annotated[list[Annotated[int, Field(ge=0, lt=INT64)]], Field(fail_fast=True)]
 
 
 def as_list(value: str | list[str] | None) -> list[str]:

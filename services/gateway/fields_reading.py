@@ -31,8 +31,8 @@ _PAIRED = (
 _TOKEN_IDS: Any = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 _TEXT_OR_IDS: Any = {"anyOf": [{"type": "string"}, _TOKEN_IDS]}
 
-Texts = str | list[str]
-Instructions = str | list[TextPart]
+Texts = str | Annotated[list[str], Field(fail_fast=True)]
+Instructions = str | Annotated[list[TextPart], Field(fail_fast=True)]
 Name = Annotated[str, Field(max_length=256)]
 
 
@@ -47,7 +47,7 @@ class EvidenceWire(Strict):
 
     type: Literal["message"] = "message"
     role: Literal["user", "developer", "system", "assistant"]
-    content: str | list[TextPart]
+    content: Instructions
 
 
 class PredicateWire(Strict):

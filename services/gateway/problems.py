@@ -116,7 +116,8 @@ def invalid_fields(errors: Sequence[Any]) -> InvalidInput:
         text = _reason(error)
         given = error.get("input")
         if error["type"] != "missing" and isinstance(given, (str, int, float, bool)):
-            text += f", got {repr(given)[:MAX_INPUT_CHARS]}"
+            shown = given[:MAX_INPUT_CHARS] if isinstance(given, str) else given
+            text += f", got {repr(shown)[:MAX_INPUT_CHARS]}"
         parts.append(f"{name}: {text}"[:MAX_MESSAGE_CHARS])
     more = f" (and {len(errors) - MAX_PROBLEMS} more)" if len(errors) > MAX_PROBLEMS else ""
     field, _, first = parts[0].partition(": ")

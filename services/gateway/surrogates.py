@@ -1,6 +1,9 @@
 """Lone surrogates: JSON can write them (``"\\ud800"``), but they are no text and nothing can encode them."""
 
+from contextlib import suppress
 from typing import Any, NamedTuple, Optional
+
+import msgspec
 
 from moesaic.errors import InvalidInput
 from services.gateway.problems import field_name
@@ -21,6 +24,9 @@ def check_unicode(body: Any) -> None:
     Raises:
         InvalidInput: names the field; for a field's name, the object that it is in.
     """
+    with suppress(Exception):  # whatever it is, what follows finds out
+        msgspec.json.encode(body)  # which is a hundred times as fast
+        return
     left: list[tuple[_Step | None, Any]] = [(None, body)]  # no recursion: a body may be deep
     while left:
         step, value = left.pop()

@@ -78,21 +78,30 @@ async def post_within(
     return InnerAnswer(answer[0]["status"], Headers(raw=answer[0]["headers"]), content)
 
 
-class _Wanted(msgspec.Struct):
-    """What a body says of its priority."""
+_NULL = msgspec.Raw(b"null")
+_LONGEST_NUMBER = 32  # what is longer is none that a route takes
 
-    priority: Any = None
-    moesaic: Any = None
+
+class _Extension(msgspec.Struct):
+    priority: msgspec.Raw = _NULL
+
+
+class _Wanted(msgspec.Struct):
+    """What a body says of its priority; nothing else of it is decoded."""
+
+    priority: msgspec.Raw = _NULL
+    moesaic: msgspec.Raw = _NULL
 
 
 def _priority_of(body: bytes) -> Any:
     try:
         wanted = msgspec.json.decode(body, type=_Wanted)
+        told = wanted.priority
+        if bytes(told) == b"null" and bytes(wanted.moesaic).startswith(b"{"):
+            told = msgspec.json.decode(wanted.moesaic, type=_Extension).priority
+        return msgspec.json.decode(told) if len(told) <= _LONGEST_NUMBER else bytes(told)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None  # no text, or no number: the route says so
-    if wanted.priority is None and isinstance(wanted.moesaic, dict):
-        return wanted.moesaic.get("priority")
-    return wanted.priority
 
 
 def after_others(body: bytes) -> bytes:
