@@ -223,7 +223,7 @@ class AttentionAdmin(attention_pb2_grpc.AttentionServiceServicer):
     ) -> None:
         """Compile a grammar beside everything else; the request may be cancelled meanwhile."""
         try:
-            compiled = await asyncio.to_thread(compile_grammar, self._compiler, grammar)
+            compiled = await compile_grammar(self._compiler, grammar)
         except MoesaicError as error:
             if request.key in self._open:
                 self._close(request.key)

@@ -104,17 +104,18 @@ def _decode_generation(
     )
 
 
-def compile_grammar(compiler: GrammarCompiler, grammar: pb.Grammar) -> Grammar:
-    """What a generation's answer must fit. Takes up to a second.
+async def compile_grammar(compiler: GrammarCompiler, grammar: pb.Grammar) -> Grammar:
+    """What a generation's answer must fit. Takes up to some seconds.
 
     Raises:
         InvalidInput: there is no such grammar, or the worker cannot use any.
+        Overloaded: too many wait to be compiled.
     """
     field = grammar.field or "grammar"
     kind = grammar.WhichOneof("kind")
     if kind is None:
         raise InvalidInput(field, "is of an unknown kind")
-    return compiler.compile(kind, getattr(grammar, kind), field)
+    return await compiler.compile_beside(kind, getattr(grammar, kind), field)
 
 
 def _num_logprobs(

@@ -22,7 +22,9 @@ from services.gateway.bodies import decode_body
 from services.gateway.disconnect import ClientClosed
 from services.gateway.problems import NO_OBJECT, invalid_fields
 
-SHORT_BYTES = 1 << 15  # of a body that is read at once; going to a thread and back takes as long as a tenth of it
+SHORT_BYTES = (
+    1 << 15
+)  # of a body that is read at once; going to a thread and back takes as long as a tenth of it
 
 Refuse = Callable[[Request, Exception], Response]  # the answer that an error is
 

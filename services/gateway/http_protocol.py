@@ -8,9 +8,13 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from services.gateway.problems import ErrorReply, Problem, problem
 
-MAX_HEAD_BYTES = 64 << 10  # of a request's first line and headers, beside what came in the same packet
+MAX_HEAD_BYTES = (
+    64 << 10
+)  # of a request's first line and headers, beside what came in the same packet
 HEAD_S = 30.0  # for them to arrive
-FRAMING_PER_BYTE = 8  # of a body that comes in chunks; beside it as much as a head may have, for trailers
+FRAMING_PER_BYTE = (
+    8  # of a body that comes in chunks; beside it as much as a head may have, for trailers
+)
 PACKET_BYTES = 16 << 10  # that are parsed between two looks at what they were
 MAX_PIPELINED = 32  # requests that wait for the answer to one before them
 # A request that was answered before all of it came, mostly because it is refused: so much more of it is read, and for
@@ -96,7 +100,9 @@ class BoundedHttp(HttpToolsProtocol):
         self._end_wait()
         super().on_headers_complete()
         if len(self.pipeline) > MAX_PIPELINED:
-            raise ValueError("too many requests that wait for answers")  # for the parser, which ends it
+            raise ValueError(
+                "too many requests that wait for answers"
+            )  # for the parser, which ends it
 
     def on_body(self, body: bytes) -> None:
         """Some of the body."""

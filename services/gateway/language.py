@@ -24,7 +24,9 @@ T = TypeVar("T")
 NUM_THREADS = 2
 SHORT_CHARS = 2000  # about 0.3 ms
 HUGE_CHARS = 1 << 18  # from here on a text takes so long that it has to wait for others of its kind
-MAX_LISTED = 1 << 19  # tokens that are listed for whoever asks only for these, if the context is shorter
+MAX_LISTED = (
+    1 << 19
+)  # tokens that are listed for whoever asks only for these, if the context is shorter
 PER_MESSAGE_CHARS = 50  # what rendering a message costs, as text
 SERVING_FILE = "moesaic.json"  # what a checkpoint's maker says about serving it; optional
 
@@ -96,9 +98,7 @@ class Language:
         """
         with self.naming("prompt"):
             most = max(self.max_tokens, MAX_LISTED)
-            return await self.work(
-                len(text), self.tokenizer.encode, text, add_special_tokens, most
-            )
+            return await self.work(len(text), self.tokenizer.encode, text, add_special_tokens, most)
 
     async def encode_chat(
         self,

@@ -37,6 +37,7 @@ from services.gateway.batches.runner import BatchRunner
 from services.gateway.gateway import Gateway
 from services.gateway.http_protocol import BoundedHttp
 from services.gateway.language import Language
+from services.gateway.loop_lag import watch_loop
 from services.gateway.readiness import lacking_experts
 from services.gateway.settings import GatewaySettings
 
@@ -101,6 +102,7 @@ async def serve(settings: GatewaySettings) -> None:
             watching = tasks.create_task(observe(gateway, admin, fleet, placement, lease))
             reading = tasks.create_task(gateway.tenants.follow())
             batches = tasks.create_task(carry_out_batches(gateway, app))
+            lag = tasks.create_task(watch_loop())
 
             async def drain(on: bool) -> None:
                 gateway.draining = on
@@ -114,6 +116,7 @@ async def serve(settings: GatewaySettings) -> None:
             watching.cancel()
             following.cancel()
             reading.cancel()
+            lag.cancel()
 
 
 async def carry_out_batches(gateway: Gateway, app: ASGIApp) -> None:

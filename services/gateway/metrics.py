@@ -81,6 +81,11 @@ tenant_requests = Counter(
 tenant_tokens = Counter(
     "moesaic_tenant_tokens", "Tokens of each tenant's requests", ["tenant", "kind"]
 )  # kind: prompt, output
+loop_lag_s = Histogram(
+    "moesaic_gateway_loop_lag_seconds",
+    "For how long nothing else was done, looked at 50 times a second",
+    buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
+)
 inflight = Gauge("moesaic_inflight", "Requests in the house")
 batches = Gauge("moesaic_batches_running", "Batches that this process carries out")
 rejections = Counter("moesaic_admission_rejections", "Requests refused before any work", ["reason"])

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moesaic.dispatch.local import LocalDispatcher
+from moesaic.engine import grammar
 from moesaic.engine.engine import Engine
 from moesaic.engine.grammar import GrammarCompiler
 from moesaic.engine.limits import Limits
@@ -26,7 +27,7 @@ from moesaic.engine.requests import (
     Sampling,
     TokenEvent,
 )
-from moesaic.errors import InvalidInput
+from moesaic.errors import InvalidInput, Overloaded
 from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.config import load_config
 from moesaic.models.decoder import Decoder
@@ -216,3 +217,65 @@ def test_without_the_package_the_request_is_refused_and_the_package_named(
         writer.compiler.compile("regex", "never compiled before", "guided_regex")
 
     assert refusal.value.code == "unsupported_parameter"
+
+
+def hostile(number: int = 0) -> dict[str, tuple[Any, str]]:
+    """Grammars that crash a process, take long to compile, or take long at each token."""
+    chain = "".join(f'r{i}: "a" r{i + 1} | "b" r{i + 1}\n' for i in range(5000))
+    names = [f"T{i}" for i in range(600)]
+    lexemes = "".join(
+        f"{name}: /[^{chr(97 + i % 26)}]*[a-z]{{0,{i}}}/\n" for i, name in enumerate(names)
+    )
+    return {
+        "crashes": ("grammar", f'start: r0\n{chain}r5000: "c"\n// {number}'),
+        "slow": ("grammar", f"start: ({' | '.join(names)})+\n{lexemes}// {number}"),
+    }
+
+
+@pytest.mark.parametrize("name", ["crashes", "slow"])
+def test_a_hostile_grammar_is_refused_by_its_field_and_harms_nobody(
+    writer: Writer, name: str
+) -> None:
+    kind, text = hostile()[name]
+
+    for _ in range(2):  # the second time it is known
+        with pytest.raises(InvalidInput, match="make it smaller") as refusal:
+            writer.compiler.compile(kind, text, "guided_grammar")
+        assert refusal.value.field == "guided_grammar"
+
+    [said] = writer.write(("regex", "[0-9]{3}"))
+    assert re.fullmatch("[0-9]{3}", writer.text(said))
+
+
+async def test_grammars_are_compiled_beside_the_loop_one_by_one_and_each_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = load_config(DIRECTORY)
+    compiler = GrammarCompiler(DIRECTORY, config.vocab_size, config.eos_token_ids)
+    monkeypatch.setattr(grammar, "MAX_WAITING", 2)
+    ways: list[tuple[Any, str]] = [("regex", "a+"), ("regex", "b+"), ("regex", "b+")]
+
+    asked = [asyncio.create_task(compiler.compile_beside(*way, "guided_regex")) for way in ways]
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded, match="2 grammars wait"):
+        await compiler.compile_beside("regex", "c+", "guided_regex")
+    compiled = await asyncio.gather(*asked)
+
+    assert [one.matcher().failure for one in compiled] == ["", "", ""]
+    assert compiled[1]._compiled is compiled[2]._compiled
+    await compiler.compile_beside("regex", "c+", "guided_regex")
+
+
+def test_what_is_kept_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(DIRECTORY)
+    compiler = GrammarCompiler(DIRECTORY, config.vocab_size, config.eos_token_ids)
+    monkeypatch.setattr(grammar, "KEPT_BYTES", 3 << 20)
+
+    for number in range(5):
+        compiler.compile("regex", f"a{{{number + 1}}}", "guided_regex")
+        with pytest.raises(InvalidInput):
+            compiler.compile("regex", "(" * (number + 1), "guided_regex")
+
+    assert compiler._kept_bytes <= 3 << 20
+    assert compiler._kept_bytes == sum(size for _, size in compiler._kept.values())
+    assert 1 <= len(compiler._kept) <= 3

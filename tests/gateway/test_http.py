@@ -154,7 +154,9 @@ async def test_a_body_in_the_smallest_chunks_is_a_body(open_house: Any, scripts:
     body = json.dumps({"prompt": "hello", "max_tokens": 1, "stop": ["x" * 1000] * 4}).encode()
     async with open_house(scripts.says("yes")) as house:
         client = await Client.to(house.url)
-        await client.send(CHUNKED.replace(b"\r\n\r\n", b"\r\ncontent-type: application/json\r\n\r\n"))
+        await client.send(
+            CHUNKED.replace(b"\r\n\r\n", b"\r\ncontent-type: application/json\r\n\r\n")
+        )
 
         await client.send(b"".join(b"1\r\n%c\r\n" % byte for byte in body))
         await client.send(b"0\r\nauthorization: Bearer nobody\r\n\r\n")

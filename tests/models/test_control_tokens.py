@@ -3,7 +3,6 @@ was."""
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tokenizers
@@ -120,7 +119,7 @@ def test_fields_and_names_of_fields_are_parted_wherever_they_stand(family: Famil
     told = with_texts([{control: [1, None, {"a": control}]}], family.tokenizer.parted)
 
     assert control not in json.dumps(told, ensure_ascii=False)
-    assert [*told[0].values()][0][:2] == [1, None]
+    assert next(iter(told[0].values()))[:2] == [1, None]
 
 
 def test_special_tokens_frame_a_parted_text_as_they_frame_a_whole_one(family: Family) -> None:

@@ -20,7 +20,7 @@ from moesaic.engine.sampling import sample
 from moesaic.engine.sequences import Answer, Chunk, Score, count_epoch
 from moesaic.engine.sweep_rows import Sweep
 from moesaic.engine.sweeps import Slice
-from moesaic.errors import MoesaicError
+from moesaic.errors import InvalidInput
 
 
 class Progress:
@@ -95,7 +95,8 @@ class Progress:
         if matcher is not None and not stopped:
             matcher.follow(answer.answer)
             if matcher.failure:
-                error = MoesaicError(f"the answer's grammar was given up: {matcher.failure}")
+                fix = f"is too complex for the answer that began: {matcher.failure}"
+                error = InvalidInput(matcher.field, fix)
                 self._batcher.finish(answer)
                 events.append(FailureEvent(key, error))
                 return

@@ -40,7 +40,6 @@ class Tokenizer:
         special_token_ids: what the texts of answers leave out.
         controls: what opens and ends turns, as it is written: special tokens, and others of the form ``<|...|>``. The
             other added tokens, such as ``</think>``, are markup, which templates look for in what they are given.
-        longest_token: characters of the longest token.
     """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, special: dict[str, str]) -> None:
@@ -101,6 +100,7 @@ class Tokenizer:
 
     @functools.cached_property
     def longest_token(self) -> int:
+        """Characters of the longest token, as the vocabulary spells it."""
         return max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)), default=1)
 
     def encode(

@@ -1,0 +1,16 @@
+"""How long the event loop is held: everything that the gateway does waits for it, probes too."""
+
+import asyncio
+
+from services.gateway import metrics
+
+LOOK_EVERY_S = 0.02
+
+
+async def watch_loop() -> None:
+    """Measure by how much short sleeps are too long, until cancelled."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + LOOK_EVERY_S
+        await asyncio.sleep(LOOK_EVERY_S)
+        metrics.loop_lag_s.observe(max(0.0, loop.time() - due))
