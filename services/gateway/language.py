@@ -138,6 +138,8 @@ class Language:
                 return encode(text, False, most or self.max_tokens)
 
         num_chars = sum(len(message["content"]) + PER_MESSAGE_CHARS for message in messages)
+        if template.is_slow:
+            num_chars = max(num_chars, SHORT_CHARS + 1)
         return await self.work(num_chars, render)
 
     def decoder(self, *, skip_special_tokens: bool) -> StreamDecoder:

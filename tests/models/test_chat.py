@@ -1,5 +1,6 @@
 """Chat templates render as transformers renders them, within bounds."""
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,16 @@ def load(directory: Path, template: Any) -> ChatTemplate:
         ),
         (
             "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{{ m.content }}{% endfor %}",
+            {},
+        ),
+        (
+            "{% for m in messages %}{{ loop.index ~ '/' ~ loop.length ~ loop.last }}"
+            "{% if loop.previtem is defined %}{{ loop.previtem.role in ['system', ('a', 'b')] }}{% endif %}"
+            "{% for k, v in m.items() %}{{ k }}={{ (v, {'a': [v]})[1] }}{% endfor %}{% endfor %}"
+            "{{ messages | map(attribute='role') | join(', ') }}{{ ', '.join(['a', 'b']) | indent(2) }}"
+            "{{ 'abab'.replace('a', 'xx', 1) ~ 'abab' | replace('b', '') ~ nothing ~ 1 ~ none }}"
+            "{{ '%s is %d' % ('a', 7) ~ '{} {x}'.format(1, x=2) ~ 'a'.ljust(3) ~ 2 ** 8 }}"
+            "{% macro f(context, obj=1) %}{{ context }}{{ obj }}{% endmacro %}{{ f(context='c', obj=2) }}",
             {},
         ),
         (
@@ -108,6 +119,22 @@ def test_only_known_keywords_reach_a_template(tmp_path: Path, name: str) -> None
         load(tmp_path, CHATML).render(MESSAGES, True, **{name: "x"})
 
 
+@pytest.mark.parametrize("name", ["center", "lipsum", "wordwrap", "round"])
+def test_what_cannot_be_bounded_is_not_there(tmp_path: Path, name: str) -> None:
+    with pytest.raises((CheckpointError, InvalidInput), match=name):
+        load(tmp_path, f"{{{{ 1 | {name} }}}}{{{{ {name}() }}}}").render(MESSAGES)
+
+
+def test_a_template_that_takes_long_is_known_as_slow(tmp_path: Path) -> None:
+    slow, quick = "{% for i in range(90000) %}{% endfor %}{{ 1 }}", "{{ 1 }}"
+
+    for text, is_slow in ((slow * 3, True), (quick, False)):
+        template = load(tmp_path, text)
+        with contextlib.suppress(InvalidInput):
+            template.render(MESSAGES)
+        assert template.is_slow == is_slow
+
+
 @pytest.mark.parametrize(
     "template",
     [
@@ -120,6 +147,19 @@ def test_only_known_keywords_reach_a_template(tmp_path: Path, name: str) -> None
         "{% set n = messages | length * 100000000 %}{{ 'A' * n }}",
         "{{ ([0] * 9999) * 9999 }}",
         "{% for i in range(1000) %}{{ 'A' * 10000 }}{% endfor %}",
+        "{% for a in 'a' * 4000000 %}{% for b in 'a' * 4000000 %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(28) }}",
+        "{% set ns = namespace(a='xx') %}{% for i in range(40) %}{% set ns.a = ns.a ~ ns.a %}{% endfor %}",
+        "{% set ns = namespace(a='xx') %}{% for i in range(40) %}{% set ns.a = ns.a + ns.a %}{% endfor %}",
+        "{% set ns = namespace(a=[0]) %}{% for i in range(40) %}{% set ns.a = [ns.a, ns.a] %}{% endfor %}",
+        "{{ 2 ** (10 ** 9) }}",
+        "{{ 'a'.center(1000000000) }}",
+        "{{ '%1000000000d' % 1 }}",
+        "{{ '{:1000000000}'.format(1) }}",
+        "{{ '{:{}}'.format(1, 1000000000) }}",
+        "{{ ('a' * 1000000).replace('a', 'b' * 1000) }}",
+        "{{ ['a' * 1000000] * 1000 | join }}",
+        "{{ messages | tojson(indent=1000000000) }}",
     ],
 )
 def test_a_template_can_neither_break_out_nor_run_away(tmp_path: Path, template: str) -> None:

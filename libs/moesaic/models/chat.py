@@ -1,36 +1,40 @@
 """Chat templates: messages to the one text that the model was trained on. Needs no torch.
 
-A template comes with the model and is trusted as the operator trusts the model; the messages are
-not trusted. So rendering is sandboxed and bounded in what it can loop over and produce, but a
-malicious template can still waste time.
+Neither a template, which comes with the model, nor the messages are trusted: rendering is sandboxed, and bounded in
+time and in what it makes.
 """
 
 import datetime
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from moesaic.errors import CheckpointError, InvalidInput
 from moesaic.models.fields import read_json
+from moesaic.models.sandbox import MAX_CHARACTERS, MAX_WIDTH, Sandbox
 from moesaic.models.tokenizer import read_special_tokens
 
 TEMPLATE_KWARGS = frozenset(
     {"enable_thinking", "thinking", "reasoning_effort", "tools", "documents"}
 )
-MAX_CHARACTERS = 4_000_000
+SLOW_S = 0.02
+MAX_TOLD = 1000  # characters of what a template says
 MAX_LOOPS = 100_000  # total length of all ranges in one rendering
 
 
 class ChatTemplate:
     """The chat template of one model directory. Safe to use from several threads."""
 
-    def __init__(self, template: jinja2.Template, special: Mapping[str, str]) -> None:
+    def __init__(
+        self, sandbox: Sandbox, template: jinja2.Template, special: Mapping[str, str]
+    ) -> None:
         """Take the parts; ``load`` reads them. ``special`` has the texts of ``bos_token`` and the like."""
-        self._template, self._special = template, dict(special)
+        self._sandbox, self._template, self._special = sandbox, template, dict(special)
+        self.is_slow = False  # it has taken longer than anything may take where others wait
 
     @classmethod
     def load(cls, directory: Path) -> "ChatTemplate":
@@ -43,11 +47,12 @@ class ChatTemplate:
         file, source = _read_source(directory)
         if source is None:
             raise InvalidInput("messages", "this model has no chat template; send a prompt instead")
+        sandbox = _environment()
         try:
-            template = _environment().from_string(source)
+            template = sandbox.from_string(source)
         except (jinja2.TemplateError, InvalidInput) as error:
             raise CheckpointError(file, f"the chat template is invalid: {error}") from error
-        return cls(template, read_special_tokens(directory))
+        return cls(sandbox, template, read_special_tokens(directory))
 
     def render(
         self,
@@ -77,14 +82,19 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
             "range": _LoopBudget().range,
         }
+        started = time.thread_time()
         try:
-            return _joined(self._template, variables)
+            with self._sandbox.budgeted():
+                return _joined(self._template, variables)
         except InvalidInput:
             raise
         except (
             Exception
         ) as error:  # a template is a program, and what it trips over lies in the messages
-            raise InvalidInput("messages", f"the chat template refuses them: {error}") from error
+            told = str(error)[:MAX_TOLD]
+            raise InvalidInput("messages", f"the chat template refuses them: {told}") from error
+        finally:
+            self.is_slow |= time.thread_time() - started > SLOW_S
 
 
 def with_texts(value: Any, change: Callable[[str], str]) -> Any:
@@ -96,19 +106,6 @@ def with_texts(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, list):
         return [with_texts(item, change) for item in value]
     return value
-
-
-class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox, which also refuses to repeat a text beyond the size of any prompt."""
-
-    intercepted_binops = frozenset({"*"})
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Multiply; ``'A' * 200000000`` would be made before any check of the output."""
-        for text, times in ((left, right), (right, left)):
-            if isinstance(text, (str, list, tuple)) and isinstance(times, int):
-                _check_size(len(text) * times)
-        return super().call_binop(context, operator, left, right)
 
 
 class _LoopBudget:
@@ -125,10 +122,8 @@ class _LoopBudget:
         return loops
 
 
-def _environment() -> _Environment:
-    environment = _Environment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
+def _environment() -> Sandbox:
+    environment = Sandbox()
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
@@ -174,6 +169,8 @@ def _check_size(size: int) -> None:
 def _to_json(
     value: Any, ensure_ascii: bool = False, indent: int | None = None, sort_keys: bool = False
 ) -> str:
+    if indent is not None and indent > MAX_WIDTH:
+        raise jinja2.TemplateRuntimeError("it indents too far")
     # Jinja's own filter would escape the text for HTML.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, sort_keys=sort_keys)
 
