@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -74,12 +74,17 @@ class Delivery:
         pieces = [
             p async for batch in self.answers.pieces(self.answer_id, self.deadline) for p in batch
         ]
-        choices = sorted((self.shape.whole(p) for p in joined(pieces)), key=lambda c: c.index)
-        envelope = self._envelope(self.shape.whole_type, choices)
-        envelope.usage, envelope.moesaic = self.answers.usage, self.answers.provenance
-        if self.prompt_logprobs is not None:
-            envelope.prompt_logprobs = self.prompt_logprobs()
-        return reply(envelope)
+
+        def put_together() -> Response:
+            choices = sorted((self.shape.whole(p) for p in joined(pieces)), key=lambda c: c.index)
+            envelope = self._envelope(self.shape.whole_type, choices)
+            envelope.usage, envelope.moesaic = self.answers.usage, self.answers.provenance
+            if self.prompt_logprobs is not None:
+                envelope.prompt_logprobs = self.prompt_logprobs()
+            return reply(envelope)
+
+        num_chars = self._num_chars(sum(len(piece.token_ids) for piece in pieces))
+        return await self.gateway.language.work(num_chars, put_together)
 
     async def _stream(self) -> AsyncGenerator[bytes, None]:
         options = self.body.stream_options or StreamOptions()
@@ -87,9 +92,9 @@ class Delivery:
         pieces = self.answers.pieces(self.answer_id, self.deadline)
         try:
             async for batch in pieces:
-                choices = [] if opened else self.shape.opening()
-                for piece in batch:
-                    choices += self.shape.chunks(piece)
+                first = not opened  # which may have the log-probabilities of the prompt
+                num_chars = self._num_chars(0) if first or getattr(self.body, "echo", None) else 0
+                choices = await self.gateway.language.work(num_chars, self._chunks, batch, first)
                 envelopes = [self._envelope(self.shape.chunk_type, [choice]) for choice in choices]
                 if envelopes and all(choice.finished for choice in self.answers.choices):
                     envelopes[-1].moesaic = self.answers.provenance
@@ -101,7 +106,7 @@ class Delivery:
                         envelope.usage = usage
                 opened = True
                 if envelopes:
-                    yield b"".join(map(sse.event, envelopes))
+                    yield await self.gateway.language.work(num_chars, _events, envelopes)
         finally:
             await pieces.aclose()
         if options.include_usage:
@@ -109,6 +114,24 @@ class Delivery:
             last.usage = self.answers.usage
             yield sse.event(last)
         yield b""
+
+    def _chunks(self, batch: Iterable[Piece], first: bool) -> Choices:
+        choices = self.shape.opening() if first else []
+        for piece in batch:
+            choices += self.shape.chunks(piece)
+        return choices
+
+    def _num_chars(self, num_tokens: int) -> int:
+        """What putting an answer of so many tokens together costs, as text: little without log-probabilities."""
+        wanted = [
+            getattr(self.body, name, None)
+            for name in ("top_logprobs", "logprobs", "prompt_logprobs")
+        ]
+        most = max((int(count) for count in wanted if count is not None), default=None)
+        if most is None:
+            return 0
+        echoes = getattr(self.body, "echo", None) or self.body.prompt_logprobs is not None
+        return (num_tokens + echoes * self.answers.prompt_tokens) * (most + 1)
 
     def _envelope(self, kind: type[Envelope], choices: Choices) -> Envelope:
         envelope = kind(
@@ -121,6 +144,10 @@ class Delivery:
         if self.prompt_token_ids is not None and kind is self.shape.whole_type:
             envelope.prompt_token_ids = self.prompt_token_ids
         return envelope
+
+
+def _events(envelopes: Iterable[Envelope]) -> bytes:
+    return b"".join(map(sse.event, envelopes))
 
 
 def answer_id(prefix: str) -> str:
