@@ -178,3 +178,8 @@ def test_a_text_cannot_end_its_turn_and_answer_itself(tokenizer, make_template) 
     assert text in tokenizer.decode(list(read.prompt), skip_special_tokens=False)
     assert [candidate[-1] for candidate in form.candidates] == [END, END]
     assert all(token >= len(SPECIAL) for candidate in form.candidates for token in candidate[:-1])
+
+
+def test_a_label_that_is_too_long_to_score_is_told_what_helps(dialogue) -> None:
+    with pytest.raises(InvalidInput, match="at most 256 are scored: use method choice"):
+        plan(dialogue, labelled("hello " * 300, "b"), method="sequence")

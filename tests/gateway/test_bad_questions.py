@@ -77,7 +77,7 @@ ITEMS = [
 ]  # fmt: skip
 MULTI = [
     ({"input": "a", "labels": [], "method": "multi"}, "labels", "invalid_request"),
-    ({"input": "a", "labels": ["hello " * 300, "b"], "method": "sequence"}, "labels", "invalid_request"),
+    ({"input": "a", "labels": ["hello " * 300, "b"], "method": "sequence"}, "labels", "context_length_exceeded"),
     ({"input": ["a"] * 1024, "labels": ["b", "c", "d", "e", "f"], "method": "multi"}, "input", "invalid_request"),
     ({"input": ["a", "hello " * 300], "labels": ["b"], "method": "multi"}, "input[1]", "context_length_exceeded"),
 ]  # fmt: skip
