@@ -195,6 +195,7 @@ def encode_event(event: Event) -> pb.ExecuteResponse:
                 cached_tokens=event.cached_tokens,
                 epochs=[pb.EpochSpan(epoch=epoch, tokens=tokens) for epoch, tokens in event.epochs],
                 stop_token_id=event.stop_token_id,
+                stop_logprob=_encode_logprob(event.stop_logprob) if event.stop_logprob else None,
             )
         )
     elif isinstance(event, FailureEvent):

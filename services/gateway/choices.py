@@ -75,18 +75,22 @@ class Choice:
         return piece
 
     def finish(self, finished: Finished) -> Piece:
-        """Take the worker's last word."""
+        """Take the worker's last word. The end token is a token of the answer, though its text is not shown."""
         self.finished = True
         text = self._finder.feed(self._decoder.flush())
         if self._finder.hit is None:
             text += self._finder.flush()
         if finished.reason == FINISH_REASON_LENGTH and self._finder.hit is None:
             return Piece(self.index, text, [], finish_reason="length")
-        stop_reason: str | int | None = self._finder.hit
+        piece = Piece(self.index, text, [], finish_reason="stop", stop_reason=self._finder.hit)
         if finished.HasField("stop_token_id"):
-            self.num_tokens += 1  # it was generated, though it is not part of the answer
-            if finished.stop_token_id in self._ending.stop_token_ids and stop_reason is None:
-                stop_reason = finished.stop_token_id
+            self.num_tokens += 1
+            piece.token_ids = [finished.stop_token_id]
+            if finished.HasField("stop_logprob"):
+                piece.logprobs = [finished.stop_logprob]
+            if self._finder.hit is None:
+                if finished.stop_token_id in self._ending.stop_token_ids:
+                    piece.stop_reason = finished.stop_token_id
                 if self._ending.include_stop:
-                    text += self._decoder.feed([finished.stop_token_id]) + self._decoder.flush()
-        return Piece(self.index, text, [], finish_reason="stop", stop_reason=stop_reason)
+                    piece.text += self._decoder.feed(piece.token_ids) + self._decoder.flush()
+        return piece

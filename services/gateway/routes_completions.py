@@ -87,7 +87,7 @@ class _CompletionShape:
     runs: Sequence[Run]
     echoes: list[str] | None
     text_of: Callable[[int], str]
-    begun: dict[int, int] = field(default_factory=dict)  # characters of each choice that were sent
+    begun: dict[int, int] = field(default_factory=dict)  # of each choice, where the next token is
     whole_type = Completion
     chunk_type = Completion
 
@@ -107,12 +107,11 @@ class _CompletionShape:
         """A piece of a choice; the first one begins with the prompt, if it is to be echoed."""
         first = piece.index not in self.begun
         echo = self.echoes[piece.index // self.body.n] if first and self.echoes else ""
-        begun = self.begun.get(piece.index, 0)
-        self.begun[piece.index] = begun + len(echo) + len(piece.text)
+        self.begun.setdefault(piece.index, len(echo))
         choice = CompletionChoice(
             index=piece.index,
             text=echo + piece.text,
-            logprobs=self._logprobs(piece, begun + len(echo), echoes=first and bool(self.echoes)),
+            logprobs=self._logprobs(piece, echoes=first and bool(self.echoes)),
             finish_reason=piece.finish_reason,
             stop_reason=piece.stop_reason,
             token_ids=ids_if(self.body.return_token_ids, piece.token_ids),
@@ -126,10 +125,13 @@ class _CompletionShape:
             )
         return choice
 
-    def _logprobs(self, piece: Piece, offset: int, *, echoes: bool) -> CompletionLogprobs | None:
+    def _logprobs(self, piece: Piece, *, echoes: bool) -> CompletionLogprobs | None:
         if self.body.logprobs is None or not (piece.token_ids or echoes):
             return None
+        offset = self.begun[piece.index]
         told = completion_logprobs(piece.token_ids, piece.logprobs, self.text_of, offset)
+        # By the tokens' own texts, so that offsets do not depend on how an answer was cut into pieces.
+        self.begun[piece.index] += sum(map(len, told.tokens))
         if not echoes:
             return told
         run = self.runs[piece.index]

@@ -77,19 +77,25 @@ async def test_more_candidates_than_blocks_are_scored_in_turns(tiny_model: Any) 
     assert len(told.logprobs) == 30
 
 
-async def test_the_stop_token_ends_an_answer_and_is_not_part_of_it(tiny_model: Any) -> None:
+async def test_the_stop_token_ends_an_answer_and_is_told_with_its_end(tiny_model: Any) -> None:
     expected = tiny_model.greedy([5, 6, 7], 12)
     stop = expected[4]
     first = expected.index(stop)
 
     async with rig(tiny_model) as r:
-        r.submit("stops", [5, 6, 7], Generation(max_tokens=12, stop_token_ids=frozenset({stop})))
+        work = Generation(max_tokens=12, stop_token_ids=frozenset({stop}), top_logprobs=2)
+        r.submit("stops", [5, 6, 7], work)
         await r.ended("stops")
 
         assert r.tokens("stops") == expected[:first]
         finish = r.last("stops")
     assert isinstance(finish, FinishEvent)
     assert (finish.reason, finish.stop_token_id) == ("stop", stop)
+    assert finish.completion_tokens == first + 1
+    row = tiny_model.logits([5, 6, 7, *expected[:first]])[-1].log_softmax(-1)
+    assert finish.stop_logprob is not None
+    assert finish.stop_logprob.logprob == pytest.approx(float(row[stop]), abs=1e-4)
+    assert [token for token, _ in finish.stop_logprob.top] == row.topk(2).indices.tolist()
 
 
 async def test_min_tokens_holds_the_stop_token_back(tiny_model: Any) -> None:

@@ -319,12 +319,14 @@ class Scripts:
 
     def finished(self, submit: pb.Submit, count: int, *, stop: bool = True) -> pb.Finished:
         end = self.language.config.eos_token_ids[0] if stop else None
+        asked = stop and submit.generation.HasField("top_logprobs")
         return pb.Finished(
             reason=pb.FINISH_REASON_STOP if stop else pb.FINISH_REASON_LENGTH,
             prompt_tokens=len(submit.token_ids),
             completion_tokens=count + int(stop),
             epochs=[pb.EpochSpan(epoch=3, tokens=count)],
             stop_token_id=end,
+            stop_logprob=pb.TokenLogprob(logprob=-0.25) if asked else None,
         )
 
     def scores(self, *logprobs: float) -> Script:

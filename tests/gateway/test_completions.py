@@ -192,13 +192,15 @@ async def test_logprobs_come_in_the_shape_of_the_route(open_house, scripts) -> N
         )
 
     text, other_text = scripts.language.token_text(token_id), scripts.language.token_text(other)
+    end = "<|im_end|>"
     assert plain.json()["choices"][0]["logprobs"] == {
-        "text_offset": [0],
-        "token_logprobs": [-2.0],
-        "tokens": [text],
-        "top_logprobs": [{other_text: -9999.0, text: -2.0}],
+        "text_offset": [0, len(text)],
+        "token_logprobs": [-2.0, -0.25],
+        "tokens": [text, end],
+        "top_logprobs": [{other_text: -9999.0, text: -2.0}, {end: -0.25}],
     }
-    [entry] = chat.json()["choices"][0]["logprobs"]["content"]
+    [entry, ending] = chat.json()["choices"][0]["logprobs"]["content"]
+    assert (ending["token"], ending["logprob"]) == (end, -0.25)
     assert (entry["token"], entry["logprob"], entry["bytes"]) == (text, -2.0, list(text.encode()))
     assert entry["top_logprobs"][0]["token"] == other_text
 
@@ -210,7 +212,7 @@ async def test_token_ids_are_returned_when_asked_for(open_house, scripts) -> Non
 
     assert chunks[0]["choices"][0]["prompt_token_ids"] == [5, 6]
     ids = [i for chunk in chunks for i in chunk["choices"][0]["token_ids"]]
-    assert ids == scripts.ids("yes")
+    assert ids == [*scripts.ids("yes"), *scripts.language.config.eos_token_ids]
 
 
 async def test_line_separators_are_escaped_in_streams(open_house, scripts) -> None:

@@ -102,17 +102,19 @@ class Progress:
                 return
             stopped = matcher.complete
         if stopped or answer.num_generated == work.max_tokens:
-            stop_token_id = token if token in work.stop_token_ids else None
-            self._finish_answer(answer, "stop" if stopped else "length", stop_token_id, events)
+            end = (token, logprob) if token in work.stop_token_ids else None
+            self._finish_answer(answer, "stop" if stopped else "length", end, events)
 
     def _finish_answer(
         self,
         answer: Answer,
         reason: FinishReason,
-        stop_token_id: int | None,
+        end: tuple[int, TokenLogprob | None] | None,
         events: list[Event],
     ) -> None:
+        """``end``: the end token that was picked, which is no part of ``answer``."""
         self._batcher.finish(answer)
+        stop_token_id, stop_logprob = end or (None, None)
         events.append(
             FinishEvent(
                 answer.request.key,
@@ -121,6 +123,7 @@ class Progress:
                 completion_tokens=answer.num_generated + int(stop_token_id is not None),
                 epochs=tuple(answer.epochs),
                 stop_token_id=stop_token_id,
+                stop_logprob=stop_logprob,
                 cached_tokens=answer.num_cached or 0,
             )
         )

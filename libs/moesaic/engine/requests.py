@@ -136,7 +136,8 @@ class FinishEvent:
     prompt_tokens: int
     completion_tokens: int
     epochs: tuple[tuple[int, int], ...]  # (epoch, tokens computed under it), in order
-    stop_token_id: int | None = None
+    stop_token_id: int | None = None  # the answer's last token, which no TokenEvent told
+    stop_logprob: TokenLogprob | None = None
     cached_tokens: int = 0  # of the prompt, whose KV was there already
 
 

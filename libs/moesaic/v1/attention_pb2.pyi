@@ -752,14 +752,20 @@ class Finished(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     EPOCHS_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_ID_FIELD_NUMBER: _builtins.int
+    STOP_LOGPROB_FIELD_NUMBER: _builtins.int
     reason: Global___FinishReason.ValueType
     prompt_tokens: _builtins.int
     completion_tokens: _builtins.int
     cached_tokens: _builtins.int
     """prompt tokens whose KV was there already"""
     stop_token_id: _builtins.int
+    """The end token, which is the answer's last token; it is in no Tokens, since its text is not the answer's."""
     @_builtins.property
     def epochs(self) -> _containers.RepeatedCompositeFieldContainer[Global___EpochSpan]: ...
+    @_builtins.property
+    def stop_logprob(self) -> Global___TokenLogprob:
+        """of that token, if asked for"""
+
     def __init__(
         self,
         *,
@@ -769,10 +775,11 @@ class Finished(_message.Message):
         cached_tokens: _builtins.int = ...,
         epochs: _abc.Iterable[Global___EpochSpan] | None = ...,
         stop_token_id: _builtins.int | None = ...,
+        stop_logprob: Global___TokenLogprob | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "stop_token_id", b"stop_token_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "stop_logprob", b"stop_logprob", "stop_token_id", b"stop_token_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "epochs", b"epochs", "prompt_tokens", b"prompt_tokens", "reason", b"reason", "stop_token_id", b"stop_token_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "epochs", b"epochs", "prompt_tokens", b"prompt_tokens", "reason", b"reason", "stop_logprob", b"stop_logprob", "stop_token_id", b"stop_token_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__stop_token_id: _TypeAlias = _typing.Literal["stop_token_id"]  # noqa: Y015
     _WhichOneofArgType__stop_token_id: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id"]  # noqa: Y015
