@@ -165,6 +165,8 @@ def _limited(exchange: Exchange, tenant: Tenant | None) -> Problem | None:
 
 def _added_headers(exchange: Exchange) -> Iterator[tuple[bytes, bytes]]:
     yield b"x-request-id", exchange.request_id.encode()
+    if exchange.ignored:
+        yield b"x-moesaic-ignored", ", ".join(exchange.ignored).encode()
     if exchange.allowance is not None and (exchange.status < 300 or exchange.status == 429):
         for name, value in exchange.allowance.headers():
             yield name.encode(), value.encode()

@@ -50,6 +50,7 @@ class Exchange:
     completion_tokens: int = 0
     attempts: int = 0
     admitted: bool = False
+    ignored: list[str] = field(default_factory=list)  # fields that changed nothing
     _entered: bool = False
     _taken_tokens: int = 0
     _last_token: float | None = None

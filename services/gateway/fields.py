@@ -1,20 +1,21 @@
 """What callers may send: the fields of each route, with their bounds.
 
-Unknown fields are let through and noted; fields that would change the answer in a way that cannot be honoured yet are
-refused by name (``unsupported.py``) rather than ignored.
+Whatever else would change the answer is refused by name, and the rest is passed over and named (``unsupported.py``).
 """
 
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from moesaic.errors import InvalidInput
-from services.gateway.formats import Choices, ResponseFormat, Schema, StructuredOutputs
+from services.gateway.formats import Choices, Part, ResponseFormat, Schema, StructuredOutputs
 
 MAX_PROMPTS = 1024
-MAX_CHOICES = 16
-MAX_STOPS = 4
+MAX_CHOICES = 64
+MAX_ANSWERS = 1 << 14  # of one request: choices of all its prompts
+MAX_STOPS = 64
+MAX_STOP_CHARS = 4096
 MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIASES = 1024
 MAX_ALLOWED = 1 << 18
@@ -23,24 +24,22 @@ INT64 = 1 << 63
 
 _TOKEN_IDS: Any = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 TokenId = Annotated[int, Field(ge=0, lt=1 << 32)]
+TokenKey = Annotated[int, BeforeValidator(lambda key: _number_of(key)), Field(ge=0, lt=1 << 32)]
 Priority = Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)]
 
 
-class Wire(BaseModel):
+class Wire(Part):
     """Base of every request body."""
 
-    model_config = ConfigDict(extra="allow", allow_inf_nan=False, protected_namespaces=())
+    model_config = ConfigDict(protected_namespaces=())
 
     model: str | None = Field(None, description="name of the served model")
 
 
-class Extension(BaseModel):
-    """The ``moesaic`` object of a request."""
-
-    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+class Extension(Part):
+    """The ``moesaic`` object of a request; other fields are refused."""
 
     quality: Literal["standard", "exact"] = "standard"
-    min_threshold: float | None = Field(None, ge=0, le=1)
     deadline_ms: int | None = Field(None, ge=1, le=86_400_000)
     priority: Priority = 0
     provenance: bool = False
@@ -72,10 +71,8 @@ class InferenceWire(Wire):
         return {} if value is None else value
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(Part):
     """``stream_options`` of a streamed request."""
-
-    model_config = ConfigDict(extra="allow")
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -85,6 +82,9 @@ class GenerationWire(InferenceWire):
     """What chat and plain completions have in common."""
 
     max_tokens: int | None = Field(None, ge=1, lt=1 << 31)
+    max_completion_tokens: int | None = Field(
+        None, ge=1, lt=1 << 31, description="the same as max_tokens, over which it goes"
+    )
     min_tokens: int = Field(0, ge=0, lt=1 << 31)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
@@ -93,7 +93,7 @@ class GenerationWire(InferenceWire):
     repetition_penalty: float | None = Field(None, gt=0, le=10)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    logit_bias: dict[TokenId, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
+    logit_bias: dict[TokenKey, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
         None, max_length=MAX_LOGIT_BIASES
     )
     allowed_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = Field(
@@ -114,6 +114,10 @@ class GenerationWire(InferenceWire):
     guided_regex: str | None = None
     guided_grammar: str | None = None
     guided_choice: Choices | None = None
+    regex: str | None = Field(None, description="SGLang's structured_outputs.regex")
+    ebnf: str | None = Field(None, description="SGLang's structured_outputs.grammar")
+    grammar: str | None = Field(None, description="llama.cpp's structured_outputs.grammar")
+    json_schema: Schema | None = Field(None, description="SGLang's structured_outputs.json")
     stream: bool = False
     stream_options: StreamOptions | None = None
     skip_special_tokens: bool = True
@@ -138,6 +142,8 @@ class GenerationWire(InferenceWire):
         strings = as_list(stop)
         if len(strings) > MAX_STOPS or not all(0 < len(string) <= 1024 for string in strings):
             raise ValueError(f"must be at most {MAX_STOPS} strings of 1 to 1024 characters")
+        if sum(map(len, strings)) > MAX_STOP_CHARS:  # each token is compared with all of them
+            raise ValueError(f"must be at most {MAX_STOP_CHARS} characters together")
         return stop
 
     @model_validator(mode="after")
@@ -149,28 +155,34 @@ class GenerationWire(InferenceWire):
         return self
 
     @property
+    def answer_tokens(self) -> int | None:
+        """The most tokens that an answer may have, if the caller says so."""
+        asked: int | None = getattr(self, self.answer_tokens_field)
+        return asked
+
+    @property
+    def answer_tokens_field(self) -> str:
+        """The field that says so."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
+    @property
     def stops(self) -> list[str]:
         """The stop strings as a list."""
         return as_list(self.stop)
 
 
-class TextPart(BaseModel):
+class TextPart(Part):
     """One part of a message's content."""
-
-    model_config = ConfigDict(extra="allow")
 
     type: str
     text: str | None = None
 
 
-class Message(BaseModel):
+class Message(Part):
     """One turn of a conversation."""
-
-    model_config = ConfigDict(extra="allow")
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
-    name: str | None = None
 
     def for_template(self, field: str) -> dict[str, str]:
         """The turn as chat templates take it.
@@ -178,7 +190,7 @@ class Message(BaseModel):
         Raises:
             InvalidInput: it holds something other than text.
         """
-        if self.role in ("tool", "function") or (self.model_extra or {}).get("tool_calls"):
+        if self.role in ("tool", "function"):
             raise InvalidInput(field, "tools are not supported yet", code="unsupported_parameter")
         parts = (
             [TextPart(type="text", text=self.content)]
@@ -197,7 +209,6 @@ class ChatWire(GenerationWire):
     """Body of ``/v1/chat/completions``."""
 
     messages: list[Message] = Field(min_length=1, max_length=4096)
-    max_completion_tokens: int | None = Field(None, ge=1, lt=1 << 31)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     add_generation_prompt: bool = True
@@ -236,15 +247,13 @@ class CompletionWire(GenerationWire):
 
     @model_validator(mode="after")
     def _something_is_wanted(self) -> "CompletionWire":
-        if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
+        if self.answer_tokens == 0 and not self.echo and self.prompt_logprobs is None:
             raise ValueError("max_tokens may be 0 only with echo or prompt_logprobs")
         return self
 
 
-class LabelWire(BaseModel):
+class LabelWire(Part):
     """A label with its description."""
-
-    model_config = ConfigDict(extra="allow")
 
     label: str
     description: str | None = None
@@ -293,3 +302,9 @@ def _is_prompt(value: Any) -> bool:
     if isinstance(value, str):
         return True
     return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
+
+
+def _number_of(key: Any) -> Any:
+    """The number that a member's name spells, if it is one: JSON has only texts there."""
+    plain = isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) <= 10
+    return int(key) if plain else key

@@ -19,6 +19,7 @@ from moesaic.classification.decisions import Asked, Turn
 from moesaic.classification.forms import Label
 from moesaic.errors import InvalidInput
 from services.gateway.fields import MAX_PROMPTS, InferenceWire, TextPart, TokenId, as_list
+from services.gateway.formats import Part
 
 MAX_LABEL_TOKENS = 1000
 _TEXT_PARTS = ("text", "input_text", "output_text")
@@ -39,7 +40,7 @@ Name = Annotated[str, Field(max_length=256)]
 class Strict(BaseModel):
     """An object of ``/v1/decisions``: whatever it has besides is a mistake."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class EvidenceWire(Strict):
@@ -203,10 +204,8 @@ class ScoreWire(InferenceWire):
         return Pairs(first, second, fields)
 
 
-class DocumentWire(BaseModel):
+class DocumentWire(Part):
     """A document as an object."""
-
-    model_config = ConfigDict(extra="allow")
 
     text: str
 

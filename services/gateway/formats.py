@@ -8,27 +8,30 @@ Choices = Annotated[list[str], Field(min_length=1, max_length=1024)]
 Schema = dict[str, Any] | bool | str  # a JSON schema, or its text
 
 
-class JsonSchema(BaseModel):
+class Part(BaseModel):
+    """Base of the objects in a body. A number is no text, and neither a truth value nor a fraction is an integer."""
+
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+
+
+class JsonSchema(Part):
     """``response_format.json_schema``."""
 
-    model_config = ConfigDict(extra="allow")
-
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = Field(None, description="of no effect: the schema is always held")
     schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
 
 
-class ResponseFormat(BaseModel):
+class ResponseFormat(Part):
     """``response_format``: what the whole answer must be."""
-
-    model_config = ConfigDict(extra="allow")
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
-class StructuredOutputs(BaseModel):
+class StructuredOutputs(Part):
     """``structured_outputs``: the same, as vLLM has it. At most one of the fields is given."""
-
-    model_config = ConfigDict(extra="allow")
 
     json_: Schema | None = Field(None, alias="json")
     json_object: bool | None = None

@@ -67,7 +67,7 @@ class Gateway:
         if body.model is not None and body.model != self.model_name:
             raise ModelNotFound(body.model[:200], self.model_name)
         exchange.model = self.model_name
-        check_extras(body)
+        exchange.ignored = check_extras(body)
         if isinstance(body, InferenceWire) and is_request_id(body.request_id):
             exchange.request_id = body.request_id
 

@@ -9,7 +9,7 @@ from moesaic.v1.attention_pb2 import Finished, Generation, Sampling, Tokens, Wor
 from services.gateway.choices import Choice, Ending, Piece
 from services.gateway.exchange import Exchange
 from services.gateway.execution import Deadline, Run, Terms
-from services.gateway.fields import INT64, GenerationWire
+from services.gateway.fields import INT64, MAX_ANSWERS, GenerationWire
 from services.gateway.gateway import Gateway
 from services.gateway.replies import EpochTokens, Provenance, Usage, usage_of
 from services.gateway.structure import grammar_of
@@ -25,6 +25,7 @@ class Limits:
     max_model_tokens: int  # prompt and answer together
     max_tokens: int | None  # as asked for
     default_max_tokens: int | None  # None: whatever fits
+    field: str = "max_tokens"  # where the caller asked
 
     @property
     def bound(self) -> int:
@@ -40,16 +41,16 @@ class Limits:
         if not prompt:
             raise InvalidInput(field, "must not be empty")
         room = self.max_model_tokens - len(prompt)
-        asked = self.max_tokens if self.max_tokens is not None else 1
-        if room < asked:
-            fix = (
-                f"this model's context is {self.max_model_tokens} tokens; the prompt has {len(prompt)} "
-                f"and the answer needs {asked}; shorten the prompt or lower max_tokens"
-            )
+        fits = f"prompt and answer together may have {self.max_model_tokens} tokens"
+        if room < (1 if self.max_tokens is None else min(1, self.max_tokens)):
+            fix = f"{fits}; the prompt has {len(prompt)}: shorten it"
             raise InvalidInput(field, fix, code="context_length_exceeded")
-        if self.max_tokens is not None:
-            return self.max_tokens
-        return min(room, self.default_max_tokens or room)
+        if self.max_tokens is None:
+            return min(room, self.default_max_tokens or room)
+        if self.max_tokens > room:
+            fix = f"must be at most {room}, got {self.max_tokens}: {fits}, and the prompt has {len(prompt)}"
+            raise InvalidInput(self.field, fix, code="context_length_exceeded")
+        return self.max_tokens
 
 
 def runs_of(
@@ -74,6 +75,9 @@ def runs_of(
         raise InvalidInput("allowed_token_ids", f"cannot be combined with {grammar.field}")
     # Without a seed of the caller's we pick one: it lets another worker go on where one was lost.
     seed = body.seed if body.seed is not None else secrets.randbits(63)
+    if len(prompts) * body.n > MAX_ANSWERS:
+        fix = f"{len(prompts)} prompts with {body.n} answers each are over {MAX_ANSWERS}"
+        raise InvalidInput("n", f"{fix}: ask for fewer at once")
     runs = []
     for i, prompt in enumerate(prompts):
         max_tokens = limits.of(prompt, field if len(prompts) == 1 else f"{field}[{i}]")

@@ -43,7 +43,13 @@ def answers(reply: Any, *, stream: Any = None, errors: tuple[int, ...] = ()) -> 
     content = {"application/json": {"schema": _schema_of(reply)}}
     if stream is not None:
         content["text/event-stream"] = {"itemSchema": _event_of(stream)}
-    return {200: {"content": content}, **{status: _error(status) for status in errors}}
+    described: dict[str, Any] = {"content": content}
+    if 400 in errors:
+        names = "Fields of the body that are not known here and changed nothing"
+        described["headers"] = {
+            "X-Moesaic-Ignored": {"description": names, "schema": {"type": "string"}}
+        }
+    return {200: described, **{status: _error(status) for status in errors}}
 
 
 def document(app: FastAPI, *, needs_keys: bool, has_limits: bool) -> dict[str, Any]:

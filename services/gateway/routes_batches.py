@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from starlette.routing import BaseRoute
 
 from moesaic.batch.state import WINDOW_S, Batch
@@ -14,29 +14,29 @@ from moesaic.errors import InvalidInput
 from services.gateway.batches.disk import NoSuch, new_id, on_disk
 from services.gateway.batches.shelf import Record
 from services.gateway.fields import InferenceWire
+from services.gateway.formats import Part
 from services.gateway.gateway import exchange_of, shelf_of, store_of
 from services.gateway.openapi import answers
 from services.gateway.pages import Page, page_of
 from services.gateway.replies import reply
 from services.gateway.routes_files import ABSENT, ERRORS, LONGEST_S, SHORTEST_S
 from services.gateway.surrogates import check_unicode
+from services.gateway.unsupported import check_extras
 
 router = APIRouter()
 
 MAX_PAIRS = 16
 
 
-class ExpiryWire(BaseModel):
+class ExpiryWire(Part):
     """How long the outputs are kept."""
 
     anchor: Literal["created_at"]
     seconds: int = Field(ge=SHORTEST_S, le=LONGEST_S)
 
 
-class BatchWire(BaseModel):
+class BatchWire(Part):
     """A new batch."""
-
-    model_config = ConfigDict(extra="allow")
 
     @model_validator(mode="before")
     @classmethod
@@ -69,7 +69,8 @@ def endpoints(routes: Iterable[BaseRoute]) -> list[str]:
 @router.post("/v1/batches", responses=answers(Batch, errors=(*ERRORS, 429)))
 async def create_batch(body: BatchWire, request: Request) -> Response:
     """Have the requests of a file answered, after everybody who waits."""
-    store, shelf, tenant = store_of(request), shelf_of(request), exchange_of(request).tenant
+    store, shelf, exchange = store_of(request), shelf_of(request), exchange_of(request)
+    exchange.ignored = check_extras(body)
     known = request.app.state.batch_endpoints
     if body.endpoint not in known:
         raise InvalidInput("endpoint", f"must be one of {', '.join(known)}")
@@ -90,7 +91,7 @@ async def create_batch(body: BatchWire, request: Request) -> Response:
         if shelf.file(body.input_file_id).purpose != "batch":
             raise InvalidInput("input_file_id", 'must be a file with the purpose "batch"')
         shelf.check_room(more_bytes=1)
-        store.add_batch(tenant, record)
+        store.add_batch(exchange.tenant, record)
 
     try:
         await on_disk(add)

@@ -31,7 +31,12 @@ async def create_completion(body: CompletionWire, request: Request) -> Response:
     deadline = gateway.deadline(request, body)
     num_chars = sum(len(prompt) for prompt in body.prompt)
     prompts = await gateway.language.work(num_chars, _encode, gateway, body)
-    limits = Limits(gateway.language.max_tokens, body.max_tokens, DEFAULT_MAX_TOKENS)
+    limits = Limits(
+        gateway.language.max_tokens,
+        body.answer_tokens,
+        DEFAULT_MAX_TOKENS,
+        body.answer_tokens_field,
+    )
     wanted = body.logprobs, _prompt_logprobs(body)
     terms = terms_of(body, exchange.tenant)
     bad_words = await bad_words_of(gateway.language, body.bad_words)
@@ -51,7 +56,7 @@ def _prompt_logprobs(body: CompletionWire) -> int | None:
     wanted = [count for count in (body.prompt_logprobs,) if count is not None]
     if body.echo and body.logprobs is not None:
         wanted.append(body.logprobs)
-    if body.max_tokens == 0:
+    if body.answer_tokens == 0:
         wanted.append(0)  # workers take such work only for the prompt's sake
     return max(wanted, default=None)
 

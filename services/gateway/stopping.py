@@ -43,9 +43,10 @@ class StopFinder:
 
     def _undecided(self, text: str) -> int:
         """Length of the longest ending of ``text`` that begins some stop string."""
-        longest = min(len(text), max(map(len, self._stops)) - 1)
-        for length in range(longest, 0, -1):
-            ending = text[-length:]
-            if any(len(stop) > length and stop.startswith(ending) for stop in self._stops):
-                return length
-        return 0
+        longest = 0
+        for stop in self._stops:
+            for length in range(min(len(text), len(stop) - 1), longest, -1):
+                if text.endswith(stop[:length]):
+                    longest = length
+                    break
+        return longest

@@ -20,7 +20,8 @@ def grammar_of(body: GenerationWire) -> Grammar | None:
     Raises:
         InvalidInput: it asks for several, or for a very long one.
     """
-    wanted = [*_of_response_format(body), *_of_structured_outputs(body), *_of_guided(body)]
+    wanted = [*_of_response_format(body), *_of_structured_outputs(body)]
+    wanted += [*_of_guided(body), *_of_others(body)]
     if len(wanted) > 1:
         fix = f"cannot be combined with {wanted[0].field}"
         raise InvalidInput(wanted[1].field, fix)
@@ -47,11 +48,6 @@ def _of_structured_outputs(body: GenerationWire) -> list[Grammar]:
     asked = body.structured_outputs
     if asked is None:
         return []
-    if asked.model_extra:
-        name = min(asked.model_extra)[:60]
-        raise InvalidInput(
-            f"structured_outputs.{name}", "is not supported yet", code="unsupported_parameter"
-        )
     return _grammars(
         "structured_outputs.",
         ANY_OBJECT if asked.json_ is None and asked.json_object else asked.json_,
@@ -65,6 +61,22 @@ def _of_guided(body: GenerationWire) -> list[Grammar]:
     return _grammars(
         "guided_", body.guided_json, body.guided_regex, body.guided_grammar, body.guided_choice
     )
+
+
+def _of_others(body: GenerationWire) -> list[Grammar]:
+    """What SGLang and llama.cpp call them."""
+    given = {
+        "json_schema": None if body.json_schema is None else _text(body.json_schema),
+        "regex": body.regex,
+        "ebnf": body.ebnf,
+        "grammar": body.grammar,
+    }
+    kinds = {"ebnf": "grammar"}
+    return [
+        Grammar(**{kinds.get(name, name): text}, field=name)
+        for name, text in given.items()
+        if text is not None
+    ]
 
 
 def _grammars(

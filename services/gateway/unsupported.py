@@ -1,47 +1,78 @@
-"""Known fields that cannot be honoured yet, and the values of them that change nothing."""
+"""What a body has besides the fields of its route: refused by name where it would change the answer, else named."""
 
+import json
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import structlog
+from pydantic import BaseModel
 
 from moesaic.errors import InvalidInput
-from services.gateway.fields import Wire
+from services.gateway.known_fields import ONLY_KNOWN, REFUSED, WITHIN, Refusal
 
 log = structlog.get_logger()
 
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "audio": (),
-    "best_of": (),  # n
-    "chat_template": (),
-    "continue_final_message": (False,),
-    "function_call": ("none",),
-    "functions": ([],),
-    "length_penalty": (1,),
-    "logprob_token_ids": ([],),
-    "max_tokens_per_doc": (),
-    "max_tokens_per_query": (),
-    "modalities": (["text"],),
-    "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "truncate_prompt_tokens": (),
-    "use_activation": (True,),
-    "use_beam_search": (False,),
-}
+MAX_NAMES = 20
+MAX_NAME_CHARS = 60
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")  # in a header
 
 
-def check_extras(body: Wire) -> None:
-    """Refuse what cannot be honoured; note what is unknown.
+def check_extras(body: BaseModel) -> list[str]:
+    """Refuse what cannot be honoured, and name what is passed over.
+
+    Returns:
+        names of unknown fields that say something, sorted, safe in a header; of very many the first, and how many more.
 
     Raises:
         InvalidInput: with code ``unsupported_parameter`` and the field's name.
     """
-    extras = body.model_extra or {}
-    for name, value in extras.items():
-        values = (getattr(body, "n", 1),) if name == "best_of" else _NEUTRAL.get(name)
-        if values is not None and value is not None and value not in values:
-            neutral = " or ".join(map(repr, values))
-            fix = f"is not supported yet; leave it out{f' or send {neutral}' if neutral else ''}"
-            raise InvalidInput(name, fix, code="unsupported_parameter")
-    if unknown := sorted(name[:60] for name in extras if name not in _NEUTRAL)[:20]:
-        log.debug("request.fields_ignored", fields=unknown)
+    ignored: set[str] = set()
+    for name, value in (body.model_extra or {}).items():
+        refusal = REFUSED.get(name)
+        if name == "best_of" and refusal is not None:
+            refusal = refusal._replace(neutral=(getattr(body, "n", 1),))
+        _take(name, value, refusal, ignored, name)
+    for name, place, part in _parts(body, "", ""):
+        for field, value in (part.model_extra or {}).items():
+            refusal = WITHIN.get(name, {}).get(field)
+            if name in ONLY_KNOWN:
+                refusal = Refusal("", ONLY_KNOWN[name])
+            _take(f"{place}.{field}", value, refusal, ignored, f"{name}.{field}")
+    return _shown(ignored)
+
+
+def _take(field: str, value: Any, refusal: Refusal | None, ignored: set[str], name: str) -> None:
+    if value is None:
+        return
+    if refusal is None:
+        ignored.add(name)
+    elif value not in refusal.neutral:
+        alternatives = [f"use {refusal.instead}"] if refusal.instead else []
+        neutral = "".join(f" or send {json.dumps(value)}" for value in refusal.neutral)
+        alternatives.append(f"leave it out{neutral}")
+        fix = f"is not supported: {', or '.join(alternatives)}"
+        raise InvalidInput(field[: 3 * MAX_NAME_CHARS], fix, code="unsupported_parameter")
+
+
+def _parts(body: BaseModel, name: str, place: str) -> Iterator[tuple[str, str, BaseModel]]:
+    """The objects in the fields of a body, and those in them: each one's name, its place, and itself."""
+    for field in body.model_fields_set - (body.model_extra or {}).keys():
+        value = getattr(body, field)
+        inner, at = f"{name}.{field}" if name else field, f"{place}.{field}" if place else field
+        found = [(at, value)]
+        if isinstance(value, list):
+            found = [(f"{at}[{i}]", item) for i, item in enumerate(value)]
+        for at, item in found:
+            if isinstance(item, BaseModel):
+                yield inner, at, item
+                yield from _parts(item, inner, at)
+
+
+def _shown(names: set[str]) -> list[str]:
+    if not names:
+        return []
+    log.debug("request.fields_ignored", fields=sorted(names)[:MAX_NAMES])
+    shown = sorted({_UNSAFE.sub("_", name[:MAX_NAME_CHARS]) for name in names})
+    more = [f"and-{len(shown) - MAX_NAMES}-more"] if len(shown) > MAX_NAMES else []
+    return [*shown[:MAX_NAMES], *more]
