@@ -155,6 +155,7 @@ async def serve(settings: AttentionSettings) -> None:
                     version=moesaic.__version__,
                     model_digest=config.digest,
                     dispatch=settings.dispatch,
+                    max_request_tokens=engine.max_request_tokens,
                     data_address=shared.data_address if shared else gathering,
                     share=shared.share if shared else "",
                 ),

@@ -21,6 +21,7 @@ from moesaic.models.decoder import Decoder
 from moesaic.models.kv_cache import KVCache
 from moesaic.models.sweep_area import SweepArea
 from moesaic.prefix.block_hashes import BlockHasher
+from services.attention.kv_room import kv_blocks_of
 from services.attention.settings import AttentionSettings
 
 log = structlog.get_logger()
@@ -49,7 +50,7 @@ async def open_engine(
         decoder,
         dispatcher,
         limits,
-        settings.kv_blocks,
+        kv_blocks_of(settings, config),
         emit,
         settings.recovery_s,
         hasher,

@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 from typing import ClassVar, Literal, Self
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
 from moesaic.messages.scheduling import ExpertScheduling
 from moesaic.settings import ModelSettings
+
+MIN_KV_BLOCKS = 8
 
 
 class AttentionSettings(ModelSettings):
@@ -49,7 +51,18 @@ class AttentionSettings(ModelSettings):
         ge=0,
         description="refuse to start if gathered or offloaded experts need more memory; 0: no limit",
     )
-    kv_blocks: int = Field(1024, ge=8, le=1 << 22, description="KV blocks of 16 tokens each")
+    kv_blocks: int = Field(
+        0, ge=0, le=1 << 22, description="KV blocks of 16 tokens each; 0: as many as memory allows"
+    )
+    kv_memory_bytes: int = Field(
+        0, ge=0, le=1 << 50, description="memory for KV blocks; 0: --kv-memory-fraction of it"
+    )
+    kv_memory_fraction: float = Field(
+        0.5,
+        gt=0,
+        le=1,
+        description="part of the memory that is free once the weights are loaded, for KV blocks",
+    )
     max_num_seqs: int = Field(64, ge=1, le=4096, description="sequences in one step")
     max_num_batched_tokens: int = Field(2048, ge=16, le=1 << 20, description="rows in one step")
     max_num_queued_reqs: int = Field(
@@ -118,6 +131,13 @@ class AttentionSettings(ModelSettings):
         le=3600,
         description="how long running requests wait for a lost expert worker to come back before they fail",
     )
+
+    @field_validator("kv_blocks")
+    @classmethod
+    def _are_enough(cls, kv_blocks: int) -> int:
+        if 0 < kv_blocks < MIN_KV_BLOCKS:
+            raise ValueError(f"must be 0 or at least {MIN_KV_BLOCKS}")
+        return kv_blocks
 
     @model_validator(mode="after")
     def _experts_stream_to_a_cpu(self) -> Self:

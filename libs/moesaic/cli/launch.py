@@ -4,7 +4,7 @@ import asyncio
 import os
 import secrets
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from moesaic.cli.api_key import API_KEY_VARIABLE
 from moesaic.cli.console import say_at_time
 from moesaic.cli.cores import usable_cores
 from moesaic.cli.credentials import given_secret
+from moesaic.cli.kv_memory import kv_environment
 from moesaic.cli.log_tail import show_warnings
 from moesaic.cli.outcome import CommandError, Exit
 from moesaic.cli.ports import hold_port, number_of
@@ -47,7 +48,7 @@ def run_suite(options: SuiteOptions, ready_within_s: float, on_ready: OnReady) -
     state_file = StateFile()
     # First what is wrong by itself, so that no directory is left by a suite that cannot be.
     num_experts, cores = check_model(options.model).moe.num_experts, usable_cores()
-    gateway = check_settings(services_of(options, num_experts, cores))["gateway"]
+    settings = check_settings(services_of(options, num_experts, cores))
     with state_file.held(), hold_port(options.host, options.port) as held:
         options = replace(options, port=number_of(held))
         services = services_of(options, num_experts, cores)
@@ -57,7 +58,9 @@ def run_suite(options: SuiteOptions, ready_within_s: float, on_ready: OnReady) -
             cluster = os.environ.get("MOESAIC_CLUSTER") or "default"
             check_cluster(redis_url, cluster, [service.name for service in services])
         keep_previous_logs(state_file.directory, services)
-        suite = _Suite(options, services, state_file, getattr(gateway, "name_in_api", ""))
+        environment = kv_environment(options, num_experts, settings["attention-0"])
+        model_name = getattr(settings["gateway"], "name_in_api", "")
+        suite = _Suite(options, services, state_file, model_name, environment)
         asyncio.run(suite.run(redis_url, ready_within_s, on_ready))
 
 
@@ -70,8 +73,9 @@ class _Suite:
         services: list[Service],
         state_file: StateFile,
         model_name: str,
+        environment: Mapping[str, str],
     ) -> None:
-        self._file = state_file
+        self._file, self._environment = state_file, environment
         self._state = SuiteState(
             pid=os.getpid(),
             start_time=process_start_time(os.getpid()) or 0,
@@ -111,6 +115,7 @@ class _Suite:
         # Through the environment: flags can be read by every user of the machine.
         environment = {
             **os.environ,
+            **self._environment,
             FILES_VARIABLE: os.environ.get(FILES_VARIABLE) or str(self._file.directory / "files"),
             API_KEY_VARIABLE: self._api_key,
             "MOESAIC_REDIS_URL": redis_url,

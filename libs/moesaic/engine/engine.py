@@ -116,6 +116,7 @@ class Engine:
         self._work_came = asyncio.Event()
         self._tracer: StepTracer | None = None
         self._epoch, self._observed_s = 0, 0.0
+        metrics.BLOCKS.set(num_blocks)
 
     def submit(self, request: Request) -> None:
         """Take a request; what is wrong with it comes back as its one event."""
@@ -133,6 +134,11 @@ class Engine:
     def trace(self, tracer: StepTracer | None) -> None:
         """Have every step watched from now on, or none any more."""
         self._tracer = tracer
+
+    @property
+    def max_request_tokens(self) -> int:
+        """Tokens that one request may have, prompt and answer together."""
+        return min(self.batcher.limits.max_model_len, self.batcher.pool.num_blocks * BLOCK_SIZE)
 
     def load(self) -> Load:
         """What there is to do now."""
@@ -299,7 +305,6 @@ class Engine:
         metrics.RUNNING.set(self.batcher.num_running)
         metrics.WAITING.set(self.batcher.num_waiting)
         metrics.SWEEP_BLOCKS_USED.set(self.batcher.sweeps.area.num_used)
-        metrics.BLOCKS.set(self.batcher.pool.num_blocks)
         metrics.BLOCKS_USED.set(self.batcher.pool.num_used)
         metrics.BLOCKS_CACHED.set(self.batcher.pool.num_cached)
         tally, self.batcher.tally = self.batcher.tally, Tally()

@@ -34,6 +34,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="worker.v1"):
     expert_bytes: int = 0  # expert workers: memory of one expert
     max_expert_bytes: int = 0  # expert workers: most memory for experts, old ones too; 0: no limit
     dispatch: str = ""  # attention workers: local, routed, gathered or all-to-all
+    max_request_tokens: int = 0  # attention workers: prompt and answer together; 0: not told
     share: str = ""  # attention workers: the experts that others may pull from here, like 0/2
 
 

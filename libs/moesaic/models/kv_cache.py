@@ -1,5 +1,7 @@
 """The paged KV cache: what attention keeps of past tokens, in blocks."""
 
+import math
+import mmap
 from collections.abc import Sequence
 
 import torch
@@ -25,15 +27,20 @@ class KVCache:
         *,
         one_for_all: bool = False,
     ) -> None:
-        """Reserve ``num_blocks`` blocks of ``block_size`` tokens in every layer.
+        """Reserve ``num_blocks`` blocks of ``block_size`` tokens in every layer. On a CPU, blocks take memory
+        when they are first written to.
 
         ``one_for_all``: the layers use the same blocks, each after the one before.
         """
         self.num_blocks, self.block_size = num_blocks, block_size
         shape = (num_blocks * block_size, config.kv_width)
         num_separate = 1 if one_for_all else config.num_layers
+        on_cpu = device is None or device.type == "cpu"
         self._separate = [
-            torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_separate)
+            _untouched_zeros(shape, dtype)
+            if on_cpu
+            else torch.zeros(shape, dtype=dtype, device=device)
+            for _ in range(num_separate)
         ]
         self._layers = self._separate * (config.num_layers // num_separate)
 
@@ -54,3 +61,12 @@ class KVCache:
         for layer in self._separate:
             blocks = layer.view(self.num_blocks, self.block_size, -1)
             blocks[list(target)] = blocks[list(source)]
+
+
+def _untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros that the system makes page by page, as they are written to; torch would write them all at once."""
+    count = math.prod(shape)
+    if not count:
+        return torch.zeros(shape, dtype=dtype)
+    memory = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)

@@ -1,0 +1,46 @@
+"""How many KV blocks does a worker have? As many as are asked for, or as fit into memory."""
+
+import structlog
+import torch
+
+from moesaic.engine.blocks import BLOCK_SIZE, blocks_for
+from moesaic.models.config import ModelConfig
+from moesaic.telemetry.memory import free_bytes
+from services.attention.settings import AttentionSettings
+
+log = structlog.get_logger()
+
+LEAST_BLOCKS = 64
+USUAL_BLOCKS = 1024  # of a model of short contexts
+USUAL_CONTEXTS = 8  # whole ones; more KV is asked for by --kv-blocks
+
+
+def kv_blocks_of(settings: AttentionSettings, config: ModelConfig) -> int:
+    """The KV blocks to make, once the weights are loaded.
+
+    What is free then is not all ours: others on the machine grow too, and activations take some.
+    """
+    dtype: torch.dtype = getattr(torch, settings.dtype)
+    block_bytes = BLOCK_SIZE * config.num_layers * config.kv_width * dtype.itemsize
+    memory_bytes = settings.kv_memory_bytes
+    if not memory_bytes:
+        memory_bytes = int(settings.kv_memory_fraction * _free_bytes(torch.device(settings.device)))
+    num_blocks = settings.kv_blocks or blocks_within(
+        memory_bytes, block_bytes, config.max_positions
+    )
+    max_tokens = min(num_blocks * BLOCK_SIZE, config.max_positions)
+    log.info("kv.sized", blocks=num_blocks, bytes=num_blocks * block_bytes, max_tokens=max_tokens)
+    if max_tokens < config.max_positions:
+        log.warning("kv.short", max_tokens=max_tokens, model_tokens=config.max_positions)
+    return num_blocks
+
+
+def blocks_within(memory_bytes: int, block_bytes: int, max_positions: int) -> int:
+    """KV blocks for a model of ``max_positions`` in so much memory: no fewer than work at all, no more than are
+    likely to be used."""
+    most = max(USUAL_BLOCKS, USUAL_CONTEXTS * blocks_for(max_positions))
+    return min(max(memory_bytes // block_bytes, LEAST_BLOCKS), most)
+
+
+def _free_bytes(device: torch.device) -> int:
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else free_bytes()
