@@ -52,6 +52,12 @@ class Gateway:
         self.store = _store(settings)
         self._executions: set[Execution] = set()
 
+    @property
+    def max_tokens(self) -> int:
+        """Tokens that a request may have, prompt and answer together: the model's, as far as workers have room."""
+        room = self.workers.max_request_tokens
+        return min(room, self.language.max_tokens) if room else self.language.max_tokens
+
     def failing_checks(self) -> Lacks:
         """What keeps requests from being answered; empty when ready."""
         dispatches = [worker.record.dispatch for worker in self.workers.accepting]

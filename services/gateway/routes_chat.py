@@ -44,7 +44,7 @@ async def create_chat_completion(body: ChatWire, request: Request) -> Response:
         template_kwargs=body.chat_template_kwargs or {},
         control_tokens=gateway.settings.control_tokens_in_content,
     )
-    limits = Limits(gateway.language.max_tokens, body.answer_tokens, None, body.answer_tokens_field)
+    limits = Limits(gateway.max_tokens, body.answer_tokens, None, body.answer_tokens_field)
     wanted = _top_logprobs(body), body.prompt_logprobs
     terms = terms_of(body, exchange.tenant)
     bad_words = await bad_words_of(gateway.language, body.bad_words)

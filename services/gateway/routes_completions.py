@@ -32,7 +32,7 @@ async def create_completion(body: CompletionWire, request: Request) -> Response:
     num_chars = sum(len(prompt) for prompt in body.prompt)
     prompts = await gateway.language.work(num_chars, _encode, gateway, body)
     limits = Limits(
-        gateway.language.max_tokens,
+        gateway.max_tokens,
         body.answer_tokens,
         DEFAULT_MAX_TOKENS,
         body.answer_tokens_field,

@@ -25,7 +25,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     owned_by: str = "moesaic"
     root: str
     parent: None = None
-    max_model_len: int
+    max_model_len: int  # of prompt and answer together, on the workers there are
 
 
 class ModelList(msgspec.Struct, kw_only=True):
@@ -88,7 +88,7 @@ async def tokenize(body: TokenizeWire, request: Request) -> Response:
 
     def answer() -> Response:
         strings = [language.token_text(i) for i in tokens] if body.return_token_strs else None
-        return reply(Tokenized(len(tokens), language.max_tokens, tokens, strings))
+        return reply(Tokenized(len(tokens), gateway.max_tokens, tokens, strings))
 
     return await language.work(len(tokens), answer)
 
@@ -127,5 +127,5 @@ def _card(gateway: Gateway) -> ModelCard:
         id=gateway.model_name,
         created=gateway.created,
         root=gateway.model_name,
-        max_model_len=gateway.language.max_tokens,
+        max_model_len=gateway.max_tokens,
     )

@@ -232,6 +232,12 @@ class Workers:
         """Those that new work may go to."""
         return [worker for worker in self._workers.values() if worker.accepting]
 
+    @property
+    def max_request_tokens(self) -> int:
+        """Tokens that a request may have on whichever of them gets it, prompt and answer together; 0: none tells."""
+        told = [worker.record.max_request_tokens for worker in self.accepting]
+        return min(filter(None, told), default=0)
+
     def submit(self, task: Task, excluded: Collection[Key]) -> None:
         """Have a task placed with the worker that the router picks, at once or when it should have
         more to do.

@@ -66,10 +66,10 @@ def test_weights_of_two_bytes_leave_more() -> None:
 
 @pytest.mark.parametrize("name", sorted(CHOSEN))
 def test_what_the_user_has_chosen_stands(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    flag = "--" + name.replace("_", "-")
-    assert kv_environment(LOCAL, NUM_EXPERTS, told(flag, "1")) == {}
+    flag, value = "--" + name.replace("_", "-"), "1" if name.endswith("fraction") else "9"
+    assert kv_environment(LOCAL, NUM_EXPERTS, told(flag, value)) == {}
 
-    monkeypatch.setenv(f"MOESAIC_{name.upper()}", "1")
+    monkeypatch.setenv(f"MOESAIC_{name.upper()}", value)
     assert kv_environment(LOCAL, NUM_EXPERTS, told()) == {}
 
 
