@@ -5,6 +5,7 @@
 #   make test-compose   the tests of the suite in containers; skipped where there is no Docker engine
 #   make soak    half an hour of mixed traffic and killed workers (SOAK_MINUTES=3 for less)
 #   make test-clients   other people's clients against a real suite: openai, LangChain, lm_eval, guidellm
+#   make lm-eval    every log-likelihood of lm_eval beside that of transformers
 #   make proto   generate the stubs from protos/     make gpu     what needs a CUDA device
 #   make lock    pin the versions that .venv holds
 
@@ -18,7 +19,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 TRITON := triton>=3.7,<3.8
 
 .DEFAULT_GOAL := help
-.PHONY: help up down test test-compose test-clients soak fmt lint proto bench gpu lock
+.PHONY: help up down test test-compose test-clients lm-eval soak fmt lint proto bench gpu lock
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -42,6 +43,11 @@ test-clients: .venv/installed-all
 	@$(MAKE) -s .venv-clients/installed || { echo 'SKIPPED: the clients cannot be installed here'; exit 0; } && \
 	  MOESAIC_COMMAND=$(CURDIR)/$(BIN)/moesaic .venv-clients/bin/python -m pytest -q -o filterwarnings=default \
 	  --confcutdir=tests/clients tests/clients
+
+# Every log-likelihood of lm_eval beside that of transformers: five sets, three topologies; prints a line each.
+lm-eval: .venv/installed-all .venv-clients/installed
+	@MOESAIC_COMMAND=$(CURDIR)/$(BIN)/moesaic .venv-clients/bin/python -m pytest -q -s -o filterwarnings=default \
+	  --confcutdir=tests/clients tests/clients/test_likelihoods.py
 
 # The report goes to benchmarks/results/soak.json.
 soak: .venv/installed-dev
