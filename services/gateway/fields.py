@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
+from moesaic.classification.forms import MAX_LABELS
 from moesaic.errors import InvalidInput
 from services.gateway.formats import Choices, Part, ResponseFormat, Schema, StructuredOutputs
 
@@ -21,6 +22,11 @@ MAX_LOGIT_BIASES = 1024
 MAX_ALLOWED = 1 << 18
 MAX_BAD_WORDS = 128
 INT64 = 1 << 63
+NULL_IS_DEFAULT = {
+    *("moesaic", "min_tokens", "n", "stop_token_ids", "ignore_eos", "stream"),
+    *("skip_special_tokens", "include_stop_str_in_output"),
+    *("return_token_ids", "return_tokens_as_token_ids"),
+}
 
 _TOKEN_IDS: Any = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 TokenId = Annotated[int, Field(ge=0, lt=1 << 32)]
@@ -28,10 +34,19 @@ TokenKey = Annotated[int, BeforeValidator(lambda key: _number_of(key)), Field(ge
 Priority = Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)]
 
 
+def _allow_null(schema: dict[str, Any]) -> None:
+    """Describe that ``null`` is taken for the default."""
+    properties = schema.get("properties", {})
+    for name in NULL_IS_DEFAULT & properties.keys():
+        told = properties[name]
+        kept = {key: told.pop(key) for key in ("title", "description", "default") if key in told}
+        properties[name] = {"anyOf": [told, {"type": "null"}], **kept}
+
+
 class Wire(Part):
     """Base of every request body."""
 
-    model_config = ConfigDict(protected_namespaces=())
+    model_config = ConfigDict(protected_namespaces=(), json_schema_extra=_allow_null)
 
     model: str | None = Field(None, description="name of the served model")
 
@@ -125,11 +140,7 @@ class GenerationWire(InferenceWire):
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
 
-    @field_validator(
-        *("min_tokens", "n", "stop_token_ids", "ignore_eos", "stream", "skip_special_tokens"),
-        *("include_stop_str_in_output", "return_token_ids", "return_tokens_as_token_ids"),
-        mode="wrap",
-    )
+    @field_validator(*sorted(NULL_IS_DEFAULT - {"moesaic"}), mode="wrap")
     @classmethod
     def _none_is_default(cls, value: Any, handler: Callable[[Any], Any], info: Any) -> Any:
         if value is None:
@@ -263,7 +274,13 @@ class ClassifyWire(InferenceWire):
     """Body of ``/v1/classify``."""
 
     input: str | Annotated[list[str], Field(fail_fast=True)]
-    labels: Annotated[list[str | LabelWire], Field(fail_fast=True)] | None = None
+    labels: (
+        Annotated[
+            list[str | LabelWire],
+            Field(fail_fast=True, json_schema_extra={"minItems": 2, "maxItems": MAX_LABELS}),
+        ]
+        | None
+    ) = None
     instruction: str | None = Field(None, max_length=10_000)
     method: Literal["auto", "token", "choice", "sequence", "multi"] = "auto"
     top_k: int | None = Field(None, ge=1)
@@ -290,7 +307,7 @@ class TokenizeWire(Wire):
 class DetokenizeWire(Wire):
     """Body of ``/detokenize``."""
 
-    tokens: Annotated[list[Annotated[int, Field(ge=0, lt=INT64)]], Field(fail_fast=True)]
+    tokens: Annotated[list[TokenId], Field(fail_fast=True)]
 
 
 def as_list(value: str | list[str] | None) -> list[str]:

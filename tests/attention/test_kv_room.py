@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moesaic.engine.blocks import BLOCK_SIZE, blocks_for
+from moesaic.settings import load_settings
 from moesaic.telemetry import memory
 from services.attention.kv_room import LEAST_BLOCKS, USUAL_BLOCKS, blocks_within
+from services.attention.settings import AttentionSettings
 
 GIB = 1 << 30
 
@@ -31,6 +33,16 @@ def test_blocks_stay_within_memory_and_bounds(memory_bytes, block_bytes, max_pos
     assert blocks >= LEAST_BLOCKS
     assert blocks == LEAST_BLOCKS or blocks * block_bytes <= memory_bytes
     assert blocks <= max(USUAL_BLOCKS, 8 * blocks_for(max_positions))
+
+
+@pytest.mark.parametrize(("given", "taken"), [("0", True), ("7", False), ("8", True)])
+def test_so_few_blocks_that_nothing_runs_are_refused(given: str, taken: bool) -> None:
+    flags = ["--model", "m", "--kv-blocks", given]
+    if taken:
+        assert load_settings(AttentionSettings, flags).kv_blocks == int(given)
+        return
+    with pytest.raises(SystemExit):
+        load_settings(AttentionSettings, flags)
 
 
 def group(directory: Path, limit: str, used: int, cached: int, *, version: int = 2) -> None:

@@ -193,3 +193,19 @@ async def test_64_stop_strings_and_64_answers_are_taken(open_house, scripts) -> 
 
     assert [choice["text"] for choice in answer["choices"]] == ["hello "] * 64
     assert many.json()["error"]["param"] == "n"
+
+
+@pytest.mark.parametrize("kind", BODIES, ids=lambda kind: kind.__name__)
+def test_null_is_taken_where_the_description_says_so_and_nowhere_else(
+    kind: type[BaseModel],
+) -> None:
+    for name, schema in kind.model_json_schema()["properties"].items():
+        if "anyOf" not in schema and "type" not in schema and "$ref" not in schema:
+            continue  # checked by hand
+        described = {"type": "null"} in schema.get("anyOf", [])
+        try:
+            kind.model_validate({**BODIES[kind], name: None})
+        except ValidationError:
+            assert not described, name
+        else:
+            assert described, name
