@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import structlog
@@ -15,6 +14,10 @@ log = structlog.get_logger()
 
 MAX_NAMES = 20
 MAX_NAME_CHARS = 60
+MOST_NAMES = 200  # that are sorted
+_Steps = tuple[str | int, ...]
+_Part = tuple[_Steps, dict[str, Any]]  # where an object is, and its unknown fields
+_PLAIN = {type(None), bool, int, float, str, dict}  # to ask any other way takes far longer
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")  # in a header
 
 
@@ -22,7 +25,7 @@ def check_extras(body: BaseModel) -> list[str]:
     """Refuse what cannot be honoured, and name what is passed over.
 
     Returns:
-        names of unknown fields that say something, sorted, safe in a header; of very many the first, and how many more.
+        names of unknown fields that say something, sorted, safe in a header; of very many some, and ``and-more``.
 
     Raises:
         InvalidInput: with code ``unsupported_parameter`` and the field's name.
@@ -33,12 +36,16 @@ def check_extras(body: BaseModel) -> list[str]:
         if name == "best_of" and refusal is not None:
             refusal = refusal._replace(neutral=(getattr(body, "n", 1),))
         _take(name, value, refusal, ignored, name)
-    for name, place, part in _parts(body, "", ""):
-        for field, value in (part.model_extra or {}).items():
+    parts: list[_Part] = []
+    _find_parts(body, (), parts)
+    for steps, extras in parts:
+        name = ".".join(step for step in steps if isinstance(step, str))
+        place = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
+        for field, value in extras.items():
             refusal = WITHIN.get(name, {}).get(field)
             if name in ONLY_KNOWN:
                 refusal = Refusal("", ONLY_KNOWN[name])
-            _take(f"{place}.{field}", value, refusal, ignored, f"{name}.{field}")
+            _take(f"{place[1:]}.{field}", value, refusal, ignored, f"{name}.{field}")
     return _shown(ignored)
 
 
@@ -46,7 +53,8 @@ def _take(field: str, value: Any, refusal: Refusal | None, ignored: set[str], na
     if value is None:
         return
     if refusal is None:
-        ignored.add(name)
+        if len(ignored) < MOST_NAMES:
+            ignored.add(name)
     elif value not in refusal.neutral:
         alternatives = [f"use {refusal.instead}"] if refusal.instead else []
         neutral = "".join(f" or send {json.dumps(value)}" for value in refusal.neutral)
@@ -55,18 +63,26 @@ def _take(field: str, value: Any, refusal: Refusal | None, ignored: set[str], na
         raise InvalidInput(field[: 3 * MAX_NAME_CHARS], fix, code="unsupported_parameter")
 
 
-def _parts(body: BaseModel, name: str, place: str) -> Iterator[tuple[str, str, BaseModel]]:
-    """The objects in the fields of a body, and those in them: each one's name, its place, and itself."""
-    for field in body.model_fields_set - (body.model_extra or {}).keys():
-        value = getattr(body, field)
-        inner, at = f"{name}.{field}" if name else field, f"{place}.{field}" if place else field
-        found = [(at, value)]
-        if isinstance(value, list):
-            found = [(f"{at}[{i}]", item) for i, item in enumerate(value)]
-        for at, item in found:
-            if isinstance(item, BaseModel):
-                yield inner, at, item
-                yield from _parts(item, inner, at)
+def _find_parts(body: BaseModel, steps: _Steps, found: list[_Part]) -> None:
+    """Find the objects within a body that have unknown fields. There may be thousands of objects, and of most there is
+    nothing to say."""
+    for field, value in body.__dict__.items():
+        if type(value) in _PLAIN:
+            continue
+        if type(value) is not list:
+            _note_part(value, (*steps, field), found)
+        elif value and type(value[0]) is not int:
+            for i, item in enumerate(value):
+                if type(item) not in _PLAIN:
+                    _note_part(item, (*steps, field, i), found)
+
+
+def _note_part(item: Any, steps: _Steps, found: list[_Part]) -> None:
+    extras = getattr(item, "__pydantic_extra__", None)
+    if extras:
+        found.append((steps, extras))
+    if extras is not None:  # it is an object, not a list
+        _find_parts(item, steps, found)
 
 
 def _shown(names: set[str]) -> list[str]:
@@ -74,5 +90,5 @@ def _shown(names: set[str]) -> list[str]:
         return []
     log.debug("request.fields_ignored", fields=sorted(names)[:MAX_NAMES])
     shown = sorted({_UNSAFE.sub("_", name[:MAX_NAME_CHARS]) for name in names})
-    more = [f"and-{len(shown) - MAX_NAMES}-more"] if len(shown) > MAX_NAMES else []
+    more = ["and-more"] if len(shown) > MAX_NAMES else []
     return [*shown[:MAX_NAMES], *more]
