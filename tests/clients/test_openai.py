@@ -117,7 +117,7 @@ def test_decisions_are_read_in_the_order_of_their_questions(client: openai.OpenA
     ("error", "code", "param", "call"),
     [
         (openai.BadRequestError, "invalid_request", "temperature", {"temperature": 9}),
-        (openai.BadRequestError, "context_length_exceeded", "prompt", {"max_tokens": 5000}),
+        (openai.BadRequestError, "context_length_exceeded", "max_tokens", {"max_tokens": 5000}),
         (openai.NotFoundError, "model_not_found", "model", {"model": "gpt"}),
         (openai.BadRequestError, "unsupported_parameter", "suffix", {"suffix": "x"}),
     ],
