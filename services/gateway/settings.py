@@ -46,7 +46,7 @@ class GatewaySettings(ServiceSettings):
     )
     no_auth: bool = Field(False, description="serve beyond loopback without a key")
     max_body_bytes: int = Field(4 << 20, ge=1024, le=1 << 30, description="largest request body")
-    control_tokens_in_content: CliDualFlag[bool] = Field(
+    control_tokens_in_content: bool = Field(
         False,
         description="let the content of chat messages spell control tokens, such as <|im_end|>; "
         "else what they spell is text",
