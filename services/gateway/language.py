@@ -70,13 +70,14 @@ class Language:
         return await asyncio.get_running_loop().run_in_executor(threads, call)
 
     @contextmanager
-    def naming(self, field: str) -> Iterator[None]:
-        """A text that is too long is an error of the field it is from."""
+    def naming(self, field: str, beside: str = "") -> Iterator[None]:
+        """Make a text that is too long an error of the field it is from, and of what is ``beside``."""
         try:
             yield
         except TextTooLong as error:
             fix = (
-                f"this model's context is {self.max_tokens} tokens; the text has {error.size}, "
+                f"this model's context is {self.max_tokens} tokens; the text"
+                f"{f' made of it and {beside}' if beside else ''} has {error.size}, "
                 f"and {error.most} tokens are the most"
             )
             raise InvalidInput(field, fix, code=error.code) from None

@@ -117,7 +117,7 @@ class Bounds:
         Raises:
             InvalidInput: naming ``field``.
         """
-        with self._language.naming(field):
+        with self._language.naming(field, beside):
             read = make()
         num_tokens = len(read.prompt)
         room = max(0, self._context - max(map(len, read.candidates)))

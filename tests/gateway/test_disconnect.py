@@ -74,6 +74,8 @@ async def test_leaving_in_the_moment_of_the_result_cancels_nothing_else(work_fir
 
 async def test_what_ended_a_request_first_is_its_error() -> None:
     class NoWorkers:
+        accepting = ()
+
         def submit(self, *_: object) -> None: ...
 
         def cancel(self, *_: object) -> None: ...
