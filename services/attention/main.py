@@ -10,7 +10,7 @@ import torch
 import moesaic
 from moesaic.cluster.background import background
 from moesaic.cluster.bus import Bus
-from moesaic.cluster.grpc_server import AdminServer, admin_server
+from moesaic.cluster.grpc_server import admin_server
 from moesaic.cluster.lifecycle import run_service, stop_event
 from moesaic.cluster.own_addresses import own_addresses
 from moesaic.cluster.placement_view import watch_placement
@@ -20,7 +20,6 @@ from moesaic.dispatch.contract import Dispatcher
 from moesaic.dispatch.local import LocalDispatcher
 from moesaic.dispatch.routed import RoutedDispatcher
 from moesaic.engine.blocks import BLOCK_SIZE
-from moesaic.engine.engine import Engine
 from moesaic.engine.grammar import GrammarCompiler
 from moesaic.engine.requests import Event
 from moesaic.engine.thread import EngineThread, engine_thread
@@ -41,6 +40,7 @@ from moesaic.v1 import attention_pb2_grpc
 from moesaic.v1.attention_pb2 import EngineProfile
 from services.attention.admin import AttentionAdmin
 from services.attention.neighbours import open_exchange
+from services.attention.observing import observe
 from services.attention.opening import open_engine
 from services.attention.peers import follow_placement
 from services.attention.settings import AttentionSettings
@@ -48,8 +48,6 @@ from services.attention.streaming import Streamed, open_streamed, plan_experts
 from services.attention.together import Together, open_together
 
 log = structlog.get_logger()
-
-OBSERVE_EVERY_S = 0.25
 
 
 async def serve(settings: AttentionSettings) -> None:
@@ -170,7 +168,7 @@ async def serve(settings: AttentionSettings) -> None:
                 service.describe(_profile(settings, hasher, slowdown))
         async with asyncio.TaskGroup() as tasks:
             stepping = tasks.create_task(thread.run(engine.run()))
-            watching = tasks.create_task(_observe(service, admin, thread, engine))
+            watching = tasks.create_task(observe(service, admin.status, thread, engine))
             await lease.update(state="ready")
             admin.status.set_state("ready")
             log.info("worker.ready", dispatch=settings.dispatch, generation=generation)
@@ -248,22 +246,6 @@ def _profile(
         slowdown=slowdown,
         sweeps_scores=not settings.store_scoring_kv,
     )
-
-
-async def _observe(
-    service: AttentionAdmin, admin: AdminServer, thread: EngineThread, engine: Engine
-) -> None:
-    """Bring what the engine knows to the main loop, where operators ask for it."""
-
-    async def look() -> None:
-        service.load = engine.load()
-
-    while True:
-        await thread.run(look())  # takes as long as the engine is stuck
-        service.beat()
-        admin.status.epoch = service.load.epoch
-        admin.status.waiting_for = list(service.load.waiting_for)
-        await asyncio.sleep(OBSERVE_EVERY_S)
 
 
 async def _finish_running(service: AttentionAdmin, grace_s: float) -> None:

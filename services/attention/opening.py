@@ -58,6 +58,7 @@ async def open_engine(
         # Others have one batch of a step at a time, or would gain nothing.
         settings.micro_batches if isinstance(dispatcher, RoutedDispatcher) else 1,
         partial(_shortcut, settings, decoder, dispatcher),
+        settings.step_target_s,
     )
 
 

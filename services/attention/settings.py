@@ -65,6 +65,13 @@ class AttentionSettings(ModelSettings):
     )
     max_num_seqs: int = Field(64, ge=1, le=4096, description="sequences in one step")
     max_num_batched_tokens: int = Field(2048, ge=16, le=1 << 20, description="rows in one step")
+    step_target_s: float = Field(
+        1.0,
+        ge=0,
+        le=600,
+        description="what a step should take at most: prompts get as many rows as the last steps were fast "
+        "enough for; 0: always all of --max-num-batched-tokens",
+    )
     max_num_queued_reqs: int = Field(
         512, ge=1, le=1 << 20, description="requests that may wait before new ones are refused"
     )

@@ -73,6 +73,8 @@ def decode_submit(
         submit.priority,
         submit.cache_salt,
         submit.exact,
+        submit.tenant,
+        submit.part_of,
     )
 
 

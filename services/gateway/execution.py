@@ -22,6 +22,7 @@ from moesaic.v1.attention_pb2 import (
     Tokens,
 )
 from services.gateway import metrics
+from services.gateway.places import Places
 from services.gateway.tasks import Event, Key, Task
 from services.gateway.workers import Workers
 
@@ -84,7 +85,8 @@ class Deadline:
 class Terms:
     """How the runs of a request are to be treated beside others."""
 
-    priority: int = 0  # less goes first
+    priority: int = 0  # less goes first; below 0, before the tenant's own requests only
+    tenant: str = ""  # whose turn they use up
     cache_salt: str = ""  # only requests with the same one share computed prefixes
     exact: bool = False  # nothing that was computed in a degraded way may be used
     store_kv: bool | None = None  # of what is only scored; None: as workers do by default
@@ -123,6 +125,8 @@ class Run:
             priority=self.terms.priority,
             cache_salt=self.terms.cache_salt,
             exact=self.terms.exact,
+            tenant=self.terms.tenant,
+            part_of=request_id.rpartition("-")[0],
         )
         if isinstance(self.work, Scoring):
             submit.scoring.CopyFrom(self.work)
@@ -150,9 +154,16 @@ class Execution:
     """Carries out the runs of one request; leaving the block cancels what is still under way."""
 
     def __init__(
-        self, workers: Workers, request_id: str, runs: Sequence[Run], deadline: Deadline
+        self,
+        workers: Workers,
+        request_id: str,
+        runs: Sequence[Run],
+        deadline: Deadline,
+        places: Places | None = None,
     ) -> None:
+        """``places`` bound what is computed at once, of this request and others."""
         self.runs = runs
+        self._places = places or Places()
         self._workers, self._request_id, self._deadline = workers, request_id, deadline
         self._waiting = deque(range(len(runs)))
         self._num_open = len(runs)
@@ -176,6 +187,7 @@ class Execution:
         self._expiring.cancel()
         for run in self.runs:
             self.cancel(run)
+        self._places.leave(self)
 
     def _expire(self) -> None:
         if self._aborted is None:
@@ -189,9 +201,18 @@ class Execution:
     def cancel(self, run: Run) -> None:
         """End a run: its worker stops, and no more events of it come."""
         if not run.done:
-            run.done = True
-            self._num_open -= 1
+            self._end(run)
             self._hang_up(run)
+
+    def wake(self) -> None:
+        """There may be a place for what waits."""
+        self._arrived.set()
+
+    def _end(self, run: Run) -> None:
+        run.done = True
+        self._num_open -= 1
+        if run.attempt:  # it has begun
+            self._places.give_back(self)
 
     async def next_events(self) -> list[tuple[int, News]]:
         """Wait for events and give all there are, each with its run's index; none when all runs have ended.
@@ -226,6 +247,8 @@ class Execution:
         while self._waiting and under_way < WINDOW:
             if self._homes.get(self.runs[self._waiting[0]].family, _NO_HOME) is None:
                 return  # siblings go where the first of them goes
+            if not self._places.take(self):
+                return
             self._start(self._waiting.popleft())
             under_way += 1
 
@@ -282,8 +305,7 @@ class Execution:
         if isinstance(event, PromptLogprobs):
             return self._accept_prompt(idx, run, event)
         if isinstance(event, Finished):
-            run.done = True
-            self._num_open -= 1
+            self._end(run)
             return event
         if isinstance(event, Scores):
             return event
@@ -293,7 +315,7 @@ class Execution:
                 raise run.loss or error
             self._start(idx)  # those that it waited for have gone: others will do
             return None
-        if error.code not in _TRY_ELSEWHERE:
+        if error.code not in _TRY_ELSEWHERE or run.placed_at is None:
             raise error
         return self._try_elsewhere(idx, run, error)
 
@@ -330,8 +352,7 @@ class Execution:
         """Go on from the tokens there are, on another worker or on whoever comes back: sampling is by seed and
         position, so nothing changes."""
         if run.is_full:  # only the worker's last word was lost
-            run.done = True
-            self._num_open -= 1
+            self._end(run)
             return Finished(reason=FINISH_REASON_LENGTH, prompt_tokens=len(run.prompt))
         assert run.placed_at is not None  # or nothing could come back that is tried elsewhere
         run.tried.add(run.placed_at)

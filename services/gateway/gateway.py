@@ -114,10 +114,11 @@ class Gateway:
 
     @asynccontextmanager
     async def execution(
-        self, answer_id: str, runs: Sequence[Run], deadline: Deadline
+        self, answer_id: str, runs: Sequence[Run], deadline: Deadline, exchange: Exchange
     ) -> AsyncIterator[Execution]:
         """Carry out the runs of one request; those still under way at the end are cancelled."""
-        async with Execution(self.workers, answer_id, runs, deadline) as execution:
+        places = exchange.allowance.places if exchange.allowance else None
+        async with Execution(self.workers, answer_id, runs, deadline, places) as execution:
             self._executions.add(execution)
             try:
                 yield execution
@@ -135,6 +136,7 @@ def terms_of(body: InferenceWire, tenant: str) -> Terms:
     """How the request is to be treated beside others, as its caller wants it and as its tenant must have it."""
     return Terms(
         priority=body.moesaic.priority if body.priority is None else body.priority,
+        tenant=tenant,
         cache_salt=_salt(tenant, body.cache_salt or ""),
         exact=body.moesaic.quality == "exact",
         store_kv=body.moesaic.store_kv,

@@ -144,7 +144,9 @@ class Answers:
 
     async def pieces(self, answer_id: str, deadline: Deadline) -> AsyncGenerator[list[Piece], None]:
         """Carry the request out and give what is new, until every choice has its finish reason."""
-        async with self._gateway.execution(answer_id, self.runs, deadline) as execution:
+        async with self._gateway.execution(
+            answer_id, self.runs, deadline, self._exchange
+        ) as execution:
             try:
                 while events := await execution.next_events():
                     pieces = []

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from moesaic.api_keys import TenantEntry
 from moesaic.errors import MoesaicError
 from services.gateway.buckets import Bucket
+from services.gateway.places import Places
 
 CONCURRENCY_RETRY_S = 1.0  # nobody knows when one of a tenant's requests will end
 
@@ -26,6 +27,9 @@ class TenantLimited(MoesaicError):
 class Allowance:
     """What one tenant may still use.
 
+    Attributes:
+        places: for what is computed at once of all its requests, which may be many works each.
+
     A request takes its place and one of the requests a minute when it comes. Once its prompt is known it takes the
     prompt's tokens and those of the answer that it asked for; at its end it gives back what it did not use, or pays
     for what it used besides, which can leave a debt that time has to pay off.
@@ -34,14 +38,14 @@ class Allowance:
     def __init__(self) -> None:
         self._requests: Bucket | None = None
         self._tokens: Bucket | None = None
-        self._max_concurrent: int | None = None
         self._num_running = 0
+        self.places = Places()
 
     def set_limits(self, entry: TenantEntry) -> None:
         """Take over new limits; what was used under an unchanged one stays used."""
         self._requests = _bucket(self._requests, entry.requests_per_minute)
         self._tokens = _bucket(self._tokens, entry.tokens_per_minute)
-        self._max_concurrent = entry.max_concurrent
+        self.places.most = entry.max_concurrent
 
     def enter(self) -> None:
         """Let a request in; ``leave`` lets it out again.
@@ -49,7 +53,7 @@ class Allowance:
         Raises:
             TenantLimited: too many are running, or came within the last minute.
         """
-        if self._max_concurrent is not None and self._num_running >= self._max_concurrent:
+        if self.places.most is not None and self._num_running >= self.places.most:
             what = f"{self._num_running} requests are running, which is all this key may have"
             raise TenantLimited("tenant_concurrency_exceeded", what, CONCURRENCY_RETRY_S)
         _take(self._requests, 1, "requests")

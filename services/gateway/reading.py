@@ -67,7 +67,7 @@ async def read_out(
     exchange.take_tokens(0)
     scores: dict[int, list[float]] = {}
     finished: list[Finished] = []
-    async with gateway.execution(answer_id, runs, deadline) as execution:
+    async with gateway.execution(answer_id, runs, deadline, exchange) as execution:
         try:
             while events := await execution.next_events():
                 for i, event in events:

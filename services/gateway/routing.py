@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 import structlog
 
 from moesaic.engine.blocks import BLOCK_SIZE
-from moesaic.errors import NotReady
+from moesaic.errors import NotReady, Overloaded
 from moesaic.models.config import ModelConfig
 from moesaic.models.flops import flops_of, saturation_of
 from moesaic.prefix.block_feed import BlockFeed
@@ -80,7 +80,8 @@ class Routing:
         job = self._job(task.submit, task, excluded)
         if self._is_hopeless(job):
             raise _no_worker()
-        self.router.submit(job, asyncio.get_running_loop().time())
+        for left in self.router.submit(job, asyncio.get_running_loop().time()):
+            left.job_id.deliver(Overloaded("too many requests wait, and others had fewer"))
         self.dispatch()
 
     def withdraw(self, task: Task) -> None:
@@ -203,6 +204,8 @@ class Routing:
             sibling_tokens=max(0, sibling_tokens),
             priority=submit.priority,
             excluded=frozenset(excluded),
+            tenant=submit.tenant,
+            part_of=submit.part_of,
         )
 
     def _room(self) -> tuple[int, int]:

@@ -1,6 +1,7 @@
 """Streams of commands and events, on a real engine."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,8 +12,12 @@ import grpc
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
+from moesaic.cluster.admin import ServiceStatus
+from moesaic.dispatch.contract import Step
 from moesaic.dispatch.local import LocalDispatcher
+from moesaic.engine import vitals
 from moesaic.engine.engine import Engine, Load
 from moesaic.engine.grammar import GrammarCompiler
 from moesaic.engine.limits import Limits
@@ -27,6 +32,7 @@ from moesaic.prefix.block_hashes import BlockHasher
 from moesaic.v1 import attention_pb2 as pb
 from services.attention import admin
 from services.attention.admin import AttentionAdmin
+from services.attention.observing import observe
 
 LIMITS = Limits(
     max_num_seqs=8,
@@ -38,7 +44,9 @@ LIMITS = Limits(
 
 
 @asynccontextmanager
-async def serving(model: Any) -> AsyncIterator[AttentionAdmin]:
+async def serving(
+    model: Any, dispatcher: type[LocalDispatcher] = LocalDispatcher, *, observed: bool = False
+) -> AsyncIterator[AttentionAdmin]:
     """A service with its engine on a thread of its own, as a worker has them."""
     config, checkpoint = load_config(model.directory), Checkpoint(model.directory)
     how = (checkpoint, config, torch.float32, torch.device("cpu"))
@@ -53,7 +61,7 @@ async def serving(model: Any) -> AsyncIterator[AttentionAdmin]:
 
     async def opened() -> Engine:
         hasher = BlockHasher(b"secret", "tiny", 16)
-        engine = Decoder.load(*how), LocalDispatcher(*how), LIMITS, 64, emit, 5.0
+        engine = Decoder.load(*how), dispatcher(*how), LIMITS, 64, emit, 5.0
         return Engine(*engine, hasher, tell_blocks)
 
     async with engine_thread(torch.device("cpu")) as thread:
@@ -61,9 +69,14 @@ async def serving(model: Any) -> AsyncIterator[AttentionAdmin]:
         profile = pb.EngineProfile(max_step_tokens=64)
         service.attach(thread, engine, profile, lambda: load_gates(*how))
         running = asyncio.create_task(thread.run(engine.run()))
+        status = ServiceStatus("attention", "test", 0)
+        watching = asyncio.create_task(
+            observe(service, status, thread, engine) if observed else asyncio.sleep(0)
+        )
         yield service
+        watching.cancel()
         running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        await asyncio.gather(running, watching, return_exceptions=True)
         service.detach()
 
 
@@ -122,6 +135,43 @@ async def test_a_stream_that_waits_for_an_answer_gets_signs_of_life(tiny_model: 
 
     assert (first.together or [first])[0].WhichOneof("event") == "tokens"
     assert kinds == [None, "tokens"]
+
+
+class Stopping(LocalDispatcher):
+    """Experts of which the first layer takes as long as they are told; the engine's thread waits."""
+
+    going = threading.Event()
+    begun = threading.Event()
+
+    async def dispatch(self, step: Step, layer: int, hidden_states: Tensor) -> Tensor:
+        self.begun.set()
+        assert self.going.wait(30)
+        return await super().dispatch(step, layer, hidden_states)
+
+
+@pytest.mark.parametrize("stuck_s", [30.0, 0.0])
+async def test_a_step_that_takes_long_shows_life_until_it_is_stuck(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch, stuck_s: float
+) -> None:
+    monkeypatch.setattr(vitals, "STUCK_S", stuck_s)
+    Stopping.going.clear()
+    Stopping.begun.clear()
+    async with serving(tiny_model, Stopping, observed=True) as service:
+        stream: Any = service.Execute(commands(long_answer("a")), Any)
+        first = asyncio.ensure_future(anext(stream))
+        await asyncio.to_thread(Stopping.begun.wait, 30)
+        while service._streams[1].qsize():  # white box: news of before the step
+            await asyncio.sleep(0.01)
+        if first.done():
+            first = asyncio.ensure_future(anext(stream))
+
+        await asyncio.wait({first}, timeout=30 if stuck_s else 1)
+        told_meanwhile = first.done()
+        Stopping.going.set()
+        await first
+        await stream.aclose()
+
+    assert told_meanwhile == (stuck_s > 0)
 
 
 async def test_without_an_engine_requests_are_refused_for_others_to_take(tiny_model: Any) -> None:

@@ -96,6 +96,10 @@ class Rig:
         assert [e.index for e in told] == list(range(len(told)))
         return [e.token_id for e in told]
 
+    def events_of(self, name: str) -> list[Event]:
+        told = (TokenEvent, ScoreEvent)
+        return [e for e in self.events if isinstance(e, told) and e.key.request_id == name]
+
     def scores(self, name: str) -> tuple[float, ...]:
         [told] = [e for e in self.events if isinstance(e, ScoreEvent) and e.key.request_id == name]
         return told.logprobs
@@ -118,6 +122,7 @@ async def rig(
     limits: Limits = LIMITS,
     micro_batches: int = 1,
     shortcut: Callable[[Decoder, LocalDispatcher, KVCache], Shortcut] | None = None,
+    step_target_s: float = 0.0,
 ) -> AsyncIterator[Rig]:
     checkpoint, config = Checkpoint(tiny_model.directory), load_config(tiny_model.directory)
     decoder = Decoder.load(checkpoint, config, torch.float32, CPU)
@@ -133,6 +138,7 @@ async def rig(
         hasher,
         micro_batches=micro_batches,
         shortcut=lambda cache: shortcut(decoder, dispatcher, cache) if shortcut else None,
+        step_target_s=step_target_s,
     )
     running = asyncio.create_task(engine.run())
     try:

@@ -2,13 +2,15 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from moesaic.engine.batching import Batcher, Plan
 from moesaic.engine.blocks import BLOCK_SIZE
 from moesaic.engine.limits import Limits
-from moesaic.engine.requests import Generation, Request, RequestKey
+from moesaic.engine.requests import Generation, Request, RequestKey, Scoring
+from moesaic.errors import Overloaded
 from moesaic.prefix.block_hashes import BlockHasher
 from tests.engine.steps import advance, commit
 
@@ -159,3 +161,145 @@ def test_order_of_submission_is_order_of_service() -> None:
         batcher.submit(request(name, [int(name)] * rng.randint(1, 20)))
 
     assert run(batcher, steps=20) == order
+
+
+# Fairness: a flood, and who comes while it is computed.
+
+
+def steps_until_it_ends(batcher: Batcher, name: str, most: int = 100) -> int:
+    for step in range(1, most):
+        if RequestKey(name) in advance(batcher, batcher.plan()):
+            return step
+    raise AssertionError(f"{name} did not end within {most} steps")
+
+
+def flood(batcher: Batcher, count: int, tokens: int, answer: int = 1, **how: int | str) -> Batcher:
+    """Work of many, a step of which has been computed."""
+    for n in range(count):
+        prompt = [ord("f"), *range(n * 100, n * 100 + tokens - 1)]
+        batcher.submit(request(f"flood{n}", prompt, answer, **how))
+    advance(batcher, batcher.plan())
+    return batcher
+
+
+def wide(num_blocks: int = 200) -> Batcher:
+    limits = replace(LIMITS, max_num_queued_reqs=600, max_num_queued_tokens=10**6)
+    return Batcher(limits, num_blocks, HASHER)
+
+
+@pytest.mark.parametrize(
+    ("flooding", "asking"),
+    [
+        ({"tenant": "a"}, {"tenant": "b"}),  # many requests of another tenant
+        ({"part_of": "huge"}, {}),  # one request of the same tenant, of many works
+        ({"part_of": "huge", "tenant": "a"}, {"tenant": "b", "part_of": "huge"}),
+        ({}, {"priority": -1}),
+        ({"priority": 1, "tenant": "a"}, {"tenant": "b"}),
+    ],
+)
+def test_beside_a_flood_of_prompts_a_short_request_waits_for_a_step_only(
+    flooding: dict[str, str], asking: dict[str, str | int]
+) -> None:
+    batcher = flood(wide(), 300, 60, **flooding)
+
+    batcher.submit(request("short", [7, 8], answer=4, **asking))
+
+    assert steps_until_it_ends(batcher, "short") <= 6
+
+
+@pytest.mark.parametrize(
+    ("flooding", "asking"),
+    [
+        ({"tenant": "a"}, {"tenant": "b"}),
+        ({"part_of": "huge"}, {}),
+        ({}, {"priority": -(2**31)}),
+        ({"tenant": "a", "priority": -(2**31)}, {"tenant": "b"}),
+    ],
+)
+def test_beside_a_flood_of_answers_a_short_request_gets_a_place(
+    flooding: dict[str, str | int], asking: dict[str, str | int]
+) -> None:
+    batcher = flood(wide(), 400, 10, answer=100, **flooding)
+
+    batcher.submit(request("short", [7, 8], answer=4, **asking))
+
+    assert steps_until_it_ends(batcher, "short") <= 5
+    assert batcher.tally.preemptions == 1
+
+
+def test_beside_answers_that_hold_all_blocks_a_short_request_gets_its_own() -> None:
+    batcher = flood(wide(num_blocks=12), 3, 32, answer=60, tenant="a")
+    while batcher.pool.num_free:
+        advance(batcher, batcher.plan())
+
+    batcher.submit(request("short", [7, 8], answer=4, tenant="b"))
+
+    assert steps_until_it_ends(batcher, "short") <= 5
+
+
+def test_tenants_that_both_flood_get_the_same_number_of_rows() -> None:
+    batcher = wide()
+    for n in range(100):
+        for tenant, tokens in (("a", 50), ("a", 50), ("b", 20)):
+            prompt = [*range(n * 100, n * 100 + tokens - 1), ord(tenant)]
+            name = f"{tenant}{n}{tokens}{batcher.num_waiting}"
+            batcher.submit(request(name, prompt, tenant=tenant))
+    rows: Counter[str] = Counter()
+    for _ in range(60):
+        plan = batcher.plan()
+        for chunk in plan.chunks:
+            rows[chunk.owner.claim.tenant] += len(chunk.token_ids)
+        advance(batcher, plan)
+
+    assert abs(rows["a"] - rows["b"]) <= 2 * LIMITS.max_num_batched_tokens
+
+
+def test_a_tenant_puts_its_work_behind_others_but_not_before_them() -> None:
+    batcher = flood(wide(), 100, 60, tenant="a", priority=-(2**31))
+    batcher.submit(request("later", [7, 8], tenant="b", priority=1000))
+    batcher.submit(request("short", [7, 8], tenant="b"))
+
+    ended = run(batcher, steps=60)
+
+    assert ended.index("short") <= 2
+    assert "later" not in ended
+
+
+def test_a_long_request_goes_on_beside_short_ones() -> None:
+    batcher = batcher_of(200)
+    batcher.submit(request("long", 150))
+    for n in range(40):
+        advance(batcher, batcher.plan())
+        if batcher.num_waiting < 5:
+            for k in range(2):
+                batcher.submit(request(f"{n}-{k}", [n + 200, k, *range(300 + n, 325 + n)]))
+        if not any(work.request.key.request_id == "long" for work in batcher.everything()):
+            break
+
+    assert n <= 12, "it needs five steps and has half of them"
+
+
+def test_a_full_queue_lets_more_urgent_ones_and_other_tenants_in() -> None:
+    batcher = batcher_of()
+    for n in range(6):
+        batcher.submit(request(f"a{n}", [n], tenant="a"))
+
+    gone = [work.request.key.request_id for work in batcher.submit(request("b", [7], tenant="b"))]
+    gone += [
+        work.request.key.request_id
+        for work in batcher.submit(request("urgent", [8], tenant="a", priority=-1))
+    ]
+
+    assert gone == ["a5", "a4"]
+    assert batcher.tally.displaced == 2
+    with pytest.raises(Overloaded):
+        batcher.submit(request("a6", [9], tenant="a"))
+
+
+def test_with_steps_of_few_rows_a_long_candidate_runs_whole() -> None:
+    limits = replace(LIMITS, max_num_batched_tokens=64)
+    batcher = Batcher(limits, 64, HASHER, step_target_s=1e-9)
+    batcher.pace.took(64, 1.0)
+    batcher.submit(Request(RequestKey("score"), (1, 2, 3), Scoring(((5,) * 40, (6,)))))
+
+    assert run(batcher, steps=5) == ["score"]

@@ -29,6 +29,7 @@ LIMITS = Limits(
 BUSY = replace(LIMITS, max_num_queued_tokens=150, sweep_blocks=18)
 NUM_BLOCKS = 14
 NUM_LAYERS = 3
+MOST_STEPS = 12  # that a short request waits for, of a batcher that has few places and blocks
 HASHER = BlockHasher(b"secret", "model", BLOCK_SIZE)
 FLOPS = ModelFlops([AttentionFlops(3, 1)] * NUM_LAYERS, 20, head=7)
 Content = tuple[bytes, tuple[int, ...]]  # whose text, and the text up to a token
@@ -84,6 +85,8 @@ class AnyHistory(RuleBasedStateMachine):
             "cache_salt": st.sampled_from(["", "", "a"]),
             "exact": st.sampled_from([False, False, True]),
             "deadline_s": st.sampled_from([None, None, 5.0, 20.0]),
+            "tenant": st.sampled_from(["", "", "x", "y"]),
+            "part_of": st.sampled_from(["", "one", "two"]),
         }
     )
 
@@ -95,16 +98,23 @@ class AnyHistory(RuleBasedStateMachine):
         queue = self.batcher.num_waiting
         tokens = self.batcher.waiting.num_tokens + self.batcher.sweeps.waiting.num_tokens
         too_long = queue > 0 and tokens + len(prompt) > BUSY.max_num_queued_tokens
+        request = Request(key, tuple(prompt), work, **how)  # type: ignore[arg-type]
         try:
-            self.batcher.submit(Request(key, tuple(prompt), work, **how))  # type: ignore[arg-type]
+            displaced = self.batcher.submit(request)
         except InvalidInput:
             self.ended[key] += 1
         except Overloaded:
             self.ended[key] += 1
             assert queue >= BUSY.max_num_queued_reqs or too_long
         else:
-            assert queue < BUSY.max_num_queued_reqs
-            assert not too_long
+            assert displaced or queue < BUSY.max_num_queued_reqs
+            assert displaced or not too_long
+            assert self.batcher.num_waiting <= BUSY.max_num_queued_reqs
+            for work_ in displaced:
+                theirs = work_.request
+                assert theirs.tenant != request.tenant or theirs.priority > request.priority
+                assert work_.num_cached is None, "it had begun"
+            self._end([work_.request.key for work_ in displaced])
             self.open.add(key)
 
     def _end(self, keys: list[RequestKey]) -> None:
@@ -137,6 +147,31 @@ class AnyHistory(RuleBasedStateMachine):
         for rest in own:
             prompt = [2] * shared + rest
             self._submit(Scoring(((1,), (1, 2, 1)), store_kv=False), prompt, {})
+
+    @rule(tokens=st.integers(1, 16))
+    def newcomer(self, tokens: int) -> None:
+        """Whatever is in the house, who asks for little and has nothing gets it soon."""
+        key, tenant = RequestKey(str(len(self.ended))), f"new{len(self.ended)}"
+        if self.batcher.num_waiting >= BUSY.max_num_queued_reqs:
+            return
+        request = Request(key, (9,) * tokens, Generation(max_tokens=1), tenant=tenant, priority=-1)
+        self.ended[key] = 0
+        try:
+            displaced = self.batcher.submit(request)
+        except Overloaded:
+            self.ended[key] += 1
+            return
+        self._end([work.request.key for work in displaced])
+        self.open.add(key)
+        steps = 0
+        while key in self.open:
+            work = self._checked_step()
+            self._write(work, succeeds=True)
+            if isinstance(work, Slice):
+                self._check_end(work)
+            self._end(advance(self.batcher, work))
+            steps += isinstance(work, Plan)
+            assert steps <= MOST_STEPS, "a short request of a tenant that has nothing waits long"
 
     @precondition(lambda self: self.open)
     @rule(data=st.data())

@@ -1,6 +1,7 @@
 """The engine on a real decoder: what it answers is what a plain forward pass answers, whatever
 happens around it."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from moesaic.engine.requests import (
     Scoring,
     TokenEvent,
 )
-from tests.engine.rig import Rig, prompts, rig
+from tests.engine.rig import LIMITS, Rig, prompts, rig
 
 
 async def test_many_requests_at_once_get_the_tokens_each_would_get_alone(tiny_model: Any) -> None:
@@ -26,6 +27,25 @@ async def test_many_requests_at_once_get_the_tokens_each_would_get_alone(tiny_mo
 
         for name, tokens in asked.items():
             assert r.tokens(name) == tiny_model.greedy(tokens, 10)
+
+
+async def test_no_bit_depends_on_how_steps_are_cut_by_the_time_they_take(tiny_model: Any) -> None:
+    asked = {name: tokens * 3 for name, tokens in prompts(6).items()}
+    limits = replace(LIMITS, max_num_batched_tokens=200)
+    told: list[list[object]] = []
+    cut: list[list[int]] = []
+    for step_target_s in (0.0, 1e-9):  # no step is ever as fast as the latter
+        async with rig(tiny_model, limits=limits, step_target_s=step_target_s) as r:
+            for name, tokens in asked.items():
+                r.submit(name, tokens, Generation(max_tokens=6, top_logprobs=3))
+            r.submit("score", [7] * 100, Scoring(((5,), (5, 6, 7), (9,) * 18)))
+            await r.ended(*asked, "score")
+            told.append([event for name in asked for event in r.events_of(name)])
+            told[-1] += r.scores("score")
+            cut.append([rows for layer, rows in r.dispatcher.asked if layer == 0])
+
+    assert cut[0] != cut[1]
+    assert told[0] == told[1]
 
 
 async def test_preempted_answers_lose_nothing(tiny_model: Any) -> None:

@@ -19,6 +19,7 @@ from transformers import (
 from moesaic.engine.processors import process
 from moesaic.engine.requests import Generation, Request, RequestKey, Sampling
 from moesaic.engine.sequences import Answer
+from moesaic.fairness import Claim
 
 VOCAB = 12
 TOKEN = st.integers(0, VOCAB - 1)
@@ -28,7 +29,7 @@ PENALTY = st.sampled_from([-2.0, -0.5, 0.0, 0.0, 0.25, 2.0])
 def answer_of(prompt: list[int], said: list[int], **work: object) -> Answer:
     generation = Generation(max_tokens=100, **work)  # type: ignore[arg-type]
     request = Request(RequestKey("r"), tuple(prompt), generation)
-    return Answer(request=request, arrival=0, work=generation, tokens=[*prompt, *said])
+    return Answer(request=request, claim=Claim(), work=generation, tokens=[*prompt, *said])
 
 
 def reference(logits: list[float], answer: Answer) -> list[float]:

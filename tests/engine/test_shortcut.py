@@ -27,6 +27,10 @@ class Picky:
         self._whole, self._most_rows = whole, most_rows
         self.num_taken = 0
 
+    @property
+    def layers_done(self) -> int:
+        return self._whole.layers_done
+
     def takes(self, batch: StepBatch) -> bool:
         return len(batch.token_ids) <= self._most_rows
 

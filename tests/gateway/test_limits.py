@@ -7,6 +7,7 @@ import openai
 import pytest
 
 from moesaic.api_keys import digest_of
+from moesaic.v1 import attention_pb2 as pb
 
 HEADERS = {"authorization": "Bearer k"}
 
@@ -146,6 +147,32 @@ async def test_no_more_requests_at_once_than_agreed(open_house, scripts, keys_fi
         await asyncio.gather(*running, return_exceptions=True)
 
     assert limited(refused, "tenant_concurrency_exceeded")
+
+
+async def test_a_request_of_many_reads_has_no_more_computed_at_once_than_agreed(
+    open_house, scripts, keys_file
+) -> None:
+    scores, under_way, most = scripts.scores(-0.1, -3.0), 0, 0
+
+    async def counted(submit: pb.Submit, emit: Any) -> None:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0.001)
+        under_way -= 1  # before the gateway knows that it has ended
+        await scores(submit, emit)
+
+    async with open_house(counted, api_keys_file=keys_file(max_concurrent=3)) as house:
+        body = {"input": [f"number {n}" for n in range(40)], "labels": ["yes", "no"]}
+        asked = [house.client.post("/v1/classify", json=body, headers=HEADERS) for _ in range(2)]
+        answers = await asyncio.gather(*asked)
+        submits = house.workers[0].submits
+
+    assert [len(answer.json()["data"]) for answer in answers] == [40, 40]
+    assert most == 3
+    assert {submit.tenant for submit in submits} == {"acme"}
+    turns = [submit.part_of for submit in submits[3:60]]
+    assert len(set(turns)) == 2, "one of the requests waited for all of the other"
 
 
 async def test_who_waits_for_each_answer_has_one_at_a_time(open_house, scripts, keys_file) -> None:

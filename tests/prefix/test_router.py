@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moesaic.errors import Overloaded
 from moesaic.prefix.block_feed import BlockFeed
-from moesaic.prefix.router import PrefixRouter, RouterLimits
+from moesaic.prefix.router import LONG_TOKENS, PrefixRouter, RouterLimits
 from moesaic.prefix.shadows import PACE, Job, OthersWork
 from tests.prefix.fleets import BLOCK, FLOPS, LIMITS, SATURATION, chain, open_router, placed
 
@@ -171,3 +172,38 @@ def test_what_others_gave_a_worker_is_forgotten_with_it() -> None:
     assert router.fleet.remaining == 0
     router.fleet.join(0, SATURATION)
     assert router.fleet.workers[0].load == 0
+
+
+def test_beside_another_tenants_flood_a_job_is_the_next_to_be_placed() -> None:
+    router = open_router(workers=1)
+    assert placed(router, *(Job(n, 30, tenant="a") for n in range(5))) == [0]
+
+    router.submit(Job("b", 2, tenant="b"), 0.0)
+    router.fleet.release(0)
+
+    assert router.route(0.0)[0].job.job_id == "b"
+
+
+def test_beside_a_request_of_many_long_jobs_another_one_is_placed_soon() -> None:
+    router = open_router(workers=1)
+    router.submit(Job(0, LONG_TOKENS, part_of="huge"), 0.0)
+    router.submit(Job(1, 30, part_of="huge"), 0.0)
+    assert [decision.job.job_id for decision in router.route(0.0)] == [0]
+
+    router.submit(Job("short", 2), 0.0)
+    router.fleet.release(0)
+
+    assert router.route(0.0)[0].job.job_id == "short"
+
+
+def test_a_full_queue_lets_other_tenants_in() -> None:
+    router = PrefixRouter(FLOPS, LIMITS)
+    for n in range(LIMITS.max_queued):
+        router.submit(Job(n, 2, tenant="a"), 0.0)
+
+    gone = router.submit(Job("b", 2, tenant="b"), 0.0)
+
+    assert [job.job_id for job in gone] == [LIMITS.max_queued - 1]
+    assert router.num_queued == LIMITS.max_queued
+    with pytest.raises(Overloaded):
+        router.submit(Job("late", 2, tenant="a"), 0.0)

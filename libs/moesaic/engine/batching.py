@@ -1,9 +1,10 @@
 """Which rows run next: continuous batching with chunked prefill, pure (events in, decisions out).
 
-Running work goes first, so decodes keep their pace; what remains of the row budget admits and
-prefills waiting requests. Within both, less ``priority`` goes first and equals go by arrival. A
-generation that needs a block when none is free makes the last of the generations give up its blocks
-and compute again later what can no longer be found.
+Answers that have begun go first, a row each, so they keep their pace; what remains of the row
+budget computes prompts, tenants in turn (``fairness``), and within a tenant by ``priority`` and by
+arrival, long requests and others in turn. Who gets no place or no blocks, since others have more
+than their share, makes the last of these give up its own; it computes again later what can no
+longer be found.
 
 With a hasher, full blocks are found by their content: a request starts behind the longest beginning
 that is there already. One whose next blocks are just being computed by another waits for them
@@ -14,26 +15,30 @@ Scoring that stores no KV runs by itself, in steps between those planned here (`
 
 import itertools
 from bisect import insort
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from moesaic.engine.blocks import BLOCK_SIZE, BlockPool, blocks_for
 from moesaic.engine.limits import Limits, check_request
+from moesaic.engine.pace import Pace
 from moesaic.engine.requests import Request, RequestKey
 from moesaic.engine.sequences import Answer, Chunk, Score, Work, rank, reusable, work_of
 from moesaic.engine.sweeps import ROWS_ALONE, Slice, Sweeps
 from moesaic.engine.waiting import WaitingQueue
 from moesaic.errors import Overloaded
+from moesaic.fairness import Claim, Shares, who_gives_way
 from moesaic.prefix.block_hashes import BlockHasher
 from moesaic.prefix.flops import ModelFlops
 
 
-@dataclass(frozen=True)
+@dataclass
 class Plan:
     """One step: its chunks, and the KV blocks to copy, (from, to), before it."""
 
     chunks: list[Chunk] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
+    prompt_rows: int = 0  # rows of those that do not decode
 
     @property
     def owners(self) -> list[Work]:
@@ -48,6 +53,7 @@ class Tally:
     preemptions: int = 0
     prefix_queries_tokens: int = 0  # tokens of requests when they first ran
     prefix_hits_tokens: int = 0  # those of them whose KV was there
+    displaced: int = 0  # requests that had to leave the queue
 
 
 class Batcher:
@@ -60,9 +66,10 @@ class Batcher:
         hasher: BlockHasher | None = None,
         num_layers: int = 1,
         flops: ModelFlops = ROWS_ALONE,
+        step_target_s: float = 0.0,
     ) -> None:
         """``hasher`` names blocks of ``BLOCK_SIZE`` tokens; without one nothing is shared. ``flops``
-        measures the slices of sweeps."""
+        measures the slices of sweeps. Steps should take ``step_target_s``; 0: as long as they do."""
         self.limits = limits
         rows = limits.max_num_batched_tokens
         self.sweeps = Sweeps(limits.sweep_blocks, num_layers, rows, flops)
@@ -70,29 +77,57 @@ class Batcher:
         self.waiting = WaitingQueue()
         self.running: list[Work] = []  # by rank
         self.tally = Tally()
+        self.pace = Pace(step_target_s, rows)
+        self._shares = Shares()
         self._hasher = hasher
         self._arrivals = itertools.count()
 
-    def submit(self, request: Request) -> None:
-        """Queue a request.
+    def submit(self, request: Request) -> list[Work]:
+        """Queue a request; returns those that have to leave the queue for it, which are forgotten.
 
         Raises:
             InvalidInput: it can never run here.
-            Overloaded: the queue is full.
+            Overloaded: the queue is full, and nobody there has to give way to it.
         """
-        limits = self.limits
-        check_request(request, limits, self.pool.num_blocks)
-        if self.num_waiting >= limits.max_num_queued_reqs:
-            raise Overloaded(f"{self.num_waiting} requests are waiting already")
-        queued = self.waiting.num_tokens + self.sweeps.waiting.num_tokens
-        if queued and queued + len(request.token_ids) > limits.max_num_queued_tokens:
-            raise Overloaded(f"requests with {queued} tokens are waiting already")
-        swept = limits.sweeps(request.work)
+        check_request(request, self.limits, self.pool.num_blocks)
+        swept = self.limits.sweeps(request.work)
         work = work_of(request, next(self._arrivals), swept=swept)
+        displaced = self._make_room(work.claim, len(work.tokens))
         if self._hasher is not None:
             work.root = self._hasher.root(request.cache_salt, exact=request.exact)
             self._hasher.extend(work.hashes, work.root, work.tokens)
         (self.sweeps.waiting if swept else self.waiting).add(work)
+        return displaced
+
+    def _make_room(self, newcomer: Claim, num_tokens: int) -> list[Work]:
+        """Have as many leave the queue as the newcomer needs and has a right to."""
+        limits = self.limits
+        waiting = [*self.waiting, *self.sweeps.waiting]
+        displaced: list[Work] = []
+
+        def make(needs: int, free: int, amount: Callable[[Work], int], full: str) -> None:
+            staying = [work for work in waiting if work not in displaced]
+            leaving = who_gives_way(
+                *(newcomer, needs, free, staying, amount),
+                may_leave=lambda work: work.num_cached is None,  # what has run is kept
+                among_requests=False,
+            )
+            if leaving is None:
+                raise Overloaded(full)
+            displaced.extend(leaving)
+
+        num, queued = len(waiting), self.waiting.num_tokens + self.sweeps.waiting.num_tokens
+        full = f"{num} requests are waiting already"
+        make(1, limits.max_num_queued_reqs - num, lambda work: 1, full)
+        left = queued - sum(len(work.tokens) for work in displaced)
+        if left and left + num_tokens > limits.max_num_queued_tokens:
+            free = limits.max_num_queued_tokens - left
+            full = f"requests with {queued} tokens are waiting already"
+            make(min(num_tokens, limits.max_num_queued_tokens), free, _num_tokens, full)
+        for work in displaced:
+            self.finish(work)
+        self.tally.displaced += len(displaced)
+        return displaced
 
     def cancel(self, key: RequestKey) -> bool:
         """Forget a request wherever it is; false if it is not here."""
@@ -147,23 +182,53 @@ class Batcher:
     def plan(self) -> Plan:
         """Decide the next step of all but sweeps, who get their turn after it."""
         plan, budget = Plan(), self.limits.max_num_batched_tokens
-        for work in list(self.running):
-            if budget == 0:
-                break
-            if work in self.running:  # not preempted meanwhile
-                budget -= self._add(plan, work, budget)
-        promised = {name for work in self.running for name in work.unpublished}
-        for work in self.waiting:
-            if budget == 0 or len(self.running) == self.limits.max_num_seqs:
-                break
-            if self._awaits(work, promised):
-                continue
-            if not self._admit(work):
-                break
-            promised.update(work.unpublished)
-            budget -= self._add(plan, work, budget)
+        for work in [work for work in self.running if work.decodes]:
+            if budget and work in self.running:  # not preempted meanwhile
+                budget -= self._add(plan, work, 1)
+        quantum = self.pace.rows()
+        paced = self.pace.rows(beside_answers=bool(plan.chunks))
+        self._add_prompts(plan, min(budget, paced), budget, quantum)
+        self._note_shares(plan, quantum)
         self.sweeps.others_had(plan.chunks)
         return plan
+
+    def _add_prompts(self, plan: Plan, budget: int, most: int, quantum: int) -> None:
+        """Add the rows that are due, up to ``budget``; but a candidate runs whole, with ``most``."""
+        works: list[Work] = [work for work in self.running if not work.decodes]
+        if self.waiting and self._may_admit():
+            works += self.waiting
+        if not works:
+            return
+        promised = {name for work in self.running for name in work.unpublished}
+        refusals, any_rows = _Refusals(), False
+        for work in self._shares.in_turn(works, quantum):
+            if not budget:
+                break
+            if work not in self.running:
+                if self._awaits(work, promised) or not self._admit(plan, work, refusals):
+                    continue
+                promised.update(work.unpublished)
+            rows = self._add(plan, work, budget)
+            if not rows and isinstance(work, Score) and not any_rows:
+                rows = self._add(plan, work, min(most, work.longest_pending))
+            any_rows = any_rows or rows > 0
+            budget -= min(rows, budget)
+
+    def _note_shares(self, plan: Plan, quantum: int) -> None:
+        """Remember who has had what, and who would have had more."""
+        planned: Counter[int] = Counter()
+        for chunk in plan.chunks:
+            rows = len(chunk.token_ids)
+            planned[id(chunk.owner)] += rows
+            if not chunk.owner.decodes:
+                plan.prompt_rows += rows
+                self._shares.note(chunk.owner.claim, rows)
+        waiting = [work.claim for work in self.waiting]
+        if plan.prompt_rows or waiting:
+            prompts = (work for work in self.running if not work.decodes)
+            waiting += [work.claim for work in prompts if work.rows_left > planned[id(work)]]
+        given = [(chunk.owner.claim, len(chunk.token_ids)) for chunk in plan.chunks]
+        self._shares.served(given, waiting, quantum)
 
     def commit(self, chunk: Chunk) -> None:
         """The rows of ``chunk`` have been computed; its owner is still here."""
@@ -191,18 +256,38 @@ class Batcher:
         work.awaited = shared[-1] if shared else None
         return bool(shared)
 
-    def _admit(self, work: Work) -> bool:
-        """Let ``work`` run; false if there are not enough blocks, and then it holds none."""
+    def _may_admit(self) -> bool:
+        """Whether any of those that wait could run: there is room, or some have more than others."""
+        if len(self.running) < self.limits.max_num_seqs:
+            return True
+        kinds = {
+            (work.claim.tenant, work.claim.priority) for work in (*self.running, *self.waiting)
+        }
+        owners = {work.claim.owner for work in self.running}
+        return len(kinds) > 1 or len(owners) < len(self.running)
+
+    def _admit(self, plan: Plan, work: Work, refusals: "_Refusals") -> bool:
+        """Let ``work`` run, if need be at the cost of those that have more than their share; false
+        if it may not, and then it holds no blocks."""
+        claim = work.claim
+        mine = sum(other.claim.owner == claim.owner for other in self.running)
+        if (alike := (claim.tenant, claim.priority, mine)) in refusals.alike:
+            return False
+        seats = self.limits.max_num_seqs - len(self.running)
+        leaving = who_gives_way(claim, 1, seats, self.running, lambda _: 1)
         cached = self.pool.find(reusable(work))
         self.pool.share(cached)
         work.begin(cached)
-        if isinstance(work, Score):
-            fits = work.take_blocks(self.pool, self.limits.max_num_seqs)
-        else:
-            fits = blocks_for(len(work.tokens) + 1) - len(cached) <= self.pool.num_free
-        if not fits:
+        if leaving is not None:
+            leaving = self._with_blocks(work, leaving, refusals)
+        if leaving is None:
+            refusals.alike.add(alike)
             work.release(self.pool)
             return False
+        for victim in leaving:
+            self._preempt(plan, victim)
+        if isinstance(work, Score) and not work.take_blocks(self.pool, self.limits.max_num_seqs):
+            raise AssertionError("there is room, and it does not fit")
         if work.num_cached is None:
             work.num_cached = work.computed
             if self._hasher is not None:
@@ -211,6 +296,29 @@ class Batcher:
         self.waiting.remove(work)
         insort(self.running, work, key=rank)
         return True
+
+    def _with_blocks(
+        self, work: Work, leaving: list[Work], refusals: "_Refusals"
+    ) -> list[Work] | None:
+        """Who else has to leave so that ``work`` gets its blocks as well; None: it may not."""
+        needs = work.least_blocks - len(work.blocks)
+        free = sum(self._num_held(victim) for victim in leaving) + self.pool.num_free
+        staying = [other for other in self.running if other not in leaving]
+        tenants: Counter[str] = Counter()
+        for other in staying:
+            tenants[other.claim.tenant] += self._num_held(other)
+        theirs = min((tenants[tenant] for tenant in refusals.lacking_blocks), default=None)
+        if theirs is not None and tenants[work.claim.tenant] + needs > theirs:
+            free = 0  # they are kept for who was to be served before
+        more = who_gives_way(work.claim, needs, free, staying, self._num_held)
+        if more is None:
+            refusals.lacking_blocks.add(work.claim.tenant)
+            return None
+        return leaving + more
+
+    def _num_held(self, work: Work) -> int:
+        """Blocks that are free once ``work`` gives back its own."""
+        return self.pool.num_alone(work.held_blocks)
 
     def _add(self, plan: Plan, work: Work, budget: int) -> int:
         """Put the next rows of ``work`` into the plan; returns how many."""
@@ -226,11 +334,11 @@ class Batcher:
         return sum(len(chunk.token_ids) for chunk in chunks)
 
     def _grow(self, plan: Plan, answer: Answer, blocks: int) -> bool:
-        """Make ``answer`` own ``blocks`` blocks, if need be at the cost of the last in rank; false
-        if it cost itself."""
+        """Make ``answer`` own ``blocks`` blocks, if need be at the cost of others; false if it cost
+        itself."""
         missing = blocks - len(answer.blocks)
         while missing > self.pool.num_free:
-            victim = next(w for w in reversed(self.running) if isinstance(w, Answer))
+            victim = self._last(answer)
             self._preempt(plan, victim)
             if victim is answer:
                 return False
@@ -238,9 +346,39 @@ class Batcher:
             answer.blocks.extend(self.pool.take(missing))
         return True
 
-    def _preempt(self, plan: Plan, victim: Answer) -> None:
+    def _last(self, growing: Answer) -> Answer:
+        """Who gives way to an answer that grows, perhaps itself: of the tenant with the most blocks,
+        the last in rank. The first that came stays while another tenant's grows, so that each is the
+        first at some time and ends."""
+        answers = [work for work in self.running if isinstance(work, Answer)]
+        held: Counter[str] = Counter()
+        for work in self.running:
+            held[work.claim.tenant] += self._num_held(work)
+        first = min(answers, key=lambda work: (work.claim.level, work.arrival))
+        tenant = growing.claim.tenant
+        leaving = [work for work in answers if work is not first or work.claim.tenant == tenant]
+        return max(
+            leaving, key=lambda work: (work.claim.level, held[work.claim.tenant], *rank(work))
+        )
+
+    def _preempt(self, plan: Plan, victim: Work) -> None:
         plan.chunks[:] = [chunk for chunk in plan.chunks if chunk.owner is not victim]
+        if isinstance(victim, Score):
+            targets = {block for lane in victim.lanes for block in lane}
+            plan.copies[:] = [copy for copy in plan.copies if copy[1] not in targets]
         victim.release(self.pool)
         self.running.remove(victim)
         self.waiting.add(victim)
         self.tally.preemptions += 1
+
+
+@dataclass
+class _Refusals:
+    """Who may not run in a step: those that are like them need not be looked at."""
+
+    alike: set[tuple[str, int, int]] = field(default_factory=set)
+    lacking_blocks: set[str] = field(default_factory=set)  # tenants
+
+
+def _num_tokens(work: Work) -> int:
+    return len(work.tokens)

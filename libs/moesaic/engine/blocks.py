@@ -66,6 +66,10 @@ class BlockPool:
         self._holders.update(dict.fromkeys(taken, 1))
         return taken
 
+    def num_alone(self, blocks: Iterable[int]) -> int:
+        """How many of these held blocks have one holder: they are free once it gives them back."""
+        return sum(self._holders[block] == 1 for block in blocks)
+
     def find(self, hashes: Iterable[bytes]) -> list[int]:
         """The blocks with these contents, in order, up to the first that is not there."""
         found = []

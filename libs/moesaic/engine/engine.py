@@ -16,7 +16,7 @@ through changes of the placement.
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -37,7 +37,7 @@ from moesaic.engine.requests import Event, FailureEvent, Request, RequestKey
 from moesaic.engine.sequences import Chunk, Work
 from moesaic.engine.sweep_rows import Sweep
 from moesaic.engine.sweeps import Slice
-from moesaic.errors import DeadlineExceeded, ExpertUnavailable, MoesaicError, NotReady
+from moesaic.errors import DeadlineExceeded, ExpertUnavailable, MoesaicError, NotReady, Overloaded
 from moesaic.models.decoder import Decoder, MoELayer
 from moesaic.models.flops import flops_of
 from moesaic.models.kv_cache import KVCache
@@ -59,6 +59,11 @@ LONG_STEP_ROWS = 256  # it may take longer than tokens may be held
 
 class Shortcut(Protocol):
     """Computes steps in fewer calls, for a decoder whose experts are all in this process."""
+
+    @property
+    def layers_done(self) -> int:
+        """How many layers it has computed so far, as any thread may ask."""
+        ...
 
     def takes(self, batch: StepBatch) -> bool:
         """Whether it can compute this one."""
@@ -97,18 +102,22 @@ class Engine:
         tell_blocks: TellBlocks = lambda stored, evicted: None,
         micro_batches: int = 1,
         shortcut: Callable[[KVCache], Shortcut | None] = lambda cache: None,
+        step_target_s: float = 0.0,
     ) -> None:
         """``hasher`` turns the prefix cache on; ``tell_blocks`` is then called with what changed in
         it, before the events of the same step are told. Steps are cut into up to ``micro_batches``,
         if the dispatcher can have several batches of a step under way. ``shortcut`` may make,
-        of the engine's cache, what computes steps without asking the dispatcher."""
+        of the engine's cache, what computes steps without asking the dispatcher. Steps get so many
+        rows that they take about ``step_target_s``; with 0 they get as many as the limits allow."""
         self._decoder, self._dispatcher = decoder, dispatcher
         self._cache = decoder.new_kv_cache(num_blocks, BLOCK_SIZE)
         self._shortcut = shortcut(self._cache)
         self._area = SweepArea(decoder, limits.sweep_blocks, BLOCK_SIZE)
         config = decoder.config
         self._flops = flops_of(config)
-        self.batcher = Batcher(limits, num_blocks, hasher, config.num_layers, self._flops)
+        self.batcher = Batcher(
+            *(limits, num_blocks, hasher, config.num_layers, self._flops, step_target_s)
+        )
         self._progress = Progress(self.batcher)
         self._teller = Teller(emit)
         self._tell_blocks, self._recovery_s = tell_blocks, recovery_s
@@ -117,13 +126,17 @@ class Engine:
         self._tracer: StepTracer | None = None
         self._epoch, self._observed_s = 0, 0.0
         metrics.BLOCKS.set(num_blocks)
+        self._layers_begun = 0
 
     def submit(self, request: Request) -> None:
         """Take a request; what is wrong with it comes back as its one event."""
         try:
-            self.batcher.submit(request)
+            displaced = self.batcher.submit(request)
         except MoesaicError as error:
             self._teller.tell([FailureEvent(request.key, error)])
+        else:
+            gone = Overloaded("the queue is full, and others that had less went before")
+            self._teller.tell([FailureEvent(work.request.key, gone) for work in displaced])
         self._work_came.set()
 
     def cancel(self, key: RequestKey) -> None:
@@ -139,6 +152,11 @@ class Engine:
     def max_request_tokens(self) -> int:
         """Tokens that one request may have, prompt and answer together."""
         return min(self.batcher.limits.max_model_len, self.batcher.pool.num_blocks * BLOCK_SIZE)
+
+    @property
+    def layers_done(self) -> int:
+        """A count that grows while a step goes on, as any thread may ask."""
+        return self._layers_begun + (self._shortcut.layers_done if self._shortcut else 0)
 
     def load(self) -> Load:
         """What there is to do now."""
@@ -192,6 +210,8 @@ class Engine:
             )
         except MoesaicError as error:
             metrics.STEP_RETRIES.inc()
+            if isinstance(work, Plan):
+                self.batcher.pace.failed(work.prompt_rows)
             await self._stall(error)
             return
         except Exception:
@@ -205,6 +225,7 @@ class Engine:
         else:
             metrics.STEP_SECONDS.observe(took_s)
             metrics.STEP_ROWS.observe(num_rows)
+            self.batcher.pace.took(work.prompt_rows, took_s)
         self._epoch = step.epoch
         self._tell(events)
 
@@ -257,7 +278,11 @@ class Engine:
             self._progress.advance(together, self._area.logits(rows), epoch, events)
 
     def _moe_of(self, step: Step) -> MoELayer:
-        return lambda layer, hidden: self._dispatcher.dispatch(step, layer, hidden)
+        def dispatch(layer: int, hidden: torch.Tensor) -> Awaitable[torch.Tensor]:
+            self._layers_begun += 1
+            return self._dispatcher.dispatch(step, layer, hidden)
+
+        return dispatch
 
     async def _stall(self, error: MoesaicError) -> None:
         """Experts cannot be reached: wait a little, and fail whoever has waited too long."""
@@ -309,6 +334,8 @@ class Engine:
         metrics.BLOCKS_CACHED.set(self.batcher.pool.num_cached)
         tally, self.batcher.tally = self.batcher.tally, Tally()
         metrics.PREEMPTIONS.inc(tally.preemptions)
+        metrics.DISPLACED.inc(tally.displaced)
+        metrics.ROWS_ALLOWED.set(self.batcher.pace.rows())
         metrics.PREFIX_QUERIES.inc(tally.prefix_queries_tokens)
         metrics.PREFIX_HITS.inc(tally.prefix_hits_tokens)
 

@@ -34,5 +34,13 @@ PREFIX_QUERIES = Counter(
 )
 PREFIX_HITS = Counter("moesaic_prefix_cache_hits_total", "Those of them whose KV was there")
 PREEMPTIONS = Counter(
-    "moesaic_num_preemptions_total", "Generations that gave up their KV to older ones"
+    "moesaic_num_preemptions_total", "Generations that gave up their KV or their place to others"
+)
+DISPLACED = Counter(
+    "moesaic_requests_displaced_total",
+    "Requests that left a full queue for more urgent ones, or for tenants that had less in it",
+)
+ROWS_ALLOWED = Gauge(
+    "moesaic_step_prompt_rows_allowed",
+    "Rows of prompts that a step may have, by the time they took",
 )

@@ -31,11 +31,7 @@ def outstanding_of(everything: Iterable[Work], flops: ModelFlops) -> dict[int, O
 
 def _of(work: Work, flops: ModelFlops) -> Outstanding:
     length = len(work.tokens)
-    left, cost = length - work.computed, flops.span(work.computed, length) + flops.head
+    left, cost = work.rows_left, flops.span(work.computed, length) + flops.head
     if isinstance(work, Score):
-        candidates = work.work.candidates
-        open_ones = work.pending if work.logprobs else range(len(candidates))
-        behind = sum(len(candidates[idx]) - 1 for idx in open_ones)
-        left += behind
-        cost += flops.continuation(length, behind)
+        cost += flops.continuation(length, left - (length - work.computed))
     return Outstanding(1, max(left, 1), cost)

@@ -80,6 +80,8 @@ class Request:
     priority: int = 0  # less goes first; equals go by arrival
     cache_salt: str = ""  # only requests with the same one find each other's KV
     exact: bool = False  # never take over KV of requests that accept degraded computation
+    tenant: str = ""  # who is charged with it
+    part_of: str = ""  # the caller's request; empty: it is one by itself
 
 
 @dataclass(frozen=True)

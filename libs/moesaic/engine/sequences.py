@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from moesaic.engine.blocks import BLOCK_SIZE, BlockPool, blocks_for
 from moesaic.engine.requests import Generation, Request, Scoring
+from moesaic.fairness import Claim
 
 if TYPE_CHECKING:  # this room's core stays free of torch
     from moesaic.engine.processors import LogitState
@@ -36,7 +37,7 @@ class _Sequence:
     and the first ``num_published`` of these can be found by others."""
 
     request: Request
-    arrival: int  # counts up; younger work gives way to older
+    claim: Claim
     root: bytes = b""  # what the names of its blocks are chained to
     hashes: list[bytes] = field(default_factory=list)  # names of full blocks; none without a cache
     blocks: list[int] = field(default_factory=list)
@@ -51,6 +52,11 @@ class _Sequence:
         """Start behind the KV of these blocks, which are held already."""
         self.blocks, self.num_published = cached, len(cached)
         self.computed = len(cached) * BLOCK_SIZE
+
+    @property
+    def arrival(self) -> int:
+        """Counts up with every request that comes."""
+        return self.claim.arrival
 
     @property
     def unpublished(self) -> list[bytes]:
@@ -79,6 +85,26 @@ class Answer(_Sequence):
         """Tokens of the answer so far."""
         return len(self.tokens) - len(self.request.token_ids)
 
+    @property
+    def least_blocks(self) -> int:
+        """Blocks that it needs to begin, those it starts with included."""
+        return blocks_for(len(self.tokens) + 1)
+
+    @property
+    def held_blocks(self) -> list[int]:
+        """All its blocks."""
+        return self.blocks
+
+    @property
+    def rows_left(self) -> int:
+        """Rows that are yet to be computed before its next token."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def decodes(self) -> bool:
+        """Whether its last token is all it has to compute."""
+        return self.num_generated > 0 and self.computed == len(self.tokens) - 1
+
     def chunk(self, budget: int) -> Chunk:
         """The next rows, at most ``budget``; the caller has made sure that ``blocks`` reach that
         far."""
@@ -102,7 +128,7 @@ class Answer(_Sequence):
 @dataclass(eq=False, kw_only=True)
 class Score(_Sequence):
     """A prompt and its candidates. All blocks it will ever need are taken at once, so it never
-    waits half-way.
+    waits half-way for more; if it has to give them up for others, it begins again.
 
     Candidates of one token are read off the prompt's last row. Longer ones run as siblings behind
     the prompt's full blocks; the partly filled last block is copied for each, since siblings write
@@ -119,25 +145,53 @@ class Score(_Sequence):
         default_factory=list
     )  # candidates of several tokens that are not computed yet
 
+    decodes = False  # see ``Answer``
+
     @property
     def tokens(self) -> tuple[int, ...]:
         """The prompt; candidates are never found by others."""
         return self.request.token_ids
 
+    @property
+    def longest_pending(self) -> int:
+        """Rows of the longest candidate that is yet to be computed."""
+        return max((len(self.work.candidates[i]) - 1 for i in self.pending), default=0)
+
+    @property
+    def held_blocks(self) -> list[int]:
+        """All its blocks."""
+        return [*self.blocks, *(block for lane in self.lanes for block in lane)]
+
+    @property
+    def rows_left(self) -> int:
+        """Rows that are yet to be computed."""
+        candidates = self.work.candidates
+        open_ones = self.pending if self.logprobs else range(len(candidates))
+        return len(self.tokens) - self.computed + sum(len(candidates[i]) - 1 for i in open_ones)
+
     def take_blocks(self, pool: BlockPool, most_lanes: int) -> bool:
         """Take the rest of the prompt's blocks and as many lanes as useful and possible; false if
         not even one fits."""
-        longest = max(len(c) for c in self.work.candidates)
         siblings = sum(len(c) > 1 for c in self.work.candidates)
         missing = blocks_for(len(self.tokens)) - len(self.blocks)
-        lane = blocks_for(len(self.tokens) + longest - 1) - len(self.tokens) // BLOCK_SIZE
         room = pool.num_free - missing
-        lanes = min(siblings, most_lanes, room // lane if lane else 0) if siblings else 0
+        lanes = min(siblings, most_lanes, room // self._lane_blocks) if siblings else 0
         if room < 0 or (siblings and lanes < 1):
             return False
         self.blocks.extend(pool.take(missing))
-        self.lanes = [pool.take(lane) for _ in range(lanes)]
+        self.lanes = [pool.take(self._lane_blocks) for _ in range(lanes)]
         return True
+
+    @property
+    def least_blocks(self) -> int:
+        """Blocks that it needs to begin, those it starts with included."""
+        lane = self._lane_blocks if any(len(c) > 1 for c in self.work.candidates) else 0
+        return blocks_for(len(self.tokens)) + lane
+
+    @property
+    def _lane_blocks(self) -> int:
+        longest = max(len(c) for c in self.work.candidates)
+        return blocks_for(len(self.tokens) + longest - 1) - len(self.tokens) // BLOCK_SIZE
 
     def chunks(self, budget: int) -> list[Chunk]:
         """The next rows, at most ``budget`` in all."""
@@ -200,10 +254,13 @@ def reusable(work: Work) -> list[bytes]:
 
 def work_of(request: Request, arrival: int, *, swept: bool) -> Work:
     """The state a fresh request starts from; ``swept``: it stores no KV."""
+    part_of = request.part_of or request.key.request_id
+    whole = f"{request.key.stream}/{part_of}"  # ids are unique within a stream
+    claim = Claim(request.tenant, whole, request.priority, arrival)
     if isinstance(request.work, Generation):
         tokens = list(request.token_ids)
-        return Answer(request=request, arrival=arrival, work=request.work, tokens=tokens)
-    return Score(request=request, arrival=arrival, work=request.work, swept=swept)
+        return Answer(request=request, claim=claim, work=request.work, tokens=tokens)
+    return Score(request=request, claim=claim, work=request.work, swept=swept)
 
 
 def count_epoch(spans: list[tuple[int, int]], epoch: int, tokens: int) -> None:

@@ -19,6 +19,7 @@ from moesaic.engine.blocks import BLOCK_SIZE, BlockPool
 from moesaic.engine.sequences import Chunk, Score, Work
 from moesaic.engine.sweep_rows import Part, Sweep, blocks_to_sweep
 from moesaic.engine.waiting import WaitingQueue
+from moesaic.fairness import Shares
 from moesaic.prefix.flops import ModelFlops
 
 MOST_SWEEPS = 2  # at once
@@ -71,6 +72,7 @@ class Sweeps:
         self._most_flops = num_layers * flops.span(0, slice_rows)
         self._rates: deque[float] = deque(maxlen=NUM_TIMED)  # FLOPs a second, of the last slices
         self._under_way: deque[Sweep] = deque()  # whose turn it is comes first
+        self._shares = Shares()  # of the rows that joined
         self._owed = 0  # FLOPs that others have had and sweeps have not, in the measure of slices
 
     @property
@@ -154,10 +156,9 @@ class Sweeps:
         return [(work, sweep.computed_tokens(work, self._num_layers)) for work in sweep.works]
 
     def _admit(self) -> None:
-        """Begin sweeps, in the order of the queue, as far as there is room. Before that, those that
-        begin like a sweep that is in its first layer join it, unless somebody before them waits for
-        room."""
-        for work in self.waiting:
+        """Begin sweeps, tenants in turn, as far as there is room. Before that, those that begin like
+        a sweep that is in its first layer join it, unless somebody before them waits for room."""
+        for work in self._in_turn():
             assert isinstance(work, Score)
             if blocks_to_sweep(len(work.tokens), work.work) > self.area.num_free:
                 break
@@ -167,7 +168,7 @@ class Sweeps:
                     break
         while self.waiting and len(self._under_way) < MOST_SWEEPS:
             sweep = Sweep()
-            for work in self.waiting:
+            for work in self._in_turn():
                 assert isinstance(work, Score)
                 if not self._takes(sweep, work):
                     break
@@ -179,9 +180,17 @@ class Sweeps:
     def _takes(self, sweep: Sweep, work: Score) -> bool:
         return sweep.takes(work, self.area.num_free, self._slice_rows)
 
+    def _in_turn(self) -> list[Work]:
+        return self._shares.in_turn(self.waiting, self._slice_rows)
+
     def _join(self, sweep: Sweep, work: Score) -> None:
         self.waiting.remove(work)
+        rows = sweep.num_rows
         sweep.join(work, self.area)
+        rows = sweep.num_rows - rows
+        waiting = (other.claim for other in self.waiting)
+        self._shares.note(work.claim, rows)
+        self._shares.served([(work.claim, rows)], waiting, self._slice_rows)
 
     def _budget(self) -> int:
         """FLOPs that the next slice may have."""

@@ -107,6 +107,7 @@ class DecoderStepKernel:
         assert all(tensor.is_contiguous() for tensor in (embedding, norm, *caches))
         self._kept = layers, last_kv, embedding, norm, head, caches  # the call points into them
         self._shape, self._num_out, self._vocab_size = shape, head.shape[0], len(embedding)
+        self._layers_done = ctypes.c_int64()
         whole = [WholeLayer(attention.c, experts.c) for attention, experts in layers]
         self._c = WholeDecoder(
             (WholeLayer * len(whole))(*whole),
@@ -115,8 +116,14 @@ class DecoderStepKernel:
             embedding.data_ptr(),
             norm.data_ptr(),
             head.c,
+            ctypes.addressof(self._layers_done),
         )
         self._caches = (ctypes.c_void_p * len(caches))(*(cache.data_ptr() for cache in caches))
+
+    @property
+    def layers_done(self) -> int:
+        """How many layers were computed so far; grows while a step runs."""
+        return self._layers_done.value
 
     def __call__(
         self,

@@ -95,6 +95,11 @@ class DecodeGraphs:
             pool = pool or graph.pool()
             self._steps[size] = (step, graph, logits)
 
+    @property
+    def layers_done(self) -> int:
+        """None are told: a step is one launch."""
+        return 0
+
     def takes(self, batch: StepBatch) -> bool:
         """Whether ``batch`` is a decode step that was captured, and wants the logits of all rows."""
         count = len(batch.sequence_rows)

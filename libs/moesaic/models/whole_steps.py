@@ -22,6 +22,11 @@ class WholeSteps:
         """Any step."""
         return True
 
+    @property
+    def layers_done(self) -> int:
+        """How many layers were computed so far; grows while a step runs."""
+        return self._kernel.layers_done
+
     def forward(self, batch: StepBatch) -> Tensor:
         """See ``Decoder.forward``."""
         # Lists: for a few rows, a call of numpy's or torch's takes longer than what it does.

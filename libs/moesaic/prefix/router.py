@@ -1,9 +1,10 @@
 """The prefix router: requests wait here until a worker should have them. Pure; time is told.
 
-One round goes through those that wait, the urgent and then the early first (MoE-Prefill section 7,
-algorithm 1). For each: who is not saturated (F3), has the longest prefix (F1), and has the least to
-do; then its work and its blocks count there (F2). A policy may rather have a request wait for a
-saturated worker. One that has waited ``max_wait_s`` goes to a saturated worker too, so none starves.
+One round goes through those that wait, tenants in turn (``moesaic.fairness``) and the urgent and the
+early of each first (MoE-Prefill section 7, algorithm 1). For each: who is not saturated (F3), has
+the longest prefix (F1), and has the least to do; then its work and its blocks count there (F2). A
+policy may rather have a request wait for a saturated worker. One that has waited ``max_wait_s`` goes
+to a saturated worker too, so none starves.
 """
 
 from bisect import bisect_left, insort
@@ -11,10 +12,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from moesaic.errors import InvalidInput, Overloaded
+from moesaic.fairness import Claim, Shares, who_gives_way
 from moesaic.prefix.fleet import Fleet
 from moesaic.prefix.flops import ModelFlops
 from moesaic.prefix.policies import POLICY_NAMES, Asked, Behind, PolicyName, make_policy
 from moesaic.prefix.shadows import Job, JobId, Shadow, WorkerKey
+
+LONG_TOKENS = 2048  # a request that was given so many is a long one
 
 
 @dataclass(frozen=True)
@@ -40,13 +44,13 @@ class Decision:
 @dataclass(eq=False)
 class _Waiting:
     job: Job
-    arrival: int
+    claim: Claim
     overdue_s: float  # from when on saturation holds it back no longer
     behind: int = 0  # bitset of the saturated workers that it waits for, if it does
 
     @property
     def rank(self) -> tuple[int, int]:
-        return self.job.priority, self.arrival
+        return self.claim.priority, self.claim.arrival
 
 
 class PrefixRouter:
@@ -65,6 +69,7 @@ class PrefixRouter:
         self._queue: list[_Waiting] = []  # by rank
         self._arrived: dict[JobId, _Waiting] = {}  # by arrival
         self._arrivals = 0
+        self._shares = Shares()
         self.set_policy(policy, consolidate=consolidate)
 
     @property
@@ -93,19 +98,27 @@ class PrefixRouter:
         for waiting in self._queue:
             waiting.behind = 0
 
-    def submit(self, job: Job, now_s: float) -> None:
-        """Let a job wait for a worker; ``route`` gives it one.
+    def submit(self, job: Job, now_s: float) -> list[Job]:
+        """Let a job wait for a worker; ``route`` gives it one. Returns those that have to leave the
+        queue for it, which are forgotten.
 
         Raises:
-            Overloaded: too many wait.
+            Overloaded: too many wait, and none of them has to give way to it.
         """
         assert job.job_id not in self._arrived
-        if len(self._queue) >= self.limits.max_queued:
+        part_of = job.part_of or str(self._arrivals)
+        claim = Claim(job.tenant, part_of, job.priority, self._arrivals)
+        free = self.limits.max_queued - len(self._queue)
+        leaving = who_gives_way(claim, 1, free, self._queue, lambda _: 1, among_requests=False)
+        if leaving is None:
             raise Overloaded(f"{len(self._queue)} requests wait for an attention worker")
+        for waiting in leaving:
+            self.withdraw(waiting.job.job_id)
         self._arrivals += 1
-        waiting = _Waiting(job, self._arrivals, now_s + self.limits.max_wait_s)
+        waiting = _Waiting(job, claim, now_s + self.limits.max_wait_s)
         insort(self._queue, waiting, key=lambda other: other.rank)
         self._arrived[job.job_id] = waiting
+        return [waiting.job for waiting in leaving]
 
     def withdraw(self, job_id: JobId) -> bool:
         """Forget a job, waiting or routed; false if it was not here."""
@@ -127,13 +140,18 @@ class PrefixRouter:
             return []
         if self._policy.holds and not self.fleet.unsaturated and now_s < overdue_s:
             return []
-        decisions = []
+        decisions, given = [], []
         for waiting in self._ordered():
             decision = self._decide(waiting, now_s)
             if decision is not None:
                 self.withdraw(waiting.job.job_id)
                 self._assign(decision, now_s)
                 decisions.append(decision)
+                given.append((waiting.claim, waiting.job.num_tokens))
+        if given:
+            for claim, num_tokens in given:
+                self._shares.note(claim, num_tokens)
+            self._shares.served(given, (left.claim for left in self._queue), LONG_TOKENS)
         return decisions
 
     def unroutable(self) -> list[Job]:
@@ -142,13 +160,13 @@ class PrefixRouter:
 
     def _ordered(self) -> Iterable[_Waiting]:
         if not self._policy.reorders:
-            return self._queue.copy()
+            return self._shares.in_turn(self._queue, LONG_TOKENS)
         lengths = {
-            waiting.arrival: self._policy.length(waiting.job, self.fleet) for waiting in self._queue
+            waiting.rank: self._policy.length(waiting.job, self.fleet) for waiting in self._queue
         }
         return sorted(
             self._queue,
-            key=lambda waiting: (waiting.job.priority, lengths[waiting.arrival], waiting.arrival),
+            key=lambda waiting: (waiting.job.priority, lengths[waiting.rank], waiting.rank),
         )
 
     def allowed(self, job: Job) -> int:

@@ -25,6 +25,8 @@ class Job:
     sibling_tokens: int = 0  # of longer candidates, which run behind the prompt
     priority: int = 0  # less goes first
     excluded: frozenset[WorkerKey] = frozenset()  # where it must not go
+    tenant: str = ""
+    part_of: str = ""  # the request that it is one of several jobs of; empty: of none
 
 
 @dataclass(eq=False)

@@ -96,6 +96,8 @@ class Submit(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     EXACT_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    PART_OF_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     attempt: _builtins.int
     """events carry it back, so that those of an earlier attempt can be told apart"""
@@ -107,6 +109,10 @@ class Submit(_message.Message):
     """only requests with the same one find each other's KV"""
     exact: _builtins.bool
     """never take over KV of requests that accept degraded computation"""
+    tenant: _builtins.str
+    """whose turn it uses up; tenants take turns"""
+    part_of: _builtins.str
+    """the caller's request, which may be many of these; empty: it is one by itself"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """the prompt"""
@@ -127,10 +133,12 @@ class Submit(_message.Message):
         priority: _builtins.int = ...,
         cache_salt: _builtins.str = ...,
         exact: _builtins.bool = ...,
+        tenant: _builtins.str = ...,
+        part_of: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "scoring", b"scoring", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cache_salt", b"cache_salt", "deadline_ms", b"deadline_ms", "exact", b"exact", "generation", b"generation", "priority", b"priority", "request_id", b"request_id", "scoring", b"scoring", "token_ids", b"token_ids", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cache_salt", b"cache_salt", "deadline_ms", b"deadline_ms", "exact", b"exact", "generation", b"generation", "part_of", b"part_of", "priority", b"priority", "request_id", b"request_id", "scoring", b"scoring", "tenant", b"tenant", "token_ids", b"token_ids", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["generation", "scoring"]  # noqa: Y015
     _WhichOneofArgType_work: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015

@@ -23,6 +23,7 @@ struct decoder {
     const float *embedding;  // [vocab, H]
     const float *norm;       // [H]
     struct matrix head;      // H -> vocab
+    volatile int64_t *layers_done;  // counts up; others look at it meanwhile
 };
 
 struct whole_step {
@@ -105,6 +106,7 @@ EXPORT void decoder_step(const struct decoder *d, const struct whole_step *s, fl
         grouped_query_layer(&l->attention, rows, x, added, caches[i], x, normed, arena.next,
                             threads);
         route(&l->moe, normed, rows->count, delta, arena.next, threads);
+        *d->layers_done += 1;
     }
     if (!logits) return;
     add_rms_norm(x, hidden, delta, d->norm, d->layers->attention.eps, rows->count, hidden, x,

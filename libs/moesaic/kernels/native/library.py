@@ -113,6 +113,7 @@ class WholeDecoder(Structure):
         ("embedding", c_void_p),
         ("norm", c_void_p),
         ("head", Matrix),
+        ("layers_done", c_void_p),
     ]
 
 

@@ -1,0 +1,71 @@
+"""How many rows of prompts a step may have, so that it takes about as long as it should. Pure.
+
+A step takes a time of its own, to read the weights, and a time for each row. Both are fitted to the
+last steps, the newest counting most. Where already the former is longer than a step should take,
+fewer rows would cost more than they save: then a step has as many as take as long again. Steps that
+were all alike do not tell the one from the other; then the next has half the rows, or, of few, half
+as many again.
+
+Beside answers, each of which gets a token a step, steps are shorter.
+"""
+
+import math
+
+LEAST_ROWS = 64  # fewer read almost as many weights
+MEASURED_ROWS = 16  # of a step that tells something
+FIRST_ROWS = 64  # of a step before anything is known
+BESIDE_ANSWERS = 0.25  # of the time that a step should take otherwise
+GROWTH = 4  # times the most rows that were measured lately
+FORGET = 0.8  # what a step counts once another one was measured
+
+
+class Pace:
+    """Says how many rows the next step may have, from the times that others took."""
+
+    def __init__(self, target_s: float, most_rows: int) -> None:
+        """Steps should take ``target_s``; with 0 they have ``most_rows``, however long that takes."""
+        self._target_s, self._most_rows = target_s, most_rows
+        self._largest = FIRST_ROWS / GROWTH  # of the rows measured lately
+        self._alone_s, self._row_s = 0.0, math.ulp(1.0)  # of a step without rows, and of each row
+        self._alike = False  # the steps that were measured
+        self._n = self._rows = self._s = self._rows_rows = self._rows_s = 0.0  # weighted sums
+
+    def rows(self, *, beside_answers: bool = False) -> int:
+        """Rows of prompts that the next step may have."""
+        if not self._target_s:
+            return self._most_rows
+        target_s = self._target_s * (BESIDE_ANSWERS if beside_answers else 1)
+        fitting = max(LEAST_ROWS, max(target_s - self._alone_s, self._alone_s) / self._row_s)
+        mean_rows = self._rows / max(1.0, self._n)
+        again = self._alike and abs(fitting - mean_rows) < mean_rows / 4
+        if again and fitting < self._most_rows:
+            fitting *= 0.5 if fitting >= 1.75 * LEAST_ROWS else 1.5
+        return min(self._most_rows, int(max(LEAST_ROWS, min(fitting, GROWTH * self._largest))))
+
+    def took(self, rows: int, seconds: float) -> None:
+        """A step with so many rows of prompts took so long, whatever else was in it."""
+        if rows < MEASURED_ROWS or seconds <= 0:
+            return
+        self._largest = max(rows, self._largest * FORGET)
+        self._n = self._n * FORGET + 1
+        self._rows = self._rows * FORGET + rows
+        self._s = self._s * FORGET + seconds
+        self._rows_rows = self._rows_rows * FORGET + rows * rows
+        self._rows_s = self._rows_s * FORGET + rows * seconds
+        self._alone_s, self._row_s = self._fit()
+
+    def failed(self, rows: int) -> None:
+        """A step with so many rows came to nothing, perhaps since it took too long."""
+        if rows >= MEASURED_ROWS:
+            self._largest = min(self._largest, rows / 2 / GROWTH)
+
+    def _fit(self) -> tuple[float, float]:
+        mean_rows, mean_s = self._rows / self._n, self._s / self._n
+        spread = self._rows_rows / self._n - mean_rows**2
+        row_s = mean_s / mean_rows
+        self._alike = spread <= (mean_rows / 8) ** 2
+        if not self._alike:
+            slope = (self._rows_s / self._n - mean_rows * mean_s) / spread
+            row_s = min(row_s, slope) if slope > 0 else row_s
+        alone_s = max(0.0, mean_s - row_s * mean_rows)
+        return alone_s, max(row_s, math.ulp(1.0))
