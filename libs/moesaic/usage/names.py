@@ -82,6 +82,7 @@ SETTINGS = frozenset(
         "MOESAIC_SETTLE_S",
         "MOESAIC_SHARE",
         "MOESAIC_SLOTS_PER_LAYER",
+        "MOESAIC_STEP_TARGET_S",
         "MOESAIC_STORE_SCORING_KV",
         "MOESAIC_STREAM_IDLE_S",
         "MOESAIC_SWEEP_BYTES",
