@@ -1,6 +1,8 @@
 """What a model is made of, in the same words for all families. Needs no torch."""
 
 from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
 from typing import Literal
 
 Family = Literal["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2"]
@@ -112,7 +114,13 @@ class ModelConfig:
     dense_size: int  # of the MLP in the layers that are not in ``moe_layers``
     eos_token_ids: tuple[int, ...]
     dtype: Dtype  # what the checkpoint was made in
-    digest: str  # hex sha256 over config.json, headers of the safetensors files, samples of weights
+    config_digest: str  # hex sha256 of config.json and generation_config.json
+    weights_digest: str = ""  # of every byte of the weights; empty where nobody has read them
+
+    @cached_property
+    def digest(self) -> str:
+        """Hex sha256 that tells this configuration with these weights from any other."""
+        return sha256(f"{self.config_digest} {self.weights_digest}".encode()).hexdigest()
 
     @property
     def kv_width(self) -> int:

@@ -14,7 +14,6 @@ from moesaic.models.architecture import (
 )
 from moesaic.models.families import read_family
 from moesaic.models.fields import Fields, read_json
-from moesaic.models.weight_files import header_bytes, payload_sample
 
 __all__ = [
     "GroupedQueryAttention",
@@ -28,32 +27,26 @@ __all__ = [
 
 
 def load_config(directory: Path) -> ModelConfig:
-    """Read the model directory's ``config.json`` and ``generation_config.json``.
+    """Read the model directory's ``config.json`` and ``generation_config.json``, and no weights.
 
     Raises:
         CheckpointError: not a directory, no ``config.json``, a field that is missing, invalid or
-            asks for what is not supported, or a damaged safetensors header.
+            asks for what is not supported or contradicts another one.
     """
     if not directory.is_dir():
         raise CheckpointError(
             str(directory), "is not a directory; give a model directory in Hugging Face format"
         )
-    path = directory / "config.json"
-    fields = Fields(path.name, read_json(path))
-    return read_family(fields, _eos_token_ids(directory, fields), _digest(directory))
+    generation = directory / "generation_config.json"
+    files = [path for path in (directory / "config.json", generation) if path.exists()]
+    fields = Fields("config.json", read_json(directory / "config.json"))
+    ends = Fields(generation.name, read_json(generation) if generation in files else {})
+    return read_family(fields, ends, _digest_of(files))
 
 
-def _eos_token_ids(directory: Path, config: Fields) -> tuple[int, ...]:
-    path = directory / "generation_config.json"
-    if path.is_file():
-        generation = Fields(path.name, read_json(path))
-        if generation.has("eos_token_id"):
-            return generation.sizes("eos_token_id")
-    return config.sizes("eos_token_id")
-
-
-def _digest(directory: Path) -> str:
-    digest = hashlib.sha256((directory / "config.json").read_bytes())
-    for path in sorted(directory.glob("*.safetensors")):
-        digest.update(path.name.encode() + b"\0" + header_bytes(path) + payload_sample(path))
+def _digest_of(files: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in files:
+        content = path.read_bytes()
+        digest.update(f"{path.name} {len(content)}\n".encode() + content)
     return digest.hexdigest()

@@ -1,6 +1,5 @@
 """How each family spells its ``config.json``."""
 
-import math
 from collections.abc import Callable
 from typing import cast
 
@@ -11,28 +10,27 @@ from moesaic.models.architecture import (
     LatentAttention,
     ModelConfig,
     MoE,
-    Rope,
     TopkMethod,
-    Yarn,
 )
+from moesaic.models.family_defaults import DEFAULTS, OTHER_SPELLINGS
 from moesaic.models.fields import Fields
+from moesaic.models.rope_fields import read_rope
 
 _Parts = tuple[GroupedQueryAttention | LatentAttention, MoE, tuple[int, ...], int]
 
 
-def read_family(fields: Fields, eos_token_ids: tuple[int, ...], digest: str) -> ModelConfig:
-    """Build the family-neutral configuration from the fields of ``config.json``.
+def read_family(fields: Fields, generation: Fields, config_digest: str) -> ModelConfig:
+    """Build the family-neutral configuration from the fields of ``config.json``, and what
+    ``generation_config.json`` says of the tokens that end an answer.
 
     Raises:
-        CheckpointError: an unknown family, or a field that is missing, invalid or asks for what is
-            not supported.
+        CheckpointError: an unknown family, or a field that is missing or invalid, asks for what is
+            not supported or contradicts another one.
     """
-    family = fields.choice("model_type", tuple(_READERS))
-    fields.choice("hidden_act", ("silu",), "silu")
-    if fields.has("quantization_config"):
-        raise fields.error(
-            "quantization_config", "quantised weights are not supported; use float32 or bfloat16"
-        )
+    family = cast(Family, fields.choice("model_type", tuple(_READERS)))
+    fields = fields.filled(DEFAULTS[family], OTHER_SPELLINGS[family])
+    fields.choice("hidden_act", ("silu",))
+    _refuse_unsupported(fields)
     attention, moe, moe_layers, dense_size = _READERS[family](fields)
     if moe.top_k > moe.num_experts:
         raise fields.error(
@@ -42,24 +40,33 @@ def read_family(fields: Fields, eos_token_ids: tuple[int, ...], digest: str) -> 
         raise fields.error(
             "head_dim", f"rotary embedding needs an even width, got {attention.rotary_dim}"
         )
-    max_positions = fields.size("max_position_embeddings")
+    ends = generation if generation.has("eos_token_id") else fields
     return ModelConfig(
-        family=cast(Family, family),
+        family=family,
         vocab_size=fields.size("vocab_size"),
         hidden_size=fields.size("hidden_size"),
         num_layers=fields.size("num_hidden_layers"),
-        max_positions=max_positions,
-        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
-        tie_word_embeddings=fields.flag("tie_word_embeddings", False),
+        max_positions=fields.size("max_position_embeddings"),
+        rms_norm_eps=fields.number("rms_norm_eps"),
+        tie_word_embeddings=fields.flag("tie_word_embeddings"),
         attention=attention,
-        rope=_read_rope(fields, max_positions, latent=isinstance(attention, LatentAttention)),
+        rope=read_rope(fields, latent=isinstance(attention, LatentAttention)),
         moe=moe,
         moe_layers=moe_layers,
         dense_size=dense_size,
-        eos_token_ids=eos_token_ids,
+        eos_token_ids=ends.sizes("eos_token_id"),
         dtype=_read_dtype(fields),
-        digest=digest,
+        config_digest=config_digest,
     )
+
+
+def _refuse_unsupported(fields: Fields) -> None:
+    if fields.has("quantization_config"):
+        raise fields.error(
+            "quantization_config", "quantised weights are not supported; use float32 or bfloat16"
+        )
+    if fields.has("per_layer_config"):
+        raise fields.error("per_layer_config", "layers of several shapes are not supported")
 
 
 def _read_mixtral(fields: Fields) -> _Parts:
@@ -68,7 +75,7 @@ def _read_mixtral(fields: Fields) -> _Parts:
     )
     moe = _moe(
         fields,
-        _num_experts(fields),
+        fields.size("num_local_experts"),
         fields.size("intermediate_size"),
         norm_topk_prob=True,
     )
@@ -76,16 +83,18 @@ def _read_mixtral(fields: Fields) -> _Parts:
 
 
 def _read_qwen2_moe(fields: Fields) -> _Parts:
-    if fields.flag("use_sliding_window", False):
+    if fields.flag("use_sliding_window"):
         raise fields.error(
             "use_sliding_window", "windows that differ between layers are not supported"
         )
-    attention = _grouped_query_attention(fields, qkv_bias=fields.flag("qkv_bias", True))
+    if fields.has("layer_types") and not fields.all_are("layer_types", "full_attention"):
+        raise fields.error("layer_types", "expected full_attention in all layers")
+    attention = _grouped_query_attention(fields, qkv_bias=fields.flag("qkv_bias"))
     moe = _moe(
         fields,
-        _num_experts(fields),
+        fields.size("num_experts"),
         fields.size("moe_intermediate_size"),
-        norm_topk_prob=fields.flag("norm_topk_prob", False),
+        norm_topk_prob=fields.flag("norm_topk_prob"),
         shared_expert_size=fields.size("shared_expert_intermediate_size"),
         shared_expert_gated=True,
     )
@@ -93,23 +102,23 @@ def _read_qwen2_moe(fields: Fields) -> _Parts:
 
 
 def _read_qwen3_moe(fields: Fields) -> _Parts:
-    bias = fields.flag("attention_bias", False)
-    window = fields.size("sliding_window") if fields.flag("use_sliding_window", False) else None
+    bias = fields.flag("attention_bias")
+    windowed = fields.flag("use_sliding_window") and fields.has("sliding_window")
+    window = fields.size("sliding_window") if windowed else None
     attention = _grouped_query_attention(
         fields, qk_norm=True, qkv_bias=bias, output_bias=bias, window=window
     )
     moe = _moe(
         fields,
-        _num_experts(fields),
+        fields.size("num_experts"),
         fields.size("moe_intermediate_size"),
-        norm_topk_prob=fields.flag("norm_topk_prob", False),
+        norm_topk_prob=fields.flag("norm_topk_prob"),
     )
     return attention, moe, _qwen_moe_layers(fields), fields.size("intermediate_size")
 
 
 def _read_deepseek_v2(fields: Fields) -> _Parts:
-    if fields.flag("mlp_bias", False):
-        raise fields.error("mlp_bias", "biases in the MLPs are not supported")
+    _refuse_in_deepseek_v2(fields)
     attention = LatentAttention(
         num_heads=fields.size("num_attention_heads"),
         q_lora_rank=fields.size("q_lora_rank") if fields.has("q_lora_rank") else None,
@@ -117,7 +126,7 @@ def _read_deepseek_v2(fields: Fields) -> _Parts:
         qk_nope_head_dim=fields.size("qk_nope_head_dim"),
         qk_rope_head_dim=fields.size("qk_rope_head_dim"),
         v_head_dim=fields.size("v_head_dim"),
-        bias=fields.flag("attention_bias", False),
+        bias=fields.flag("attention_bias"),
     )
     expert_size = fields.size("moe_intermediate_size")
     moe = _moe(
@@ -127,15 +136,33 @@ def _read_deepseek_v2(fields: Fields) -> _Parts:
         # transformers, the reference here, ignores norm_topk_prob for this family; every released
         # checkpoint says false.
         norm_topk_prob=False,
-        shared_expert_size=fields.size("n_shared_experts", 0, least=0) * expert_size,
-        routed_scaling_factor=fields.number("routed_scaling_factor", 1.0),
+        shared_expert_size=fields.size("n_shared_experts", least=0) * expert_size,
+        routed_scaling_factor=fields.number("routed_scaling_factor"),
         groups=_expert_groups(fields),
         float32_gate=True,
     )
-    first = fields.size("first_k_dense_replace", 0, least=0)
-    every = fields.size("moe_layer_freq", 1)
-    moe_layers = tuple(i for i in range(first, fields.size("num_hidden_layers")) if i % every == 0)
+    first = fields.size("first_k_dense_replace", least=0)
+    moe_layers = tuple(range(first, fields.size("num_hidden_layers")))
     return attention, moe, moe_layers, fields.size("intermediate_size")
+
+
+def _refuse_in_deepseek_v2(fields: Fields) -> None:
+    """Raises ``CheckpointError`` for what would make another model of it."""
+    if fields.flag("mlp_bias"):
+        raise fields.error("mlp_bias", "biases in the MLPs are not supported")
+    if fields.has("moe_layer_freq") and fields.size("moe_layer_freq") != 1:
+        raise fields.error("moe_layer_freq", "expected 1: every layer after the first dense ones")
+    if fields.has("scoring_func"):
+        fields.choice("scoring_func", ("softmax",))
+    nope, rope = fields.size("qk_nope_head_dim"), fields.size("qk_rope_head_dim")
+    heads = fields.size("num_attention_heads")
+    for name, expected, why in (  # transformers writes them beside what they are made of
+        ("head_dim", rope, "qk_rope_head_dim"),
+        ("qk_head_dim", nope + rope, "qk_nope_head_dim and qk_rope_head_dim together"),
+        ("num_key_value_heads", heads, "num_attention_heads"),
+    ):
+        if fields.has(name) and fields.size(name) != expected:
+            raise fields.error(name, f"expected {expected}, as {why} say, got {fields.size(name)}")
 
 
 _READERS: dict[str, Callable[[Fields], _Parts]] = {
@@ -155,12 +182,13 @@ def _grouped_query_attention(
     window: int | None = None,
 ) -> GroupedQueryAttention:
     num_heads = fields.size("num_attention_heads")
-    num_kv_heads = fields.size("num_key_value_heads", num_heads)
+    num_kv_heads = fields.size("num_key_value_heads")
     if num_heads % num_kv_heads:
         raise fields.error(
             "num_key_value_heads", f"expected a divisor of {num_heads}, got {num_kv_heads}"
         )
-    head_dim = fields.size("head_dim", fields.size("hidden_size") // num_heads)
+    default_dim = fields.size("hidden_size") // num_heads
+    head_dim = fields.size("head_dim") if fields.has("head_dim") else default_dim
     return GroupedQueryAttention(
         num_heads, num_kv_heads, head_dim, qk_norm, qkv_bias, output_bias, window
     )
@@ -202,20 +230,15 @@ def _moe(
     )
 
 
-def _num_experts(fields: Fields) -> int:
-    # transformers has saved either name
-    return fields.size("num_local_experts" if fields.has("num_local_experts") else "num_experts")
-
-
 def _qwen_moe_layers(fields: Fields) -> tuple[int, ...]:
-    every = fields.size("decoder_sparse_step", 1)
+    every = fields.size("decoder_sparse_step")
     dense = fields.sizes("mlp_only_layers")
     layers = range(fields.size("num_hidden_layers"))
     return tuple(i for i in layers if i not in dense and (i + 1) % every == 0)
 
 
 def _expert_groups(fields: Fields) -> tuple[str, int, int]:
-    method = fields.choice("topk_method", ("greedy", "group_limited_greedy"), "greedy")
+    method = fields.choice("topk_method", ("greedy", "group_limited_greedy"))
     if method == "greedy":
         return method, 1, 1
     n_group, topk_group = fields.size("n_group"), fields.size("topk_group")
@@ -224,41 +247,7 @@ def _expert_groups(fields: Fields) -> tuple[str, int, int]:
     return method, n_group, topk_group
 
 
-def _read_rope(fields: Fields, max_positions: int, *, latent: bool) -> Rope:
-    # New files have rope_parameters; older ones rope_theta beside a rope_scaling that may be null.
-    scaling = fields.group("rope_parameters" if fields.has("rope_parameters") else "rope_scaling")
-    theta = (scaling if scaling.has("rope_theta") else fields).number("rope_theta")
-    for place in (scaling, fields):
-        if place.number("partial_rotary_factor", 1.0) != 1.0:
-            raise place.error(
-                "partial_rotary_factor", "heads that are rotated in part are not supported"
-            )
-    spelling = "type" if scaling.has("type") and not scaling.has("rope_type") else "rope_type"
-    if scaling.choice(spelling, ("default", "yarn"), "default") == "default":
-        return Rope(theta, None)
-    return Rope(theta, _read_yarn(scaling, max_positions, latent=latent))
-
-
-def _read_yarn(scaling: Fields, max_positions: int, *, latent: bool) -> Yarn:
-    factor = scaling.number("factor")
-    mscale = scaling.number("mscale", 0.0, zero=True)  # 0 is how a file says "none"
-    all_dim = scaling.number("mscale_all_dim", 0.0, zero=True)
-
-    def magnitude(mscale: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
-
-    inferred = magnitude(mscale) / magnitude(all_dim) if mscale and all_dim else magnitude(1.0)
-    return Yarn(
-        factor=factor,
-        original_max_positions=scaling.size("original_max_position_embeddings", max_positions),
-        beta_fast=scaling.number("beta_fast", 32.0),
-        beta_slow=scaling.number("beta_slow", 1.0),
-        truncate=scaling.flag("truncate", True),
-        rotation_scale=scaling.number("attention_factor", inferred),
-        softmax_scale=magnitude(all_dim) ** 2 if latent and all_dim else 1.0,
-    )
-
-
 def _read_dtype(fields: Fields) -> Dtype:
-    name = "dtype" if fields.has("dtype") else "torch_dtype"
-    return cast(Dtype, fields.choice(name, ("float32", "bfloat16"), "float32"))
+    if not fields.has("dtype"):
+        return "float32"
+    return cast(Dtype, fields.choice("dtype", ("float32", "bfloat16")))
