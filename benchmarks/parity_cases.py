@@ -1,6 +1,7 @@
 """The configurations that parity with transformers is checked on: tiny models, every option of every family."""
 
 import asyncio
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,11 +44,13 @@ _YARN = {
 
 @dataclass(frozen=True)
 class Case:
-    """One configuration: a family's class in transformers, and what differs from the family's base."""
+    """One configuration: a family's class in transformers, what differs from the family's base, and what
+    the file then says otherwise: ``...`` leaves a field out."""
 
     family: str
     name: str
     options: dict[str, Any] = field(default_factory=dict)
+    file: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"{self.family}: {self.name}"
@@ -96,6 +99,11 @@ CASES = [
     ),
     Case("mixtral", "wide heads, no grouping", {"head_dim": 20, "num_key_value_heads": 4}),
     Case("mixtral", "sliding window", {"sliding_window": 11}),
+    Case(
+        "mixtral",
+        "left out of the file: rms_norm_eps, rotation",
+        file={"rms_norm_eps": ..., "rope_parameters": ..., "tie_word_embeddings": ...},
+    ),
     Case("mixtral", "top 1 of 3", {"num_local_experts": 3, "num_experts_per_tok": 1}),
     Case("qwen2_moe", "base"),
     Case(
@@ -121,6 +129,19 @@ CASES = [
         {"attention_bias": True, "mlp_only_layers": [1], "decoder_sparse_step": 1},
     ),
     Case("qwen3_moe", "yarn", {"rope_parameters": _YARN}),
+    Case(
+        "qwen3_moe",
+        "yarn as older files spell it",
+        {"rope_parameters": _YARN},
+        {
+            "rope_parameters": ...,
+            "rope_theta": _YARN["rope_theta"],
+            "rope_scaling": {
+                "type": "yarn",
+                **{k: v for k, v in _YARN.items() if not k.startswith("rope_")},
+            },
+        },
+    ),
     Case("qwen3_moe", "sliding window", {"use_sliding_window": True, "sliding_window": 9}),
     Case("deepseek_v2", "base"),
     Case(
@@ -134,6 +155,11 @@ CASES = [
         "deepseek_v2",
         "yarn with mscale",
         {"rope_parameters": {**_YARN, "mscale": 0.707, "mscale_all_dim": 1.1}},
+    ),
+    Case(
+        "deepseek_v2",
+        "left out of the file: n_shared_experts, gate",
+        file=dict.fromkeys(("n_shared_experts", "topk_method", "routed_scaling_factor"), ...),
     ),
     Case("deepseek_v2", "yarn without mscale", {"rope_parameters": _YARN}),
     Case(
@@ -170,6 +196,10 @@ def build_reference(case: Case, directory: Path, **save_options: Any) -> Any:
         ):  # made as ones and zeros, which would hide a mix-up
             torch.nn.init.normal_(parameter, mean=float("norm" in name), std=0.2)
     model.save_pretrained(directory, **save_options)
+    if case.file:
+        path = directory / "config.json"
+        fields = {**json.loads(path.read_text()), **case.file}
+        path.write_text(json.dumps({k: v for k, v in fields.items() if v is not ...}))
     return model
 
 
@@ -179,7 +209,7 @@ class Served:
     def __init__(self, directory: Path, dtype: torch.dtype = torch.float32) -> None:
         """Load everything in ``directory``."""
         self.config = load_config(directory)
-        checkpoint = Checkpoint(directory)
+        checkpoint = Checkpoint.of_model(directory, self.config)
         self.decoder = Decoder.load(checkpoint, self.config, dtype, CPU)
         self.moe = local_moe(checkpoint, self.config, dtype)
         self.cache: KVCache = self.decoder.new_kv_cache(num_blocks=64, block_size=8)

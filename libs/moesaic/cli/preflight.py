@@ -24,6 +24,7 @@ def check_model(model: str) -> "ModelConfig":
     from moesaic.models.chat import ChatTemplate
     from moesaic.models.config import load_config
     from moesaic.models.fields import read_json
+    from moesaic.models.inventory import check_tensors
     from moesaic.models.tokenizer import Tokenizer
     from moesaic.models.weight_files import list_tensors
 
@@ -35,7 +36,7 @@ def check_model(model: str) -> "ModelConfig":
         )
     try:
         config = load_config(Path(model))
-        list_tensors(Path(model))
+        check_tensors(config, list_tensors(Path(model)))
         Tokenizer.load(Path(model))
         serving = Path(model) / "moesaic.json"
         told = read_json(serving) if serving.exists() else {}

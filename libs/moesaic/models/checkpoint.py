@@ -1,12 +1,15 @@
 """Read single tensors, or slices of them, from a model directory's safetensors files."""
 
+import os
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from moesaic.errors import CheckpointError
-from moesaic.models.weight_files import StoredTensor, list_tensors
+from moesaic.models.architecture import ModelConfig
+from moesaic.models.inventory import check_tensors
+from moesaic.models.weight_files import Stamp, StoredTensor, list_tensors
 
 _STORED_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -24,12 +27,28 @@ class Checkpoint:
 
         Raises:
             CheckpointError: no safetensors, a damaged or truncated file, a missing shard, or a
-                tensor that is not in the shard where the index says it is.
+                tensor that is not in the shard where the index says it is, or only in the shard.
         """
         self.directory = directory
         self._tensors = list_tensors(directory)
 
-    def __contains__(self, name: str) -> bool:
+    @classmethod
+    def of_model(cls, directory: Path, config: ModelConfig) -> "Checkpoint":
+        """Open the checkpoint of the model that ``config`` describes, and of no other.
+
+        Raises:
+            CheckpointError: as for the constructor, or there are tensors that nobody would read.
+        """
+        checkpoint = cls(directory)
+        check_tensors(config, checkpoint._tensors)
+        return checkpoint
+
+    @property
+    def files(self) -> dict[Path, Stamp]:
+        """The files that hold tensors, as they were when this was opened; reading fails once they are not."""
+        return {stored.file: stored.stamp for stored in self._tensors.values()}
+
+    def __contains__(self, name: object) -> bool:
         return name in self._tensors
 
     def read(
@@ -38,8 +57,8 @@ class Checkpoint:
         """The tensor ``name`` as ``dtype`` on ``device``.
 
         Raises:
-            CheckpointError: there is no such tensor, its shape is not ``shape``, or its payload
-                cannot be read.
+            CheckpointError: there is no such tensor, its shape is not ``shape``, its payload cannot
+                be read, or something in it is not finite.
         """
         stored = self._find(name, shape)
         return _load(name, stored, stored.shape, stored.start, dtype, device)
@@ -95,6 +114,12 @@ def _load(
     buffer = memoryview(payload.view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
     try:
         with stored.file.open("rb", buffering=0) as file:
+            if Stamp.of(os.fstat(file.fileno())) != stored.stamp:
+                raise CheckpointError(
+                    stored.file.name,
+                    "has changed while in use: start this process anew",
+                    tensor=name,
+                )
             file.seek(start)
             filled = 0
             while filled < buffer.nbytes:  # one read returns at most 2 GiB
@@ -106,4 +131,20 @@ def _load(
                 filled += count
     except OSError as error:
         raise CheckpointError(stored.file.name, f"cannot be read: {error}", tensor=name) from error
-    return payload.to(device=device, dtype=dtype)
+    loaded = payload.to(device=device, dtype=dtype)
+    _require_finite(loaded, stored, name)
+    return loaded
+
+
+def _require_finite(loaded: Tensor, stored: StoredTensor, name: str) -> None:
+    """Raise ``CheckpointError`` for infinities and what is no number, stored so or made so by ``dtype``."""
+    if not loaded.numel():
+        return
+    if not bool(torch.stack(loaded.aminmax()).isfinite().all()):
+        number = int((~loaded.isfinite()).sum())
+        raise CheckpointError(
+            stored.file.name,
+            f"{number} of {loaded.numel()} weights are infinite or no number as {loaded.dtype}: the "
+            "file is damaged or not made for this dtype",
+            tensor=name,
+        )

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from moesaic.models.architecture import ModelConfig
 from moesaic.models.checkpoint import Checkpoint
-from moesaic.models.tensor_names import moe_prefix
+from moesaic.models.tensor_names import MIXTRAL_NAMES, USUAL_NAMES, moe_prefix
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,9 @@ def load_expert(
             prefix + "down_proj", expert, (num, hidden, size), dtype, device
         )
         return ExpertWeights(gate_up, down)
-    names = _MIXTRAL_NAMES if f"{prefix}{expert}.w1.weight" in checkpoint else _USUAL_NAMES
+    names = MIXTRAL_NAMES if f"{prefix}{expert}.w1.weight" in checkpoint else USUAL_NAMES
     gate_name, up_name, down_name = (f"{prefix}{expert}.{name}.weight" for name in names)
     gate = checkpoint.read(gate_name, (size, hidden), dtype, device)
     up = checkpoint.read(up_name, (size, hidden), dtype, device)
     down = checkpoint.read(down_name, (hidden, size), dtype, device)
     return ExpertWeights(torch.cat((gate, up)), down)
-
-
-_MIXTRAL_NAMES = ("w1", "w3", "w2")
-_USUAL_NAMES = ("gate_proj", "up_proj", "down_proj")

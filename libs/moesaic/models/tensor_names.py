@@ -1,10 +1,13 @@
-"""What tensors are called inside a checkpoint."""
+"""What tensors are called inside a checkpoint. Needs no torch."""
 
-from moesaic.models.checkpoint import Checkpoint
+from collections.abc import Container
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
+# The matrices of an MLP, gate, up and down; Mixtral's experts have names of their own.
+USUAL_NAMES = ("gate_proj", "up_proj", "down_proj")
+MIXTRAL_NAMES = ("w1", "w3", "w2")
 
 
 def layer_prefix(layer: int) -> str:
@@ -12,7 +15,8 @@ def layer_prefix(layer: int) -> str:
     return f"model.layers.{layer}."
 
 
-def moe_prefix(checkpoint: Checkpoint, layer: int) -> str:
-    """What the names of the gate and the experts of ``layer`` begin with; Mixtral's files have a name of their own."""
+def moe_prefix(found: Container[str], layer: int) -> str:
+    """What the names of the gate and the experts of ``layer`` begin with in files that have
+    ``found``; Mixtral's have a name of their own."""
     mixtral = layer_prefix(layer) + "block_sparse_moe."
-    return mixtral if mixtral + "gate.weight" in checkpoint else layer_prefix(layer) + "mlp."
+    return mixtral if mixtral + "gate.weight" in found else layer_prefix(layer) + "mlp."

@@ -8,9 +8,11 @@ believed: a header comes from outside.
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from moesaic.errors import CheckpointError
 
@@ -18,19 +20,34 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000
 DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}  # what can be served; quantised payloads cannot
-_SAMPLES, _SAMPLE_BYTES = 16, 4096  # of a file's payload, which tell weights apart
+_COMPARED_BYTES = 1 << 22
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+
+
+class Stamp(NamedTuple):
+    """What tells one state of a file from another without reading it."""
+
+    size: int
+    modified_ns: int
+    inode: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> "Stamp":
+        """The stamp of a file with this status."""
+        return cls(status.st_size, status.st_mtime_ns, status.st_ino)
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where one tensor lies: ``nbytes`` of ``dtype`` (``F32``, ``F16``, ``BF16``), row-major, from byte ``start``."""
+    """Where one tensor lies: ``nbytes`` of ``dtype`` (``F32``, ``F16``, ``BF16``), row-major, from byte ``start``
+    of a file that is as its stamp says."""
 
     file: Path
     dtype: str
     shape: tuple[int, ...]
     start: int
     nbytes: int
+    stamp: Stamp
 
 
 def list_tensors(directory: Path) -> dict[str, StoredTensor]:
@@ -38,7 +55,7 @@ def list_tensors(directory: Path) -> dict[str, StoredTensor]:
 
     Raises:
         CheckpointError: no safetensors, a damaged header, a shard that the index names is not
-            there, or a tensor is not in the shard that the index names.
+            there, or a tensor is not in the shard that the index names, or only there.
     """
     index_path = directory / INDEX_FILE
     if not index_path.exists():
@@ -55,7 +72,12 @@ def list_tensors(directory: Path) -> dict[str, StoredTensor]:
                 raise CheckpointError(
                     file, f"{INDEX_FILE} says it is here, but it is not", tensor=name
                 )
-            tensors[name] = header[name]
+        for name, stored in header.items():
+            if weight_map.get(name) != file:
+                raise CheckpointError(
+                    file, f"is here, but {INDEX_FILE} does not say so", tensor=name
+                )
+            tensors[name] = stored
     return tensors
 
 
@@ -76,16 +98,25 @@ def header_bytes(path: Path) -> bytes:
         return file.read(length)
 
 
-def payload_sample(path: Path) -> bytes:
-    """Parts of the weights in the safetensors file at ``path``, evenly spread, always the same: the
-    payload is too much to read where nothing is computed, and fine-tunes have the same header."""
-    start, end = 8 + len(header_bytes(path)), path.stat().st_size
-    parts = []
-    with path.open("rb") as file:
-        for number in range(_SAMPLES):
-            file.seek(start + (end - start) * number // _SAMPLES)
-            parts.append(file.read(_SAMPLE_BYTES))
-    return b"".join(parts)
+def same_payload(one: StoredTensor, other: StoredTensor) -> bool:
+    """Whether two tensors are stored alike, byte for byte.
+
+    Raises:
+        CheckpointError: a file cannot be read.
+    """
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    try:
+        with one.file.open("rb") as mine, other.file.open("rb") as theirs:
+            mine.seek(one.start)
+            theirs.seek(other.start)
+            for done in range(0, one.nbytes, _COMPARED_BYTES):
+                length = min(_COMPARED_BYTES, one.nbytes - done)
+                if mine.read(length) != theirs.read(length):
+                    return False
+    except OSError as error:
+        raise CheckpointError(one.file.name, f"cannot be read: {error}") from error
+    return True
 
 
 def _single_file(directory: Path) -> Path:
@@ -128,16 +159,16 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
         raise CheckpointError(path.name, f"its header is not JSON ({error})") from error
     if not isinstance(entries, dict):
         raise CheckpointError(path.name, "its header is not a JSON object")
-    base, size = 8 + len(raw), path.stat().st_size
+    base, stamp = 8 + len(raw), Stamp.of(path.stat())
     return {
-        name: _stored_tensor(path, name, entry, base, size)
+        name: _stored_tensor(path, name, entry, base, stamp)
         for name, entry in entries.items()
         if name != "__metadata__"
     }
 
 
 def _stored_tensor(
-    path: Path, name: str, entry: Mapping[str, object], base: int, file_bytes: int
+    path: Path, name: str, entry: Mapping[str, object], base: int, stamp: Stamp
 ) -> StoredTensor:
     try:
         dtype, shape, (start, end) = (
@@ -147,10 +178,10 @@ def _stored_tensor(
         )
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(path.name, "its header entry is malformed", tensor=name) from error
-    if base + end > file_bytes:
+    if base + end > stamp.size:
         raise CheckpointError(
             path.name,
-            f"is truncated: ends at byte {base + end}, the file has {file_bytes}",
+            f"is truncated: ends at byte {base + end}, the file has {stamp.size}",
             tensor=name,
         )
     expected = math.prod(shape) * DTYPE_BYTES.get(dtype, 0)
@@ -160,7 +191,7 @@ def _stored_tensor(
             f"{dtype} {list(shape)} takes {expected} bytes, its place has {end - start}",
             tensor=name,
         )
-    return StoredTensor(path, dtype, shape, base + start, end - start)
+    return StoredTensor(path, dtype, shape, base + start, end - start, stamp)
 
 
 def _sizes(value: object) -> tuple[int, ...]:
