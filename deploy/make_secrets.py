@@ -44,11 +44,13 @@ LEADS = [
     ("+xadd", "%W~{c}ctl:placement ~{c}ctl:decisions %W~{c}dlq:ctl:*"),
     (STREAM, "%R~{c}ctl:activations %R~{c}ctl:decisions"),
 ]
+# Which weights the cluster has: workers say so together.
+AGREES = [("+get +mget +watch +set", "~{c}weights")]
 RIGHTS = {
     "scheduler": [*OWN, *LOOKS_AT_WORKERS, *LOOKS_AT_PLACEMENTS, *LEADS],
     "gateway": [*OWN, *LOOKS_AT_WORKERS, *LOOKS_AT_PLACEMENTS],
-    "attention": [*OWN, *LOOKS_AT_WORKERS, *LOOKS_AT_PLACEMENTS],
-    "expert": [*OWN, ("+xadd", "%W~{c}ctl:activations")],
+    "attention": [*OWN, *AGREES, *LOOKS_AT_WORKERS, *LOOKS_AT_PLACEMENTS],
+    "expert": [*OWN, *AGREES, ("+xadd", "%W~{c}ctl:activations")],
 }
 ALL_CLUSTERS = "moesaic:{*}:"  # every key begins with the cluster's name in braces
 

@@ -60,13 +60,22 @@ class AttentionAdmin(attention_pb2_grpc.AttentionServiceServicer):
 
     def attach(
         self,
+        config: ModelConfig,
         thread: EngineThread,
         engine: Engine,
         profile: pb.EngineProfile,
         open_gates: OpenGates,
     ) -> None:
-        """Start taking requests; ``profile`` is what gateways are told of the engine, ``open_gates``
-        reads the gates for whoever records a trace."""
+        """Start taking requests.
+
+        Args:
+            config: with the digest of the weights.
+            thread: of the engine.
+            engine: what computes.
+            profile: what gateways are told of the engine.
+            open_gates: reads the gates for whoever records a trace.
+        """
+        self._config = config
         self._thread, self._engine, self._open_gates = thread, engine, open_gates
         self._blocks = BlockLog(profile)
         for stream in self._watching:

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
@@ -15,6 +16,7 @@ from moesaic.cluster.lifecycle import run_service, stop_event
 from moesaic.cluster.own_addresses import own_addresses
 from moesaic.cluster.placement_view import watch_placement
 from moesaic.cluster.registry import next_generation, registered
+from moesaic.cluster.same_weights import same_weights
 from moesaic.dispatch.choosing import ChoosingDispatcher
 from moesaic.dispatch.contract import Dispatcher
 from moesaic.dispatch.local import LocalDispatcher
@@ -31,6 +33,7 @@ from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.config import ModelConfig, load_config
 from moesaic.models.decoder import Decoder
 from moesaic.models.gate import load_gates
+from moesaic.models.weights_digest import digesting
 from moesaic.prefix.block_hashes import BlockHasher, naming_key
 from moesaic.telemetry.logs import configure_logging
 from moesaic.telemetry.metrics import serve_metrics
@@ -59,6 +62,7 @@ async def serve(settings: AttentionSettings) -> None:
     config = load_config(
         Path(settings.model)
     )  # before anything listens: a bad directory should fail at once
+    checkpoint = Checkpoint.of_model(Path(settings.model), config)
     if settings.quantization != "none":
         require_library("--quantization")
     if settings.deterministic:
@@ -66,6 +70,7 @@ async def serve(settings: AttentionSettings) -> None:
     plan = await on_own_thread(plan_experts, settings, config) if settings.streams_experts else None
     async with AsyncExitStack() as parts:
         stop = await parts.enter_async_context(stop_event())
+        weights_digest = await parts.enter_async_context(digesting(checkpoint.files))
         settings = await parts.enter_async_context(own_addresses(settings))
         compiler = GrammarCompiler(Path(settings.model), config.vocab_size, config.eos_token_ids)
         service = AttentionAdmin(config, compiler)
@@ -87,7 +92,7 @@ async def serve(settings: AttentionSettings) -> None:
             Bus.connect(settings.redis_url, settings.cluster, admin.status.waiting_for)
         )
         generation = admin.status.generation = await next_generation(bus, worker_id)
-        admin.status.model_digest, admin.status.model = config.digest, settings.name_of_model
+        admin.status.model = settings.name_of_model
         thread = await parts.enter_async_context(engine_thread(torch.device(settings.device)))
         main_loop = asyncio.get_running_loop()
 
@@ -97,7 +102,6 @@ async def serve(settings: AttentionSettings) -> None:
         def tell_blocks(stored: list[bytes], evicted: list[bytes]) -> None:
             main_loop.call_soon_threadsafe(service.deliver_blocks, stored, evicted)
 
-        checkpoint = Checkpoint(Path(settings.model))
         decoder = await on_own_thread(
             Decoder.load,
             checkpoint,
@@ -106,6 +110,8 @@ async def serve(settings: AttentionSettings) -> None:
             torch.device(settings.device),
             settings.quantization,
         )
+        config = replace(config, weights_digest=await weights_digest)
+        admin.status.model_digest = config.digest
         shared: Streamed | Together | None = None  # experts shared with other attention workers
         named = settings.model_copy(update={"worker_id": worker_id})
         if settings.dispatch == "all-to-all":
@@ -131,6 +137,7 @@ async def serve(settings: AttentionSettings) -> None:
             open_engine(settings, config, decoder, dispatcher, emit, hasher, tell_blocks)
         )
         service.attach(
+            config,
             thread,
             engine,
             _profile(settings, hasher),
@@ -152,6 +159,7 @@ async def serve(settings: AttentionSettings) -> None:
                     node=settings.node_name,
                     version=moesaic.__version__,
                     model_digest=config.digest,
+                    config_digest=config.config_digest,
                     dispatch=settings.dispatch,
                     max_request_tokens=engine.max_request_tokens,
                     data_address=shared.data_address if shared else gathering,
@@ -159,6 +167,7 @@ async def serve(settings: AttentionSettings) -> None:
                 ),
             )
         )
+        await parts.enter_async_context(same_weights(bus, config.digest, admin.status.waiting_for))
         if shared is not None:
             admin.status.data_address = shared.data_address
             slowdown = await shared.start(bus, thread, decoder, admin.status.waiting_for)

@@ -1,7 +1,6 @@
 """Experts that are fetched layer by layer: the parts of that, and the peers that they come from."""
 
 import asyncio
-import os
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from moesaic.dispatch.gathered.shard import PackedExperts
 from moesaic.dispatch.gathered.streaming import Streaming, streaming
 from moesaic.engine.thread import EngineThread, engine_thread
 from moesaic.kernels.expert_layout import ExpertLayout
+from moesaic.kernels.native.compile import cache_directory
 from moesaic.kernels.own_thread import on_own_thread
 from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.config import ModelConfig
@@ -134,7 +134,7 @@ async def open_streamed(
             gates,
             thread.run,
             model_digest=config.digest,
-            directory=Path(settings.offload_dir or _default_directory()),
+            directory=Path(settings.offload_dir or cache_directory()),
             network=network,
             timeout_s=settings.expert_timeout_s,
         )
@@ -193,8 +193,3 @@ async def _open_network(settings: AttentionSettings) -> UcxNetwork:
         transports=settings.transports,
         own_address=settings.data.host,
     )
-
-
-def _default_directory() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(home) / "moesaic"

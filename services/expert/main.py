@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
@@ -14,6 +15,7 @@ from moesaic.cluster.grpc_server import AdminServer, admin_server
 from moesaic.cluster.lifecycle import run_service, stop_event
 from moesaic.cluster.own_addresses import own_addresses
 from moesaic.cluster.registry import next_generation, registered
+from moesaic.cluster.same_weights import same_weights
 from moesaic.dispatch.exchange.relay import ExpertRelay
 from moesaic.dispatch.host import ExpertHost
 from moesaic.dispatch.ridge import measure_ridge
@@ -23,6 +25,7 @@ from moesaic.kernels.own_thread import on_own_thread
 from moesaic.messages.registry import WorkerRecord
 from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.config import load_config
+from moesaic.models.weights_digest import digesting
 from moesaic.telemetry.logs import configure_logging
 from moesaic.telemetry.metrics import serve_metrics
 from moesaic.transport.frame import FrameLimits
@@ -47,11 +50,13 @@ async def serve(settings: ExpertSettings) -> None:
     config = load_config(
         Path(settings.model)
     )  # before anything listens: a bad directory should fail at once
+    checkpoint = Checkpoint.of_model(Path(settings.model), config)
     slots = settings.slots_per_layer or config.moe.num_experts
     if settings.quantization != "none":
         require_library("--quantization")
     async with AsyncExitStack() as parts:
         stop = await parts.enter_async_context(stop_event())
+        weights_digest = await parts.enter_async_context(digesting(checkpoint.files))
         settings = await parts.enter_async_context(own_addresses(settings))
         admin_service = ExpertAdmin()
         admin = await parts.enter_async_context(
@@ -73,7 +78,15 @@ async def serve(settings: ExpertSettings) -> None:
         )
         generation = admin.status.generation = await next_generation(bus, worker_id)
         thread = await parts.enter_async_context(engine_thread(torch.device(settings.device)))
-        checkpoint = Checkpoint(Path(settings.model))
+        ridge_rows = await on_own_thread(
+            measure_ridge,
+            config,
+            getattr(torch, settings.dtype),
+            torch.device(settings.device),
+            settings.quantization,
+        )
+        config = replace(config, weights_digest=await weights_digest)
+        admin.status.model_digest = config.digest
         host = await on_own_thread(
             ExpertHost,
             checkpoint,
@@ -86,13 +99,6 @@ async def serve(settings: ExpertSettings) -> None:
             settings.max_expert_bytes,
         )
         admin_service.host = host
-        ridge_rows = await on_own_thread(
-            measure_ridge,
-            config,
-            getattr(torch, settings.dtype),
-            torch.device(settings.device),
-            settings.quantization,
-        )
 
         async def listen() -> tuple[UcxNetwork, ExpertRelay, str]:
             network = UcxNetwork(
@@ -115,7 +121,7 @@ async def serve(settings: ExpertSettings) -> None:
             settings, worker_id, config, host, parts
         )
         parts.push_async_callback(admin_service.close)
-        admin.status.data_address, admin.status.model_digest = data_address, config.digest
+        admin.status.data_address = data_address
         admin.status.model = settings.name_of_model
         lease = await parts.enter_async_context(
             registered(
@@ -132,6 +138,7 @@ async def serve(settings: ExpertSettings) -> None:
                     node=settings.node_name,
                     version=moesaic.__version__,
                     model_digest=config.digest,
+                    config_digest=config.config_digest,
                     slots_per_layer=slots,
                     ridge_rows=ridge_rows,
                     num_experts=config.moe.num_experts,
@@ -141,6 +148,8 @@ async def serve(settings: ExpertSettings) -> None:
                 ),
             )
         )
+
+        await parts.enter_async_context(same_weights(bus, config.digest, admin.status.waiting_for))
 
         async def drain(on: bool) -> None:
             await lease.update(state="draining" if on else "ready")

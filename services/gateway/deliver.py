@@ -138,7 +138,7 @@ class Delivery:
             id=self.answer_id,
             created=self.created,
             model=self.gateway.model_name,
-            system_fingerprint=f"fp_{self.gateway.language.config.digest[:12]}",
+            system_fingerprint=self.gateway.system_fingerprint,
             choices=choices,
         )
         if self.prompt_token_ids is not None and kind is self.shape.whole_type:

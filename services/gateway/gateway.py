@@ -58,6 +58,11 @@ class Gateway:
         room = self.workers.max_request_tokens
         return min(room, self.language.max_tokens) if room else self.language.max_tokens
 
+    @property
+    def system_fingerprint(self) -> str:
+        """Names configuration and weights of the workers that answer."""
+        return f"fp_{self.workers.model_digest[:12]}"
+
     def failing_checks(self) -> Lacks:
         """What keeps requests from being answered; empty when ready."""
         dispatches = [worker.record.dispatch for worker in self.workers.accepting]

@@ -72,7 +72,6 @@ async def serve(settings: GatewaySettings) -> None:
                 ),
             )
         )
-        admin.status.model_digest = gateway.language.config.digest
         admin.status.model = gateway.model_name
         app = make_app(gateway)
         address = await parts.enter_async_context(http_server(settings, app))
@@ -94,7 +93,7 @@ async def serve(settings: GatewaySettings) -> None:
             metrics_address=metrics_address,
             node=socket.gethostname(),
             version=moesaic.__version__,
-            model_digest=gateway.language.config.digest,
+            config_digest=gateway.language.config.config_digest,
         )
         lease = await parts.enter_async_context(registered(bus, record))
         async with asyncio.TaskGroup() as tasks:
@@ -138,7 +137,8 @@ async def observe(
         admin.status.waiting_for[:] = [str(error) for error in failing.values()]
         if not gateway.draining:
             admin.status.set_state("starting" if failing else "ready")
-        await lease.update(state=admin.status.state)
+        admin.status.model_digest = gateway.workers.model_digest
+        await lease.update(state=admin.status.state, model_digest=admin.status.model_digest)
         await asyncio.sleep(OBSERVE_EVERY_S)
 
 

@@ -41,10 +41,10 @@ class Routing:
 
     def __init__(self, config: ModelConfig, settings: GatewaySettings, place: Place) -> None:
         """``place`` gives a task to a worker."""
-        key = naming_key(
+        self._key = naming_key(
             settings.block_secret.get_secret_value(), settings.secret.get_secret_value()
         )
-        self._hasher = BlockHasher(key, config.digest, BLOCK_SIZE)
+        self.of_model(config.digest)
         self._config, self._flops = config, flops_of(config)
         self._pinned = round(settings.router_saturation_flops)
         self._lengths = AnswerLengths()
@@ -69,6 +69,10 @@ class Routing:
         )
         metrics.router_queued.set_function(lambda: self.router.num_queued)
         metrics.router_index_blocks.set_function(lambda: len(self.router.fleet.index))
+
+    def of_model(self, digest: str) -> None:
+        """Name blocks as the workers of this model do."""
+        self._hasher = BlockHasher(self._key, digest, BLOCK_SIZE)
 
     def submit(self, task: Task, excluded: Collection[Key]) -> None:
         """Have a task placed, now or when a worker is free for it; without exclusions also while workers may come back.

@@ -225,6 +225,9 @@ class Workers:
     def __init__(self, config: ModelConfig, settings: GatewaySettings) -> None:
         self._idle_s = settings.stream_idle_s
         self.routing = Routing(config, settings, self._place)
+        self.model_digest = ""  # what is served; empty until a worker has told it
+        self._config_digest = config.config_digest
+        self._refused: set[Key] = set()
         self._workers: dict[Key, Worker] = {}
 
     @property
@@ -274,6 +277,7 @@ class Workers:
 
     def _sync(self, records: dict[str, WorkerRecord], group: asyncio.TaskGroup) -> None:
         attention = [r for r in records.values() if r.role == "attention" and r.state != "starting"]
+        attention = self._of_one_model(attention)
         registered = {(record.worker_id, record.generation): record for record in attention}
         for key, record in registered.items():
             if key in self._workers:
@@ -283,6 +287,29 @@ class Workers:
                 group.create_task(self._keep(self._workers[key]), name=f"worker {record.worker_id}")
         for key in self._workers.keys() - registered.keys():
             self._workers[key].retire()
+
+    def _of_one_model(self, records: list[WorkerRecord]) -> list[WorkerRecord]:
+        """Those with this gateway's configuration, all with the same weights: what was served is served on
+        as long as any worker has it."""
+        ours = [r for r in records if r.config_digest in ("", self._config_digest)]
+        ready = sorted((r for r in ours if r.state == "ready"), key=lambda r: r.generation)
+        if ready and self.model_digest not in {r.model_digest for r in ours}:
+            self.model_digest = ready[0].model_digest
+            self.routing.of_model(self.model_digest)
+        alike = [r for r in ours if r.model_digest == self.model_digest]
+        for record in records:
+            key = record.worker_id, record.generation
+            if record not in alike and key not in self._refused:
+                self._refused.add(key)
+                log.error(
+                    "worker.other_model",
+                    worker_id=record.worker_id,
+                    model_digest=record.model_digest,
+                    served_digest=self.model_digest,
+                    other_config=record not in ours,
+                )
+        self._refused &= {(r.worker_id, r.generation) for r in records}
+        return alike
 
     async def _keep(self, worker: Worker) -> None:
         try:

@@ -67,7 +67,7 @@ async def serving(
     async with engine_thread(torch.device("cpu")) as thread:
         engine = await thread.run(opened())
         profile = pb.EngineProfile(max_step_tokens=64)
-        service.attach(thread, engine, profile, lambda: load_gates(*how))
+        service.attach(config, thread, engine, profile, lambda: load_gates(*how))
         running = asyncio.create_task(thread.run(engine.run()))
         status = ServiceStatus("attention", "test", 0)
         watching = asyncio.create_task(

@@ -1,18 +1,22 @@
 """The recorded trace that benchmarks schedule and place."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.routing_traces import DEMO_TRACE, KINDS, demo_trace
+from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.config import load_config
+from moesaic.models.weights_digest import weights_digest
 from moesaic.placement.trace_report import halves
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 
 
 def test_the_recorded_trace_is_of_the_demo_model_and_of_several_task_sets() -> None:
-    trace, config = demo_trace(), load_config(DEMO)
+    weights = weights_digest(Checkpoint(DEMO).files)
+    trace, config = demo_trace(), replace(load_config(DEMO), weights_digest=weights)
 
     assert trace.model_digest == config.digest
     assert (trace.num_experts, trace.top_k) == (config.moe.num_experts, config.moe.top_k)

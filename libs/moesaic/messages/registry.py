@@ -26,7 +26,8 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="worker.v1"):
     node: str = ""  # label of the machine: the host name, unless told otherwise
     pid: int = 0
     version: str = ""
-    model_digest: str = ""
+    model_digest: str = ""  # workers: of configuration and weights
+    config_digest: str = ""  # of config.json; empty: made by a version that did not tell it
     slots_per_layer: int = 0  # expert workers: capacity
     ridge_rows: int = 0  # expert workers: rows of an expert that take as long as its weights
     num_experts: int = 0  # expert workers: experts per layer of the model they have

@@ -34,10 +34,16 @@ _SOURCES = Path(__file__).parent
 _BUILT = _SOURCES / "built"  # where images have them
 
 
+def cache_directory() -> Path:
+    """Where this user's processes keep what they need not make again."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(home) / "moesaic"
+
+
 def find(variant: str) -> Path:
     """Where ``variant`` is, compiled now if it never was; raises as ``compile_into``."""
     name = _name(variant)
-    home = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "moesaic"
+    home = cache_directory()
     for directory in (_BUILT, home):
         if (directory / name).exists():
             return directory / name

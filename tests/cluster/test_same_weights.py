@@ -1,0 +1,111 @@
+"""Workers of one cluster have the same weights: the first one's, until none has them."""
+
+import asyncio
+
+import pytest
+from structlog.testing import capture_logs
+
+from moesaic.cluster import same_weights as module
+from moesaic.cluster.bus import Bus
+from moesaic.cluster.same_weights import same_weights
+
+GOOD, BAD = "a" * 64, "b" * 64
+
+
+@pytest.fixture(autouse=True)
+def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LEASE_S", 1)
+    monkeypatch.setattr(module, "RENEW_S", 0.2)
+    monkeypatch.setattr(module, "_LOOK_AGAIN_S", 0.02)
+
+
+async def test_others_with_the_same_weights_join_at_once(bus: Bus) -> None:
+    waiting_for: list[str] = []
+
+    async with same_weights(bus, GOOD, waiting_for), same_weights(bus, GOOD, waiting_for):
+        assert waiting_for == []
+
+
+async def test_of_all_that_come_at_once_only_one_kind_joins(redis_server) -> None:
+    joined: list[str] = []
+
+    async def work(digest: str) -> None:
+        async with (
+            Bus.connect(redis_server.url, "test") as bus,
+            same_weights(bus, digest, []),
+        ):
+            joined.append(digest)
+            await asyncio.Event().wait()
+
+    tasks = [asyncio.create_task(work(digest)) for digest in [GOOD, BAD] * 4]
+    async with asyncio.timeout(20):
+        while len(joined) < 4:
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(2.5)  # over two leases
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+    assert len(joined) == 4
+    assert len(set(joined)) == 1
+
+
+async def test_other_weights_wait_and_say_so_until_nobody_has_the_first(bus: Bus) -> None:
+    waiting_for = ["redis"]
+    joined = asyncio.Event()
+
+    async def stranger() -> None:
+        async with same_weights(bus, BAD, waiting_for):
+            joined.set()
+            await asyncio.Event().wait()
+
+    with capture_logs() as logs:
+        async with same_weights(bus, GOOD, []):
+            task = asyncio.create_task(stranger())
+            async with asyncio.timeout(20):
+                while len(waiting_for) < 2:
+                    await asyncio.sleep(0.01)
+            await asyncio.sleep(1.5)  # longer than a lease that nobody renews
+            assert not joined.is_set()
+            assert GOOD[:16] in waiting_for[1]
+            assert BAD[:16] in waiting_for[1]
+        async with asyncio.timeout(20):
+            await joined.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+    assert waiting_for == ["redis"]
+    told = {"event": "worker.other_weights", "own_digest": BAD, "cluster_digest": GOOD}
+    assert [entry for entry in logs if entry["log_level"] == "error"] == [
+        {**told, "log_level": "error"}
+    ]
+
+
+async def test_a_redis_that_lost_its_data_lets_nobody_in_who_was_refused(bus: Bus) -> None:
+    waiting_for: list[str] = []
+    joined = asyncio.Event()
+
+    async def stranger() -> None:
+        async with same_weights(bus, BAD, waiting_for):
+            joined.set()
+
+    async with same_weights(bus, GOOD, []):
+        task = asyncio.create_task(stranger())
+        async with asyncio.timeout(20):
+            while not waiting_for:
+                await asyncio.sleep(0.01)
+        await bus.delete("weights")
+        async with asyncio.timeout(20):
+            while await _held(bus) != GOOD.encode():
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.5)
+        assert not joined.is_set()
+        task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def _held(bus: Bus) -> bytes | None:
+    try:
+        return await bus.get_bytes("weights")
+    except module.PeerLost:
+        return None
