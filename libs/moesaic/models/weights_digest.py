@@ -73,12 +73,34 @@ def weights_digest(
         CheckpointError: a file cannot be read, or is not as it was.
         NotReady: it is no longer wanted.
     """
-    home = cache_directory() / "digests" if home is None else home
     whole = xxhash.xxh3_128(f"moesaic weights {VERSION}\n".encode())
     for path in sorted(files):
-        digest = _remembered_digest(path, files[path], home, wanted)
+        try:
+            digest = remembered_digest(path, home, wanted)
+            if Stamp.of(path.stat()) != files[path]:
+                raise CheckpointError(path.name, "has changed while it was read")
+        except OSError as error:
+            raise CheckpointError(path.name, f"cannot be read: {error}") from error
         whole.update(f"{path.name} {files[path].size} {digest}\n".encode())
     return whole.hexdigest()
+
+
+def remembered_digest(path: Path, home: Path | None = None, wanted: Wanted = lambda: True) -> str:
+    """``file_digest``, remembered as ``weights_digest`` says; raises what that raises."""
+    home = cache_directory() / "digests" if home is None else home
+    name = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:32]
+    memory = home / f"{name}.json"
+    with _alone(memory.with_suffix(".lock"), wanted):
+        known = _what_tells(path)
+        digest = _recall(memory, known)
+        if digest is None:
+            began = time.monotonic()
+            digest = file_digest(path, wanted)
+            size, seconds = path.stat().st_size, round(time.monotonic() - began, 3)
+            log.info("weights.digested", file=path.name, bytes=size, seconds=seconds)
+            if _what_tells(path) == known:
+                _remember(memory, {**known, "digest": digest})
+    return digest
 
 
 def file_digest(path: Path, wanted: Wanted = lambda: True) -> str:
@@ -111,27 +133,6 @@ def _chunk_digest(descriptor: int, start: int, end: int, wanted: Wanted) -> byte
         digest.update(buffer[:count])
         start += count
     return digest.digest()
-
-
-def _remembered_digest(path: Path, stamp: Stamp, home: Path, wanted: Wanted) -> str:
-    name = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:32]
-    memory = home / f"{name}.json"
-    try:
-        with _alone(memory.with_suffix(".lock"), wanted):
-            known = _what_tells(path)
-            digest = _recall(memory, known)
-            if digest is None:
-                began = time.monotonic()
-                digest = file_digest(path, wanted)
-                seconds = round(time.monotonic() - began, 3)
-                log.info("weights.digested", file=path.name, bytes=stamp.size, seconds=seconds)
-                if _what_tells(path) == known:
-                    _remember(memory, {**known, "digest": digest})
-        if Stamp.of(path.stat()) != stamp:
-            raise CheckpointError(path.name, "has changed while it was read")
-    except OSError as error:
-        raise CheckpointError(path.name, f"cannot be read: {error}") from error
-    return digest
 
 
 def _what_tells(path: Path) -> dict[str, str | int]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from moesaic.dispatch.gathered import pieces
 from moesaic.dispatch.gathered.holder import PULL_LIMITS
 from moesaic.dispatch.gathered.peers import Peer
 from moesaic.dispatch.gathered.plan import Share, plan_stream
@@ -65,8 +66,7 @@ Start = Callable[..., Any]
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
     """Starts workers; an async context manager. Even small layers take several pulls."""
-    for module in ("mover", "holders"):
-        monkeypatch.setattr(f"moesaic.dispatch.gathered.{module}.PULL_BYTES", 1 << 15)
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 1 << 15)
 
     async def here(work: Awaitable[Any]) -> Any:
         return await work

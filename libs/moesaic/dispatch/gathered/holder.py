@@ -6,10 +6,11 @@ from concurrent.futures import Executor
 
 import torch
 import xxhash
+from torch import Tensor
 
 from moesaic.dispatch.gathered import metrics
 from moesaic.dispatch.gathered.plan import PULL_BYTES, Share
-from moesaic.dispatch.gathered.shard import FileShard, Part, Shard
+from moesaic.dispatch.gathered.shard import FileShard, Shard
 from moesaic.errors import InvalidInput
 from moesaic.kernels.expert_layout import ExpertLayout
 from moesaic.transport.frame import HEADER_BYTES, Frame, FrameLimits
@@ -31,7 +32,8 @@ class Holder:
     """Answers pulls, on the event loop of the thread that moves weights: the engine may be computing.
 
     A pull's tensor is int64 ``[1, 2]``: where in the layer's share to begin, and how many bytes. The
-    reply's is that part of the packed experts, int32 ``[1, bytes / 4]``; its digest is the part's.
+    reply's are that part of the packed experts, int32 ``[1, bytes / 4]``, and the digests of its pieces,
+    int64 ``[1, pieces]``: none if they were cut.
     """
 
     def __init__(
@@ -78,17 +80,17 @@ class Holder:
             and start + length <= self._num_bytes
         ):
             raise InvalidInput("frame.tensors", f"no {length} bytes from {start} here")
+        digests = self._shard.digests(request.layer, start, length)
         if isinstance(self._shard, FileShard):
             part = await self._read(request.layer, start, length)
         else:
             part = self._shard.read(request.layer, start, length)
         metrics.SERVED_BYTES.inc(length)
         return request.reply(
-            digest=part.digest,
-            tensors=[part.packed.view(torch.int32).unsqueeze(0)],
+            tensors=[part.view(torch.int32).unsqueeze(0), digests.unsqueeze(0)],
         )
 
-    async def _read(self, layer: int, start: int, length: int) -> Part:
+    async def _read(self, layer: int, start: int, length: int) -> Tensor:
         """Part of the file, in memory that is used again in the loop's next turn: by then the reply
         has been written. One buffer is enough, for one thread reads."""
         loop = asyncio.get_running_loop()
@@ -96,6 +98,6 @@ class Holder:
         try:
             part = self._buffer[:length]
             await loop.run_in_executor(self._executor, self._shard.read_into, layer, start, part)
-            return Part(part)
+            return part
         finally:
             loop.call_soon(self._turn.release)

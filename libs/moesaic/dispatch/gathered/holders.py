@@ -9,7 +9,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from moesaic.dispatch.gathered.peers import Peer, Peers
-from moesaic.dispatch.gathered.plan import PULL_BYTES, Runs, Share, StreamPlan, cut
+from moesaic.dispatch.gathered.pieces import extend
+from moesaic.dispatch.gathered.plan import Runs, Share, StreamPlan
 from moesaic.dispatch.gathered.sources import FromPeer
 from moesaic.messages.placement import Placement
 from moesaic.transport.contract import Link, Network
@@ -47,11 +48,13 @@ class Linked:
         self,
         network: Network,
         digests: Mapping[Share, int],
+        row_bytes: int,
         timeout_s: float,
         turns: asyncio.Semaphore | None = None,
     ) -> None:
         """See ``FromPeer``; ``digests`` are by share, ``turns`` for all peers together."""
         self._network, self._digests, self._timeout_s = network, digests, timeout_s
+        self._row_bytes = row_bytes
         self._turns = turns
         self._sources: dict[Peer, FromPeer] = {}
         self._changed = asyncio.Event()
@@ -83,7 +86,9 @@ class Linked:
 
     def _linked(self, peer: Peer, link: Link) -> None:
         digest = self._digests[peer.share]
-        self._sources[peer] = FromPeer(self._network, link, digest, self._timeout_s, self._turns)
+        self._sources[peer] = FromPeer(
+            self._network, link, digest, self._row_bytes, self._timeout_s, self._turns
+        )
         self.change()
 
 
@@ -157,7 +162,7 @@ class PlacedHolders:
                 expert = part_start // self._plan.expert_bytes
                 sources = holders[expert]
                 holder = sources[(expert + layer) % len(sources)] if sources else None
-                _extend(by_holder[holder], part_start, part_length)
+                extend(by_holder[holder], part_start, part_length, self._plan.expert_bytes)
         nobody = by_holder.pop(None, [])
         return [(holder, part) for holder, part in by_holder.items() if holder is not None], nobody
 
@@ -194,11 +199,3 @@ def _parts(start: int, length: int, row_bytes: int) -> Runs:
     end = start + length
     inner = range((start // row_bytes + 1) * row_bytes, end, row_bytes)
     return [(a, b - a) for a, b in zip((start, *inner), (*inner, end), strict=True)]
-
-
-def _extend(runs: Runs, start: int, length: int) -> None:
-    """Add a run: to the last one, if it follows and one message can hold both."""
-    if runs and sum(runs[-1]) == start and runs[-1][1] + length <= PULL_BYTES:
-        runs[-1] = runs[-1][0], runs[-1][1] + length
-    else:
-        runs.extend((start + at, size) for at, size in cut(length, PULL_BYTES))

@@ -21,6 +21,9 @@ SERVED_BYTES = Counter("moesaic_gather_served_bytes", "Packed experts given to p
 FAILED_PULLS = Counter(
     "moesaic_gather_failed_pulls", "Pulls that a peer failed, and another source made up for"
 )
+DAMAGED_PULLS = Counter(
+    "moesaic_gather_damaged_pulls", "Those of them whose bytes were not as when they were digested"
+)
 MEMORY_BYTES = Gauge("moesaic_gather_planned_bytes", "Memory planned for routed experts")
 PEERS = Gauge("moesaic_gather_peers", "Peers whose experts can be pulled")
 HIDING_ROWS = Gauge(

@@ -16,10 +16,17 @@ from torch import Tensor
 
 from moesaic.dispatch.gathered import metrics
 from moesaic.dispatch.gathered.holders import Holders
-from moesaic.dispatch.gathered.plan import PULL_BYTES, Runs, Share, StreamPlan, cut
+from moesaic.dispatch.gathered.pieces import messages_of
+from moesaic.dispatch.gathered.plan import Runs, Share, StreamPlan
 from moesaic.dispatch.gathered.ring import Fill
 from moesaic.dispatch.gathered.shard import PackedExperts, Shard
-from moesaic.dispatch.gathered.sources import FromCheckpoint, FromPeer, FromShard, Source
+from moesaic.dispatch.gathered.sources import (
+    DamagedExpert,
+    FromCheckpoint,
+    FromPeer,
+    FromShard,
+    Source,
+)
 from moesaic.errors import ExpertUnavailable, MoesaicError
 
 log = structlog.get_logger()
@@ -113,7 +120,7 @@ class Mover:
     async def _bring(self, share: Share, layer: int, into: Tensor) -> None:
         """From peers first if they are a pool, then from the own file, else the other way round; the
         rest from the checkpoint."""
-        runs = cut(len(into), PULL_BYTES)
+        runs = messages_of(len(into), self._plan.expert_bytes)
         ways = [self._from_peers]
         if share == self._plan.share:
             ways.insert(1 if self._plan.pool else 0, self._from_file)
@@ -158,6 +165,7 @@ class Mover:
                 raise outcome
             left += part
             metrics.FAILED_PULLS.inc()
+            metrics.DAMAGED_PULLS.inc(isinstance(outcome, DamagedExpert))
             log.warning("pull.failed", source=name, layer=layer, cause=str(outcome))
             if isinstance(source, FromPeer) and failed is not None:
                 failed.add(source)

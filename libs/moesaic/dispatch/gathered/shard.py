@@ -1,16 +1,19 @@
 """The share of the experts that one worker has, packed: in memory, or in a file."""
 
 import hashlib
+import math
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import structlog
 import torch
 from torch import Tensor
 
+from moesaic.dispatch.gathered.pieces import digests_of, num_pieces, pieces_of
 from moesaic.dispatch.gathered.plan import StreamPlan
 from moesaic.dispatch.loading.experts import LoadedExpert
 from moesaic.errors import ExpertUnavailable, InvalidInput
@@ -18,6 +21,7 @@ from moesaic.kernels.expert_layout import ExpertLayout
 from moesaic.models.checkpoint import Checkpoint
 from moesaic.models.config import ModelConfig
 from moesaic.models.experts import load_expert
+from moesaic.models.weights_digest import file_digest, remembered_digest
 
 log = structlog.get_logger()
 
@@ -52,20 +56,16 @@ class PackedExperts:
         return rows
 
 
-class Part(NamedTuple):
-    """Some bytes of a shard."""
-
-    packed: Tensor  # uint8 [n]; may be the shard's own memory
-    digest: int = (
-        0  # of the whole expert that they are of, as it was read; 0: of several, or unknown
-    )
-
-
 class Shard(Protocol):
     """A worker's share of every layer that it gives, expert after expert, as bytes."""
 
-    def read(self, layer: int, start: int, length: int) -> Part:
-        """``length`` bytes from ``start``."""
+    def read(self, layer: int, start: int, length: int) -> Tensor:
+        """``length`` bytes from ``start``, uint8 ``[length]``; may be the shard's own memory."""
+        ...
+
+    def digests(self, layer: int, start: int, length: int) -> Tensor:
+        """Those of the same bytes when they were read from the checkpoint, int64 ``[pieces]``, see
+        ``pieces``; none if they are not whole pieces."""
         ...
 
     def read_into(self, layer: int, start: int, into: Tensor) -> None:
@@ -77,8 +77,9 @@ class MemoryShard:
     """A share in memory."""
 
     def __init__(self, rows: Mapping[int, Tensor]) -> None:
-        """Take uint8 ``[n, nbytes]`` by layer."""
+        """Take uint8 ``[n, nbytes]`` by layer; of other layers there is nothing."""
         self.rows = rows
+        self._digests = {layer: digests_of(held) for layer, held in rows.items()}
 
     @classmethod
     def load(cls, plan: StreamPlan, source: PackedExperts) -> "MemoryShard":
@@ -89,13 +90,17 @@ class MemoryShard:
         """
         return cls({lay: source.packed(lay, plan.in_memory) for lay in plan.streamed_layers})
 
-    def read(self, layer: int, start: int, length: int) -> Part:
+    def read(self, layer: int, start: int, length: int) -> Tensor:
         """See ``Shard.read``."""
-        return Part(self.rows[layer].view(-1)[start : start + length])
+        return self.rows[layer].view(-1)[start : start + length]
+
+    def digests(self, layer: int, start: int, length: int) -> Tensor:
+        """See ``Shard.digests``."""
+        return _some(self._digests[layer], pieces_of(start, length, self.rows[layer].shape[1]))
 
     def read_into(self, layer: int, start: int, into: Tensor) -> None:
         """See ``Shard.read_into``."""
-        into.numpy()[:] = self.read(layer, start, len(into)).packed.numpy()
+        into.numpy()[:] = self.read(layer, start, len(into)).numpy()
 
 
 class SlotShard:
@@ -105,7 +110,7 @@ class SlotShard:
         """``find`` gives an expert of a layer, of ``row_bytes``, if it is here; from any thread."""
         self._find, self._row_bytes = find, row_bytes
 
-    def read(self, layer: int, start: int, length: int) -> Part:
+    def read(self, layer: int, start: int, length: int) -> Tensor:
         """See ``Shard.read``; a copy only if it is of several experts.
 
         Raises:
@@ -113,11 +118,20 @@ class SlotShard:
         """
         expert, offset = divmod(start, self._row_bytes)
         if offset + length <= self._row_bytes:
-            packed, digest = self._expert(layer, expert)
-            return Part(packed[offset : offset + length], digest)
+            return self._expert(layer, expert).packed[offset : offset + length]
         copied = torch.empty(length, dtype=torch.uint8)
         self.read_into(layer, start, copied)
-        return Part(copied)
+        return copied
+
+    def digests(self, layer: int, start: int, length: int) -> Tensor:
+        """See ``Shard.digests``, and ``read``."""
+        pieces, each = pieces_of(start, length, self._row_bytes), num_pieces(self._row_bytes)
+        if pieces is None:
+            return _some(torch.empty(0, dtype=torch.int64), None)
+        first = pieces.start // each
+        experts = range(first, (pieces.stop - 1) // each + 1)
+        held = torch.cat([self._expert(layer, expert).digests for expert in experts])
+        return held[pieces.start - first * each : pieces.stop - first * each]
 
     def read_into(self, layer: int, start: int, into: Tensor) -> None:
         """See ``Shard.read_into``, and ``read``."""
@@ -128,11 +142,16 @@ class SlotShard:
             to[done : done + len(part)] = part
             done += len(part)
 
-    def _expert(self, layer: int, expert: int) -> Part:
+    def _expert(self, layer: int, expert: int) -> "_Held":
         held = self._find(layer, expert)
-        if held is None or held.packed is None:
+        if held is None or held.packed is None or held.digests is None:
             raise ExpertUnavailable(layer, cause=f"expert {expert} is in no slot here")
-        return Part(held.packed, held.digest)
+        return _Held(held.packed, held.digests)
+
+
+class _Held(NamedTuple):
+    packed: Tensor  # uint8 [nbytes]
+    digests: Tensor  # int64 [pieces]
 
 
 class FileShard:
@@ -145,16 +164,23 @@ class FileShard:
     def __init__(self, path: Path, plan: StreamPlan) -> None:
         """Open a file that ``made`` has made."""
         self._file = path.open("rb", buffering=0)
-        held = len(plan.share.experts(plan.num_experts))
+        held, self._row_bytes = len(plan.share.experts(plan.num_experts)), plan.expert_bytes
+        shape = len(plan.streamed_layers), held, num_pieces(plan.expert_bytes)
+        stored = np.fromfile(_digests_beside(path), np.int64, math.prod(shape)).reshape(shape)
+        self._digests = dict(zip(plan.streamed_layers, torch.from_numpy(stored), strict=True))
         self._starts = {
             layer: idx * held * plan.expert_bytes for idx, layer in enumerate(plan.streamed_layers)
         }
 
-    def read(self, layer: int, start: int, length: int) -> Part:
+    def read(self, layer: int, start: int, length: int) -> Tensor:
         """See ``Shard.read``; a copy."""
         copied = torch.empty(length, dtype=torch.uint8)
         self.read_into(layer, start, copied)
-        return Part(copied)
+        return copied
+
+    def digests(self, layer: int, start: int, length: int) -> Tensor:
+        """See ``Shard.digests``."""
+        return _some(self._digests[layer], pieces_of(start, length, self._row_bytes))
 
     def read_into(self, layer: int, start: int, into: Tensor) -> None:
         """See ``Shard.read_into``."""
@@ -185,18 +211,23 @@ def shard_file(directory: Path, plan: StreamPlan, source: PackedExperts, digest:
     name = f"experts-{hashlib.sha256(identity.encode()).hexdigest()[:32]}.packed"
     path = directory / name
     try:
-        if path.exists() and path.stat().st_size == plan.file_bytes:
+        if path.exists() and path.stat().st_size == plan.file_bytes and _is_whole(path):
             return path
         directory.mkdir(parents=True, exist_ok=True)
         log.info("shard.packing", file=str(path), bytes=plan.file_bytes)
         with tempfile.NamedTemporaryFile(dir=directory, delete=False) as file:
             try:
                 os.posix_fallocate(file.fileno(), 0, max(1, plan.file_bytes))
+                digests = []
                 for layer in plan.streamed_layers:
                     for expert in plan.share.experts(plan.num_experts):
-                        file.write(source.packed(layer, [expert]).numpy().tobytes())
+                        packed = source.packed(layer, [expert])
+                        digests.append(digests_of(packed))
+                        file.write(packed.numpy().tobytes())
                 file.flush()
                 os.fsync(file.fileno())
+                whole = file_digest(Path(file.name))
+                _keep(_digests_beside(path), torch.cat(digests), whole)
                 os.replace(file.name, path)
             except BaseException:
                 Path(file.name).unlink(missing_ok=True)
@@ -206,3 +237,33 @@ def shard_file(directory: Path, plan: StreamPlan, source: PackedExperts, digest:
             "offload_dir", f"cannot keep {plan.file_bytes} bytes in {directory}: {error}"
         ) from error
     return path
+
+
+def _digests_beside(path: Path) -> Path:
+    """The file of the digests of a file of experts."""
+    return path.with_suffix(".digests")
+
+
+def _keep(path: Path, pieces: Tensor, whole: str) -> None:
+    """Write the digests of a file's pieces, int64, and behind them that of all of it, in hex."""
+    new = path.with_suffix(".new")
+    new.write_bytes(pieces.numpy().tobytes() + whole.encode())
+    os.replace(new, path)
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a file of experts is as it was made; what is damaged is made anew."""
+    try:
+        kept = _digests_beside(path).read_bytes()
+        whole = remembered_digest(path)
+    except OSError:
+        return False
+    if not kept.endswith(whole.encode()):
+        log.warning("shard.damaged", file=str(path))
+        return False
+    return True
+
+
+def _some(digests: Tensor, pieces: range | None) -> Tensor:
+    """Those of some pieces; none if they were cut."""
+    return digests.view(-1)[slice(0) if pieces is None else slice(pieces.start, pieces.stop)]

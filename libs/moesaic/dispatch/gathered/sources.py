@@ -9,16 +9,26 @@ import itertools
 from concurrent.futures import Executor
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from moesaic.dispatch.gathered.pieces import is_as_digested, pieces_of
 from moesaic.dispatch.gathered.plan import PULLS_AHEAD, Runs, Share, StreamPlan, rows_of
 from moesaic.dispatch.gathered.shard import PackedExperts, Shard
 from moesaic.errors import ExpertUnavailable, InvalidInput, MoesaicError, PeerLost
 from moesaic.kernels.own_thread import on_own_thread
 from moesaic.transport.contract import Link, Network
 from moesaic.transport.frame import Frame, FrameKind
+
+
+class DamagedExpert(MoesaicError):
+    """A peer gave bytes that are not those that it has read."""
+
+    code = "damaged_expert"
+
+    def __init__(self, peer: str, layer: int, row: int) -> None:
+        self.peer, self.layer, self.row = peer, layer, row
+        super().__init__(f"{peer}: row {row} of layer {layer} is damaged: its digest differs")
 
 
 class Source(Protocol):
@@ -75,6 +85,7 @@ class FromPeer:
         network: Network,
         link: Link,
         digest: int,
+        row_bytes: int,
         timeout_s: float,
         turns: asyncio.Semaphore | None = None,
     ) -> None:
@@ -83,11 +94,13 @@ class FromPeer:
             network: of the link.
             link: to the peer.
             digest: which bytes are meant, see ``Holder``.
+            row_bytes: of one packed expert.
             timeout_s: for one message.
             turns: messages that may be under way, shared with other peers; by default some of its own.
         """
         self.link, self.usable = link, True
         self._network, self._digest, self._timeout_s = network, digest, timeout_s
+        self._row_bytes = row_bytes
         self._turns = turns or asyncio.Semaphore(PULLS_AHEAD)
         self._seq = itertools.count(1)
 
@@ -100,22 +113,26 @@ class FromPeer:
                 raise outcome
 
     def failed(self, error: BaseException) -> None:
-        """Draw the consequence of what ``bring`` raised: who means other bytes always will; who has
-        some experts no longer may have others; whatever else has failed is dialled anew."""
-        if isinstance(error, InvalidInput):
+        """Draw the consequence of what ``bring`` raised: who means other bytes, or has damaged ones,
+        always will; who has some experts no longer may have others; whatever else has failed is dialled
+        anew."""
+        if isinstance(error, InvalidInput | DamagedExpert):
             self.usable = False
         elif not isinstance(error, ExpertUnavailable):
             self.link.discard("a pull failed")
 
-    async def pull(self, layer: int, start: int, into: Tensor) -> int:
-        """Fill ``into``, uint8 of at most ``PULL_BYTES``, with what is at ``start`` of the share.
+    async def pull(self, layer: int, start: int, into: Tensor) -> Tensor:
+        """Fill ``into``, uint8 of at most ``PULL_BYTES``, with whole pieces from ``start`` of the share.
 
         Returns:
-            The digest of the expert that all of it is of, if the peer keeps one; else 0.
+            The digests that they have, int64 ``[pieces]``, see ``pieces``.
 
         Raises:
-            MoesaicError: it did not come; ``into`` is as it was.
+            DamagedExpert: they are not what the peer read; ``into`` is as it was.
+            MoesaicError: they did not come; ``into`` is as it was.
         """
+        pieces = pieces_of(start, len(into), self._row_bytes)
+        assert pieces is not None
         async with self._turns:
             frame = Frame(
                 kind=FrameKind.REQUEST,
@@ -128,8 +145,11 @@ class FromPeer:
             if isinstance(outcome, MoesaicError):
                 raise outcome
             shapes = [(tuple(t.shape), t.dtype) for t in outcome.tensors]
-            if shapes != [((1, len(into) // 4), torch.int32)]:
+            if shapes != [((1, len(into) // 4), torch.int32), ((1, len(pieces)), torch.int64)]:
                 self.link.discard("its experts have another size")
                 raise PeerLost(self.link.peer, "its experts have another size")
-            into.numpy()[:] = outcome.tensors[0][0].numpy().view(np.uint8)
-            return outcome.digest
+            packed, digests = outcome.tensors[0][0].view(torch.uint8), outcome.tensors[1][0]
+            if not is_as_digested(packed, start, self._row_bytes, digests):
+                raise DamagedExpert(self.link.peer, layer, start // self._row_bytes)
+            into.numpy()[:] = packed.numpy()
+            return digests.clone()

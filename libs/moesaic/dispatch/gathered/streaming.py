@@ -83,7 +83,7 @@ async def streaming(
             holders = None
             if network is not None:
                 turns = asyncio.Semaphore(POOL_PULLS) if plan.pool else None
-                linked = Linked(network, digests, timeout_s, turns)
+                linked = Linked(network, digests, packed.layout.nbytes, timeout_s, turns)
                 holders = (PlacedHolders if plan.pool else ShareHolders)(plan, linked)
             return Mover(plan, memory, packed, shard, reader, holders), holders
 

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import xxhash
 from torch import Tensor
 
+from moesaic.dispatch.gathered.pieces import digests_of
 from moesaic.dispatch.loading.pace import Pace
 from moesaic.kernels.expert_layout import ExpertLayout
 from moesaic.kernels.gated_mlp import GatedMLP, make_mlp
@@ -27,12 +27,7 @@ class LoadedExpert:
 
     mlp: GatedMLP
     packed: Tensor | None = None  # uint8 [nbytes], the memory of ``mlp``; None: peers cannot use it
-    digest: int = 0  # of ``packed`` when it was read from the checkpoint, wherever that was
-
-
-def content_digest(packed: Tensor) -> int:
-    """64 bits of the bytes ``packed``, uint8 ``[n]``."""
-    return xxhash.xxh3_64_intdigest(memoryview(packed.numpy()))  # type: ignore[arg-type]
+    digests: Tensor | None = None  # of its pieces when it was read from the checkpoint, wherever
 
 
 class FromCheckpoint:
@@ -85,4 +80,4 @@ class FromCheckpoint:
         # Zeros: what lies between the parts is sent and compared too.
         packed = huge_pages.zeros((self.layout.nbytes,), torch.uint8)
         self.layout.pack(read.gate_up, read.down, packed)
-        return LoadedExpert(self.layout.view(packed), packed, content_digest(packed))
+        return LoadedExpert(self.layout.view(packed), packed, digests_of(packed.unsqueeze(0))[0])

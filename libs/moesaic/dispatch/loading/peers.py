@@ -14,9 +14,10 @@ from prometheus_client import Counter
 from torch import Tensor
 
 from moesaic.dispatch.gathered.holder import pull_digest
-from moesaic.dispatch.gathered.plan import PULL_BYTES, Share, cut
-from moesaic.dispatch.gathered.sources import FromPeer
-from moesaic.dispatch.loading.experts import Bring, LoadedExpert, content_digest
+from moesaic.dispatch.gathered.pieces import messages_of
+from moesaic.dispatch.gathered.plan import Share
+from moesaic.dispatch.gathered.sources import DamagedExpert, FromPeer
+from moesaic.dispatch.loading.experts import Bring, LoadedExpert
 from moesaic.dispatch.loading.pace import Pace
 from moesaic.errors import ExpertUnavailable, MoesaicError
 from moesaic.kernels.expert_layout import ExpertLayout
@@ -61,7 +62,8 @@ class Peers:
             MoesaicError: it cannot be reached.
         """
         link = await self._network.connect(holder.weights_address, holder.worker_id, DIAL_TIMEOUT_S)
-        return FromPeer(self._network, link, self._digest, PIECE_TIMEOUT_S)
+        row_bytes = self.layout.nbytes
+        return FromPeer(self._network, link, self._digest, row_bytes, PIECE_TIMEOUT_S)
 
     def holders(self, serving: Placement, layer: int, expert: int) -> list[PlacedWorker]:
         """Who gives an expert; the replicas of experts take turns to be the first."""
@@ -116,33 +118,32 @@ class Pulling:
         packed = huge_pages.zeros((layout.nbytes,), torch.uint8)
         try:
             digests = self._pull(holder, layer, expert, packed)
+        except DamagedExpert as error:
+            self._refuse("damaged", holder, layer, expert, str(error))
+            return None
         except MoesaicError as error:
             self._pace.check()
             if not isinstance(error, ExpertUnavailable):  # who lacks this one may have others
                 self._failed.add(holder.worker_id)
             self._refuse("failed", holder, layer, expert, str(error))
             return None
-        digest = content_digest(packed)
-        if digests != {digest}:
-            self._refuse("damaged", holder, layer, expert, "the digest differs")
-            return None
         _pulls.labels("ok").inc()
         _pulled_bytes.inc(layout.nbytes)
         self.pulled += 1
-        return LoadedExpert(layout.view(packed), packed, digest)
+        return LoadedExpert(layout.view(packed), packed, digests)
 
-    def _pull(self, holder: PlacedWorker, layer: int, expert: int, into: Tensor) -> set[int]:
-        """Fill ``into``, message by message; returns the digests that the whole should have."""
+    def _pull(self, holder: PlacedWorker, layer: int, expert: int, into: Tensor) -> Tensor:
+        """Fill ``into``, message by message; returns the digests of its pieces."""
         source = self._sources.get(holder.worker_id)
         if source is None or not source.link.alive:
             source = self._sources[holder.worker_id] = self._peers.call(self._peers.dial(holder))
-        digests = set()
-        for start, length in cut(len(into), PULL_BYTES):
+        digests = []
+        for start, length in messages_of(len(into), len(into)):
             began = time.monotonic()
             part = into[start : start + length]
-            digests.add(self._peers.call(source.pull(layer, expert * len(into) + start, part)))
+            digests.append(self._peers.call(source.pull(layer, expert * len(into) + start, part)))
             self._pace.rest(time.monotonic() - began)
-        return digests
+        return torch.cat(digests)
 
     def _refuse(
         self, outcome: str, holder: PlacedWorker, layer: int, expert: int, cause: str
