@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from moesaic.models.config import load_config
@@ -304,3 +305,35 @@ def test_the_model_s_costs_are_those_of_its_active_parameters(model_directory: A
     assert saturation_of(config, long) == round(
         1.2 * (flops.span(0, config.max_positions) + flops.span(0, 5))
     )
+
+
+async def test_only_workers_with_the_served_weights_get_requests(open_house, scripts) -> None:
+    async with open_house(scripts.says("yes"), scripts.says("no")) as house:
+        own = {"config_digest": house.gateway.language.config.config_digest}
+        records = dict(house.fleet.workers)
+
+        def put(name: str, **changes: Any) -> None:
+            house.fleet.put(msgspec.structs.replace(records[name], **own | changes))
+
+        def accepting() -> list[str]:
+            return [worker.key[0] for worker in house.gateway.workers.accepting]
+
+        async def answered() -> tuple[str, str]:
+            answer = (await house.client.post("/v1/completions", json=BODY)).json()
+            return answer["system_fingerprint"], answer["choices"][0]["text"]
+
+        house.fleet.drop("attention-2")
+        put("attention-1", model_digest="a" * 64)
+        await house.until(lambda: house.gateway.workers.model_digest == "a" * 64)
+        put("attention-2", model_digest="b" * 64)
+        await house.until(lambda: len(house.gateway.workers._refused) == 1)
+        assert accepting() == ["attention-1"]
+        assert await answered() == (f"fp_{'a' * 12}", "yes")
+
+        house.fleet.drop("attention-1")  # nobody has the first weights any more
+        await house.until(lambda: accepting() == ["attention-2"])
+        assert await answered() == (f"fp_{'b' * 12}", "no")
+
+        put("attention-1", model_digest="b" * 64, config_digest="another")
+        await house.until(lambda: len(house.gateway.workers._refused) == 1)
+        assert accepting() == ["attention-2"]
