@@ -6,7 +6,7 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import IO, NamedTuple, Protocol
 
 import numpy as np
 import structlog
@@ -220,10 +220,8 @@ def shard_file(directory: Path, plan: StreamPlan, source: PackedExperts, digest:
                 os.posix_fallocate(file.fileno(), 0, max(1, plan.file_bytes))
                 digests = []
                 for layer in plan.streamed_layers:
-                    for expert in plan.share.experts(plan.num_experts):
-                        packed = source.packed(layer, [expert])
-                        digests.append(digests_of(packed))
-                        file.write(packed.numpy().tobytes())
+                    experts = plan.share.experts(plan.num_experts)
+                    digests += [_write(file, source.packed(layer, [expert])) for expert in experts]
                 file.flush()
                 os.fsync(file.fileno())
                 whole = file_digest(Path(file.name))
@@ -237,6 +235,12 @@ def shard_file(directory: Path, plan: StreamPlan, source: PackedExperts, digest:
             "offload_dir", f"cannot keep {plan.file_bytes} bytes in {directory}: {error}"
         ) from error
     return path
+
+
+def _write(file: IO[bytes], packed: Tensor) -> Tensor:
+    """Write experts to a file; returns their digests. What is handed over is not kept by the caller."""
+    file.write(packed.numpy().data)
+    return digests_of(packed)
 
 
 def _digests_beside(path: Path) -> Path:
