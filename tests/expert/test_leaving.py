@@ -26,6 +26,7 @@ from moesaic.v1 import admin_pb2 as pb
 from moesaic.v1 import admin_pb2_grpc
 
 SECRET = "the cluster secret"
+PROOF = Credentials(SECRET.encode())
 
 
 class Expert:
@@ -52,7 +53,7 @@ class Expert:
 async def expert(model: Path, directory: Path, *flags: str) -> AsyncIterator[Expert]:
     redis, url = start_redis(directory)
     try:
-        async with Bus.connect(url, "default") as bus, watch_fleet(bus) as fleet:
+        async with Bus.connect(url, "default", credentials=PROOF) as bus, watch_fleet(bus) as fleet:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "services.expert", "--redis-url", url, *flags),
                 *("--model", str(model), "--secret", SECRET, "--worker-id", "expert-0"),
@@ -118,9 +119,7 @@ async def test_a_drained_worker_stays_and_can_be_taken_back(
 ) -> None:
     async with expert(tiny_model.directory, tmp_path, "--grace-s", "600") as worker:
         record = await worker.until("ready")
-        async with channel(
-            record.admin_address, "expert-0", Credentials(SECRET.encode())
-        ) as connection:
+        async with channel(record.admin_address, "expert-0", PROOF) as connection:
             admin = admin_pb2_grpc.AdminServiceStub(connection)
             health = health_pb2_grpc.HealthStub(connection)
             watch = health.Watch(health_pb2.HealthCheckRequest())
