@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -35,6 +36,9 @@ class Book:
     wrong: list[str] = field(
         default_factory=list
     )  # other text, no end, an unknown error, no answer
+    times: list[tuple[float, float]] = field(
+        default_factory=list
+    )  # of each whole answer or stream: when it was asked for, how long it took; in seconds
 
     @property
     def num_ended(self) -> int:
@@ -46,9 +50,13 @@ class Book:
 class Traffic:
     """Some clients that ask one thing after the other until they are told to stop."""
 
-    def __init__(self, url: str, questions: Sequence[Question], seed: int) -> None:
+    def __init__(
+        self, url: str, questions: Sequence[Question], seed: int, *, key: str = ""
+    ) -> None:
+        """``key`` is the API key they send, if one is needed."""
         self.book = Book()
         self._url, self._questions = url, questions
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._rng = random.Random(seed)
         self._stopping = asyncio.Event()
 
@@ -56,7 +64,9 @@ class Traffic:
         """Ask until ``stop``; then every request still gets its end."""
         limits = httpx.Limits(max_connections=num_clients, max_keepalive_connections=num_clients)
         async with (
-            httpx.AsyncClient(base_url=self._url, timeout=TIMEOUT_S, limits=limits) as client,
+            httpx.AsyncClient(
+                base_url=self._url, timeout=TIMEOUT_S, limits=limits, headers=self._headers
+            ) as client,
             asyncio.TaskGroup() as group,
         ):
             for _ in range(num_clients):
@@ -71,10 +81,13 @@ class Traffic:
         while not self._stopping.is_set():
             [way] = self._rng.choices(ways, weights=[8, 8, 2, 2, 1])
             question = self._rng.choice(self._questions)
+            begun_s = time.monotonic()
             try:
                 await way(client, question)
             except (httpx.HTTPError, ValueError, KeyError) as error:
                 self.book.wrong.append(f"{question.kind}: {error!r}")
+            if way in (self._ask, self._stream):
+                self.book.times.append((begun_s, time.monotonic() - begun_s))
 
     async def _ask(self, client: httpx.AsyncClient, question: Question) -> None:
         """A whole answer, now and then before or after others."""
