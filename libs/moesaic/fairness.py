@@ -7,6 +7,7 @@ step's worth are long ones: in a tenant, these and all others take turns again, 
 request is served soon beside one that asks for thousands. Whatever is left is by arrival.
 """
 
+import itertools
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -88,37 +89,42 @@ class Shares:
 
     def in_turn(self, works: Iterable[T], quantum: int) -> list[T]:
         """The works, whoever is to be served first first."""
-        works = list(works)
-        one_tenant = len({work.claim.tenant for work in works}) < 2
-        if one_tenant and not any(self.is_long(work.claim, quantum) for work in works):
-            return sorted(works, key=lambda work: (work.claim.priority, work.claim.arrival))
-        first: dict[str, int] = {}  # ties between tenants go by the oldest of their works
+        had, kinds_of = self._had, self._kinds
+        alike: dict[tuple[str, int, bool], list[T]] = {}
+        oldest: dict[str, int] = {}  # ties between tenants go by the oldest of their works
         for work in works:
-            tenant, arrival = work.claim.tenant, work.claim.arrival
-            first[tenant] = min(first.get(tenant, arrival), arrival)
-        place = {tenant: (self._tenants.start(tenant), oldest) for tenant, oldest in first.items()}
+            tenant, request, priority, arrival = work.claim
+            is_long = had.get((tenant, request), 0) >= quantum
+            alike.setdefault((tenant, priority, is_long), []).append(work)
+            oldest[tenant] = min(oldest.get(tenant, arrival), arrival)
+        place = {tenant: (self._tenants.start(tenant), first) for tenant, first in oldest.items()}
         none: Turns[bool] = Turns()
-        kinds = {tenant: self._kinds.get(tenant, none) for tenant in first}
 
-        def rank(work: T) -> tuple[int, tuple[int, int], int, int, bool, int]:
-            claim = work.claim
-            is_long = self.is_long(claim, quantum)
-            start = kinds[claim.tenant].start(is_long)
-            place_of_tenant = place[claim.tenant]
-            return claim.level, place_of_tenant, claim.priority, start, is_long, claim.arrival
+        def rank(group: tuple[str, int, bool]) -> tuple[int, tuple[int, int], int, int, bool]:
+            tenant, priority, is_long = group
+            start = kinds_of.get(tenant, none).start(is_long)
+            return max(0, priority), place[tenant], priority, start, is_long
 
-        return sorted(works, key=rank)
+        by_arrival = [sorted(alike[group], key=_arrival) for group in sorted(alike, key=rank)]
+        return list(itertools.chain.from_iterable(by_arrival))
 
     def served(
         self, given: Iterable[tuple[Claim, int]], waiting: Iterable[Claim], quantum: int
     ) -> None:
         """So much was given, and those that are ``waiting`` want more. Levels behind the most
         urgent one take what that leaves, so they do not count."""
-        given, waiting = list(given), list(waiting)
+        given = list(given)
         if not given:
             return
-        level = min(claim.level for claim in (*waiting, *(claim for claim, _ in given)))
-        waiting = [claim for claim in waiting if claim.level == level]
+        had = self._had
+        wanting = {  # one for all that are alike, since many may wait
+            (max(0, priority), tenant, had.get((tenant, request), 0) >= quantum)
+            for tenant, request, priority, _ in waiting
+        }
+        if not wanting:
+            self.start_anew()
+            return
+        level = min(min(wanting)[0], min(claim.level for claim, _ in given))
         amounts: Counter[str] = Counter()
         by_kind: dict[str, Counter[bool]] = {}
         for claim, amount in given:
@@ -127,12 +133,17 @@ class Shares:
                 kind = by_kind.setdefault(claim.tenant, Counter())
                 kind[self.is_long(claim, quantum)] += amount
         left: dict[str, set[bool]] = {}
-        for claim in waiting:
-            left.setdefault(claim.tenant, set()).add(self.is_long(claim, quantum))
+        for its_level, tenant, is_long in wanting:
+            if its_level == level:
+                left.setdefault(tenant, set()).add(is_long)
         self._tenants.served(amounts, left.keys())
         self._kinds = {tenant: self._kinds.get(tenant) or Turns() for tenant in left}
         for tenant, turns in self._kinds.items():
             turns.served(by_kind.get(tenant, {}), left[tenant])
+
+    def start_anew(self) -> None:
+        """Nobody waits: what was had so far is no longer held against anyone."""
+        self._tenants, self._kinds = Turns(), {}
 
     def note(self, claim: Claim, amount: int) -> None:
         """The request of this claim has had so much more."""
@@ -205,3 +216,7 @@ def who_gives_way(
             by_tenant[victim.claim.tenant] -= amount(victim)
             by_request[victim.claim.owner] -= amount(victim)
     return leaving
+
+
+def _arrival(work: Claimant) -> int:
+    return work.claim.arrival

@@ -1,6 +1,7 @@
 """The batcher by examples: what is found, who waits for whom, who gives way, who goes first."""
 
 import random
+import sys
 from collections import Counter
 from dataclasses import replace
 
@@ -303,3 +304,46 @@ def test_with_steps_of_few_rows_a_long_candidate_runs_whole() -> None:
     batcher.submit(Request(RequestKey("score"), (1, 2, 3), Scoring(((5,) * 40, (6,)))))
 
     assert run(batcher, steps=5) == ["score"]
+
+
+def calls_of_a_step(batcher: Batcher) -> int:
+    """Calls of Python functions that planning the next step takes."""
+    num_calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal num_calls
+        num_calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        batcher.next_step()
+    finally:
+        sys.setprofile(None)
+    return num_calls
+
+
+def test_a_step_looks_at_those_that_wait_once_not_once_for_each_that_runs() -> None:
+    limits = replace(
+        LIMITS,
+        max_num_seqs=64,
+        max_num_batched_tokens=128,
+        max_num_queued_reqs=512,
+        max_num_queued_tokens=10**5,
+    )
+    batcher = Batcher(limits, 1000, HASHER)
+
+    def submit(name: str, number: int) -> None:
+        tenant = "one" if number % 2 else "other"
+        batcher.submit(request(f"{name}-{number}", [number] * 20, answer=100, tenant=tenant))
+
+    for number in range(64):
+        submit("runs", number)
+    for _ in range(64):
+        advance(batcher, batcher.plan())
+    assert all(work.decodes for work in batcher.running)
+    alone = calls_of_a_step(batcher)
+    for number in range(512):
+        submit("waits", number)
+
+    assert alone < 20 * 64
+    assert calls_of_a_step(batcher) < alone + 10 * 512

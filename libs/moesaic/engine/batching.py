@@ -76,6 +76,7 @@ class Batcher:
         self.pool = BlockPool(num_blocks)
         self.waiting = WaitingQueue()
         self.running: list[Work] = []  # by rank
+        self._num_of: Counter[tuple[str, str]] = Counter()  # of these, by request
         self.tally = Tally()
         self.pace = Pace(step_target_s, rows)
         self._shares = Shares()
@@ -102,10 +103,13 @@ class Batcher:
     def _make_room(self, newcomer: Claim, num_tokens: int) -> list[Work]:
         """Have as many leave the queue as the newcomer needs and has a right to."""
         limits = self.limits
-        waiting = [*self.waiting, *self.sweeps.waiting]
         displaced: list[Work] = []
+        num, queued = self.num_waiting, self.waiting.num_tokens + self.sweeps.waiting.num_tokens
 
         def make(needs: int, free: int, amount: Callable[[Work], int], full: str) -> None:
+            if needs <= free:
+                return
+            waiting = (*self.waiting, *self.sweeps.waiting)
             staying = [work for work in waiting if work not in displaced]
             leaving = who_gives_way(
                 *(newcomer, needs, free, staying, amount),
@@ -116,7 +120,6 @@ class Batcher:
                 raise Overloaded(full)
             displaced.extend(leaving)
 
-        num, queued = len(waiting), self.waiting.num_tokens + self.sweeps.waiting.num_tokens
         full = f"{num} requests are waiting already"
         make(1, limits.max_num_queued_reqs - num, lambda work: 1, full)
         left = queued - sum(len(work.tokens) for work in displaced)
@@ -144,7 +147,7 @@ class Batcher:
             return
         work.release(self.pool)
         if work in self.running:
-            self.running.remove(work)
+            self._stop(work)
         else:
             self.waiting.remove(work)
 
@@ -182,13 +185,17 @@ class Batcher:
     def plan(self) -> Plan:
         """Decide the next step of all but sweeps, who get their turn after it."""
         plan, budget = Plan(), self.limits.max_num_batched_tokens
-        for work in [work for work in self.running if work.decodes]:
+        decoding = [work for work in self.running if work.decodes]
+        for work in decoding:
             if budget and work in self.running:  # not preempted meanwhile
                 budget -= self._add(plan, work, 1)
-        quantum = self.pace.rows()
-        paced = self.pace.rows(beside_answers=bool(plan.chunks))
-        self._add_prompts(plan, min(budget, paced), budget, quantum)
-        self._note_shares(plan, quantum)
+        if self.waiting or len(decoding) < len(self.running):
+            quantum = self.pace.rows()
+            paced = self.pace.rows(beside_answers=bool(plan.chunks))
+            self._add_prompts(plan, min(budget, paced), budget, quantum)
+            self._note_shares(plan, quantum)
+        else:
+            self._shares.start_anew()
         self.sweeps.others_had(plan.chunks)
         return plan
 
@@ -205,7 +212,9 @@ class Batcher:
             if not budget:
                 break
             if work not in self.running:
-                if self._awaits(work, promised) or not self._admit(plan, work, refusals):
+                if self._alike(work) in refusals.alike or self._awaits(work, promised):
+                    continue
+                if not self._admit(plan, work, refusals):
                     continue
                 promised.update(work.unpublished)
             rows = self._add(plan, work, budget)
@@ -260,28 +269,21 @@ class Batcher:
         """Whether any of those that wait could run: there is room, or some have more than others."""
         if len(self.running) < self.limits.max_num_seqs:
             return True
-        kinds = {
-            (work.claim.tenant, work.claim.priority) for work in (*self.running, *self.waiting)
-        }
-        owners = {work.claim.owner for work in self.running}
-        return len(kinds) > 1 or len(owners) < len(self.running)
+        kinds = {(work.claim.tenant, work.claim.priority) for work in self.running}
+        return len(kinds | self.waiting.kinds.keys()) > 1 or len(self._num_of) < len(self.running)
 
     def _admit(self, plan: Plan, work: Work, refusals: "_Refusals") -> bool:
         """Let ``work`` run, if need be at the cost of those that have more than their share; false
         if it may not, and then it holds no blocks."""
-        claim = work.claim
-        mine = sum(other.claim.owner == claim.owner for other in self.running)
-        if (alike := (claim.tenant, claim.priority, mine)) in refusals.alike:
-            return False
         seats = self.limits.max_num_seqs - len(self.running)
-        leaving = who_gives_way(claim, 1, seats, self.running, lambda _: 1)
+        leaving = who_gives_way(work.claim, 1, seats, self.running, lambda _: 1)
         cached = self.pool.find(reusable(work))
         self.pool.share(cached)
         work.begin(cached)
         if leaving is not None:
             leaving = self._with_blocks(work, leaving, refusals)
         if leaving is None:
-            refusals.alike.add(alike)
+            refusals.alike.add(self._alike(work))
             work.release(self.pool)
             return False
         for victim in leaving:
@@ -295,7 +297,19 @@ class Batcher:
                 self.tally.prefix_hits_tokens += work.computed
         self.waiting.remove(work)
         insort(self.running, work, key=rank)
+        self._num_of[work.claim.owner] += 1
         return True
+
+    def _alike(self, work: Work) -> tuple[str, int, int]:
+        """The same for all that have the same right to run."""
+        tenant, request, priority, _ = work.claim
+        return tenant, priority, self._num_of.get((tenant, request), 0)
+
+    def _stop(self, work: Work) -> None:
+        self.running.remove(work)
+        self._num_of[work.claim.owner] -= 1
+        if not self._num_of[work.claim.owner]:
+            del self._num_of[work.claim.owner]
 
     def _with_blocks(
         self, work: Work, leaving: list[Work], refusals: "_Refusals"
@@ -367,7 +381,7 @@ class Batcher:
             targets = {block for lane in victim.lanes for block in lane}
             plan.copies[:] = [copy for copy in plan.copies if copy[1] not in targets]
         victim.release(self.pool)
-        self.running.remove(victim)
+        self._stop(victim)
         self.waiting.add(victim)
         self.tally.preemptions += 1
 

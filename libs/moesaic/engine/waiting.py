@@ -1,6 +1,7 @@
 """Requests that wait for their turn: the most urgent first, equals by arrival."""
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterator
 
 from moesaic.engine.sequences import Work, rank
@@ -11,6 +12,7 @@ class WaitingQueue:
 
     def __init__(self) -> None:
         self._ranked: list[Work] = []
+        self.kinds: Counter[tuple[str, int]] = Counter()  # tenants and priorities, how many of each
         self.num_tokens = 0  # that have to be computed, were nothing cached
 
     def __len__(self) -> int:
@@ -23,6 +25,7 @@ class WaitingQueue:
     def add(self, work: Work) -> None:
         """Take ``work`` in."""
         insort(self._ranked, work, key=rank)
+        self.kinds[work.claim.tenant, work.claim.priority] += 1
         self.num_tokens += len(work.tokens)
 
     def remove(self, work: Work) -> None:
@@ -31,3 +34,7 @@ class WaitingQueue:
         assert self._ranked[idx] is work
         del self._ranked[idx]
         self.num_tokens -= len(work.tokens)
+        kind = work.claim.tenant, work.claim.priority
+        self.kinds[kind] -= 1
+        if not self.kinds[kind]:
+            del self.kinds[kind]
