@@ -1,5 +1,7 @@
 """What an engine does with a batcher's steps, without computing anything."""
 
+import sys
+
 from moesaic.engine.batching import Batcher, Plan
 from moesaic.engine.requests import RequestKey
 from moesaic.engine.sequences import Answer, Chunk
@@ -33,3 +35,19 @@ def advance(batcher: Batcher, work: Plan | Slice, took_s: float = 0.0) -> list[R
         chunks = work.sweep.wanted if batcher.sweeps.advance(work, took_s) else []
     keys = [commit(batcher, chunk) for chunk in chunks]
     return [key for key in keys if key is not None]
+
+
+def calls_of_a_step(batcher: Batcher) -> int:
+    """Calls of Python functions that planning the next step takes."""
+    num_calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal num_calls
+        num_calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        batcher.next_step()
+    finally:
+        sys.setprofile(None)
+    return num_calls

@@ -1,7 +1,6 @@
 """The batcher by examples: what is found, who waits for whom, who gives way, who goes first."""
 
 import random
-import sys
 from collections import Counter
 from dataclasses import replace
 
@@ -13,7 +12,7 @@ from moesaic.engine.limits import Limits
 from moesaic.engine.requests import Generation, Request, RequestKey, Scoring
 from moesaic.errors import Overloaded
 from moesaic.prefix.block_hashes import BlockHasher
-from tests.engine.steps import advance, commit
+from tests.engine.steps import advance, calls_of_a_step, commit
 
 LIMITS = Limits(
     max_num_seqs=4,
@@ -304,22 +303,6 @@ def test_with_steps_of_few_rows_a_long_candidate_runs_whole() -> None:
     batcher.submit(Request(RequestKey("score"), (1, 2, 3), Scoring(((5,) * 40, (6,)))))
 
     assert run(batcher, steps=5) == ["score"]
-
-
-def calls_of_a_step(batcher: Batcher) -> int:
-    """Calls of Python functions that planning the next step takes."""
-    num_calls = 0
-
-    def count(frame: object, event: str, argument: object) -> None:
-        nonlocal num_calls
-        num_calls += event == "call"
-
-    sys.setprofile(count)
-    try:
-        batcher.next_step()
-    finally:
-        sys.setprofile(None)
-    return num_calls
 
 
 def test_a_step_looks_at_those_that_wait_once_not_once_for_each_that_runs() -> None:

@@ -28,6 +28,7 @@ from moesaic.engine.sweeps import Slice
 from moesaic.errors import DeadlineExceeded, InvalidInput
 from moesaic.prefix.flops import AttentionFlops, ModelFlops
 from tests.engine.rig import LIMITS, FlakyDispatcher, rig
+from tests.engine.steps import calls_of_a_step
 
 NUM_LAYERS = 3  # of the tiny model
 FREE = Scoring(((5,),), store_kv=False)
@@ -311,3 +312,18 @@ def test_a_long_prompt_is_not_overtaken_for_ever_by_short_ones() -> None:
                 batcher.finish(work)
 
     assert order == ["first", "long", "short"]
+
+
+def test_to_join_a_sweep_takes_no_longer_for_those_that_wait() -> None:
+    calls = {}
+    for num in (500, 1000):
+        limits = replace(LIMITS, max_num_batched_tokens=2048, sweep_blocks=4096)
+        limits = replace(limits, max_num_queued_reqs=num, max_num_queued_tokens=10**6)
+        batcher = Batcher(limits, num_blocks=2, num_layers=NUM_LAYERS)
+        for i in range(num):
+            batcher.submit(Request(RequestKey(f"{i}"), (i,) * 20, FREE, tenant=f"{i % 2}"))
+        batcher.sweeps.others_had([])
+        calls[num] = calls_of_a_step(batcher)
+        assert len(batcher.sweeps.running) < 250
+
+    assert calls[1000] < calls[500] + 20 * 500

@@ -19,7 +19,7 @@ from moesaic.engine.blocks import BLOCK_SIZE, BlockPool
 from moesaic.engine.sequences import Chunk, Score, Work
 from moesaic.engine.sweep_rows import Part, Sweep, blocks_to_sweep
 from moesaic.engine.waiting import WaitingQueue
-from moesaic.fairness import Shares
+from moesaic.fairness import Claim, Shares
 from moesaic.prefix.flops import ModelFlops
 
 MOST_SWEEPS = 2  # at once
@@ -158,23 +158,26 @@ class Sweeps:
     def _admit(self) -> None:
         """Begin sweeps, tenants in turn, as far as there is room. Before that, those that begin like
         a sweep that is in its first layer join it, unless somebody before them waits for room."""
+        given: list[tuple[Claim, int]] = []
         for work in self._in_turn():
             assert isinstance(work, Score)
             if blocks_to_sweep(len(work.tokens), work.work) > self.area.num_free:
                 break
             for sweep in self._under_way:
                 if not sweep.layer and sweep.shared_blocks(work) and self._takes(sweep, work):
-                    self._join(sweep, work)
+                    given.append(self._join(sweep, work))
                     break
+        self._note_shares(given)
         while self.waiting and len(self._under_way) < MOST_SWEEPS:
-            sweep = Sweep()
+            sweep, given = Sweep(), []
             for work in self._in_turn():
                 assert isinstance(work, Score)
                 if not self._takes(sweep, work):
                     break
-                self._join(sweep, work)
+                given.append(self._join(sweep, work))
             if not sweep.works:
                 return
+            self._note_shares(given)
             self._under_way.append(sweep)
 
     def _takes(self, sweep: Sweep, work: Score) -> bool:
@@ -183,14 +186,20 @@ class Sweeps:
     def _in_turn(self) -> list[Work]:
         return self._shares.in_turn(self.waiting, self._slice_rows)
 
-    def _join(self, sweep: Sweep, work: Score) -> None:
+    def _join(self, sweep: Sweep, work: Score) -> tuple[Claim, int]:
+        """Let ``work`` join; says what it was given, in rows."""
         self.waiting.remove(work)
         rows = sweep.num_rows
         sweep.join(work, self.area)
-        rows = sweep.num_rows - rows
-        waiting = (other.claim for other in self.waiting)
-        self._shares.note(work.claim, rows)
-        self._shares.served([(work.claim, rows)], waiting, self._slice_rows)
+        return work.claim, sweep.num_rows - rows
+
+    def _note_shares(self, given: list[tuple[Claim, int]]) -> None:
+        """Remember who was given what, once for all that joined, since many may wait."""
+        if given:
+            for claim, rows in given:
+                self._shares.note(claim, rows)
+            waiting = (other.claim for other in self.waiting)
+            self._shares.served(given, waiting, self._slice_rows)
 
     def _budget(self) -> int:
         """FLOPs that the next slice may have."""
