@@ -233,7 +233,11 @@ class AttentionAdmin(attention_pb2_grpc.AttentionServiceServicer):
         """Compile a grammar beside everything else; the request may be cancelled meanwhile."""
         try:
             compiled = await compile_grammar(self._compiler, grammar)
-        except MoesaicError as error:
+        except Exception as failure:  # of this request alone: others share its stream
+            error = failure
+            if not isinstance(error, MoesaicError):
+                log.exception("grammar.failed")
+                error = MoesaicError("the grammar was not compiled; see the worker's log")
             if request.key in self._open:
                 self._close(request.key)
                 queue.put_nowait(encode_event(FailureEvent(request.key, error)))

@@ -369,3 +369,26 @@ async def test_what_is_found_out_of_the_engine_later_is_told_with_a_new_snapshot
 
     assert (before.engine.slowdown, after.engine.slowdown) == (0, 2.5)
     assert after.first
+
+
+async def test_a_grammar_that_cannot_be_tried_fails_its_request_and_no_other(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_process(*_: Any) -> None:
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    monkeypatch.setattr(GrammarCompiler, "_found", no_process)
+    structured = long_answer("structured")
+    structured.generation.grammar.regex = "[0-9]{3}"
+    async with serving(tiny_model) as service:
+        stream = told(service, commands(long_answer("other"), structured))
+        ended = {}
+        async for response in stream:
+            kind = response.WhichOneof("event")
+            if kind in ("finished", "failure"):
+                ended[response.request_id] = kind
+            if len(ended) == 2:
+                break
+
+        await stream.aclose()
+    assert ended == {"structured": "failure", "other": "finished"}
