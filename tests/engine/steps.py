@@ -1,6 +1,7 @@
 """What an engine does with a batcher's steps, without computing anything."""
 
 import sys
+from collections.abc import Callable
 
 from moesaic.engine.batching import Batcher, Plan
 from moesaic.engine.requests import RequestKey
@@ -37,8 +38,8 @@ def advance(batcher: Batcher, work: Plan | Slice, took_s: float = 0.0) -> list[R
     return [key for key in keys if key is not None]
 
 
-def calls_of_a_step(batcher: Batcher) -> int:
-    """Calls of Python functions that planning the next step takes."""
+def calls_of(work: Callable[[], object]) -> int:
+    """Calls of Python functions that ``work`` takes."""
     num_calls = 0
 
     def count(frame: object, event: str, argument: object) -> None:
@@ -47,7 +48,7 @@ def calls_of_a_step(batcher: Batcher) -> int:
 
     sys.setprofile(count)
     try:
-        batcher.next_step()
+        work()
     finally:
         sys.setprofile(None)
     return num_calls

@@ -12,7 +12,7 @@ from moesaic.engine.limits import Limits
 from moesaic.engine.requests import Generation, Request, RequestKey, Scoring
 from moesaic.errors import Overloaded
 from moesaic.prefix.block_hashes import BlockHasher
-from tests.engine.steps import advance, calls_of_a_step, commit
+from tests.engine.steps import advance, calls_of, commit
 
 LIMITS = Limits(
     max_num_seqs=4,
@@ -324,9 +324,22 @@ def test_a_step_looks_at_those_that_wait_once_not_once_for_each_that_runs() -> N
     for _ in range(64):
         advance(batcher, batcher.plan())
     assert all(work.decodes for work in batcher.running)
-    alone = calls_of_a_step(batcher)
+    alone = calls_of(batcher.next_step)
     for number in range(512):
         submit("waits", number)
 
     assert alone < 20 * 64
-    assert calls_of_a_step(batcher) < alone + 10 * 512
+    assert calls_of(batcher.next_step) < alone + 10 * 512
+
+
+def test_a_flood_is_refused_without_a_look_at_all_that_wait() -> None:
+    limits = replace(LIMITS, max_num_queued_reqs=512, max_num_queued_tokens=10**5)
+    batcher = Batcher(limits, 1000, HASHER)
+    for number in range(512):
+        batcher.submit(request(f"{number}", 20))
+
+    def refused() -> None:
+        with pytest.raises(Overloaded, match="512 requests are waiting"):
+            batcher.submit(request("late", 20))
+
+    assert calls_of(refused) < 512

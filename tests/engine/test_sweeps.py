@@ -28,7 +28,7 @@ from moesaic.engine.sweeps import Slice
 from moesaic.errors import DeadlineExceeded, InvalidInput
 from moesaic.prefix.flops import AttentionFlops, ModelFlops
 from tests.engine.rig import LIMITS, FlakyDispatcher, rig
-from tests.engine.steps import calls_of_a_step
+from tests.engine.steps import calls_of
 
 NUM_LAYERS = 3  # of the tiny model
 FREE = Scoring(((5,),), store_kv=False)
@@ -323,7 +323,7 @@ def test_to_join_a_sweep_takes_no_longer_for_those_that_wait() -> None:
         for i in range(num):
             batcher.submit(Request(RequestKey(f"{i}"), (i,) * 20, FREE, tenant=f"{i % 2}"))
         batcher.sweeps.others_had([])
-        calls[num] = calls_of_a_step(batcher)
+        calls[num] = calls_of(batcher.next_step)
         assert len(batcher.sweeps.running) < 250
 
     assert calls[1000] < calls[500] + 20 * 500

@@ -104,11 +104,14 @@ class Batcher:
         """Have as many leave the queue as the newcomer needs and has a right to."""
         limits = self.limits
         displaced: list[Work] = []
+        kinds = self.waiting.kinds.keys() | self.sweeps.waiting.kinds.keys()
         num, queued = self.num_waiting, self.waiting.num_tokens + self.sweeps.waiting.num_tokens
 
         def make(needs: int, free: int, amount: Callable[[Work], int], full: str) -> None:
             if needs <= free:
                 return
+            if kinds == {(newcomer.tenant, newcomer.priority)}:  # these do not give way to it
+                raise Overloaded(full)
             waiting = (*self.waiting, *self.sweeps.waiting)
             staying = [work for work in waiting if work not in displaced]
             leaving = who_gives_way(
