@@ -15,9 +15,19 @@ class Places:
     """Some places, or as many as anyone takes."""
 
     def __init__(self) -> None:
-        self.most: int | None = None
+        self._most: int | None = None
         self._held: dict[Taker, int] = {}
         self._wanting: dict[Taker, None] = {}  # who was refused one last, by time
+
+    @property
+    def most(self) -> int | None:
+        """How many there are; None: as many as anyone takes. More of them wake who wants one."""
+        return self._most
+
+    @most.setter
+    def most(self, most: int | None) -> None:
+        self._most = most
+        self._wake()
 
     def take(self, taker: Taker) -> bool:
         """Take a place; false: not now, and ``taker.wake`` is called later. One is left for whoever

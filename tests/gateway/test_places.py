@@ -2,6 +2,7 @@
 
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -68,3 +69,19 @@ def test_a_request_of_a_few_works_gets_places_beside_one_of_thousands() -> None:
         small.look()
 
     assert (huge.held, small.held) == (2, 2)
+
+
+@pytest.mark.parametrize("more", [2, None])
+def test_who_wants_a_place_hears_of_it_when_there_are_more(more: int | None) -> None:
+    places = Places()
+    places.most = 1
+    running, waiting = Request(places, 1), Request(places, 1)
+    running.look()
+    waiting.look()
+    assert (waiting.held, waiting.awake) == (0, False)
+
+    places.most = more
+
+    assert waiting.awake
+    waiting.look()
+    assert waiting.held == 1
