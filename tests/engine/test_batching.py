@@ -1,5 +1,6 @@
 """The batcher by examples: what is found, who waits for whom, who gives way, who goes first."""
 
+import itertools
 import random
 from collections import Counter
 from dataclasses import replace
@@ -343,3 +344,22 @@ def test_a_flood_is_refused_without_a_look_at_all_that_wait() -> None:
             batcher.submit(request("late", 20))
 
     assert calls_of(refused) < 512
+
+
+def test_a_long_candidate_runs_beside_answers_that_leave_too_few_rows() -> None:
+    limits = replace(LIMITS, max_num_seqs=32, max_num_queued_reqs=64)
+    batcher = Batcher(limits, 1000, HASHER)
+    names = itertools.count()
+
+    def step() -> set[str]:
+        while len(batcher.everything()) < 31:  # an answer comes for each that ends
+            name = next(names)
+            batcher.submit(request(f"{name}", 3, answer=30 + name % 20))
+        return {key.request_id for key in advance(batcher, batcher.plan())}
+
+    for _ in range(25):
+        step()
+    candidates = tuple((token,) * 10 for token in range(2))
+    batcher.submit(Request(RequestKey("score"), tuple(range(20)), Scoring(candidates)))
+
+    assert any("score" in step() for _ in range(300))

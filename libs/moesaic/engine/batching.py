@@ -189,8 +189,10 @@ class Batcher:
         """Decide the next step of all but sweeps, who get their turn after it."""
         plan, budget = Plan(), self.limits.max_num_batched_tokens
         decoding = [work for work in self.running if work.decodes]
+        # Kept for the candidate that is next, or it would wait as long as answers come.
+        whole = max((work.least_rows for work in self.running), default=0)
         for work in decoding:
-            if budget and work in self.running:  # not preempted meanwhile
+            if budget > whole and work in self.running:  # not preempted meanwhile
                 budget -= self._add(plan, work, 1)
         if self.waiting or len(decoding) < len(self.running):
             quantum = self.pace.rows()

@@ -73,6 +73,8 @@ class _Sequence:
 class Answer(_Sequence):
     """A generation. ``tokens`` is the prompt and what was generated."""
 
+    least_rows = 0  # see ``Score``
+
     work: Generation
     tokens: list[int]
     num_described: int = (
@@ -156,6 +158,11 @@ class Score(_Sequence):
     def longest_pending(self) -> int:
         """Rows of the longest candidate that is yet to be computed."""
         return max((len(self.work.candidates[i]) - 1 for i in self.pending), default=0)
+
+    @property
+    def least_rows(self) -> int:
+        """Rows that a step must have for it, since a candidate runs whole."""
+        return self.longest_pending if self.computed == len(self.tokens) else 0
 
     @property
     def held_blocks(self) -> list[int]:
