@@ -162,3 +162,44 @@ def test_a_run_directory_that_others_could_use_is_refused(
     with pytest.raises(CommandError, match="another user's and open to others") as caught:
         StateFile(tmp_path).make_directory()
     assert caught.value.status == Exit.USAGE
+
+
+def test_a_directory_that_is_no_suites_stays_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "lock").mkdir()  # as in /run
+    tmp_path.chmod(0o755)
+
+    with pytest.raises(CommandError, match="open to others and holds what no suite") as caught:
+        StateFile(tmp_path).make_directory()
+
+    assert caught.value.status == Exit.USAGE
+    assert mode_of(tmp_path) == 0o755
+
+
+def test_the_directory_of_an_earlier_suite_is_closed(tmp_path: Path) -> None:
+    (tmp_path / "lock").touch()
+    tmp_path.chmod(0o755)
+
+    StateFile(tmp_path).make_directory()
+
+    assert mode_of(tmp_path) == 0o700
+
+
+def test_the_suite_of_another_user_is_none_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "moesaic.json").write_bytes(b"{}")
+    tmp_path.chmod(0o700)
+    # Root may read everything, so another user has to ask.
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            if os.getuid() == 0:
+                os.setuid(65534)
+            else:
+                tmp_path.chmod(0)
+            status = 0 if StateFile(tmp_path).running() is None else 1
+        finally:
+            os._exit(status)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    tmp_path.chmod(0o700)
+
+    assert status == 0

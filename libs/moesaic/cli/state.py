@@ -72,13 +72,14 @@ class StateFile:
         self.directory = directory
         self.path = directory / "moesaic.json"
         self.secret_path = directory / "secret"
+        self._lock_path = directory / "lock"
 
     def make_directory(self) -> None:
         """Make the run directory unless it is there; nobody else may look into it.
 
         Raises:
             CommandError: it cannot be made, there is no room for what comes into it, or it is
-                another user's.
+                another user's, or open to others and no suite's.
         """
         check_room(self.directory)
         try:
@@ -96,6 +97,13 @@ class StateFile:
     def _keep_others_out(self) -> None:
         if not stat.S_IMODE(self.directory.stat().st_mode) & _OTHERS:
             return
+        if not self._lock_path.is_file() and any(self.directory.iterdir()):
+            # As /run is, where a suite is started in the root directory: closed, it would stop the machine.
+            raise CommandError(
+                f"{self.directory.absolute()}: it is open to others and holds what no suite wrote; "
+                "start the suite from another directory, or 'chmod 700' this one if it is for suites",
+                Exit.USAGE,
+            )
         try:
             self.directory.chmod(_PRIVATE_DIRECTORY)
         except PermissionError as error:
@@ -122,10 +130,11 @@ class StateFile:
             ) from error
 
     def running(self) -> SuiteState | None:
-        """The suite that runs now; None if there is none, or only the file of one that died."""
+        """The suite that runs now; None if there is none, only the file of one that died, or it is
+        another user's."""
         try:
             state = msgspec.json.decode(self.path.read_bytes(), type=SuiteState)
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
             return None
         except (msgspec.MsgspecError, UnicodeDecodeError):
             return None  # a damaged file says nothing about a running suite
@@ -155,7 +164,7 @@ class StateFile:
         """
         self.make_directory()
         with self.needed():
-            lock = (self.directory / "lock").open("w")
+            lock = self._lock_path.open("w")
         with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
