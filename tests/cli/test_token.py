@@ -104,3 +104,16 @@ async def test_who_has_another_secret_is_told_so_and_what_to_do(
     assert caught.value.status == Exit.USAGE
     assert shown["state"] == "unreachable"
     assert "MOESAIC_SECRET" in shown["waiting_for"][0]
+
+
+@pytest.mark.parametrize("audience", ["", "a:b", "expert 0", "é", "x" * 200])
+def test_an_audience_that_no_service_can_be_is_refused(
+    audience: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MOESAIC_SECRET", "s")
+
+    with pytest.raises(CommandError, match=r"--audience .*must be a worker id") as caught:
+        token(scope="admin", audience=audience, seconds=60)
+
+    assert caught.value.status == Exit.USAGE
+    assert capsys.readouterr().out == ""

@@ -1,10 +1,13 @@
 """``moesaic token``: what other tools show the services of a cluster."""
 
+import re
 from typing import Annotated, Literal
 
 import typer
 
 from moesaic.cli.outcome import CommandError, Exit
+
+_AUDIENCE = re.compile(r"\*|[A-Za-z0-9._-]{1,128}")  # ids made of host names are the longest
 
 
 def token(
@@ -24,6 +27,11 @@ def token(
     """
     from moesaic.cli.credentials import cluster_credentials
 
+    if not _AUDIENCE.fullmatch(audience):
+        raise CommandError(
+            f"--audience {audience[:100]!r}: must be a worker id, of letters, digits, '.', '_' and '-'",
+            Exit.USAGE,
+        )
     tokens = cluster_credentials().tokens
     if tokens is None:
         raise CommandError(
