@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from moesaic.settings import ModelSettings, ServiceSettings, load_settings
+from moesaic.addresses import public_url
+from moesaic.settings import ModelSettings, ServiceSettings, load_settings, redacted
 from services.attention.settings import AttentionSettings
 from services.expert.settings import ExpertSettings
 
@@ -235,3 +236,19 @@ def test_bits_that_must_not_depend_on_the_placement_are_not_summed_up_on_the_way
     )
 
     assert "--deterministic needs --exchange direct" in text
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://user:hidden@host:1/0", "redis://***@host:1/0"),
+        (
+            "unix:///r.sock?username=u&password=hidden&db=1",
+            "unix:///r.sock?username=u&password=***&db=1",
+        ),
+        ("redis://host/0", "redis://host/0"),
+    ],
+)
+def test_no_password_in_a_url_is_shown(url: str, shown: str) -> None:
+    assert redacted(ServiceSettings(redis_url=url))["redis_url"] == shown
+    assert public_url(url) == shown

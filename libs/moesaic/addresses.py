@@ -24,6 +24,11 @@ def host_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def public_url(url: str) -> str:
+    """A URL without credentials, for people: before its host or among its parameters."""
+    return re.sub(r"([?&]password=)[^&#]*", r"\1***", re.sub(r"(://).*@", r"\1***@", url))
+
+
 def is_address(host: str) -> bool:
     """Whether ``host`` is an IP address, not a name."""
     try:

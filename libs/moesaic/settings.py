@@ -31,7 +31,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from moesaic.addresses import host_port, is_address, is_everywhere, is_name
+from moesaic.addresses import host_port, is_address, is_everywhere, is_name, public_url
 from moesaic.usage.flags import Flag, WrongFlag, flags_of, read_flags
 from moesaic.usage.help import print_help
 from moesaic.usage.names import unknown_files, unknown_variables
@@ -340,7 +340,6 @@ def _problem(problem: Any) -> str:
 def redacted(settings: BaseSettings) -> dict[str, Any]:
     """The settings as plain values, secrets and credentials in URLs hidden."""
     values = settings.model_dump(mode="json")
-    if "@" in str(values.get("redis_url", "")):
-        scheme, rest = values["redis_url"].split("://", 1)
-        values["redis_url"] = f"{scheme}://***@{rest.rsplit('@', 1)[1]}"
+    if "redis_url" in values:
+        values["redis_url"] = public_url(values["redis_url"])
     return values

@@ -17,6 +17,7 @@ import structlog
 from prometheus_client import Counter
 from redis.exceptions import RedisError, WatchError
 
+from moesaic.addresses import public_url
 from moesaic.cluster.credentials import Credentials, own_credentials
 from moesaic.cluster.redis_clients import (
     BLOCK_S,
@@ -24,7 +25,6 @@ from moesaic.cluster.redis_clients import (
     CONTROL_PLANE_UP,
     check_redis,
     outages,
-    public_url,
     redis_client,
 )
 from moesaic.cluster.seals import Opened, SealBroken, Seals

@@ -1,7 +1,6 @@
 """Connections to Redis, and what its failures mean."""
 
 import asyncio
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +18,7 @@ from redis.exceptions import (
     ResponseError,
 )
 
+from moesaic.addresses import public_url
 from moesaic.errors import InvalidInput, MoesaicError, NotReady, PeerLost
 
 COMMAND_TIMEOUT_S = 1.0
@@ -29,11 +29,6 @@ CONTROL_PLANE_UP = Gauge(
 )
 _FLAG = "--redis-url (MOESAIC_REDIS_URL)"
 _SCHEMES = ("redis://", "rediss://", "unix://")
-
-
-def public_url(redis_url: str) -> str:
-    """The URL without credentials, for people."""
-    return re.sub(r"(://).*@", r"\1***@", redis_url)
 
 
 def redis_client(redis_url: str, name: str, *, timeout_s: float) -> Any:
