@@ -2,12 +2,16 @@
 
 import asyncio
 
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 
 from moesaic.cluster import same_weights as module
 from moesaic.cluster.bus import Bus
+from moesaic.cluster.credentials import Credentials
+from moesaic.cluster.redis_clients import redis_client
 from moesaic.cluster.same_weights import same_weights
+from moesaic.messages.registry import Weights
 
 GOOD, BAD = "a" * 64, "b" * 64
 
@@ -96,7 +100,7 @@ async def test_a_redis_that_lost_its_data_lets_nobody_in_who_was_refused(bus: Bu
                 await asyncio.sleep(0.01)
         await bus.delete("weights")
         async with asyncio.timeout(20):
-            while await _held(bus) != GOOD.encode():
+            while await _held(bus) != GOOD:
                 await asyncio.sleep(0.01)
         await asyncio.sleep(0.5)
         assert not joined.is_set()
@@ -104,8 +108,47 @@ async def test_a_redis_that_lost_its_data_lets_nobody_in_who_was_refused(bus: Bu
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def _held(bus: Bus) -> bytes | None:
+async def test_a_place_that_nobody_of_the_cluster_took_keeps_nobody_out(redis_server) -> None:
+    async with (
+        Bus.connect(redis_server.url, "test", credentials=Credentials(b"ours")) as bus,
+        Bus.connect(redis_server.url, "test", credentials=Credentials(b"another's")) as forger,
+    ):
+        for forged in (BAD.encode(), forger.sealed("weights", Weights(digest=BAD))):
+            await bus.compare_and_set({"weights": None}, {"weights": forged})
+            async with asyncio.timeout(20), same_weights(bus, GOOD, []):
+                assert await _held(bus) == GOOD
+            await bus.delete("weights")
+
+
+async def test_a_redis_that_does_not_let_a_worker_join_is_said(redis_server) -> None:
+    admin = redis_client(redis_server.url, "test", timeout_s=5.0)
+    rules = ["on", ">password", "~*", "+@all", "-get"]  # as of an ACL file without this key
+    await admin.execute_command("ACL", "SETUSER", "old", "reset", *rules)
+    url = f"{redis_server.url}?username=old&password=password"
+    waiting_for: list[str] = []
+    async with Bus.connect(url, "test") as bus:
+
+        async def work() -> None:
+            async with same_weights(bus, GOOD, waiting_for):
+                pass
+
+        task = asyncio.create_task(work())
+        async with asyncio.timeout(20):
+            while not waiting_for:
+                await asyncio.sleep(0.01)
+        assert "permissions" in waiting_for[0]
+        await admin.execute_command("ACL", "SETUSER", "old", "+get")
+        async with asyncio.timeout(20):
+            await task
+    await admin.execute_command("ACL", "DELUSER", "old")
+    await admin.aclose()
+
+    assert waiting_for == []
+
+
+async def _held(bus: Bus) -> str | None:
     try:
-        return await bus.get_bytes("weights")
+        held = await bus.get("weights", msgspec.msgpack.Decoder(Weights))
     except module.PeerLost:
         return None
+    return held.digest if held else None

@@ -3,19 +3,23 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
+import msgspec
 import structlog
 
 from moesaic.cluster.background import background
 from moesaic.cluster.bus import Bus
 from moesaic.cluster.registry import LEASE_S, RENEW_S
 from moesaic.errors import PeerLost
+from moesaic.messages.registry import Weights
 
 log = structlog.get_logger()
 
 _KEY = "weights"  # the digest that workers join with; goes when the last of them has gone
 _LOOK_AGAIN_S = 0.5
+
+_weights = msgspec.msgpack.Decoder(Weights)
 
 
 @asynccontextmanager
@@ -37,41 +41,58 @@ async def same_weights(bus: Bus, digest: str, waiting_for: list[str]) -> AsyncIt
 
 async def _join(bus: Bus, digest: str, waiting_for: list[str]) -> None:
     said, free_since_s = "", float("-inf")
+
+    def say(text: str) -> None:
+        nonlocal said
+        waiting_for[:] = [other for other in waiting_for if other != said] + [text] * bool(text)
+        said = text
+
     while True:
-        held = await _claim(bus, digest, may_be_first=time.monotonic() > free_since_s + LEASE_S)
+        may_be_first = time.monotonic() > free_since_s + LEASE_S
+        try:
+            held = await _claim(bus, digest, may_be_first=may_be_first)
+        except PeerLost as error:  # Redis is away, or does not let this worker do it
+            held = None
+            if said != str(error):
+                say(str(error))
+                log.warning("service.waiting", waiting_for=said)
         if held == digest:
             break
         if held is not None:  # of an empty place nothing is known: its holders may have lost Redis
             free_since_s = time.monotonic()
             text = f"the weights of this cluster: theirs have digest {held[:16]}, this worker's {digest[:16]}"
-            if text != said:
-                waiting_for[:] = [*(other for other in waiting_for if other != said), text]
-                said = text
+            if said != text:
+                say(text)
                 log.error("worker.other_weights", own_digest=digest, cluster_digest=held)
         await asyncio.sleep(_LOOK_AGAIN_S)
-    if said in waiting_for:
-        waiting_for.remove(said)
+    say("")
 
 
 async def _stay(bus: Bus, digest: str) -> None:
     agreed = True
     while True:
         await asyncio.sleep(RENEW_S)
-        held = await _claim(bus, digest, may_be_first=True)
-        if agreed and held not in (digest, None):
-            log.error("cluster.other_weights", own_digest=digest, cluster_digest=held)
-        agreed = held in (digest, None)
+        with suppress(PeerLost):
+            held = await _claim(bus, digest, may_be_first=True)
+            if agreed and held not in (digest, None):
+                log.error("cluster.other_weights", own_digest=digest, cluster_digest=held)
+            agreed = held in (digest, None)
 
 
 async def _claim(bus: Bus, digest: str, *, may_be_first: bool) -> str | None:
-    """Hold the place for another lease, if it is ours or may be; returns whose it is, if that is known."""
-    mine = digest.encode()
-    try:
-        stored = await bus.get_bytes(_KEY)
-        if stored == mine or (stored is None and may_be_first):
-            if await bus.compare_and_set({_KEY: stored}, {_KEY: mine}, ttl_s=LEASE_S):
-                return digest
-            stored = await bus.get_bytes(_KEY)  # somebody was faster, with these weights or others
-    except PeerLost:
-        return None
-    return None if stored is None else stored.decode(errors="replace")
+    """Hold the place for another lease, if it is ours or may be; returns whose it is, if that is known.
+
+    What nobody of the cluster wrote there is as good as nothing.
+
+    Raises:
+        PeerLost: Redis did not do it.
+    """
+    stored = await bus.get_bytes(_KEY)
+    held = bus.opened(_KEY, stored, _weights)
+    if held.digest == digest if held else may_be_first:
+        mine = bus.sealed(_KEY, Weights(digest=digest))
+        if await bus.compare_and_set({_KEY: stored}, {_KEY: mine}, ttl_s=LEASE_S):
+            return digest
+        # Somebody was faster, with these weights or others.
+        held = bus.opened(_KEY, await bus.get_bytes(_KEY), _weights)
+    return held.digest if held else None

@@ -45,6 +45,12 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, tag="generation.v1")
     generation: Annotated[int, msgspec.Meta(ge=0)]
 
 
+class Weights(msgspec.Struct, frozen=True, kw_only=True, tag="weights.v1"):
+    """With which weights workers join the cluster."""
+
+    digest: str  # of configuration and weights
+
+
 class RegistryHint(msgspec.Struct, frozen=True, kw_only=True, tag="registry-hint.v1"):
     """A worker's record changed or went away; read the records again."""
 
