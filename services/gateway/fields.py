@@ -89,8 +89,8 @@ class InferenceWire(Wire):
 class StreamOptions(Part):
     """``stream_options`` of a streamed request."""
 
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class GenerationWire(InferenceWire):

@@ -209,3 +209,14 @@ def test_null_is_taken_where_the_description_says_so_and_nowhere_else(
             assert not described, name
         else:
             assert described, name
+
+
+def test_null_changes_nothing_in_the_options_of_a_stream() -> None:
+    options = {"include_usage": None, "continuous_usage_stats": None}
+    body = ChatWire.model_validate(
+        {"messages": [{"role": "user", "content": "a"}], "stream": True, "stream_options": options}
+    )
+
+    assert body.stream_options is not None
+    assert not body.stream_options.include_usage
+    assert not body.stream_options.continuous_usage_stats
