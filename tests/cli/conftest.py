@@ -83,6 +83,7 @@ while True:
     signal.pause()
 """
 
+WITHIN_S = 100.0
 SERVICES = Path(__file__).parents[2] / "services"
 
 T = TypeVar("T")
@@ -104,7 +105,8 @@ def house(tmp_path: Path) -> Path:
     """A directory with a model at ``model`` and stand-ins for the services."""
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(json.dumps(CONFIG))
-    save_file({"weight": torch.zeros(1)}, tmp_path / "model" / "model.safetensors")
+    weights = {"model.embed_tokens.weight": torch.zeros(64, 32)}  # what no model has is refused
+    save_file(weights, tmp_path / "model" / "model.safetensors")
     Tokenizer(BPE()).save(str(tmp_path / "model" / "tokenizer.json"))
     for role in ("gateway", "scheduler", "attention", "expert"):
         package = tmp_path / "services" / role
@@ -192,8 +194,10 @@ def suite(house: Path) -> Callable[[str], SuiteState]:
 
 
 def eventually(found: Callable[[], T | None]) -> T:
-    """Wait until ``found`` gives something; the test's own time limit ends a wait in vain."""
+    """Wait until ``found`` gives something; a wait in vain ends, also on a thread, which no test's time limit does."""
+    end_s = time.monotonic() + WITHIN_S
     while not (result := found()):
+        assert time.monotonic() < end_s, "it did not come to be"
         time.sleep(0.02)
     return result
 
