@@ -12,9 +12,9 @@ MAX_HEAD_BYTES = (
     64 << 10
 )  # of a request's first line and headers, beside what came in the same packet
 HEAD_S = 30.0  # for them to arrive
-FRAMING_PER_BYTE = (
-    8  # of a body that comes in chunks; beside it as much as a head may have, for trailers
-)
+# Of a body that comes in chunks, so many bytes for each byte of what frames them: every chunk costs a call of the
+# parser, however small it is. Beside that they have as much as a head, for trailers and the chunks of small bodies.
+BODY_PER_FRAMING = 8
 PACKET_BYTES = 16 << 10  # that are parsed between two looks at what they were
 MAX_PIPELINED = 32  # requests that wait for the answer to one before them
 # A request that was answered before all of it came, mostly because it is refused: so much more of it is read, and for
@@ -71,7 +71,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._other_bytes += len(data) - (self._body_bytes - body_bytes)
         most = MAX_HEAD_BYTES
         if not self._in_head:
-            most += FRAMING_PER_BYTE * self._body_bytes
+            most += self._body_bytes // BODY_PER_FRAMING
         if self._other_bytes > most:
             what = "headers" if self._in_head else "trailers, and what frames chunks of the body,"
             message = f"the {what} must be at most {most} bytes"

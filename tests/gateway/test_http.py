@@ -150,6 +150,18 @@ async def test_what_frames_a_body_is_bounded_with_and_without_a_key(
             await client.send_many(trickle, 1000)  # far more than is read
 
 
+@pytest.mark.parametrize("key", ["", "wanted"])
+async def test_a_body_in_endless_smallest_chunks_is_hung_up_on_soon(
+    open_house: Any, key: str
+) -> None:
+    async with open_house(api_key=key) as house:
+        client = await Client.to(house.url)
+        await client.send(CHUNKED)
+
+        with pytest.raises(ConnectionError):
+            await client.send_many(b"1\r\na\r\n" * 3000, 200)  # less than what may be drained
+
+
 async def test_a_body_in_the_smallest_chunks_is_a_body(open_house: Any, scripts: Any) -> None:
     body = json.dumps({"prompt": "hello", "max_tokens": 1, "stop": ["x" * 1000] * 4}).encode()
     async with open_house(scripts.says("yes")) as house:
