@@ -238,6 +238,23 @@ def test_beside_answers_that_hold_all_blocks_a_short_request_gets_its_own() -> N
     assert steps_until_it_ends(batcher, "short") <= 5
 
 
+@pytest.mark.parametrize(("flooding", "rows"), [("mine", 256), ("others", 64)])
+def test_beside_an_answer_prompts_take_little_time_and_least_beside_another_tenants(
+    flooding: str, rows: int
+) -> None:
+    limits = replace(LIMITS, max_num_seqs=64, max_num_batched_tokens=1024, max_num_queued_reqs=999)
+    limits = replace(limits, max_num_queued_tokens=1 << 20)
+    batcher = Batcher(limits, 4096, HASHER, step_target_s=1.0)
+    for num_rows in (128, 256, 512):
+        batcher.pace.took(num_rows, num_rows / 1024)
+    batcher.submit(request("answer", [7, 8], answer=50, tenant="mine"))
+    advance(batcher, batcher.plan())
+
+    flood(batcher, 300, 60, tenant=flooding)
+
+    assert batcher.plan().prompt_rows == pytest.approx(rows, abs=16)
+
+
 def test_tenants_that_both_flood_get_the_same_number_of_rows() -> None:
     batcher = wide()
     for n in range(100):

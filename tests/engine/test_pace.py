@@ -76,7 +76,7 @@ def test_beside_answers_a_step_is_shorter() -> None:
         pace.took(rows, rows * 0.001)
 
     assert pace.rows() == pytest.approx(1000, rel=0.01)
-    assert pace.rows(beside_answers=True) == pytest.approx(250, rel=0.01)
+    assert pace.rows(0.25) == pytest.approx(250, rel=0.01)
 
 
 def test_without_a_target_a_step_has_all_it_may() -> None:

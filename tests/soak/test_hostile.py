@@ -28,6 +28,7 @@ REPORT = ROOT / "benchmarks" / "results" / "soak-hostile.json"
 CLIENTS = 2
 REST_S = 5.0  # after a hostile turn: what it left has to end, and counts for neither
 MOST_TIMES_SLOWER = 3.0
+ASKED = {"deadline_exceeded"}  # by those that leave too little time
 
 
 @pytest.fixture
@@ -77,7 +78,8 @@ async def test_hostile_clients_harm_nobody_else(suite: Suite) -> None:
     }
     slower = _p99(taken["hostile"]) / _p99(taken["calm"])
     book = traffic.book
-    faults = [*book.wrong[:20], *(f"typed error {code}: {n}" for code, n in book.errors.items())]
+    faults = book.wrong[:20]
+    faults += [f"typed error {code}: {n}" for code, n in book.errors.items() if code not in ASKED]
     if book.sent.total() != book.num_ended:
         faults.append(f"{book.sent.total()} were sent, {book.num_ended} ended")
     if slower > MOST_TIMES_SLOWER:

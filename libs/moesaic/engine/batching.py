@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from moesaic.engine.blocks import BLOCK_SIZE, BlockPool, blocks_for
 from moesaic.engine.limits import Limits, check_request
-from moesaic.engine.pace import Pace
+from moesaic.engine.pace import BESIDE_ANSWERS, BESIDE_OTHERS, Pace
 from moesaic.engine.requests import Request, RequestKey
 from moesaic.engine.sequences import Answer, Chunk, Score, Work, rank, reusable, work_of
 from moesaic.engine.sweeps import ROWS_ALONE, Slice, Sweeps
@@ -196,13 +196,22 @@ class Batcher:
                 budget -= self._add(plan, work, 1)
         if self.waiting or len(decoding) < len(self.running):
             quantum = self.pace.rows()
-            paced = self.pace.rows(beside_answers=bool(plan.chunks))
+            paced = self.pace.rows(self._part_of_a_step(plan))
             self._add_prompts(plan, min(budget, paced), budget, quantum)
             self._note_shares(plan, quantum)
         else:
             self._shares.start_anew()
         self.sweeps.others_had(plan.chunks)
         return plan
+
+    def _part_of_a_step(self, plan: Plan) -> float:
+        """How much of the time of a step prompts may take, beside the answers that are planned."""
+        if not plan.chunks:
+            return 1.0
+        answering = {chunk.owner.claim.tenant for chunk in plan.chunks}
+        asking = {work.claim.tenant for work in self.running if not work.decodes}
+        asking |= {tenant for tenant, _ in self.waiting.kinds}
+        return BESIDE_OTHERS if len(answering | asking) > 1 else BESIDE_ANSWERS
 
     def _add_prompts(self, plan: Plan, budget: int, most: int, quantum: int) -> None:
         """Add the rows that are due, up to ``budget``; but a candidate runs whole, with ``most``."""

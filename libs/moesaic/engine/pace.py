@@ -6,7 +6,8 @@ fewer rows would cost more than they save: then a step has as many as take as lo
 were all alike do not tell the one from the other; then the next has half the rows, or, of few, half
 as many again.
 
-Beside answers, each of which gets a token a step, steps are shorter.
+Beside answers, each of which gets a token a step, steps are shorter, most of all beside those of
+another tenant.
 """
 
 import math
@@ -15,6 +16,7 @@ LEAST_ROWS = 64  # fewer read almost as many weights
 MEASURED_ROWS = 16  # of a step that tells something
 FIRST_ROWS = 64  # of a step before anything is known
 BESIDE_ANSWERS = 0.25  # of the time that a step should take otherwise
+BESIDE_OTHERS = 0.05  # the same where another tenant's prompts would slow these answers
 GROWTH = 4  # times the most rows that were measured lately
 FORGET = 0.8  # what a step counts once another one was measured
 
@@ -30,11 +32,11 @@ class Pace:
         self._alike = False  # the steps that were measured
         self._n = self._rows = self._s = self._rows_rows = self._rows_s = 0.0  # weighted sums
 
-    def rows(self, *, beside_answers: bool = False) -> int:
-        """Rows of prompts that the next step may have."""
+    def rows(self, part: float = 1.0) -> int:
+        """Rows of prompts that the next step may have, if it should take this part of the time."""
         if not self._target_s:
             return self._most_rows
-        target_s = self._target_s * (BESIDE_ANSWERS if beside_answers else 1)
+        target_s = self._target_s * part
         fitting = max(LEAST_ROWS, max(target_s - self._alone_s, self._alone_s) / self._row_s)
         mean_rows = self._rows / max(1.0, self._n)
         again = self._alike and abs(fitting - mean_rows) < mean_rows / 4
