@@ -1,11 +1,13 @@
 """Hostile clients in a process of their own: ``python -m tests.soak.attackers URL KEY SECONDS [HOST:PORT ...]``.
 
 All attacks run at once and again and again until the time is over; what each saw is printed as JSON at the end. The
-addresses are those of tensor and weights ports.
+addresses are those of tensor and weights ports. The process gives way to all others, as what clients compute is
+computed elsewhere.
 """
 
 import asyncio
 import json
+import os
 import sys
 import time
 from collections import Counter
@@ -97,6 +99,7 @@ async def attack(url: str, key: str, seconds: float, data: list[str]) -> dict[st
 
 def main() -> None:
     """Attack as the arguments say."""
+    os.nice(19)
     url, key, seconds, *data = sys.argv[1:]
     print(json.dumps(asyncio.run(attack(url, key, float(seconds), data))))
 
