@@ -95,7 +95,7 @@ async def test_the_gateway_ends_before_the_workers_are_told_to(tmp_path: Path) -
     logs = {name: tmp_path / f"{name}.log" for name in names}
     stop = asyncio.Event()
     running = asyncio.create_task(kept.run(os.environ, stop))
-    await until(lambda: all(log.exists() and log.read_text() for log in logs.values()))
+    await until(lambda: all(log.exists() and "up\n" in log.read_text() for log in logs.values()))
 
     stop.set()
     await running
