@@ -184,6 +184,21 @@ def test_beside_another_tenants_flood_a_job_is_the_next_to_be_placed() -> None:
     assert router.route(0.0)[0].job.job_id == "b"
 
 
+def test_what_other_tenants_fill_workers_with_holds_nobody_back() -> None:
+    router = open_router(workers=1)
+    for n in range(3):
+        router.submit(Job(n, 30, tenant="a"), 0.0)
+    assert len(router.route(LIMITS.max_wait_s)) == 3  # overdue: far beyond saturation
+
+    late = LIMITS.max_wait_s
+    assert placed(router, Job("b", 30, tenant="b"), now_s=late) == [0]
+    assert placed(router, Job("more", 30, tenant="a"), now_s=late) == []
+    assert placed(router, Job("idle", 30, priority=1, tenant="c"), now_s=late) == []
+    for n in range(2):
+        assert placed(router, Job(("b", n), 30, tenant="b"), now_s=late) == [0]
+    assert placed(router, Job("enough", 30, tenant="b"), now_s=late) == []
+
+
 def test_beside_a_request_of_many_long_jobs_another_one_is_placed_soon() -> None:
     router = open_router(workers=1)
     router.submit(Job(0, LONG_TOKENS, part_of="huge"), 0.0)

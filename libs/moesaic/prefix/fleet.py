@@ -1,6 +1,7 @@
 """All workers of a router, found by key, by slot and by load; see ``shadows``."""
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterator
 
 from moesaic.prefix.block_index import BlockIndex
@@ -22,6 +23,7 @@ class Fleet:
         self.index = BlockIndex(max_blocks)
         self.workers: dict[WorkerKey, Shadow] = {}
         self.routed: dict[JobId, Routed] = {}
+        self.num_of: Counter[str] = Counter()  # jobs that workers have, by tenant; none is 0
         self.slots: list[Shadow | None] = []
         self.by_load: list[tuple[int, int]] = []  # (load, slot), least first
         self.remaining = 0  # FLOPs, of all workers and routers
@@ -91,6 +93,7 @@ class Fleet:
         if not worker.jobs:
             worker.busy_since_s = now_s
         worker.jobs[job.job_id] = self.routed[job.job_id] = routed
+        self.num_of[job.tenant] += 1
         self.index.promise(worker.bit, promised, cached_blocks)
         self._settle(routed)
         return routed
@@ -122,8 +125,11 @@ class Fleet:
         routed = self.routed.pop(job_id, None)
         if routed is None:
             return False
-        worker = routed.worker
+        worker, tenant = routed.worker, routed.job.tenant
         del worker.jobs[job_id]
+        self.num_of[tenant] -= 1
+        if not self.num_of[tenant]:
+            del self.num_of[tenant]
         worker.num_began -= routed.began
         self._set_prefilling(routed, False)
         self._count(routed, 0, 0, 0)

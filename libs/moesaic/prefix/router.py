@@ -4,10 +4,12 @@ One round goes through those that wait, tenants in turn (``moesaic.fairness``) a
 early of each first (MoE-Prefill section 7, algorithm 1). For each: who is not saturated (F3), has
 the longest prefix (F1), and has the least to do; then its work and its blocks count there (F2). A
 policy may rather have a request wait for a saturated worker. One that has waited ``max_wait_s`` goes
-to a saturated worker too, so none starves.
+to a saturated worker too, so none starves; so does, at once, one of a tenant of whom workers have
+less than of others: what others fill them with holds nobody back.
 """
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -69,6 +71,7 @@ class PrefixRouter:
         self._queue: list[_Waiting] = []  # by rank
         self._arrived: dict[JobId, _Waiting] = {}  # by arrival
         self._arrivals = 0
+        self._waiting_of: Counter[str] = Counter()  # jobs not behind everyone's, by tenant
         self._shares = Shares()
         self.set_policy(policy, consolidate=consolidate)
 
@@ -118,6 +121,8 @@ class PrefixRouter:
         waiting = _Waiting(job, claim, now_s + self.limits.max_wait_s)
         insort(self._queue, waiting, key=lambda other: other.rank)
         self._arrived[job.job_id] = waiting
+        if not claim.level:
+            self._waiting_of[job.tenant] += 1
         return [waiting.job for waiting in leaving]
 
     def withdraw(self, job_id: JobId) -> bool:
@@ -126,6 +131,10 @@ class PrefixRouter:
         if waiting is None:
             return self.fleet.release(job_id)
         del self._queue[bisect_left(self._queue, waiting.rank, key=lambda other: other.rank)]
+        if not waiting.claim.level:
+            self._waiting_of[waiting.claim.tenant] -= 1
+            if not self._waiting_of[waiting.claim.tenant]:
+                del self._waiting_of[waiting.claim.tenant]
         return True
 
     def next_overdue_s(self) -> float | None:
@@ -138,7 +147,8 @@ class PrefixRouter:
         overdue_s = self.next_overdue_s()
         if overdue_s is None or not self.fleet.accepting:
             return []
-        if self._policy.holds and not self.fleet.unsaturated and now_s < overdue_s:
+        held = self._policy.holds and not self.fleet.unsaturated and now_s < overdue_s
+        if held and not any(map(self._has_less, self._waiting_of)):
             return []
         decisions, given = [], []
         for waiting in self._ordered():
@@ -179,7 +189,8 @@ class PrefixRouter:
 
     def _decide(self, waiting: _Waiting, now_s: float) -> Decision | None:
         job, fleet = waiting.job, self.fleet
-        waited = now_s >= waiting.overdue_s
+        claim = waiting.claim
+        waited = now_s >= waiting.overdue_s or (not claim.level and self._has_less(claim.tenant))
         room = allowed = self.allowed(job)
         if self._policy.holds and not waited:
             room &= fleet.unsaturated
@@ -192,6 +203,11 @@ class PrefixRouter:
             waiting.behind = picked.workers
             return None
         return Decision(job, picked.worker.key, picked.cached_blocks, picked.spilled)
+
+    def _has_less(self, tenant: str) -> bool:
+        """Whether workers have fewer jobs of a tenant than an equal share of all that they have."""
+        num_of = self.fleet.num_of
+        return num_of[tenant] * len(num_of.keys() | {tenant}) < num_of.total()
 
     def _is_stuck(self, waiting: _Waiting, room: int) -> bool:
         """Whether it need not be looked at again, which takes a walk over its blocks: those that
