@@ -21,7 +21,13 @@ from dataclasses import dataclass, field
 
 from moesaic.engine.blocks import BLOCK_SIZE, BlockPool, blocks_for
 from moesaic.engine.limits import Limits, check_request
-from moesaic.engine.pace import BESIDE_ANSWERS, BESIDE_OTHERS, Pace
+from moesaic.engine.pace import (
+    BESIDE_ANSWERS,
+    BESIDE_OTHERS,
+    LEAST_BESIDE_OTHERS,
+    LEAST_ROWS,
+    Pace,
+)
 from moesaic.engine.requests import Request, RequestKey
 from moesaic.engine.sequences import Answer, Chunk, Score, Work, rank, reusable, work_of
 from moesaic.engine.sweeps import ROWS_ALONE, Slice, Sweeps
@@ -196,7 +202,7 @@ class Batcher:
                 budget -= self._add(plan, work, 1)
         if self.waiting or len(decoding) < len(self.running):
             quantum = self.pace.rows()
-            paced = self.pace.rows(self._part_of_a_step(plan))
+            paced = self.pace.rows(*self._part_of_a_step(plan))
             self._add_prompts(plan, min(budget, paced), budget, quantum)
             self._note_shares(plan, quantum)
         else:
@@ -204,14 +210,17 @@ class Batcher:
         self.sweeps.others_had(plan.chunks)
         return plan
 
-    def _part_of_a_step(self, plan: Plan) -> float:
-        """How much of the time of a step prompts may take, beside the answers that are planned."""
+    def _part_of_a_step(self, plan: Plan) -> tuple[float, int]:
+        """How much of the time of a step prompts may take beside the answers that are planned, and
+        how many rows they have at least."""
         if not plan.chunks:
-            return 1.0
+            return 1.0, LEAST_ROWS
         answering = {chunk.owner.claim.tenant for chunk in plan.chunks}
         asking = {work.claim.tenant for work in self.running if not work.decodes}
         asking |= {tenant for tenant, _ in self.waiting.kinds}
-        return BESIDE_OTHERS if len(answering | asking) > 1 else BESIDE_ANSWERS
+        if len(answering | asking) > 1:
+            return BESIDE_OTHERS, LEAST_BESIDE_OTHERS
+        return BESIDE_ANSWERS, LEAST_ROWS
 
     def _add_prompts(self, plan: Plan, budget: int, most: int, quantum: int) -> None:
         """Add the rows that are due, up to ``budget``; but a candidate runs whole, with ``most``."""

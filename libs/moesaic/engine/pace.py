@@ -13,6 +13,7 @@ another tenant.
 import math
 
 LEAST_ROWS = 64  # fewer read almost as many weights
+LEAST_BESIDE_OTHERS = 16  # beside another tenant's answers, where these weights may be few
 MEASURED_ROWS = 16  # of a step that tells something
 FIRST_ROWS = 64  # of a step before anything is known
 BESIDE_ANSWERS = 0.25  # of the time that a step should take otherwise
@@ -32,17 +33,17 @@ class Pace:
         self._alike = False  # the steps that were measured
         self._n = self._rows = self._s = self._rows_rows = self._rows_s = 0.0  # weighted sums
 
-    def rows(self, part: float = 1.0) -> int:
-        """Rows of prompts that the next step may have, if it should take this part of the time."""
+    def rows(self, part: float = 1.0, least: int = LEAST_ROWS) -> int:
+        """Rows of prompts that the next step may have, if it should take this part of the time; at least ``least``."""
         if not self._target_s:
             return self._most_rows
         target_s = self._target_s * part
-        fitting = max(LEAST_ROWS, max(target_s - self._alone_s, self._alone_s) / self._row_s)
+        fitting = max(least, max(target_s - self._alone_s, self._alone_s) / self._row_s)
         mean_rows = self._rows / max(1.0, self._n)
         again = self._alike and abs(fitting - mean_rows) < mean_rows / 4
         if again and fitting < self._most_rows:
-            fitting *= 0.5 if fitting >= 1.75 * LEAST_ROWS else 1.5
-        return min(self._most_rows, int(max(LEAST_ROWS, min(fitting, GROWTH * self._largest))))
+            fitting *= 0.5 if fitting >= 1.75 * least else 1.5
+        return min(self._most_rows, int(max(least, min(fitting, GROWTH * self._largest))))
 
     def took(self, rows: int, seconds: float) -> None:
         """A step with so many rows of prompts took so long, whatever else was in it."""
