@@ -14,6 +14,7 @@ import httpx
 from tests.soak.questions import BAD, CLASSIFY, Question, read_answer
 
 TIMEOUT_S = 90
+PRIORITIES = (-1, 0, 0, 0, 1)
 TYPED = {  # what may be answered while a worker is lost, or time is short
     "deadline_exceeded",
     "expert_unavailable",
@@ -51,13 +52,20 @@ class Traffic:
     """Some clients that ask one thing after the other until they are told to stop."""
 
     def __init__(
-        self, url: str, questions: Sequence[Question], seed: int, *, key: str = ""
+        self,
+        url: str,
+        questions: Sequence[Question],
+        seed: int,
+        *,
+        key: str = "",
+        priorities: Sequence[int] = PRIORITIES,
     ) -> None:
-        """``key`` is the API key they send, if one is needed."""
+        """``key`` is the API key they send, if one is needed; whole answers have one of ``priorities``."""
         self.book = Book()
         self._url, self._questions = url, questions
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._rng = random.Random(seed)
+        self._priorities = priorities
         self._stopping = asyncio.Event()
 
     async def run(self, num_clients: int) -> None:
@@ -92,7 +100,7 @@ class Traffic:
     async def _ask(self, client: httpx.AsyncClient, question: Question) -> None:
         """A whole answer, now and then before or after others."""
         self.book.sent[question.kind] += 1
-        body = question.body | {"priority": self._rng.choice([-1, 0, 0, 0, 1])}
+        body = question.body | {"priority": self._rng.choice(self._priorities)}
         self._note(question, await client.post(question.route, json=body))
 
     async def _stream(self, client: httpx.AsyncClient, question: Question) -> None:
