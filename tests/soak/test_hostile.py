@@ -137,7 +137,9 @@ def _report(figures: dict[str, Any]) -> None:
         "config": {"minutes": MINUTES, "clients": CLIENTS, "turns": TURNS},
         "figures": figures,
         "paper": {},
-        "notes": ["the hostile clients run on the same two cores as the suite and the honest ones"],
+        "notes": [
+            "the hostile clients run on the same two cores as the suite and the honest ones, and give way to them",
+        ],
     }
     REPORT.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
     print(json.dumps(figures, indent=1))
