@@ -109,7 +109,8 @@ class Worker:
             try:
                 record = self.record
                 async with channel(record.admin_address, record.worker_id) as connection:
-                    await asyncio.wait_for(connection.channel_ready(), CONNECT_S)
+                    async with asyncio.timeout(CONNECT_S):
+                        await connection.channel_ready()
                     pause_s = BACKOFF_S[0]
                     cause = await self._talk(AttentionServiceStub(connection))
             except TimeoutError:
@@ -121,7 +122,8 @@ class Worker:
 
     async def _pause(self, seconds: float) -> None:
         try:
-            await asyncio.wait_for(self._retired.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._retired.wait()
         except TimeoutError:
             return
 

@@ -8,7 +8,7 @@ from redis.exceptions import RedisError
 
 from moesaic.cluster.bus import Bus
 from moesaic.cluster.credentials import Credentials
-from moesaic.cluster.redis_clients import check_redis
+from moesaic.cluster.redis_clients import check_redis, outages
 from moesaic.errors import InvalidInput, NotReady, PeerLost
 from moesaic.messages.placement import PlacementHint
 from moesaic.telemetry.metrics import snapshot
@@ -367,3 +367,30 @@ async def test_a_stream_can_be_kept_short(bus):
 
     assert await bus._writer.xlen("moesaic:{test}:s") < 250  # whole nodes of the stream go
     assert (await bus.latest("s", hints, 1))[0].epoch == 499
+
+
+@pytest.mark.parametrize("rounds", range(6))
+@pytest.mark.parametrize("failing", [False, True])
+async def test_a_task_that_is_cancelled_in_a_command_ends(rounds: int, failing: bool) -> None:
+    sent = asyncio.Event()
+
+    async def send() -> None:
+        await sent.wait()
+        if failing:
+            raise OSError
+
+    async def work() -> None:
+        with suppress(PeerLost), outages("redis://localhost"):
+            await asyncio.wait_for(send(), 10)  # as redis-py sends
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0.01)
+    sent.set()
+    for _ in range(rounds):  # of the loop: in one of them the command ends as the request comes
+        await asyncio.sleep(0)
+    task.cancel()
+
+    async with asyncio.timeout(5):
+        await asyncio.wait([task])
+    assert task.cancelled()

@@ -85,7 +85,8 @@ class Child:
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
         try:
-            await asyncio.wait_for(self.wait(), grace_s)
+            async with asyncio.timeout(grace_s):
+                await self.wait()
         except TimeoutError:
             self.kill()
             await self.wait()

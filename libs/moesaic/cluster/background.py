@@ -5,8 +5,6 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
-_ASK_AGAIN_S = 0.5
-
 
 @asynccontextmanager
 async def background(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
@@ -20,8 +18,4 @@ async def background(work: Coroutine[Any, Any, None], name: str) -> AsyncIterato
         try:
             yield
         finally:
-            # Before Python 3.12 asyncio.wait_for, which redis-py sends with, loses a cancellation
-            # that comes just as it ends. One request to stop may thus not be enough.
-            while not task.done():
-                task.cancel()
-                await asyncio.wait([task], timeout=_ASK_AGAIN_S)
+            task.cancel()

@@ -79,13 +79,23 @@ async def check_redis(redis_url: str) -> None:
 
 @contextmanager
 def outages(redis_url: str) -> Iterator[None]:
-    """Turn Redis's failures into ``PeerLost`` and keep ``moesaic_control_plane_up`` true."""
+    """Turn Redis's failures into ``PeerLost`` and keep ``moesaic_control_plane_up`` true.
+
+    Before Python 3.12 asyncio.wait_for, which redis-py sends with, loses a cancellation that comes
+    just as it ends. The task's own count of them tells that one came, and it is raised here.
+    """
+    task = asyncio.current_task()
+    asked_before = task.cancelling() if task else 0
     try:
         yield
     except (RedisError, OSError) as error:
         CONTROL_PLANE_UP.set(0)
         raise PeerLost(f"redis at {public_url(redis_url)}", _cause(error)) from error
-    CONTROL_PLANE_UP.set(1)
+    else:
+        CONTROL_PLANE_UP.set(1)
+    finally:
+        if task and task.cancelling() > asked_before:
+            raise asyncio.CancelledError
 
 
 def _diagnosis(where: str, error: BaseException) -> MoesaicError:

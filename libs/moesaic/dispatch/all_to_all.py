@@ -211,7 +211,8 @@ class AllToAllDispatcher:
         meeting = self._meetings[round_, layer]
         try:
             if others:
-                await asyncio.wait_for(meeting.complete.wait(), self._timeout_s)
+                async with asyncio.timeout(self._timeout_s):
+                    await meeting.complete.wait()
         except TimeoutError:
             sending.cancel()
             [outcomes] = await asyncio.gather(sending, return_exceptions=True)

@@ -309,7 +309,8 @@ class Engine:
             log.warning("requests.gave_up", count=len(expired), cause=str(error))
             self._fail(expired, cause)
         try:
-            await asyncio.wait_for(self._dispatcher.reachable(), STALL_POLL_S)
+            async with asyncio.timeout(STALL_POLL_S):
+                await self._dispatcher.reachable()
         except TimeoutError:
             return
         await asyncio.sleep(0.01)  # reachable, and yet the step failed: do not spin
