@@ -66,7 +66,7 @@ class AttentionSettings(ModelSettings):
     max_num_seqs: int = Field(64, ge=1, le=4096, description="sequences in one step")
     max_num_batched_tokens: int = Field(2048, ge=16, le=1 << 20, description="rows in one step")
     step_target_s: float = Field(
-        1.0,
+        0.25,
         ge=0,
         le=600,
         description="what a step should take at most: prompts get as many rows as the last steps were fast "

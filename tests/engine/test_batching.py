@@ -244,7 +244,7 @@ def test_beside_an_answer_prompts_take_little_time_and_least_beside_another_tena
 ) -> None:
     limits = replace(LIMITS, max_num_seqs=64, max_num_batched_tokens=1024, max_num_queued_reqs=999)
     limits = replace(limits, max_num_queued_tokens=1 << 20)
-    batcher = Batcher(limits, 4096, HASHER, step_target_s=1.0)
+    batcher = Batcher(limits, 4096, HASHER, step_target_s=0.25)
     for num_rows in (128, 256, 512):
         batcher.pace.took(num_rows, num_rows / 1024)
     batcher.submit(request("answer", [7, 8], answer=50, tenant="mine"))

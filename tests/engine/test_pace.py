@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moesaic.engine.pace import FIRST_ROWS, GROWTH, LEAST_ROWS, Pace
+from moesaic.engine.pace import BESIDE_ANSWERS, BESIDE_OTHERS, FIRST_ROWS, GROWTH, LEAST_ROWS, Pace
 
 MOST_ROWS = 2048
 
@@ -50,6 +50,7 @@ def test_a_step_that_takes_long_by_itself_is_not_cut_to_pieces() -> None:
 
     assert sum(rows[-10:]) / sum(3.0 + 0.01 * count for count in rows[-10:]) > 0.4 / 0.01
     assert max(rows[-10:]) <= 2 * 3.0 / 0.01
+    assert pace.rows(BESIDE_ANSWERS) <= 3.0 / 0.01
 
 
 def test_a_slow_first_step_of_few_rows_is_not_held_against_all_others() -> None:
@@ -70,13 +71,14 @@ def test_steps_that_failed_have_fewer_rows_until_one_succeeds() -> None:
     assert run(pace, 0.0, 0.0001, steps=6)[-1] == MOST_ROWS
 
 
-def test_beside_answers_a_step_is_shorter() -> None:
+def test_beside_another_tenants_answers_a_step_is_shorter() -> None:
     pace = Pace(1.0, MOST_ROWS)
     for rows in (100, 200, 400):
         pace.took(rows, rows * 0.001)
 
     assert pace.rows() == pytest.approx(1000, rel=0.01)
-    assert pace.rows(0.25) == pytest.approx(250, rel=0.01)
+    assert pace.rows(BESIDE_ANSWERS) == pytest.approx(1000, rel=0.01)
+    assert pace.rows(BESIDE_OTHERS) == pytest.approx(200, rel=0.01)
 
 
 def test_without_a_target_a_step_has_all_it_may() -> None:

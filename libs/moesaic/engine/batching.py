@@ -1,8 +1,8 @@
 """Which rows run next: continuous batching with chunked prefill, pure (events in, decisions out).
 
-Answers that have begun go first, a row each, so they keep their pace; what remains of the row
-budget computes prompts, tenants in turn (``fairness``), and within a tenant by ``priority`` and by
-arrival, long requests and others in turn. Who gets no place or no blocks, since others have more
+Answers that have begun go first, a row each, so they keep their pace (``step_sharing``); what
+remains of the row budget computes prompts, tenants in turn (``fairness``), and within a tenant by
+``priority`` and by arrival, long requests and others in turn. Who gets no place or no blocks, since others have more
 than their share, makes the last of these give up its own; it computes again later what can no
 longer be found.
 
@@ -21,15 +21,10 @@ from dataclasses import dataclass, field
 
 from moesaic.engine.blocks import BLOCK_SIZE, BlockPool, blocks_for
 from moesaic.engine.limits import Limits, check_request
-from moesaic.engine.pace import (
-    BESIDE_ANSWERS,
-    BESIDE_OTHERS,
-    LEAST_BESIDE_OTHERS,
-    LEAST_ROWS,
-    Pace,
-)
+from moesaic.engine.pace import Pace
 from moesaic.engine.requests import Request, RequestKey
 from moesaic.engine.sequences import Answer, Chunk, Score, Work, rank, reusable, work_of
+from moesaic.engine.step_sharing import StepSharing
 from moesaic.engine.sweeps import ROWS_ALONE, Slice, Sweeps
 from moesaic.engine.waiting import WaitingQueue
 from moesaic.errors import Overloaded
@@ -87,7 +82,7 @@ class Batcher:
         self.pace = Pace(step_target_s, rows)
         self._shares = Shares()
         self._hasher = hasher
-        self._arrivals = itertools.count()
+        self._arrivals, self._steps = itertools.count(), itertools.count(1)
 
     def submit(self, request: Request) -> list[Work]:
         """Queue a request; returns those that have to leave the queue for it, which are forgotten.
@@ -194,46 +189,42 @@ class Batcher:
     def plan(self) -> Plan:
         """Decide the next step of all but sweeps, who get their turn after it."""
         plan, budget = Plan(), self.limits.max_num_batched_tokens
-        decoding = [work for work in self.running if work.decodes]
+        step, sharing = next(self._steps), StepSharing(self.running, self.pace)
+        has_prompts = not all(work.decodes for work in self.running)
         # Kept for the candidate that is next, or it would wait as long as answers come.
         whole = max((work.least_rows for work in self.running), default=0)
-        for work in decoding:
+        for work in sharing.answers:
             if budget > whole and work in self.running:  # not preempted meanwhile
+                work.last_step = step
                 budget -= self._add(plan, work, 1)
-        if self.waiting or len(decoding) < len(self.running):
+        if self.waiting or has_prompts:
             quantum = self.pace.rows()
-            paced = self.pace.rows(*self._part_of_a_step(plan))
-            self._add_prompts(plan, min(budget, paced), budget, quantum)
+            self._add_prompts(plan, sharing, budget, quantum)
             self._note_shares(plan, quantum)
         else:
             self._shares.start_anew()
         self.sweeps.others_had(plan.chunks)
         return plan
 
-    def _part_of_a_step(self, plan: Plan) -> tuple[float, int]:
-        """How much of the time of a step prompts may take beside the answers that are planned, and
-        how many rows they have at least."""
-        if not plan.chunks:
-            return 1.0, LEAST_ROWS
-        answering = {chunk.owner.claim.tenant for chunk in plan.chunks}
-        asking = {work.claim.tenant for work in self.running if not work.decodes}
-        asking |= {tenant for tenant, _ in self.waiting.kinds}
-        if len(answering | asking) > 1:
-            return BESIDE_OTHERS, LEAST_BESIDE_OTHERS
-        return BESIDE_ANSWERS, LEAST_ROWS
-
-    def _add_prompts(self, plan: Plan, budget: int, most: int, quantum: int) -> None:
-        """Add the rows that are due, up to ``budget``; but a candidate runs whole, with ``most``."""
+    def _add_prompts(self, plan: Plan, sharing: StepSharing, most: int, quantum: int) -> None:
+        """Add the rows that are due; if there are any at all, a candidate may run whole, with ``most``."""
         works: list[Work] = [work for work in self.running if not work.decodes]
         if self.waiting and self._may_admit():
             works += self.waiting
         if not works:
             return
         promised = {name for work in self.running for name in work.unpublished}
-        refusals, any_rows = _Refusals(), False
+        tenants = {tenant for tenant, _ in self.waiting.kinds} | {
+            w.claim.tenant for w in self.running
+        }
+        allowed = {tenant: min(most, sharing.prompt_rows(tenant)) for tenant in tenants}
+        refusals, num_rows = _Refusals(), 0
         for work in self._shares.in_turn(works, quantum):
-            if not budget:
+            if num_rows >= max(allowed.values()):
                 break
+            budget = allowed[work.claim.tenant] - num_rows
+            if budget <= 0:
+                continue
             if work not in self.running:
                 if self._alike(work) in refusals.alike or self._awaits(work, promised):
                     continue
@@ -241,10 +232,9 @@ class Batcher:
                     continue
                 promised.update(work.unpublished)
             rows = self._add(plan, work, budget)
-            if not rows and isinstance(work, Score) and not any_rows:
+            if not rows and isinstance(work, Score) and not num_rows:
                 rows = self._add(plan, work, min(most, work.longest_pending))
-            any_rows = any_rows or rows > 0
-            budget -= min(rows, budget)
+            num_rows += rows
 
     def _note_shares(self, plan: Plan, quantum: int) -> None:
         """Remember who has had what, and who would have had more."""

@@ -1,25 +1,33 @@
 """How many rows of prompts a step may have, so that it takes about as long as it should. Pure.
 
 A step takes a time of its own, to read the weights, and a time for each row. Both are fitted to the
-last steps, the newest counting most. Where already the former is longer than a step should take,
-fewer rows would cost more than they save: then a step has as many as take as long again. Steps that
-were all alike do not tell the one from the other; then the next has half the rows, or, of few, half
-as many again.
-
-Beside answers, each of which gets a token a step, steps are shorter, most of all beside those of
-another tenant.
+last steps, the newest counting most. Where the former is most of what a step should take, fewer
+rows would cost more than they save: then a step has as many as take as long again, or twice as long
+where nobody's answer waits for it. Steps that were all alike do not tell the one from the other;
+then the next has half the rows, or, of few, half as many again.
 """
 
 import math
+from typing import NamedTuple
 
 LEAST_ROWS = 64  # fewer read almost as many weights
-LEAST_BESIDE_OTHERS = 16  # beside another tenant's answers, where these weights may be few
 MEASURED_ROWS = 16  # of a step that tells something
 FIRST_ROWS = 64  # of a step before anything is known
-BESIDE_ANSWERS = 0.25  # of the time that a step should take otherwise
-BESIDE_OTHERS = 0.05  # the same where another tenant's prompts would slow these answers
 GROWTH = 4  # times the most rows that were measured lately
 FORGET = 0.8  # what a step counts once another one was measured
+
+
+class Allowance(NamedTuple):
+    """What the rows of prompts in a step may take."""
+
+    part: float  # of the time that a step should take, its own time included
+    times_alone: float  # its own time, if that is more
+    least_rows: int  # however long they take
+
+
+ALONE = Allowance(1.0, 2.0, LEAST_ROWS)
+BESIDE_ANSWERS = Allowance(1.0, 1.0, LEAST_ROWS)
+BESIDE_OTHERS = Allowance(0.2, 1.0, 16)  # prompts of one tenant, beside answers of another
 
 
 class Pace:
@@ -33,12 +41,13 @@ class Pace:
         self._alike = False  # the steps that were measured
         self._n = self._rows = self._s = self._rows_rows = self._rows_s = 0.0  # weighted sums
 
-    def rows(self, part: float = 1.0, least: int = LEAST_ROWS) -> int:
-        """Rows of prompts that the next step may have, if it should take this part of the time; at least ``least``."""
+    def rows(self, allowance: Allowance = ALONE) -> int:
+        """Rows of prompts that the next step may have."""
         if not self._target_s:
             return self._most_rows
-        target_s = self._target_s * part
-        fitting = max(least, max(target_s - self._alone_s, self._alone_s) / self._row_s)
+        part, times_alone, least = allowance
+        rows_s = max(self._target_s * part - self._alone_s, self._alone_s * times_alone)
+        fitting = max(least, rows_s / self._row_s)
         mean_rows = self._rows / max(1.0, self._n)
         again = self._alike and abs(fitting - mean_rows) < mean_rows / 4
         if again and fitting < self._most_rows:

@@ -81,6 +81,7 @@ class Answer(_Sequence):
         1  # tokens of the prompt whose log-probability was told; the first has none
     )
     logit_state: "LogitState | None" = None  # made when the first token is picked
+    last_step: int = 0  # in which it was planned to get a token
 
     @property
     def num_generated(self) -> int:
