@@ -1,9 +1,12 @@
 """``python -m services.gateway``, and ``moesaic-gateway``."""
 
 import gc
+import sys
 
 from moesaic.settings import load_settings
 from services.gateway.settings import GatewaySettings
+
+LOOP_BACK_S = 0.0005  # for which a thread that reads a long text may keep the event loop waiting
 
 
 def main() -> None:
@@ -12,6 +15,7 @@ def main() -> None:
     gc.disable()  # while all this is imported: none of it is garbage, and looking takes a fifth of the start
     from services.gateway.main import run
 
+    sys.setswitchinterval(LOOP_BACK_S)
     run(settings)
 
 

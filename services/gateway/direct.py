@@ -21,6 +21,7 @@ from moesaic.errors import InvalidInput, MoesaicError
 from services.gateway.bodies import decode_body
 from services.gateway.disconnect import ClientClosed
 from services.gateway.problems import NO_OBJECT, invalid_fields
+from services.gateway.turnstile import Turnstile
 
 SHORT_BYTES = (
     1 << 15
@@ -32,8 +33,11 @@ Refuse = Callable[[Request, Exception], Response]  # the answer that an error is
 class DirectRoute:
     """One route whose function takes a body and the request."""
 
-    def __init__(self, route: APIRoute, body_type: type[BaseModel], refuse: Refuse) -> None:
+    def __init__(
+        self, route: APIRoute, body_type: type[BaseModel], refuse: Refuse, turnstile: Turnstile
+    ) -> None:
         self._route, self._body_type, self._refuse = route, body_type, refuse
+        self._turnstile = turnstile
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; errors that are not ours come out."""
@@ -41,10 +45,12 @@ class DirectRoute:
         request = Request(scope, receive, send)
         try:
             content = await _body(request)
-            if len(content) <= SHORT_BYTES:
-                body = self._read(content)
-            else:
+            body = None
+            if len(content) > SHORT_BYTES:
                 body = await asyncio.to_thread(self._read, content)
+            await self._turnstile.turn(scope["state"]["exchange"].tenant)
+            if body is None:
+                body = self._read(content)
             response = await self._route.endpoint(body, request)
         except (MoesaicError, HTTPException) as error:
             response = self._refuse(request, error)
@@ -68,9 +74,10 @@ def direct_routes(routes: Iterable[BaseRoute], refuse: Refuse) -> dict[tuple[str
         TypeError: one of them is declared so that it cannot be called directly.
     """
     direct: dict[tuple[str, str], ASGIApp] = {}
+    turnstile = Turnstile()  # of all of them
     for route in routes:
         if isinstance(route, APIRoute) and route.body_field is not None:
-            called = DirectRoute(route, _body_type(route), refuse)
+            called = DirectRoute(route, _body_type(route), refuse, turnstile)
             direct |= {(method, route.path): called for method in route.methods or ()}
     return direct
 

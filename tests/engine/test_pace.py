@@ -78,7 +78,7 @@ def test_beside_another_tenants_answers_a_step_is_shorter() -> None:
 
     assert pace.rows() == pytest.approx(1000, rel=0.01)
     assert pace.rows(BESIDE_ANSWERS) == pytest.approx(1000, rel=0.01)
-    assert pace.rows(BESIDE_OTHERS) == pytest.approx(200, rel=0.01)
+    assert pace.rows(BESIDE_OTHERS) == pytest.approx(100, rel=0.01)
 
 
 def test_without_a_target_a_step_has_all_it_may() -> None:

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from moesaic.engine.batching import Batcher
 from moesaic.engine.limits import Limits
+from moesaic.engine.pace import MANY_ANSWERS
 from moesaic.engine.requests import Generation, Request, RequestKey
-from moesaic.engine.step_sharing import LEAST_ANSWERS, TIMES_THE_FEWEST
+from moesaic.engine.step_sharing import TIMES_THE_FEWEST
 from tests.engine.steps import advance
 
 LIMITS = Limits(
@@ -21,15 +22,20 @@ LIMITS = Limits(
 )
 
 
-def answering(*parties: tuple[str, int, int], step_target_s: float = 0.0) -> Batcher:
+LEAST_ANSWERS = MANY_ANSWERS.least_rows  # as many as go on where rows take long
+
+
+def answering(*parties: tuple[str, int, int], row_s: float = 1 / 256) -> Batcher:
     """A batcher where each tenant, with so many answers of a priority, has begun them all."""
-    batcher = Batcher(LIMITS, 10_000, step_target_s=step_target_s)
+    batcher = Batcher(LIMITS, 10_000, step_target_s=0.25)
+    for num_rows in (128, 256, 512):
+        batcher.pace.took(num_rows, num_rows * row_s)
     for tenant, count, priority in parties:
         for number in range(count):
             key = RequestKey(f"{tenant}-{priority}-{number}")
             asked = Generation(max_tokens=4000)
             batcher.submit(Request(key, (1, 2), asked, tenant=tenant, priority=priority))
-    while not batcher.running or not all(work.decodes for work in batcher.running):
+    while batcher.num_waiting or not all(work.decodes for work in batcher.running):
         advance(batcher, batcher.plan())
     return batcher
 
@@ -81,6 +87,12 @@ def test_what_is_behind_everyone_takes_turns_beside_others() -> None:
     assert tokens_of(batcher, 3) == [{"behind": LEAST_ANSWERS, "one": 1}] * 3
 
 
+def test_many_answers_go_on_where_rows_take_no_time() -> None:
+    batcher = answering(("many", 63, 0), ("one", 1, 0), row_s=1e-5)
+
+    assert tokens_of(batcher, 2) == [{"many": 63, "one": 1}] * 2
+
+
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=4))
 def test_everyone_goes_on_and_whoever_has_few_answers_in_every_step(counts: list[int]) -> None:
     parties = [(str(number), count, 0) for number, count in enumerate(counts) if count]
@@ -97,26 +109,22 @@ def test_everyone_goes_on_and_whoever_has_few_answers_in_every_step(counts: list
     assert all(len(work.tokens) > lengths[id(work)] for work in batcher.running)
 
 
-@pytest.mark.parametrize(("answers", "rows"), [(1, 51), (LEAST_ANSWERS, 51), (60, 256)])
+@pytest.mark.parametrize(("answers", "rows"), [(1, 24), (LEAST_ANSWERS, 16), (60, 231)])
 def test_prompts_are_short_beside_anothers_answers_unless_these_take_turns(
     answers: int, rows: int
 ) -> None:
-    batcher = answering(("answers", answers, 0), step_target_s=0.25)
-    for num_rows in (128, 256, 512):
-        batcher.pace.took(num_rows, num_rows / 1024)
+    batcher = answering(("answers", answers, 0), row_s=1 / 1024)
     prompt = tuple(range(900))
     asked = Generation(max_tokens=4)
     batcher.submit(Request(RequestKey("long"), prompt, asked, tenant="prompts"))
     batcher.next_step()  # the prompt begins to run
 
-    assert batcher.next_step().prompt_rows == pytest.approx(rows, abs=8)
+    assert batcher.next_step().prompt_rows == pytest.approx(rows, abs=2)
 
 
 def test_each_tenants_prompts_have_what_they_may_beside_the_others_answers() -> None:
     """One has an answer and a prompt: its own prompt may make its answer wait, another's may not."""
-    batcher = answering(("both", 1, 0), step_target_s=0.25)
-    for num_rows in (128, 256, 512):
-        batcher.pace.took(num_rows, num_rows / 1024)
+    batcher = answering(("both", 1, 0), row_s=1 / 1024)
     for number, tenant in enumerate(("both", "prompts") * 2):
         prompt = tuple(range(number, 900))
         asked = Generation(max_tokens=4)
@@ -130,6 +138,6 @@ def test_each_tenants_prompts_have_what_they_may_beside_the_others_answers() -> 
                 rows[-1][chunk.owner.claim.tenant] += len(chunk.token_ids)
         advance(batcher, plan)
 
-    assert all(step["prompts"] <= 60 for step in rows)
+    assert all(step["prompts"] <= 24 for step in rows)
     assert any(step["both"] >= 190 for step in rows)
     assert all(step.total() <= 270 for step in rows)

@@ -211,7 +211,7 @@ class Engine:
         except MoesaicError as error:
             metrics.STEP_RETRIES.inc()
             if isinstance(work, Plan):
-                self.batcher.pace.failed(work.prompt_rows)
+                self.batcher.pace.failed(work.prompt_rows, num_rows - work.prompt_rows)
             await self._stall(error)
             return
         except Exception:
@@ -225,7 +225,7 @@ class Engine:
         else:
             metrics.STEP_SECONDS.observe(took_s)
             metrics.STEP_ROWS.observe(num_rows)
-            self.batcher.pace.took(work.prompt_rows, took_s)
+            self.batcher.pace.took(work.prompt_rows, took_s, num_rows - work.prompt_rows)
         self._epoch = step.epoch
         self._tell(events)
 

@@ -1,4 +1,4 @@
-"""How many rows of prompts a step may have, so that it takes about as long as it should. Pure.
+"""How many rows a step with prompts may have, so that it takes about as long as it should. Pure.
 
 A step takes a time of its own, to read the weights, and a time for each row. Both are fitted to the
 last steps, the newest counting most. Where the former is most of what a step should take, fewer
@@ -11,23 +11,24 @@ import math
 from typing import NamedTuple
 
 LEAST_ROWS = 64  # fewer read almost as many weights
-MEASURED_ROWS = 16  # of a step that tells something
+MEASURED_ROWS = 16  # of prompts, in a step that tells something
 FIRST_ROWS = 64  # of a step before anything is known
 GROWTH = 4  # times the most rows that were measured lately
 FORGET = 0.8  # what a step counts once another one was measured
 
 
 class Allowance(NamedTuple):
-    """What the rows of prompts in a step may take."""
+    """What the rows of a step with prompts may take."""
 
     part: float  # of the time that a step should take, its own time included
     times_alone: float  # its own time, if that is more
-    least_rows: int  # however long they take
+    least_rows: int  # of prompts, however long they take
 
 
 ALONE = Allowance(1.0, 2.0, LEAST_ROWS)
 BESIDE_ANSWERS = Allowance(1.0, 1.0, LEAST_ROWS)
-BESIDE_OTHERS = Allowance(0.2, 1.0, 16)  # prompts of one tenant, beside answers of another
+BESIDE_OTHERS = Allowance(0.1, 0.5, 16)  # prompts of one tenant, beside answers of another
+MANY_ANSWERS = Allowance(0.1, 0.0, 16)  # of one tenant, beside anything of another
 
 
 class Pace:
@@ -42,7 +43,7 @@ class Pace:
         self._n = self._rows = self._s = self._rows_rows = self._rows_s = 0.0  # weighted sums
 
     def rows(self, allowance: Allowance = ALONE) -> int:
-        """Rows of prompts that the next step may have."""
+        """Rows that the next step may have, if it has any of prompts."""
         if not self._target_s:
             return self._most_rows
         part, times_alone, least = allowance
@@ -54,10 +55,11 @@ class Pace:
             fitting *= 0.5 if fitting >= 1.75 * least else 1.5
         return min(self._most_rows, int(max(least, min(fitting, GROWTH * self._largest))))
 
-    def took(self, rows: int, seconds: float) -> None:
-        """A step with so many rows of prompts took so long, whatever else was in it."""
-        if rows < MEASURED_ROWS or seconds <= 0:
+    def took(self, prompt_rows: int, seconds: float, answer_rows: int = 0) -> None:
+        """A step with so many rows took so long."""
+        if prompt_rows < MEASURED_ROWS or seconds <= 0:
             return
+        rows = prompt_rows + answer_rows
         self._largest = max(rows, self._largest * FORGET)
         self._n = self._n * FORGET + 1
         self._rows = self._rows * FORGET + rows
@@ -66,9 +68,10 @@ class Pace:
         self._rows_s = self._rows_s * FORGET + rows * seconds
         self._alone_s, self._row_s = self._fit()
 
-    def failed(self, rows: int) -> None:
+    def failed(self, prompt_rows: int, answer_rows: int = 0) -> None:
         """A step with so many rows came to nothing, perhaps since it took too long."""
-        if rows >= MEASURED_ROWS:
+        rows = prompt_rows + answer_rows
+        if prompt_rows >= MEASURED_ROWS:
             self._largest = min(self._largest, rows / 2 / GROWTH)
 
     def _fit(self) -> tuple[float, float]:

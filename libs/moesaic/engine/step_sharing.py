@@ -1,9 +1,9 @@
 """How tenants share a step: whose answers go on in it, and how many rows of prompts each may add. Pure.
 
-An answer gets a token a step. A tenant with many answers makes steps long for everyone, so beside
-other tenants' work some of them go on in this step and the rest in the next ones, in turn. Prompts
-make them longer still. Beside an answer of another tenant they have few rows, unless that one's
-answers take turns already.
+An answer gets a token a step. A tenant with so many answers that steps take long makes everyone
+wait, so beside other tenants' work some of them go on in this step and the rest in the next ones,
+in turn. Prompts make steps longer still. Beside an answer of another tenant they have few rows,
+unless that one's answers take turns already.
 """
 
 import itertools
@@ -11,10 +11,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 
-from moesaic.engine.pace import ALONE, BESIDE_ANSWERS, BESIDE_OTHERS, Pace
+from moesaic.engine.pace import ALONE, BESIDE_ANSWERS, BESIDE_OTHERS, MANY_ANSWERS, Pace
 from moesaic.engine.sequences import Answer, Work
 
-LEAST_ANSWERS = 16  # that go on in a step, of any tenant
 TIMES_THE_FEWEST = 4  # works of another tenant, so that tenants that are about as busy do not wait
 
 Party = tuple[int, str]  # how far behind others, and whose
@@ -37,7 +36,10 @@ class StepSharing:
             works[party] += 1
             if isinstance(work, Answer) and work.decodes:
                 decoding.setdefault(party, []).append(work)
-        due = {party: _due(all_, _most(party, works)) for party, all_ in decoding.items()}
+        most = pace.rows(MANY_ANSWERS) if len(works) > 1 else len(running)
+        due = {
+            party: _due(all_, max(most, _fair(party, works))) for party, all_ in decoding.items()
+        }
         going_on = set(map(id, itertools.chain(*due.values())))
         self.answers = [w for w in running if id(w) in going_on and isinstance(w, Answer)]
         self._answering = {tenant for _, tenant in decoding}
@@ -45,16 +47,17 @@ class StepSharing:
 
     def prompt_rows(self, tenant: str) -> int:
         """Rows of prompts after which this tenant may add no more."""
+        allowance = BESIDE_ANSWERS if self._answering else ALONE
         if self._undivided - {tenant}:
-            return self._pace.rows(BESIDE_OTHERS)
-        return self._pace.rows(BESIDE_ANSWERS if self._answering else ALONE)
+            allowance = BESIDE_OTHERS
+        return max(allowance.least_rows, self._pace.rows(allowance) - len(self.answers))
 
 
-def _most(party: Party, works: Mapping[Party, int]) -> int:
-    """How many answers of a party may go on, given how many works of each run."""
+def _fair(party: Party, works: Mapping[Party, int]) -> int:
+    """How many answers of a party may go on however long that takes, given how many works of each run."""
     others = [n for other, n in works.items() if other[1] != party[1] and other[0] <= party[0]]
     fewest = min(others, default=works[party])
-    return max(LEAST_ANSWERS, TIMES_THE_FEWEST * fewest)
+    return TIMES_THE_FEWEST * fewest
 
 
 def _due(answers: list[Answer], most: int) -> list[Answer]:
