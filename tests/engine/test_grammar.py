@@ -239,7 +239,8 @@ def test_a_hostile_grammar_is_refused_by_its_field_and_harms_nobody(
     kind, text = hostile()[name]
 
     for _ in range(2):  # the second time it is known
-        with pytest.raises(InvalidInput, match="make it smaller") as refusal:
+        # On a fast machine the compiler meets its own bound before ours on time.
+        with pytest.raises(InvalidInput, match=r"make it smaller|too many expressions") as refusal:
             writer.compiler.compile(kind, text, "guided_grammar")
         assert refusal.value.field == "guided_grammar"
 

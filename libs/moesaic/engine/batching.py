@@ -16,10 +16,11 @@ Scoring that stores no KV runs by itself, in steps between those planned here (`
 import itertools
 from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from moesaic.engine.blocks import BLOCK_SIZE, BlockPool, blocks_for
+from moesaic.engine.light_steps import LightSteps, Party, light_parties, party_of
 from moesaic.engine.limits import Limits, check_request
 from moesaic.engine.pace import Pace
 from moesaic.engine.requests import Request, RequestKey
@@ -40,6 +41,7 @@ class Plan:
     chunks: list[Chunk] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
     prompt_rows: int = 0  # rows of those that do not decode
+    is_light: bool = False  # of light tenants only, while others have work
 
     @property
     def owners(self) -> list[Work]:
@@ -79,7 +81,7 @@ class Batcher:
         self.running: list[Work] = []  # by rank
         self._num_of: Counter[tuple[str, str]] = Counter()  # of these, by request
         self.tally = Tally()
-        self.pace = Pace(step_target_s, rows)
+        self.pace, self._light_steps = Pace(step_target_s, rows), LightSteps(step_target_s)
         self._shares = Shares()
         self._hasher = hasher
         self._arrivals, self._steps = itertools.count(), itertools.count(1)
@@ -188,29 +190,54 @@ class Batcher:
 
     def plan(self) -> Plan:
         """Decide the next step of all but sweeps, who get their turn after it."""
-        plan, budget = Plan(), self.limits.max_num_batched_tokens
-        step, sharing = next(self._steps), StepSharing(self.running, self.pace)
+        if self._light_steps.is_due:
+            light = light_parties(self.running, self.waiting.tokens, self.pace.rows())
+            plan = Plan(is_light=True)
+            if light and self._fill(plan, light).chunks:
+                return plan
+        return self._fill(Plan(), None)
+
+    def _fill(self, plan: Plan, parties: Collection[Party] | None) -> Plan:
+        """Plan rows of these parties, or of everyone."""
+        budget, step = self.limits.max_num_batched_tokens, next(self._steps)
+        running = list(_of(parties, self.running))
+        sharing = StepSharing(running, self.pace)
         has_prompts = not all(work.decodes for work in self.running)
         # Kept for the candidate that is next, or it would wait as long as answers come.
-        whole = max((work.least_rows for work in self.running), default=0)
+        whole = max((work.least_rows for work in running), default=0)
         for work in sharing.answers:
             if budget > whole and work in self.running:  # not preempted meanwhile
                 work.last_step = step
                 budget -= self._add(plan, work, 1)
         if self.waiting or has_prompts:
             quantum = self.pace.rows()
-            self._add_prompts(plan, sharing, budget, quantum)
+            self._add_prompts(plan, sharing, budget, quantum, parties)
             self._note_shares(plan, quantum)
         else:
             self._shares.start_anew()
         self.sweeps.others_had(plan.chunks)
         return plan
 
-    def _add_prompts(self, plan: Plan, sharing: StepSharing, most: int, quantum: int) -> None:
+    def took(self, plan: Plan, seconds: float) -> None:
+        """Take note of how long the step of this plan took."""
+        num_rows = sum(len(chunk.token_ids) for chunk in plan.chunks)
+        self.pace.took(plan.prompt_rows, seconds, num_rows - plan.prompt_rows)
+        has_prompts = plan.prompt_rows > 0
+        self._light_steps.took(seconds, is_light=plan.is_light, has_prompts=has_prompts)
+
+    def _add_prompts(
+        self,
+        plan: Plan,
+        sharing: StepSharing,
+        most: int,
+        quantum: int,
+        parties: Collection[Party] | None,
+    ) -> None:
         """Add the rows that are due; if there are any at all, a candidate may run whole, with ``most``."""
         works: list[Work] = [work for work in self.running if not work.decodes]
         if self.waiting and self._may_admit():
             works += self.waiting
+        works = list(_of(parties, works))
         if not works:
             return
         promised = {name for work in self.running for name in work.unpublished}
@@ -405,6 +432,12 @@ class _Refusals:
 
     alike: set[tuple[str, int, int]] = field(default_factory=set)
     lacking_blocks: set[str] = field(default_factory=set)  # tenants
+
+
+def _of(parties: Collection[Party] | None, works: Iterable[Work]) -> Iterable[Work]:
+    if parties is None:
+        return works
+    return (work for work in works if party_of(work.claim) in parties)
 
 
 def _num_tokens(work: Work) -> int:

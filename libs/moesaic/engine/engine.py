@@ -225,7 +225,8 @@ class Engine:
         else:
             metrics.STEP_SECONDS.observe(took_s)
             metrics.STEP_ROWS.observe(num_rows)
-            self.batcher.pace.took(work.prompt_rows, took_s, num_rows - work.prompt_rows)
+            metrics.LIGHT_STEPS.inc(work.is_light)
+            self.batcher.took(work, took_s)
         self._epoch = step.epoch
         self._tell(events)
 

@@ -13,6 +13,10 @@ STEP_ROWS = Histogram(
 STEP_RETRIES = Counter(
     "moesaic_step_retries_total", "Forward passes that failed and were run again"
 )
+LIGHT_STEPS = Counter(
+    "moesaic_light_steps_total",
+    "Forward passes of tenants that want little, while others have work",
+)
 MICRO_BATCHES = Counter(
     "moesaic_step_micro_batches", "Parts of forward passes that ran side by side, those of one too"
 )

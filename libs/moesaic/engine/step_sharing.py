@@ -11,12 +11,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 
+from moesaic.engine.light_steps import Party, party_of
 from moesaic.engine.pace import ALONE, BESIDE_ANSWERS, BESIDE_OTHERS, MANY_ANSWERS, Pace
 from moesaic.engine.sequences import Answer, Work
 
 TIMES_THE_FEWEST = 4  # works of another tenant, so that tenants that are about as busy do not wait
-
-Party = tuple[int, str]  # how far behind others, and whose
 
 
 class StepSharing:
@@ -31,8 +30,7 @@ class StepSharing:
         works: Counter[Party] = Counter()
         decoding: dict[Party, list[Answer]] = {}
         for work in running:
-            tenant, _, priority, _ = work.claim
-            party = max(0, priority), tenant
+            party = party_of(work.claim)
             works[party] += 1
             if isinstance(work, Answer) and work.decodes:
                 decoding.setdefault(party, []).append(work)

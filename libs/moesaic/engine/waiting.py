@@ -13,7 +13,8 @@ class WaitingQueue:
     def __init__(self) -> None:
         self._ranked: list[Work] = []
         self.kinds: Counter[tuple[str, int]] = Counter()  # tenants and priorities, how many of each
-        self.num_tokens = 0  # that have to be computed, were nothing cached
+        self.tokens: Counter[tuple[str, int]] = Counter()  # that they want computed, cached or not
+        self.num_tokens = 0  # of all
 
     def __len__(self) -> int:
         return len(self._ranked)
@@ -25,7 +26,9 @@ class WaitingQueue:
     def add(self, work: Work) -> None:
         """Take ``work`` in."""
         insort(self._ranked, work, key=rank)
-        self.kinds[work.claim.tenant, work.claim.priority] += 1
+        kind = work.claim.tenant, work.claim.priority
+        self.kinds[kind] += 1
+        self.tokens[kind] += len(work.tokens)
         self.num_tokens += len(work.tokens)
 
     def remove(self, work: Work) -> None:
@@ -36,5 +39,6 @@ class WaitingQueue:
         self.num_tokens -= len(work.tokens)
         kind = work.claim.tenant, work.claim.priority
         self.kinds[kind] -= 1
+        self.tokens[kind] -= len(work.tokens)
         if not self.kinds[kind]:
-            del self.kinds[kind]
+            del self.kinds[kind], self.tokens[kind]

@@ -1,0 +1,86 @@
+"""Steps that light tenants have for themselves: those who want little beside others who want much. Pure.
+
+In a step with everyone's rows an answer of a few tokens takes many times as long as it would alone.
+So light tenants go on alone for as long as steps of everyone took: they have at most half the time,
+and one who asks now and then hardly notices the rest. Where rows cost little, as where
+reading the weights is most of a step, nothing would be gained, and everyone runs together.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from moesaic.engine.sequences import Work
+from moesaic.fairness import Claim
+
+TIMES_AS_MUCH = 4  # that others want; those who want about as much do not go alone
+TIMES_FASTER = 1.5  # that a light step of answers must be, beside one of everyone
+TARGETS_SAVED = 2.0  # steps as long as they should be, of which the time is still had later
+FORGET = 0.8  # what the mean of steps so far counts beside the newest
+TRUST = 0.99  # of light steps' mean, after another step; in time they are tried again
+
+Party = tuple[int, str]  # how far behind others, and whose
+
+
+def party_of(claim: Claim) -> Party:
+    """The party whose work this claim is of."""
+    return claim.level, claim.tenant
+
+
+def light_parties(
+    running: Iterable[Work], waiting: Mapping[tuple[str, int], int], most_rows: int
+) -> frozenset[Party]:
+    """Those of the most urgent level whose work is little beside what is left, and has room in one step.
+
+    Args:
+        running: work that has begun.
+        waiting: tokens that wait to be computed, by tenant and priority.
+        most_rows: of a step.
+    """
+    wanted: Counter[Party] = Counter()
+    for (tenant, priority), num_tokens in waiting.items():
+        wanted[max(0, priority), tenant] += num_tokens
+    for work in running:
+        wanted[party_of(work.claim)] += work.rows_left
+    level, left = min(wanted, default=(0, ""))[0], wanted.total()
+    light: set[Party] = set()
+    num_rows, found = 0, frozenset[Party]()
+    for rows, party in sorted((rows, party) for party, rows in wanted.items() if party[0] == level):
+        light.add(party)
+        num_rows += rows
+        if num_rows > most_rows:
+            break
+        if num_rows * TIMES_AS_MUCH <= left - num_rows:
+            found = frozenset(light)
+    return found
+
+
+class LightSteps:
+    """Says when light tenants may have a step for themselves, by the time that steps took."""
+
+    def __init__(self, target_s: float) -> None:
+        """Steps should take ``target_s``; with 0 there are no light ones."""
+        self._most_s = TARGETS_SAVED * target_s
+        self._left_s = 0.0  # that light steps may take
+        self._light_s = self._common_s = 0.0  # means
+        self._trust = 1.0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next step is theirs, if there are any."""
+        light_s = self._trust * self._light_s
+        return self._left_s > 0 and self._common_s >= TIMES_FASTER * light_s
+
+    def took(self, seconds: float, *, is_light: bool, has_prompts: bool) -> None:
+        """Take note of a step. Light ones with prompts do not tell how long the others are."""
+        if is_light:
+            self._left_s -= seconds
+            if not has_prompts:
+                self._light_s, self._trust = _mean(self._light_s, seconds), 1.0
+        else:
+            self._left_s = min(self._most_s, self._left_s + seconds)
+            self._common_s = _mean(self._common_s, seconds)
+            self._trust *= TRUST
+
+
+def _mean(so_far: float, newest: float) -> float:
+    return so_far * FORGET + newest * (1 - FORGET) if so_far else newest
