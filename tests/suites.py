@@ -1,4 +1,8 @@
-"""Starts whole suites of real processes as a user starts them, for tests."""
+"""Starts whole suites of real processes as a user starts them, for tests.
+
+Also where the project is not installed: tests of other people's clients have an environment of their own, without
+gRPC. So what makes calls is imported when it is asked for.
+"""
 
 import json
 import os
@@ -7,16 +11,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import grpc
 import httpx
 
-from moesaic.cluster.channels import channel, token_metadata
-from moesaic.cluster.credentials import Credentials
+if TYPE_CHECKING:
+    import grpc
+
+    from moesaic.cluster.credentials import Credentials
 
 ROOT = Path(__file__).parents[1]
 DEMO = ROOT / "models" / "demo"
@@ -24,18 +29,6 @@ CLINC_DOMAIN = ROOT / "models/training/data/classification/clinc_domain.test.jso
 STORY_LINES = 20
 SERVED_PROMPT = "The quick brown fox jumps over the lazy dog, " * 4  # its tokens need all workers
 MOESAIC = Path(os.environ.get("MOESAIC_COMMAND") or Path(sys.executable).with_name("moesaic"))
-
-
-class Proof(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
-    """Adds to calls what shows that their caller knows the secret of a cluster."""
-
-    def __init__(self, credentials: Credentials) -> None:
-        assert credentials.tokens is not None
-        self._entry = token_metadata(credentials.tokens, "admin")
-
-    def intercept_unary_unary(self, continuation: Any, call: Any, request: Any) -> Any:
-        proven = call._replace(metadata=(*(call.metadata or ()), self._entry))
-        return continuation(proven, request)
 
 
 @dataclass(frozen=True)
@@ -86,10 +79,11 @@ class Suite:
         os.kill(pid, number)
 
     @property
-    def credentials(self) -> Credentials:
+    def credentials(self) -> "Credentials":
         """What its services want to be shown."""
-        secret = (self.directory / "run/secret").read_text(encoding="utf-8").strip()
-        return Credentials(secret.encode())
+        from tests.calls import credentials_of
+
+        return credentials_of(self.directory / "run")
 
     def admin_address(self, name: str) -> str:
         """Where one service answers its operators now."""
@@ -102,13 +96,15 @@ class Suite:
 
     def channel_to(self, address: str) -> "grpc.aio.Channel":
         """The same to any service of its cluster."""
-        return channel(address, credentials=self.credentials)
+        from tests.calls import channel_to
 
-    @contextmanager
-    def blocking_channel(self, address: str) -> Iterator[grpc.Channel]:
+        return channel_to(address, self.credentials)
+
+    def blocking_channel(self, address: str) -> "AbstractContextManager[grpc.Channel]":
         """The same for tests without a loop; for unary calls."""
-        with grpc.insecure_channel(address) as plain:
-            yield grpc.intercept_channel(plain, Proof(self.credentials))
+        from tests.calls import blocking_channel
+
+        return blocking_channel(address, self.credentials)
 
     def client(self) -> httpx.Client:
         """An HTTP client of this suite."""

@@ -9,8 +9,9 @@ import pytest
 
 from moesaic.cluster.credentials import Credentials
 from moesaic.v1 import admin_pb2, admin_pb2_grpc
+from tests.calls import Proof
 from tests.compose.containers import docker
-from tests.suites import ROOT, Proof
+from tests.suites import ROOT
 
 SECRET = "the cluster secret"
 SERVICES = ("gateway", "scheduler", "attention", "expert")
