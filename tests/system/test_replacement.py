@@ -58,12 +58,14 @@ async def cli(suite: Suite, *arguments: str) -> Any:
 
 
 async def planned(suite: Suite, file: Path) -> dict[str, Any]:
-    """A plan that moves experts: of one of two policies at least, for they disagree."""
-    for policy in ("eplb", "uniform"):
-        plan = await cli(suite, "placement", "plan", "--policy", policy, "--out", str(file))
-        if plan["moves"]:
-            return dict(plan)
-    raise AssertionError("no policy moves anything")
+    """A plan that moves experts: of one of two policies at least, for they disagree once the scheduler knows of
+    traffic."""
+    async with asyncio.timeout(30):
+        while True:
+            for policy in ("eplb", "uniform"):
+                plan = await cli(suite, "placement", "plan", "--policy", policy, "--out", str(file))
+                if plan["moves"]:
+                    return dict(plan)
 
 
 @pytest.mark.timeout(240)
