@@ -1,6 +1,7 @@
 """The share of the experts that one worker has, packed: in memory, or in a file."""
 
 import hashlib
+import itertools
 import math
 import os
 import tempfile
@@ -218,14 +219,11 @@ def shard_file(directory: Path, plan: StreamPlan, source: PackedExperts, digest:
         with tempfile.NamedTemporaryFile(dir=directory, delete=False) as file:
             try:
                 os.posix_fallocate(file.fileno(), 0, max(1, plan.file_bytes))
-                digests = []
-                for layer in plan.streamed_layers:
-                    experts = plan.share.experts(plan.num_experts)
-                    digests += [_write(file, source.packed(layer, [expert])) for expert in experts]
+                digests = _write(file, plan, source)
                 file.flush()
                 os.fsync(file.fileno())
                 whole = file_digest(Path(file.name))
-                _keep(_digests_beside(path), torch.cat(digests), whole)
+                _keep(_digests_beside(path), digests, whole)
                 os.replace(file.name, path)
             except BaseException:
                 Path(file.name).unlink(missing_ok=True)
@@ -237,10 +235,22 @@ def shard_file(directory: Path, plan: StreamPlan, source: PackedExperts, digest:
     return path
 
 
-def _write(file: IO[bytes], packed: Tensor) -> Tensor:
-    """Write experts to a file; returns their digests. What is handed over is not kept by the caller."""
-    file.write(packed.numpy().data)
-    return digests_of(packed)
+def _write(file: IO[bytes], plan: StreamPlan, source: PackedExperts) -> Tensor:
+    """Write the experts of a share; returns their digests, int64 ``[n, pieces]``.
+
+    All go through the same memory. What is kept of each, however little, would lie behind what was
+    freed of it, which glibc could then not give back.
+    """
+    experts = plan.share.experts(plan.num_experts)
+    found = torch.zeros(
+        len(plan.streamed_layers) * len(experts), num_pieces(plan.expert_bytes), dtype=torch.int64
+    )
+    row = torch.empty(1, plan.expert_bytes, dtype=torch.uint8)
+    for place, (layer, expert) in enumerate(itertools.product(plan.streamed_layers, experts)):
+        source.pack(layer, [expert], [row[0]])
+        file.write(row.numpy().data)
+        found[place] = digests_of(row)[0]
+    return found
 
 
 def _digests_beside(path: Path) -> Path:
