@@ -28,7 +28,7 @@ log = structlog.get_logger()
 
 VERSION = 1  # of what is remembered, and of the digest
 CHUNK_BYTES = 1 << 25  # what one thread does at a time
-_READ_BYTES = 1 << 20  # stays in a core's cache
+_READ_BYTES = 1 << 18  # stays in a core's cache
 _NUM_THREADS = 4
 _LOOK_AGAIN_S = 0.05
 
