@@ -31,6 +31,11 @@ class Claim(NamedTuple):
         return max(0, self.priority)
 
     @property
+    def party(self) -> tuple[int, str]:
+        """The tenant, at this level."""
+        return max(0, self.priority), self.tenant
+
+    @property
     def owner(self) -> tuple[str, str]:
         """Names the request among those of all tenants."""
         return self.tenant, self.request

@@ -4,9 +4,18 @@ import sys
 from collections.abc import Callable
 
 from moesaic.engine.batching import Batcher, Plan
+from moesaic.engine.limits import Limits
 from moesaic.engine.requests import RequestKey
 from moesaic.engine.sequences import Answer, Chunk
 from moesaic.engine.sweeps import Slice
+
+MANY_PLACES = Limits(
+    max_num_seqs=128,
+    max_num_batched_tokens=1024,
+    max_num_queued_reqs=999,
+    max_num_queued_tokens=10**6,
+    max_model_len=4096,
+)
 
 
 def commit(batcher: Batcher, chunk: Chunk) -> RequestKey | None:

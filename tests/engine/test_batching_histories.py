@@ -61,10 +61,12 @@ class AnyHistory(RuleBasedStateMachine):
     """
 
     hasher: BlockHasher | None = HASHER
+    step_target_s = 0.0
 
     def __init__(self) -> None:
         super().__init__()
-        self.batcher = Batcher(BUSY, NUM_BLOCKS, self.hasher, NUM_LAYERS, FLOPS)
+        target_s = self.step_target_s
+        self.batcher = Batcher(BUSY, NUM_BLOCKS, self.hasher, NUM_LAYERS, FLOPS, target_s)
         self.open: set[RequestKey] = set()
         self.ended: Counter[RequestKey] = Counter()
         self.now_s = 0.0
@@ -169,8 +171,10 @@ class AnyHistory(RuleBasedStateMachine):
             self._write(work, succeeds=True)
             if isinstance(work, Slice):
                 self._check_end(work)
+            else:
+                self.batcher.took(work, 1.0)
             self._end(advance(self.batcher, work))
-            steps += isinstance(work, Plan)
+            steps += isinstance(work, Plan) and not work.is_light  # these are half of all at most
             assert steps <= MOST_STEPS, "a short request of a tenant that has nothing waits long"
 
     @precondition(lambda self: self.open)
@@ -195,6 +199,8 @@ class AnyHistory(RuleBasedStateMachine):
         self._write(work, succeeds=True)
         if isinstance(work, Slice):
             self._check_end(work)
+        else:
+            self.batcher.took(work, took_s)
         self._end(advance(self.batcher, work, took_s))
 
     @rule()
@@ -330,9 +336,20 @@ class AnyHistoryWithoutCache(AnyHistory):
     hasher = None
 
 
+class AnyHistoryWithLightSteps(AnyHistory):
+    """The same where light tenants have steps of their own."""
+
+    step_target_s = 1.0
+
+
 TestAnyHistory = AnyHistory.TestCase
 TestAnyHistory.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 TestAnyHistoryWithoutCache = AnyHistoryWithoutCache.TestCase
 TestAnyHistoryWithoutCache.settings = settings(
     max_examples=20, stateful_step_count=40, deadline=None
+)
+
+TestAnyHistoryWithLightSteps = AnyHistoryWithLightSteps.TestCase
+TestAnyHistoryWithLightSteps.settings = settings(
+    max_examples=100, stateful_step_count=40, deadline=None
 )

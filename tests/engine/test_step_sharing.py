@@ -7,27 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moesaic.engine.batching import Batcher
-from moesaic.engine.limits import Limits
 from moesaic.engine.pace import MANY_ANSWERS
 from moesaic.engine.requests import Generation, Request, RequestKey
 from moesaic.engine.step_sharing import TIMES_THE_FEWEST
-from tests.engine.steps import advance
-
-LIMITS = Limits(
-    max_num_seqs=128,
-    max_num_batched_tokens=1024,
-    max_num_queued_reqs=999,
-    max_num_queued_tokens=10**6,
-    max_model_len=4096,
-)
-
+from tests.engine.steps import MANY_PLACES, advance
 
 LEAST_ANSWERS = MANY_ANSWERS.least_rows  # as many as go on where rows take long
 
 
 def answering(*parties: tuple[str, int, int], row_s: float = 1 / 256) -> Batcher:
     """A batcher where each tenant, with so many answers of a priority, has begun them all."""
-    batcher = Batcher(LIMITS, 10_000, step_target_s=0.25)
+    batcher = Batcher(MANY_PLACES, 10_000, step_target_s=0.25)
     for num_rows in (128, 256, 512):
         batcher.pace.took(num_rows, num_rows * row_s)
     for tenant, count, priority in parties:
@@ -96,7 +86,7 @@ def test_many_answers_go_on_where_rows_take_no_time() -> None:
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=4))
 def test_everyone_goes_on_and_whoever_has_few_answers_in_every_step(counts: list[int]) -> None:
     parties = [(str(number), count, 0) for number, count in enumerate(counts) if count]
-    if not parties or sum(counts) > LIMITS.max_num_seqs:
+    if not parties or sum(counts) > MANY_PLACES.max_num_seqs:
         return
     batcher = answering(*parties)
     lengths = {id(work): len(work.tokens) for work in batcher.running}

@@ -27,8 +27,8 @@ TURNS = 4  # calm and hostile ones, each so often
 REPORT = ROOT / "benchmarks" / "results" / "soak-hostile.json"
 CLIENTS = 2
 REST_S = 5.0  # after a hostile turn: what it left has to end, and counts for neither
-MOST_TIMES_SLOWER = 3.0  # is meant to be
-FAILS_AT = 5.0  # turns on a shared machine differ
+MEANT = {"p99_times_slower": 3.0}
+MOST_TIMES_SLOWER = 5.0  # more is a fault; the report says that what is meant was missed
 PRIORITIES = (
     -1,
     0,
@@ -74,7 +74,7 @@ async def test_hostile_clients_harm_nobody_else(suite: Suite) -> None:
     await asyncio.to_thread(suite.until_ready)
 
     taken = {kind: _within(traffic.book.times, spans[kind]) for kind in spans}
-    figures = {
+    figures: dict[str, Any] = {
         kind: {
             "requests": len(seconds),
             "p50_s": round(statistics.median(seconds), 3),
@@ -89,9 +89,12 @@ async def test_hostile_clients_harm_nobody_else(suite: Suite) -> None:
     faults += [f"typed error {code}: {n}" for code, n in book.errors.items() if code not in ASKED]
     if book.sent.total() != book.num_ended:
         faults.append(f"{book.sent.total()} were sent, {book.num_ended} ended")
-    if slower > FAILS_AT:
+    if slower > MOST_TIMES_SLOWER:
         faults.append(f"the 99th percentile is {slower:.2f} times as long beside hostile clients")
-    _report({**figures, "p99_times_slower": round(slower, 2), "attacks": attacks, "faults": faults})
+    times = round(slower, 2)
+    missed = {"p99_times_slower": times} if times > MEANT["p99_times_slower"] else {}
+    figures |= {"p99_times_slower": times, "targets": MEANT, "missed": missed}
+    _report({**figures, "attacks": attacks, "faults": faults})
     assert not faults
 
 

@@ -16,11 +16,11 @@ Scoring that stores no KV runs by itself, in steps between those planned here (`
 import itertools
 from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from moesaic.engine.blocks import BLOCK_SIZE, BlockPool, blocks_for
-from moesaic.engine.light_steps import LightSteps, Party, light_parties, party_of
+from moesaic.engine.light_steps import LightSteps, Party, light_parties
 from moesaic.engine.limits import Limits, check_request
 from moesaic.engine.pace import Pace
 from moesaic.engine.requests import Request, RequestKey
@@ -200,7 +200,7 @@ class Batcher:
     def _fill(self, plan: Plan, parties: Collection[Party] | None) -> Plan:
         """Plan rows of these parties, or of everyone."""
         budget, step = self.limits.max_num_batched_tokens, next(self._steps)
-        running = list(_of(parties, self.running))
+        running = self._running_of(parties)
         sharing = StepSharing(running, self.pace)
         has_prompts = not all(work.decodes for work in self.running)
         # Kept for the candidate that is next, or it would wait as long as answers come.
@@ -218,6 +218,9 @@ class Batcher:
         self.sweeps.others_had(plan.chunks)
         return plan
 
+    def _running_of(self, parties: Collection[Party] | None) -> list[Work]:
+        return [w for w in self.running if parties is None or w.claim.party in parties]
+
     def took(self, plan: Plan, seconds: float) -> None:
         """Take note of how long the step of this plan took."""
         num_rows = sum(len(chunk.token_ids) for chunk in plan.chunks)
@@ -234,10 +237,9 @@ class Batcher:
         parties: Collection[Party] | None,
     ) -> None:
         """Add the rows that are due; if there are any at all, a candidate may run whole, with ``most``."""
-        works: list[Work] = [work for work in self.running if not work.decodes]
+        works = [work for work in self._running_of(parties) if not work.decodes]
         if self.waiting and self._may_admit():
-            works += self.waiting
-        works = list(_of(parties, works))
+            works += self.waiting.of(parties)
         if not works:
             return
         promised = {name for work in self.running for name in work.unpublished}
@@ -432,12 +434,6 @@ class _Refusals:
 
     alike: set[tuple[str, int, int]] = field(default_factory=set)
     lacking_blocks: set[str] = field(default_factory=set)  # tenants
-
-
-def _of(parties: Collection[Party] | None, works: Iterable[Work]) -> Iterable[Work]:
-    if parties is None:
-        return works
-    return (work for work in works if party_of(work.claim) in parties)
 
 
 def _num_tokens(work: Work) -> int:

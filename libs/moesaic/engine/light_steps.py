@@ -1,4 +1,4 @@
-"""Steps that light tenants have for themselves: those who want little beside others who want much. Pure.
+"""Steps that light tenants have for themselves: those who want little while others want more than a step. Pure.
 
 In a step with everyone's rows an answer of a few tokens takes many times as long as it would alone.
 So light tenants go on alone for as long as steps of everyone took: they have at most half the time,
@@ -10,26 +10,21 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from moesaic.engine.sequences import Work
-from moesaic.fairness import Claim
 
-TIMES_AS_MUCH = 4  # that others want; those who want about as much do not go alone
+LIGHT_PART = 0.25  # of a step, that light tenants together may want
 TIMES_FASTER = 1.5  # that a light step of answers must be, beside one of everyone
-TARGETS_SAVED = 2.0  # steps as long as they should be, of which the time is still had later
+TARGETS_SAVED = 1.0  # steps as long as they should be, of which the time is still had later
 FORGET = 0.8  # what the mean of steps so far counts beside the newest
 TRUST = 0.99  # of light steps' mean, after another step; in time they are tried again
 
-Party = tuple[int, str]  # how far behind others, and whose
-
-
-def party_of(claim: Claim) -> Party:
-    """The party whose work this claim is of."""
-    return claim.level, claim.tenant
+Party = tuple[int, str]  # see ``Claim.party``
 
 
 def light_parties(
     running: Iterable[Work], waiting: Mapping[tuple[str, int], int], most_rows: int
 ) -> frozenset[Party]:
-    """Those of the most urgent level whose work is little beside what is left, and has room in one step.
+    """Those of the most urgent level who together want little of a step, if the others want more than one:
+    whoever could be done with soon is not made to wait.
 
     Args:
         running: work that has begun.
@@ -40,18 +35,15 @@ def light_parties(
     for (tenant, priority), num_tokens in waiting.items():
         wanted[max(0, priority), tenant] += num_tokens
     for work in running:
-        wanted[party_of(work.claim)] += work.rows_left
+        wanted[work.claim.party] += work.rows_left
     level, left = min(wanted, default=(0, ""))[0], wanted.total()
     light: set[Party] = set()
-    num_rows, found = 0, frozenset[Party]()
     for rows, party in sorted((rows, party) for party, rows in wanted.items() if party[0] == level):
-        light.add(party)
-        num_rows += rows
-        if num_rows > most_rows:
+        if wanted.total() - left + rows > LIGHT_PART * most_rows:
             break
-        if num_rows * TIMES_AS_MUCH <= left - num_rows:
-            found = frozenset(light)
-    return found
+        light.add(party)
+        left -= rows
+    return frozenset(light if left > most_rows else ())
 
 
 class LightSteps:

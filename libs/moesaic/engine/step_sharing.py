@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 
-from moesaic.engine.light_steps import Party, party_of
+from moesaic.engine.light_steps import Party
 from moesaic.engine.pace import ALONE, BESIDE_ANSWERS, BESIDE_OTHERS, MANY_ANSWERS, Pace
 from moesaic.engine.sequences import Answer, Work
 
@@ -30,7 +30,7 @@ class StepSharing:
         works: Counter[Party] = Counter()
         decoding: dict[Party, list[Answer]] = {}
         for work in running:
-            party = party_of(work.claim)
+            party = work.claim.party
             works[party] += 1
             if isinstance(work, Answer) and work.decodes:
                 decoding.setdefault(party, []).append(work)

@@ -2,8 +2,9 @@
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
+from moesaic.engine.light_steps import Party
 from moesaic.engine.sequences import Work, rank
 
 
@@ -22,6 +23,14 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Work]:
         """First comes who is next; what happens to the queue meanwhile is not seen."""
         return iter(self._ranked.copy())
+
+    def of(self, parties: Collection[Party] | None) -> list[Work]:
+        """Those of some parties, or everyone; first comes who is next."""
+        if parties is None:
+            return self._ranked.copy()
+        if not any((max(0, priority), tenant) in parties for tenant, priority in self.kinds):
+            return []
+        return [work for work in self._ranked if work.claim.party in parties]
 
     def add(self, work: Work) -> None:
         """Take ``work`` in."""
