@@ -1,13 +1,15 @@
 #   Everything runs in .venv; all it needs is Python >= 3.11 with its venv module.
 #   make up      serve the demo model (Ctrl-C stops)     make down    stop a suite in the background
-#   make test    what must pass before a commit          make bench   measure what the project claims
-#   make fmt     format the sources                  make lint    the quick part of make test
+#   make test    what must pass before a commit: lint, types, and the tests that start no suite (3 minutes)
+#   make test-suites    the tests that start suites and services as processes (7 minutes)
 #   make test-compose   the tests of the suite in containers; skipped where there is no Docker engine
+#   make fmt     format the sources                  make lint    styles, layers and types: part of make test
+#   make bench   measure what the project claims
 #   make soak    half an hour of mixed traffic and killed workers (SOAK_MINUTES=3 for less)
 #   make test-clients   other people's clients against a real suite: openai, LangChain, lm_eval, guidellm
 #   make lm-eval    every log-likelihood of lm_eval beside that of transformers
 #   make proto   generate the stubs from protos/     make gpu     what needs a CUDA device
-#   make lock    pin the versions that .venv holds
+#   make lock    pin the versions that .venv holds   make reference   list every setting and metric
 
 PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3.14 python3,\
             $(if $(shell $(name) -c 'import sys, venv, ensurepip; print(sys.version_info >= (3, 11) or "")' 2>/dev/null),$(name))))
@@ -19,7 +21,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 TRITON := triton>=3.7,<3.8
 
 .DEFAULT_GOAL := help
-.PHONY: help up down test test-compose test-clients lm-eval soak fmt lint proto bench gpu lock
+.PHONY: help up down test test-below test-suites test-compose test-clients lm-eval soak fmt lint styles checks proto bench gpu lock reference
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -30,10 +32,24 @@ up: .venv/installed-all .venv/kernels
 down: .venv/installed-all
 	@$(BIN)/moesaic down
 
-# Quick checks first: what fails soon should not wait for what takes long.
-test: lint
-	@echo 'pytest'
-	@$(BIN)/pytest -q -n 2 --dist loadfile -m 'not slow and not gpu and not compose'
+# Tests of a file run one after the other in one process; files in the order of tests/conftest.py. With CI set,
+# hypothesis tries as many examples as tests ask for, and otherwise a few. Many tests without suites wait, so there is
+# a process more of them than there are cores on a small machine.
+PYTEST := $(BIN)/pytest -q --dist loadfile --no-loadscope-reorder --durations=30
+LEFT_OUT := not slow and not gpu and not compose
+
+# Quick checks first: what fails soon should not wait for what takes long. Layers and types beside the tests, which wait
+# a lot.
+test: styles
+	@$(MAKE) -s -j 2 checks test-below
+
+test-below: .venv/installed-dev
+	@echo 'tests without suites'
+	@$(PYTEST) -n 3 -m 'not suite and $(LEFT_OUT)'
+
+test-suites: .venv/installed-dev
+	@echo 'tests of suites'
+	@$(PYTEST) -n 2 -m 'suite and $(LEFT_OUT)'
 
 test-compose: .venv/installed-dev
 	@tests/compose/run.sh
@@ -53,12 +69,18 @@ lm-eval: .venv/installed-all .venv-clients/installed
 soak: .venv/installed-dev
 	@$(BIN)/pytest -q -s -m slow tests/soak
 
-lint: .venv/installed-dev
-	@echo 'ruff, layers, types'
+lint: styles checks
+
+styles: .venv/installed-dev
+	@echo 'ruff'
 	@$(BIN)/ruff check -q .
 	@$(BIN)/ruff format -q --check .
+
+# One after the other, so that the tests beside them keep a core.
+checks: .venv/installed-dev
+	@echo 'layers, types'
 	@$(BIN)/lint-imports --no-logo > .venv/lint-imports.log || { cat .venv/lint-imports.log; exit 1; }
-	@$(BIN)/mypy --no-error-summary libs services benchmarks models
+	@$(BIN)/mypy --no-error-summary libs benchmarks models docs
 
 fmt: .venv/installed-dev
 	@$(BIN)/ruff check -q --fix .
@@ -105,6 +127,10 @@ proto: .venv/installed-dev
 	  protos/moesaic/v1/*.proto
 	@touch libs/moesaic/v1/__init__.py
 
+# The pages that list every setting and every metric.
+reference: .venv/installed-dev
+	@PYTHONPATH=libs:. $(BIN)/python docs/reference/generate.py
+
 # Pin what .venv holds now. To move to newer versions: rm -rf .venv constraints.txt, make a new
 # .venv by hand with pip install -e '.[all,dev]', test, then make lock.
 lock:
@@ -134,7 +160,7 @@ lock:
 
 # What computes on a CPU. Without a C compiler torch computes instead, some times slower.
 NATIVE := libs/moesaic/kernels/native
-.venv/kernels: $(wildcard $(NATIVE)/*.c $(NATIVE)/*.h $(NATIVE)/compile.py) | .venv/installed-all
+.venv/kernels: $(wildcard $(NATIVE)/sources/* $(NATIVE)/compile.py) | .venv/installed-all
 	@$(BIN)/python $(NATIVE)/compile.py > $@ 2> .venv/kernels.log \
 	  || { echo 'the kernels for CPUs cannot be compiled (.venv/kernels.log): install gcc for full speed'; touch $@; }
 

@@ -1,10 +1,10 @@
-"""Does one prefill say what the model would have generated, and how often is that right?
+"""Accuracy of classifying by one prefill, and its agreement with what the model generates.
 
 Labelled test sets are put to a real suite. Where each label is one token (or has a letter), every row is asked three
 times: the prefill (``/v1/classify``), one greedy token among the labels' (``/v1/completions`` with
 ``allowed_token_ids``), and one greedy token among all. The first two must name the same label on every row; so must the
-third wherever it is a label at all. The generations run under a cache salt of their own, so nothing that one way
-computed is found by the other. Labels of several tokens cannot be asked so; of them the accuracy is told.
+third wherever it is a label at all. The generations run under a cache salt of their own, so neither way finds what the
+other computed. Where labels have several tokens, only the accuracy is measured.
 """
 
 import gzip
@@ -17,10 +17,10 @@ from typing import Any
 
 import httpx
 
-from benchmarks.suite import DEMO, running_suite
-from moesaic.classification.forms import Form, Label, plan
+from benchmarks.common.suite import DEMO, running_suite
+from moesaic.classification.forms import Form, Label, normal_form
 from moesaic.classification.prompts import Method
-from services.gateway.language import Language
+from moesaic.services.gateway.language import Language
 
 SOURCES = Path(__file__).parents[1]
 TRAINED = SOURCES / "models/training/data/classification"
@@ -33,7 +33,7 @@ MOST_SEQUENCE_ROWS, QUICK_ROWS = 1000, 32
 
 @dataclass(frozen=True)
 class LabelledSet:
-    """One test set and how it is put."""
+    """One test set, and the form of its questions."""
 
     name: str
     file: Path
@@ -100,7 +100,7 @@ SETS = (
 
 
 @dataclass(frozen=True)
-class Row:
+class LabelledText:
     """A text and its right label."""
 
     text: str
@@ -109,16 +109,16 @@ class Row:
 
 @dataclass
 class Outcome:
-    """What came of the rows of one set.
+    """Results for the rows of one set.
 
     Attributes:
         right: rows whose label is the right one.
         masses: of each row, the probability of all labels together.
         compared: rows that were also asked to generate.
-        same: those of them whose constrained greedy token is the label's.
-        greedy_named: those whose greedy token, of all tokens, is some label's.
-        greedy_same: those of these where it is the label's.
-        differences: what the two ways said where they differ.
+        same: compared rows whose constrained greedy token is the label's.
+        greedy_named: compared rows whose greedy token, of all tokens, is some label's.
+        greedy_same: rows of ``greedy_named`` whose greedy token is the label's.
+        differences: answers of both ways where they differ.
     """
 
     rows: int = 0
@@ -132,7 +132,7 @@ class Outcome:
 
     @property
     def agrees(self) -> bool:
-        """Whether the prefill said on every row what the model generates."""
+        """True if the prefill named on every row the label that the model generates."""
         return self.same == self.compared and self.greedy_same == self.greedy_named
 
 
@@ -173,26 +173,26 @@ def run(quick: bool) -> dict[str, Any]:
     return measured
 
 
-def read_set(labelled: LabelledSet, most_rows: int | None) -> tuple[list[str], list[Row]]:
+def read_set(labelled: LabelledSet, most_rows: int | None) -> tuple[list[str], list[LabelledText]]:
     """The labels of a set and its rows, evenly spaced if there are more than ``most_rows``."""
     with gzip.open(labelled.file, "rt", encoding="utf-8") as lines:
         raw = [json.loads(line) for line in lines]
-    rows = [Row(str(row["text"]).strip(), int(row["label"])) for row in raw]
+    rows = [LabelledText(str(row["text"]).strip(), int(row["label"])) for row in raw]
     if most_rows is not None and len(rows) > most_rows:
         rows = [rows[i * len(rows) // most_rows] for i in range(most_rows)]
     return list(raw[0]["labels"]), rows
 
 
 def form_of(language: Language, labelled: LabelledSet, labels: Sequence[str]) -> Form:
-    """How the set is asked: by tokens where there is one a label, else as it says, or by letters."""
+    """Choose the form of a set: by tokens where each label is one, else by its own method, or by letters."""
     named = [Label(label) for label in labels]
     if labelled.method != "token":
-        return plan(language.dialogue, named, labelled.instruction, labelled.method)
+        return normal_form(language.dialogue, named, labelled.instruction, labelled.method)
     order: tuple[Method, ...] = ("token", "choice")
-    return plan(language.dialogue, named, labelled.instruction, "auto", order)
+    return normal_form(language.dialogue, named, labelled.instruction, "auto", order)
 
 
-def ask(client: httpx.Client, form: Form, rows: Sequence[Row]) -> Outcome:
+def ask(client: httpx.Client, form: Form, rows: Sequence[LabelledText]) -> Outcome:
     """Put the rows to a suite, in every way that the form allows."""
     outcome = Outcome()
     for part in _parts(rows):
@@ -210,7 +210,7 @@ def ask(client: httpx.Client, form: Form, rows: Sequence[Row]) -> Outcome:
 def _compare(
     client: httpx.Client,
     form: Form,
-    rows: Sequence[Row],
+    rows: Sequence[LabelledText],
     said: Sequence[dict[str, Any]],
     chosen: Sequence[int],
     outcome: Outcome,
@@ -240,7 +240,7 @@ def _classification(form: Form, texts: list[str]) -> dict[str, Any]:
 
 
 def _generate(client: httpx.Client, prompts: list[list[int]], **how: Any) -> list[int | None]:
-    """One greedy token behind each prompt; None where the answer ended instead."""
+    """Generate one greedy token behind each prompt; None where the answer ended instead."""
     answer = _post(
         client,
         "/v1/completions",
@@ -263,7 +263,7 @@ def _post(client: httpx.Client, path: str, **body: Any) -> dict[str, Any]:
     return answer
 
 
-def _parts(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
+def _parts(rows: Sequence[LabelledText]) -> Iterator[Sequence[LabelledText]]:
     for start in range(0, len(rows), TOGETHER):
         yield rows[start : start + TOGETHER]
 

@@ -1,6 +1,6 @@
-"""How long one layer exchange takes: a request of hidden states to another process, a reply of the same shape.
+"""Time of one layer exchange: a request of hidden states to another process, a reply of the same shape.
 
-What is timed is ``await network.exchange(...)`` in an asyncio loop against a server whose handler runs in its own
+It is that of ``await network.exchange(...)`` in an asyncio loop against a server whose handler runs in its own
 asyncio loop in another process: encoding, checksums, event loops and scheduling included. Beside it stands the floor: a
 blocking Unix-socket ping-pong of the same bytes between two processes.
 """
@@ -25,7 +25,8 @@ from moesaic.errors import MoesaicError
 from moesaic.transport.contract import Network
 from moesaic.transport.frame import Frame, FrameKind, FrameLimits
 from moesaic.transport.inprocess import Hub, InProcessNetwork
-from moesaic.transport.ucx import Transports, UcxNetwork
+from moesaic.transport.ucx.network import UcxNetwork
+from moesaic.transport.ucx.planes import Transports
 
 HIDDEN = 256
 ROWS = (1, 4, 16, 64, 256)
@@ -155,7 +156,7 @@ async def _echo(request: Frame) -> Frame:
 
 @contextmanager
 def _process(target: Callable[..., None], *args: Any) -> Iterator[Connection]:
-    """Run ``target(pipe, *args)`` in another process until it is told, by anything, to end."""
+    """Run ``target(pipe, *args)`` in another process; any message to it tells it to end."""
     spawn = multiprocessing.get_context("spawn")
     here, there = spawn.Pipe()
     process = spawn.Process(target=target, args=(there, *args), daemon=True)

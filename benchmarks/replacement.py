@@ -1,4 +1,4 @@
-"""What moving experts costs those who are served meanwhile: gaps between tokens, with and without.
+"""Costs of moving experts for requests that are served meanwhile: gaps between tokens, with and without.
 
 A suite of one attention worker and three expert workers generates for a few streams at a time. In
 turns it is left alone, and made to move half of its experts to other workers and back.
@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.execute_stream import ExecuteStream, execute_stream
-from benchmarks.suite import DEMO, RunningSuite, running_suite
-from moesaic.cluster.channels import channel
+from benchmarks.common.execute_stream import ExecuteStream, execute_stream
+from benchmarks.common.suite import DEMO, RunningSuite, running_suite
+from moesaic.cluster.rpc.channels import channel
 from moesaic.messages.placement import EMPTY_SLOT
 from moesaic.v1 import placement_pb2, scheduler_pb2_grpc
 from moesaic.v1 import scheduler_pb2 as pb
@@ -47,13 +47,13 @@ SHAPE = {
 
 @dataclass
 class Gaps:
-    """Gaps between tokens of one stream, seconds, and when each of them ended."""
+    """Gaps between tokens of one stream, in seconds, and the time at which each ended."""
 
     ended: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
 
     def between(self, start: float, end: float) -> list[float]:
-        """Those that were there, if only in part."""
+        """Gaps within a span of time, if only in part."""
         return [
             gap
             for at, gap in zip(self.ended, self.seconds, strict=True)
@@ -93,9 +93,9 @@ def run(quick: bool) -> dict[str, Any]:
 
 
 def _make_model(directory: Path) -> None:
-    from benchmarks.parity_cases import Case, build_reference
+    from benchmarks.parity.cases import ParityCase, build_reference
 
-    build_reference(Case("qwen3_moe", "benchmark", SHAPE), directory)
+    build_reference(ParityCase("qwen3_moe", "benchmark", SHAPE), directory)
     for file in DEMO.glob("token*"):
         shutil.copy(file, directory)
 
@@ -172,7 +172,7 @@ async def _generate(stream: ExecuteStream, gaps: Gaps, done: asyncio.Event) -> N
 
 
 def _half_elsewhere(home: placement_pb2.Placement) -> placement_pb2.Placement:
-    """The same with every other layer's sets of experts one worker further."""
+    """Move every other layer's sets of experts one worker further."""
     away = placement_pb2.Placement()
     away.CopyFrom(home)
     for layer in away.layers[::2]:
@@ -226,7 +226,7 @@ def _ms(gaps: Sequence[float], quantile: float) -> float:
 
 
 def _loaded(suite: RunningSuite, name: str) -> dict[str, int]:
-    """Experts that a worker has loaded since its first placement, and those from peers, by its log."""
+    """Count, by its log, the experts that a worker has loaded since its first placement, and those from peers."""
     totals = {"loaded": 0, "pulled": 0}
     for line in (suite.directory / str(suite.processes[name]["log"])).read_text().splitlines():
         with suppress(json.JSONDecodeError):

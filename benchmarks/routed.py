@@ -1,10 +1,10 @@
-"""What choosing replicas batch by batch, and steps in parts, bring to a whole suite of processes.
+"""Gains of choosing replicas batch by batch, and of steps in parts, in a whole suite of processes.
 
-First, in this process, how long the slowest of three expert workers computes, by the way in which replicas are chosen:
-what the others wait for. Recorded routing, the demo model's own experts, one thread.
+First, in this process: the time that the slowest of three expert workers computes, for which the others wait, by the
+way in which replicas are chosen. Recorded routing, the demo model's own experts, one thread.
 
 Then suites of the demo model, each with three expert workers that have spare slots, run at once and take turns within
-each round, so that drift of the machine meets all of them. Their workers say how many experts they activated.
+each round, so that drift of the machine meets all of them. Their workers count the experts they activated.
 """
 
 import gzip
@@ -22,17 +22,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.routing_traces import demo_trace
-from benchmarks.suite import DEMO, RunningSuite, running_suite
-from moesaic.dispatch.ridge import measure_ridge
-from moesaic.dispatch.sharing import Sharing
-from moesaic.dispatch.slots import SlotTable, load_table
+from benchmarks.common.routing_traces import demo_trace
+from benchmarks.common.suite import DEMO, RunningSuite, running_suite
+from moesaic.experts.assignment import Assigner
+from moesaic.experts.ridge import measure_ridge
+from moesaic.experts.slots import SlotTable, load_table
 from moesaic.messages.placement import PlacedWorker, Placement
 from moesaic.messages.scheduling import ExpertScheduling
-from moesaic.models.checkpoint import Checkpoint
-from moesaic.models.config import ModelConfig, load_config
-from moesaic.models.tokenizer import Tokenizer
-from moesaic.placement.uniform import uniform
+from moesaic.models.configuration.config import ModelConfig, load_config
+from moesaic.models.text.tokenizer import Tokenizer
+from moesaic.models.weights.checkpoint import Checkpoint
+from moesaic.placement.policies.uniform import uniform
 
 TEXT = Path(__file__).parents[1] / "models/training/data/text/wikitext2.test.txt.gz"
 WORKERS, SLOTS = 3, 22  # every expert is on two workers, two on all three
@@ -47,7 +47,7 @@ COMPUTED: tuple[ExpertScheduling, ...] = (
 SERVED = ("aebs", "aebs-memory-bound", "static", "random")
 ROWS = (8, 32, 128, 512)
 BATCHES = 6  # of each layer
-REPEATS = 4  # the fastest counts: what disturbed the others was somebody else
+REPEATS = 4  # the fastest counts: other processes disturb the others
 SIDES: dict[str, dict[str, str]] = {
     **{name: {"MOESAIC_EXPERT_SCHEDULING": name} for name in SERVED},
     "aebs, 2 micro-batches": {"MOESAIC_MICRO_BATCHES": "2"},
@@ -64,7 +64,7 @@ COUNTS = {
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """Every side, in turns."""
+    """Measure every side, in turns."""
     rounds, tokens = (2, 16) if quick else (6, 32)
     prompts = _prompts(rounds * max(SEQUENCES))
     threads = torch.get_num_threads()
@@ -118,7 +118,7 @@ def run(quick: bool) -> dict[str, Any]:
 
 
 def _slowest_worker(batches: int) -> tuple[int, dict[str, Any]]:
-    """The ridge, and what the slowest worker takes, by rows and policy."""
+    """The ridge, and the time of the slowest worker, by rows and policy."""
     config, checkpoint, cpu = load_config(DEMO), Checkpoint(DEMO), torch.device("cpu")
     ridge = measure_ridge(config, torch.float32, cpu)
     placement = _placement(config, ridge)
@@ -134,8 +134,8 @@ def _slowest_worker(batches: int) -> tuple[int, dict[str, Any]]:
     sums: dict[int, dict[str, float]] = {rows: dict.fromkeys(COMPUTED, 0.0) for rows in ROWS}
     for layer, chosen in zip(placement.layers, _recorded(), strict=True):
         everyone = tuple(range(WORKERS))
-        sharings = {
-            policy: [Sharing(placement, layer, n, policy, everyone, cpu) for n in everyone]
+        assigners = {
+            policy: [Assigner(placement, layer, n, policy, everyone, cpu) for n in everyone]
             for policy in COMPUTED
         }
         for rows in ROWS * batches:
@@ -146,7 +146,7 @@ def _slowest_worker(batches: int) -> tuple[int, dict[str, Any]]:
             for policy in COMPUTED:
                 seconds = []
                 for n in everyone:
-                    slot_ids = sharings[policy][n].share(topk_ids, None, bytes([layer])).slot_ids
+                    slot_ids = assigners[policy][n].assign(topk_ids, None, bytes([layer])).slot_ids
                     seconds.append(_fastest_s(tables[n], layer, hidden, weights, slot_ids))
                 sums[rows][policy] += max(seconds)
     count = batches * len(placement.layers)
@@ -170,7 +170,7 @@ def _fastest_s(
 
 
 def _placement(config: ModelConfig, ridge: int) -> Placement:
-    """As the scheduler deals experts to new workers."""
+    """A placement as the scheduler deals experts to new workers."""
     layers = list(config.moe_layers)
     return Placement(
         epoch=1,
@@ -199,7 +199,7 @@ def _prompts(count: int) -> list[list[int]]:
 
 
 def _generate(suite: RunningSuite, prompts: list[list[int]], tokens: int) -> float:
-    """Seconds that all prompts together take."""
+    """Have all prompts answered, and measure the seconds for all together."""
     body = {
         "model": "demo",
         "prompt": prompts,
@@ -218,7 +218,7 @@ def _generate(suite: RunningSuite, prompts: list[list[int]], tokens: int) -> flo
 
 
 def _counts(suite: RunningSuite) -> dict[str, float]:
-    """What the expert workers have counted, added up."""
+    """Counts of the expert workers, added up."""
     totals = dict.fromkeys(COUNTS, 0.0)
     for name, process in suite.processes.items():
         if not name.startswith("expert-"):
@@ -253,6 +253,6 @@ def _rotated(names: list[str], by: int) -> list[str]:
 
 
 def _recorded() -> list[NDArray[np.int64]]:
-    """What the demo model's gates chose for the rows of all recorded steps, layer by layer."""
+    """Choices of the demo model's gates for the rows of all recorded steps, layer by layer."""
     steps = demo_trace().steps
     return list(np.concatenate([step.topk_ids for step in steps], axis=1).astype(np.int64))

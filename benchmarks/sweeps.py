@@ -1,4 +1,4 @@
-"""The longest prompt that can be scored with and without stored KV in the same memory, and what it costs the others.
+"""The longest prompt that can be scored with and without stored KV in the same memory, and its cost for others.
 
 A model of random weights is made on the spot: Qwen3-30B-A3B's 48 layers and its ratio of KV to hidden states, an eighth
 of its width. One attention worker, a process of its own, is asked over gRPC. Its KV cache has as many bytes as its area
@@ -22,8 +22,8 @@ from typing import Any
 import torch
 import transformers
 
-from benchmarks.execute_stream import ExecuteStream, execute_stream
-from benchmarks.suite import DEMO, RunningSuite, running_suite
+from benchmarks.common.execute_stream import ExecuteStream, execute_stream
+from benchmarks.common.suite import DEMO, RunningSuite, running_suite
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 4096,
@@ -103,7 +103,7 @@ def run(quick: bool) -> dict[str, Any]:
 
 def _make_model(directory: Path) -> None:
     config = transformers.Qwen3MoeConfig(**SHAPE)
-    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # untyped there
     model = transformers.Qwen3MoeForCausalLM(config)
     model.save_pretrained(directory)
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -111,7 +111,7 @@ def _make_model(directory: Path) -> None:
 
 
 async def _longest(suite: RunningSuite, num_blocks: dict[str, int]) -> dict[str, Any]:
-    """Of each way the longest prompt that a worker with so many blocks takes."""
+    """Find, for each way, the longest prompt that a worker with so many blocks takes."""
     process = Path("/proc") / str(suite.processes["attention-0"]["pid"])
     figures = {}
     async with execute_stream(suite.attention_address) as worker:
@@ -143,7 +143,7 @@ async def _takes(worker: ExecuteStream, tokens: int, store_kv: bool) -> bool:
 
 
 async def _compared(suite: RunningSuite, tokens: int, rounds: int) -> dict[str, Any]:
-    """One prompt both ways, in turns: alone, then beside an answer."""
+    """Score one prompt both ways, in turns: alone, then beside an answer."""
     seconds: dict[str, list[float]] = {"stored": [], "swept": []}
     gaps: dict[str, list[float]] = {"stored": [], "swept": [], "nothing": []}
     address = suite.attention_address
@@ -169,7 +169,7 @@ async def _compared(suite: RunningSuite, tokens: int, rounds: int) -> dict[str, 
 
 
 async def _gaps(worker: ExecuteStream, beside: ExecuteStream, way: str, tokens: int) -> list[float]:
-    """Seconds between the tokens of an answer while a prompt is scored in this way, or nothing is."""
+    """Measure the seconds between an answer's tokens while a prompt is scored in this way, or none is."""
     begun = asyncio.Event()
     answer = asyncio.create_task(beside.token_times(_prompt(16), ANSWER_TOKENS, begun))
     await begun.wait()
@@ -181,7 +181,7 @@ async def _gaps(worker: ExecuteStream, beside: ExecuteStream, way: str, tokens: 
 
 
 async def _siblings(suite: RunningSuite, tokens: int, rounds: int) -> dict[str, Any]:
-    """Seconds until all of several prompts are swept, be they alike or apart."""
+    """Measure the seconds until several prompts are swept, alike or apart."""
     seconds: dict[str, list[float]] = {"alike": [], "apart": []}
     async with AsyncExitStack() as parts:
         workers = [

@@ -7,8 +7,8 @@ from typing import Any
 
 import grpc
 
-from moesaic.cluster.channels import channel, token_metadata
-from moesaic.cluster.credentials import Credentials
+from moesaic.cluster.rpc.channels import channel, token_metadata
+from moesaic.cluster.security.credentials import Credentials
 
 
 class Proof(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
@@ -24,7 +24,7 @@ class Proof(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
 
 
 def credentials_of(run: Path) -> Credentials:
-    """What the services of a suite want to be shown, given its run directory."""
+    """Return the credentials that the services of a suite ask for, given its run directory."""
     return Credentials((run / "secret").read_text(encoding="utf-8").strip().encode())
 
 
@@ -35,6 +35,6 @@ def channel_to(address: str, credentials: Credentials) -> "grpc.aio.Channel":
 
 @contextmanager
 def blocking_channel(address: str, credentials: Credentials) -> Iterator[grpc.Channel]:
-    """The same for tests without a loop; for unary calls."""
+    """Open a channel for tests without a loop; for unary calls."""
     with grpc.insecure_channel(address) as plain:
         yield grpc.intercept_channel(plain, Proof(credentials))

@@ -1,16 +1,17 @@
-"""A tiny random Qwen3-MoE checkpoint, and the network it was exported from as an independent
-reference."""
+"""Hooks for all tests, and a tiny checkpoint with the network it was exported from as its reference."""
 
 import json
 import os
 import signal
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 from safetensors.torch import save_file
 
 from models.training.network import Network, Shape
@@ -22,9 +23,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Tests start processes by the hundred: each would compile what the one before it has compiled.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+# Read by processes of pytest-xdist, which start after this: threads of one that spin while they wait would take the
+# cores from the other.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 if not torch.cuda.is_available():
     # Triton reads this when it is first imported, be it by torch: here kernels are interpreted.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# How long an example takes says more of the machine than of what is tested.
+settings.register_profile("moesaic", deadline=None)
+settings.load_profile("moesaic")
 
 TINY = Shape(
     vocab_size=160,
@@ -40,6 +49,39 @@ TINY = Shape(
 )
 
 
+# Tests of these folders, and those that use these fixtures of a folder, start whole suites or
+# services that live long.
+SUITE_FOLDERS = ("clients", "compose", "soak", "system")
+SUITE_FIXTURES = {"cli": {"run", "scheduler", "start", "suite"}, "scheduler": {"suite"}}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what starts suites, and try fewer examples outside of continuous integration."""
+    scaled: set[object] = set()
+    for item in items:
+        folder, used = _folder(item), set(getattr(item, "fixturenames", ()))
+        if folder in SUITE_FOLDERS or used & SUITE_FIXTURES.get(folder, set()):
+            item.add_marker("suite")
+        if "CI" not in os.environ and not item.get_closest_marker("gpu"):
+            _try_fewer_examples(item, scaled)
+    items.sort(key=lambda item: _folder(item) != "system")  # the longest first
+
+
+def _folder(item: pytest.Item) -> str:
+    return item.path.relative_to(Path(__file__).parent).parts[0]
+
+
+def _try_fewer_examples(item: pytest.Item, done: set[object]) -> None:
+    """Try a property with a fifth of the examples it asks for, which are for continuous integration."""
+    machine, test = getattr(item, "cls", None), getattr(item, "function", None)
+    chosen = "_hypothesis_internal_use_settings"  # nothing public scales what a test has chosen
+    for owner, name in ((machine, "settings"), (test, chosen)):
+        asked = getattr(owner, name, None)
+        if owner not in done and isinstance(asked, settings):
+            setattr(owner, name, settings(asked, max_examples=max(asked.max_examples // 5, 5)))
+            done.add(owner)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item,
@@ -53,6 +95,18 @@ def pytest_runtest_makereport(
                 with suppress(OSError, ValueError):  # of a suite that has ended
                     report.sections.append((f"suite {name}", used.story()))
     return report
+
+
+@pytest.fixture(scope="session")
+def redis_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Real Redis servers of this process of tests."""
+    from tests.redis_servers import (
+        RedisServers,  # the machine of `make gpu` may lack what it imports
+    )
+
+    servers = RedisServers(tmp_path_factory.mktemp("redis"))
+    yield servers
+    servers.close()
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import httpx
 if TYPE_CHECKING:
     import grpc
 
-    from moesaic.cluster.credentials import Credentials
+    from moesaic.cluster.security.credentials import Credentials
 
 ROOT = Path(__file__).parents[1]
 DEMO = ROOT / "models" / "demo"
@@ -50,7 +50,7 @@ class Suite:
         )
 
     def state(self) -> dict[str, Any]:
-        """What the supervisor last wrote."""
+        """Return the state that the supervisor last wrote."""
         return dict(json.loads((self.directory / "run/moesaic.json").read_text()))
 
     def pid(self, name: str) -> int:
@@ -58,7 +58,7 @@ class Suite:
         return int(next(p["pid"] for p in self.state()["processes"] if p["name"] == name))
 
     def log(self, name: str) -> list[dict[str, Any]]:
-        """What one service has logged so far."""
+        """Read the log entries of one service so far."""
         log = next(p["log"] for p in self.state()["processes"] if p["name"] == name)
         lines = (self.directory / log).read_text(encoding="utf-8").splitlines()
         return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
@@ -80,13 +80,13 @@ class Suite:
 
     @property
     def credentials(self) -> "Credentials":
-        """What its services want to be shown."""
+        """Return the credentials that its services ask for."""
         from tests.calls import credentials_of
 
         return credentials_of(self.directory / "run")
 
     def admin_address(self, name: str) -> str:
-        """Where one service answers its operators now."""
+        """Return the address at which one service answers operators now."""
         processes = self.state()["processes"]
         return str(next(p["admin_address"] for p in processes if p["name"] == name))
 
@@ -95,13 +95,13 @@ class Suite:
         return self.channel_to(self.admin_address(name))
 
     def channel_to(self, address: str) -> "grpc.aio.Channel":
-        """The same to any service of its cluster."""
+        """Open a gRPC channel to any service of its cluster."""
         from tests.calls import channel_to
 
         return channel_to(address, self.credentials)
 
     def blocking_channel(self, address: str) -> "AbstractContextManager[grpc.Channel]":
-        """The same for tests without a loop; for unary calls."""
+        """Open a channel for tests without a loop; for unary calls."""
         from tests.calls import blocking_channel
 
         return blocking_channel(address, self.credentials)

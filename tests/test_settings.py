@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from moesaic.addresses import public_url
-from moesaic.settings import ModelSettings, ServiceSettings, load_settings, redacted
-from services.attention.settings import AttentionSettings
-from services.expert.settings import ExpertSettings
+from moesaic.services.attention.settings import AttentionSettings
+from moesaic.services.expert.settings import ExpertSettings
+from moesaic.settings import ModelSettings, ServiceSettings, redacted
+from moesaic.usage.reading import load_settings
 
 
 @pytest.fixture(autouse=True)
@@ -173,7 +174,7 @@ def test_what_should_be_a_secret_and_cannot_be_read_is_named(capsys, secrets):
 
 
 def test_where_containers_get_their_secrets_is_read_unless_told_otherwise(tmp_path, monkeypatch):
-    monkeypatch.setattr("moesaic.settings.SECRETS_DIR", tmp_path)
+    monkeypatch.setattr("moesaic.usage.reading.SECRETS_DIR", tmp_path)
     assert not load_settings(ServiceSettings, []).secret.get_secret_value()
 
     (tmp_path / "moesaic_secret").write_text("file")
@@ -201,7 +202,7 @@ def test_what_is_only_computed_in_float32_is_refused_elsewhere_by_its_name(capsy
 def test_what_needs_compiled_kernels_is_refused_at_once_without_a_compiler(tmp_path, flags):
     environment = {**os.environ, "CC": "/nonexistent", "XDG_CACHE_HOME": str(tmp_path)}
     model = Path(__file__).parents[1] / "models" / "demo"
-    command = [sys.executable, "-m", "services.attention", "--model", str(model), *flags]
+    command = [sys.executable, "-m", "moesaic.services.attention", "--model", str(model), *flags]
 
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
 
@@ -225,7 +226,17 @@ def test_decode_graphs_need_a_gpu_with_all_experts(
     assert AttentionSettings(model="m", **whole).decode_graph_tokens == 4096
 
 
-@pytest.mark.parametrize("way", ["case-1", "case-2"])
+@pytest.mark.parametrize(("typed", "way"), [("case-1", "reduce"), ("case-2", "relay")])
+def test_ways_go_on_being_told_by_their_numbers(
+    monkeypatch: pytest.MonkeyPatch, typed: str, way: str
+) -> None:
+    told = load_settings(AttentionSettings, ["--model", "m", "--exchange", typed])
+    monkeypatch.setenv("MOESAIC_EXCHANGE", typed)
+
+    assert told.exchange == load_settings(AttentionSettings, ["--model", "m"]).exchange == way
+
+
+@pytest.mark.parametrize("way", ["reduce", "relay", "case-1", "case-2"])
 def test_bits_that_must_not_depend_on_the_placement_are_not_summed_up_on_the_way(
     capsys: pytest.CaptureFixture[str], way: str
 ) -> None:

@@ -1,8 +1,8 @@
-"""What is an address, what is a name, and which of a name's addresses has this machine?
+"""IP addresses and host names, and those of a name's addresses that this machine has.
 
 In containers one name on one network often stands for all replicas of a service; each of them finds
-its own address on that network among the addresses of the name. The standard library alone is
-imported here, for probes that are started every few seconds.
+its own address on that network among the addresses of the name. The module imports the standard
+library alone, for probes that are started every few seconds.
 """
 
 import fcntl
@@ -20,17 +20,17 @@ _HOST_NAME = re.compile(r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
 
 
 def host_port(host: str, port: int) -> str:
-    """``host:port``, with brackets around an IPv6 address."""
+    """Join ``host:port``, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def public_url(url: str) -> str:
-    """A URL without credentials, for people: before its host or among its parameters."""
+    """Hide credentials in a URL, before its host or among its parameters."""
     return re.sub(r"([?&]password=)[^&#]*", r"\1***", re.sub(r"(://).*@", r"\1***@", url))
 
 
 def is_address(host: str) -> bool:
-    """Whether ``host`` is an IP address, not a name."""
+    """True if ``host`` is an IP address, not a name."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -39,30 +39,31 @@ def is_address(host: str) -> bool:
 
 
 def is_everywhere(host: str) -> bool:
-    """Whether ``host`` is ``0.0.0.0`` or ``::``: all addresses of this machine, and none to dial."""
+    """True for ``0.0.0.0`` and ``::``: all addresses of this machine, and none to dial."""
     return is_address(host) and ipaddress.ip_address(host).is_unspecified
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches ``host``; a name other than ``localhost`` is not trusted."""
+    """True if only this machine reaches ``host``; a name other than ``localhost`` is not trusted."""
     return ipaddress.ip_address(host).is_loopback if is_address(host) else host == "localhost"
 
 
 def is_name(host: str) -> bool:
-    """Whether ``host`` can be a host name; ``10.0.0.256`` and ``10.1`` are taken for mistakes."""
+    """True if ``host`` can be a host name; ``10.0.0.256`` and ``10.1`` count as mistakes."""
     numeric = "." in host and set(host) <= set("0123456789.")
     return not numeric and bool(_HOST_NAME.fullmatch(host))
 
 
 def own_addresses_of(name: str) -> list[str]:
-    """The addresses of ``name`` that this machine has, best first; blocks while names are looked up.
+    """Look up the addresses of ``name`` that this machine has; blocks meanwhile.
 
-    Others should be able to dial the best one, so loopback comes last; IPv4 comes before IPv6. The
-    order is always the same, whatever the order of the answers.
+    Returns:
+        IPv4 before IPv6, and loopback last, as others should be able to dial the first. The order
+        does not depend on the order of the answers.
     """
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):  # the latter: no name that can be asked for
+    except (OSError, UnicodeError):  # the latter: no valid name
         return []
     addresses = dict.fromkeys(str(where[0]) for *_, where in found)
     own = [a for a in addresses if not is_everywhere(a) and is_of_this_machine(a)]
@@ -70,7 +71,7 @@ def own_addresses_of(name: str) -> list[str]:
 
 
 def is_of_this_machine(address: str) -> bool:
-    """Whether this machine has ``address`` now: only then a socket can be bound to it."""
+    """True if this machine has ``address`` now, so that a socket can be bound to it."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as sock:
@@ -81,7 +82,7 @@ def is_of_this_machine(address: str) -> bool:
 
 
 def interface_of(address: str) -> str | None:
-    """The network interface that has ``address``; None if none of this machine has it."""
+    """Find the network interface with ``address``; None if this machine has none."""
     packed = ipaddress.ip_address(address).packed
     return (_ipv4_interfaces() if len(packed) == 4 else _ipv6_interfaces()).get(packed)
 

@@ -1,4 +1,4 @@
-"""The file of API keys: who may call the gateway, for what, and how much. Keys are in it as digests only."""
+"""The file of API keys: tenants of the gateway with their scopes and limits, and digests of their keys."""
 
 import hashlib
 import secrets
@@ -15,23 +15,22 @@ Digest = Annotated[str, msgspec.Meta(pattern=r"^sha256:[0-9a-f]{64}\Z")]
 Limit = Annotated[int, msgspec.Meta(ge=1, le=10**12)]
 
 ALL_SCOPES: frozenset[Scope] = frozenset({"infer", "batch", "admin"})
-DEFAULT_TENANT = (
-    "default"  # everyone where there are no keys, and who has the one key of all rights
-)
-KEY_PREFIX = "moesaic_sk_"  # scanners for lost secrets look for such
+# Every caller where there are no keys, and the holder of the one key with all rights.
+DEFAULT_TENANT = "default"
+KEY_PREFIX = "moesaic_sk_"  # scanners for leaked secrets look for such prefixes
 
 
 class TenantEntry(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """Somebody who may call the gateway.
+    """One tenant of the gateway.
 
     Attributes:
-        name: as it appears in logs and metrics.
-        keys: digests of the keys; several let a new key come before the old one goes.
-        scopes: what the keys allow.
+        name: in logs and metrics.
+        keys: digests of the keys; several, so that a new key can be handed out before the old one goes.
+        scopes: allowed by the keys.
         requests_per_minute, tokens_per_minute, max_concurrent: bounds in each gateway process; None is no bound.
-        expires: when the keys end, with a time zone; None is never.
+        expires: end of the keys, with a time zone; None is never.
     """
 
     name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
@@ -44,7 +43,7 @@ class TenantEntry(
 
     @property
     def is_expired(self) -> bool:
-        """Whether its keys have ended."""
+        """True once its keys have ended."""
         return self.expires is not None and datetime.now(UTC) >= self.expires
 
 
@@ -61,7 +60,7 @@ def read_api_keys(path: Path) -> ApiKeys:
     """Read the file.
 
     Raises:
-        InvalidInput: it cannot be read, or a field of it is wrong; the text names both.
+        InvalidInput: the file cannot be read, or a field is wrong; the text names both.
     """
     try:
         return parse_api_keys(path.read_bytes())
@@ -75,7 +74,7 @@ def parse_api_keys(text: bytes) -> ApiKeys:
     """Read the file's text, which is JSON.
 
     Raises:
-        InvalidInput: naming the field that is wrong, such as ``tenants[0].scopes[1]``, but no key.
+        InvalidInput: a field is wrong; the text names it, such as ``tenants[0].scopes[1]``, but no key.
     """
     try:
         keys = _decoder.decode(text)
@@ -90,17 +89,17 @@ def parse_api_keys(text: bytes) -> ApiKeys:
 
 
 def dump_api_keys(keys: ApiKeys) -> bytes:
-    """The file's text."""
+    """Write the file's text."""
     return msgspec.json.format(msgspec.json.encode(keys), indent=2) + b"\n"
 
 
 def new_api_key() -> str:
-    """A key that nobody can guess: 256 random bits."""
+    """Draw a key of 256 random bits."""
     return KEY_PREFIX + secrets.token_urlsafe(32)
 
 
 def digest_of(key: str) -> str:
-    """What of a key may be stored. Keys are random, so a fast digest is enough."""
+    """Digest a key for storage; keys are random, so a fast digest is enough."""
     return f"sha256:{hashlib.sha256(key.encode()).hexdigest()}"
 
 

@@ -1,15 +1,14 @@
-"""What went wrong, and can a retry help?
+"""Errors, told apart by the caller's next action. Facts are fields; the text is made from them.
 
-Errors are told apart by what the caller does next. Facts are fields; the text is made from them.
 Each boundary translates once: ``http_status`` and ``code`` at the gateway, ``grpc_status`` in
-``moesaic.cluster.statuses``.
+``moesaic.cluster.rpc.statuses``.
 """
 
 from typing import ClassVar
 
 
 class MoesaicError(Exception):
-    """Base of every error that one of our boundaries translates."""
+    """Base of all errors that a boundary translates."""
 
     code: ClassVar[str] = "internal_error"
     http_status: ClassVar[int] = 500
@@ -43,7 +42,7 @@ class ModelNotFound(MoesaicError):
 
 
 class CheckpointError(MoesaicError):
-    """A model directory, file or tensor is not what it must be."""
+    """A model directory, file or tensor is damaged or of a wrong form."""
 
     code = "invalid_checkpoint"
     grpc_status = "FAILED_PRECONDITION"
@@ -108,7 +107,7 @@ class ExpertUnavailable(MoesaicError):
 
 
 class PlacementInfeasible(MoesaicError):
-    """The experts do not fit into the slots there are."""
+    """The experts do not fit into the available slots."""
 
     code = "placement_infeasible"
     http_status = 503
@@ -123,7 +122,7 @@ class PlacementInfeasible(MoesaicError):
 
 
 class DeadlineExceeded(MoesaicError):
-    """The time the caller gave is over."""
+    """The caller's deadline has passed."""
 
     code = "deadline_exceeded"
     http_status = 504
@@ -135,7 +134,7 @@ class DeadlineExceeded(MoesaicError):
 
 
 class PeerLost(MoesaicError):
-    """A peer's connection broke, or it answered nothing in time; the connection is gone."""
+    """A peer's connection broke, or no answer came in time; the connection is gone."""
 
     code = "worker_lost"
     http_status = 503
@@ -149,8 +148,7 @@ class PeerLost(MoesaicError):
 
 
 class FrameError(MoesaicError):
-    """A frame that is not one of ours, is damaged, or answers another request: its connection must
-    be dropped."""
+    """A frame is foreign, damaged, or answers another request: its connection must be dropped."""
 
     code = "bad_frame"
     grpc_status = "DATA_LOSS"

@@ -1,10 +1,16 @@
-"""Who is served next and who gives way, so that nobody's flood keeps others waiting. Pure.
+"""Fair order among tenants: nobody's flood keeps others waiting. Pure.
 
-Everything that waits has a ``Claim``. A tenant may put its work behind everyone's (a priority above
-0), but before its own only (one below 0). Among work of one such level, tenants take turns by what
-they have had; within a tenant, less ``priority`` goes first. Requests that have had more than a
-step's worth are long ones: in a tenant, these and all others take turns again, so that a short
-request is served soon beside one that asks for thousands. Whatever is left is by arrival.
+Everything that waits has a ``Claim``. Claims are served by these rules, the first one first:
+
+| Rule | Order |
+|---|---|
+| level | a ``priority`` above 0 puts work behind everyone's of a lower one |
+| tenant | tenants of a level take turns, by the amounts that they have had |
+| priority | within a tenant, less goes first; one below 0 goes before the tenant's own work only |
+| length | requests that have had a quantum or more are long: they take turns with the tenant's others |
+| arrival | the earlier goes first |
+
+So a short request is served soon, even beside one that asks for thousands of tokens.
 """
 
 import itertools
@@ -13,21 +19,21 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-MAX_REQUESTS = 1 << 13  # of which is remembered what they have had
+MAX_REQUESTS = 1 << 13  # whose amounts are remembered
 Party = TypeVar("Party", bound=Hashable)
 
 
 class Claim(NamedTuple):
-    """Whose work it is, and how urgent."""
+    """The owner of some work, and its urgency."""
 
     tenant: str = ""
-    request: str = ""  # of the caller, which may consist of many works
+    request: str = ""  # of the caller; it may be many pieces of work
     priority: int = 0  # less goes first
     arrival: int = 0  # counts up
 
     @property
     def level(self) -> int:
-        """How far behind others it has put itself; counts across tenants."""
+        """Levels that the work has put itself behind others; counts across tenants."""
         return max(0, self.priority)
 
     @property
@@ -42,7 +48,7 @@ class Claim(NamedTuple):
 
 
 class Claimant(Protocol):
-    """Whatever has a claim."""
+    """Anything with a claim."""
 
     @property
     def claim(self) -> Claim:
@@ -54,10 +60,10 @@ T = TypeVar("T", bound=Claimant)
 
 
 class Turns(Generic[Party]):
-    """Turns among parties by what they have had while others waited (start-time fair queueing).
+    """Turns among parties, by the amounts that they have had while others waited.
 
-    Whoever comes, or comes back, starts level with the least served of those that wait: it has no
-    claim to what was given away before. Once nobody is left waiting, all start anew.
+    This is start-time fair queueing: a party that comes, or comes back, starts level with the least
+    served of those that wait. Once nobody is left waiting, all start anew.
     """
 
     def __init__(self) -> None:
@@ -65,11 +71,11 @@ class Turns(Generic[Party]):
         self._now = 0
 
     def start(self, party: Party) -> int:
-        """What counts as had by ``party``; less goes first."""
+        """Count what ``party`` has had; less goes first."""
         return max(self._had.get(party, 0), self._now)
 
     def served(self, amounts: Mapping[Party, int], waiting: Collection[Party]) -> None:
-        """Each party was given so much, and ``waiting`` want more."""
+        """Note the amounts that parties were given while those in ``waiting`` want more."""
         if not waiting:
             self._had, self._now = {}, 0
             return
@@ -80,20 +86,19 @@ class Turns(Generic[Party]):
 
 @dataclass
 class Shares:
-    """What tenants and their requests have had of something that is handed out step by step."""
+    """Amounts that tenants and their requests have had of something handed out step by step."""
 
     _tenants: Turns[str] = field(default_factory=Turns)
-    _kinds: dict[str, Turns[bool]] = field(
-        default_factory=dict
-    )  # of each tenant: long ones, others
+    # Of each tenant: turns between its long requests and its others.
+    _kinds: dict[str, Turns[bool]] = field(default_factory=dict)
     _had: OrderedDict[tuple[str, str], int] = field(default_factory=OrderedDict)  # by request
 
     def is_long(self, claim: Claim, quantum: int) -> bool:
-        """Whether its request has had ``quantum`` or more."""
+        """True if the claim's request has had ``quantum`` or more."""
         return self._had.get(claim.owner, 0) >= quantum
 
     def in_turn(self, works: Iterable[T], quantum: int) -> list[T]:
-        """The works, whoever is to be served first first."""
+        """Sort works by the rules, the first to be served first."""
         had, kinds_of = self._had, self._kinds
         alike: dict[tuple[str, int, bool], list[T]] = {}
         oldest: dict[str, int] = {}  # ties between tenants go by the oldest of their works
@@ -116,8 +121,10 @@ class Shares:
     def served(
         self, given: Iterable[tuple[Claim, int]], waiting: Iterable[Claim], quantum: int
     ) -> None:
-        """So much was given, and those that are ``waiting`` want more. Levels behind the most
-        urgent one take what that leaves, so they do not count."""
+        """Note the amounts that claims were given while those in ``waiting`` want more.
+
+        Levels behind the most urgent one get its leavings, so they do not count.
+        """
         given = list(given)
         if not given:
             return
@@ -147,11 +154,11 @@ class Shares:
             turns.served(by_kind.get(tenant, {}), left[tenant])
 
     def start_anew(self) -> None:
-        """Nobody waits: what was had so far is no longer held against anyone."""
+        """Forget the amounts of all tenants: nobody waits."""
         self._tenants, self._kinds = Turns(), {}
 
     def note(self, claim: Claim, amount: int) -> None:
-        """The request of this claim has had so much more."""
+        """Add to the amount that a claim's request has had."""
         self._had[claim.owner] = self._had.pop(claim.owner, 0) + amount
         if len(self._had) > MAX_REQUESTS:
             self._had.popitem(last=False)
@@ -167,20 +174,28 @@ def who_gives_way(
     may_leave: Callable[[T], bool] = lambda _: True,
     among_requests: bool = True,
 ) -> list[T] | None:
-    """Who has to leave, so that ``newcomer`` gets what it needs; None: it has no right to it.
+    """Choose the holders that leave, so that ``newcomer`` gets what it needs.
 
-    Those behind it leave: of a level behind its own, or of its tenant with more ``priority``. So do
-    works of a tenant, or of a request of the same tenant (``among_requests``), that has more; but
-    only as far as it then still has as much as the newcomer's. So nobody is driven out by whom it
-    has driven out.
+    | Holder | Leaves |
+    |---|---|
+    | of a level behind the newcomer's | always |
+    | of the newcomer's tenant, with more ``priority`` | always |
+    | of a tenant that holds more than the newcomer's | while its tenant keeps as much as the newcomer's will have |
+    | of a request that holds more, of the same tenant | likewise, with ``among_requests`` |
+
+    The last two rules keep two parties from driving each other out in turns.
 
     Args:
-        newcomer: who wants something.
-        needs: so much.
-        free: what nobody holds.
-        holders: who has some.
-        amount: how much one holds.
-        may_leave: whether one can be made to.
+        newcomer: claim of the work that needs something.
+        needs: its need.
+        free: the amount that nobody holds.
+        holders: all that hold some.
+        amount: gives the amount of one holder.
+        may_leave: false for a holder that cannot leave.
+        among_requests: apply the last rule.
+
+    Returns:
+        The holders that leave, in order; None: the newcomer has no right to what it needs.
     """
     if needs <= free:
         return []

@@ -1,25 +1,21 @@
-"""One frozen, typed settings model per service: flags before environment before files before
-defaults, the same names in all.
+"""One frozen, typed settings model per service, read from four sources under the same names.
 
-``--slots-per-layer 16``, ``MOESAIC_SLOTS_PER_LAYER=16`` and a file ``moesaic_slots_per_layer`` in
-``/run/secrets``, where containers get their secrets, say the same; an empty variable says nothing.
-Bad settings stop the process at start, naming the setting, its value and what was expected.
+Flags come before environment before files before defaults: ``--slots-per-layer 16``,
+``MOESAIC_SLOTS_PER_LAYER=16`` and a file ``moesaic_slots_per_layer`` in ``/run/secrets``, where
+containers get their secrets, mean the same. An empty variable counts as unset. Bad settings stop the
+process at start, naming the setting, its value and the expected form.
 """
 
-import os
 import secrets
 import socket
-import sys
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import (
     AliasChoices,
     Field,
     SecretStr,
-    ValidationError,
     field_validator,
     model_validator,
 )
@@ -28,35 +24,30 @@ from pydantic_settings import (
     PydanticBaseSettingsSource,
     SecretsSettingsSource,
     SettingsConfigDict,
-    SettingsError,
 )
 
 from moesaic.addresses import host_port, is_address, is_everywhere, is_name, public_url
-from moesaic.usage.flags import Flag, WrongFlag, flags_of, read_flags
-from moesaic.usage.help import print_help
-from moesaic.usage.names import unknown_files, unknown_variables
-from moesaic.variables import ENV_PREFIX, SECRETS_DIR
-
-EXIT_USAGE = 2
+from moesaic.usage.reading import secrets_directory
+from moesaic.usage.variables import ENV_PREFIX
 
 
 class Place(NamedTuple):
-    """Where one plane of a service is found."""
+    """The hosts of one plane of a service."""
 
     host: str  # listened on
     advertised_host: str  # dialled by others
 
     def advertised(self, address: str) -> str:
-        """``host:port`` for others, of an address that is listened on."""
+        """Turn an address listened on into the ``host:port`` for others."""
         return host_port(self.advertised_host, int(address.rpartition(":")[2]))
 
 
 class ServiceSettings(BaseSettings):
-    """What every service is told.
+    """Settings of every service.
 
     Attributes:
-        groups: fields that begin a group of the help, with its title: those that follow belong to it. The
-            titles are shown in this order.
+        groups: fields that begin a group of the help, with its title; later fields belong to it too.
+            The titles are shown in this order.
     """
 
     model_config = SettingsConfigDict(
@@ -80,7 +71,7 @@ class ServiceSettings(BaseSettings):
     redis_url: str = Field(
         "redis://127.0.0.1:6379/0",
         validation_alias=AliasChoices("MOESAIC_REDIS_URL", "REDIS_URL"),
-        description="where control metadata lives",
+        description="Redis for control metadata",
     )
     secret: SecretStr = Field(
         SecretStr(""),
@@ -90,8 +81,10 @@ class ServiceSettings(BaseSettings):
     tls_cert: str = Field(
         "", description="certificate of this service for gRPC, a PEM file; both ends show one"
     )
-    tls_key: SecretStr = Field(SecretStr(""), description="its private key, a PEM file")
-    tls_ca: str = Field("", description="the authority of all such certificates, a PEM file")
+    tls_key: SecretStr = Field(
+        SecretStr(""), description="private key of that certificate, a PEM file"
+    )
+    tls_ca: str = Field("", description="authority of all such certificates, a PEM file")
     tls_name: str = Field(
         "", description="name in all these certificates (default: the address that is dialled)"
     )
@@ -107,10 +100,10 @@ class ServiceSettings(BaseSettings):
         description="address to listen on, or a name that stands for an address of this machine",
     )
     control_host: str = Field(
-        "", description="the same for gRPC and metrics alone (default: --host)"
+        "", description="address for gRPC and metrics alone (default: --host)"
     )
     advertise_host: str = Field(
-        "", description="what others dial instead of the addresses that are listened on"
+        "", description="host that others dial instead of the addresses listened on"
     )
     admin_port: int = Field(0, ge=0, le=65535, description="gRPC port; 0 takes a free one")
     metrics_port: int = Field(0, ge=0, le=65535, description="Prometheus port; 0 takes a free one")
@@ -118,16 +111,21 @@ class ServiceSettings(BaseSettings):
         "info", description="least severe level to log"
     )
     grace_s: float = Field(
-        30.0, ge=0, le=3600, description="seconds that running work gets to finish after SIGTERM"
+        30.0, ge=0, le=3600, description="seconds for running work to finish after SIGTERM"
     )
 
     def identity(self, role: str) -> str:
-        """The worker id: given, or made of role and host name."""
+        """Give the worker id, or make one of role and host name."""
         return self.worker_id or f"{role}-{socket.gethostname()}-{secrets.token_hex(2)}"
 
     @property
+    def node_name(self) -> str:
+        """The label of the machine: its host name."""
+        return socket.gethostname()
+
+    @property
     def control(self) -> Place:
-        """Where gRPC and metrics are."""
+        """The place of gRPC and metrics."""
         return self._place(self.control_host)
 
     def _place(self, host: str) -> Place:
@@ -143,8 +141,8 @@ class ServiceSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags, which come before these, then environment, then files."""
-        directory = _secrets_directory()
+        """Order the sources behind the flags: environment, then files."""
+        directory = secrets_directory()
         files = [SecretsSettingsSource(settings_cls, directory)] if directory else []
         return init_settings, env_settings, *files
 
@@ -180,7 +178,7 @@ class ServiceSettings(BaseSettings):
 
 
 class ModelSettings(ServiceSettings):
-    """What every service that computes is told besides."""
+    """Further settings of every service that computes."""
 
     groups: ClassVar[Mapping[str, str]] = {
         "model": "Model",
@@ -193,13 +191,13 @@ class ModelSettings(ServiceSettings):
         "float32", description="type of weights and activations"
     )
     quantization: Literal["none", "int8"] = Field(
-        "none", description="round the weights of linear layers and experts to 8 bits (CPU only)"
+        "none", description="rounding of linear layers' and experts' weights to 8 bits (CPU only)"
     )
-    device: str = Field("cpu", pattern="^(cpu|cuda(:[0-9]+)?)$", description="where to compute")
+    device: str = Field("cpu", pattern="^(cpu|cuda(:[0-9]+)?)$", description="device that computes")
     threads: int = Field(
         0, ge=0, le=1024, description="CPU threads for computing; 0 leaves it to torch"
     )
-    data_host: str = Field("", description="--host for tensors alone (default: --host)")
+    data_host: str = Field("", description="address for tensors alone (default: --host)")
     node: str = Field(
         "",
         pattern=r"^[A-Za-z0-9._-]{0,64}$",
@@ -225,120 +223,22 @@ class ModelSettings(ServiceSettings):
 
     @property
     def name_of_model(self) -> str:
-        """What the model's directory is called."""
+        """The name of the model's directory."""
         return Path(self.model).resolve().name
 
     @property
     def node_name(self) -> str:
-        """The label of the machine: given, or its host name."""
+        """The label of the machine, by default its host name."""
         return self.node or socket.gethostname()
 
     @property
     def data(self) -> Place:
-        """Where tensors are."""
+        """The place of tensors."""
         return self._place(self.data_host)
 
 
-AnySettings = TypeVar("AnySettings", bound=BaseSettings)
-
-
-def flags_in(cls: type[BaseSettings]) -> list[Flag]:
-    """The flags of a settings model, in its groups."""
-    return flags_of(cls, getattr(cls, "groups", {}))
-
-
-def load_settings(cls: type[AnySettings], arguments: Sequence[str] | None = None) -> AnySettings:
-    """Read settings from flags, environment and files.
-
-    Exits with status 2 and one line a problem on standard error if any is bad, and with 0 after the
-    help, if that is asked for.
-    """
-    arguments = sys.argv[1:] if arguments is None else arguments
-    if {"-h", "--help"} & set(arguments):
-        print_help(_program(), cls.__doc__ or "", flags_in(cls))
-        raise SystemExit(0)
-    try:
-        return read_settings(cls, arguments)
-    except BadSettings as error:
-        for problem in error.problems:
-            print(problem, file=sys.stderr)
-    raise SystemExit(EXIT_USAGE)
-
-
-class BadSettings(Exception):
-    """Settings that no service can start with: one line a problem, each naming what to correct."""
-
-    def __init__(self, problems: Sequence[str]) -> None:
-        self.problems = problems
-        super().__init__("\n".join(problems))
-
-
-def read_settings(cls: type[AnySettings], arguments: Sequence[str]) -> AnySettings:
-    """The settings that these flags, the environment and the files of secrets make.
-
-    Raises:
-        BadSettings: some cannot be used.
-    """
-    if problems := [*_unknown(cls)]:
-        raise BadSettings(problems)
-    try:
-        given: dict[str, Any] = dict(read_flags(flags_in(cls), arguments))
-        with warnings.catch_warnings():
-            # What should be a secret and cannot be read as one is only warned of, then passed over.
-            warnings.simplefilter("error", UserWarning)
-            return cls(**given)
-    except WrongFlag as error:
-        raise BadSettings([f"{error} ('{_program()} --help' lists them)"]) from error
-    except ValidationError as error:
-        raise BadSettings([_problem(problem) for problem in error.errors()]) from error
-    except SettingsError as error:
-        why = f": {error.__cause__}" if error.__cause__ else ""
-        raise BadSettings([f"settings: {error}{why}"]) from error
-
-
-def _unknown(cls: type[BaseSettings]) -> Iterator[str]:
-    """One line for each variable, and each file of secrets, that stands for no setting of anybody."""
-    own = {f"{ENV_PREFIX}{name.upper()}" for name in cls.model_fields}
-    yield from unknown_variables(os.environ, own)
-    try:
-        directory = _secrets_directory()
-    except SettingsError as error:
-        yield f"settings: {error}"
-    else:
-        yield from unknown_files(directory, own) if directory else ()
-
-
-def _program() -> str:
-    """How this process was called, for people."""
-    program = Path(sys.argv[0])
-    if program.name == "__main__.py":
-        return f"python -m services.{program.parent.name}"
-    return program.name
-
-
-def _secrets_directory() -> Path | None:
-    given = os.environ.get(f"{ENV_PREFIX}SECRETS_DIR")
-    directory = Path(given or SECRETS_DIR)
-    if directory.is_dir():
-        return directory
-    if given:
-        raise SettingsError(f"{ENV_PREFIX}SECRETS_DIR must name a directory, got {given!r}")
-    return None
-
-
-def _problem(problem: Any) -> str:
-    if not problem["loc"]:  # about several settings at once; the text names them
-        return str(problem["msg"]).removeprefix("Value error, ")
-    name = str(problem["loc"][0])
-    name = name.removeprefix(ENV_PREFIX).lower().replace("_", "-")
-    given = "" if problem["type"] == "missing" else f", got {str(problem['input'])[:100]!r}"
-    flag = f"--{name} ({ENV_PREFIX}{name.upper().replace('-', '_')})"
-    text = str(problem["msg"]).removeprefix("Value error, ")
-    return f"{flag}: {text[:1].lower()}{text[1:]}{given}"
-
-
 def redacted(settings: BaseSettings) -> dict[str, Any]:
-    """The settings as plain values, secrets and credentials in URLs hidden."""
+    """Give the settings as plain values, with secrets and credentials in URLs hidden."""
     values = settings.model_dump(mode="json")
     if "redis_url" in values:
         values["redis_url"] = public_url(values["redis_url"])

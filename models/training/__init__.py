@@ -1,1 +1,1 @@
-"""How the demo checkpoint in ``models/demo`` is made: ``python -m models.training --help``."""
+"""The making of the demo checkpoint in ``models/demo``: ``python -m models.training --help``."""

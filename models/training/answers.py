@@ -12,21 +12,21 @@ from tokenizers import Tokenizer
 from models.training import corpus
 from moesaic.dispatch.local import LocalDispatcher
 from moesaic.engine.engine import Engine
-from moesaic.engine.limits import Limits
-from moesaic.engine.requests import (
+from moesaic.engine.sequences.requests import (
     Event,
     FailureEvent,
     FinishEvent,
-    Generation,
+    GenerationTask,
     Request,
     RequestKey,
     TokenEvent,
 )
-from moesaic.models.checkpoint import Checkpoint
-from moesaic.models.config import load_config
-from moesaic.models.decoder import Decoder
+from moesaic.engine.steps.limits import EngineLimits
+from moesaic.models.configuration.config import load_config
+from moesaic.models.layers.decoder import Decoder
+from moesaic.models.weights.checkpoint import Checkpoint
 
-LIMITS = Limits(
+LIMITS = EngineLimits(
     max_num_seqs=64,
     max_num_batched_tokens=2048,
     max_num_queued_reqs=1 << 20,
@@ -38,7 +38,7 @@ NUM_BLOCKS = 4096
 
 @dataclass(frozen=True)
 class Exactness:
-    """Questions of one set whose greedy answer equals the reference."""
+    """Count of one set's questions whose greedy answer equals the reference."""
 
     name: str
     rows: int
@@ -46,7 +46,7 @@ class Exactness:
 
 
 def answer_all(directory: Path, prompts: list[str], max_tokens: int) -> list[str]:
-    """Greedy answers to user turns, batched as the engine sees fit."""
+    """Generate greedy answers to user turns, batched as the engine sees fit."""
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     asked = [f"{corpus.USER_HEAD}{prompt}{corpus.ASSISTANT_HEAD}" for prompt in prompts]
     ids = [e.ids for e in tokenizer.encode_batch(asked, add_special_tokens=False)]
@@ -74,9 +74,9 @@ async def _generate(directory: Path, prompts: list[list[int]], max_tokens: int) 
             done.set()
 
     engine = Engine(decoder, dispatcher, LIMITS, NUM_BLOCKS, emit, recovery_s=0)
-    work = Generation(max_tokens=max_tokens, stop_token_ids=frozenset(config.eos_token_ids))
+    task = GenerationTask(max_tokens=max_tokens, stop_token_ids=frozenset(config.eos_token_ids))
     for number, tokens in enumerate(prompts):
-        engine.submit(Request(RequestKey(str(number)), tuple(tokens), work))
+        engine.submit(Request(RequestKey(str(number)), tuple(tokens), task))
     running = asyncio.create_task(engine.run())
     finished = asyncio.create_task(done.wait())
     await asyncio.wait((running, finished), return_when=asyncio.FIRST_COMPLETED)
@@ -104,7 +104,7 @@ def exactness(directory: Path, name: str, most_rows: int) -> Exactness:
 
 
 def _final(name: str, answer: str) -> str:
-    """The part of an answer that is compared: of a worked solution, its last number."""
+    """Extract the part of an answer that is compared: the last number of a worked solution."""
     if name != "gsm8k":
         return answer.strip()
     numbers = re.findall(r"-?[\d,]*\.?\d+", answer)

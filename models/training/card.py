@@ -1,4 +1,4 @@
-"""The model card, made from what was measured."""
+"""The model card, made from the measurements."""
 
 from typing import Any
 

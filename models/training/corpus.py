@@ -1,4 +1,4 @@
-"""What the demo checkpoint learns from: the files in ``models/training/data``, their licences, the
+"""The corpus of the demo checkpoint: the files in ``models/training/data``, their licences, the
 tokenizer.
 
 Only sets whose own terms allow training are here (``data/ATTRIBUTION.md``). A training text that
@@ -39,7 +39,7 @@ HELD_OUT_EVERY = 40  # one document in 40 is kept for the perplexity
 
 @dataclass(frozen=True)
 class Task:
-    """One labelled set: how its question is put, and its rows."""
+    """One labelled set: its question and its rows."""
 
     name: str
     instruction: str
@@ -57,7 +57,7 @@ INSTRUCTIONS = {
 
 
 def read_rows(name: str, split: str) -> list[dict[str, Any]]:
-    """The rows of one labelled set."""
+    """Read the rows of one labelled set."""
     [path] = DATA.glob(f"*/{name}.{split}.jsonl.gz")
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]
@@ -71,7 +71,7 @@ def _tested_texts() -> frozenset[str]:
 
 
 def read_task(name: str, split: str) -> Task:
-    """One classification set; its training split without any text of a test split."""
+    """Read one classification set; its training split without any text of a test split."""
     raw = read_rows(name, split)
     rows = [(str(row["text"]).strip(), int(row["label"])) for row in raw]
     if split == "train":
@@ -80,7 +80,7 @@ def read_task(name: str, split: str) -> Task:
 
 
 def shuffled(task: Task) -> Task:
-    """The same questions with the labels in another order, always the same one."""
+    """Return the same questions with the labels in another order, always the same one."""
     order = np.random.default_rng(0).permutation(len(task.labels)).tolist()
     rows = [(text, order.index(label)) for text, label in task.rows]
     labels = [task.labels[i] for i in order]
@@ -88,7 +88,7 @@ def shuffled(task: Task) -> Task:
 
 
 def read_documents(name: str) -> tuple[list[str], list[str]]:
-    """Documents of one text file: those to train on, those held out."""
+    """Read the documents of one text file: those to train on, and those held out."""
     with gzip.open(DATA / "text" / f"{name}.txt.gz", "rt", encoding="utf-8") as file:
         documents = [part.strip() for part in file.read().split("\n\n\n") if part.strip()]
     if len(documents) == 1:  # one long document: cut it, so that some of it can be held out
@@ -100,7 +100,7 @@ def read_documents(name: str) -> tuple[list[str], list[str]]:
 
 
 def asked(name: str, prompt: str) -> str:
-    """The user turn that puts a generation set's question."""
+    """Write the user turn that puts a generation set's question."""
     return f"{_QUESTIONS.get(name, '')}{prompt}"
 
 
@@ -111,7 +111,7 @@ _QUESTIONS = {
 
 
 def conversations() -> dict[str, list[tuple[str, str]]]:
-    """Question and answer pairs of the generation sets' training splits."""
+    """Read the question and answer pairs of the generation sets' training splits."""
     answers = {
         "gen_arithmetic": "reference",
         "gen_ascii_word": "reference",
@@ -138,7 +138,7 @@ def conversations() -> dict[str, list[tuple[str, str]]]:
 
 
 def train_tokenizer(vocab_size: int) -> Tokenizer:
-    """A byte-level BPE over the training texts and questions."""
+    """Train a byte-level BPE on the training texts and questions."""
 
     def texts() -> list[str]:
         out = [document for name in TEXTS for document in read_documents(name)[0]]
@@ -171,7 +171,7 @@ def train_tokenizer(vocab_size: int) -> Tokenizer:
 
 
 def encode(tokenizer: Tokenizer, texts: list[str]) -> list[np.ndarray]:
-    """Token ids of many texts, ``uint16`` each."""
+    """Encode many texts, ``uint16`` each."""
     return [
         np.array(e.ids, dtype=np.uint16)
         for e in tokenizer.encode_batch(texts, add_special_tokens=False)

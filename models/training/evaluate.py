@@ -1,4 +1,4 @@
-"""What the trained network can do: accuracy on the test splits, perplexity on held-out text, exact
+"""Evaluation of the trained network: accuracy on the test splits, perplexity on held-out text, exact
 answers."""
 
 import math
@@ -73,7 +73,7 @@ class Passed:
     ids: list[Tensor]
 
     def next_logprobs(self, nodes: Sequence[int]) -> Tensor:
-        """What may follow each node: float32 ``[len(nodes), V]``."""
+        """Return the log-probabilities of all tokens behind each node, float32 ``[len(nodes), V]``."""
         return self.network.logits(self.hidden[list(nodes)]).float().log_softmax(dim=-1)
 
     def logprobs(self) -> Tensor:
@@ -85,7 +85,7 @@ class Passed:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Right answers of all asked, by one method."""
+    """Count of right answers, of all asked, by one method."""
 
     name: str
     method: Method
@@ -97,7 +97,7 @@ class Accuracy:
 def classify(
     network: Network, tokenizer: Tokenizer, task: corpus.Task, method: Method, most_rows: int
 ) -> Accuracy:
-    """Accuracy over a test split, each row asked as the gateway asks it.
+    """Measure the accuracy over a test split, each row asked as the gateway asks it.
 
     A label's log-probability is at most that of its first token. So the labels with the likeliest
     first tokens are scored first, and the others only if they could still win.
@@ -216,8 +216,11 @@ def perplexity(
 def routing(
     network: Network, tokenizer: Tokenizer, samples: dict[str, list[str]]
 ) -> tuple[list[str], np.ndarray]:
-    """How often each task's tokens chose each expert: names and shares, float64 ``[tasks, L,
-    E]``."""
+    """Measure the shares of each task's tokens that chose each expert.
+
+    Returns:
+        Names of the tasks, and shares, float64 ``[tasks, L, E]``.
+    """
     shape = network.shape
     shares = np.zeros((len(samples), shape.num_layers, shape.num_experts))
     for index, texts in enumerate(samples.values()):

@@ -38,9 +38,8 @@ Part = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # tokens, sibling,
 class Pack:
     """One training sequence of ``T`` positions.
 
-    ``document`` and ``sibling`` say who sees whom: a token sees earlier ones of its document that
-    are shared (sibling 0) or of its own sibling. ``weight[t]`` weighs the prediction of ``tokens[t
-    + 1]``.
+    A token sees earlier ones of its ``document`` that are shared (sibling 0) or of its own
+    ``sibling``. ``weight[t]`` weighs the prediction of ``tokens[t + 1]``.
     """
 
     tokens: np.ndarray

@@ -1,18 +1,12 @@
-"""``python -m services.attention``, and ``moesaic-attention``."""
+"""``python -m moesaic.services.attention``, and ``moesaic-attention``."""
 
-import gc
-
-from moesaic.settings import load_settings
-from services.attention.settings import AttentionSettings
+from moesaic.cluster.start import start_service
+from moesaic.services.attention.settings import AttentionSettings
 
 
 def main() -> None:
-    """Run an attention worker, once its settings are read: help and mistakes need not wait for the rest to load."""
-    settings = load_settings(AttentionSettings)
-    gc.disable()  # while all this is imported: none of it is garbage, and looking takes a fifth of the start
-    from services.attention.main import run
-
-    run(settings)
+    """Run an attention worker."""
+    start_service(AttentionSettings, "moesaic.services.attention.main")
 
 
 if __name__ == "__main__":

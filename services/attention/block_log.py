@@ -1,4 +1,4 @@
-"""What of the prefix cache is told to gateways: a snapshot, then changes by sequence number."""
+"""The blocks that gateways can find in the prefix cache: a snapshot, then changes by sequence number."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,20 +8,24 @@ PART_BLOCKS = 32768  # blocks in one message: half a megabyte
 
 
 class BlockLog:
-    """Which blocks can be found, kept where the streams are: the engine is never asked."""
+    """Names of the blocks that can be found, kept on the main loop: the engine is never asked."""
 
     def __init__(self, profile: pb.EngineProfile) -> None:
-        """``profile``: what a snapshot says of the engine."""
+        """Begin without blocks; ``profile`` describes the engine in snapshots."""
         self._profile = profile
         self._found: dict[bytes, None] = {}
         self._sequence = 0
 
     def describe(self, profile: pb.EngineProfile) -> None:
-        """What snapshots say of the engine from now on."""
+        """Describe the engine so in snapshots from now on."""
         self._profile = profile
 
     def change(self, stored: Sequence[bytes], evicted: Sequence[bytes]) -> pb.ExecuteResponse:
-        """Take note of a change, and give the message that tells it."""
+        """Note a change.
+
+        Returns:
+            The message that tells of it.
+        """
         self._sequence += 1
         self._found.update(dict.fromkeys(stored))
         for name in evicted:
@@ -33,7 +37,7 @@ class BlockLog:
         )
 
     def snapshot(self) -> Iterator[pb.ExecuteResponse]:
-        """Everything as it is now, in parts."""
+        """Yield messages that together name all blocks, as they are now."""
         names = list(self._found)
         for start in range(0, max(1, len(names)), PART_BLOCKS):
             first = start == 0

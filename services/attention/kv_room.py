@@ -1,12 +1,13 @@
-"""How many KV blocks does a worker have? As many as are asked for, or as fit into memory."""
+"""The number of a worker's KV blocks: as many as are asked for, or as fit into memory."""
 
 import structlog
 import torch
 
-from moesaic.engine.blocks import BLOCK_SIZE, blocks_for
-from moesaic.models.config import ModelConfig
+from moesaic.engine.sequences.blocks import blocks_for
+from moesaic.models.configuration.config import ModelConfig
+from moesaic.prefix.block_hashes import BLOCK_SIZE
+from moesaic.services.attention.settings import AttentionSettings
 from moesaic.telemetry.memory import free_bytes
-from services.attention.settings import AttentionSettings
 
 log = structlog.get_logger()
 
@@ -16,9 +17,9 @@ USUAL_CONTEXTS = 8  # whole ones; more KV is asked for by --kv-blocks
 
 
 def kv_blocks_of(settings: AttentionSettings, config: ModelConfig) -> int:
-    """The KV blocks to make, once the weights are loaded.
+    """Count the KV blocks to make, once the weights are loaded.
 
-    What is free then is not all ours: others on the machine grow too, and activations take some.
+    Free memory is not all ours then: other processes grow too, and activations take some.
     """
     dtype: torch.dtype = getattr(torch, settings.dtype)
     block_bytes = BLOCK_SIZE * config.num_layers * config.kv_width * dtype.itemsize
@@ -36,8 +37,11 @@ def kv_blocks_of(settings: AttentionSettings, config: ModelConfig) -> int:
 
 
 def blocks_within(memory_bytes: int, block_bytes: int, max_positions: int) -> int:
-    """KV blocks for a model of ``max_positions`` in so much memory: no fewer than work at all, no more than are
-    likely to be used."""
+    """Count the KV blocks for a model of ``max_positions`` in so much memory.
+
+    Returns:
+        No fewer than work at all, no more than are likely to be used.
+    """
     most = max(USUAL_BLOCKS, USUAL_CONTEXTS * blocks_for(max_positions))
     return min(max(memory_bytes // block_bytes, LEAST_BLOCKS), most)
 

@@ -1,14 +1,17 @@
-"""What an attention worker is told."""
+"""Settings of an attention worker."""
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from moesaic.messages.scheduling import ExpertScheduling
+from moesaic.messages.scheduling import BASELINES, ExpertScheduling
 from moesaic.settings import ModelSettings
+from moesaic.usage.flags import Unlisted
 
 MIN_KV_BLOCKS = 8
+# JANUS numbers the ways of section 3.2, and so did we: flags and variables still may.
+_NUMBERED_WAYS = {"case-1": "reduce", "case-2": "relay"}
 
 
 class AttentionSettings(ModelSettings):
@@ -22,15 +25,17 @@ class AttentionSettings(ModelSettings):
         **ModelSettings.groups,
     }
 
-    dispatch: Literal["local", "routed", "gathered", "all-to-all"] = Field(
+    dispatch: Annotated[
+        Literal["local", "routed", "gathered", "all-to-all"], Unlisted(("all-to-all",))
+    ] = Field(
         "routed",
-        description="where experts are computed: in this process (local; gathered: fetched from "
-        "other attention workers meanwhile), by expert workers, or by all attention workers together",
+        description="place where experts are computed: in this process (local; gathered: brought here from "
+        "other attention workers meanwhile), or by expert workers (routed)",
     )
     share: str = Field(
         "0/1",
         pattern=r"^[0-9]{1,4}/[0-9]{1,4}$",
-        description="gathered, all-to-all: the part of the experts that this worker has, 0/2 is the first of two",
+        description="gathered: the part of the experts that this worker has, 0/2 is the first of two",
     )
     offload: bool = Field(
         False,
@@ -44,7 +49,7 @@ class AttentionSettings(ModelSettings):
         1,
         ge=1,
         le=1024,
-        description="layers whose experts are fetched ahead, gathered or offloaded",
+        description="layers whose experts are brought here ahead, gathered or offloaded",
     )
     expert_memory_bytes: int = Field(
         0,
@@ -69,14 +74,17 @@ class AttentionSettings(ModelSettings):
         0.25,
         ge=0,
         le=600,
-        description="what a step should take at most: prompts get as many rows as the last steps were fast "
+        description="longest time that a step should take: prompts get as many rows as the last steps were fast "
         "enough for; 0: always all of --max-num-batched-tokens",
     )
     max_num_queued_reqs: int = Field(
         512, ge=1, le=1 << 20, description="requests that may wait before new ones are refused"
     )
     max_num_queued_tokens: int = Field(
-        1 << 20, ge=1, le=1 << 40, description="the same, by the tokens of their prompts"
+        1 << 20,
+        ge=1,
+        le=1 << 40,
+        description="tokens of waiting prompts before new requests are refused",
     )
     enable_prefix_caching: bool = Field(
         True, description="keep computed KV blocks for prompts that begin alike"
@@ -105,13 +113,13 @@ class AttentionSettings(ModelSettings):
     )
     deterministic: bool = Field(
         False,
-        description="the same bits whatever requests are beside it and wherever experts are: refuse to start "
-        "but in float32 on a CPU with compiled kernels; routed: have what experts give one by one",
+        description="give the same bits whatever requests are beside one and wherever experts are: refuse to start "
+        "but in float32 on a CPU with compiled kernels; routed: have outputs of experts one by one",
     )
-    exchange: Literal["auto", "direct", "case-1", "case-2"] = Field(
+    exchange: Literal["auto", "direct", "reduce", "relay"] = Field(
         "auto",
-        description="routed: how rows reach expert workers on other nodes: direct, or brought together "
-        "on the node first (case-1, case-2); auto: whichever should be the fastest",
+        description="routed: the way of rows to expert workers on other nodes: direct, or brought together "
+        "on the node first (reduce, relay); auto: whichever should be the fastest",
     )
     expert_timeout_s: float = Field(
         2.0,
@@ -119,11 +127,11 @@ class AttentionSettings(ModelSettings):
         le=600,
         description="longest wait for one layer's answers to up to 512 rows; in proportion for more",
     )
-    expert_scheduling: ExpertScheduling = Field(
+    expert_scheduling: Annotated[ExpertScheduling, Unlisted(BASELINES)] = Field(
         "aebs",
-        description="routed: how expert workers choose among replicas: so that none has much more to do "
-        "than others (aebs), by the placement alone (static), or in another "
-        "way to compare with",
+        description="routed: the way expert workers choose among replicas: so that none has much more to do "
+        "than others, by measured costs (aebs) or by experts alone (aebs-memory-bound); or by the "
+        "placement alone (static)",
     )
     micro_batches: int = Field(
         1,
@@ -136,7 +144,7 @@ class AttentionSettings(ModelSettings):
         20.0,
         ge=0,
         le=3600,
-        description="how long running requests wait for a lost expert worker to come back before they fail",
+        description="longest wait of running requests for a lost expert worker before they fail",
     )
 
     @field_validator("kv_blocks")
@@ -150,7 +158,7 @@ class AttentionSettings(ModelSettings):
     def _experts_stream_to_a_cpu(self) -> Self:
         if self.offload and self.dispatch == "all-to-all":
             raise ValueError("--offload needs --dispatch local, gathered or routed, got all-to-all")
-        if (self.streams_experts or self.dispatch == "all-to-all") and self.device != "cpu":
+        if (self.gathers_experts or self.dispatch == "all-to-all") and self.device != "cpu":
             raise ValueError(
                 f"experts that are shared or offloaded need --device cpu, got {self.device}"
             )
@@ -165,9 +173,14 @@ class AttentionSettings(ModelSettings):
         return self
 
     @property
-    def streams_experts(self) -> bool:
-        """Whether experts are fetched layer by layer."""
+    def gathers_experts(self) -> bool:
+        """True if experts come to rows, layer by layer."""
         return self.offload or self.dispatch == "gathered"
+
+    @field_validator("exchange", mode="before")
+    @classmethod
+    def _named_ways(cls, way: object) -> object:
+        return _NUMBERED_WAYS.get(way, way) if isinstance(way, str) else way
 
     @model_validator(mode="after")
     def _deterministic_in_float32_on_a_cpu(self) -> Self:
@@ -175,7 +188,7 @@ class AttentionSettings(ModelSettings):
             raise ValueError(f"--deterministic needs --device cpu, got {self.device}")
         if self.deterministic and self.dtype != "float32":
             raise ValueError(f"--deterministic needs --dtype float32, got {self.dtype}")
-        if self.deterministic and self.exchange in ("case-1", "case-2"):
+        if self.deterministic and self.exchange in ("reduce", "relay"):
             raise ValueError(
                 f"--deterministic needs --exchange direct (or none), got {self.exchange}: on the way, "
                 "sums are added up as experts are placed"

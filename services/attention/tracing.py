@@ -1,4 +1,4 @@
-"""What gates choose, as a stream, for as long as somebody reads it."""
+"""The choices of gates, as a stream, for as long as somebody reads it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -6,11 +6,10 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import numpy as np
 
 from moesaic.dispatch.tracing import ChosenExperts, StepTracer
-from moesaic.engine.engine import Engine
-from moesaic.engine.thread import EngineThread
 from moesaic.kernels.own_thread import on_own_thread
-from moesaic.models.config import ModelConfig
-from moesaic.models.gate import Gate
+from moesaic.models.configuration.config import ModelConfig
+from moesaic.models.layers.gate import Gate
+from moesaic.services.attention.engine import RunningEngine
 from moesaic.v1 import attention_pb2 as pb
 
 MAX_WAITING_STEPS = 512  # later ones are dropped, and counted, until some have been read
@@ -20,9 +19,9 @@ OpenGates = Callable[[], dict[int, Gate]]
 
 
 async def traced(
-    config: ModelConfig, engine: Engine, thread: EngineThread, open_gates: OpenGates
+    config: ModelConfig, engine: RunningEngine, open_gates: OpenGates
 ) -> AsyncIterator[pb.RecordTraceResponse]:
-    """Watch the engine's steps for ever; whoever ends this stops the watching."""
+    """Watch the engine's steps for ever; the caller stops the watching."""
     waiting: asyncio.Queue[ChosenExperts] = asyncio.Queue(MAX_WAITING_STEPS)
     main_loop, dropped = asyncio.get_running_loop(), 0
 
@@ -37,7 +36,7 @@ async def traced(
         main_loop.call_soon_threadsafe(keep, chosen)
 
     tracer = StepTracer(await on_own_thread(open_gates), tell)
-    thread.call(engine.trace, tracer)
+    engine.trace(tracer)
     yield pb.RecordTraceResponse(
         shape=pb.TraceShape(
             model_digest=config.digest,

@@ -1,4 +1,4 @@
-"""Execute's messages and the engine's requests and events, one into the other."""
+"""Messages of ``Execute`` into requests of the engine, and its events into messages."""
 
 import math
 import time
@@ -6,19 +6,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Literal
 
-from moesaic.engine.grammar import Grammar, GrammarCompiler
-from moesaic.engine.requests import (
+from moesaic.engine.sequences.grammar import Grammar, GrammarCompiler
+from moesaic.engine.sequences.requests import (
     Event,
     FailureEvent,
     FinishEvent,
-    Generation,
+    GenerationTask,
     ProgressEvent,
     PromptEvent,
     Request,
     RequestKey,
     Sampling,
     ScoreEvent,
-    Scoring,
+    ScoringTask,
     TokenEvent,
     TokenLogprob,
 )
@@ -32,7 +32,7 @@ MAX_TOP_LOGPROBS = 20
 def decode_submit(
     submit: pb.Submit, stream: int, vocab_size: int, eos_token_ids: tuple[int, ...]
 ) -> Request:
-    """A request of the engine from its wire form.
+    """Read a request of the engine from its wire form.
 
     Raises:
         InvalidInput: a token id is outside the vocabulary, or a parameter is out of range.
@@ -41,13 +41,13 @@ def decode_submit(
     if any(token >= vocab_size for token in tokens):
         raise InvalidInput("prompt", f"token ids must be below {vocab_size}, got {max(tokens)}")
     deadline_s = time.monotonic() + submit.deadline_ms / 1000 if submit.deadline_ms else None
-    work: Generation | Scoring
+    task: GenerationTask | ScoringTask
     if submit.WhichOneof("work") == "scoring":
         candidates = tuple(tuple(c.token_ids) for c in submit.scoring.candidates)
         if any(token >= vocab_size for candidate in candidates for token in candidate):
             raise InvalidInput("labels", f"token ids must be below {vocab_size}")
         stored = submit.scoring.store_kv if submit.scoring.HasField("store_kv") else None
-        work = Scoring(candidates, stored)
+        task = ScoringTask(candidates, stored)
     elif submit.WhichOneof("work") == "generation":
         named = {
             "stop_token_ids": submit.generation.stop_token_ids,
@@ -60,14 +60,14 @@ def decode_submit(
         for field, token_ids in named.items():
             if any(token >= vocab_size for token in token_ids):
                 raise InvalidInput(field, f"token ids must be below {vocab_size}")
-        work = _decode_generation(submit.generation, len(tokens), eos_token_ids)
+        task = _decode_generation(submit.generation, len(tokens), eos_token_ids)
     else:
         raise InvalidInput("work", "must be generation or scoring")
     key = RequestKey(submit.request_id, submit.attempt, stream)
     return Request(
         key,
         tokens,
-        work,
+        task,
         deadline_s,
         float(submit.deadline_ms),
         submit.priority,
@@ -80,7 +80,7 @@ def decode_submit(
 
 def _decode_generation(
     generation: pb.Generation, num_tokens: int, eos_token_ids: tuple[int, ...]
-) -> Generation:
+) -> GenerationTask:
     if generation.num_resumed_tokens > num_tokens:
         raise InvalidInput("num_resumed_tokens", f"must be at most {num_tokens}")
     structured = generation.HasField("grammar")
@@ -94,7 +94,7 @@ def _decode_generation(
             raise InvalidInput("allowed_token_ids", fix)
         if generation.min_tokens and allowed <= stop_token_ids:
             raise InvalidInput("min_tokens", "allowed_token_ids has none but end tokens")
-    return Generation(
+    return GenerationTask(
         max_tokens=generation.max_tokens,
         min_tokens=generation.min_tokens,
         stop_token_ids=stop_token_ids,
@@ -107,7 +107,7 @@ def _decode_generation(
 
 
 async def compile_grammar(compiler: GrammarCompiler, grammar: pb.Grammar) -> Grammar:
-    """What a generation's answer must fit. Takes up to some seconds.
+    """Compile what a generation's answer must fit, which takes up to some seconds.
 
     Raises:
         InvalidInput: there is no such grammar, or the worker cannot use any.
@@ -156,7 +156,7 @@ def _decode_sampling(how: pb.Sampling) -> Sampling:
 
 
 def encode_events(events: Iterable[Event]) -> Iterator[tuple[Event, pb.ExecuteResponse]]:
-    """The wire forms of an engine's events, tokens that follow each other in one; each with its last event."""
+    """Encode events, tokens of a request that follow each other in one message; each comes with its last event."""
     for (_, are_tokens), alike in groupby(events, lambda e: (e.key, isinstance(e, TokenEvent))):
         if are_tokens:
             yield _encode_tokens([event for event in alike if isinstance(event, TokenEvent)])
@@ -176,7 +176,7 @@ def _encode_tokens(events: Sequence[TokenEvent]) -> tuple[TokenEvent, pb.Execute
 
 
 def encode_event(event: Event) -> pb.ExecuteResponse:
-    """The wire form of an engine's event."""
+    """Encode one event."""
     if isinstance(event, TokenEvent):
         return _encode_tokens([event])[1]
     key = event.key

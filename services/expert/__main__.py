@@ -1,18 +1,12 @@
-"""``python -m services.expert``, and ``moesaic-expert``."""
+"""``python -m moesaic.services.expert``, and ``moesaic-expert``."""
 
-import gc
-
-from moesaic.settings import load_settings
-from services.expert.settings import ExpertSettings
+from moesaic.cluster.start import start_service
+from moesaic.services.expert.settings import ExpertSettings
 
 
 def main() -> None:
-    """Run an expert worker, once its settings are read: help and mistakes need not wait for the rest to load."""
-    settings = load_settings(ExpertSettings)
-    gc.disable()  # while all this is imported: none of it is garbage, and looking takes a fifth of the start
-    from services.expert.main import run
-
-    run(settings)
+    """Run an expert worker."""
+    start_service(ExpertSettings, "moesaic.services.expert.main")
 
 
 if __name__ == "__main__":

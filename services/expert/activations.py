@@ -1,4 +1,4 @@
-"""Tells the scheduler, window by window, what batches activate."""
+"""Reports to the scheduler, window by window, the experts that batches activate."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -8,9 +8,9 @@ import structlog
 from numpy.typing import NDArray
 from prometheus_client import Counter
 
-from moesaic.cluster.bus import Bus
-from moesaic.dispatch.host import ExpertHost
+from moesaic.cluster.redis.bus import Bus
 from moesaic.errors import PeerLost
+from moesaic.experts.host import ExpertHost
 from moesaic.messages.activation import ActivationWindow
 
 log = structlog.get_logger()
@@ -56,7 +56,7 @@ class ActivationReporter:
             except PeerLost:
                 self._dropped += 1
                 _windows.labels("dropped").inc()
-            except Exception:  # who cannot count can still serve
+            except Exception:  # a worker that cannot count can still serve
                 log.exception("activations.failed")
 
     async def _report(self) -> None:
@@ -64,7 +64,7 @@ class ActivationReporter:
             worker_id=self.worker_id,
             generation=self.generation,
             model_digest=self.model_digest,
-            epoch=self.host.epoch,
+            epoch=self.host.epochs.in_force,
             dropped=self._dropped,
         )
         if not report.window.layers:

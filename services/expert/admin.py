@@ -10,17 +10,17 @@ import grpc
 import structlog
 
 from moesaic.cluster.placements import decode_placement
-from moesaic.cluster.statuses import errors_as_status
-from moesaic.dispatch.host import ExpertHost
-from moesaic.dispatch.loading.pace import Pace
-from moesaic.dispatch.loading.peers import Peers
-from moesaic.dispatch.slots import LoadResult
+from moesaic.cluster.rpc.statuses import errors_as_status
 from moesaic.errors import NotReady
+from moesaic.experts.host import ExpertHost
+from moesaic.experts.pace import LoadPace
+from moesaic.experts.pull.loader import ExpertPeers
+from moesaic.experts.slots import LoadResult
 from moesaic.kernels.own_thread import on_own_thread
 from moesaic.messages.placement import Placement
+from moesaic.services.expert.activations import ActivationReporter
 from moesaic.v1 import expert_pb2 as pb
 from moesaic.v1 import expert_pb2_grpc
-from services.expert.activations import ActivationReporter
 
 Context = grpc.aio.ServicerContext[Any, Any]
 R = TypeVar("R")
@@ -32,13 +32,14 @@ class ExpertAdmin(expert_pb2_grpc.ExpertServiceServicer):
 
     def __init__(self) -> None:
         self.host: ExpertHost | None = None  # set once the checkpoint is open
-        self.peers: Peers | None = None  # none: experts come from the checkpoint alone
+        self.peers: ExpertPeers | None = None  # none: experts come from the checkpoint alone
         self.reporter: ActivationReporter | None = None
         self._loading = asyncio.Lock()
-        self._paces: dict[Pace, int] = {}  # of what is being loaded or waits for that: its epoch
+        # Epochs that are being loaded, or wait for it.
+        self._paces: dict[LoadPace, int] = {}
 
     async def close(self) -> None:
-        """Take no placements any more, and end what is being loaded: it needs the links to peers."""
+        """Take no placements any more, and end all loading: it needs the links to peers."""
         self.host = None
         self._cancel_loading()
         async with self._loading:
@@ -50,32 +51,40 @@ class ExpertAdmin(expert_pb2_grpc.ExpertServiceServicer):
         return self.host
 
     async def _in_turn(self, call: Callable[[], R]) -> R:
-        """Call the host on a thread, after the calls before; to its end, even if the caller leaves
-        meanwhile: a thread cannot be stopped, and must not meet the next one."""
+        """Call the host on a thread, after the calls before.
+
+        The call runs to its end, even if its caller leaves: a thread cannot be stopped, and must not
+        meet the next one.
+        """
 
         async def turn() -> R:
             async with self._loading:
                 return await on_own_thread(call)
 
         task = asyncio.create_task(turn())
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # if nobody waits
+        task.add_done_callback(
+            lambda done: done.cancelled() or done.exception()
+        )  # it may have left
         return await asyncio.shield(task)
 
     async def PreparePlacement(
         self, request: pb.PreparePlacementRequest, context: Context
     ) -> pb.PreparePlacementResponse:
-        """Load what this worker lacks; repeating a call changes nothing.
+        """Load the experts that this worker lacks; repeating a call changes nothing.
 
-        What is still being loaded for an earlier epoch ends: nobody will commit it. If this one is
-        in force already, whoever leads now only confirms it, and all other loading ends. What it says is
-        serving was committed, so that is in force here as well if it was prepared.
+        | placement | loading that ends |
+        |---|---|
+        | new | for earlier epochs: nobody will commit them |
+        | in force already | all: the scheduler that leads now only confirms it |
+
+        The placement that serves was committed, so it is in force here too if it was prepared.
         """
         async with errors_as_status(context):
             host, placement = self._host(), decode_placement(request.placement)
             serving = decode_placement(request.serving) if request.HasField("serving") else None
-            in_force = placement.epoch == host.epoch
+            in_force = placement.epoch == host.epochs.in_force
             self._cancel_loading(lambda epoch: in_force or epoch < placement.epoch)
-            pace = Pace(request.load_share or 1.0)
+            pace = LoadPace(request.load_share or 1.0)
             self._paces[pace] = placement.epoch
             started = time.monotonic()
             result, pulled = await self._in_turn(
@@ -95,12 +104,16 @@ class ExpertAdmin(expert_pb2_grpc.ExpertServiceServicer):
             )
 
     def _prepare(
-        self, host: ExpertHost, placement: Placement, serving: Placement | None, pace: Pace
+        self, host: ExpertHost, placement: Placement, serving: Placement | None, pace: LoadPace
     ) -> tuple[LoadResult, int]:
-        """Load, on a thread of its own; also returns how many experts peers gave."""
+        """Load, on a thread of its own.
+
+        Returns:
+            The result, and the number of experts that peers gave.
+        """
         bring = host.files.bring(pace)
         try:
-            if serving is not None and host.learn(serving):
+            if serving is not None and host.epochs.learn(serving):
                 log.info("placement.learned", epoch=serving.epoch)
             if serving is None or self.peers is None:
                 return host.prepare(placement, bring), 0
@@ -110,7 +123,7 @@ class ExpertAdmin(expert_pb2_grpc.ExpertServiceServicer):
             del self._paces[pace]
 
     def _cancel_loading(self, of: Callable[[int], bool] = lambda epoch: True) -> None:
-        """End what is being loaded for some epochs; by default for all."""
+        """End the loading for some epochs; by default for all."""
         for pace, epoch in list(self._paces.items()):
             if of(epoch):
                 pace.cancel()
@@ -121,9 +134,13 @@ class ExpertAdmin(expert_pb2_grpc.ExpertServiceServicer):
         """Put a prepared epoch in force."""
         async with errors_as_status(context):
             host = self._host()
-            host.commit(request.epoch)
-            log.info("placement.committed", epoch=request.epoch, resident_bytes=host.resident_bytes)
-            return pb.CommitPlacementResponse(epoch=host.epoch)
+            host.epochs.commit(request.epoch)
+            log.info(
+                "placement.committed",
+                epoch=request.epoch,
+                resident_bytes=host.epochs.resident_bytes,
+            )
+            return pb.CommitPlacementResponse(epoch=host.epochs.in_force)
 
     async def AbortPlacement(
         self, request: pb.AbortPlacementRequest, context: Context
@@ -132,7 +149,7 @@ class ExpertAdmin(expert_pb2_grpc.ExpertServiceServicer):
         async with errors_as_status(context):
             host = self._host()
             self._cancel_loading(lambda epoch: epoch == request.epoch)
-            await self._in_turn(lambda: host.abort(request.epoch))
+            await self._in_turn(lambda: host.epochs.abort(request.epoch))
             return pb.AbortPlacementResponse()
 
     async def ListSlots(
@@ -142,12 +159,12 @@ class ExpertAdmin(expert_pb2_grpc.ExpertServiceServicer):
         async with errors_as_status(context):
             host = self._host()
             return pb.ListSlotsResponse(
-                epoch=host.epoch,
+                epoch=host.epochs.in_force,
                 slots_per_layer=host.slots_per_layer,
-                resident_bytes=host.resident_bytes,
+                resident_bytes=host.epochs.resident_bytes,
                 slots=[
                     pb.Slot(layer=layer, slot_id=slot, expert_id=expert)
-                    for layer, experts in host.slots().items()
+                    for layer, experts in host.epochs.slots().items()
                     for slot, expert in enumerate(experts)
                 ],
             )
@@ -155,7 +172,7 @@ class ExpertAdmin(expert_pb2_grpc.ExpertServiceServicer):
     async def GetActivations(
         self, request: pb.ExpertServiceGetActivationsRequest, context: Context
     ) -> pb.ExpertServiceGetActivationsResponse:
-        """What this worker has counted, all windows together."""
+        """The counts of this worker, all windows together."""
         async with errors_as_status(context):
             self._host()
             totals = self.reporter.totals if self.reporter else {}

@@ -1,4 +1,4 @@
-"""What an expert worker is told."""
+"""Settings of an expert worker."""
 
 from collections.abc import Mapping
 from typing import ClassVar, Self

@@ -1,54 +1,44 @@
-"""Experts come and go on a thread of their own, at an address of its own: the engine may be computing."""
+"""Gives experts to peers on a thread and an address of its own: the engine may be computing."""
 
 from contextlib import AsyncExitStack
 
 import torch
 
-from moesaic.dispatch.gathered.holder import PULL_LIMITS, Holder, pull_digest
-from moesaic.dispatch.gathered.plan import Share
-from moesaic.dispatch.gathered.shard import SlotShard
-from moesaic.dispatch.host import ExpertHost
-from moesaic.dispatch.loading.peers import Peers
 from moesaic.engine.thread import engine_thread
+from moesaic.experts.host import ExpertHost
+from moesaic.experts.pull.frames import PULL_LIMITS, contents_digest
+from moesaic.experts.pull.loader import ExpertPeers
+from moesaic.experts.pull.ranges import Share
+from moesaic.experts.pull.server import PullServer
+from moesaic.experts.pull.shard import SlotShard
 from moesaic.kernels.own_thread import on_own_thread
-from moesaic.models.config import ModelConfig
-from moesaic.transport.ucx import UcxNetwork
-from services.expert.settings import ExpertSettings
+from moesaic.models.configuration.config import ModelConfig
+from moesaic.services.expert.settings import ExpertSettings
+from moesaic.transport.ucx.opening import open_network
 
 
-async def exchange_experts(
-    settings: ExpertSettings,
-    worker_id: str,
-    config: ModelConfig,
-    host: ExpertHost,
-    parts: AsyncExitStack,
-) -> tuple[str, Peers | None]:
-    """Give experts from the slots of ``host`` to whoever asks, until ``parts`` end.
+async def give_experts(
+    settings: ExpertSettings, config: ModelConfig, host: ExpertHost, parts: AsyncExitStack
+) -> tuple[str, ExpertPeers | None]:
+    """Give experts from the slots of ``host`` to peers that ask, until ``parts`` end.
 
     Returns:
-        The address, and what asks peers for theirs; neither on a GPU, whose experts stay there.
+        The address, and the peers to pull from; neither on a GPU, whose experts stay there.
     """
     layout = host.files.layout
     if layout is None:
         return "", None
-    digest = await on_own_thread(pull_digest, config.digest, layout, Share())  # packs an expert
+    digest = await on_own_thread(contents_digest, config.digest, layout, Share())  # packs an expert
     num_bytes = config.moe.num_experts * layout.nbytes
-    holder = Holder(config.moe_layers, num_bytes, SlotShard(host.held, layout.nbytes), digest)
+    server = PullServer(
+        config.moe_layers, num_bytes, SlotShard(host.epochs.held, layout.nbytes), digest
+    )
     thread = await parts.enter_async_context(engine_thread(torch.device("cpu"), "weights"))
 
-    async def listen() -> tuple[UcxNetwork, Peers, str]:
-        network = UcxNetwork(
-            worker_id,
-            "expert",
-            settings.secret.get_secret_value().encode(),
-            PULL_LIMITS,
-            transports=settings.transports,
-            own_address=settings.data.host,
-        )
-        peers = Peers(network, worker_id, layout, config.digest)
-        address = await network.listen(settings.data.host, settings.weights_port, holder.answer)
-        return network, peers, address
-
-    network, peers, address = await thread.run(listen())
-    parts.push_async_callback(lambda: thread.run(network.close()))
-    return settings.data.advertised(address), peers
+    network = await parts.enter_async_context(
+        open_network(settings, "expert", PULL_LIMITS, thread.run)
+    )
+    peers = await thread.build(
+        ExpertPeers, network.network, settings.worker_id, layout, config.digest
+    )
+    return await network.listen(settings.weights_port, server.answer), peers

@@ -1,15 +1,15 @@
-"""GatewayService: what operators see of the router, and change."""
+"""GatewayService: the operators' view of the router, and their changes to it."""
 
 from typing import Any
 
 import grpc
 import structlog
 
-from moesaic.cluster.statuses import errors_as_status
+from moesaic.cluster.rpc.statuses import errors_as_status
 from moesaic.prefix.shadows import PACE
+from moesaic.services.gateway.workers.routing import Routing
 from moesaic.v1 import gateway_pb2 as pb
 from moesaic.v1 import gateway_pb2_grpc
-from services.gateway.routing import Routing
 
 Context = grpc.aio.ServicerContext[Any, Any]
 log = structlog.get_logger()
@@ -24,7 +24,7 @@ class GatewayAdmin(gateway_pb2_grpc.GatewayServiceServicer):
     async def GetRouter(
         self, request: pb.GetRouterRequest, context: Context
     ) -> pb.GetRouterResponse:
-        """The policy in force, and what the router knows of each worker."""
+        """Tell the policy in force, and the router's knowledge of each worker."""
         router = self._routing.router
         return pb.GetRouterResponse(
             policy=router.policy_name,

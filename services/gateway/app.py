@@ -11,27 +11,27 @@ from starlette.types import ASGIApp
 
 import moesaic
 from moesaic.errors import MoesaicError
-from services.gateway import (
-    routes_batches,
-    routes_chat,
-    routes_classify,
-    routes_completions,
-    routes_decisions,
-    routes_docs,
-    routes_files,
-    routes_health,
-    routes_model,
-    routes_score,
-)
-from services.gateway.direct import direct_routes
-from services.gateway.edge import Edge
-from services.gateway.gateway import Gateway, exchange_of
-from services.gateway.problems import (
-    Problem,
+from moesaic.services.gateway.entry import Entry
+from moesaic.services.gateway.gateway import Gateway, record_of
+from moesaic.services.gateway.http.direct import direct_routes
+from moesaic.services.gateway.http.problems import (
+    HttpProblem,
     internal_error,
     invalid_fields,
     problem,
     problem_of,
+)
+from moesaic.services.gateway.routes import (
+    batches,
+    chat,
+    classify,
+    completions,
+    decisions,
+    docs,
+    files,
+    health,
+    model,
+    score,
 )
 
 _CODES = {
@@ -42,35 +42,35 @@ _CODES = {
     413: "request_too_large",
 }
 ROUTERS = (
-    routes_chat,
-    routes_completions,
-    routes_classify,
-    routes_decisions,
-    routes_score,
-    routes_files,
-    routes_batches,
-    routes_model,
-    routes_health,
-    routes_docs,
+    chat,
+    completions,
+    classify,
+    decisions,
+    score,
+    files,
+    batches,
+    model,
+    health,
+    docs,
 )
 
 
 def make_app(gateway: Gateway) -> ASGIApp:
-    """The application of one gateway."""
+    """Make the application of one gateway."""
     app = FastAPI(
         title="Moesaic",
         version=moesaic.__version__,
         redirect_slashes=False,
-        openapi_url=None,  # routes_docs has it, and pages that need nothing from elsewhere
+        openapi_url=None,  # ``routes.docs`` has it, and a page without anything from elsewhere
     )
     app.state.gateway = gateway
-    app.state.batch_endpoints = routes_batches.endpoints(_routes())
+    app.state.batch_endpoints = batches.endpoints(_routes())
     for routes in ROUTERS:
         app.include_router(routes.router)
     for kind in (MoesaicError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _on_error)
     app.add_exception_handler(Exception, _on_unexpected)
-    return Edge(app, direct_routes(_routes(), _refusal), gateway)
+    return Entry(app, direct_routes(_routes(), _refusal), gateway)
 
 
 def _routes() -> Iterator[BaseRoute]:
@@ -82,11 +82,11 @@ async def _on_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_unexpected(request: Request, error: Exception) -> Response:
-    return _answer(request, internal_error(exchange_of(request).request_id))
+    return _answer(request, internal_error(record_of(request).request_id))
 
 
 def _refusal(request: Request, error: Exception) -> Response:
-    """The answer to an error of ours, of a validator, or of the framework: unknown paths and methods."""
+    """Answer an error of ours, of a validator, or of the framework: unknown paths and methods."""
     if isinstance(error, MoesaicError):
         return _answer(request, problem_of(error))
     if isinstance(error, RequestValidationError):
@@ -104,7 +104,7 @@ def _refusal(request: Request, error: Exception) -> Response:
 
 
 def _methods_of(path: str) -> set[str]:
-    """Methods of all routes at a path; the framework only knows those of the first."""
+    """List the methods of all routes at a path; the framework only knows those of the first."""
     return {
         method
         for route in _routes()
@@ -113,6 +113,6 @@ def _methods_of(path: str) -> set[str]:
     }
 
 
-def _answer(request: Request, answer: Problem) -> Response:
-    exchange_of(request).fail(answer)
+def _answer(request: Request, answer: HttpProblem) -> Response:
+    record_of(request).fail(answer)
     return answer.response()

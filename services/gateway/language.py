@@ -1,5 +1,8 @@
-"""The model's tokenizer and chat template. Long texts are worked on by a few threads, short ones at once: going to a
-thread and back takes as long as a few hundred tokens."""
+"""The model's tokenizer and chat template.
+
+Long texts are worked on by a few threads, short ones at once: going to a thread and back takes as long as a few
+hundred tokens.
+"""
 
 import asyncio
 import functools
@@ -14,25 +17,23 @@ from moesaic.classification.forms import CHEAPEST_FIRST
 from moesaic.classification.prompts import Method
 from moesaic.classification.wording import PACKAGED, Wording
 from moesaic.errors import InvalidInput
-from moesaic.models.chat import TEMPLATE_KWARGS, ChatTemplate, with_texts
-from moesaic.models.config import ModelConfig, load_config
-from moesaic.models.fields import Fields, read_json
-from moesaic.models.tokenizer import StreamDecoder, TextTooLong, Tokenizer, read_special_tokens
+from moesaic.models.configuration.config import ModelConfig, load_config
+from moesaic.models.configuration.fields import Fields, read_json
+from moesaic.models.text.chat import TEMPLATE_KWARGS, ChatTemplate, with_texts
+from moesaic.models.text.tokenizer import StreamDecoder, TextTooLong, Tokenizer, read_special_tokens
 
 T = TypeVar("T")
 
 NUM_THREADS = 2
 SHORT_CHARS = 2000  # about 0.3 ms
 HUGE_CHARS = 1 << 18  # from here on a text takes so long that it has to wait for others of its kind
-MAX_LISTED = (
-    1 << 19
-)  # tokens that are listed for whoever asks only for these, if the context is shorter
+MAX_LISTED = 1 << 19  # tokens that ``/tokenize`` lists, if the context is shorter
 PER_MESSAGE_CHARS = 50  # what rendering a message costs, as text
 SERVING_FILE = "moesaic.json"  # what a checkpoint's maker says about serving it; optional
 
 
 class Language:
-    """How texts become tokens and back, for the served model."""
+    """Texts as tokens and back, for the served model."""
 
     def __init__(self, directory: Path) -> None:
         self.config: ModelConfig = load_config(directory)
@@ -61,8 +62,7 @@ class Language:
         return self.config.max_positions
 
     async def work(self, num_chars: int, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Do something with texts that have so many characters: on one of the threads if that takes long, and one at a
-        time if it takes seconds."""
+        """Do some work on texts of so many characters: on a thread if it takes long, one at a time if seconds."""
         if num_chars <= SHORT_CHARS:
             return work(*args, **kwargs)
         call = functools.partial(work, *args, **kwargs)
@@ -71,7 +71,7 @@ class Language:
 
     @contextmanager
     def naming(self, field: str, beside: str = "") -> Iterator[None]:
-        """Make a text that is too long an error of the field it is from, and of what is ``beside``."""
+        """Turn a text that is too long into an error of its ``field``, and of the fields ``beside`` it."""
         try:
             yield
         except TextTooLong as error:
@@ -83,19 +83,30 @@ class Language:
             raise InvalidInput(field, fix, code=error.code) from None
 
     def encode_prompt(self, text: str, field: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text that must fit the model's context; control tokens in it are taken as such.
+        """Encode a text that must fit the model's context; control tokens in it are taken as such.
 
         Raises:
-            InvalidInput: it does not, naming ``field``.
+            InvalidInput: it does not fit, naming ``field``.
         """
         with self.naming(field):
             return self.tokenizer.encode(text, add_special_tokens, self.max_tokens)
 
-    async def list_tokens(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text that need not fit the model's context.
+    def checked(self, token_ids: list[int], field: str) -> list[int]:
+        """Give token ids back that all are in the vocabulary.
 
         Raises:
-            InvalidInput: it is longer than anybody has use for.
+            InvalidInput: one is not, naming ``field``.
+        """
+        size = self.config.vocab_size
+        if not all(0 <= token_id < size for token_id in token_ids):
+            raise InvalidInput(field, f"token ids must be in 0..{size - 1}")
+        return token_ids
+
+    async def list_tokens(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Encode a text that need not fit the model's context.
+
+        Raises:
+            InvalidInput: the text is longer than ``MAX_LISTED`` tokens and the context.
         """
         with self.naming("prompt"):
             most = max(self.max_tokens, MAX_LISTED)
@@ -110,15 +121,15 @@ class Language:
         control_tokens: bool,
         most: int | None = None,
     ) -> list[int]:
-        """Token ids of a conversation.
+        """Encode a conversation.
 
         Args:
             messages, add_generation_prompt, template_kwargs: for the template.
-            control_tokens: whether those that the messages spell are such; else they are text.
-            most: tokens that are taken, if not those of the model's context.
+            control_tokens: those that the messages spell are such; else they are text.
+            most: bound of the tokens, if not the model's context.
 
         Raises:
-            InvalidInput: the model has no chat template, it refuses these messages, or they are too long.
+            InvalidInput: there is no chat template, it refuses these messages, or they are too long.
         """
         if self._template is None:
             raise self._no_template or InvalidInput("messages", "this model has no chat template")
@@ -144,11 +155,11 @@ class Language:
         return await self.work(num_chars, render)
 
     def decoder(self, *, skip_special_tokens: bool) -> StreamDecoder:
-        """A fresh decoder for one answer."""
+        """Make a decoder for one answer."""
         return StreamDecoder(self.tokenizer, skip_special_tokens=skip_special_tokens)
 
     def token_text(self, token_id: int) -> str:
-        """One token on its own."""
+        """Decode one token on its own."""
         return self.tokenizer.token_text(token_id)
 
     def close(self) -> None:
@@ -165,16 +176,16 @@ class _InContext:
         self._tokenizer, self._most = tokenizer, most
 
     def encode_parted(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text.
+        """Encode a text.
 
         Raises:
-            TextTooLong: there are more than fit.
+            TextTooLong: its tokens do not fit.
         """
         return self._tokenizer.encode_parted(text, add_special_tokens, self._most)
 
 
 def _tokenizer_info(directory: Path) -> dict[str, Any]:
-    """``tokenizer_config.json`` as clients expect it: special tokens as plain texts, the chat template inside."""
+    """Read ``tokenizer_config.json`` as clients expect it: special tokens as texts, the chat template inside."""
     path = directory / "tokenizer_config.json"
     info: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
     info |= dict.fromkeys(("bos_token", "eos_token", "pad_token"))
@@ -195,20 +206,20 @@ def _serving(directory: Path) -> dict[str, Any]:
 
 
 def _wording(serving: dict[str, Any]) -> Wording:
-    """The words that the model is asked with: its own where it has some.
+    """Read the words of questions to the model: its own where it has some.
 
     Raises:
-        CheckpointError: they are not what they must be.
+        CheckpointError: its own are not valid.
     """
     own = serving.get("wording")
     return PACKAGED if own is None else PACKAGED.replaced(own, SERVING_FILE)
 
 
 def _classify_methods(values: dict[str, Any]) -> tuple[Method, ...]:
-    """The order in which ``auto`` tries the methods of classification.
+    """Read the order in which ``auto`` tries the methods of classification.
 
     Raises:
-        CheckpointError: it names something else.
+        CheckpointError: it names no method.
     """
     named = values.get("classify_methods", list(CHEAPEST_FIRST))
     if not isinstance(named, list) or not named or not set(named) <= set(CHEAPEST_FIRST):

@@ -1,14 +1,14 @@
-"""How long the event loop is held: everything that the gateway does waits for it, probes too."""
+"""Lag of the event loop: everything that the gateway does waits for it, probes too."""
 
 import asyncio
 
-from services.gateway import metrics
+from moesaic.services.gateway import metrics
 
 LOOK_EVERY_S = 0.02
 
 
 async def watch_loop() -> None:
-    """Measure by how much short sleeps are too long, until cancelled."""
+    """Measure the excess of short sleeps, until cancelled."""
     loop = asyncio.get_running_loop()
     while True:
         due = loop.time() + LOOK_EVERY_S

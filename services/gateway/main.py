@@ -2,8 +2,10 @@
 
 import asyncio
 import socket
+import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -11,38 +13,26 @@ import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
-import moesaic
 from moesaic.addresses import host_port, is_loopback
-from moesaic.cluster.bus import Bus
-from moesaic.cluster.grpc_server import AdminServer, admin_server
 from moesaic.cluster.lifecycle import run_service, stop_event
-from moesaic.cluster.own_addresses import own_addresses
-from moesaic.cluster.registry import (
-    Fleet,
-    Lease,
-    PlacementView,
-    next_generation,
-    registered,
-    watch_fleet,
-    watch_placement,
-)
+from moesaic.cluster.registry import Fleet, Lease, PlacementView, watch_fleet, watch_placement
+from moesaic.cluster.rpc.server import AdminServer
+from moesaic.cluster.service import Process, introduce, joined, listening
 from moesaic.errors import InvalidInput
-from moesaic.messages.registry import WorkerRecord
-from moesaic.telemetry.logs import configure_logging
-from moesaic.telemetry.metrics import serve_metrics
+from moesaic.services.gateway.admin import GatewayAdmin
+from moesaic.services.gateway.app import make_app
+from moesaic.services.gateway.batches.runner import BatchRunner
+from moesaic.services.gateway.gateway import Gateway
+from moesaic.services.gateway.http.protocol import BoundedHttp
+from moesaic.services.gateway.language import Language
+from moesaic.services.gateway.loop_lag import watch_loop
+from moesaic.services.gateway.readiness import lacking_experts
+from moesaic.services.gateway.settings import GatewaySettings
 from moesaic.v1 import gateway_pb2_grpc
-from services.gateway.admin import GatewayAdmin
-from services.gateway.app import make_app
-from services.gateway.batches.runner import BatchRunner
-from services.gateway.gateway import Gateway
-from services.gateway.http_protocol import BoundedHttp
-from services.gateway.language import Language
-from services.gateway.loop_lag import watch_loop
-from services.gateway.readiness import lacking_experts
-from services.gateway.settings import GatewaySettings
 
 log = structlog.get_logger()
 
+LOOP_BACK_S = 0.0005  # for which a thread that reads a long text may keep the event loop waiting
 OBSERVE_EVERY_S = 0.25
 LAST_EVENTS_S = 2.0  # for error events to reach the clients of streams that did not finish
 KEEP_CONNECTION_S = (
@@ -52,70 +42,49 @@ KEEP_CONNECTION_S = (
 
 async def serve(settings: GatewaySettings) -> None:
     """Serve until SIGTERM or SIGINT. The parts start top down and stop bottom up, errors or not."""
-    gateway_id = settings.identity("gateway")
-    configure_logging("gateway", gateway_id, settings.log_level)
+    identity = introduce(settings, "gateway")
     _check_exposure(settings)
-    directory = Path(settings.model)
-    gateway = Gateway(settings, await asyncio.to_thread(Language, directory))
-    async with AsyncExitStack() as parts:
-        parts.callback(gateway.language.close)
-        stop = await parts.enter_async_context(stop_event())
-        settings = await parts.enter_async_context(own_addresses(settings))
-        admin = await parts.enter_async_context(
-            admin_server(
-                settings,
-                "gateway",
-                worker_id=gateway_id,
-                stop=stop,
-                register=lambda server: gateway_pb2_grpc.add_GatewayServiceServicer_to_server(
-                    GatewayAdmin(gateway.workers.routing), server
-                ),
-            )
-        )
-        admin.status.model = gateway.model_name
-        app = make_app(gateway)
-        address = await parts.enter_async_context(http_server(settings, app))
-        metrics_address = admin.status.metrics_address = settings.control.advertised(
-            serve_metrics(settings.control.host, settings.metrics_port)
-        )
-        bus = await parts.enter_async_context(
-            Bus.connect(settings.redis_url, settings.cluster, admin.status.waiting_for)
-        )
-        generation = admin.status.generation = await next_generation(bus, gateway_id)
-        fleet = await parts.enter_async_context(watch_fleet(bus))
-        placement = await parts.enter_async_context(watch_placement(bus))
-        record = WorkerRecord(
-            worker_id=gateway_id,
-            generation=generation,
-            role="gateway",
-            state="starting",
-            admin_address=admin.address,
-            metrics_address=metrics_address,
-            node=socket.gethostname(),
-            version=moesaic.__version__,
-            config_digest=gateway.language.config.config_digest,
-        )
-        lease = await parts.enter_async_context(registered(bus, record))
-        async with asyncio.TaskGroup() as tasks:
-            following = tasks.create_task(gateway.workers.follow(fleet))
-            watching = tasks.create_task(observe(gateway, admin, fleet, placement, lease))
-            reading = tasks.create_task(gateway.tenants.follow())
-            batches = tasks.create_task(carry_out_batches(gateway, app))
-            lag = tasks.create_task(watch_loop())
+    gateway = Gateway(settings, await asyncio.to_thread(Language, Path(settings.model)))
+    register = partial(
+        gateway_pb2_grpc.add_GatewayServiceServicer_to_server, GatewayAdmin(gateway.workers.routing)
+    )
+    with closing(gateway.language):
+        async with stop_event() as stop, listening(settings, identity, register, stop) as listener:
+            listener.status.model = gateway.model_name
+            app = make_app(gateway)
+            async with http_server(listener.settings, app) as address, joined(listener) as process:
+                await serve_http(gateway, app, address, process)
 
-            async def drain(on: bool) -> None:
-                gateway.draining = on
 
-            admin.on_drain(drain)
-            log.info("gateway.serving", address=address, model=gateway.model_name)
-            await stop.wait()
-            admin.status.set_state("draining")
-            batches.cancel()  # another process goes on with them, or this one when it is back
-            await finish_running(gateway, admin.grace_s)
-            watching.cancel()
-            following.cancel()
-            reading.cancel()
-            lag.cancel()
+async def serve_http(
+    gateway: Gateway, app: ASGIApp, address: str, process: Process[GatewaySettings]
+) -> None:
+    """Follow the cluster and answer, until the process shall stop; then let what runs finish."""
+    fleet = await process.enter(watch_fleet(process.bus))
+    placement = await process.enter(watch_placement(process.bus))
+    lease = await process.registered(
+        "starting", config_digest=gateway.language.config.config_digest
+    )
+    async with asyncio.TaskGroup() as tasks:
+        following = tasks.create_task(gateway.workers.follow(fleet))
+        watching = tasks.create_task(observe(gateway, process.admin, fleet, placement, lease))
+        reading = tasks.create_task(gateway.tenants.follow())
+        batches = tasks.create_task(carry_out_batches(gateway, app))
+        lag = tasks.create_task(watch_loop())
+
+        async def drain(on: bool) -> None:
+            gateway.draining = on
+
+        process.admin.on_drain(drain)
+        log.info("gateway.serving", address=address, model=gateway.model_name)
+        await process.stop.wait()
+        process.status.set_state("draining")
+        batches.cancel()  # another process goes on with them, or this one when it is back
+        await finish_running(gateway, process.admin.grace_s)
+        watching.cancel()
+        following.cancel()
+        reading.cancel()
+        lag.cancel()
 
 
 async def carry_out_batches(gateway: Gateway, app: ASGIApp) -> None:
@@ -227,4 +196,5 @@ def _check_exposure(settings: GatewaySettings) -> None:
 
 def run(settings: GatewaySettings) -> None:
     """Serve in this process, to its end."""
+    sys.setswitchinterval(LOOP_BACK_S)
     run_service(serve(settings), uvloop.new_event_loop)

@@ -1,5 +1,6 @@
-"""What the gateway counts. Labels come from closed sets: route templates, the served model's name, error codes,
-the tenants that have keys.
+"""Metrics of the gateway.
+
+Labels come from closed sets: route templates, the served model's name, error codes, the tenants that have keys.
 """
 
 from prometheus_client import Counter, Gauge, Histogram
@@ -52,9 +53,8 @@ _E2E = (
 )
 _BY = ["route", "model"]
 
-requests = Counter(
-    "moesaic_requests", "Requests by how they ended", [*_BY, "status", "outcome"]
-)  # outcome: done, errored, cancelled
+# outcome: done, errored, cancelled
+requests = Counter("moesaic_requests", "Requests by how they ended", [*_BY, "status", "outcome"])
 e2e_s = Histogram(
     "moesaic_e2e_request_latency_seconds",
     "From the first byte of a request to the last of its answer",
@@ -78,9 +78,10 @@ generation_tokens = Counter("moesaic_generation_tokens", "Tokens generated", _BY
 tenant_requests = Counter(
     "moesaic_tenant_requests", "Requests of each tenant by how they ended", ["tenant", "outcome"]
 )
+# kind: prompt, output
 tenant_tokens = Counter(
     "moesaic_tenant_tokens", "Tokens of each tenant's requests", ["tenant", "kind"]
-)  # kind: prompt, output
+)
 loop_lag_s = Histogram(
     "moesaic_gateway_loop_lag_seconds",
     "For how long nothing else was done, looked at 50 times a second",

@@ -1,22 +1,21 @@
-"""Whether requests can be answered now, and what is missing if not."""
+"""Readiness: the checks that fail while requests cannot be answered."""
 
 from moesaic.errors import ExpertUnavailable, MoesaicError, NotReady
 from moesaic.messages.placement import Placement
 from moesaic.messages.registry import WorkerRecord
-from moesaic.placement.coverage import missing_experts
+from moesaic.placement.decide.coverage import missing_experts
 
-Lacks = dict[
-    str, MoesaicError
-]  # failing checks by name, each with the error that a request gets meanwhile
+Lacks = dict[str, MoesaicError]
+"""Failing checks by name, each with the error that a request gets meanwhile."""
 
 
 def lacks(draining: bool, dispatches: list[str], lacking_experts: Lacks) -> Lacks:
-    """The failing checks; none when ready.
+    """Find the failing checks; none when ready.
 
     Args:
         draining: this gateway is about to stop.
-        dispatches: of each attention worker that takes requests, where it has experts computed.
-        lacking_experts: what ``lacking_experts`` found last.
+        dispatches: dispatch mode of each attention worker that takes requests.
+        lacking_experts: the last result of ``lacking_experts``.
     """
     failing: Lacks = {}
     if draining:
@@ -30,11 +29,11 @@ def lacks(draining: bool, dispatches: list[str], lacking_experts: Lacks) -> Lack
 
 
 def lacking_experts(placement: Placement | None, records: dict[str, WorkerRecord]) -> Lacks:
-    """What keeps expert workers from serving every expert.
+    """Find what keeps expert workers from serving every expert.
 
     Args:
         placement: the committed placement, if there is one.
-        records: everyone in the registry; the last view of it holds while Redis is gone.
+        records: all workers in the registry; the last view of it holds while Redis is gone.
     """
     if placement is None:
         what = "no placement is committed: the experts have no slots yet"

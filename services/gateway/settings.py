@@ -1,13 +1,15 @@
-"""What the gateway is told."""
+"""Settings of the gateway."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field, SecretStr
 
+from moesaic.prefix.baselines import BASELINES
 from moesaic.prefix.policies import PolicyName
 from moesaic.settings import ServiceSettings
+from moesaic.usage.flags import Unlisted
 
 
 class GatewaySettings(ServiceSettings):
@@ -26,7 +28,7 @@ class GatewaySettings(ServiceSettings):
 
     @property
     def name_in_api(self) -> str:
-        """What the model is called: as told, or like its directory."""
+        """Name of the model: as set, or its directory's."""
         return self.served_model_name or Path(self.model).resolve().name
 
     model: str = Field(
@@ -84,7 +86,7 @@ class GatewaySettings(ServiceSettings):
         description="guards the names of cached KV blocks; the same for attention workers "
         "(default: made from --secret)",
     )
-    router_policy: PolicyName = Field(
+    router_policy: Annotated[PolicyName, Unlisted(tuple(BASELINES))] = Field(
         "prefix-flops", description="how the attention worker of a request is picked"
     )
     router_consolidate: bool = Field(

@@ -1,18 +1,12 @@
-"""``python -m services.scheduler``, and ``moesaic-scheduler``."""
+"""``python -m moesaic.services.scheduler``, and ``moesaic-scheduler``."""
 
-import gc
-
-from moesaic.settings import load_settings
-from services.scheduler.settings import SchedulerSettings
+from moesaic.cluster.start import start_service
+from moesaic.services.scheduler.settings import SchedulerSettings
 
 
 def main() -> None:
-    """Run a scheduler, once its settings are read: help and mistakes need not wait for the rest to load."""
-    settings = load_settings(SchedulerSettings)
-    gc.disable()  # while all this is imported: none of it is garbage, and looking takes a fifth of the start
-    from services.scheduler.main import run
-
-    run(settings)
+    """Run a scheduler."""
+    start_service(SchedulerSettings, "moesaic.services.scheduler.main")
 
 
 if __name__ == "__main__":

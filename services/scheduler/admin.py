@@ -11,19 +11,16 @@ from msgspec.structs import replace
 from moesaic.cluster.placement_view import PlacementView
 from moesaic.cluster.placements import decode_placement, encode_placement
 from moesaic.cluster.registry import Fleet
-from moesaic.cluster.statuses import errors_as_status
+from moesaic.cluster.rpc.statuses import errors_as_status
 from moesaic.errors import InvalidInput, NotReady, StaleEpoch
 from moesaic.messages.decisions import EVERY_LAYER, Pin, PlacementPolicy
 from moesaic.messages.placement import PlacedWorker, Placement
 from moesaic.placement.policies import require_policy
-from moesaic.v1 import placement_pb2, scheduler_pb2_grpc
-from moesaic.v1 import scheduler_pb2 as pb
-from services.scheduler.decisions import DecisionLog
-from services.scheduler.placer import Placer
-from services.scheduler.policies import PolicyStore
-from services.scheduler.replanner import Replanner
-from services.scheduler.traffic import TrafficFeed
-from services.scheduler.wire import (
+from moesaic.services.scheduler.log import DecisionLog
+from moesaic.services.scheduler.loop import PlacementLoop
+from moesaic.services.scheduler.planning.policy_store import PolicyStore
+from moesaic.services.scheduler.planning.traffic import TrafficFeed
+from moesaic.services.scheduler.wire import (
     decode_pin,
     encode_decision,
     encode_pin,
@@ -31,6 +28,8 @@ from services.scheduler.wire import (
     encode_traffic,
     encode_worker,
 )
+from moesaic.v1 import placement_pb2, scheduler_pb2_grpc
+from moesaic.v1 import scheduler_pb2 as pb
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 _USUAL_DECISIONS, _MOST_DECISIONS = 20, 1000
@@ -38,23 +37,24 @@ _USUAL_DECISIONS, _MOST_DECISIONS = 20, 1000
 
 @dataclass(frozen=True)
 class Parts:
-    """What the answers are made from."""
+    """Parts of the scheduler that answers are made from."""
 
     fleet: Fleet
     view: PlacementView
-    placer: Placer
+    loop: PlacementLoop
     policies: PolicyStore
     decisions: DecisionLog
-    replanner: Replanner
     feed: TrafficFeed
 
 
 class SchedulerAdmin(scheduler_pb2_grpc.SchedulerServiceServicer):
-    """Answers from what the scheduler knows; it knows nothing before ``open``."""
+    """Answers from the parts of the scheduler; before ``open`` there are none."""
 
     def __init__(self) -> None:
         self._parts: Parts | None = None
-        self._orders: set[asyncio.Task[Any]] = set()  # kept until they end, whoever asked
+        self._orders: set[asyncio.Task[Any]] = (
+            set()
+        )  # kept until they end, also without their caller
         self._planning = asyncio.Lock()  # each plan has a process: one at a time
 
     def open(self, parts: Parts) -> None:
@@ -64,18 +64,18 @@ class SchedulerAdmin(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def GetPlacement(
         self, request: pb.GetPlacementRequest, context: _Context
     ) -> pb.GetPlacementResponse:
-        """The committed placement; NOT_FOUND while there is none."""
+        """Answer with the committed placement; NOT_FOUND while there is none."""
         async with errors_as_status(context):
             parts = self._opened()
             if parts.view.current is None:
-                text = "; ".join(["no placement is committed yet", *parts.placer.waiting_for])
+                text = "; ".join(["no placement is committed yet", *parts.loop.waiting_for])
                 await context.abort(grpc.StatusCode.NOT_FOUND, text)
             return pb.GetPlacementResponse(placement=encode_placement(parts.view.current))
 
     async def WatchPlacement(
         self, request: pb.WatchPlacementRequest, context: _Context
     ) -> AsyncIterator[pb.WatchPlacementResponse]:
-        """The committed placement now, and later ones; a slow reader may miss all but the last."""
+        """Stream the committed placement and later ones; a slow reader may miss all but the last."""
         async with errors_as_status(context):
             view = self._opened().view
             while True:
@@ -85,35 +85,34 @@ class SchedulerAdmin(scheduler_pb2_grpc.SchedulerServiceServicer):
                 await view.changed(seen)
 
     async def GetFleet(self, request: pb.GetFleetRequest, context: _Context) -> pb.GetFleetResponse:
-        """Every registered worker, by role and id."""
+        """List every registered worker, by role and id."""
         async with errors_as_status(context):
             parts = self._opened()
             records = sorted(parts.fleet.workers.values(), key=lambda r: (r.role, r.worker_id))
             return pb.GetFleetResponse(
                 workers=[encode_worker(record) for record in records],
-                waiting_for=parts.placer.waiting_for,
+                waiting_for=parts.loop.waiting_for,
             )
 
     async def Plan(self, request: pb.PlanRequest, context: _Context) -> pb.PlanResponse:
-        """What a policy would do now; nothing changes."""
+        """Plan by a policy; nothing changes."""
         async with errors_as_status(context), self._planning:
             parts, current = self._opened(), self._placed()
             policy = require_policy(request.policy or parts.policies.current.policy)
-            parts.placer.require_lead()  # others do not see the traffic
-            records = [r for r in parts.fleet.workers.values() if r.role == "expert"]
-            plan = await parts.replanner.plan(current, records, policy)
+            parts.loop.require_lead()  # others do not see the traffic
+            plan = await parts.loop.plan(current, policy)
             return pb.PlanResponse(plan=encode_plan(plan))
 
     async def ApplyPlacement(
         self, request: pb.ApplyPlacementRequest, context: _Context
     ) -> pb.ApplyPlacementResponse:
-        """Make this the placement; goes on to its end even if the caller leaves."""
+        """Make an operator's placement the one in force; this goes on if the caller leaves."""
         async with errors_as_status(context):
             parts, current = self._opened(), self._placed()
             if request.base_epoch != current.epoch:
                 raise StaleEpoch(request.base_epoch, current.epoch)
             wanted = _completed(_decoded(request.placement), parts.fleet)
-            order = asyncio.create_task(parts.placer.apply(wanted, request.base_epoch))
+            order = asyncio.create_task(parts.loop.apply(wanted, request.base_epoch))
             self._orders.add(order)
             order.add_done_callback(self._ended)
             decision = await asyncio.shield(order)
@@ -127,7 +126,7 @@ class SchedulerAdmin(scheduler_pb2_grpc.SchedulerServiceServicer):
         """Change the policy, or pins, or both; repeating it changes nothing."""
         async with errors_as_status(context):
             parts = self._opened()
-            parts.placer.require_lead()
+            parts.loop.require_lead()
             if request.policy:
                 require_policy(request.policy)
             added = [_checked(decode_pin(pin), parts.view.current) for pin in request.add_pins]
@@ -146,7 +145,7 @@ class SchedulerAdmin(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def GetDecisions(
         self, request: pb.GetDecisionsRequest, context: _Context
     ) -> pb.GetDecisionsResponse:
-        """The last decisions, newest first, and what is decided by."""
+        """List the last decisions, newest first, with the policy and the pins."""
         async with errors_as_status(context):
             parts = self._opened()
             await parts.decisions.refresh()  # a standby has not made them
@@ -162,7 +161,7 @@ class SchedulerAdmin(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def GetActivations(
         self, request: pb.SchedulerServiceGetActivationsRequest, context: _Context
     ) -> pb.SchedulerServiceGetActivationsResponse:
-        """The traffic of the model that is placed, older batches counting less."""
+        """Answer with the traffic of the model that is placed, older batches counting less."""
         async with errors_as_status(context):
             parts, current = self._opened(), self._placed()
             traffic = parts.feed.of(current.model_digest)
@@ -198,7 +197,7 @@ def _decoded(wire: placement_pb2.Placement) -> Placement:
 
 
 def _completed(wanted: Placement, fleet: Fleet) -> Placement:
-    """The same with its workers as they are registered now: who asks need only know their ids.
+    """Fill in the workers as they are registered now: a caller need only know their ids.
 
     Raises:
         InvalidInput: one of them is not registered.

@@ -1,4 +1,4 @@
-"""What the scheduler is told."""
+"""Settings of the scheduler, each with the description that ``--help`` shows."""
 
 from collections.abc import Mapping
 from typing import ClassVar
@@ -27,7 +27,7 @@ class SchedulerSettings(ServiceSettings):
         0.1,
         gt=0,
         le=1,
-        description="share of the time in which workers load experts for a placement that can "
+        description="part of the time in which workers load experts for a placement that can "
         "wait; the rest is for serving",
     )
     min_epoch_interval_s: float = Field(
@@ -40,8 +40,8 @@ class SchedulerSettings(ServiceSettings):
     placement_policy: str = Field(
         "auto",
         description="what re-places experts by traffic: auto replays the recent traffic and takes "
-        "the best, keep leaves them where they are, or a policy by name; once an operator has set "
-        "one, that wins",
+        "the best, keep leaves them where they are; or a policy by name, such as eplb or "
+        "janus-batches; once an operator has set one, that wins",
     )
     replan_interval_s: float = Field(
         60.0, gt=0, le=86400, description="how often to see whether another placement is better"
@@ -50,14 +50,14 @@ class SchedulerSettings(ServiceSettings):
         0.03,
         ge=0,
         le=1,
-        description="least predicted gain for which experts are moved, as a share of the work of "
+        description="least predicted gain for which experts are moved, as a part of the work of "
         "the busiest worker; 0: any",
     )
 
     @field_validator("placement_policy")
     @classmethod
     def _is_known(cls, policy: str) -> str:
-        # Here, as numpy comes with it, for which the help need not wait.
+        # Imported here because it brings numpy, for which the help need not wait.
         from moesaic.placement.policies import require_policy
 
         try:

@@ -1,4 +1,4 @@
-"""What the scheduler knows -> wire."""
+"""Encoding for the scheduler's answers, and pins back from requests."""
 
 import numpy as np
 
@@ -10,9 +10,9 @@ from moesaic.messages.decisions import (
     PlacementDecision,
 )
 from moesaic.messages.registry import WorkerRecord
+from moesaic.services.scheduler.planning.planner import PlacementPlan
+from moesaic.services.scheduler.planning.traffic import ModelTraffic
 from moesaic.v1 import scheduler_pb2 as pb
-from services.scheduler.planner import Plan
-from services.scheduler.traffic import ModelTraffic
 
 
 def encode_worker(record: WorkerRecord) -> pb.FleetWorker:
@@ -30,8 +30,8 @@ def encode_worker(record: WorkerRecord) -> pb.FleetWorker:
     )
 
 
-def encode_plan(plan: Plan) -> pb.Plan:
-    """A plan; what is not known is absent."""
+def encode_plan(plan: PlacementPlan) -> pb.Plan:
+    """A plan; unknown fields are absent."""
     return pb.Plan(
         placement=encode_placement(plan.placement),
         base_epoch=plan.base_epoch,
@@ -52,7 +52,7 @@ def encode_plan(plan: Plan) -> pb.Plan:
 
 
 def encode_decision(decision: PlacementDecision, outcome: DecisionOutcome | None) -> pb.Decision:
-    """A decision with what came of it; what is not known is absent."""
+    """A decision with its outcome; unknown fields are absent."""
     return pb.Decision(
         decision_id=decision.decision_id,
         at=decision.at,
@@ -77,13 +77,13 @@ def encode_decision(decision: PlacementDecision, outcome: DecisionOutcome | None
 
 
 def encode_pin(pin: Pin) -> pb.Pin:
-    """A pin; one of every layer names none."""
+    """A pin; a pin of every layer names no layer."""
     layer = None if pin.layer == EVERY_LAYER else pin.layer
     return pb.Pin(layer=layer, expert=pin.expert, worker_id=pin.worker_id)
 
 
 def decode_pin(wire: pb.Pin) -> Pin:
-    """The same back."""
+    """A pin from the wire."""
     layer = wire.layer if wire.HasField("layer") else EVERY_LAYER
     return Pin(layer=layer, expert=wire.expert, worker_id=wire.worker_id)
 

@@ -14,27 +14,28 @@ import pytest
 import torch
 from torch import Tensor
 
-from moesaic.cluster.admin import ServiceStatus
+from moesaic.cluster.rpc.admin import ServiceStatus
 from moesaic.dispatch.contract import Step
 from moesaic.dispatch.local import LocalDispatcher
 from moesaic.engine import vitals
-from moesaic.engine.engine import Engine, Load
-from moesaic.engine.grammar import GrammarCompiler
-from moesaic.engine.limits import Limits
+from moesaic.engine.engine import Engine, EngineLoad
 from moesaic.engine.outstanding import Outstanding
-from moesaic.engine.requests import Event
+from moesaic.engine.sequences.grammar import GrammarCompiler
+from moesaic.engine.sequences.requests import Event
+from moesaic.engine.steps.limits import EngineLimits
 from moesaic.engine.thread import engine_thread
-from moesaic.models.checkpoint import Checkpoint
-from moesaic.models.config import load_config
-from moesaic.models.decoder import Decoder
-from moesaic.models.gate import load_gates
+from moesaic.models.configuration.config import load_config
+from moesaic.models.layers.decoder import Decoder
+from moesaic.models.layers.gate import load_gates
+from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.prefix.block_hashes import BlockHasher
+from moesaic.services.attention import streams
+from moesaic.services.attention.admin import AttentionAdmin
+from moesaic.services.attention.engine import RunningEngine
+from moesaic.services.attention.observing import observe
 from moesaic.v1 import attention_pb2 as pb
-from services.attention import admin
-from services.attention.admin import AttentionAdmin
-from services.attention.observing import observe
 
-LIMITS = Limits(
+LIMITS = EngineLimits(
     max_num_seqs=8,
     max_num_batched_tokens=64,
     max_num_queued_reqs=64,
@@ -50,14 +51,13 @@ async def serving(
     """A service with its engine on a thread of its own, as a worker has them."""
     config, checkpoint = load_config(model.directory), Checkpoint(model.directory)
     how = (checkpoint, config, torch.float32, torch.device("cpu"))
-    compiler = GrammarCompiler(model.directory, config.vocab_size, config.eos_token_ids)
-    service, main_loop = AttentionAdmin(config, compiler), asyncio.get_running_loop()
+    service, main_loop = AttentionAdmin(config, model.directory), asyncio.get_running_loop()
 
     def emit(events: list[Event]) -> None:
-        main_loop.call_soon_threadsafe(service.deliver, events)
+        main_loop.call_soon_threadsafe(service.requests.deliver, events)
 
     def tell_blocks(stored: list[bytes], evicted: list[bytes]) -> None:
-        main_loop.call_soon_threadsafe(service.deliver_blocks, stored, evicted)
+        main_loop.call_soon_threadsafe(service.streams.change_blocks, stored, evicted)
 
     async def opened() -> Engine:
         hasher = BlockHasher(b"secret", "tiny", 16)
@@ -67,11 +67,12 @@ async def serving(
     async with engine_thread(torch.device("cpu")) as thread:
         engine = await thread.run(opened())
         profile = pb.EngineProfile(max_step_tokens=64)
-        service.attach(config, thread, engine, profile, lambda: load_gates(*how))
-        running = asyncio.create_task(thread.run(engine.run()))
+        running_engine = RunningEngine(engine, thread)
+        service.attach(config, running_engine, profile, lambda: load_gates(*how))
+        running = asyncio.create_task(running_engine.run())
         status = ServiceStatus("attention", "test", 0)
         watching = asyncio.create_task(
-            observe(service, status, thread, engine) if observed else asyncio.sleep(0)
+            observe(service, status, running_engine) if observed else asyncio.sleep(0)
         )
         yield service
         watching.cancel()
@@ -105,12 +106,12 @@ def long_answer(request_id: str) -> pb.Submit:
 async def test_a_stream_that_nobody_reads_is_ended_and_its_requests_with_it(
     tiny_model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admin, "MAX_QUEUED_EVENTS", 200)
+    monkeypatch.setattr(streams, "MAX_QUEUED_EVENTS", 200)
     async with serving(tiny_model) as service:
         stream = told(service, commands(long_answer("a"), long_answer("b")))
         await anext(stream)
-        assert service.num_open == 2
-        await service.idle.wait()
+        assert len(service.requests) == 2
+        await service.requests.idle.wait()
 
         rest = [response async for response in stream]
         assert all(response.WhichOneof("event") == "tokens" for response in rest)
@@ -122,7 +123,7 @@ async def test_a_stream_that_waits_for_an_answer_gets_signs_of_life(tiny_model: 
         service.beat()  # nobody waits
         stream: Any = service.Execute(commands(long_answer("a")), Any)
         first = await anext(stream)
-        while service._streams[1].qsize():  # white box: until all news was read
+        while service.streams._queues[1].qsize():  # white box: until all news was read
             await anext(stream)
         service.beat()
         service.beat()
@@ -160,7 +161,7 @@ async def test_a_step_that_takes_long_shows_life_until_it_is_stuck(
         stream: Any = service.Execute(commands(long_answer("a")), Any)
         first = asyncio.ensure_future(anext(stream))
         await asyncio.to_thread(Stopping.begun.wait, 30)
-        while service._streams[1].qsize():  # white box: news of before the step
+        while service.streams._queues[1].qsize():  # white box: news of before the step
             await asyncio.sleep(0.01)
         if first.done():
             first = asyncio.ensure_future(anext(stream))
@@ -261,7 +262,7 @@ async def test_a_request_that_is_cancelled_while_its_grammar_is_compiled_is_forg
         responses = [response async for response in stream]  # ends when nothing is compiled
 
         assert responses == []
-        assert service.num_open == 0
+        assert len(service.requests) == 0
 
 
 async def test_a_tokenizer_that_cannot_be_read_is_not_named_to_callers(tiny_model: Any) -> None:
@@ -321,7 +322,9 @@ async def test_gateways_are_told_of_each_other_s_work_and_of_its_end(tiny_model:
         mine, theirs = told(service, watching()), told(service, watching(long_answer("a")))
         assert (await next_of(mine, "block_snapshot")).first
         await next_of(theirs, "tokens")
-        service.load = Load(1, 0, 0, 0, 0, (), {2: Outstanding(1, 7, 900), 1: Outstanding(3, 9, 5)})
+        service.load = EngineLoad(
+            1, 0, 0, 0, 0, (), {2: Outstanding(1, 7, 900), 1: Outstanding(3, 9, 5)}
+        )
         service.beat()
         service.beat()  # nothing new
 
@@ -329,7 +332,7 @@ async def test_gateways_are_told_of_each_other_s_work_and_of_its_end(tiny_model:
             num_requests=1, num_tokens=7, flops=900
         )
         assert (await next_of(theirs, "others_work")).num_requests == 3
-        service.load = Load(0, 0, 0, 0, 0, (), {})
+        service.load = EngineLoad(0, 0, 0, 0, 0, (), {})
         service.beat()
         assert await next_of(mine, "others_work") == pb.OthersWork()
         await mine.aclose()
@@ -340,18 +343,18 @@ async def test_the_engine_s_own_count_goes_by_stream(tiny_model: Any) -> None:
     async with serving(tiny_model) as service:
         one, two = told(service, commands(long_answer("a"))), told(service, commands())
         await anext(one)
-        engine, thread = service._engine, service._thread
-        assert engine is not None
-        assert thread is not None
+        running = service.requests.engine
+        assert running is not None
+        engine, thread = running.engine, running.thread
 
-        async def look() -> Load:
+        async def look() -> EngineLoad:
             return engine.load()
 
         assert {
             stream: w.num_requests for stream, w in (await thread.run(look())).outstanding.items()
         } == {1: 1}
         await one.aclose()
-        await service.idle.wait()
+        await service.requests.idle.wait()
         while (await thread.run(look())).outstanding:  # the cancellation is on its way
             await asyncio.sleep(0.001)
         await two.aclose()
@@ -363,7 +366,7 @@ async def test_what_is_found_out_of_the_engine_later_is_told_with_a_new_snapshot
     async with serving(tiny_model) as service:
         stream = told(service, watching())
         before = await next_of(stream, "block_snapshot")
-        service.describe(pb.EngineProfile(max_step_tokens=64, slowdown=2.5))
+        service.streams.describe(pb.EngineProfile(max_step_tokens=64, slowdown=2.5))
         after = await next_of(stream, "block_snapshot")
         await stream.aclose()
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from moesaic.engine.blocks import BlockPool
+from moesaic.engine.sequences.blocks import BlockPool
+from moesaic.services.attention import block_log
+from moesaic.services.attention.block_log import BlockLog
 from moesaic.v1 import attention_pb2 as pb
-from services.attention import block_log
-from services.attention.block_log import BlockLog
 
 A, B, C = (bytes([n]) * 16 for n in range(3))
 PROFILE = pb.EngineProfile(max_step_tokens=8, naming=b"x")

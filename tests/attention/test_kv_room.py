@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moesaic.engine.blocks import BLOCK_SIZE, blocks_for
-from moesaic.settings import load_settings
+from moesaic.engine.sequences.blocks import blocks_for
+from moesaic.prefix.block_hashes import BLOCK_SIZE
+from moesaic.services.attention.kv_room import LEAST_BLOCKS, USUAL_BLOCKS, blocks_within
+from moesaic.services.attention.settings import AttentionSettings
 from moesaic.telemetry import memory
-from services.attention.kv_room import LEAST_BLOCKS, USUAL_BLOCKS, blocks_within
-from services.attention.settings import AttentionSettings
+from moesaic.usage.reading import load_settings
 
 GIB = 1 << 30
 

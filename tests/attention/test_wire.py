@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from moesaic.engine.requests import FinishEvent, RequestKey, Scoring
+from moesaic.engine.sequences.requests import FinishEvent, RequestKey, ScoringTask
 from moesaic.errors import InvalidInput
+from moesaic.services.attention.wire import decode_submit, encode_event
 from moesaic.v1 import attention_pb2 as pb
-from services.attention.wire import decode_submit, encode_event
 
 GENERATION = {"max_tokens": 4}
 
@@ -91,4 +91,4 @@ def test_a_scoring_that_does_not_say_whether_to_store_kv_leaves_it_open(
     scoring = pb.Scoring(candidates=[pb.Candidate(token_ids=[3])], **told)
     request = decode_submit(pb.Submit(token_ids=[5], scoring=scoring), 1, 160, (2,))
 
-    assert request.work == Scoring(((3,),), store_kv)
+    assert request.task == ScoringTask(((3,),), store_kv)

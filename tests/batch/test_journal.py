@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from moesaic.batch.journal import Journal
 from moesaic.batch.requests import BadLine, BatchRequest, Line
-from moesaic.batch.results import Answer, answered, refused, unanswered
+from moesaic.batch.results import RouteAnswer, answered, refused, unanswered
 
 LINES: list[Line] = [
     BatchRequest(1, "a", "/v1/classify", b"{}"),
@@ -15,10 +15,10 @@ LINES: list[Line] = [
     BatchRequest(4, "d", "/v1/classify", b"{}"),
 ]
 RESULTS = [
-    answered("a", Answer(200, "r", {"usage": {"prompt_tokens": 3}})),
+    answered("a", RouteAnswer(200, "r", {"usage": {"prompt_tokens": 3}})),
     refused(LINES[1]),  # type: ignore[arg-type]
     unanswered("c", "unreachable", "gone"),
-    answered("d", Answer(200, "r", {})),
+    answered("d", RouteAnswer(200, "r", {})),
 ]
 WHOLE = b"".join(result.encode() for result in RESULTS)
 ENDS = [sum(len(r.encode()) for r in RESULTS[:n]) for n in range(len(RESULTS) + 1)]

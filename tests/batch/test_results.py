@@ -3,11 +3,18 @@ import json
 import pytest
 
 from moesaic.batch.requests import BadLine
-from moesaic.batch.results import Answer, Tally, answered, decode_result, refused, unanswered
+from moesaic.batch.results import (
+    ResultTally,
+    RouteAnswer,
+    answered,
+    decode_result,
+    refused,
+    unanswered,
+)
 
 
 def test_a_result_has_the_four_fields_of_a_batch_output() -> None:
-    result = answered("a", Answer(200, "req-1", {"x": [1]}))
+    result = answered("a", RouteAnswer(200, "req-1", {"x": [1]}))
 
     value = json.loads(result.encode())
 
@@ -34,7 +41,7 @@ def test_what_is_no_result_is_not_taken_for_one(line: bytes) -> None:
 
 
 def test_only_good_answers_count_as_completed_and_their_usage_is_added_up() -> None:
-    tally = Tally()
+    tally = ResultTally()
     usage = {
         "prompt_tokens": 5,
         "completion_tokens": 2,
@@ -42,12 +49,12 @@ def test_only_good_answers_count_as_completed_and_their_usage_is_added_up() -> N
     }
 
     for result in (
-        answered("a", Answer(200, "r", {"usage": usage})),
-        answered("b", Answer(200, "r", {"usage": usage})),
-        answered("c", Answer(200, "r", "whatever")),
-        answered("d", Answer(400, "r", {"usage": usage})),
+        answered("a", RouteAnswer(200, "r", {"usage": usage})),
+        answered("b", RouteAnswer(200, "r", {"usage": usage})),
+        answered("c", RouteAnswer(200, "r", "whatever")),
+        answered("d", RouteAnswer(400, "r", {"usage": usage})),
         unanswered("e", "batch_expired", "too late"),
     ):
         tally.add(result)
 
-    assert tally == Tally(3, 2, 10, 8, 4)
+    assert tally == ResultTally(3, 2, 10, 8, 4)

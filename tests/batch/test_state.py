@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from moesaic.batch.results import Tally
+from moesaic.batch.results import ResultTally
 from moesaic.batch.state import (
     AllWritten,
     Batch,
@@ -43,7 +43,7 @@ class LifeOfABatch(RuleBasedStateMachine):
         self.now = 1000
         self.batch = new_batch(self.now)
         self.total = 0
-        self.tally = Tally()
+        self.tally = ResultTally()
         self.stopped: str | None = None
         self.cancelled = False
         self.history: list[str] = []
@@ -147,7 +147,9 @@ class LifeOfABatch(RuleBasedStateMachine):
 TestLifeOfABatch = LifeOfABatch.TestCase
 
 
-@pytest.mark.parametrize("event", [Validated(1), Progressed(Tally()), AllWritten(Tally())])
+@pytest.mark.parametrize(
+    "event", [Validated(1), Progressed(ResultTally()), AllWritten(ResultTally())]
+)
 def test_nothing_more_happens_to_a_batch_that_has_ended(event: Event) -> None:
     failed = advance(new_batch(), Rejected([]), 1)
 
@@ -159,4 +161,4 @@ def test_more_results_than_requests_are_impossible() -> None:
     batch = advance(new_batch(), Validated(1), 1)
 
     with pytest.raises(Impossible):
-        advance(batch, Progressed(Tally(completed=2)), 2)
+        advance(batch, Progressed(ResultTally(completed=2)), 2)

@@ -4,7 +4,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from moesaic.models.tokenizer import Tokenizer
+from moesaic.models.text.tokenizer import Tokenizer
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 END = 2  # <|im_end|>

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from moesaic.classification.candidates import odds, yes_or_no
 from moesaic.classification.decisions import Asked, Turn, evidence_of, mean_level, put
 from moesaic.classification.dialogue import Dialogue
-from moesaic.classification.forms import Label, assemble, plan
+from moesaic.classification.forms import Label, assemble, normal_form
 from moesaic.classification.relevance import Relevance, relevance_of
 from moesaic.classification.wording import PACKAGED
 from moesaic.errors import InvalidInput
@@ -34,7 +34,7 @@ def dialogue(tokenizer, make_template) -> Dialogue:
 @relaxed
 @given(names=NAMES, text=WORDS)
 def test_prompts_about_labels_share_the_text(dialogue, tokenizer, names, text) -> None:
-    form = plan(dialogue, [Label(name) for name in names], "Sort.", "multi")
+    form = normal_form(dialogue, [Label(name) for name in names], "Sort.", "multi")
 
     reads = list(form.reads(text))
 
@@ -52,7 +52,7 @@ def test_prompts_about_labels_share_the_text(dialogue, tokenizer, names, text) -
 @relaxed
 @given(names=NAMES, data=st.data())
 def test_labels_asked_one_by_one_do_not_depend_on_each_other(dialogue, names, data) -> None:
-    form = plan(dialogue, [Label(name) for name in names], method="multi")
+    form = normal_form(dialogue, [Label(name) for name in names], method="multi")
     reads = data.draw(
         st.lists(st.tuples(LOGPROBS, LOGPROBS), min_size=len(names), max_size=len(names))
     )
@@ -68,7 +68,7 @@ def test_labels_asked_one_by_one_do_not_depend_on_each_other(dialogue, names, da
 
 
 def test_a_number_that_is_missing_is_no_answer(dialogue) -> None:
-    multi = plan(dialogue, [Label("a"), Label("b")], method="multi")
+    multi = normal_form(dialogue, [Label("a"), Label("b")], method="multi")
     decision = put(dialogue, Asked("predicate", "Is it?"), "questions[0]")
 
     for broken in ([[-1.0, -2.0]], [[-1.0], [-2.0]], [[-1.0, -1.0], [-1.0, math.nan]]):

@@ -79,13 +79,15 @@ def test_bad_words_are_named(own: Any, problem: str) -> None:
 
 
 def test_every_template_of_the_file_is_one_that_is_used() -> None:
-    assert sorted(FILE["templates"]) == sorted(wording.SLOTS)
+    assert sorted(FILE["templates"]) == sorted(wording.PLACEHOLDERS)
     assert sorted(FILE["words"]) == sorted(wording.WORDS)
 
 
-@pytest.mark.parametrize("name", [name for name, slots in wording.SLOTS.items() if "|" in slots])
+@pytest.mark.parametrize(
+    "name", [name for name, needed in wording.PLACEHOLDERS.items() if "|" in needed]
+)
 def test_what_siblings_share_comes_first(name: str) -> None:
-    shared, _, own = (part.split() for part in wording.SLOTS[name].partition("|"))
+    shared, _, own = (part.split() for part in wording.PLACEHOLDERS[name].partition("|"))
     template = PACKAGED.templates[name]
 
     places = {slot: template.index(f"{{{slot}}}") for slot in [*shared, *own]}

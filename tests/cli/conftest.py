@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 
+from moesaic.cli.machine.state import StateFile, SuiteState, process_start_time
 from moesaic.cli.main import main
-from moesaic.cli.state import StateFile, SuiteState, process_start_time
 
 CONFIG = {
     "architectures": ["Qwen3MoeForCausalLM"],
@@ -84,7 +84,7 @@ while True:
 """
 
 WITHIN_S = 100.0
-SERVICES = Path(__file__).parents[2] / "services"
+LIBRARY = Path(__file__).parents[2] / "libs/moesaic"
 
 T = TypeVar("T")
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -109,12 +109,15 @@ def house(tmp_path: Path) -> Path:
     save_file(weights, tmp_path / "model" / "model.safetensors")
     Tokenizer(BPE()).save(str(tmp_path / "model" / "tokenizer.json"))
     for role in ("gateway", "scheduler", "attention", "expert"):
-        package = tmp_path / "services" / role
+        package = tmp_path / "moesaic" / "services" / role
         package.mkdir(parents=True)
         (package / "__init__.py").touch()
         (package / "__main__.py").write_text(STAND_IN)
-        (package / "settings.py").symlink_to(SERVICES / role / "settings.py")
-    (tmp_path / "services" / "__init__.py").touch()
+        (package / "settings.py").symlink_to(LIBRARY / "services" / role / "settings.py")
+    (tmp_path / "moesaic" / "services" / "__init__.py").touch()
+    for room in LIBRARY.iterdir():  # all else is the library itself
+        if room.name not in ("services", "__pycache__"):
+            (tmp_path / "moesaic" / room.name).symlink_to(room)
     return tmp_path
 
 

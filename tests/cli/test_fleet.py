@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from moesaic.cli.child import Child
-from moesaic.cli.fleet import gather_facts, service_facts
-from moesaic.cli.ports import hold_port, number_of
-from moesaic.cluster.bus import Bus
-from moesaic.cluster.redis_child import start_redis
+from moesaic.cli.clients.fleet import gather_facts, service_facts
+from moesaic.cli.machine.ports import hold_port, number_of
+from moesaic.cli.suite.child import Child
+from moesaic.cluster.redis.bus import Bus
+from moesaic.cluster.redis.child import start_redis
 from moesaic.cluster.registry import registered
 from moesaic.messages.registry import WorkerRecord
 
@@ -28,7 +28,7 @@ async def scheduler(tmp_path: Path) -> AsyncIterator[tuple[str, str]]:
         address = f"127.0.0.1:{number_of(held)}"
     flags = ["--worker-id", "scheduler", "--admin-port", address.rpartition(":")[2]]
     child = await Child.start(
-        [sys.executable, "-m", "services.scheduler", *flags],
+        [sys.executable, "-m", "moesaic.services.scheduler", *flags],
         {**os.environ, "REDIS_URL": url, "PYTHONPATH": f"{ROOT}:{ROOT / 'libs'}"},
         tmp_path / "scheduler.log",
     )

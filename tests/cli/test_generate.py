@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from moesaic.cli.generate import text_pieces
-from moesaic.cli.outcome import CommandError
+from moesaic.cli.commands.generate import text_pieces
+from moesaic.cli.terminal.outcome import CommandError
 
 
 def event(value: object) -> str:

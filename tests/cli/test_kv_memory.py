@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from moesaic.cli.kv_memory import CHOSEN, PROCESS_BYTES, VARIABLE, kv_environment
-from moesaic.cli.suite import SuiteOptions
-from moesaic.settings import ServiceSettings, read_settings
+from moesaic.cli.suite.kv_memory import CHOSEN, PROCESS_BYTES, VARIABLE, kv_environment
+from moesaic.cli.suite.processes import SuiteOptions
+from moesaic.services.attention.settings import AttentionSettings
+from moesaic.settings import ServiceSettings
 from moesaic.telemetry import memory
-from services.attention.settings import AttentionSettings
+from moesaic.usage.reading import read_settings
 from tests.suites import DEMO
 
 FREE = 16 << 30

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from moesaic.cli.bench import flattened
-from moesaic.cli.log_tail import LogTail, warning_text
+from moesaic.cli.commands.bench import flattened
+from moesaic.cli.commands.status import experts_text, ranges
 from moesaic.cli.main import app
-from moesaic.cli.status import experts_text, ranges
+from moesaic.cli.suite.log_tail import LogTail, warning_text
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

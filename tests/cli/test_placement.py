@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from moesaic.cli.decisions import as_dict, decision_note, decision_row, plan_text
+from moesaic.cli.clients.decisions import as_dict, decision_note, decision_row, plan_text
+from moesaic.cli.commands.placement import _read, _write
 from moesaic.cli.main import app
-from moesaic.cli.outcome import CommandError, Exit
-from moesaic.cli.placement import _read, _write
+from moesaic.cli.terminal.outcome import CommandError, Exit
 from moesaic.v1 import placement_pb2
 from moesaic.v1 import scheduler_pb2 as pb
 

@@ -9,10 +9,10 @@ import httpx
 import prometheus_client
 import pytest
 
-from moesaic.cli.outcome import CommandError
-from moesaic.cli.ports import check_port, hold_port, number_of
-from moesaic.cli.readiness import readiness
-from moesaic.cluster.channels import SERVER_OPTIONS
+from moesaic.cli.clients.readiness import readiness
+from moesaic.cli.machine.ports import check_port, hold_port, number_of
+from moesaic.cli.terminal.outcome import CommandError
+from moesaic.cluster.rpc.channels import SERVER_OPTIONS
 from moesaic.telemetry.metrics import serve_metrics
 
 HOST = "127.0.0.1"

@@ -1,4 +1,4 @@
-from moesaic.cli.restart import Again, GiveUp, RestartPolicy
+from moesaic.cli.suite.restart import Again, GiveUp, RestartPolicy
 
 
 def test_delays_double_up_to_half_a_minute() -> None:

@@ -305,7 +305,7 @@ def test_without_the_right_key_nothing_begins(ask: Run, server: Server, house: P
 def test_a_gateway_that_goes_away_ends_the_run_and_the_next_one_goes_on(
     ask: Run, server: Server, house: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("moesaic.cli.batch_run.MAX_TRIES", 1)
+    monkeypatch.setattr("moesaic.cli.files.requests_run.MAX_TRIES", 1)
     (house / "in.jsonl").write_text(encoded([line("a"), line("b")]))
     posted = Handler.do_POST
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from moesaic.cli.child import Child
-from moesaic.cli.outcome import CommandError, Exit
-from moesaic.cli.state import StateFile, SuiteState, process_start_time
+from moesaic.cli.machine.state import StateFile, SuiteState, process_start_time
+from moesaic.cli.suite.child import Child
+from moesaic.cli.terminal.outcome import CommandError, Exit
 
 
 def state_of(pid: int, start_time: int) -> SuiteState:

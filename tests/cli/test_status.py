@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from moesaic.cli.console import print_entries
-from moesaic.cli.fleet import service_facts
-from moesaic.cli.load import service_load
-from moesaic.cli.status import _print, common_host, load_row
-from moesaic.cluster.grpc_server import admin_server
+from moesaic.cli.clients.fleet import service_facts
+from moesaic.cli.clients.load import service_load
+from moesaic.cli.commands.status import _print, common_host, load_row
+from moesaic.cli.terminal.console import print_entries
+from moesaic.cluster.rpc.server import admin_server
 from moesaic.engine import metrics as engine
 from moesaic.settings import ServiceSettings
 

@@ -1,7 +1,7 @@
 import pytest
 
-from moesaic.cli.outcome import CommandError, Exit
-from moesaic.cli.suite import Service, SuiteOptions, services_of, url_of
+from moesaic.cli.suite.processes import Service, SuiteOptions, services_of, url_of
+from moesaic.cli.terminal.outcome import CommandError, Exit
 
 
 def options(**changes: object) -> SuiteOptions:

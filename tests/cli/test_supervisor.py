@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from moesaic.cli.state import process_start_time
-from moesaic.cli.suite import Service
-from moesaic.cli.supervisor import ServiceFailed, Supervisor
+from moesaic.cli.machine.state import process_start_time
+from moesaic.cli.suite.processes import Service
+from moesaic.cli.suite.supervisor import ServiceFailed, Supervisor
 
 FOREVER = "import signal\nwhile True: signal.pause()"
 ON_SIGTERM = """
@@ -112,8 +112,8 @@ def test_services_die_with_a_supervisor_that_is_killed(
     script = f"""
 import asyncio, os, sys, json
 from pathlib import Path
-from moesaic.cli.suite import Service
-from moesaic.cli.supervisor import Supervisor
+from moesaic.cli.suite.processes import Service
+from moesaic.cli.suite.supervisor import Supervisor
 kept = Supervisor(
     [Service(name=n, role="expert", flags=()) for n in ("a", "b")], Path({str(tmp_path)!r}),
     announce=lambda *_: None,

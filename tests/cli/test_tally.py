@@ -1,10 +1,10 @@
 import pytest
 
-from moesaic.cli.tally import Tally
+from moesaic.cli.files.tally import RowsTally
 
 
 def test_labels_are_counted() -> None:
-    tally = Tally()
+    tally = RowsTally()
     for predicted, truth in [("a", "a"), ("a", "b"), ("b", "b"), ("a", None)]:
         tally.add(predicted, truth)
 
@@ -14,7 +14,7 @@ def test_labels_are_counted() -> None:
 
 
 def test_without_known_labels_there_is_no_accuracy() -> None:
-    tally = Tally()
+    tally = RowsTally()
     tally.add("a", None)
 
     assert tally.accuracy is None
@@ -22,7 +22,7 @@ def test_without_known_labels_there_is_no_accuracy() -> None:
 
 
 def test_a_label_that_never_came_has_no_rates() -> None:
-    tally = Tally()
+    tally = RowsTally()
     tally.add("a", "b")
 
     assert tally.labels["a"].recall is None
@@ -34,6 +34,6 @@ def test_a_label_that_never_came_has_no_rates() -> None:
     [(0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0), (81, 100, 0.7222, 0.8749)],
 )
 def test_the_interval_is_wilsons(correct: int, judged: int, low: float, high: float) -> None:
-    tally = Tally(judged=judged, correct=correct)
+    tally = RowsTally(judged=judged, correct=correct)
 
     assert tally.interval == pytest.approx((low, high), abs=1e-4)

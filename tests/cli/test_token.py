@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from moesaic.cli.credentials import cluster_credentials
-from moesaic.cli.fleet import service_facts
-from moesaic.cli.outcome import CommandError, Exit
-from moesaic.cli.scheduler_client import calling, scheduler_stub
-from moesaic.cli.state import StateFile, SuiteState, process_start_time
-from moesaic.cli.token import token
-from moesaic.cluster.grpc_server import admin_server
-from moesaic.cluster.tokens import TokenRefused, Tokens
+from moesaic.cli.clients.credentials import cluster_credentials
+from moesaic.cli.clients.fleet import service_facts
+from moesaic.cli.clients.scheduler import calling, scheduler_stub
+from moesaic.cli.commands.token import token
+from moesaic.cli.machine.state import StateFile, SuiteState, process_start_time
+from moesaic.cli.terminal.outcome import CommandError, Exit
+from moesaic.cluster.rpc.server import admin_server
+from moesaic.cluster.security.tokens import TokenRefused, Tokens
 from moesaic.settings import ServiceSettings
 from moesaic.v1 import scheduler_pb2
 

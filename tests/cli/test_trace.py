@@ -2,9 +2,9 @@
 
 import pytest
 
-from moesaic.cli.trace_stream import Recording, _begin
+from moesaic.cli.clients.traces import Recording, _begin
 from moesaic.errors import InvalidInput
-from moesaic.placement.trace import Trace
+from moesaic.placement.traffic.trace import Trace
 from moesaic.v1 import attention_pb2 as pb
 
 

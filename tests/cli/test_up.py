@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from moesaic.cli.state import SuiteState, process_start_time
-from moesaic.cluster.bus import Bus
-from moesaic.cluster.redis_child import start_redis
+from moesaic.cli.machine.state import SuiteState, process_start_time
+from moesaic.cluster.redis.bus import Bus
+from moesaic.cluster.redis.child import start_redis
 from moesaic.cluster.registry import Lease, registered
 from moesaic.messages.registry import WorkerRecord
 

@@ -13,7 +13,7 @@ QUESTION = "Continue this text. The old prince came into the room"
 
 
 class Verdict(pydantic.BaseModel):
-    """What is asked for: few enough values that a small model cannot run on."""
+    """The object to answer with: few enough values that a small model cannot run on."""
 
     topic: Literal["banking", "travel", "work"]
     urgent: bool

@@ -41,7 +41,7 @@ SETS = {
 
 
 class Likelihood(NamedTuple):
-    """Of one continuation: what ``transformers`` says, and whether the model would end behind it."""
+    """The likelihood of one continuation by ``transformers``, and whether the model would end behind it."""
 
     logprob: float
     ends: bool

@@ -1,39 +1,14 @@
 """A real Redis that tests may kill, stop and start again, and messages to send."""
 
-import os
-import shutil
-import signal
-import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from moesaic.cluster.bus import Bus
-from moesaic.cluster.redis_child import server_programs, start_redis
+from moesaic.cluster.redis.bus import Bus
+from moesaic.cluster.redis.child import server_programs
 from moesaic.messages.registry import WorkerRecord
-
-
-class RedisServer:
-    def __init__(self, directory: Path, program: Path) -> None:
-        self.directory, self.program = directory, program
-        self.process: subprocess.Popen[bytes]
-        self.start()
-
-    def start(self) -> None:
-        self.process, self.url = start_redis(self.directory, self.program)
-
-    def kill(self, *, lose_data: bool = False) -> None:
-        self.process.kill()
-        self.process.wait()
-        if lose_data:
-            shutil.rmtree(self.directory / "appendonlydir")
-
-    def pause(self) -> None:
-        os.kill(self.process.pid, signal.SIGSTOP)
-
-    def resume(self) -> None:
-        os.kill(self.process.pid, signal.SIGCONT)
+from tests.redis_servers import RedisServer, RedisServers
 
 
 @pytest.fixture(params=server_programs(), ids=lambda program: program.name)
@@ -43,11 +18,9 @@ def redis_program(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture
-def redis_server(tmp_path: Path, redis_program: Path) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path / "redis", redis_program)
-    yield server
-    server.resume()
-    server.kill()
+def redis_server(redis_servers: RedisServers, redis_program: Path) -> Iterator[RedisServer]:
+    with redis_servers.lent(redis_program) as server:
+        yield server
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from structlog.testing import capture_logs
 
 import moesaic.addresses
 from moesaic.cluster import own_addresses as own_addresses_module
-from moesaic.cluster.grpc_server import admin_server
 from moesaic.cluster.lifecycle import stop_event
 from moesaic.cluster.own_addresses import own_address, own_addresses
+from moesaic.cluster.rpc.server import admin_server
 from moesaic.errors import NotReady
 from moesaic.settings import ModelSettings, ServiceSettings
 

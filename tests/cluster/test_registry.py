@@ -2,7 +2,8 @@ import asyncio
 
 import pytest
 
-from moesaic.cluster.bus import Bus
+from moesaic.cluster.redis.bus import Bus
+from moesaic.cluster.redis.seals import Seals
 from moesaic.cluster.registry import (
     Fleet,
     leased,
@@ -11,7 +12,6 @@ from moesaic.cluster.registry import (
     tidy_index,
     watch_fleet,
 )
-from moesaic.cluster.seals import Seals
 from moesaic.errors import InvalidInput
 from moesaic.messages.registry import Generation
 
@@ -102,7 +102,7 @@ async def test_generations_grow_even_if_redis_forgets_them(bus, redis_server):
 
     assert first < second
     assert await next_generation(bus, "expert-1") == 10_000_000_000
-    await bus._writer.set("moesaic:{test}:generation:expert-1", b"9" * 4000)  # not by us
+    await bus.connection.client.set("moesaic:{test}:generation:expert-1", b"9" * 4000)  # not by us
     assert await next_generation(bus, "expert-1") < 10_000_000_000
     assert first > 1_700_000_000  # the time of day is its floor, so a lost counter does not matter
 
@@ -127,7 +127,7 @@ async def test_a_restart_within_the_old_lease_is_told_at_once(bus, record):
 
 async def put_back(bus, name: str, value: bytes) -> None:
     """As somebody does who has a password of Redis, and not the secret."""
-    await bus._writer.set(f"moesaic:{{test}}:worker:{name}", value)
+    await bus.connection.client.set(f"moesaic:{{test}}:worker:{name}", value)
 
 
 async def test_an_old_record_that_is_put_back_is_not_believed(bus, record, monkeypatch):
@@ -137,7 +137,7 @@ async def test_an_old_record_that_is_put_back_is_not_believed(bus, record, monke
     old = []
     for generation, state in ((1, "ready"), (2, "starting"), (2, "ready"), (2, "draining")):
         await bus.put("worker:expert-0", record(generation=generation, state=state))
-        old.append(await bus._writer.get(key))
+        old.append(await bus.connection.client.get(key))
         await fleet.refresh(bus)
     last = old.pop()
 
@@ -149,8 +149,8 @@ async def test_an_old_record_that_is_put_back_is_not_believed(bus, record, monke
     await fleet.refresh(bus)
     assert fleet.workers["expert-0"].state == "draining"
 
-    later = bus._seals._clock() + 307  # a reader that never saw it finds it minutes later
-    monkeypatch.setattr(bus._seals, "_clock", lambda: later)
+    later = bus.connection.seals._clock() + 307  # a reader that never saw it finds it minutes later
+    monkeypatch.setattr(bus.connection.seals, "_clock", lambda: later)
     newcomer = Fleet()
     await newcomer.refresh(bus)
     assert not newcomer.workers
@@ -159,7 +159,7 @@ async def test_an_old_record_that_is_put_back_is_not_believed(bus, record, monke
 async def test_a_record_under_anothers_name_or_of_a_stranger_is_not_believed(bus, record):
     await bus.add_member("workers", "expert-0")
     await bus.put("worker:expert-1", record("expert-1"))
-    under_another = await bus._writer.get("moesaic:{test}:worker:expert-1")
+    under_another = await bus.connection.client.get("moesaic:{test}:worker:expert-1")
     sealed_by_another = Seals(b"another secret", "test").seal("worker:expert-0", b"")
     renamed = bus.sealed("worker:expert-0", record("expert-1"))  # by a worker of the cluster
     fleet = Fleet()

@@ -7,10 +7,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from moesaic.cluster import same_weights as module
-from moesaic.cluster.bus import Bus
-from moesaic.cluster.credentials import Credentials
-from moesaic.cluster.redis_clients import redis_client
+from moesaic.cluster.redis.bus import Bus
+from moesaic.cluster.redis.clients import redis_client
 from moesaic.cluster.same_weights import same_weights
+from moesaic.cluster.security.credentials import Credentials
 from moesaic.messages.registry import Weights
 
 GOOD, BAD = "a" * 64, "b" * 64

@@ -25,7 +25,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def expected(
     tmp_path_factory: pytest.TempPathFactory, clinc_rows: list[dict[str, object]]
 ) -> Answers:
-    """What the suite answers when it runs as processes."""
+    """The answers of the suite when it runs as processes."""
     with (
         running(tmp_path_factory.mktemp("processes"), "--slots-per-layer", "32") as suite,
         suite.client() as client,

@@ -27,7 +27,7 @@ def docker(*arguments: str, env: dict[str, str] | None = None, check: bool = Tru
 
 
 def logs(container: str) -> str:
-    """What a container has written so far."""
+    """Return the output of a container so far."""
     command = ["docker", "logs", container]
     return subprocess.run(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True
@@ -63,12 +63,12 @@ class Containers:
         eventually(self.ready, within_s)
 
     def ready(self) -> bool:
-        """Whether the gateway takes requests and every container is healthy."""
+        """Check whether the gateway takes requests and every container is healthy."""
         states = [(c["State"], c["Health"]) for c in self.containers()]
         return self.answers() and set(states) == {("running", "healthy")}
 
     def answers(self) -> bool:
-        """Whether the gateway says that it takes requests."""
+        """Check whether the gateway says that it takes requests."""
         try:
             with self.client() as client:
                 return client.get("/readyz").status_code == 200
@@ -88,13 +88,13 @@ class Containers:
         return sorted(c["Name"] for c in self.containers() if c["Service"] == service)
 
     def starts(self) -> dict[str, str]:
-        """When each container was last started."""
+        """Return the time at which each container was last started."""
         names = [c["Name"] for c in self.containers()]
         lines = docker("inspect", "-f", "{{.Name}} {{.State.StartedAt}}", *names).split("\n")
         return {line.split()[0].lstrip("/"): line.split()[1] for line in lines if line}
 
     def events(self, service: str, event: str) -> list[dict[str, Any]]:
-        """What a service has logged under a name."""
+        """Return a service's log entries under a name."""
         lines = [line for name in self.names(service) for line in logs(name).split("\n")]
         logged = [json.loads(line) for line in lines if line.startswith("{")]
         return [entry for entry in logged if entry["event"] == event]

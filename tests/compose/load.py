@@ -53,7 +53,7 @@ def _error_of(answer: dict[str, dict[str, object]]) -> str:
 
 @dataclass
 class Answers:
-    """What an undisturbed suite answers."""
+    """Return the answers of an undisturbed suite."""
 
     rows: list[Row]
     labels: list[str]

@@ -1,4 +1,4 @@
-"""What can be reached from where, and what Redis lets whom do."""
+"""Ports that can be reached from each network, and commands that Redis allows each user."""
 
 import json
 
@@ -40,7 +40,7 @@ for command in json.loads(sys.argv[1]):
 
 
 def reachable(network: str, hosts: list[str]) -> list[tuple[str, int]]:
-    """Which ports of which hosts a stranger on a network can connect to."""
+    """List the ports of the hosts that a stranger on a network can connect to."""
     run = ("run", "--rm", "--network", network, "--entrypoint", "python", IMAGE)
     found = docker(*run, "-c", CONNECT, ",".join(hosts), ",".join(map(str, PORTS)))
     return [(host, port) for host, port in json.loads(found)]
@@ -60,7 +60,7 @@ def addresses(containers: Containers) -> dict[str, dict[str, str]]:
 
 
 def ask_redis(containers: Containers, url: str, *commands: tuple[str, ...]) -> list[str]:
-    """What Redis says to each command: ``done`` or the kind of error."""
+    """Return the outcome of each Redis command: ``done`` or the kind of error."""
     network = f"{containers.project}_control"
     run = ("run", "--rm", "--network", network, "-e", "URL", "--entrypoint", "python", IMAGE)
     return docker(*run, "-c", ASK_REDIS, json.dumps(commands), env={"URL": url}).split()

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import grpc
 import pytest
 
-from moesaic.cluster.credentials import Credentials
+from moesaic.cluster.security.credentials import Credentials
 from moesaic.v1 import admin_pb2, admin_pb2_grpc
 from tests.calls import Proof
 from tests.compose.containers import docker
@@ -78,7 +78,7 @@ def test_an_image_answers_its_operator_without_the_others_and_says_what_it_waits
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_an_image_has_neither_code_nor_packages_of_the_others(service: str) -> None:
-    foreign = [f"services.{other}" for other in SERVICES if other != service]
+    foreign = [f"moesaic.services.{other}" for other in SERVICES if other != service]
     foreign += FOREIGN_PACKAGES[service]
     script = (
         "import importlib.util, sys\n"
@@ -89,7 +89,10 @@ def test_an_image_has_neither_code_nor_packages_of_the_others(service: str) -> N
     )
     run = ("run", "--rm", "--network", "none", "--entrypoint", "python", image(service))
     assert docker(*run, "-c", script, *foreign) == "[]\n"
-    assert docker(*run, "-c", script, f"services.{service}") == f"['services.{service}']\n"
+    assert (
+        docker(*run, "-c", script, f"moesaic.services.{service}")
+        == f"['moesaic.services.{service}']\n"
+    )
 
 
 @pytest.mark.parametrize("service", SERVICES)

@@ -25,7 +25,7 @@ def config(overrides: tuple[str, ...], profile: str, env: dict[str, str]) -> dic
 
 
 def refusal(overrides: tuple[str, ...], env: dict[str, str]) -> str:
-    """What compose says instead."""
+    """Return the complaint of compose."""
     files = _files(overrides, "disaggregated")
     return docker("compose", *files, "config", "-q", env=env, check=False)
 

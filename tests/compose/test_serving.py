@@ -124,7 +124,7 @@ def _sound(load: Load) -> None:
 
 
 def _times_linked(containers: Containers, peer: str) -> int:
-    """How often the attention worker has connected to an expert worker."""
+    """Count the attention worker's connections to an expert worker."""
     return sum(e["peer"] == peer for e in containers.events("attention", "expert_worker.linked"))
 
 

@@ -13,11 +13,11 @@ import pytest
 import yaml
 from pydantic import SecretStr
 
+from moesaic.services.attention.settings import AttentionSettings
+from moesaic.services.expert.settings import ExpertSettings
+from moesaic.services.gateway.settings import GatewaySettings
+from moesaic.services.scheduler.settings import SchedulerSettings
 from moesaic.settings import ServiceSettings
-from services.attention.settings import AttentionSettings
-from services.expert.settings import ExpertSettings
-from services.gateway.settings import GatewaySettings
-from services.scheduler.settings import SchedulerSettings
 from tests.suites import ROOT
 
 SETTINGS: dict[str, type[ServiceSettings]] = {
@@ -247,8 +247,8 @@ def test_an_image_runs_its_service_as_nobody_in_particular_and_says_whether_it_s
 ) -> None:
     assert instructions(stage, "USER")[-1] == "10001:10001"
     assert not any(line.startswith(("RUN", "COPY")) for line in stages()[stage][-2:])
-    assert instructions(stage, "ENTRYPOINT") == [f'["python", "-m", "services.{stage}"]']
-    assert "moesaic.cluster.health_probe" in instructions(stage, "HEALTHCHECK")[-1]
+    assert instructions(stage, "ENTRYPOINT") == [f'["python", "-m", "moesaic.services.{stage}"]']
+    assert "moesaic.cluster.rpc.health_probe" in instructions(stage, "HEALTHCHECK")[-1]
 
 
 @pytest.mark.parametrize("stage", ["gateway", "scheduler"])

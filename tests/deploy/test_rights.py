@@ -13,12 +13,12 @@ import msgspec
 import pytest
 import redis
 
-from moesaic.cluster.bus import Bus
-from moesaic.cluster.credentials import Credentials
 from moesaic.cluster.leadership import leadership
 from moesaic.cluster.placement_view import POINTER, STREAM, document, watch_placement
-from moesaic.cluster.redis_child import server_programs
+from moesaic.cluster.redis.bus import Bus
+from moesaic.cluster.redis.child import server_programs
 from moesaic.cluster.registry import next_generation, registered, tidy_index, watch_fleet
+from moesaic.cluster.security.credentials import Credentials
 from moesaic.errors import PeerLost
 from moesaic.messages.placement import Placement, PlacementHint
 from moesaic.messages.registry import WorkerRecord

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from moesaic.dispatch.host import ExpertHost
 from moesaic.dispatch.local import LocalDispatcher
-from moesaic.dispatch.routed import RoutedDispatcher
+from moesaic.dispatch.routed.dispatcher import RoutedDispatcher
+from moesaic.experts.host import ExpertHost
 from moesaic.messages.placement import PlacedWorker, Placement
 from moesaic.messages.scheduling import ExpertScheduling
-from moesaic.models.checkpoint import Checkpoint
-from moesaic.models.config import load_config
-from moesaic.models.gate import Gate
+from moesaic.models.configuration.config import load_config
+from moesaic.models.layers.gate import Gate
+from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.transport.frame import FrameLimits
 from moesaic.transport.inprocess import Hub, InProcessNetwork
 
@@ -40,7 +40,7 @@ class Cluster:
             ExpertHost(self.checkpoint, self.config, f"expert-{n}", slots, FP32, CPU)
             for n in range(num_workers)
         ]
-        self.networks = [self._network(host._worker_id) for host in self.hosts]
+        self.networks = [self._network(host.epochs._worker_id) for host in self.hosts]
         self.addresses: list[str] = []
         gates = {
             layer: Gate.load(self.checkpoint, self.config, layer, FP32, CPU)
@@ -79,7 +79,7 @@ class Cluster:
         for host in self.hosts[: len(placement.workers)]:
             host.prepare(placement)
         for host in self.hosts[: len(placement.workers)]:
-            host.commit(placement.epoch)
+            host.epochs.commit(placement.epoch)
         self.routed.set_placement(placement)
 
     async def check(self, rows: int = 7) -> int:

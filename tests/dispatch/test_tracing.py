@@ -8,9 +8,9 @@ from torch import Tensor
 
 from moesaic.dispatch.tracing import ChosenExperts, StepTracer
 from moesaic.errors import ExpertUnavailable
-from moesaic.models.checkpoint import Checkpoint
-from moesaic.models.config import load_config
-from moesaic.models.gate import Gate, load_gates
+from moesaic.models.configuration.config import load_config
+from moesaic.models.layers.gate import Gate, load_gates
+from moesaic.models.weights.checkpoint import Checkpoint
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.parity_cases import CASES, build_reference
+from benchmarks.parity.cases import CASES, build_reference
 
 BASES = [case for case in CASES if case.name == "base"]
 

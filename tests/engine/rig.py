@@ -10,28 +10,28 @@ from torch import Tensor
 
 from moesaic.dispatch.contract import Step
 from moesaic.dispatch.local import LocalDispatcher
-from moesaic.engine.blocks import BLOCK_SIZE
-from moesaic.engine.engine import Engine, Shortcut
-from moesaic.engine.limits import Limits
-from moesaic.engine.requests import (
+from moesaic.engine.computing import Shortcut
+from moesaic.engine.engine import Engine
+from moesaic.engine.sequences.requests import (
     Event,
     FailureEvent,
     FinishEvent,
-    Generation,
+    GenerationTask,
     Request,
     RequestKey,
     ScoreEvent,
-    Scoring,
+    ScoringTask,
     TokenEvent,
 )
+from moesaic.engine.steps.limits import EngineLimits
 from moesaic.errors import ExpertUnavailable, NotReady
-from moesaic.models.checkpoint import Checkpoint
-from moesaic.models.config import load_config
-from moesaic.models.decoder import Decoder
-from moesaic.models.kv_cache import KVCache
-from moesaic.prefix.block_hashes import BlockHasher
+from moesaic.models.configuration.config import load_config
+from moesaic.models.layers.decoder import Decoder
+from moesaic.models.layers.kv_cache import KVCache
+from moesaic.models.weights.checkpoint import Checkpoint
+from moesaic.prefix.block_hashes import BLOCK_SIZE, BlockHasher
 
-LIMITS = Limits(
+LIMITS = EngineLimits(
     max_num_seqs=8,
     max_num_batched_tokens=24,
     max_num_queued_reqs=64,
@@ -87,9 +87,9 @@ class Rig:
             await asyncio.sleep(0.001)
 
     def submit(
-        self, name: str, tokens: Sequence[int], work: Generation | Scoring, **more: Any
+        self, name: str, tokens: Sequence[int], task: GenerationTask | ScoringTask, **more: Any
     ) -> None:
-        self.engine.submit(Request(RequestKey(name), tuple(tokens), work, **more))
+        self.engine.submit(Request(RequestKey(name), tuple(tokens), task, **more))
 
     def tokens(self, name: str) -> list[int]:
         told = [e for e in self.events if isinstance(e, TokenEvent) and e.key.request_id == name]
@@ -119,7 +119,7 @@ async def rig(
     num_blocks: int = 64,
     recovery_s: float = 5.0,
     hasher: BlockHasher | None = HASHER,
-    limits: Limits = LIMITS,
+    limits: EngineLimits = LIMITS,
     micro_batches: int = 1,
     shortcut: Callable[[Decoder, LocalDispatcher, KVCache], Shortcut] | None = None,
     step_target_s: float = 0.0,

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from moesaic.engine.requests import (
+from moesaic.engine.sequences.requests import (
     FinishEvent,
-    Generation,
+    GenerationTask,
     PromptEvent,
     Sampling,
     ScoreEvent,
-    Scoring,
+    ScoringTask,
     TokenEvent,
 )
 from tests.engine.rig import LIMITS, Rig, prompts, rig
@@ -22,7 +22,7 @@ async def test_many_requests_at_once_get_the_tokens_each_would_get_alone(tiny_mo
     async with rig(tiny_model) as r:
         asked = prompts(12)
         for name, tokens in asked.items():
-            r.submit(name, tokens, Generation(max_tokens=10))
+            r.submit(name, tokens, GenerationTask(max_tokens=10))
         await r.ended(*asked)
 
         for name, tokens in asked.items():
@@ -37,8 +37,8 @@ async def test_no_bit_depends_on_how_steps_are_cut_by_the_time_they_take(tiny_mo
     for step_target_s in (0.0, 1e-9):  # no step is ever as fast as the latter
         async with rig(tiny_model, limits=limits, step_target_s=step_target_s) as r:
             for name, tokens in asked.items():
-                r.submit(name, tokens, Generation(max_tokens=6, top_logprobs=3))
-            r.submit("score", [7] * 100, Scoring(((5,), (5, 6, 7), (9,) * 18)))
+                r.submit(name, tokens, GenerationTask(max_tokens=6, top_logprobs=3))
+            r.submit("score", [7] * 100, ScoringTask(((5,), (5, 6, 7), (9,) * 18)))
             await r.ended(*asked, "score")
             told.append([event for name in asked for event in r.events_of(name)])
             told[-1] += r.scores("score")
@@ -52,7 +52,7 @@ async def test_preempted_answers_lose_nothing(tiny_model: Any) -> None:
     async with rig(tiny_model, num_blocks=8) as r:
         asked = prompts(5)
         for name, tokens in asked.items():
-            r.submit(name, tokens, Generation(max_tokens=30))
+            r.submit(name, tokens, GenerationTask(max_tokens=30))
         await r.ended(*asked)
 
         for name, tokens in asked.items():
@@ -73,8 +73,8 @@ async def test_scores_are_the_log_probabilities_of_whole_candidates(
     )
 
     async with rig(tiny_model) as r:
-        r.submit("busy", prompts(2)["r1"], Generation(max_tokens=20))
-        r.submit("score", prompt, Scoring(candidates))
+        r.submit("busy", prompts(2)["r1"], GenerationTask(max_tokens=20))
+        r.submit("score", prompt, ScoringTask(candidates))
         await r.ended("score", "busy")
 
         [told] = [e for e in r.events if isinstance(e, ScoreEvent)]
@@ -88,7 +88,7 @@ async def test_more_candidates_than_blocks_are_scored_in_turns(tiny_model: Any) 
     candidates = tuple((a, b) for a in range(2, 12) for b in range(3))
 
     async with rig(tiny_model, num_blocks=8) as r:
-        r.submit("score", list(range(2, 30)), Scoring(candidates))
+        r.submit("score", list(range(2, 30)), ScoringTask(candidates))
         await r.ended("score")
 
         [told] = [e for e in r.events if isinstance(e, ScoreEvent)]
@@ -103,8 +103,8 @@ async def test_the_stop_token_ends_an_answer_and_is_told_with_its_end(tiny_model
     first = expected.index(stop)
 
     async with rig(tiny_model) as r:
-        work = Generation(max_tokens=12, stop_token_ids=frozenset({stop}), top_logprobs=2)
-        r.submit("stops", [5, 6, 7], work)
+        task = GenerationTask(max_tokens=12, stop_token_ids=frozenset({stop}), top_logprobs=2)
+        r.submit("stops", [5, 6, 7], task)
         await r.ended("stops")
 
         assert r.tokens("stops") == expected[:first]
@@ -123,7 +123,9 @@ async def test_min_tokens_holds_the_stop_token_back(tiny_model: Any) -> None:
 
     async with rig(tiny_model) as r:
         r.submit(
-            "g", [5, 6, 7], Generation(max_tokens=5, min_tokens=3, stop_token_ids=frozenset({stop}))
+            "g",
+            [5, 6, 7],
+            GenerationTask(max_tokens=5, min_tokens=3, stop_token_ids=frozenset({stop})),
         )
         await r.ended("g")
 
@@ -135,12 +137,14 @@ async def test_a_sampled_answer_resumes_elsewhere_with_the_same_tokens(tiny_mode
     how = Sampling(temperature=1.0, seed=11)
 
     async with rig(tiny_model) as r:
-        r.submit("a", [3, 4], Generation(max_tokens=8, sampling=how))
-        r.submit("b", [3, 4], Generation(max_tokens=8, sampling=how))
-        r.submit("other seed", [3, 4], Generation(max_tokens=8, sampling=Sampling(1.0, seed=12)))
+        r.submit("a", [3, 4], GenerationTask(max_tokens=8, sampling=how))
+        r.submit("b", [3, 4], GenerationTask(max_tokens=8, sampling=how))
+        r.submit(
+            "other seed", [3, 4], GenerationTask(max_tokens=8, sampling=Sampling(1.0, seed=12))
+        )
         await r.ended("a", "b", "other seed")
         sent = r.tokens("a")[:5]
-        r.submit("rest", [3, 4, *sent], Generation(max_tokens=3, sampling=how))
+        r.submit("rest", [3, 4, *sent], GenerationTask(max_tokens=3, sampling=how))
         await r.ended("rest")
 
         assert r.tokens("a") == r.tokens("b") != r.tokens("other seed")
@@ -163,12 +167,12 @@ async def test_a_prompt_s_log_probabilities_are_those_of_one_plain_pass(
     tiny_model: Any, num_blocks: int, max_tokens: int
 ) -> None:
     asked = prompts(6) | {"one token": [7]}
-    work = Generation(max_tokens=max_tokens, prompt_logprobs=2)
+    task = GenerationTask(max_tokens=max_tokens, prompt_logprobs=2)
     async with rig(tiny_model, num_blocks) as r:
-        r.submit("fills the cache", asked["r2"], Generation(max_tokens=1))
+        r.submit("fills the cache", asked["r2"], GenerationTask(max_tokens=1))
         await r.ended("fills the cache")
         for name, tokens in asked.items():
-            r.submit(name, tokens, work)
+            r.submit(name, tokens, task)
         await r.ended(*asked)
 
         for name, tokens in asked.items():
@@ -193,10 +197,10 @@ async def test_an_answer_with_penalties_is_the_same_when_it_moves_half_way(
         temperature=1.0, seed=4, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=1.0
     )
     async with rig(tiny_model) as r:
-        r.submit("stayed", [5, 6, 7], Generation(max_tokens=20, sampling=how))
+        r.submit("stayed", [5, 6, 7], GenerationTask(max_tokens=20, sampling=how))
         await r.ended("stayed")
         whole = r.tokens("stayed")
-        rest = Generation(max_tokens=12, sampling=how, num_resumed=8)
+        rest = GenerationTask(max_tokens=12, sampling=how, num_resumed=8)
         r.submit("moved", [5, 6, 7, *whole[:8]], rest)
         await r.ended("moved")
 
@@ -211,7 +215,7 @@ async def test_answers_have_the_same_bits_alone_and_in_company(
     async def told(names: list[str]) -> dict[str, Any]:
         async with rig(tiny_model, num_blocks=24) as r:
             for name in names:
-                r.submit(name, asked[name], Generation(max_tokens=8, top_logprobs=5))
+                r.submit(name, asked[name], GenerationTask(max_tokens=8, top_logprobs=5))
             await r.ended(*names)
             tokens = [e for e in r.events if isinstance(e, TokenEvent)]
             return {name: [e.logprob for e in tokens if e.key.request_id == name] for name in names}

@@ -6,12 +6,12 @@ import pytest
 import torch
 from prometheus_client import REGISTRY
 
-from moesaic.engine.blocks import BLOCK_SIZE
-from moesaic.engine.requests import (
-    Generation,
+from moesaic.engine.sequences.requests import (
+    GenerationTask,
     ScoreEvent,
-    Scoring,
+    ScoringTask,
 )
+from moesaic.prefix.block_hashes import BLOCK_SIZE
 from tests.engine.rig import HASHER, prompts, rig
 
 
@@ -28,7 +28,7 @@ async def test_prompts_that_begin_alike_get_the_tokens_they_get_without_a_cache(
     async with rig(tiny_model, num_blocks=24) as r:  # too few for all: some are preempted, evicted
         for _ in range(2):
             for name, tokens in asked.items():
-                r.submit(name, tokens, Generation(max_tokens=6))
+                r.submit(name, tokens, GenerationTask(max_tokens=6))
             await r.ended(*asked)
             told = {name: r.tokens(name) for name in asked}
             cached = {name: r.cached(name) for name in asked}
@@ -51,7 +51,7 @@ async def test_candidates_behind_a_cached_prompt_score_as_behind_a_fresh_one(
     for hasher in (None, HASHER):
         async with rig(tiny_model, hasher=hasher) as r:
             for name in ("first", "again"):
-                r.submit(name, prompt, Scoring(candidates))
+                r.submit(name, prompt, ScoringTask(candidates))
                 await r.ended(name)
             scores += [e.logprobs for e in r.events if isinstance(e, ScoreEvent)]
             cached = [r.cached(name) for name in ("first", "again")]
@@ -69,7 +69,7 @@ async def test_what_the_cache_saved_is_counted(tiny_model: Any) -> None:
     before = queries(), hits()
     async with rig(tiny_model) as r:
         for name in ("first", "again"):
-            r.submit(name, [5] * 40, Generation(max_tokens=1))
+            r.submit(name, [5] * 40, GenerationTask(max_tokens=1))
             await r.ended(name)
         assert r.engine.batcher.pool.num_cached == 2
 

@@ -4,13 +4,13 @@ import asyncio
 import time
 from typing import Any
 
-from moesaic.engine.requests import (
+from moesaic.engine.sequences.requests import (
     FailureEvent,
     FinishEvent,
-    Generation,
+    GenerationTask,
     RequestKey,
     Sampling,
-    Scoring,
+    ScoringTask,
 )
 from moesaic.errors import DeadlineExceeded, ExpertUnavailable
 from tests.engine.rig import LIMITS, prompts, rig
@@ -20,8 +20,8 @@ async def test_a_failed_step_is_run_again_and_nobody_notices(tiny_model: Any) ->
     async with rig(tiny_model) as r:
         asked = prompts(6)
         for name, tokens in asked.items():
-            r.submit(name, tokens, Generation(max_tokens=8))
-        r.submit("score", [4, 5, 6], Scoring(((7, 8), (9,))))
+            r.submit(name, tokens, GenerationTask(max_tokens=8))
+        r.submit("score", [4, 5, 6], ScoringTask(((7, 8), (9,))))
         while len(r.events) < 10:
             await asyncio.sleep(0)
         r.dispatcher.failures = 5
@@ -34,7 +34,7 @@ async def test_a_failed_step_is_run_again_and_nobody_notices(tiny_model: Any) ->
 async def test_requests_wait_for_experts_that_come_back(tiny_model: Any) -> None:
     async with rig(tiny_model) as r:
         r.dispatcher.gone = True
-        r.submit("patient", [4, 5, 6], Generation(max_tokens=3))
+        r.submit("patient", [4, 5, 6], GenerationTask(max_tokens=3))
         await asyncio.sleep(0.2)
         assert not r.events
         r.dispatcher.gone = False
@@ -46,8 +46,8 @@ async def test_requests_wait_for_experts_that_come_back(tiny_model: Any) -> None
 async def test_requests_give_up_with_a_typed_error_when_experts_stay_away(tiny_model: Any) -> None:
     async with rig(tiny_model, recovery_s=0.2) as r:
         r.dispatcher.gone = True
-        r.submit("waits", [4, 5, 6], Generation(max_tokens=3))
-        r.submit("scores", [4, 5, 6], Scoring(((1,),)))
+        r.submit("waits", [4, 5, 6], GenerationTask(max_tokens=3))
+        r.submit("scores", [4, 5, 6], ScoringTask(((1,),)))
         await r.ended("waits", "scores")
 
         failure = r.last("waits")
@@ -60,7 +60,11 @@ async def test_a_deadline_ends_a_request_even_while_experts_are_away(tiny_model:
     async with rig(tiny_model) as r:
         r.dispatcher.gone = True
         r.submit(
-            "late", [4], Generation(max_tokens=3), deadline_s=time.monotonic() + 0.1, budget_ms=100
+            "late",
+            [4],
+            GenerationTask(max_tokens=3),
+            deadline_s=time.monotonic() + 0.1,
+            budget_ms=100,
         )
         await r.ended("late")
 
@@ -71,8 +75,8 @@ async def test_a_deadline_ends_a_request_even_while_experts_are_away(tiny_model:
 
 async def test_a_cancelled_request_tells_nothing_more(tiny_model: Any) -> None:
     async with rig(tiny_model) as r:
-        r.submit("unwanted", [4, 5], Generation(max_tokens=200))
-        r.submit("wanted", [4, 5], Generation(max_tokens=20))
+        r.submit("unwanted", [4, 5], GenerationTask(max_tokens=200))
+        r.submit("wanted", [4, 5], GenerationTask(max_tokens=20))
         while not r.events:
             await asyncio.sleep(0)
         r.engine.cancel(RequestKey("unwanted"))
@@ -88,29 +92,29 @@ async def test_who_waited_for_a_turn_has_not_waited_for_experts(tiny_model: Any)
         r.dispatcher.gone = True
         names = [f"r{i}" for i in range(LIMITS.max_num_seqs + 4)]
         for name in names:
-            r.submit(name, [4, 5, 6], Generation(max_tokens=8))
-        everything = r.engine.batcher.everything
-        while not all(work.stalled_since_s for work in everything()):
+            r.submit(name, [4, 5, 6], GenerationTask(max_tokens=8))
+        everything = r.engine.batcher.unfinished
+        while not all(sequence.stalled_since_s for sequence in everything()):
             await asyncio.sleep(0.001)
         r.dispatcher.gone = False
         while not r.events:
             await asyncio.sleep(0)
 
         assert r.engine.batcher.waiting
-        assert not any(work.stalled_since_s for work in everything())
+        assert not any(sequence.stalled_since_s for sequence in everything())
         await r.ended(*names)
 
 
 async def test_an_answer_that_cannot_be_picked_fails_its_step_and_not_the_engine(
     tiny_model: Any,
 ) -> None:
-    impossible = Generation(max_tokens=5, sampling=Sampling(logit_bias=((10**9, 1.0),)))
+    impossible = GenerationTask(max_tokens=5, sampling=Sampling(logit_bias=((10**9, 1.0),)))
 
     async with rig(tiny_model) as r:
-        r.submit("first", [4, 5, 6], Generation(max_tokens=1))
+        r.submit("first", [4, 5, 6], GenerationTask(max_tokens=1))
         r.submit("impossible", [5, 6, 7], impossible)
         await r.ended("first", "impossible")
-        r.submit("later", [4, 5, 6], Generation(max_tokens=3))
+        r.submit("later", [4, 5, 6], GenerationTask(max_tokens=3))
         await r.ended("later")
 
         assert isinstance(r.last("first"), FailureEvent)
@@ -121,8 +125,8 @@ async def test_an_answer_that_cannot_be_picked_fails_its_step_and_not_the_engine
 async def test_a_deadline_ends_a_request_between_two_steps(tiny_model: Any) -> None:
     async with rig(tiny_model) as r:
         now = time.monotonic()
-        r.submit("late", [4], Generation(max_tokens=200), deadline_s=now + 0.05, budget_ms=50)
-        r.submit("in time", [4], Generation(max_tokens=20))
+        r.submit("late", [4], GenerationTask(max_tokens=200), deadline_s=now + 0.05, budget_ms=50)
+        r.submit("in time", [4], GenerationTask(max_tokens=20))
         await r.ended("late", "in time")
 
         failure = r.last("late")

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moesaic.engine.held_tokens import HeldTokens
-from moesaic.engine.requests import (
+from moesaic.engine.sequences.requests import (
     Event,
     FinishEvent,
-    Generation,
+    GenerationTask,
     ProgressEvent,
     RequestKey,
     TokenEvent,
@@ -72,14 +72,14 @@ async def test_an_engine_tells_patient_requests_seldom_and_others_at_once(tiny_m
         teller = r.engine._teller
         emit = teller._emit
         teller._emit = lambda events: (calls.append(list(events)), emit(events))[1]  # type: ignore[assignment]
-        work = Generation(max_tokens=20, patience_s=60.0)
-        r.submit("patient", [4, 5, 6], work)
+        task = GenerationTask(max_tokens=20, patience_s=60.0)
+        r.submit("patient", [4, 5, 6], task)
         await r.ended("patient")
 
         assert r.tokens("patient") == tiny_model.greedy([4, 5, 6], 20)
         assert [len(call) for call in calls] == [1, 20]  # the first token; the others with the end
         calls.clear()
-        r.submit("impatient", [4, 5, 6], replace(work, patience_s=0.0))
+        r.submit("impatient", [4, 5, 6], replace(task, patience_s=0.0))
         await r.ended("impatient")
 
         assert r.tokens("impatient") == r.tokens("patient")
@@ -88,8 +88,8 @@ async def test_an_engine_tells_patient_requests_seldom_and_others_at_once(tiny_m
 
 async def test_a_cancelled_request_is_told_nothing_more(tiny_model: Any) -> None:
     async with rig(tiny_model) as r:
-        r.submit("patient", [4, 5, 6], Generation(max_tokens=60, patience_s=60.0))
-        r.submit("other", [4, 5, 6], Generation(max_tokens=60))
+        r.submit("patient", [4, 5, 6], GenerationTask(max_tokens=60, patience_s=60.0))
+        r.submit("other", [4, 5, 6], GenerationTask(max_tokens=60))
         while sum(e.key.request_id == "other" for e in r.events) < 10:
             await asyncio.sleep(0)
         r.engine.cancel(RequestKey("patient"))
@@ -100,7 +100,7 @@ async def test_a_cancelled_request_is_told_nothing_more(tiny_model: Any) -> None
 
 async def test_what_is_held_is_told_when_experts_cannot_be_reached(tiny_model: Any) -> None:
     async with rig(tiny_model) as r:
-        r.submit("patient", [4, 5, 6], Generation(max_tokens=60, patience_s=60.0))
+        r.submit("patient", [4, 5, 6], GenerationTask(max_tokens=60, patience_s=60.0))
         while not r.events:
             await asyncio.sleep(0)
         for _ in range(50):
@@ -118,7 +118,7 @@ async def test_a_step_that_takes_long_does_not_keep_what_was_held_before_it(
     tiny_model: Any,
 ) -> None:
     async with rig(tiny_model) as r:
-        r.submit("patient", [4, 5, 6], Generation(max_tokens=60, patience_s=0.5))
+        r.submit("patient", [4, 5, 6], GenerationTask(max_tokens=60, patience_s=0.5))
         while not r.events:
             await asyncio.sleep(0)
         done = len(r.dispatcher.asked)

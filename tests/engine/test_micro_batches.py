@@ -12,8 +12,8 @@ from torch import Tensor
 
 from moesaic.engine import micro_batches
 from moesaic.engine.micro_batches import LEAST_ROWS, run_together, split
-from moesaic.engine.requests import Event, Generation, Sampling, Scoring
-from moesaic.engine.sequences import Chunk
+from moesaic.engine.sequences.requests import Event, GenerationTask, Sampling, ScoringTask
+from moesaic.engine.sequences.sequence import Chunk
 from moesaic.errors import ExpertUnavailable
 from tests.engine.rig import Rig, prompts, rig
 
@@ -56,11 +56,11 @@ async def told(tiny_model: Any, count: int, failing: bool = False) -> dict[str, 
         r.dispatcher.turns = 3
         for name, tokens in asked.items():
             sampling = Sampling(temperature=0.8, seed=5) if name == "r1" else Sampling()
-            r.submit(name, tokens, Generation(max_tokens=9, sampling=sampling, top_logprobs=3))
+            r.submit(name, tokens, GenerationTask(max_tokens=9, sampling=sampling, top_logprobs=3))
         for name in ("s0", "s1"):
             tokens = asked["r0"] if name == "s0" else asked["r3"]
             candidates = ((7, 8), (9,), (3, 4, 5))
-            r.submit(name, [*tokens, 11], Scoring(candidates, store_kv=True))
+            r.submit(name, [*tokens, 11], ScoringTask(candidates, store_kv=True))
         if failing:
             while len(r.events) < 12:
                 await asyncio.sleep(0)

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from moesaic.dispatch.local import LocalDispatcher
 from moesaic.dispatch.tracing import ChosenExperts, StepTracer
-from moesaic.engine.requests import Event, Generation, Sampling, Scoring
-from moesaic.models.decoder import Decoder
-from moesaic.models.kv_cache import KVCache
-from moesaic.models.step_batch import StepBatch
-from moesaic.models.whole_steps import WholeSteps
+from moesaic.engine.sequences.requests import Event, GenerationTask, Sampling, ScoringTask
+from moesaic.models.layers.decoder import Decoder
+from moesaic.models.layers.kv_cache import KVCache
+from moesaic.models.layers.step_batch import StepBatch
+from moesaic.models.layers.whole_steps import WholeSteps
 from tests.engine.rig import Rig, prompts, rig
 
 Makes = Callable[[Decoder, LocalDispatcher, KVCache], "Picky"]
@@ -50,9 +50,9 @@ def making(most_rows: int, made: list[Picky]) -> Makes:
 def submit_all(r: Rig) -> None:
     for name, tokens in prompts(6).items():
         sampling = Sampling(temperature=0.8, seed=5) if name == "r1" else Sampling()
-        r.submit(name, tokens, Generation(max_tokens=9, sampling=sampling, top_logprobs=3))
-    r.submit("p", prompts(6)["r2"], Generation(max_tokens=3, prompt_logprobs=2))
-    r.submit("s", prompts(6)["r3"], Scoring(candidates=((5, 6, 7), (9,))))
+        r.submit(name, tokens, GenerationTask(max_tokens=9, sampling=sampling, top_logprobs=3))
+    r.submit("p", prompts(6)["r2"], GenerationTask(max_tokens=3, prompt_logprobs=2))
+    r.submit("s", prompts(6)["r3"], ScoringTask(candidates=((5, 6, 7), (9,))))
 
 
 async def told(tiny_model: Any, shortcut: Makes | None) -> dict[str, list[Event]]:
@@ -80,14 +80,14 @@ async def test_the_dispatcher_is_asked_nothing_but_while_a_trace_is_recorded(
 ) -> None:
     made: list[Picky] = []
     async with rig(tiny_model, shortcut=making(1000, made)) as r:
-        r.submit("a", [5, 6, 7], Generation(max_tokens=4))
+        r.submit("a", [5, 6, 7], GenerationTask(max_tokens=4))
         await r.ended("a")
         assert r.dispatcher.asked == []
         taken = made[0].num_taken
 
         traced: list[ChosenExperts] = []
         r.engine.trace(StepTracer(r.dispatcher._gates, traced.append))
-        r.submit("b", [5, 6, 7], Generation(max_tokens=4))
+        r.submit("b", [5, 6, 7], GenerationTask(max_tokens=4))
         await r.ended("b")
 
         assert made[0].num_taken == taken

@@ -7,8 +7,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from moesaic.engine.blocks import BLOCK_SIZE
-from moesaic.engine.requests import ScoreEvent, Scoring
+from moesaic.engine.sequences.requests import ScoreEvent, ScoringTask
+from moesaic.prefix.block_hashes import BLOCK_SIZE
 from tests.engine.rig import rig
 
 CANDIDATES = ((5,), (9,), (7, 8, 3))
@@ -47,7 +47,7 @@ async def test_siblings_compute_their_prefix_once_and_score_as_alone(
 
     async with rig(tiny_model, num_blocks=128) as r:  # 24 rows a step: most prefixes take several
         for name, prompt in prompts.items():
-            r.submit(name, prompt, Scoring(CANDIDATES))
+            r.submit(name, prompt, ScoringTask(CANDIDATES))
         await r.ended(*prompts)
         told = {e.key.request_id: e.logprobs for e in r.events if isinstance(e, ScoreEvent)}
         cached = [r.cached(name) for name in prompts]

@@ -6,11 +6,11 @@ from typing import Any, cast
 
 import torch
 
-from moesaic.cluster.bus import Bus
-from moesaic.dispatch.activations import ActivationMeter
-from moesaic.dispatch.host import ExpertHost
+from moesaic.cluster.redis.bus import Bus
 from moesaic.errors import PeerLost
-from services.expert.activations import ActivationReporter
+from moesaic.experts.activations import ActivationMeter
+from moesaic.experts.host import ExpertHost
+from moesaic.services.expert.activations import ActivationReporter
 
 
 class Sink:
@@ -28,7 +28,7 @@ class Sink:
 
 async def test_one_that_cannot_be_told_stops_neither_the_worker_nor_the_next() -> None:
     sink, meter = Sink(ValueError("a fault of ours"), PeerLost("redis", "gone")), ActivationMeter(4)
-    host = SimpleNamespace(activations=meter, epoch=1)
+    host = SimpleNamespace(activations=meter, epochs=SimpleNamespace(in_force=1))
     reporter = ActivationReporter(
         cast(Bus, sink), cast(ExpertHost, host), "e", 1, "m", window_s=0.001
     )

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 
 from moesaic.cluster.placements import encode_placement
-from moesaic.dispatch.host import ExpertHost
-from moesaic.dispatch.loading.experts import Bring
-from moesaic.dispatch.slots import LoadResult
+from moesaic.experts.host import ExpertHost
+from moesaic.experts.loaded import Bring
+from moesaic.experts.slots import LoadResult
 from moesaic.messages.placement import PlacedWorker, Placement
-from moesaic.models.checkpoint import Checkpoint
-from moesaic.models.config import load_config
+from moesaic.models.configuration.config import load_config
+from moesaic.models.weights.checkpoint import Checkpoint
+from moesaic.services.expert.admin import ExpertAdmin
 from moesaic.v1 import expert_pb2 as pb
-from services.expert.admin import ExpertAdmin
 
 
 class SlowHost(ExpertHost):
@@ -64,7 +64,7 @@ async def test_what_is_aborted_while_it_loads_is_freed_even_if_nobody_waits(
     await aborting
     await asyncio.to_thread(host.loaded.wait)
 
-    assert host.resident_bytes == 0
+    assert host.epochs.resident_bytes == 0
 
 
 class Context:
@@ -91,7 +91,7 @@ async def test_all_that_is_loaded_for_an_epoch_ends_with_it(tiny_model: Any) -> 
     await asyncio.gather(*preparing, return_exceptions=True)
     assert all(context.aborted.is_set() for context in contexts)
     assert service.host is not None
-    assert service.host.resident_bytes == 0
+    assert service.host.epochs.resident_bytes == 0
 
 
 async def test_a_worker_that_stops_does_not_go_on_loading(tiny_model: Any) -> None:
@@ -106,7 +106,7 @@ async def test_a_worker_that_stops_does_not_go_on_loading(tiny_model: Any) -> No
 
     await asyncio.gather(preparing, return_exceptions=True)
     assert context.aborted.is_set()
-    assert host.resident_bytes == 0
+    assert host.epochs.resident_bytes == 0
 
 
 def slow_service(model: Any) -> tuple[ExpertAdmin, pb.PreparePlacementRequest]:
@@ -160,7 +160,7 @@ async def test_what_is_loaded_for_a_scheduler_that_died_ends_when_its_successor_
         await service.CommitPlacement(pb.CommitPlacementRequest(epoch=1), Context())  # type: ignore[arg-type]
 
     await confirm()
-    bytes_in_force = host.resident_bytes
+    bytes_in_force = host.epochs.resident_bytes
     abandoned = asyncio.create_task(service.PreparePlacement(wanted(2, [2, 3]), Context()))  # type: ignore[arg-type]
     while not service._paces:
         await asyncio.sleep(0.01)
@@ -168,7 +168,7 @@ async def test_what_is_loaded_for_a_scheduler_that_died_ends_when_its_successor_
     await confirm()  # or it would wait for hours
 
     await abandoned
-    assert (host.epoch, host.resident_bytes) == (1, bytes_in_force)
+    assert (host.epochs.in_force, host.epochs.resident_bytes) == (1, bytes_in_force)
 
 
 async def test_a_placement_that_another_follows_before_its_commit_is_told_is_answered(
@@ -191,10 +191,10 @@ async def test_a_placement_that_another_follows_before_its_commit_is_told_is_ans
     for epoch in (1, 2, 3):  # the scheduler has committed each; steps may ask for 2 any moment
         await service.PreparePlacement(numbered(epoch), Context())  # type: ignore[arg-type]
 
-    assert host.epoch == 2
-    assert host.placement(2) is not None
+    assert host.epochs.in_force == 2
+    assert host.epochs.placement(2) is not None
     await service.CommitPlacement(pb.CommitPlacementRequest(epoch=3), Context())  # type: ignore[arg-type]
-    assert host.placement(2) is not None
+    assert host.epochs.placement(2) is not None
 
 
 async def test_a_serving_placement_that_was_not_prepared_here_changes_nothing(
@@ -208,5 +208,5 @@ async def test_a_serving_placement_that_was_not_prepared_here_changes_nothing(
     request.serving.layers[0].workers[0].expert_ids[0] = 7  # another one of this epoch
     await service.PreparePlacement(request, Context())  # type: ignore[arg-type]
     await service.PreparePlacement(request, Context())  # type: ignore[arg-type]
-    assert host.placement(1) is not None
-    assert host.epoch == 0
+    assert host.epochs.placement(1) is not None
+    assert host.epochs.in_force == 0

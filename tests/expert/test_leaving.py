@@ -12,18 +12,20 @@ from typing import Any
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from moesaic.cluster.bus import Bus
-from moesaic.cluster.channels import channel
-from moesaic.cluster.credentials import Credentials
-from moesaic.cluster.redis_child import start_redis
+from moesaic.cluster.redis.bus import Bus
+from moesaic.cluster.redis.child import start_redis
 from moesaic.cluster.registry import Fleet, watch_fleet
+from moesaic.cluster.rpc.channels import channel
+from moesaic.cluster.security.credentials import Credentials
 from moesaic.messages.registry import WorkerRecord
-from moesaic.models.config import load_config
+from moesaic.models.configuration.config import load_config
 from moesaic.transport.contract import Link
 from moesaic.transport.frame import FrameLimits
-from moesaic.transport.ucx import UcxNetwork
+from moesaic.transport.ucx.network import UcxNetwork
 from moesaic.v1 import admin_pb2 as pb
 from moesaic.v1 import admin_pb2_grpc
+
+pytestmark = pytest.mark.suite
 
 SECRET = "the cluster secret"
 PROOF = Credentials(SECRET.encode())
@@ -55,7 +57,7 @@ async def expert(model: Path, directory: Path, *flags: str) -> AsyncIterator[Exp
     try:
         async with Bus.connect(url, "default", credentials=PROOF) as bus, watch_fleet(bus) as fleet:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "services.expert", "--redis-url", url, *flags),
+                *(sys.executable, "-m", "moesaic.services.expert", "--redis-url", url, *flags),
                 *("--model", str(model), "--secret", SECRET, "--worker-id", "expert-0"),
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,

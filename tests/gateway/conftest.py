@@ -16,15 +16,15 @@ import uvloop
 from structlog.testing import capture_logs
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from moesaic.cluster.channels import SERVER_OPTIONS
+from moesaic.cluster.rpc.channels import SERVER_OPTIONS
 from moesaic.messages.registry import WorkerRecord
+from moesaic.services.gateway.app import make_app
+from moesaic.services.gateway.gateway import Gateway
+from moesaic.services.gateway.language import Language
+from moesaic.services.gateway.main import carry_out_batches, http_server
+from moesaic.services.gateway.settings import GatewaySettings
 from moesaic.v1 import attention_pb2 as pb
 from moesaic.v1 import attention_pb2_grpc
-from services.gateway.app import make_app
-from services.gateway.gateway import Gateway
-from services.gateway.language import Language
-from services.gateway.main import carry_out_batches, http_server
-from services.gateway.settings import GatewaySettings
 
 MAX_POSITIONS = 256
 CHAT_TEMPLATE = (

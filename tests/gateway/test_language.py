@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from moesaic.errors import CheckpointError
-from services.gateway.language import Language
+from moesaic.services.gateway.language import Language
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 

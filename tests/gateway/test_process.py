@@ -12,16 +12,18 @@ from pathlib import Path
 import httpx
 import pytest
 
-from moesaic.cluster.bus import Bus
-from moesaic.cluster.redis_child import start_redis
+from moesaic.cluster.redis.bus import Bus
+from moesaic.cluster.redis.child import start_redis
 from moesaic.cluster.registry import registered
 from moesaic.messages.registry import WorkerRecord
+
+pytestmark = pytest.mark.suite
 
 BLOCK_TORCH = "import sys; sys.modules['torch'] = None; "
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
-    code = BLOCK_TORCH + "from services.gateway.__main__ import main; main()"
+    code = BLOCK_TORCH + "from moesaic.services.gateway.__main__ import main; main()"
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MOESAIC_")}
     return subprocess.Popen(
         [sys.executable, "-c", code, *arguments],

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from moesaic.kernels.native.compile import VARIANTS, can_run, find, this_variant
-from moesaic.kernels.native.library import library, load
+from moesaic.kernels.native.library import Kernels, library
 
 GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 
@@ -44,7 +44,7 @@ def native(request: pytest.FixtureRequest) -> Iterator[str]:
         assert library() is not None, "the CPU's kernels cannot be compiled here: install gcc"
         yield variant
         return
-    loaded = load(find(variant))
+    loaded = Kernels(find(variant))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("moesaic.kernels.native.library.library", lambda: loaded)
         yield variant

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 pytest.importorskip("triton", reason="triton is not installed")
 
 from moesaic.errors import ExpertUnavailable
-from moesaic.kernels import aebs, aebs_triton
-from moesaic.placement.aebs import Costs, Schedule, schedule_experts
+from moesaic.kernels import aebs
+from moesaic.kernels.triton import aebs as aebs_triton
+from moesaic.placement.schedule.aebs import Costs, Schedule, schedule_experts
 
 Arrays = tuple[NDArray[Any], ...]
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from moesaic.kernels import aebs
 from moesaic.kernels.native import library
-from moesaic.placement.aebs import Costs, replica_table, schedule_experts
+from moesaic.placement.schedule.aebs import Costs, replica_table, schedule_experts
 
 NAMES = ("replica", "instance", "load", "replica_of_choice")
 Arrays = tuple[NDArray[Any], ...]

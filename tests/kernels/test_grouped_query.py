@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.parity_cases import CASES, CPU, Case, Served, build_reference, prompt_of
+from benchmarks.parity.cases import CASES, CPU, ParityCase, Served, build_reference, prompt_of
 from moesaic.kernels.linear import Quantization
-from moesaic.models.checkpoint import Checkpoint
-from moesaic.models.decoder import Decoder
+from moesaic.models.layers.decoder import Decoder
+from moesaic.models.weights.checkpoint import Checkpoint
 
 pytestmark = pytest.mark.usefixtures("native")
 GROUPED = [case for case in CASES if case.family != "deepseek_v2"]
@@ -19,7 +19,7 @@ GROUPED = [case for case in CASES if case.family != "deepseek_v2"]
 @pytest.mark.parametrize("quantization", ["none", "int8"])
 @pytest.mark.parametrize("case", GROUPED, ids=str)
 def test_one_call_gives_the_bits_of_its_pieces(
-    case: Case, quantization: Quantization, block_size: int, tmp_path: Path
+    case: ParityCase, quantization: Quantization, block_size: int, tmp_path: Path
 ) -> None:
     build_reference(case, tmp_path)
     a, b = prompt_of(40, seed=1), prompt_of(9, seed=2)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moesaic.kernels.gated_mlp import PackedMLP, PlainMLP, make_mlp
+from moesaic.kernels.gated_mlp import PlainMLP, make_mlp
 from moesaic.kernels.linear import (
     HeadLinear,
     PackedLinear,
@@ -18,6 +18,7 @@ from moesaic.kernels.linear import (
     Quantization,
     make_linear,
 )
+from moesaic.kernels.packed_experts import PackedMLP
 
 pytestmark = pytest.mark.usefixtures("native")
 SHAPES = st.tuples(st.integers(1, 40), st.integers(1, 70), st.integers(1, 140))

@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from moesaic.kernels.gated_mlp import PackedMLP, PlainMLP, make_mlp
-from moesaic.kernels.grouped_experts import PackedSlots, grouped_experts
+from moesaic.kernels.gated_mlp import PlainMLP, make_mlp
+from moesaic.kernels.grouped_experts import grouped_experts
 from moesaic.kernels.linear import Quantization
+from moesaic.kernels.packed_experts import PackedMLP, PackedSlots
 
 pytestmark = pytest.mark.usefixtures("native")
 

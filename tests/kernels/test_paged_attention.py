@@ -6,12 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from moesaic.kernels.paged_attention import (
-    KVLayout,
-    PagedRows,
-    paged_attention,
-    paged_attention_reference,
-)
+from moesaic.kernels.paged_attention import paged_attention, paged_attention_reference
+from moesaic.kernels.paged_rows import KVLayout, PagedRows
 from tests.kernels.kept_blocks import by_head
 
 pytestmark = pytest.mark.usefixtures("native")

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from moesaic.kernels import kv_rows
 from moesaic.kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm
-from moesaic.models.architecture import MoE
-from moesaic.models.gate import select_experts
+from moesaic.models.configuration.architecture import MoE
+from moesaic.models.layers.gate import select_experts
 from tests.kernels.kept_blocks import by_head
 
 pytestmark = pytest.mark.usefixtures("native")
@@ -65,15 +65,15 @@ def test_grouped_rows(
     qkv = torch.randn(num_rows, num_heads + 2 * num_kv_heads, dim)
     qk_norm = torch.randn(num_heads + num_kv_heads, dim) if norm else None
     turn = (*rotation(num_rows, dim), interleaved)
-    slots = torch.randperm(64)[:num_rows]
-    slots[num_rows // 2 :][:1] = -1  # one is not kept
+    offsets = torch.randperm(64)[:num_rows]
+    offsets[num_rows // 2 :][:1] = -1  # one is not kept
     reference, cached = torch.zeros(2, 64, 2 * num_kv_heads * dim)
     expected = kv_rows.store_grouped_reference(
-        qkv, num_heads, qk_norm, EPS, *turn, slots, reference
+        qkv, num_heads, qk_norm, EPS, *turn, offsets, reference
     )
 
     queries = kv_rows.store_grouped(
-        qkv.clone(), num_heads, qk_norm, EPS, *turn, slots, cached, block_size
+        qkv.clone(), num_heads, qk_norm, EPS, *turn, offsets, cached, block_size
     )
 
     close(queries, expected)
@@ -86,12 +86,12 @@ def test_latent_rows(num_rows: int, rank: int, half: int, interleaved: bool) -> 
     dim = 2 * half
     latent, rope_key = torch.randn(num_rows, rank + dim).split([rank, dim], dim=1)
     norm, turn = torch.randn(rank), (*rotation(num_rows, dim), interleaved)
-    slots = torch.randperm(num_rows + 5)[:num_rows]
-    slots[num_rows // 2 :][:1] = -1
+    offsets = torch.randperm(num_rows + 5)[:num_rows]
+    offsets[num_rows // 2 :][:1] = -1
     expected, cached = torch.zeros(2, num_rows + 5, rank + dim)
-    kv_rows.store_latent_reference(latent, norm, EPS, rope_key, *turn, slots, expected)
+    kv_rows.store_latent_reference(latent, norm, EPS, rope_key, *turn, offsets, expected)
 
-    kv_rows.store_latent(latent, norm, EPS, rope_key, *turn, slots, cached)
+    kv_rows.store_latent(latent, norm, EPS, rope_key, *turn, offsets, cached)
 
     close(cached, expected)
 

@@ -9,14 +9,18 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from benchmarks.parity_cases import CASES, Case, Served, build_reference, prompt_of
-from moesaic.dispatch import slots
+from benchmarks.parity.cases import CASES, ParityCase, Served, build_reference, prompt_of
 from moesaic.dispatch.local import LocalDispatcher
-from moesaic.kernels import add_rms_norm_triton, kv_rows_triton, paged_attention_triton
-from moesaic.models import attention_plan, decoder, gate, grouped_query, latent
-from moesaic.models.checkpoint import Checkpoint
-from moesaic.models.decode_graphs import DecodeGraphs, StaticDecode, _at_once
-from moesaic.models.step_batch import StepBatch
+from moesaic.experts import slots
+from moesaic.kernels.triton import add_rms_norm as add_rms_norm_triton
+from moesaic.kernels.triton import kv_rows as kv_rows_triton
+from moesaic.kernels.triton import paged_attention as paged_attention_triton
+from moesaic.models.layers import attention_plan, decoder, gate, grouped_query, latent
+from moesaic.models.layers.decode_graphs import DecodeGraphs, StaticDecode, _at_once
+from moesaic.models.layers.step_batch import StepBatch
+from moesaic.models.weights.checkpoint import Checkpoint
+
+pytestmark = pytest.mark.suite  # whole models in the interpreter: a minute of one core
 
 BASES = [case for case in CASES if case.name == "base"]
 
@@ -78,7 +82,7 @@ def steps(served: Served) -> Tensor:
 
 @pytest.mark.parametrize("case", BASES, ids=str)
 def test_a_family_without_compiled_kernels_equals_one_with_them(
-    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: ParityCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build_reference(case, tmp_path)
     expected = steps(Served(tmp_path))
@@ -89,7 +93,7 @@ def test_a_family_without_compiled_kernels_equals_one_with_them(
 
 @pytest.mark.parametrize("case", BASES, ids=str)
 def test_a_family_computed_by_kernels_equals_torch(
-    case: Case, device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: ParityCase, device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build_reference(case, tmp_path)
     expected = steps(Served(tmp_path))
@@ -103,7 +107,7 @@ def test_a_family_computed_by_kernels_equals_torch(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", BASES, ids=str)
-def test_bfloat16_on_a_gpu_stays_close_to_float32(case: Case, tmp_path: Path) -> None:
+def test_bfloat16_on_a_gpu_stays_close_to_float32(case: ParityCase, tmp_path: Path) -> None:
     build_reference(case, tmp_path)
 
     got = steps(served_on(tmp_path, torch.bfloat16, torch.device("cuda")))
@@ -125,7 +129,7 @@ def decode_batch(rows: list[tuple[int, int, list[int]]]) -> StepBatch:
 
 @pytest.mark.parametrize("case", BASES[::3], ids=str)
 def test_a_step_of_fixed_shape_equals_a_free_one(
-    case: Case, device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: ParityCase, device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if device.type == "cpu":
         take_the_ways_of_a_gpu(monkeypatch)
@@ -152,7 +156,9 @@ def test_a_step_of_fixed_shape_equals_a_free_one(
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("case", BASES, ids=str)
-def test_captured_steps_equal_free_ones(case: Case, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_captured_steps_equal_free_ones(
+    case: ParityCase, dtype: torch.dtype, tmp_path: Path
+) -> None:
     build_reference(case, tmp_path)
     device = torch.device("cuda")
     served, captured = (served_on(tmp_path, dtype, device) for _ in range(2))

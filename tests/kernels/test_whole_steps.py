@@ -9,13 +9,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from benchmarks.parity_cases import CASES, CPU, Case, build_reference, prompt_of
+from benchmarks.parity.cases import CASES, CPU, ParityCase, build_reference, prompt_of
 from moesaic.dispatch.local import LocalDispatcher
 from moesaic.kernels.linear import Quantization
-from moesaic.models.checkpoint import Checkpoint
-from moesaic.models.config import load_config
-from moesaic.models.decoder import Decoder
-from moesaic.models.step_batch import StepBatch
+from moesaic.models.configuration.config import load_config
+from moesaic.models.layers.decoder import Decoder
+from moesaic.models.layers.step_batch import StepBatch
+from moesaic.models.weights.checkpoint import Checkpoint
 
 FP32 = torch.float32
 WHOLE = [
@@ -23,10 +23,10 @@ WHOLE = [
 ]
 OTHERS = [case for case in CASES if case not in WHOLE]
 WHOLE += [
-    Case("qwen3_moe", "biased", {"attention_bias": True}),
-    Case("qwen3_moe", "one layer", {"num_hidden_layers": 1}),
+    ParityCase("qwen3_moe", "biased", {"attention_bias": True}),
+    ParityCase("qwen3_moe", "one layer", {"num_hidden_layers": 1}),
     # Its keys begin within a panel of what is projected.
-    Case("qwen3_moe", "narrow heads", {"head_dim": 10}),
+    ParityCase("qwen3_moe", "narrow heads", {"head_dim": 10}),
 ]
 NUM_TOKENS, NUM_BLOCKS = 40, 24
 Rows = list[tuple[list[int], int, list[int]]]  # token ids, first position, block table
@@ -76,7 +76,7 @@ class Both:
 @pytest.mark.parametrize("quantization", ["none", "int8"])
 @pytest.mark.parametrize("case", WHOLE, ids=str)
 def test_one_call_gives_the_bits_of_its_pieces(
-    case: Case, quantization: Quantization, block_size: int, tmp_path: Path
+    case: ParityCase, quantization: Quantization, block_size: int, tmp_path: Path
 ) -> None:
     build_reference(case, tmp_path)
     both = Both(tmp_path, quantization, block_size)
@@ -93,7 +93,9 @@ def test_one_call_gives_the_bits_of_its_pieces(
 
 
 @pytest.mark.parametrize("case", OTHERS, ids=str)
-def test_models_with_layers_of_other_kinds_go_piece_by_piece(case: Case, tmp_path: Path) -> None:
+def test_models_with_layers_of_other_kinds_go_piece_by_piece(
+    case: ParityCase, tmp_path: Path
+) -> None:
     build_reference(case, tmp_path)
     assert Both(tmp_path).whole is None
 

@@ -9,7 +9,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from benchmarks.parity_cases import CASES, build_reference
+from benchmarks.parity.cases import CASES, build_reference
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog.",

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from moesaic.placement.aebs import Costs, replica_table
+from moesaic.placement.schedule.aebs import Costs, replica_table
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from moesaic.placement.statistics import LayerTraffic
+from moesaic.placement.traffic.statistics import LayerTraffic
 
 
 def traffic_of(num_experts: int, seed: int, num_batches: int = 6) -> LayerTraffic:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy import optimize
 
 from moesaic.errors import ExpertUnavailable
-from moesaic.placement.aebs import (
+from moesaic.placement.schedule.aebs import (
     NONE,
     UNAVAILABLE,
     Costs,
@@ -17,7 +17,7 @@ from moesaic.placement.aebs import (
     replica_table,
     schedule_experts,
 )
-from moesaic.placement.optimal_schedule import optimal_instances
+from moesaic.placement.schedule.optimal import optimal_instances
 
 
 def test_replicas_are_numbered_slot_by_slot() -> None:

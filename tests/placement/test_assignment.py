@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moesaic.placement.assignment import NO_HOLDER, assign_holders
+from moesaic.placement.schedule.assignment import NO_HOLDER, assign_holders
 
 cases = st.integers(1, 6).flatmap(
     lambda n: st.tuples(

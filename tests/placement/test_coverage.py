@@ -1,5 +1,5 @@
 from moesaic.messages.placement import PlacedWorker, Placement
-from moesaic.placement.coverage import missing_experts
+from moesaic.placement.decide.coverage import missing_experts
 
 
 def placed(slots: list[list[list[int]]]) -> Placement:

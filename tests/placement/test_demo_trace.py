@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.routing_traces import DEMO_TRACE, KINDS, demo_trace
-from moesaic.models.checkpoint import Checkpoint
-from moesaic.models.config import load_config
-from moesaic.models.weights_digest import weights_digest
-from moesaic.placement.trace_report import halves
+from benchmarks.common.routing_traces import DEMO_TRACE, KINDS, demo_trace
+from moesaic.models.configuration.config import load_config
+from moesaic.models.weights.checkpoint import Checkpoint
+from moesaic.models.weights.digest import weights_digest
+from moesaic.placement.evaluation.trace_report import halves
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 

@@ -18,14 +18,14 @@ from moesaic.placement.policies.janus import (
     lower_largest,
     spread,
 )
-from moesaic.placement.problem import Problem, empty_slots
-from moesaic.placement.replication import Board, replicate
-from moesaic.placement.statistics import LayerTraffic
+from moesaic.placement.policies.problem import PlacementProblem, empty_slots
+from moesaic.placement.policies.replication import Board, replicate
+from moesaic.placement.traffic.statistics import LayerTraffic
 from tests.placement.drawn import traffic_of
 
 
 @st.composite
-def problems(draw: st.DrawFn) -> Problem:
+def problems(draw: st.DrawFn) -> PlacementProblem:
     """Instances of equal and of different sizes, tight and roomy, with and without own demand."""
     num_experts, num_instances = draw(st.integers(1, 10)), draw(st.integers(1, 5))
     num_layers, seed = draw(st.integers(1, 3)), draw(st.integers(0, 10**6))
@@ -41,7 +41,7 @@ def problems(draw: st.DrawFn) -> Problem:
         slots[0] = num_experts
     rng = np.random.default_rng(seed)
     demand = rng.integers(0, 9, (num_instances, num_layers, num_experts)).astype(float)
-    return Problem(
+    return PlacementProblem(
         traffic=tuple(traffic_of(num_experts, seed + i) for i in range(num_layers)),
         slots=tuple(slots),
         statistic=draw(st.sampled_from(["tokens", "batches"])),
@@ -55,7 +55,9 @@ def problems(draw: st.DrawFn) -> Problem:
 @pytest.mark.parametrize("name", POLICIES)
 @settings(max_examples=40, deadline=None)
 @given(problem=problems())
-def test_every_expert_is_held_and_no_instance_has_too_many(name: str, problem: Problem) -> None:
+def test_every_expert_is_held_and_no_instance_has_too_many(
+    name: str, problem: PlacementProblem
+) -> None:
     placed = make_placement(name, problem)
 
     assert len(placed) == len(problem.traffic)
@@ -75,12 +77,12 @@ def test_the_same_problem_has_the_same_answer_in_every_process() -> None:
     source = (
         "import numpy as np\n"
         "from moesaic.placement.policies import POLICIES\n"
-        "from moesaic.placement.problem import Problem\n"
-        "from moesaic.placement.statistics import LayerTraffic\n"
-        "from moesaic.placement.uniform import refill\n"
+        "from moesaic.placement.policies.problem import PlacementProblem\n"
+        "from moesaic.placement.traffic.statistics import LayerTraffic\n"
+        "from moesaic.placement.policies.uniform import refill\n"
         "batches = [np.array([[0, 1, 2], [3, 1, 2]]), np.array([[8, 7, 1], [6, 5, 4]])]\n"
         "layers = tuple(LayerTraffic.of_batches(b, 9) for b in (batches, batches[:1]))\n"
-        "problem = Problem(traffic=layers, slots=(4, 4, 5))\n"
+        "problem = PlacementProblem(traffic=layers, slots=(4, 4, 5))\n"
         "print({name: policy(problem) for name, policy in POLICIES.items()})\n"
         "print(refill(9, [[[0, -1, -1, 1], [2, 3, -1, -1], [-1] * 5]]))\n"
     )
@@ -96,7 +98,7 @@ def test_the_same_problem_has_the_same_answer_in_every_process() -> None:
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_shortfall_is_told_in_slots_and_bytes(name: str) -> None:
-    problem = Problem(traffic=(traffic_of(9, 1),) * 2, slots=(4, 4), expert_bytes=1000)
+    problem = PlacementProblem(traffic=(traffic_of(9, 1),) * 2, slots=(4, 4), expert_bytes=1000)
 
     with pytest.raises(PlacementInfeasible) as caught:
         make_placement(name, problem)
@@ -110,14 +112,14 @@ def test_junk_in_counts_does_no_harm(name: str) -> None:
     square = np.full((5, 5), np.nan, np.float32)
     junk = LayerTraffic(bad, bad, square, 1.0, 1.0, np.zeros((0, 5), bool))
 
-    (layer,) = make_placement(name, Problem(traffic=(junk,), slots=(3, 3)))
+    (layer,) = make_placement(name, PlacementProblem(traffic=(junk,), slots=(3, 3)))
 
     assert {e for experts in layer for e in experts} - {-1} == set(range(5))
 
 
 def test_an_unknown_policy_is_refused_with_those_there_are() -> None:
     with pytest.raises(InvalidInput, match="eplb, eplb-batches"):
-        make_placement("best", Problem(traffic=(traffic_of(2, 0),), slots=(2,)))
+        make_placement("best", PlacementProblem(traffic=(traffic_of(2, 0),), slots=(2,)))
 
 
 def test_hot_experts_get_replicas_but_never_two_on_one_instance() -> None:
@@ -127,7 +129,7 @@ def test_hot_experts_get_replicas_but_never_two_on_one_instance() -> None:
 
 
 def test_slots_that_nobody_may_take_are_left_empty() -> None:
-    placed = janus(Problem(traffic=(traffic_of(2, 0),), slots=(4, 4)))
+    placed = janus(PlacementProblem(traffic=(traffic_of(2, 0),), slots=(4, 4)))
 
     assert empty_slots(placed) == 4
 
@@ -200,7 +202,9 @@ def largest_together(held: Any, together: Any) -> float:
 
 @settings(deadline=None)
 @given(problem=problems(), steps=st.integers(0, 20))
-def test_the_search_never_raises_the_largest_co_activation(problem: Problem, steps: int) -> None:
+def test_the_search_never_raises_the_largest_co_activation(
+    problem: PlacementProblem, steps: int
+) -> None:
     weights = problem.weights(0)
     replicas = replicate(weights, problem.slots)
     together = problem.traffic[0].coactivation / np.outer(replicas, replicas)
@@ -262,7 +266,7 @@ def test_spreading_comes_close_to_the_exact_optimum() -> None:
         traffic, slots = traffic_of(7, seed), (3, 3, 3)
         replicas = replicate(traffic.tokens, slots)
         together = traffic.coactivation / np.outer(replicas, replicas)
-        (layer,) = janus(Problem(traffic=(traffic,), slots=slots))
+        (layer,) = janus(PlacementProblem(traffic=(traffic,), slots=slots))
         held = np.zeros((7, 3), bool)
         for n, experts in enumerate(layer):
             held[experts, n] = True
@@ -277,7 +281,7 @@ def test_experts_that_meet_in_batches_are_kept_apart_though_no_row_chooses_both(
     # Experts 0 and 1 are always active together, in different rows; so are 2 and 3.
     batches = [np.array([[0, 4], [1, 5]]), np.array([[2, 4], [3, 5]])] * 10
     traffic = LayerTraffic.of_batches(batches, 6)
-    problem = Problem(traffic=(traffic,), slots=(3, 3))
+    problem = PlacementProblem(traffic=(traffic,), slots=(3, 3))
 
     (layer,) = make_placement("janus-batches", problem)
 
@@ -287,7 +291,7 @@ def test_experts_that_meet_in_batches_are_kept_apart_though_no_row_chooses_both(
 
 
 def test_groups_stay_on_one_node() -> None:
-    problem = Problem(
+    problem = PlacementProblem(
         traffic=(traffic_of(8, 3),), slots=(3, 3, 3, 3), nodes=(0, 0, 1, 1), num_groups=4
     )
 
@@ -301,7 +305,7 @@ def test_groups_stay_on_one_node() -> None:
 
 def test_rows_are_balanced_by_those_that_balance_rows() -> None:
     traffic = traffic_of(12, 5, num_batches=20)
-    problem = Problem(traffic=(traffic,), slots=(5, 5, 5))
+    problem = PlacementProblem(traffic=(traffic,), slots=(5, 5, 5))
 
     def heaviest(name: str) -> float:
         (layer,) = make_placement(name, problem)
@@ -321,9 +325,9 @@ def test_traffic_that_has_faded_places_as_it_did(name: str) -> None:
     traffic = tuple(traffic_of(12, seed) for seed in (3, 4))
     faded = tuple(layer.decayed(2.0**-40) for layer in traffic)
 
-    then = make_placement(name, Problem(traffic=faded, slots=(5, 5, 5)))
+    then = make_placement(name, PlacementProblem(traffic=faded, slots=(5, 5, 5)))
 
-    assert then == make_placement(name, Problem(traffic=traffic, slots=(5, 5, 5)))
+    assert then == make_placement(name, PlacementProblem(traffic=traffic, slots=(5, 5, 5)))
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -331,7 +335,7 @@ def test_traffic_that_has_faded_places_as_it_did(name: str) -> None:
 def test_without_any_traffic_experts_are_placed_all_the_same(
     name: str, slots: tuple[int, ...]
 ) -> None:
-    (layer,) = make_placement(name, Problem(traffic=(LayerTraffic.none(8),), slots=slots))
+    (layer,) = make_placement(name, PlacementProblem(traffic=(LayerTraffic.none(8),), slots=slots))
 
     assert {e for held in layer for e in held} - {-1} == set(range(8))
     for held in layer:

@@ -7,8 +7,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moesaic.placement.policies.remote import dance, optimal, remote_calls
-from moesaic.placement.problem import Problem
+from moesaic.placement.policies.dance import dance
+from moesaic.placement.policies.problem import PlacementProblem
+from moesaic.placement.policies.remote_calls import optimal, remote_calls
 from tests.placement.drawn import traffic_of
 
 
@@ -34,7 +35,9 @@ def test_the_optimum_is_that_of_trying_everything(
 ) -> None:
     slots[0] = max(slots[0], num_experts - sum(min(c, num_experts) for c in slots[1:]))
     demand = np.random.default_rng(seed).integers(0, 6, (len(slots), 1, num_experts)).astype(float)
-    problem = Problem(traffic=(traffic_of(num_experts, 0),), slots=tuple(slots), demand=demand)
+    problem = PlacementProblem(
+        traffic=(traffic_of(num_experts, 0),), slots=tuple(slots), demand=demand
+    )
 
     best = remote_calls(optimal(problem), demand)
 
@@ -53,7 +56,9 @@ def test_slots_that_may_move_between_layers_never_cost_more_calls(
     traffic = tuple(traffic_of(6, i) for i in range(3))
 
     def calls(policy: Any, pooled: bool) -> float:
-        problem = Problem(traffic=traffic, slots=tuple(slots), demand=demand, pooled=pooled)
+        problem = PlacementProblem(
+            traffic=traffic, slots=tuple(slots), demand=demand, pooled=pooled
+        )
         return remote_calls(policy(problem), demand)
 
     assert calls(optimal, True) <= calls(optimal, False) + 1e-9
@@ -64,7 +69,7 @@ def test_layers_of_even_demand_get_more_slots() -> None:
     demand = np.zeros((2, 2, 8))
     demand[:, 0, 0] = 80  # one expert does all of layer 0
     demand[:, 1] = 10
-    problem = Problem(
+    problem = PlacementProblem(
         traffic=(traffic_of(8, 0), traffic_of(8, 1)), slots=(6, 6), demand=demand, pooled=True
     )
 

@@ -7,13 +7,13 @@ from msgspec.structs import replace
 from moesaic.messages.decisions import EVERY_LAYER, Pin
 from moesaic.messages.placement import PlacedWorker, Placement
 from moesaic.messages.registry import WorkerRecord
-from moesaic.placement.checking import violations
-from moesaic.placement.damping import Damping
-from moesaic.placement.decision import obsolete
-from moesaic.placement.fitting import fitting
-from moesaic.placement.moves import Move, freed, moves
-from moesaic.placement.pins import unfulfilled, with_pins
-from moesaic.placement.uniform import uniform
+from moesaic.placement.decide.checking import violations
+from moesaic.placement.decide.damping import Damping
+from moesaic.placement.decide.fitting import fitting
+from moesaic.placement.decide.moves import Move, freed, moves
+from moesaic.placement.decide.pins import unfulfilled, with_pins
+from moesaic.placement.decide.proposal import obsolete
+from moesaic.placement.policies.uniform import uniform
 
 NUM_EXPERTS, LAYERS = 6, [1, 3]
 

@@ -4,10 +4,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moesaic.placement.aebs import replica_table
-from moesaic.placement.replay import activated_counts, replay
-from moesaic.placement.replica_choices import activated_experts, aebs
-from moesaic.placement.stability import _best_match, loads, settle
+from moesaic.placement.evaluation.replay import activated_counts, replay
+from moesaic.placement.evaluation.stability import _best_match, loads, settle
+from moesaic.placement.schedule.aebs import replica_table
+from moesaic.placement.schedule.baselines import activated_experts, aebs
 
 
 @settings(deadline=None)

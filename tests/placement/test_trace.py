@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moesaic.errors import InvalidInput
-from moesaic.placement.trace import MAX_BYTES, Trace, TracedStep
-from moesaic.placement.trace_report import (
+from moesaic.placement.evaluation.trace_report import (
     activated,
     evenly,
     halves,
     largest_by_policy,
     part_facts,
 )
+from moesaic.placement.traffic.trace import MAX_BYTES, Trace, TracedStep
 
 
 def trace_of(

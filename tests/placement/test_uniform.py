@@ -5,10 +5,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from moesaic.errors import PlacementInfeasible
-from moesaic.placement.uniform import refill, uniform
+from moesaic.placement.policies.uniform import refill, uniform
 
 experts = st.integers(1, 40)
 capacities = st.lists(st.integers(0, 50), min_size=1, max_size=8)
+scarce = st.lists(st.integers(0, 15), min_size=1, max_size=6)  # not enough for many experts
 
 
 def room(num_experts: int, slots: list[int]) -> int:
@@ -39,7 +40,7 @@ def test_every_expert_is_placed_and_replicas_differ_by_at_most_one(num_experts, 
     assert placed == uniform(num_experts, num_layers, slots)
 
 
-@given(experts, st.integers(1, 4), capacities)
+@given(experts, st.integers(1, 4), scarce)
 def test_too_few_slots_are_refused_with_the_shortfall(num_experts, num_layers, slots):
     missing = num_experts - room(num_experts, slots)
     assume(missing > 0)

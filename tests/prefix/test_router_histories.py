@@ -263,7 +263,7 @@ class Fleets(RuleBasedStateMachine):
             reached = max(worker.depth(hashes) for worker in candidates)
             best = [worker for worker in candidates if worker.depth(hashes) == reached]
             picked = self.fullest(best) if self.consolidate and not waited else None
-            picked = picked or min(best, key=lambda w: (w.load(), self.slot(w)))
+            picked = picked or min(best, key=lambda w: (w.load(), self.idx(w)))
             out.append((job.job.job_id, picked.key, self.place(job, picked)))
         return out
 
@@ -283,8 +283,8 @@ class Fleets(RuleBasedStateMachine):
     def prefills(worker: NaiveWorker) -> bool:
         return any(job.computed < job.job.num_tokens for job in worker.jobs.values())
 
-    def slot(self, worker: NaiveWorker) -> int:
-        return self.router.fleet.workers[worker.key].slot
+    def idx(self, worker: NaiveWorker) -> int:
+        return self.router.fleet.workers[worker.key].idx
 
     def fullest(self, candidates: list[NaiveWorker]) -> NaiveWorker | None:
         everyone = self.naive.values()
@@ -298,7 +298,7 @@ class Fleets(RuleBasedStateMachine):
             and self.ready(worker) < SATURATION
             and self.now_s - worker.busy_since_s < LIMITS.max_wait_s
         ]
-        return max(filling, key=lambda w: (w.load(), self.slot(w)), default=None)
+        return max(filling, key=lambda w: (w.load(), self.idx(w)), default=None)
 
     @staticmethod
     def ready(worker: NaiveWorker) -> int:
@@ -327,7 +327,7 @@ class Fleets(RuleBasedStateMachine):
             assert shadow.ready == self.ready(naive) - naive.others
             assert shadow.remaining_tokens >= len(shadow.jobs)
         assert fleet.remaining == sum(worker.work() for worker in self.naive.values())
-        assert fleet.by_load == sorted((w.load, w.slot) for w in fleet.workers.values())
+        assert fleet.by_load == sorted((w.load, w.idx) for w in fleet.workers.values())
         if not fleet.routed:
             assert fleet.remaining == sum(worker.others for worker in self.naive.values())
 

@@ -2,20 +2,15 @@
 
 import asyncio
 import json
-import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 
 import pytest
 
-from moesaic.cluster.bus import Bus
-from moesaic.cluster.channels import channel
-from moesaic.cluster.grpc_server import admin_server
 from moesaic.cluster.placements import decode_placement
-from moesaic.cluster.redis_child import start_redis
+from moesaic.cluster.redis.bus import Bus
 from moesaic.cluster.registry import (
     Lease,
     PlacementView,
@@ -23,13 +18,16 @@ from moesaic.cluster.registry import (
     registered,
     watch_placement,
 )
-from moesaic.cluster.statuses import errors_as_status
+from moesaic.cluster.rpc.channels import channel
+from moesaic.cluster.rpc.server import admin_server
+from moesaic.cluster.rpc.statuses import errors_as_status
 from moesaic.errors import MoesaicError, NotReady, StaleEpoch
 from moesaic.messages.placement import Placement
 from moesaic.messages.registry import WorkerRecord
 from moesaic.settings import ServiceSettings
 from moesaic.v1 import expert_pb2 as pb
 from moesaic.v1 import expert_pb2_grpc, scheduler_pb2_grpc
+from tests.redis_servers import RedisServer, RedisServers
 
 NUM_EXPERTS, LAYERS = 8, [1, 2]
 
@@ -95,20 +93,10 @@ class ExpertWorker(expert_pb2_grpc.ExpertServiceServicer):
 class Suite:
     """One Redis with what runs on it."""
 
-    def __init__(self, directory: Path, parts: AsyncExitStack) -> None:
-        self._directory, self._parts = directory, parts
+    def __init__(self, redis: RedisServer, parts: AsyncExitStack) -> None:
+        self.redis, self._parts = redis, parts
         self.bus: Bus
         self.view: PlacementView
-        self.start_redis()
-
-    def start_redis(self) -> None:
-        self.redis, self.url = start_redis(self._directory)
-
-    def kill_redis(self, *, lose_data: bool) -> None:
-        self.redis.kill()
-        self.redis.wait()
-        if lose_data:
-            shutil.rmtree(self._directory / "appendonlydir")
 
     async def until_epoch(self, epoch: int) -> Placement:
         while self.view.epoch < epoch:
@@ -157,7 +145,7 @@ class Suite:
 
     async def scheduler(self, *flags: str, worker_id: str = "scheduler-0") -> "Scheduler":
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "services.scheduler", "--redis-url", self.url),
+            *(sys.executable, "-m", "moesaic.services.scheduler", "--redis-url", self.redis.url),
             *("--worker-id", worker_id, "--settle-s", "0.05", "--cluster", "test"),
             *("--min-epoch-interval-s", "0", *flags),
             stdout=asyncio.subprocess.PIPE,
@@ -207,10 +195,10 @@ class Scheduler:
 
 
 @pytest.fixture
-async def suite(tmp_path: Path) -> AsyncIterator[Suite]:
-    async with AsyncExitStack() as parts:
-        suite = Suite(tmp_path / "redis", parts)
-        suite.bus = await parts.enter_async_context(Bus.connect(suite.url, "test"))
-        suite.view = await parts.enter_async_context(watch_placement(suite.bus))
-        yield suite
-    suite.kill_redis(lose_data=False)
+async def suite(redis_servers: RedisServers) -> AsyncIterator[Suite]:
+    with redis_servers.lent() as redis:
+        async with AsyncExitStack() as parts:
+            suite = Suite(redis, parts)
+            suite.bus = await parts.enter_async_context(Bus.connect(redis.url, "test"))
+            suite.view = await parts.enter_async_context(watch_placement(suite.bus))
+            yield suite

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from moesaic.cli.decisions import as_dict
+from moesaic.cli.clients.decisions import as_dict
 from moesaic.cluster.placements import encode_placement
 from moesaic.v1 import scheduler_pb2 as pb
 

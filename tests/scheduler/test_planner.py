@@ -12,13 +12,19 @@ import pytest
 from moesaic.errors import DeadlineExceeded, MoesaicError, NotReady
 from moesaic.messages.placement import PlacedWorker, Placement
 from moesaic.messages.registry import WorkerRecord
-from moesaic.placement.statistics import LayerTraffic, Statistics
-from moesaic.placement.uniform import uniform
-from services.scheduler import solver as solving_process
-from services.scheduler.planner import Planner
-from services.scheduler.solver import Replay, Replayed, Solve, Solved, Traffic
-from services.scheduler.solving import solver
-from services.scheduler.traffic import ModelTraffic
+from moesaic.placement.policies.uniform import uniform
+from moesaic.placement.traffic.statistics import LayerTraffic, Statistics
+from moesaic.services.scheduler.planning import solver as solving_process
+from moesaic.services.scheduler.planning.messages import (
+    Replay,
+    Replayed,
+    SentTraffic,
+    Solve,
+    Solved,
+)
+from moesaic.services.scheduler.planning.planner import Planner
+from moesaic.services.scheduler.planning.solver_client import solver
+from moesaic.services.scheduler.planning.traffic import ModelTraffic
 
 NUM_EXPERTS = 8
 CURRENT = Placement(
@@ -90,7 +96,7 @@ def first_then_real(tmp_path: Path, command: tuple[str, ...], limit_s: float = 2
         "import pathlib, runpy\n"
         f"began = pathlib.Path({str(began)!r})\n"
         "if began.exists():\n"
-        "    runpy.run_module('services.scheduler.solver', run_name='__main__')\n"
+        "    runpy.run_module('moesaic.services.scheduler.planning.solver', run_name='__main__')\n"
         "else:\n"
         "    began.touch()\n"
         f"    exec({command[2]!r})\n"
@@ -134,7 +140,7 @@ async def test_a_solver_that_gives_no_answer_is_ended(end: str, error: type[Moes
 
 async def test_a_policy_that_computes_for_ever_ends_by_itself(tmp_path: Path) -> None:
     code = (
-        "from services.scheduler import solver\n"
+        "from moesaic.services.scheduler.planning import solver\n"
         "solver.CPU_S = 0.2\n"
         "def answer(question):\n"
         "    while True: pass\n"
@@ -225,12 +231,12 @@ async def test_without_traffic_or_with_the_policy_keep_nothing_is_asked() -> Non
 
 
 async def test_traffic_travels_as_it_is() -> None:
-    back = Traffic.of(HOT).layer()
+    back = SentTraffic.of(HOT).layer()
 
     for name in ("tokens", "active_batches", "coactivation", "sampled"):
         np.testing.assert_array_equal(getattr(back, name), getattr(HOT, name))
     assert (back.rows, back.batches) == (HOT.rows, HOT.batches)
-    assert Replay(placements=[], traffic=[Traffic.of(HOT)])
+    assert Replay(placements=[], traffic=[SentTraffic.of(HOT)])
 
 
 async def test_any_gain_will_do_where_none_in_particular_is_wanted() -> None:
@@ -303,7 +309,7 @@ async def test_many_large_layers_are_replayed_as_far_as_time_allows(
     num_experts, num_instances = 160, 16
     rng = np.random.default_rng(0)
     batches = [np.argsort(rng.random((32, num_experts)), axis=1)[:, :8] for _ in range(64)]
-    traffic = [Traffic.of(LayerTraffic.of_batches(batches, num_experts))] * 4
+    traffic = [SentTraffic.of(LayerTraffic.of_batches(batches, num_experts))] * 4
     held = uniform(num_experts, 4, [12] * num_instances)
 
     found = solving_process.answer(Replay(placements=[held] * 3, traffic=traffic))

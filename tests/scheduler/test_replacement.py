@@ -114,7 +114,7 @@ async def test_statistics_that_make_no_sense_are_counted_and_change_nothing(suit
             for bad in junk:
                 await suite.bus.append("ctl:activations", bad)
             for payload in (b"\xc1garbage", b""):
-                await suite.bus._writer.xadd(
+                await suite.bus.connection.client.xadd(
                     "moesaic:{test}:ctl:activations", {"t": "activation-report.v2", "p": payload}
                 )
             request = pb.SchedulerServiceGetActivationsRequest()
@@ -122,7 +122,7 @@ async def test_statistics_that_make_no_sense_are_counted_and_change_nothing(suit
                 await asyncio.sleep(0.05)
 
             assert seen.windows == 0
-            while await suite.bus._writer.xlen("moesaic:{test}:dlq:ctl:activations") < 2:
+            while await suite.bus.connection.client.xlen("moesaic:{test}:dlq:ctl:activations") < 2:
                 await asyncio.sleep(0.05)
             plan = (await stub.Plan(pb.PlanRequest(), timeout=30)).plan
             assert not plan.worthwhile
@@ -263,8 +263,8 @@ async def test_a_redis_that_lost_everything_gets_the_policy_back(suite):
         await a.until_epoch(1)
         request = pb.SchedulerServiceSetPolicyRequest(policy="redundance")
         await stub.SetPolicy(request, timeout=5)
-        suite.kill_redis(lose_data=True)
-        suite.start_redis()
+        suite.redis.kill(lose_data=True)
+        suite.redis.start()
         await scheduler.until("placement.republished")
         while await suite.bus.get_bytes("placement:policy") is None:
             await asyncio.sleep(0.05)

@@ -129,8 +129,8 @@ async def test_a_redis_that_lost_everything_gets_the_placement_back(suite):
     async with suite.expert("a") as a, suite.expert("b"):
         placement = await suite.until_epoch(1)
         await a.until_epoch(1)
-        suite.kill_redis(lose_data=True)
-        suite.start_redis()
+        suite.redis.kill(lose_data=True)
+        suite.redis.start()
 
         await scheduler.until("placement.republished")
         assert await suite.bus.get_bytes("placement:current") == b"1"
@@ -240,7 +240,7 @@ async def test_a_leader_that_slept_cannot_undo_what_its_successor_did(suite):
 
 
 async def test_a_scheduler_waits_for_redis_and_can_be_stopped_meanwhile(suite):
-    suite.kill_redis(lose_data=False)
+    suite.redis.kill()
     scheduler = await suite.scheduler()
     waiting = await scheduler.until("service.waiting")
     assert "--redis-url" in waiting["waiting_for"]
@@ -248,7 +248,7 @@ async def test_a_scheduler_waits_for_redis_and_can_be_stopped_meanwhile(suite):
     scheduler.signal(signal.SIGTERM)
 
     assert await scheduler.process.wait() == 0
-    suite.start_redis()
+    suite.redis.start()
 
 
 async def test_a_wrong_url_or_port_ends_the_start_with_one_line(suite):

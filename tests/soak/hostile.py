@@ -1,4 +1,4 @@
-"""What clients do who mean harm, or have a bug: bodies, trailers and grammars that take long to look at.
+"""Clients that mean harm, or have a bug: bodies, trailers and grammars that take long to look at.
 
 Each function takes the gateway's URL and an API key (empty where none is needed), sends a bounded number of requests,
 ends within ``within_s``, and gives what came back, by status or by how the connection ended. None of them expects to be

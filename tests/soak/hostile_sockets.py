@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Literal
 
-from moesaic.transport import handshake
 from moesaic.transport.frame import Frame, FrameKind
+from moesaic.transport.ucx import handshake
 
 Behaviour = Literal["silent", "hello", "dribble"]
 MAX_SOCKETS = 2000  # at a time

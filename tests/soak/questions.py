@@ -1,4 +1,4 @@
-"""What is asked during a soak, and what a suite that nobody disturbs answers to it."""
+"""The questions of a soak, and the answers of a suite that nobody disturbs."""
 
 import gzip
 import itertools
@@ -94,14 +94,14 @@ def _read(path: Path) -> str:
 
 
 def _told(route: str) -> dict[str, Any]:
-    """What makes an answer tell how sure it is."""
+    """The fields that make an answer tell how sure it is."""
     if route == CLASSIFY:
         return {}
     return {"logprobs": 2} if route == COMPLETIONS else {"logprobs": True, "top_logprobs": 2}
 
 
 def _margin(route: str, answer: dict[str, Any]) -> float:
-    """How far the likeliest token, or label, is before the next one, where that is least."""
+    """Return the least lead of a likeliest token, or label, over the next one."""
     if route == CLASSIFY:
         tops = [[label["logprob"] for label in answer["data"][0]["labels"]]]
     elif route == COMPLETIONS:

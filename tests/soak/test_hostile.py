@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from moesaic.cli.machine import commit, machine_facts
+from moesaic.cli.machine.facts import commit, machine_facts
 from tests.soak.questions import questions
 from tests.soak.traffic import Traffic
 from tests.suites import ROOT, Suite, eventually, running

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from moesaic.cli.machine import commit, machine_facts
+from moesaic.cli.machine.facts import commit, machine_facts
 from tests.soak.questions import questions
 from tests.soak.traffic import Book, Traffic
 from tests.soak.watch import Sample, Watch, slope_per_hour
@@ -85,7 +85,7 @@ async def _soak(suite: Suite, watch: Watch, book: Book) -> int:
 
 
 def _held(samples: list[Sample]) -> dict[str, float]:
-    """What is not zero though it should be in a suite that nobody asks anything."""
+    """List the counts that should be zero in an idle suite, and are not."""
     return {f"{s.name} {what}": value for s in samples for what, value in s.held.items() if value}
 
 
@@ -110,7 +110,7 @@ def _faults(
 
 
 def _miscounted(book: Book, counted: dict[str, float]) -> list[str]:
-    """What the gateway's own books say otherwise."""
+    """List the counts in which the gateway's own books differ."""
     expected = {"requests": book.sent.total(), "truncations": 0}
     return [
         f"the gateway counted {counted[name]:.0f} {name}, not {value}"

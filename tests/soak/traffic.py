@@ -28,7 +28,7 @@ TYPED = {  # what may be answered while a worker is lost, or time is short
 
 @dataclass
 class Book:
-    """How the requests ended."""
+    """The ends of the requests."""
 
     sent: Counter[str] = field(default_factory=Counter)  # by kind
     right: Counter[str] = field(default_factory=Counter)

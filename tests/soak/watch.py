@@ -1,4 +1,4 @@
-"""What the processes of a suite hold: memory, files, tasks, blocks. Sampled while they work and when they are idle."""
+"""Samples of what the processes of a suite hold, at work and idle: memory, files, tasks, blocks."""
 
 import os
 import re
@@ -66,7 +66,7 @@ class Watch:
         return samples
 
     def counted(self) -> dict[str, float]:
-        """What the gateway has counted so far: requests that are not about its health, streams without an end."""
+        """Read the gateway's counters: requests that are not about its health, streams without an end."""
         gateway = next(p for p in self._suite.state()["processes"] if p["role"] == "gateway")
         with self._suite.blocking_channel(gateway["admin_address"]) as channel:
             request = admin_pb2.GetStatsRequest()

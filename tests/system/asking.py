@@ -19,10 +19,19 @@ TYPED = {  # how a request may end whose workers are lost
 QUESTIONS = 6  # of a load: greedy and seeded, each streamed and not
 TOKENS = 24
 
+PROMPTS = [
+    "The king said to his",
+    "Up, and to the office, where",
+    "It was in the spring of the year 1881 that",
+    "A",
+    "ROMEO:\n",
+    "The Wikipedia article about the history of",
+]
+
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one request ended."""
+    """The end of one request."""
 
     text: str
     tokens: int = 0
@@ -56,13 +65,31 @@ async def ask(
     return Outcome(choice["text"], tokens, choice["finish_reason"])
 
 
+def complete(suite: Any, prompt: str) -> dict[str, Any]:
+    """The greedy completion of a prompt, with its token ids; for tests without a loop."""
+    with suite.client() as client:
+        answer = client.post(
+            "/v1/completions",
+            json={
+                "model": "demo",
+                "prompt": prompt,
+                "max_tokens": 48,
+                "temperature": 0,
+                "ignore_eos": True,
+                "return_token_ids": True,
+            },
+        )
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json()["choices"][0])
+
+
 async def stream(
     client: httpx.AsyncClient,
     body: dict[str, Any],
     timeout_ms: int | None = None,
     begun: asyncio.Event | None = None,
 ) -> Outcome:
-    """The same as a stream, of which every rule is checked; ``begun`` is set by its first text."""
+    """Ask for a stream and check every rule of it; its first text sets ``begun``."""
     body = {**body, "stream": True, "stream_options": {"include_usage": True}}
     text, tokens, reason, error, done = "", 0, None, None, False
     async with client.stream(

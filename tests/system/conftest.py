@@ -37,9 +37,9 @@ def disaggregated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
         yield suite
 
 
-@pytest.fixture(scope="module")  # its workers are killed: others want it whole
+@pytest.fixture(scope="session")
 def spare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
-    """Two attention workers, three expert workers of which any one has room for all experts."""
+    """Two attention workers, three expert workers of which any one has room for all experts; to be killed."""
     flags = ("--attention", "2", "--experts", "3", "--slots-per-layer", "32")
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("MOESAIC_MIN_EPOCH_INTERVAL_S", "0")  # workers leave one after the other
@@ -63,7 +63,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
 
 @pytest.fixture(scope="session")
 def right(local: Suite) -> list[str]:
-    """What one process that holds all experts answers to the questions of a load."""
+    """The answers of one process that holds all experts to the questions of a load."""
 
     async def asked() -> list[str]:
         async with httpx.AsyncClient(base_url=local.url, timeout=60) as client:

@@ -15,9 +15,9 @@ import grpc
 import msgspec
 from msgspec.structs import replace
 
-from moesaic.cluster.bus import Bus
 from moesaic.cluster.placement_view import committed_epoch, document
 from moesaic.cluster.placements import encode_placement
+from moesaic.cluster.redis.bus import Bus
 from moesaic.errors import PeerLost
 from moesaic.messages.placement import EMPTY_SLOT, Placement
 from moesaic.messages.registry import WorkerRecord
@@ -27,12 +27,19 @@ from tests.suites import Suite
 from tests.system.asking import until
 
 CALL_S = 10
+SETTINGS = {  # a suite that is quick to report and to act, and does nothing by itself
+    "MOESAIC_ACTIVATION_WINDOW_S": "0.5",
+    "MOESAIC_MIN_EPOCH_INTERVAL_S": "0",
+    "MOESAIC_REPLAN_INTERVAL_S": "3600",
+    "MOESAIC_LOAD_SHARE": "0.1",  # loading takes long enough to be met in its middle
+    "MOESAIC_RECOVERY_S": "60",  # requests wait for as long as a test holds the scheduler
+}
 _placements = msgspec.msgpack.Decoder(Placement)
 _records = msgspec.msgpack.Decoder(WorkerRecord)
 
 
 def events(suite: Suite, name: str, event: str) -> list[dict[str, Any]]:
-    """What a service has logged of one kind."""
+    """Return a service's log entries of one kind."""
     return [entry for entry in suite.log(name) if entry["event"] == event]
 
 
@@ -50,7 +57,7 @@ def paused(suite: Suite, name: str) -> Iterator[None]:
 
 
 def rotated(placement: Placement, num_layers: int) -> Placement:
-    """The same with the experts of the first layers moved on by one worker."""
+    """Return the placement with the experts of the first layers moved on by one worker."""
     slots = [
         [*layer[1:], layer[0]] if idx < num_layers else layer
         for idx, layer in enumerate(placement.slots)
@@ -70,13 +77,13 @@ class Control:
         return self.suite.channel_to(address or self.suite.admin_address("scheduler"))
 
     async def placement(self) -> Placement:
-        """The one that Redis has."""
+        """Return the placement that Redis has."""
         found = await self.bus.get(document(await committed_epoch(self.bus)), _placements)
         assert found is not None
         return found
 
     async def slots(self, name: str) -> expert_pb2.ListSlotsResponse:
-        """What an expert worker has in force."""
+        """Return the epoch and the experts that an expert worker has in force."""
         async with self.suite.channel(name) as connection:
             stub = expert_pb2_grpc.ExpertServiceStub(connection)
             return await stub.ListSlots(expert_pb2.ListSlotsRequest(), timeout=CALL_S)
@@ -91,7 +98,7 @@ class Control:
             await asyncio.sleep(0.1)
 
     async def settled(self) -> int:
-        """The same, and nobody keeps experts for another one."""
+        """Wait until they agree, and nobody keeps experts for another placement; give the epoch."""
         while True:
             with suppress(PeerLost, grpc.aio.AioRpcError):
                 placement = await self.placement()
@@ -115,7 +122,7 @@ class Control:
         return True
 
     async def is_alone(self, placement: Placement) -> bool:
-        """Whether workers hold the experts of this placement, and no others."""
+        """Check whether workers hold the experts of this placement and no others."""
         held = [(await self.slots(name)).resident_bytes for name in self.workers]
         return held == await self.bytes_of(placement)
 
@@ -163,13 +170,13 @@ class Control:
             return int((await stub.ApplyPlacement(request, timeout=90)).epoch)
 
     async def fleet(self, scheduler: str = "") -> pb.GetFleetResponse:
-        """Who is there, as a scheduler sees it."""
+        """Return the fleet as a scheduler sees it."""
         async with self._scheduler(scheduler) as connection:
             stub = scheduler_pb2_grpc.SchedulerServiceStub(connection)
             return await stub.GetFleet(pb.GetFleetRequest(), timeout=CALL_S)
 
     async def members(self) -> list[tuple[str, int]]:
-        """Who is registered, in which of their lives."""
+        """List the registered workers, each with its generation."""
         workers = (await self.fleet()).workers
         return [(worker.worker_id, worker.generation) for worker in workers]
 
@@ -237,7 +244,7 @@ class Scheduler:
         self.process, self._log = process, log
 
     def events(self, event: str, **fields: object) -> list[dict[str, Any]]:
-        """What it has logged of one kind."""
+        """Return its log entries of one kind."""
         lines = self._log.read_text(encoding="utf-8").splitlines()
         entries = [json.loads(line) for line in lines if line.endswith("}")]
         return [e for e in entries if e["event"] == event and fields.items() <= e.items()]
@@ -254,7 +261,7 @@ async def another_scheduler(suite: Suite, worker_id: str) -> AsyncIterator[Sched
     path = suite.directory / "run" / f"{worker_id}.log"
     with path.open("wb") as log:  # of another of that name, if there was one, nothing is kept
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "services.scheduler", "--worker-id", worker_id),
+            *(sys.executable, "-m", "moesaic.services.scheduler", "--worker-id", worker_id),
             *("--host", "127.0.0.1"),
             env=_environment(suite),
             stdout=log,
@@ -270,6 +277,24 @@ async def another_scheduler(suite: Suite, worker_id: str) -> AsyncIterator[Sched
 
 
 def _environment(suite: Suite) -> dict[str, str]:
-    """Of the services: the settings that they have beside their flags."""
+    """Read the settings that the services have beside their flags."""
     variables = Path(f"/proc/{suite.pid('gateway')}/environ").read_bytes().decode().split("\0")
     return dict(variable.split("=", 1) for variable in variables if variable)
+
+
+async def cli(suite: Suite, *arguments: str) -> Any:
+    """Run a command and decode the JSON that it prints."""
+    done = await asyncio.to_thread(suite.cli, *arguments, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout)
+
+
+async def planned(suite: Suite, file: Path) -> dict[str, Any]:
+    """A plan that moves experts: of one of two policies at least, for they disagree once the scheduler knows of
+    traffic."""
+    async with asyncio.timeout(30):
+        while True:
+            for policy in ("eplb", "uniform"):
+                plan = await cli(suite, "placement", "plan", "--policy", policy, "--out", str(file))
+                if plan["moves"]:
+                    return dict(plan)

@@ -24,6 +24,24 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.from_file(str(Path(corpus.__file__).parents[1] / "demo/tokenizer.json"))
 
 
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The beginnings of every set: all of its documents, questions and conversations take long to encode."""
+    documents, task, conversations = corpus.read_documents, corpus.read_task, corpus.conversations()
+
+    def some_rows(name: str, split: str) -> corpus.Task:
+        return replace(whole := task(name, split), rows=whole.rows[:500])
+
+    def beginnings(name: str) -> tuple[list[str], list[str]]:
+        return [document[:5000] for document in documents(name)[0][:20]], []
+
+    monkeypatch.setattr(corpus, "read_documents", beginnings)
+    monkeypatch.setattr(corpus, "read_task", some_rows)
+    pairs = {name: pairs[:500] for name, pairs in conversations.items()}
+    monkeypatch.setattr(corpus, "conversations", lambda: pairs)
+
+
+@pytest.mark.usefixtures("few")
 @torch.no_grad()
 def test_siblings_do_not_see_each_other_and_keep_their_own_positions(tokenizer: Tokenizer) -> None:
     torch.manual_seed(0)

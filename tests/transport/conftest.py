@@ -14,7 +14,7 @@ import torch
 from moesaic.transport.contract import Handler, Network
 from moesaic.transport.frame import Frame, FrameKind, FrameLimits
 from moesaic.transport.inprocess import Hub, InProcessNetwork
-from moesaic.transport.ucx import UcxNetwork
+from moesaic.transport.ucx.network import UcxNetwork
 
 SECRET = b"the cluster secret"
 LIMITS = FrameLimits.of_hidden_size(4096)
@@ -95,7 +95,7 @@ class FarWorker:
 
 @pytest.fixture(scope="session")
 def worker_factory() -> Iterator["subprocess.Popen[str]"]:
-    script = Path(__file__).with_name("far_worker.py")
+    script = Path(__file__).with_name("ucx") / "far_worker.py"
     with subprocess.Popen(
         [sys.executable, str(script), SECRET.decode()],
         stdin=subprocess.PIPE,

@@ -13,7 +13,7 @@ for role in ("attention", "expert", "gateway", "scheduler"):
     for flag in ("--help", "--log-lvl"):
         sys.argv = ["moesaic serve " + role, flag]
         try:
-            import_module(f"services.{{role}}.__main__").main()
+            import_module(f"moesaic.services.{{role}}.__main__").main()
         except SystemExit as end:
             print("status", end.code, flush=True)
 """

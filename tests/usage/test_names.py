@@ -17,7 +17,7 @@ OUR_OWN = "libs/moesaic/usage/names.py"
 
 def models() -> list[type[ServiceSettings]]:
     roles = ("attention", "expert", "gateway", "scheduler")
-    modules = [(import_module(f"services.{role}.settings"), role) for role in roles]
+    modules = [(import_module(f"moesaic.services.{role}.settings"), role) for role in roles]
     return [getattr(module, f"{role.capitalize()}Settings") for module, role in modules]
 
 

@@ -1,4 +1,4 @@
-"""Answers many requests at once, and hands the results on in the order of the input."""
+"""Answer many requests at once, and hand the results on in the order of the input."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class InOrder:
-    """Puts results back into the order of their requests. Pure."""
+    """Results, put back into the order of their requests. Pure."""
 
     def __init__(self) -> None:
         self._held: dict[int, Result] = {}
@@ -33,7 +33,7 @@ class InOrder:
         self._held[index] = result
 
     def take(self) -> list[Result]:
-        """The results that no earlier one is missing for, in order; each is given once."""
+        """Give the results before which none is missing, in order; each is given once."""
         ready = []
         while self._next in self._held:
             ready.append(self._held.pop(self._next))
@@ -44,14 +44,14 @@ class InOrder:
 async def answer_all(lines: Iterator[Line], ask: Ask, write: Write, max_inflight: int) -> None:
     """Answer every line and write every result exactly once, in the order of the lines.
 
-    The file work, reading and writing, is done off the event loop. What runs when this is cancelled, or when ``ask``
-    or ``write`` raises, is cancelled; what was written by then is a beginning of the whole.
+    The file work, reading and writing, is done off the event loop. A cancellation, or an error of ``ask`` or ``write``,
+    cancels all requests that run; the results written by then are a beginning of the whole.
 
     Args:
         lines: read a few at a time, as requests become free.
         ask: answers one request.
         write: gets results as soon as they are next in order, never two calls at once.
-        max_inflight: how many requests run at once. Up to ``HELD_PER_REQUEST`` times as many are held back.
+        max_inflight: requests that run at once. Up to ``HELD_PER_REQUEST`` times as many results are held back.
     """
     window = asyncio.Semaphore(max_inflight * HELD_PER_REQUEST)
     reading = asyncio.Lock()
@@ -74,7 +74,7 @@ async def answer_all(lines: Iterator[Line], ask: Ask, write: Write, max_inflight
         while True:
             await window.acquire()
             if (taken := await next_line()) is None:
-                window.release()  # for the others, who have to find out as well
+                window.release()  # for the others, which have to find out as well
                 return
             index, line = taken
             result = await ask(line) if isinstance(line, BatchRequest) else refused(line)
@@ -84,7 +84,7 @@ async def answer_all(lines: Iterator[Line], ask: Ask, write: Write, max_inflight
     async def write_ready() -> None:
         nonlocal is_writing
         if is_writing:
-            return  # whoever is at it writes this as well
+            return  # the call that is at it writes this as well
         is_writing = True
         while ready := ordered.take():
             await to_its_end(functools.partial(write, ready))
@@ -98,7 +98,7 @@ async def answer_all(lines: Iterator[Line], ask: Ask, write: Write, max_inflight
 
 
 async def to_its_end(work: Callable[[], T]) -> T:
-    """Run file work in a thread. Who is cancelled meanwhile waits for it: nothing is written behind anybody's back."""
+    """Run file work in a thread, to its end even if the caller is cancelled meanwhile: nothing is written later on."""
     task = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         return await asyncio.shield(task)

@@ -1,4 +1,4 @@
-"""The results written so far: a beginning of the output, to which a later run goes on adding."""
+"""Results written so far: a beginning of the output, which a later run goes on with."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 
 from moesaic.batch.requests import Line
-from moesaic.batch.results import Result, Tally, decode_result
+from moesaic.batch.results import Result, ResultTally, decode_result
 
 
 class Journal:
@@ -20,7 +20,7 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a+b")
-        self.tally = Tally()
+        self.tally = ResultTally()
         self.num_bytes = 0
 
     def __enter__(self) -> "Journal":
@@ -37,10 +37,10 @@ class Journal:
     def resume(self, lines: Iterator[Line]) -> Iterator[Line]:
         """Count what is there, and give the lines that have no result yet.
 
-        What does not belong to the line that it stands for, such as half a line after a crash, is cut off with
-        everything behind it: those requests are made again.
+        The first result that is not of its line, such as half a line after a crash, is cut off with all behind it:
+        those requests are made again.
         """
-        self.tally, self.num_bytes = Tally(), 0
+        self.tally, self.num_bytes = ResultTally(), 0
         self._file.seek(0)
         rest: Iterator[Line] = lines
         for line in lines:
@@ -54,7 +54,7 @@ class Journal:
         return rest
 
     def write(self, results: Sequence[Result]) -> None:
-        """Add results; what this process dies of does not take them away."""
+        """Add results; they outlive this process, however it dies."""
         encoded = b"".join(result.encode() for result in results)
         self._file.write(encoded)
         self._file.flush()
@@ -63,15 +63,15 @@ class Journal:
             self.tally.add(result)
 
     def fileno(self) -> int:
-        """The file, for a lock on it."""
+        """Give the file's descriptor, for a lock on it."""
         return self._file.fileno()
 
     def sync(self) -> None:
-        """Keep what is written over a loss of power, too."""
+        """Keep the results over a loss of power, too."""
         os.fsync(self.fileno())
 
 
-def _is_result_of(line: Line, found: bytes, tally: Tally) -> bool:
+def _is_result_of(line: Line, found: bytes, tally: ResultTally) -> bool:
     try:
         result = decode_result(found)
     except ValueError:

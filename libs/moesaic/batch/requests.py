@@ -21,7 +21,7 @@ class BatchRequest:
         number: of its line, from 1.
         custom_id: the caller's name for it, unique in the input.
         url: path of the route, such as ``/v1/chat/completions``.
-        body: what is posted there: a JSON object as it was written, not looked into.
+        body: the JSON object to post there, as it was written.
     """
 
     number: int
@@ -32,14 +32,14 @@ class BatchRequest:
 
 @dataclass(frozen=True)
 class BadLine:
-    """A line that is no request, or not one that can be part of this batch.
+    """A line without a request, or with one that cannot be part of this batch.
 
     Attributes:
         number: of the line, from 1.
-        custom_id: as far as it could be read.
+        custom_id: None if it could not be read.
         code: stable, for programs.
-        message: what to correct.
-        param: the field that it is about.
+        message: the correction to make.
+        param: the field to correct.
     """
 
     number: int
@@ -53,7 +53,7 @@ Line = BatchRequest | BadLine
 
 
 class _Fields(msgspec.Struct):
-    """What counts of a line. Nothing else is decoded: that would take time and memory for whatever there is."""
+    """Fields of a line that count. Nothing else is decoded: that would take time and memory for anything there is."""
 
     custom_id: msgspec.Raw = _NULL
     method: msgspec.Raw = _NULL
@@ -62,7 +62,7 @@ class _Fields(msgspec.Struct):
 
 
 class _Body(msgspec.Struct):
-    """What counts of a body here; the rest is the route's business."""
+    """Fields of a body that count here; the rest is the route's business."""
 
     stream: msgspec.Raw = _NULL
 
@@ -77,7 +77,7 @@ def read_requests(
     endpoint: str | None = None,
     max_lines: int | None = None,
 ) -> Iterator[Line]:
-    """Every line in order, one at a time; blank ones are passed over.
+    """Read every line in order, one at a time; blank ones are passed over.
 
     Args:
         lines: the input, from its beginning.
@@ -152,7 +152,7 @@ def _fault(value: msgspec.Raw, field: str) -> str:
 
 
 def _is_path(url: str) -> bool:
-    """Whether it names a route of whoever is asked, and nobody else."""
+    """Tell a path on the asked server from everything else, such as another server's address."""
     return url.startswith("/") and not url.startswith("//") and url.isascii() and url.isprintable()
 
 

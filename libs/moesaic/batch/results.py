@@ -8,8 +8,8 @@ import msgspec
 from moesaic.batch.requests import BadLine
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """What a route answered, well or not."""
+class RouteAnswer(msgspec.Struct, frozen=True):
+    """A route's answer, well or not."""
 
     status_code: int
     request_id: str
@@ -17,12 +17,12 @@ class Answer(msgspec.Struct, frozen=True):
 
     @property
     def ok(self) -> bool:
-        """Whether it is what was asked for."""
+        """True if the route did as it was asked."""
         return 200 <= self.status_code < 300
 
 
-class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Why there is no answer."""
+class RequestFailure(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The reason for no answer."""
 
     code: str
     message: str
@@ -31,20 +31,20 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What came of one line of the input; either ``response`` or ``error`` is there."""
+    """The outcome of one line of the input: either ``response`` or ``error``."""
 
     id: str
     custom_id: str | None
-    response: Answer | None
-    error: Failure | None
+    response: RouteAnswer | None
+    error: RequestFailure | None
 
     @property
     def ok(self) -> bool:
-        """Whether the request was answered as it was meant."""
+        """True if a route did as the request asked."""
         return self.response is not None and self.response.ok
 
     def encode(self) -> bytes:
-        """The line, with its end."""
+        """Encode the line, with its end."""
         return msgspec.json.encode(self) + b"\n"
 
 
@@ -55,30 +55,30 @@ def decode_result(line: bytes) -> Result:
     """Read a whole line of an output.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the line is no result.
     """
     if not line.endswith(b"\n"):
         raise ValueError("the line has no end")
     return _DECODER.decode(line)
 
 
-def answered(custom_id: str, answer: Answer) -> Result:
-    """The result of a request that a route has answered."""
+def answered(custom_id: str, answer: RouteAnswer) -> Result:
+    """Make the result of a request that a route has answered."""
     return Result(_result_id(), custom_id, answer, None)
 
 
 def unanswered(custom_id: str | None, code: str, message: str) -> Result:
-    """The result of a request without an answer."""
-    return Result(_result_id(), custom_id, None, Failure(code, message))
+    """Make the result of a request without an answer."""
+    return Result(_result_id(), custom_id, None, RequestFailure(code, message))
 
 
 def refused(line: BadLine) -> Result:
-    """The result of a line that is no request."""
-    failure = Failure(line.code, line.message, line.param, line.number)
+    """Make the result of a line without a request."""
+    failure = RequestFailure(line.code, line.message, line.param, line.number)
     return Result(_result_id(), line.custom_id, None, failure)
 
 
-class Tally(msgspec.Struct):
+class ResultTally(msgspec.Struct):
     """Counts over results."""
 
     completed: int = 0

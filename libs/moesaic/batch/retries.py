@@ -1,4 +1,4 @@
-"""When to ask again, and how soon."""
+"""Retries of a request: the wait before each, and the last."""
 
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 30.0
@@ -9,13 +9,16 @@ _RETRYABLE = BUSY_STATUSES | {502, 504}
 def retry_wait_s(
     num_tries: int, status: int | None, retry_after: str | None, should_retry: str | None
 ) -> float | None:
-    """How long to wait before a request is sent again; None if that cannot help.
+    """Decide on the wait before a request is sent again.
 
     Args:
-        num_tries: how often it was sent already.
+        num_tries: attempts so far.
         status: of the last answer; None if the connection failed.
         retry_after: its header ``Retry-After``, seconds.
         should_retry: its header ``x-should-retry``, which decides where it is given.
+
+    Returns:
+        Seconds; None if another attempt cannot help.
     """
     if status is not None and (
         should_retry == "false" or (should_retry != "true" and status not in _RETRYABLE)

@@ -1,10 +1,10 @@
-"""The life of a batch: events in, the next state out. Pure; whoever calls brings the time."""
+"""The life of a batch: events in, the next state out. Pure; the caller brings the time."""
 
 from typing import Literal
 
 import msgspec
 
-from moesaic.batch.results import Tally
+from moesaic.batch.results import ResultTally
 
 WINDOW_S = {"24h": 24 * 3600}  # the completion windows that can be asked for
 ENDED = frozenset({"failed", "completed", "expired", "cancelled"})
@@ -23,7 +23,7 @@ Stop = Literal["expired", "cancelled"]
 
 
 class LineError(msgspec.Struct, frozen=True):
-    """What is wrong with the input."""
+    """A fault of the input."""
 
     code: str
     message: str
@@ -32,14 +32,14 @@ class LineError(msgspec.Struct, frozen=True):
 
 
 class LineErrors(msgspec.Struct, frozen=True):
-    """The list of them."""
+    """The faults of an input."""
 
     data: list[LineError]
     object: str = "list"
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """How many requests there are, and how many have a result."""
+    """Numbers of requests: all, and those with a result."""
 
     total: int = 0
     completed: int = 0
@@ -83,11 +83,11 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing will change any more."""
+        """True once nothing will change any more."""
         return self.status in ENDED
 
     def stop_reason(self, now: int) -> Stop | None:
-        """Why requests without an answer get none any more; None as long as they shall."""
+        """Tell why requests without an answer get none any more; None while they do."""
         if self.cancelling_at is not None:
             return "cancelled"
         return "expired" if (self.finalizing_at or now) >= self.expires_at else None
@@ -108,21 +108,21 @@ class Rejected(msgspec.Struct, frozen=True):
 class Progressed(msgspec.Struct, frozen=True):
     """This many results are written."""
 
-    tally: Tally
+    tally: ResultTally
 
 
 class CancelAsked(msgspec.Struct, frozen=True):
-    """The caller wants no more of it; heeded as long as requests are without a result."""
+    """The caller wants no more answers; heeded while a request is without a result."""
 
 
 class AllWritten(msgspec.Struct, frozen=True):
-    """Every request has a result; what remains is to make the files."""
+    """Every request has a result; the files remain to be made."""
 
-    tally: Tally
+    tally: ResultTally
 
 
 class Finalized(msgspec.Struct, frozen=True):
-    """The files are there; without results of its kind a file is None."""
+    """The files are there; None for one that would be empty."""
 
     output_file_id: str | None
     error_file_id: str | None
@@ -132,11 +132,11 @@ Event = Validated | Rejected | Progressed | CancelAsked | AllWritten | Finalized
 
 
 class Impossible(Exception):
-    """An event that cannot happen in this state: its sender is wrong."""
+    """An event that cannot happen in the batch's state: its sender is wrong."""
 
 
 def advance(batch: Batch, event: Event, now: int) -> Batch:
-    """The batch after an event at the time ``now``.
+    """Work out the batch after an event at the time ``now``.
 
     Raises:
         Impossible: it cannot happen in this state.
@@ -186,7 +186,7 @@ def _ended(batch: Batch, files: Finalized, now: int) -> Batch:
             return with_(batch, status="completed", completed_at=now)
 
 
-def _counted(batch: Batch, tally: Tally) -> Batch:
+def _counted(batch: Batch, tally: ResultTally) -> Batch:
     counts = Counts(batch.request_counts.total, tally.completed, tally.failed)
     if tally.total > counts.total:
         raise Impossible(f"{tally.total} results of {counts.total} requests")

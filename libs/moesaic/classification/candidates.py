@@ -1,4 +1,4 @@
-"""What a model may answer, as the tokens of each answer; and what its log-probabilities say."""
+"""Candidates: the answers that a model may give, as tokens, and the odds that its log-probabilities make of them."""
 
 import math
 from collections.abc import Sequence
@@ -12,16 +12,22 @@ MAX_ANSWER_TOKENS = 256  # of one candidate: engines take no longer ones
 
 
 class Read(NamedTuple):
-    """The one operation that every question is made of (MoE-Prefill, section 3): the log-probability
-    of each candidate behind the prompt, from one prefill."""
+    """The operation that every question is made of (MoE-Prefill, section 3).
+
+    One prefill gives the log-probability of each candidate behind the prompt.
+    """
 
     prompt: Sequence[int]
     candidates: Candidates
 
 
 class Odds(NamedTuple):
-    """What one read says: ``shares`` of the candidates, which sum to 1, and the probability ``mass`` (0..1) that the
-    whole vocabulary gave to all of them together."""
+    """Odds that one read gives.
+
+    Attributes:
+        shares: of the candidates, by their order; they sum to 1.
+        mass: probability of all candidates together, among the whole vocabulary, 0..1.
+    """
 
     shares: list[float]
     mass: float
@@ -30,7 +36,7 @@ class Odds(NamedTuple):
 def one_token_each(
     dialogue: Dialogue, names: Sequence[str], method: str, others: str
 ) -> Candidates:
-    """The one token of each name where an answer starts.
+    """Find the one token of each name where an answer starts.
 
     Raises:
         InvalidInput: a name takes more; ``others`` are the methods that can do with that.
@@ -47,8 +53,9 @@ def one_token_each(
 
 
 def whole_answers(dialogue: Dialogue, names: Sequence[str]) -> Candidates:
-    """All tokens of each name and the end of the turn, so that no name wins by being the beginning
-    of another.
+    """Find all tokens of each name and the end of the turn.
+
+    With the end, no name wins by being the beginning of another.
 
     Raises:
         InvalidInput: two names are the same tokens, or one has too many.
@@ -65,7 +72,7 @@ def whole_answers(dialogue: Dialogue, names: Sequence[str]) -> Candidates:
 
 
 def yes_or_no(dialogue: Dialogue) -> Candidates:
-    """Yes, then no: by their tokens if they have one each, else whole."""
+    """Find yes, then no: by their tokens if they have one each, else whole."""
     names = [dialogue.wording.words["yes"], dialogue.wording.words["no"]]
     try:
         return one_token_each(dialogue, names, "a question for yes or no", "other words")
@@ -77,7 +84,7 @@ def odds(logprobs: Sequence[float]) -> Odds:
     """Compare the candidates of one read by their log-probabilities (natural log).
 
     Raises:
-        ValueError: there is none, or one is not a number.
+        ValueError: there is no candidate, or a log-probability is not a number.
     """
     if not logprobs or any(math.isnan(value) for value in logprobs):
         raise ValueError(f"expected log-probabilities, got {list(logprobs)}")
@@ -90,7 +97,7 @@ def odds(logprobs: Sequence[float]) -> Odds:
 
 
 def short(name: str) -> str:
-    """A name as errors quote it."""
+    """Quote a name for an error."""
     return repr(name if len(name) <= 60 else name[:57] + "...")
 
 

@@ -1,8 +1,10 @@
 """Decisions: questions about one input, each a read of its own behind the input as their common prefix.
 
-* a predicate: is a statement true? read off yes and no;
-* a choice: which of some values? read off the values themselves or their letters;
-* a score: which of some ordered levels? likewise, with numbers from 0; their mean is the score.
+| Question | Asks | Read off |
+|---|---|---|
+| predicate | Is a statement true? | yes and no |
+| choice | Which of these values? | the values themselves, or their letters |
+| score | Which of these ordered levels? | the levels, or their numbers from 0; the mean is the score |
 """
 
 import math
@@ -13,7 +15,7 @@ from typing import Literal, NamedTuple
 from moesaic.classification.candidates import Candidates, Odds, Read, odds, yes_or_no
 from moesaic.classification.dialogue import Dialogue
 from moesaic.classification.forms import CHEAPEST_FIRST, Label, best_of, tidied
-from moesaic.classification.prompts import SYMBOLS, Method, label_slots
+from moesaic.classification.prompts import SYMBOLS, Method, label_values
 from moesaic.errors import InvalidInput
 
 NUMBERS = "0123456789"
@@ -21,7 +23,7 @@ Kind = Literal["predicate", "choice", "score"]
 
 
 class Asked(NamedTuple):
-    """A question as its caller puts it; a predicate has no options."""
+    """A question in its caller's words; a predicate has no options."""
 
     kind: Kind
     instructions: str
@@ -48,15 +50,15 @@ class Question:
     dialogue: Dialogue
 
     def read(self, evidence: str) -> Read:
-        """What is asked about one input."""
-        slots = label_slots([option.wording for option in self.options], self.symbols)
+        """Ask the question about one input."""
+        values = label_values([option.wording for option in self.options], self.symbols)
         words = self.dialogue.wording.render(
-            self.template, input=evidence.strip(), instructions=self.instructions, **slots
+            self.template, input=evidence.strip(), instructions=self.instructions, **values
         )
         return Read(self.dialogue.ask(words), self.candidates)
 
     def odds(self, logprobs: Sequence[float]) -> Odds:
-        """What the read's log-probabilities say about the options, or about yes and no.
+        """Compare the options, or yes and no, by a read's log-probabilities.
 
         Raises:
             ValueError: there is not one number per candidate.
@@ -74,8 +76,8 @@ def put(
     Args:
         dialogue: with the model.
         asked: the question.
-        field: where it stands in the request, for errors.
-        auto: methods to name an option by, the first that works is taken; see ``forms.plan``.
+        field: its place in the request, for errors.
+        auto: methods to name an option by; the first that works is taken (see ``forms.normal_form``).
 
     Raises:
         InvalidInput: its words are blank, or its options cannot be told apart.
@@ -103,12 +105,12 @@ def put(
 
 
 def mean_level(shares: Sequence[float]) -> float:
-    """The score that levels 0, 1, 2 … with these shares have on average."""
+    """Average the levels 0, 1, 2 … by these shares: the score."""
     return math.fsum(level * share for level, share in enumerate(shares))
 
 
 def evidence_of(turns: Sequence[Turn]) -> str:
-    """A conversation as one text; a single message of the user's is just its text."""
+    """Write a conversation as one text; a single message of the user's is just its text."""
     if len(turns) == 1 and turns[0].role == "user":
         return turns[0].text
     return "\n\n".join(f"{turn.role.capitalize()}: {turn.text.strip()}" for turn in turns)

@@ -1,4 +1,4 @@
-"""How a model's chat template frames an answer: what precedes it, what ends it."""
+"""The frame that a model's chat template puts around an answer: its lead and its end."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,22 +10,22 @@ _PROBE = "x"
 
 
 class Encoder(Protocol):
-    """What is needed of a tokenizer."""
+    """The part of a tokenizer that a dialogue needs."""
 
     def encode_parted(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text; what went through ``parted`` has no control tokens."""
+        """Encode a text; a part that went through ``parted`` has no control tokens."""
         ...
 
     def parted(self, text: str) -> str:
-        """A caller's text, so that none of it becomes a control token."""
+        """Part a caller's text, so that none of it becomes a control token."""
         ...
 
 
 class Template(Protocol):
-    """What is needed of a chat template."""
+    """The part of a chat template that a dialogue needs."""
 
     def render(self, messages: Sequence[Any], *, add_generation_prompt: bool) -> str:
-        """The text of a conversation."""
+        """Write a conversation as text."""
         ...
 
 
@@ -33,10 +33,13 @@ class Template(Protocol):
 class Dialogue:
     """A model's way of asking and answering, learned once from its tokenizer and template.
 
-    ``lead`` is the blank space that the model puts before an answer; ``end_token_ids`` ends its
-    turn (one token, or none if the model has no such token); ``wording`` has the words it is asked
-    with. Questions and answers are text, whatever they spell: who writes a text cannot end the turn
-    in it and answer himself.
+    Questions and answers are text, whatever they spell: the author of a text cannot end the turn in
+    it and answer himself.
+
+    Attributes:
+        lead: blank space that the model puts before an answer.
+        end_token_ids: the end of its turn: one token, or none if the model has no such token.
+        wording: the words of its questions.
     """
 
     tokenizer: Encoder
@@ -53,8 +56,10 @@ class Dialogue:
         eos_token_ids: Sequence[int],
         wording: Wording = PACKAGED,
     ) -> "Dialogue":
-        """Find out how answers begin and end; without a template they follow the wording's
-        ``tail`` and a space."""
+        """Learn the lead and the end of answers.
+
+        Without a template, answers follow the wording's ``tail`` and a space.
+        """
         if template is None:
             return cls(tokenizer, None, " ", tuple(eos_token_ids[:1]), wording)
         asked = template.render([_turn("user")], add_generation_prompt=True)
@@ -71,12 +76,12 @@ class Dialogue:
         return cls(tokenizer, template, lead, tuple(ends[:1]), wording)
 
     def ask(self, question: str) -> list[int]:
-        """Token ids of a user turn up to where the answer starts."""
+        """Encode a user turn, up to the start of the answer."""
         special = self.template is None
         return self.tokenizer.encode_parted(self._asked(question), add_special_tokens=special)
 
     def continuation(self, answer: str) -> tuple[int, ...]:
-        """Token ids of an answer where it stands: right behind the end of a question."""
+        """Encode an answer in its place: right behind the end of a question."""
         before = self._asked(_PROBE)
         start = self.tokenizer.encode_parted(before, add_special_tokens=False)
         answer = self.lead + self.tokenizer.parted(answer)

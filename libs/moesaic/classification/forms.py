@@ -1,11 +1,14 @@
 """The normal forms of a classification (MoE-Prefill, section 3): one prefill, no decoding.
 
-* ``token``: every label is one token where the answer starts.
-* ``choice``: each label has a letter in the prompt, the answer is the letter's token.
-* ``sequence``: a label is scored by the log-probability of all its tokens and of the end of the turn, so that no
-  label wins by being the beginning of another.
-* ``multi``: each label is a question of its own for yes or no. These siblings share the text as their prefix, and
-  their probabilities do not depend on each other.
+| Method | Candidates |
+|---|---|
+| ``token`` | each label's one token where the answer starts |
+| ``choice`` | the token of each label's letter, which the prompt gives it |
+| ``sequence`` | all tokens of each label, and the end of the turn |
+| ``multi`` | yes and no, in a question of its own for each label |
+
+The end of the turn in ``sequence`` keeps a label from winning as the beginning of another. The questions of ``multi``
+share the text as their prefix, and their probabilities do not depend on each other.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,7 +40,7 @@ class Label(NamedTuple):
 
     @property
     def wording(self) -> str:
-        """How the prompt states it."""
+        """The label as the prompt states it."""
         return f"{self.name} ({self.description})" if self.description else self.name
 
 
@@ -53,11 +56,11 @@ class Form:
 
     @property
     def num_reads(self) -> int:
-        """How many reads there are of one text."""
+        """Reads of one text."""
         return len(self.labels) if self.method == "multi" else 1
 
     def reads(self, text: str) -> Iterator[Read]:
-        """What is asked about one text: one read, or for ``multi`` one a label, in their order."""
+        """Ask about one text: one read, or for ``multi`` one for each label, in their order."""
         words = [label.wording for label in self.labels]
         for asked in [[word] for word in words] if self.method == "multi" else [words]:
             yield Read(self._prompt(text, asked), self.candidates)
@@ -68,8 +71,10 @@ class Form:
 
 
 class ScoredLabel(NamedTuple):
-    """One label with its log-probability and its share among the labels; for ``multi`` those of yes,
-    with the mass of its own read."""
+    """One label with its log-probability and its share among the labels.
+
+    For ``multi`` both are of yes, and ``label_mass`` is of the label's own read.
+    """
 
     label: str
     logprob: float
@@ -79,16 +84,22 @@ class ScoredLabel(NamedTuple):
 
 @dataclass(frozen=True)
 class Classification:
-    """What the model answered. ``probs`` is in the order of the request's labels, ``ranked`` most
-    likely first."""
+    """The model's answer for one text.
+
+    Attributes:
+        label: the likeliest.
+        probs: by the order of the request's labels.
+        ranked: the likeliest first.
+        label_mass: probability of all candidates together, among the whole vocabulary, 0..1; the least of the reads.
+    """
 
     label: str
     probs: list[float]
     ranked: list[ScoredLabel]
-    label_mass: float  # probability that the whole vocabulary gave to all candidates together, 0..1; the least of reads
+    label_mass: float
 
 
-def plan(
+def normal_form(
     dialogue: Dialogue,
     labels: Sequence[Label],
     instruction: str | None = None,
@@ -149,10 +160,10 @@ def assemble(
 
 
 def tidied(labels: Sequence[Label], field: str, least: int) -> list[Label]:
-    """The labels without blank space around them.
+    """Strip the labels of blank space around them.
 
     Raises:
-        InvalidInput: naming ``field``: there are fewer than ``least`` or too many, one is blank, or two are the same.
+        InvalidInput: ``field`` has fewer than ``least`` labels or too many, a blank one, or the same one twice.
     """
     tidy = [Label(label.name.strip(), label.description.strip()) for label in labels]
     if not least <= len(tidy) <= MAX_LABELS:
@@ -170,10 +181,10 @@ def tidied(labels: Sequence[Label], field: str, least: int) -> list[Label]:
 def best_of(
     dialogue: Dialogue, names: Sequence[str], order: Sequence[Method], symbols: str
 ) -> tuple[Method, Candidates]:
-    """The first method that works, with its candidates.
+    """Find the first method that works, with its candidates.
 
     Raises:
-        InvalidInput: none does.
+        InvalidInput: no method works.
     """
     for method in order[:-1]:
         try:
@@ -186,10 +197,10 @@ def best_of(
 def candidates_of(
     dialogue: Dialogue, names: Sequence[str], method: Method, symbols: str
 ) -> Candidates:
-    """What the model may answer to name one of ``names``; ``symbols`` stand for them in ``choice``.
+    """Find the answers that name one of ``names``; ``symbols`` stand for them in ``choice``.
 
     Raises:
-        InvalidInput: ``method`` cannot tell them apart.
+        InvalidInput: ``method`` cannot tell the names apart.
     """
     if method == "sequence":
         return whole_answers(dialogue, names)

@@ -21,14 +21,14 @@ def question_head(
     """Word everything of the question that comes before the text itself.
 
     Args:
-        labels: what the caller may answer, in the caller's order; for ``choice`` at most 26.
+        labels: the answers that the caller allows, in the caller's order; for ``choice`` at most 26.
         instruction: one or two sentences that state the task.
-        method: ``choice`` names each label by a letter, ``token`` and ``sequence`` ask for the label itself, and
-            ``multi``, whose questions name one label each, has none of them here.
+        method: ``choice`` names each label by a letter, ``token`` and ``sequence`` ask for the label itself; the
+            questions of ``multi`` name one label each, behind the text.
         wording: the model's words.
     """
-    slots = label_slots(labels, SYMBOLS)
-    return wording.head(method, "text", instruction=instruction, **slots)
+    values = label_values(labels, SYMBOLS)
+    return wording.head(method, "text", instruction=instruction, **values)
 
 
 def question(
@@ -38,15 +38,15 @@ def question(
     method: Method,
     wording: Wording = PACKAGED,
 ) -> str:
-    """Word the whole user turn that asks for one label of ``text``; for ``multi``, whether the only one applies."""
-    slots = label_slots(labels, SYMBOLS)
+    """Word the whole user turn: which label has ``text``, or, for ``multi``, does the only one apply?"""
+    values = label_values(labels, SYMBOLS)
     return wording.render(
-        method, instruction=instruction, text=text.strip(), label=labels[0], **slots
+        method, instruction=instruction, text=text.strip(), label=labels[0], **values
     )
 
 
-def label_slots(labels: Sequence[str], symbols: str) -> dict[str, str]:
-    """What stands for all the labels in a template: in a row, or one a line behind its symbol."""
+def label_values(labels: Sequence[str], symbols: str) -> dict[str, str]:
+    """List the labels for a template: in a row, and each on a line behind its symbol."""
     options = "".join(
         f"{symbol}. {label}\n" for symbol, label in zip(symbols, labels, strict=False)
     )

@@ -1,5 +1,7 @@
-"""Relevance: does a document answer to a query? One question for yes or no a pair, behind the query as the common
-prefix of its documents."""
+"""Relevance: does a document answer a query?
+
+Each pair is a question for yes or no. The query comes first, as the common prefix of its documents.
+"""
 
 from collections.abc import Sequence
 
@@ -8,14 +10,14 @@ from moesaic.classification.dialogue import Dialogue
 
 
 class Relevance:
-    """How pairs are judged: the same for all of one request."""
+    """The judging of pairs, the same for all pairs of one request."""
 
     def __init__(self, dialogue: Dialogue, instruction: str | None = None) -> None:
         self._dialogue, self._candidates = dialogue, yes_or_no(dialogue)
         self._instruction = (instruction or "").strip() or dialogue.wording.words["relevance"]
 
     def read(self, query: str, document: str) -> Read:
-        """What is asked about one pair."""
+        """Ask about one pair."""
         words = self._dialogue.wording.render(
             "relevance",
             instruction=self._instruction,
@@ -26,6 +28,6 @@ class Relevance:
 
 
 def relevance_of(logprobs: Sequence[float]) -> tuple[float, float]:
-    """The probability of yes against no, and the mass of both together."""
+    """Work out the probability of yes against no, and the mass of both together."""
     shares, mass = odds(logprobs)
     return shares[0], mass

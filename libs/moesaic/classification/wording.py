@@ -1,7 +1,7 @@
 """The words of every prompt that a question is put with: data with a version.
 
-Accuracy depends on the exact words, so a model may bring its own (``wording`` in its
-``moesaic.json``), and every answer tells the version of those it was asked with.
+Accuracy depends on the exact words. So a model may bring its own (``wording`` in its ``moesaic.json``), and every
+answer tells the version of its question's words.
 """
 
 import hashlib
@@ -14,10 +14,10 @@ from typing import Any
 
 from moesaic.errors import CheckpointError
 
-# What each template must have, each once. Siblings differ in what follows the bar only. Where all before it comes
-# first, as it does in the packaged words, that is their common prefix, and is computed once; a model that was trained
-# on another order may have its own.
-SLOTS = {
+# Placeholders of each template, each once. Siblings differ only in those behind the bar. Where all before the bar come
+# first, as in the packaged words, they are the siblings' common prefix, which is computed once; a model that was
+# trained on another order may have its own.
+PLACEHOLDERS = {
     "token": "instruction labels text",
     "choice": "instruction options text",
     "sequence": "instruction labels text",
@@ -29,7 +29,7 @@ SLOTS = {
     "relevance": "instruction query | document",
 }
 WORDS = ("instruction", "yes", "no", "tail", "relevance")
-_SLOT = re.compile(r"\{(\w*)\}")
+_PLACEHOLDER = re.compile(r"\{(\w*)\}")
 MAX_VERSION_CHARS = 64
 
 
@@ -38,10 +38,10 @@ class Wording:
     """The words for one model.
 
     Attributes:
-        version: what answers report: the author's name for it, and a digest, which changes with every word.
-        words: ``instruction`` and ``relevance``, the task where a caller names none; ``yes`` and ``no``; ``tail``, what
-            a question ends with where the model has no chat template.
-        templates: a prompt for each way to ask, with slots in braces.
+        version: the author's name for the words, and a digest, which changes with every word; answers report it.
+        words: ``instruction`` and ``relevance``, the task where a caller names none; ``yes`` and ``no``; ``tail``, the
+            end of a question where the model has no chat template.
+        templates: a prompt for each way to ask, with placeholders in braces.
     """
 
     version: str
@@ -49,23 +49,23 @@ class Wording:
     templates: Mapping[str, str]
 
     def render(self, template: str, **values: str) -> str:
-        """Fill a template's slots; braces in the values are text."""
+        """Fill a template's placeholders; braces in the values are text."""
         return _filled(self.templates[template], values)
 
     def head(self, template: str, before: str, **values: str) -> str:
-        """Fill what comes before the slot ``before``."""
+        """Fill the part of a template before the placeholder ``before``."""
         start, _, _ = self.templates[template].partition(f"{{{before}}}")
         return _filled(start, values)
 
     def replaced(self, own: Any, file: str) -> "Wording":
-        """These words with some of a model's own in their place.
+        """Put some of a model's own words in the place of these.
 
         Args:
-            own: ``{"version": …, "words": {…}, "templates": {…}}`` with only what is different.
-            file: where that is from, for errors.
+            own: ``{"version": …, "words": {…}, "templates": {…}}``, only those that differ.
+            file: the file of ``own``, for errors.
 
         Raises:
-            CheckpointError: it is not that, or a template lacks a slot.
+            CheckpointError: ``own`` has another form, or a template lacks a placeholder.
         """
         problem = _problem(own)
         if problem is not None:
@@ -76,7 +76,7 @@ class Wording:
 
 
 def _problem(own: Any) -> str | None:
-    """What is wrong with a wording, with the path to it."""
+    """Find the first fault of a wording, with the path to it."""
     if not isinstance(own, dict):
         return f": expected an object, got {own!r}"
     version = own.get("version")
@@ -89,7 +89,7 @@ def _problem(own: Any) -> str | None:
         return f".version: must have at most {MAX_VERSION_CHARS} characters, got {len(version)}"
     for unknown in own.keys() - {"version", "words", "templates"}:
         return f".{unknown}: is not one of version, words, templates"
-    for group, known in (("words", WORDS), ("templates", tuple(SLOTS))):
+    for group, known in (("words", WORDS), ("templates", tuple(PLACEHOLDERS))):
         given = own.get(group, {})
         if not isinstance(given, dict):
             return f".{group}: expected an object, got {given!r}"
@@ -99,21 +99,21 @@ def _problem(own: Any) -> str | None:
             if not isinstance(text, str) or not text.strip():
                 return f".{group}.{name}: expected a text, got {text!r}"
     for name, text in own.get("templates", {}).items():
-        if (problem := _slot_problem(text, SLOTS[name])) is not None:
+        if (problem := _placeholder_problem(text, PLACEHOLDERS[name])) is not None:
             return f".templates.{name}: {problem}"
     return None
 
 
-def _slot_problem(template: str, wanted: str) -> str | None:
-    slots, found = wanted.replace("|", "").split(), _SLOT.findall(template)
-    if sorted(found) == sorted(slots):
+def _placeholder_problem(template: str, wanted: str) -> str | None:
+    needed, found = wanted.replace("|", "").split(), _PLACEHOLDER.findall(template)
+    if sorted(found) == sorted(needed):
         return None
-    names = ", ".join(f"{{{name}}}" for name in slots)
-    return f"must have {names}, each once, and no other slot; it has {found}"
+    names = ", ".join(f"{{{name}}}" for name in needed)
+    return f"must have {names}, each once, and no other placeholder; it has {found}"
 
 
 def _filled(template: str, values: Mapping[str, str]) -> str:
-    return _SLOT.sub(lambda slot: values[slot[1]], template)
+    return _PLACEHOLDER.sub(lambda found: values[found[1]], template)
 
 
 def _version(name: str, words: Mapping[str, str], templates: Mapping[str, str]) -> str:

@@ -6,11 +6,12 @@ from typing import Annotated
 
 import typer
 
-from moesaic.cli import (
-    api_keys,
+from moesaic.cli.commands import (
+    api_key,
     bench,
     classify,
     doctor,
+    down,
     experts,
     generate,
     placement,
@@ -21,8 +22,8 @@ from moesaic.cli import (
     trace,
     up,
 )
-from moesaic.cli.console import say
-from moesaic.cli.outcome import CommandError, Exit
+from moesaic.cli.terminal.console import say
+from moesaic.cli.terminal.outcome import CommandError, Exit
 from moesaic.errors import MoesaicError
 
 app = typer.Typer(
@@ -30,13 +31,13 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-# What stands behind the role, --help included, is for the service.
+# All words behind the role, --help included, are the service's.
 PASS_THROUGH = {"allow_extra_args": True, "allow_interspersed_args": False}
-# Flags of services are not its own, but it says how to give them.
+# Flags of services are unknown to typer; the command reads them itself.
 EXPLAINING = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 app.command(context_settings=EXPLAINING)(up.up)
-app.command()(up.down)
+app.command()(down.down)
 app.command()(status.status)
 app.command()(token.token)
 app.command()(classify.classify)
@@ -44,7 +45,7 @@ app.command()(generate.generate)
 app.command()(run_batch.run_batch)
 app.command()(doctor.doctor)
 app.command()(bench.bench)
-app.add_typer(api_keys.app, name="api-key")
+app.add_typer(api_key.app, name="api-key")
 app.add_typer(trace.app, name="trace")
 app.add_typer(placement.app, name="placement")
 app.add_typer(experts.app, name="experts")
@@ -73,14 +74,16 @@ def shared(
         typer.Option(
             envvar="MOESAIC_SECRET",
             help="Secret of a cluster that was not started here; better given by the variable, "
-            "which others cannot see.",
+            "hidden from other users.",
         ),
     ] = "",
 ) -> None:
     """Serve Mixture-of-Experts language models as small, independently deployable services."""
     from moesaic.usage.names import unknown_variables
 
-    explains = "--help" in sys.argv[1:] or context.invoked_subcommand == "doctor"  # that finds them
+    explains = (
+        "--help" in sys.argv[1:] or context.invoked_subcommand == "doctor"
+    )  # it reports them itself
     if not explains and (problems := unknown_variables(os.environ)):
         raise CommandError("\n".join(problems), Exit.USAGE)
     if secret:
@@ -98,5 +101,5 @@ def main() -> None:
         say(f"moesaic: {error}")
         sys.exit(Exit.ERROR)
     except BrokenPipeError:
-        sys.stderr.close()  # who read the output has left; nothing more can be said
+        sys.stderr.close()  # the reader of the output has left
         sys.exit(Exit.ERROR)

@@ -1,4 +1,4 @@
-"""Work that goes on beside a block of code."""
+"""A task that runs beside a block of code."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine

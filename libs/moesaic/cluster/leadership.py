@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 import structlog
 
 from moesaic.cluster.background import background
-from moesaic.cluster.bus import Bus
+from moesaic.cluster.redis.bus import Bus
 from moesaic.errors import PeerLost
 
 log = structlog.get_logger()
@@ -20,27 +20,29 @@ RENEW_S = 3.0
 class Leadership:
     """This process's claim to lead.
 
-    A lease alone cannot stop a leader that was paused and does not know that its time is over. So
-    whatever only a leader may write is written by ``Bus.compare_and_set`` with ``fence`` among what
-    is expected.
+    A lease alone cannot stop a leader that was paused and does not know that its lease has ended. So
+    documents of the leader are written by ``Bus.compare_and_set`` that expects ``fence``.
+
+    Attributes:
+        leader: worker id of the leader, as far as is known.
     """
 
     def __init__(self, bus: Bus, role: str, worker_id: str, generation: int) -> None:
-        self.leader = ""  # worker id of who leads, as far as is known
+        self.leader = ""
         self._bus, self._key = bus, f"leader:{role}"
         self._worker_id, self._token = worker_id, f"{worker_id}/{generation}".encode()
         self._until = float("-inf")
-        self._turn = asyncio.Lock()  # one renewal would undo the other
-        self._said = False  # whether we lead, as the log has it
+        self._turn = asyncio.Lock()  # two renewals at once would undo each other
+        self._said = False  # the lead, as last logged
 
     @property
     def held(self) -> bool:
-        """Whether this process leads, by its own clock."""
+        """True while this process leads, by its own clock."""
         return time.monotonic() < self._until
 
     @property
     def fence(self) -> dict[str, bytes | None]:
-        """What Redis holds while this process leads."""
+        """The key and value that Redis holds while this process leads."""
         return {self._key: self._token}
 
     async def contend(self) -> None:
@@ -61,7 +63,7 @@ class Leadership:
             else:
                 self._until = float("-inf")
             self.leader = (holder or b"").decode(errors="replace").rpartition("/")[0]
-            if self.held != self._said:  # also when it ran out while nobody renewed it
+            if self.held != self._said:  # also after a lease that ran out unrenewed
                 self._said = self.held
                 log.info("leader.changed", leads=self.held, leader=self.leader)
 
@@ -73,7 +75,7 @@ class Leadership:
             await asyncio.sleep(RENEW_S)
 
     async def resign(self) -> None:
-        """Let someone else lead at once."""
+        """Give up the lease, for another process to lead at once."""
         self._until = float("-inf")
         with suppress(PeerLost):
             await self._bus.compare_and_set(self.fence, {self._key: None})

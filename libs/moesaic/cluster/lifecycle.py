@@ -1,4 +1,4 @@
-"""How a service's process ends: by a signal, by its operator, or by an error."""
+"""The end of a service's process: by a signal, by its operator, or by an error."""
 
 import asyncio
 import gc
@@ -22,10 +22,10 @@ EXIT_UNHEALTHY = 3  # something this process needs cannot be reached
 
 
 class StopEvent(asyncio.Event):
-    """Set once the process shall stop.
+    """An event that is set once the process shall stop.
 
-    Set while the service still starts, that is before anything waits for it, it cuts the start
-    short: ``task`` is cancelled.
+    Set before any part waits for it, which means during the start, it cuts the start short: ``task``
+    is cancelled.
     """
 
     def __init__(self, task: "asyncio.Task[Any]") -> None:
@@ -47,7 +47,7 @@ class StopEvent(asyncio.Event):
 
 @asynccontextmanager
 async def stop_event() -> AsyncIterator[StopEvent]:
-    """An event that the first SIGTERM or SIGINT sets; a second one exits at once."""
+    """Give an event that the first SIGTERM or SIGINT sets; a second signal exits at once."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None  # a coroutine always runs in a task
     stop = StopEvent(task)

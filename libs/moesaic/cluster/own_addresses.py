@@ -1,13 +1,11 @@
-"""Names in the settings become addresses of this machine, before anything listens on them.
+"""Addresses of this machine for the names in the settings, before the service listens on them.
 
-Where names stand for (``moesaic.addresses``) is known only at run time: networks are attached, and
-their names are published, while containers start already. So a service waits for its addresses, as
-it waits for Redis; and it ends when one of them was exchanged for another, for whatever supervises
-it to start it again with the new one.
+The addresses of a name (``moesaic.addresses``) are known only at run time: networks are attached,
+and names published, while containers start. So a service waits for its addresses, as it waits for
+Redis. It ends when one is replaced by another, for its supervisor to start it again.
 """
 
 import asyncio
-import random
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -23,13 +21,13 @@ from moesaic.addresses import (
     own_addresses_of,
 )
 from moesaic.cluster.background import background
+from moesaic.cluster.waiting.backoff import Backoff
 from moesaic.errors import InvalidInput, NotReady
 from moesaic.settings import ModelSettings, ServiceSettings
 
 log = structlog.get_logger()
 
 _HOSTS = ("host", "control_host", "data_host")
-_BACKOFF_S = (0.1, 2.0)  # first and longest wait between attempts to find an address
 _SAY_AGAIN_S = 30.0
 _LOOK_EVERY_S = 2.0
 
@@ -38,16 +36,16 @@ _Settings = TypeVar("_Settings", bound=ServiceSettings)
 
 @asynccontextmanager
 async def own_addresses(settings: _Settings) -> AsyncIterator[_Settings]:
-    """The settings with an address of this machine for each name of a place to listen on.
+    """Replace the names of places to listen on by addresses of this machine.
 
-    Waits for the addresses, then watches them for the length of the block. An address that only
-    goes away may come back, and nothing happens.
+    The addresses are awaited, then watched for the length of the block. One that only disappears may
+    come back, and changes nothing.
 
     Raises:
-        InvalidInput: one is not of loopback, and there is no secret that keeps others off.
-        ExceptionGroup: with ``NotReady``, once a name stands for another address of this machine,
-            which has lost the one in use; or once the address for tensors has come back on another
-            interface, as UCX would go on asking for the one before.
+        InvalidInput: an address is not loopback, and there is no secret.
+        ExceptionGroup: with ``NotReady``, once this machine has another address under a name instead
+            of the one in use, or the address for tensors on another interface, since UCX goes on
+            using the old one.
     """
     hosts = {setting: getattr(settings, setting, "") for setting in _HOSTS}
     names = {setting: host for setting, host in hosts.items() if host and not is_address(host)}
@@ -63,7 +61,7 @@ async def own_addresses(settings: _Settings) -> AsyncIterator[_Settings]:
 
 
 def _check_exposure(settings: ServiceSettings) -> None:
-    """Refuse to let others tell this service what to do, or send it tensors, unasked."""
+    """Refuse to listen for orders and tensors from other machines without a secret."""
     if settings.secret.get_secret_value():
         return
     planes = {"control_host": settings.control}
@@ -81,22 +79,21 @@ def _check_exposure(settings: ServiceSettings) -> None:
 
 
 async def own_address(name: str, setting: str) -> str:
-    """The address of ``name`` that this machine has; waits, and says so, until there is one.
+    """Wait for an address of this machine under ``name``, and log the wait.
 
     Args:
-        name: an address stands for itself.
-        setting: where it comes from, for people.
+        name: a name, or an address, which is returned as it is.
+        setting: that holds the name, for people.
     """
     if is_address(name):
         return name
-    backoff_s, say_at = _BACKOFF_S[0], time.monotonic()
+    backoff, say_at = Backoff(), time.monotonic()
     while not (own := await asyncio.to_thread(own_addresses_of, name)):
         if time.monotonic() >= say_at:
             waiting_for = f"an address of this machine under the name {name} ({setting})"
             log.warning("service.waiting", waiting_for=waiting_for)
             say_at = time.monotonic() + _SAY_AGAIN_S
-        await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
-        backoff_s = min(2 * backoff_s, _BACKOFF_S[1])
+        await backoff.pause()
     return own[0]
 
 
@@ -108,7 +105,7 @@ async def _watch(names: Mapping[str, str], in_use: Mapping[str, str]) -> None:
         if data_address and interface_of(data_address) not in (interface, None):
             raise NotReady(f"data_host: {data_address} has left {interface}; starting again")
         for setting, address in in_use.items():
-            if is_of_this_machine(address):  # a few microseconds, and all there is mostly to do
+            if is_of_this_machine(address):  # takes microseconds, and is mostly true
                 continue
             own = await asyncio.to_thread(own_addresses_of, names[setting])
             if own and address not in own:

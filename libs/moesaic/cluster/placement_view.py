@@ -7,8 +7,8 @@ import msgspec
 import structlog
 
 from moesaic.cluster.background import background
-from moesaic.cluster.bus import Bus
-from moesaic.cluster.changes import Changes
+from moesaic.cluster.redis.bus import Bus
+from moesaic.cluster.waiting.changes import Changes
 from moesaic.errors import PeerLost
 from moesaic.messages.placement import Placement, PlacementHint
 
@@ -22,10 +22,10 @@ _hints = msgspec.msgpack.Decoder(PlacementHint)
 
 
 class PlacementView(Changes):
-    """The last committed placement this process knows; its epoch never goes back.
+    """The last committed placement that this process knows; its epoch never decreases.
 
     Attributes:
-        current: none until the first was committed. It stays while Redis is gone.
+        current: None until the first is committed; it stays while Redis is gone.
     """
 
     def __init__(self) -> None:
@@ -38,14 +38,14 @@ class PlacementView(Changes):
         return self.current.epoch if self.current else 0
 
     def accept(self, placement: Placement) -> None:
-        """Take a committed placement, unless it is not newer than the current one."""
+        """Adopt a committed placement that is newer than the current one."""
         if placement.epoch > self.epoch:
             self.current = placement
             log.info("placement.seen", epoch=placement.epoch)
             self.note_change()
 
     async def refresh(self, bus: Bus) -> None:
-        """Follow the pointer."""
+        """Read the placement that the pointer names, if it is newer."""
         epoch = await committed_epoch(bus)
         if epoch > self.epoch:
             placement = await bus.get(document(epoch), _documents)
@@ -55,7 +55,7 @@ class PlacementView(Changes):
 
 @asynccontextmanager
 async def watch_placement(bus: Bus) -> AsyncIterator[PlacementView]:
-    """A view of the placement for the length of the block; filled, if Redis answers, at once."""
+    """Keep a view of the placement for the length of the block; filled at once if Redis answers."""
     view = PlacementView()
 
     async def follow() -> None:
@@ -70,11 +70,11 @@ async def watch_placement(bus: Bus) -> AsyncIterator[PlacementView]:
 
 
 async def committed_epoch(bus: Bus) -> int:
-    """The epoch the pointer names; 0 if there is none."""
+    """Read the epoch that the pointer names; 0 if there is none."""
     value = await bus.get_bytes(POINTER)
     return int(value) if value and value.isdigit() else 0
 
 
 def document(epoch: int) -> str:
-    """The name of the placement's document of an epoch."""
+    """Name the document of an epoch's placement."""
     return f"placement:{epoch}"

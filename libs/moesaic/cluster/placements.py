@@ -1,4 +1,4 @@
-"""The placement's wire form (``placement.proto``) and its document form, one into the other."""
+"""Translation between a placement's wire form (``placement.proto``) and its document form."""
 
 from moesaic.errors import InvalidInput
 from moesaic.messages.placement import EMPTY_SLOT, PlacedWorker, Placement
@@ -6,7 +6,7 @@ from moesaic.v1 import placement_pb2 as pb
 
 
 def encode_placement(placement: Placement) -> pb.Placement:
-    """The wire form of a placement."""
+    """Write a placement in its wire form."""
     return pb.Placement(
         epoch=placement.epoch,
         model_digest=placement.model_digest,
@@ -33,7 +33,7 @@ def encode_placement(placement: Placement) -> pb.Placement:
 
 
 def decode_placement(wire: pb.Placement) -> Placement:
-    """A placement from its wire form.
+    """Read a placement from its wire form.
 
     Raises:
         InvalidInput: its parts do not fit together.

@@ -1,4 +1,4 @@
-"""Who is in the cluster: leases that processes hold, and a view of all that are held."""
+"""The members of the cluster: leases that processes hold, and a view of all leases."""
 
 import asyncio
 import time
@@ -11,10 +11,10 @@ import structlog
 from prometheus_client import Counter
 
 from moesaic.cluster.background import background
-from moesaic.cluster.bus import Bus
-from moesaic.cluster.changes import Changes
 from moesaic.cluster.placement_view import PlacementView, watch_placement
-from moesaic.cluster.tokens import SKEW_S
+from moesaic.cluster.redis.bus import Bus
+from moesaic.cluster.security.tokens import SKEW_S
+from moesaic.cluster.waiting.changes import Changes
 from moesaic.errors import InvalidInput, PeerLost
 from moesaic.messages.registry import Generation, RegistryHint, WorkerRecord
 
@@ -34,7 +34,7 @@ LEASE_S = 6
 MAX_AGE_S = SKEW_S + LEASE_S  # of a record that is written every two seconds
 RENEW_S = 2.0
 STREAM = "ctl:registry"
-_INDEX = "workers"  # a set of worker ids, so that nobody has to scan for leases
+_INDEX = "workers"  # a set of worker ids, which saves scans for leases
 _GENERATION_S = 30 * 86400  # ids made of random letters must not pile up
 _WAIT_S = 1.0
 _TIDY_S = 30.0
@@ -49,7 +49,7 @@ _generations = msgspec.msgpack.Decoder(Generation)
 
 
 class Lease:
-    """This process's place in the registry."""
+    """This process's record in the registry."""
 
     def __init__(self, bus: Bus, record: WorkerRecord) -> None:
         self.record = record
@@ -57,7 +57,7 @@ class Lease:
         self._writing = asyncio.Lock()  # a renewal must not put back what an update has changed
 
     async def update(self, **changes: Any) -> None:
-        """Change fields of the record, such as ``state``; without Redis, as soon as it is back."""
+        """Change fields of the record, such as ``state``; while Redis is gone, as soon as it is back."""
         before, self.record = self.record, msgspec.structs.replace(self.record, **changes)
         if self.record != before:
             await self._announce("changed")
@@ -85,7 +85,7 @@ class Lease:
                 await self._hint("joined")
 
     async def keep(self) -> None:
-        """Renew for ever; Redis may come and go."""
+        """Renew for ever, through outages of Redis."""
         while True:
             try:
                 await self.renew()
@@ -97,14 +97,14 @@ class Lease:
             await asyncio.sleep(RENEW_S)
 
     async def release(self) -> None:
-        """Give the lease up, if Redis answers and it is still ours."""
+        """Give up the lease, if Redis answers and the lease is still ours."""
         name = lease_key(self.record.worker_id)
         with suppress(PeerLost):
             value = await self._bus.get_bytes(name)
             held = self._bus.opened(name, value, _records)
             if held is None or held.generation != self.record.generation:
                 return
-            # Only if it is still what was read: a successor may have taken it meanwhile.
+            # Compared with the value just read: a successor may have taken the lease meanwhile.
             if await self._bus.compare_and_set({name: value}, {name: None}):
                 await self._hint("left")  # the index is the scheduler's to tidy
 
@@ -126,7 +126,7 @@ async def registered(bus: Bus, record: WorkerRecord) -> AsyncIterator[Lease]:
     """Hold a lease for the length of the block, through any outage of Redis.
 
     Raises:
-        InvalidInput: (in a group) a later start of the same worker id took the lease over.
+        InvalidInput: (in a group) a later start of this worker id holds the lease.
     """
     lease = Lease(bus, record)
     with suppress(PeerLost):
@@ -142,9 +142,9 @@ class Fleet(Changes):
     """All live records, kept fresh.
 
     Attributes:
-        workers: by worker id. A record goes when its lease does. While Redis is gone, and for one
-            lease after it came back, nothing goes: its absence says nothing about the workers.
-        stale: Redis does not answer; this is the last that was known.
+        workers: records by worker id. A record is removed when its lease ends; not while Redis is
+            gone, nor for the length of a lease after it came back, as workers could not renew.
+        stale: Redis does not answer, and ``workers`` is its last answer.
     """
 
     def __init__(self) -> None:
@@ -177,7 +177,7 @@ class Fleet(Changes):
             self.note_change()
 
     def _is_current(self, bus: Bus, name: str, record: WorkerRecord, number: int) -> bool:
-        """Whether a record is its worker's last word, not an old one that somebody put back."""
+        """Tell a worker's newest record from an old one that was put back."""
         stamp = record.generation, number
         if (
             record.worker_id != name
@@ -190,7 +190,7 @@ class Fleet(Changes):
                 log.error("record.refused", worker_id=name, age_s=round(bus.age_s(number), 1))
             return False
         self._suspected.discard(name)
-        if len(self._newest) > _MAX_REMEMBERED:  # what is older than the oldest is too old anyway
+        if len(self._newest) > _MAX_REMEMBERED:  # older records are refused by their age
             self._newest = {n: s for n, s in self._newest.items() if bus.age_s(s[1]) < MAX_AGE_S}
         self._newest[name] = stamp
         return True
@@ -198,7 +198,7 @@ class Fleet(Changes):
 
 @asynccontextmanager
 async def watch_fleet(bus: Bus) -> AsyncIterator[Fleet]:
-    """A view of the registry for the length of the block; filled, if Redis answers, at once."""
+    """Keep a view of the registry for the length of the block; filled at once if Redis answers."""
     fleet = Fleet()
 
     async def follow() -> None:
@@ -211,10 +211,10 @@ async def watch_fleet(bus: Bus) -> AsyncIterator[Fleet]:
 
 
 async def next_generation(bus: Bus, worker_id: str) -> int:
-    """A number that grows with every start of this worker id; waits for Redis if it must.
+    """Draw a number that grows with every start of this worker id; wait for Redis if it is gone.
 
-    It is at least the time of day, so that a Redis that lost its data does not hand out a number
-    for the second time.
+    The number is at least the time of day in seconds, so that a Redis that lost its data gives no
+    number twice.
     """
     name = f"generation:{worker_id}"
     while True:
@@ -231,9 +231,9 @@ async def next_generation(bus: Bus, worker_id: str) -> int:
 
 
 async def tidy_index(bus: Bus) -> None:
-    """Take out of the index, for ever, ids whose processes have been gone for a while.
+    """Remove ids of vanished processes from the index, for ever.
 
-    The scheduler does it: who may take ids out can make workers vanish from everyone's view.
+    Only the scheduler may: removing an id hides its worker from every view.
     """
     gone: set[str] = set()
     while True:
@@ -241,17 +241,17 @@ async def tidy_index(bus: Bus) -> None:
             names = await bus.members(_INDEX)
             found = await bus.get_written([lease_key(name) for name in names], _records)
             absent = {name for name, one in zip(names, found, strict=True) if one is None}
-            for name in absent & gone:  # twice in a row: one that starts is in the index first
+            for name in absent & gone:  # absent twice: a worker that starts is in the index first
                 await bus.remove_member(_INDEX, name)
             gone = absent
         await asyncio.sleep(_TIDY_S)
 
 
 async def leased(bus: Bus, worker_ids: Iterable[str]) -> list[str]:
-    """Those ids of which any process holds the lease, of this cluster's secret or another."""
+    """List those ids whose lease is held, under this cluster's secret or another."""
     return [name for name in worker_ids if await bus.get_bytes(lease_key(name)) is not None]
 
 
 def lease_key(worker_id: str) -> str:
-    """The name of the document of a worker."""
+    """Name the document of a worker's record."""
     return f"worker:{worker_id}"

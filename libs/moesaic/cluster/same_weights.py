@@ -1,4 +1,4 @@
-"""One cluster computes with one model: whose weights are others does not join."""
+"""One model a cluster: a worker with other weights does not join."""
 
 import asyncio
 import time
@@ -9,14 +9,14 @@ import msgspec
 import structlog
 
 from moesaic.cluster.background import background
-from moesaic.cluster.bus import Bus
+from moesaic.cluster.redis.bus import Bus
 from moesaic.cluster.registry import LEASE_S, RENEW_S
 from moesaic.errors import PeerLost
 from moesaic.messages.registry import Weights
 
 log = structlog.get_logger()
 
-_KEY = "weights"  # the digest that workers join with; goes when the last of them has gone
+_KEY = "weights"  # the digest of the cluster's weights; expires after the last worker's end
 _LOOK_AGAIN_S = 0.5
 
 _weights = msgspec.msgpack.Decoder(Weights)
@@ -26,8 +26,8 @@ _weights = msgspec.msgpack.Decoder(Weights)
 async def same_weights(bus: Bus, digest: str, waiting_for: list[str]) -> AsyncIterator[None]:
     """Join the cluster with these weights, and stay for the length of the block.
 
-    The first worker to come says which weights the cluster has, as long as any worker has them. One
-    with others waits before the block, and says so, until a lease after the last of those has gone.
+    The first worker decides the cluster's weights, for as long as any worker has them. A worker with
+    other weights waits before the block until a lease after the last of those workers has ended.
 
     Args:
         bus: of the cluster.
@@ -58,7 +58,7 @@ async def _join(bus: Bus, digest: str, waiting_for: list[str]) -> None:
                 log.warning("service.waiting", waiting_for=said)
         if held == digest:
             break
-        if held is not None:  # of an empty place nothing is known: its holders may have lost Redis
+        if held is not None:  # an empty place proves nothing: its holders may have lost Redis
             free_since_s = time.monotonic()
             text = f"the weights of this cluster: theirs have digest {held[:16]}, this worker's {digest[:16]}"
             if said != text:
@@ -80,9 +80,12 @@ async def _stay(bus: Bus, digest: str) -> None:
 
 
 async def _claim(bus: Bus, digest: str, *, may_be_first: bool) -> str | None:
-    """Hold the place for another lease, if it is ours or may be; returns whose it is, if that is known.
+    """Hold the place for another lease, if it is ours, or empty and ``may_be_first``.
 
-    What nobody of the cluster wrote there is as good as nothing.
+    A value without the cluster's seal counts as an empty place.
+
+    Returns:
+        The digest that holds the place; None if it is empty.
 
     Raises:
         PeerLost: Redis did not do it.
@@ -93,6 +96,6 @@ async def _claim(bus: Bus, digest: str, *, may_be_first: bool) -> str | None:
         mine = bus.sealed(_KEY, Weights(digest=digest))
         if await bus.compare_and_set({_KEY: stored}, {_KEY: mine}, ttl_s=LEASE_S):
             return digest
-        # Somebody was faster, with these weights or others.
+        # Another worker was faster, with these weights or others.
         held = bus.opened(_KEY, await bus.get_bytes(_KEY), _weights)
     return held.digest if held else None

@@ -1,1 +1,1 @@
-"""How hidden states meet experts, behind one interface: ``local`` and ``routed``."""
+"""How do rows and experts meet?"""

@@ -1,4 +1,4 @@
-"""What the engine asks of any dispatcher."""
+"""The promise of every dispatcher to the engine."""
 
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -18,8 +18,7 @@ class Step:
 
 
 class Dispatcher(Protocol):
-    """Brings hidden states to the routed experts and back. Lives on the engine thread's event
-    loop."""
+    """Brings hidden states to the routed experts and back, on the engine thread's event loop."""
 
     def begin_step(self) -> Step:
         """Pin the newest placement whose experts can all be reached.
@@ -30,7 +29,7 @@ class Dispatcher(Protocol):
         ...
 
     def end_step(self, step: Step) -> None:
-        """Let go of what ``step`` pinned; it has run, failed, or never started."""
+        """Let go of a step's placement; the step has run, failed, or never started."""
         ...
 
     async def dispatch(self, step: Step, layer: int, hidden_states: Tensor) -> Tensor:
@@ -56,5 +55,5 @@ class Dispatcher(Protocol):
 
     @property
     def waiting_for(self) -> list[str]:
-        """What keeps ``begin_step`` from succeeding, for people; empty when nothing does."""
+        """Reasons why ``begin_step`` would fail now, for people; empty when there are none."""
         ...

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from moesaic.dispatch.contract import Step
-from moesaic.dispatch.slots import load_table
+from moesaic.experts.slots import load_table
 from moesaic.kernels.decoder_step import RoutedExpertsKernel
 from moesaic.kernels.linear import Quantization
-from moesaic.models.checkpoint import Checkpoint
-from moesaic.models.config import ModelConfig
-from moesaic.models.gate import load_gates
+from moesaic.models.configuration.config import ModelConfig
+from moesaic.models.layers.gate import load_gates
+from moesaic.models.weights.checkpoint import Checkpoint
 
 
 class LocalDispatcher:
@@ -27,7 +27,7 @@ class LocalDispatcher:
     ) -> None:
         """Read the gates and all experts of ``checkpoint``."""
         everything = list(range(config.moe.num_experts))
-        self._step = Step(os.urandom(16), epoch=0)  # one for all: nobody else hears of it
+        self._step = Step(os.urandom(16), epoch=0)  # one for all: no frame carries it
         self._gates = load_gates(checkpoint, config, dtype, device)
         self._table = load_table(
             checkpoint,
@@ -45,7 +45,7 @@ class LocalDispatcher:
 
     @property
     def kernels(self) -> dict[int, RoutedExpertsKernel]:
-        """What a decoder needs to compute layers without asking here: ``Decoder.whole_steps``."""
+        """Kernels by layer, for a decoder that computes them itself: ``Decoder.whole_steps``."""
         packed = {layer: slots.packed for layer, slots in self._table.layers.items()}
         kernels = {at: self._gates[at].before(slots) for at, slots in packed.items() if slots}
         return {layer: kernel for layer, kernel in kernels.items() if kernel}

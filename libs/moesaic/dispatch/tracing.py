@@ -1,7 +1,7 @@
-"""Records what gates choose, step by step, beside whatever dispatcher serves.
+"""Records the choices of gates, step by step, beside any dispatcher.
 
-The gates run once more for it, here, so a trace looks the same in every topology, whoever gates the
-rows that are served. Nobody's text or hidden state leaves the engine: ids only.
+The gates run once more for it, on the engine's side, so a trace looks the same in every topology.
+Only ids leave the engine, no text and no hidden states.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moesaic.models.decoder import MoELayer
-from moesaic.models.gate import Gate
+from moesaic.models.layers.decoder import MoELayer
+from moesaic.models.layers.gate import Gate
 
 
 @dataclass(frozen=True)
 class ChosenExperts:
-    """What one step chose in all layers."""
+    """The experts that one step chose in all layers."""
 
     decode_rows: int  # rows of sequences that had one row in the step
     topk_ids: Tensor  # int32 [L, T, k], on the host
@@ -26,12 +26,14 @@ class StepTracer:
     """Watches the steps of one engine; lives on its thread."""
 
     def __init__(self, gates: dict[int, Gate], tell: Callable[[ChosenExperts], None]) -> None:
-        """``gates`` by decoder layer, all there are; ``tell`` is called after each step's last."""
+        """``gates`` of all layers with experts; ``tell`` is called after each step's last layer."""
         self._gates, self._tell = gates, tell
 
     def watching(self, sequence_rows: Sequence[int], moe: MoELayer) -> MoELayer:
-        """``moe``, noting what is chosen on the way. A step that fails, or that computes some layers
-        only, is never told."""
+        """Wrap ``moe`` to note choices on the way.
+
+        A step that fails, or that computes only some layers, is never told.
+        """
         chosen: dict[int, Tensor] = {}
         decode_rows = sum(rows == 1 for rows in sequence_rows)
 

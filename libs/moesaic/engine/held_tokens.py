@@ -1,7 +1,7 @@
-"""Tokens that nobody reads one by one: told several together.
+"""Holding back of tokens that nobody reads one by one, so that several are told together.
 
 Telling a token wakes another thread, sends a message and has a gateway read it, on cores that the
-next step wants. Whoever waits for a whole answer loses nothing if its tokens wait for each other.
+next step wants. A caller that waits for a whole answer loses nothing if its tokens wait.
 """
 
 import asyncio
@@ -9,19 +9,23 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
-from moesaic.engine.requests import Event, RequestKey, TokenEvent
+from moesaic.engine.sequences.requests import Event, RequestKey, TokenEvent
 
 
 class HeldTokens:
-    """Holds back tokens with patience, but for an answer's first: that it has begun is news."""
+    """Holds back tokens with patience, except an answer's first: its beginning is news."""
 
     def __init__(self) -> None:
         self._held: dict[RequestKey, list[TokenEvent]] = {}
-        self.due_s = math.inf  # when what is held has to be told, on the monotonic clock
+        self.due_s = math.inf  # when held tokens must be told, on the monotonic clock
 
     def pass_on(self, events: Sequence[Event], now_s: float) -> list[Event]:
-        """What to tell now, of ``events`` and of what was held: everything of a request for which there is
-        other news, and all there is once one token has waited as long as it may."""
+        """Choose what to tell now, of ``events`` and of the tokens held.
+
+        Returns:
+            All events of a request for which there is other news; everything, once one token has
+            waited as long as it may.
+        """
         out: list[Event] = []
         for event in events:
             if isinstance(event, TokenEvent) and event.patience_s and event.index:
@@ -33,13 +37,13 @@ class HeldTokens:
         return out + self.release() if now_s >= self.due_s else out
 
     def release(self) -> list[Event]:
-        """All that is held: it is to be told now."""
+        """Return all that is held, to be told now."""
         out: list[Event] = [event for events in self._held.values() for event in events]
         self._held, self.due_s = {}, math.inf
         return out
 
     def forget(self, key: RequestKey) -> None:
-        """Nobody waits for this request's tokens any more."""
+        """Drop the tokens of a request that nobody waits for any more."""
         self._held.pop(key, None)
 
 
@@ -48,12 +52,11 @@ class Teller:
 
     def __init__(self, emit: Callable[[list[Event]], None]) -> None:
         self._emit, self._held = emit, HeldTokens()
-        self._at_the_latest: asyncio.TimerHandle | None = (
-            None  # a step may wait for experts for long
-        )
+        # A step may wait for experts for long, and tell nothing meanwhile.
+        self._at_the_latest: asyncio.TimerHandle | None = None
 
     def tell(self, events: Sequence[Event]) -> None:
-        """Tell what has to be told now."""
+        """Tell the events that cannot wait, and hold back the others."""
         now_s = time.monotonic()
         if news := self._held.pass_on(events, now_s):
             self._emit(news)
@@ -70,5 +73,5 @@ class Teller:
             self._emit(held)
 
     def forget(self, key: RequestKey) -> None:
-        """Nobody waits for this request's tokens any more."""
+        """Drop the tokens of a request that nobody waits for any more."""
         self._held.forget(key)

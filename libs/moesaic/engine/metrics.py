@@ -1,4 +1,4 @@
-"""What the engine counts, for operators."""
+"""Metrics of the engine, for operators."""
 
 from prometheus_client import Counter, Gauge, Histogram
 

@@ -1,4 +1,4 @@
-"""Several forward passes of one step at once, so that attention of one overlaps experts of another
+"""Micro-batches: several forward passes of one step at once, so that attention of one overlaps experts of another
 (JANUS section 6)."""
 
 import asyncio
@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from moesaic.engine.sequences import Chunk
-from moesaic.models.decoder import MoELayer
+from moesaic.engine.sequences.sequence import Chunk
+from moesaic.models.layers.decoder import MoELayer
 
 LEAST_ROWS = 8  # of a micro-batch: fewer are not worth a pass of their own
 T = TypeVar("T")
@@ -18,8 +18,8 @@ T = TypeVar("T")
 def split(chunks: Sequence[Chunk], count: int) -> list[list[Chunk]]:
     """Cut a step's chunks, in order, into up to ``count`` parts of about as many rows each.
 
-    Chunks stay whole. There is one part alone where another would have less than ``LEAST_ROWS``
-    rows or less than half of its share.
+    Chunks stay whole. Each part has at least ``LEAST_ROWS`` rows and half of the mean, or there are
+    fewer parts.
     """
     rows = [len(chunk.token_ids) for chunk in chunks]
     total = sum(rows)
@@ -42,13 +42,16 @@ def split(chunks: Sequence[Chunk], count: int) -> list[list[Chunk]]:
 async def run_together(
     forward: Callable[[T, MoELayer], Awaitable[Tensor]], batches: Sequence[T], moe: MoELayer
 ) -> list[Tensor]:
-    """The result of ``forward`` for every batch, run side by side.
+    """Run ``forward`` for every batch, side by side.
 
     If one of them fails, the others stop at their next expert layer. They are not cancelled: that
     would cost the links that wait for their replies.
 
+    Returns:
+        The result of each.
+
     Raises:
-        Exception: what the first that failed has raised, once all have ended.
+        Exception: the first that was raised, once all have ended.
     """
     failures: list[BaseException] = []
 

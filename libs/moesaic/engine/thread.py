@@ -1,15 +1,15 @@
-"""The engine thread: a second event loop, which owns torch and UCXX, beside the main loop, which
-must always answer."""
+"""A second event loop, which owns torch and UCXX, beside the main loop, which must always answer."""
 
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -22,6 +22,14 @@ class EngineThread:
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Await ``work`` on the engine loop."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    async def build(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Await the result of ``function``, called on the engine loop."""
+
+        async def built() -> T:
+            return function(*args, **kwargs)
+
+        return await self.run(built())
 
     def call(self, function: Callable[..., object], *arguments: object) -> None:
         """Call ``function`` on the engine loop, soon; calls keep their order."""

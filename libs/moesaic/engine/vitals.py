@@ -1,7 +1,7 @@
-"""Is an engine that says nothing computing, or stuck? Times in, verdicts out.
+"""Vital signs of an engine that says nothing: it computes, or it is stuck. Pure.
 
-A step that takes long keeps the engine's event loop from answering, but its layers go by. One in
-which none has gone by for ``STUCK_S`` is no longer vouched for, and whoever waits for it may give up.
+A long step keeps the engine's event loop from answering, but its layers go by. If none has gone by
+for ``STUCK_S``, the engine counts as stuck, and those that wait for it may give up.
 """
 
 import time
@@ -16,13 +16,12 @@ class Vitals:
         self._count, self._grown_at = -1, 0.0
 
     def live(self, count: int, now_s: float | None = None) -> bool:
-        """Whether the engine lives, given how many layers it has computed so far."""
+        """Return true if the engine lives, given the number of layers it has computed so far."""
         now_s = time.monotonic() if now_s is None else now_s
         if count != self._count:
             self._count, self._grown_at = count, now_s
         return now_s - self._grown_at < STUCK_S
 
     def idle(self) -> None:
-        """Take note that the engine has answered by itself; its next silence counts from its own
-        beginning."""
+        """Take note that the engine has answered: its next silence is a new one."""
         self._count = -1

@@ -1,4 +1,4 @@
-"""Activated-expert-balanced scheduling on tensors; ``moesaic.placement.aebs`` says what it decides.
+"""Activated-expert-balanced scheduling on tensors; ``moesaic.placement.schedule.aebs`` says what it decides.
 
 On a CPU one call decides; on a GPU three kernels do.
 """
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from moesaic.kernels.native import library
-from moesaic.placement import aebs
-from moesaic.placement.aebs import NONE, UNAVAILABLE, Costs, Schedule
+from moesaic.placement.schedule import aebs
+from moesaic.placement.schedule.aebs import NONE, UNAVAILABLE, Costs, Schedule
 
 EVERY_REPLICA = (0, 2**31 - 1)
 
@@ -24,19 +24,19 @@ def schedule_experts(
     costs: Costs[Tensor],
     window: tuple[int, int] = EVERY_REPLICA,
 ) -> Schedule[Tensor]:
-    """As ``moesaic.placement.aebs.schedule_experts``, to the last integer; on a GPU without waiting.
+    """Decide as ``moesaic.placement.schedule.aebs.schedule_experts``, to the last integer; on a GPU without waiting.
 
     Args:
         topk_ids: int32 or int64, ``[T, k]``, contiguous; an id outside ``0..E-1`` chooses nothing.
         replicas: int32 ``[E, N]``, contiguous: physical replica ids, -1 where there is none.
         live: bool ``[N]``.
-        load: int64 ``[N]``, what each still has to do. Not changed.
+        load: int64 ``[N]``, the work that each has left. Not changed.
         costs: int64 ``[N]`` each.
         window: ``(first, end)``; then ``replica_of_choice`` counts from ``first``, and is -1 for
             replicas outside: with those of one instance, its slots.
     """
     if topk_ids.is_cuda:
-        from moesaic.kernels import aebs_triton as kernel
+        from moesaic.kernels.triton import aebs as kernel
 
         schedule = kernel.schedule_experts(topk_ids, replicas, live, load, costs)
         return _within(schedule, window)
@@ -62,27 +62,31 @@ def _on_a_cpu(
     replica = torch.empty(num_experts, dtype=torch.int32)
     of_choice = torch.empty(topk_ids.shape, dtype=torch.int32)
     lib.schedule_experts(
-        topk_ids.data_ptr(),
-        topk_ids.numel(),
-        replicas.data_ptr(),
-        num_experts,
-        num_instances,
-        live.data_ptr(),
-        costs.weights.data_ptr(),
-        costs.row.data_ptr(),
-        load.data_ptr(),
-        *window,
-        instance.data_ptr(),
-        replica.data_ptr(),
-        of_choice.data_ptr(),
-        library.scratch(_scratch_bytes(num_experts, num_instances)),
+        ids=topk_ids.data_ptr(),
+        count=topk_ids.numel(),
+        replicas=replicas.data_ptr(),
+        num_experts=num_experts,
+        num_instances=num_instances,
+        live=live.data_ptr(),
+        weights=costs.weights.data_ptr(),
+        row=costs.row.data_ptr(),
+        load=load.data_ptr(),
+        first=window[0],
+        end=window[1],
+        instance=instance.data_ptr(),
+        replica=replica.data_ptr(),
+        of_choice=of_choice.data_ptr(),
+        scratch=library.scratch(_scratch_bytes(num_experts, num_instances)),
     )
     return Schedule(replica, instance, load, of_choice)
 
 
 @cache
 def _scratch_bytes(num_experts: int, num_instances: int) -> int:
-    return int(library.lib().schedule_experts_scratch(num_experts, num_instances))
+    needed = library.lib().schedule_experts_scratch(
+        num_experts=num_experts, num_instances=num_instances
+    )
+    return int(needed)
 
 
 def _in_numpy(
@@ -111,7 +115,7 @@ def _within(schedule: Schedule[Tensor], window: tuple[int, int]) -> Schedule[Ten
 def schedule_experts_reference(
     topk_ids: Tensor, replicas: Tensor, live: Tensor, load: Tensor, costs: Costs[Tensor]
 ) -> Schedule[Tensor]:
-    """As ``schedule_experts``, in torch's own operations, one expert at a time."""
+    """Decide as ``schedule_experts``, in torch's own operations, one expert at a time."""
     num_experts = replicas.shape[0]
     real = (topk_ids >= 0) & (topk_ids < num_experts)
     tokens = torch.bincount(topk_ids[real], minlength=num_experts)  # [E]
@@ -141,8 +145,11 @@ def schedule_experts_reference(
 
 
 def _improved(instance: Tensor, load: Tensor, held: Tensor, live: Tensor, price: Tensor) -> bool:
-    """Move experts, in place, so that one instance with the largest load has less; False where none
-    can."""
+    """Move experts, in place, so that one instance with the largest load has less.
+
+    Returns:
+        False if no move does that.
+    """
     num_experts = held.shape[0]
     highest = load[live].max()
     start = int((live & (load == highest)).nonzero()[0, 0])

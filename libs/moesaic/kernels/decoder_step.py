@@ -1,5 +1,5 @@
 # A whole step of a decoder: embedding, layers with all of their experts, norm, head, in one call.
-#   Reference  the same kernels, called one by one: moesaic.models.decoder. The bits are the same.
+#   Reference  the same kernels, called one by one: moesaic.models.layers.decoder. The bits are the same.
 #   Cost       of one row of a small model, what lies in Python between the pieces took a quarter of a
 #              step in float32, two fifths in int8.
 """A step of a decoder on a CPU, where all experts are in this process."""
@@ -14,20 +14,19 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from moesaic.kernels.grouped_experts import PackedSlots
 from moesaic.kernels.grouped_query import GroupedQueryKernel
 from moesaic.kernels.linear import PackedMatrix
-from moesaic.kernels.native.library import (
-    AttentionStep,
-    Batch,
-    RoutedExperts,
-    Shape,
-    WholeDecoder,
-    WholeLayer,
-    WholeStep,
-    lib,
-    scratch,
+from moesaic.kernels.native.library import lib, scratch
+from moesaic.kernels.native.structs import (
+    AttentionStepArgs,
+    BatchArgs,
+    DecoderArgs,
+    RoutedExpertsArgs,
+    ShapeArgs,
+    WholeLayerArgs,
+    WholeStepArgs,
 )
+from moesaic.kernels.packed_experts import PackedSlots
 
 
 class RoutedExpertsKernel:
@@ -39,13 +38,19 @@ class RoutedExpertsKernel:
         """``gate`` is ``H -> E``, float32; ``slots`` has all ``E`` experts, each in its own slot."""
         assert len(slots.c) == gate.shape[0]
         self._kept = gate, slots  # ``c`` points into them
-        self.c = RoutedExperts(gate.c, slots.c, slots.size, top_k, scaling, normalise)
+        self.c = RoutedExpertsArgs(
+            gate=gate.c,
+            slots=slots.c,
+            size=slots.size,
+            top_k=top_k,
+            scaling=scaling,
+            normalise=normalise,
+        )
 
 
 @dataclass(frozen=True)
 class Attending:
-    """The rows of a step that attend in a layer: of each sequence so many of its last, and what they
-    see."""
+    """The rows of a step that attend in a layer, the last ``num_rows`` of each sequence."""
 
     num_rows: Sequence[int]  # [B], 1 or more each
     lengths: Sequence[int]  # [B]: cached tokens, the rows' included
@@ -53,7 +58,7 @@ class Attending:
 
 
 class Rotations(Protocol):
-    """Of all positions, up to some."""
+    """The rotations of all positions, up to some."""
 
     @property
     def cos(self) -> Tensor:
@@ -72,7 +77,7 @@ class Rotations(Protocol):
 
 
 class _Numbers:
-    """Numbers where C finds them, for as long as this is there."""
+    """Numbers at an address, for as long as this object lives."""
 
     def __init__(self, kind: Literal["i", "q"], numbers: Iterable[int]) -> None:
         self._kept = array(kind, numbers)  # ctypes would make a class for every length
@@ -80,7 +85,7 @@ class _Numbers:
 
 
 class DecoderStepKernel:
-    """A decoder's weights, and where it caches."""
+    """A decoder's weights and its cache."""
 
     def __init__(
         self,
@@ -89,7 +94,7 @@ class DecoderStepKernel:
         embedding: Tensor,
         norm: Tensor,
         head: PackedMatrix,
-        shape: Shape,
+        shape: ShapeArgs,
         caches: Sequence[Tensor],
     ) -> None:
         """Take the weights.
@@ -108,56 +113,59 @@ class DecoderStepKernel:
         self._kept = layers, last_kv, embedding, norm, head, caches  # the call points into them
         self._shape, self._num_out, self._vocab_size = shape, head.shape[0], len(embedding)
         self._layers_done = ctypes.c_int64()
-        whole = [WholeLayer(attention.c, experts.c) for attention, experts in layers]
-        self._c = WholeDecoder(
-            (WholeLayer * len(whole))(*whole),
-            len(whole),
-            last_kv.c,
-            embedding.data_ptr(),
-            norm.data_ptr(),
-            head.c,
-            ctypes.addressof(self._layers_done),
+        whole = [
+            WholeLayerArgs(attention=attention.c, moe=experts.c) for attention, experts in layers
+        ]
+        self._c = DecoderArgs(
+            layers=(WholeLayerArgs * len(whole))(*whole),
+            num_layers=len(whole),
+            kv=last_kv.c,
+            embedding=embedding.data_ptr(),
+            norm=norm.data_ptr(),
+            head=head.c,
+            layers_done=ctypes.addressof(self._layers_done),
         )
         self._caches = (ctypes.c_void_p * len(caches))(*(cache.data_ptr() for cache in caches))
 
     @property
     def layers_done(self) -> int:
-        """How many layers were computed so far; grows while a step runs."""
+        """Number of layers computed so far; grows while a step runs."""
         return self._layers_done.value
 
     def __call__(
         self,
         token_ids: Sequence[int],
         positions: Sequence[int],
-        slots: Sequence[int],
+        offsets: Sequence[int],
         rotations: Rotations,
         rows: Attending,
         last: tuple[Attending, Sequence[int]] | None = None,
         *,
         logits: bool = True,
     ) -> Tensor:
-        """Run a step; writes the keys and values of its rows.
+        """Run a step, which writes the keys and values of its rows.
 
         Args:
             token_ids: ``T`` of them.
             positions: ``T`` of them.
-            slots: ``T`` of them: where each row's keys and values go; -1: nowhere.
+            offsets: ``T`` of them: where in the cache each row's keys and values go; -1: nowhere.
             rotations: for all ``positions``.
-            rows: all of them.
-            last: those that attend in the last layer, and which rows these are, ascending; None: all.
-            logits: whether any are wanted.
+            rows: all ``T``.
+            last: the rows that attend in the last layer, and their indices, ascending; None: all.
+            logits: true if any are wanted.
 
         Returns:
             float32 ``[A, vocab]``, or ``[0, vocab]``: next-token logits of the rows that attend in the last
             layer.
         """
-        assert len(token_ids) == len(positions) == len(slots)
+        assert len(token_ids) == len(positions) == len(offsets)
         assert 0 <= min(token_ids) <= max(token_ids) < self._vocab_size
         assert max(positions) < len(rotations.cos)
-        tokens, kept_at = _Numbers("q", token_ids), _Numbers("q", slots)
+        tokens, kept_at = _Numbers("q", token_ids), _Numbers("q", offsets)
         every = _Facts(rows, positions)
-        step = WholeStep(self._step(every, rotations, kept_at.address), tokens.address)
-        num_attending = len(slots)
+        everywhere = self._step(every, rotations, kept_at.address)
+        step = WholeStepArgs(all=everywhere, tokens=tokens.address)
+        num_attending = len(offsets)
         if last is not None:
             attending = _Numbers("q", last[1])
             few = _Facts(last[0], [positions[row] for row in last[1]])
@@ -165,27 +173,35 @@ class DecoderStepKernel:
             num_attending = len(last[1])
         out = torch.empty(num_attending if logits else 0, self._num_out)
         decoder, told = ctypes.byref(self._c), ctypes.byref(step)
-        threads, call = torch.get_num_threads(), lib()
-        room = scratch(call.decoder_step_scratch(decoder, told, threads))
-        where = out.data_ptr() if logits else None
-        call.decoder_step(decoder, told, self._caches, where, room, threads)
+        threads, kernels = torch.get_num_threads(), lib()
+        needed = kernels.decoder_step_scratch(decoder=decoder, step=told, threads=threads)
+        kernels.decoder_step(
+            decoder=decoder,
+            step=told,
+            caches=self._caches,
+            logits=out.data_ptr() if logits else None,
+            scratch=scratch(needed),
+            threads=threads,
+        )
         return out
 
-    def _step(self, facts: "_Facts", rotations: Rotations, slots: int | None) -> AttentionStep:
-        return AttentionStep(
-            rotations.cos.data_ptr(),
-            rotations.sin.data_ptr(),
-            facts.positions.address,
-            slots,
-            self._shape,
-            facts.batch,
-            facts.count,
-            rotations.interleaved,
+    def _step(
+        self, facts: "_Facts", rotations: Rotations, offsets: int | None
+    ) -> AttentionStepArgs:
+        return AttentionStepArgs(
+            cos=rotations.cos.data_ptr(),
+            sin=rotations.sin.data_ptr(),
+            positions=facts.positions.address,
+            offsets=offsets,
+            shape=self._shape,
+            batch=facts.batch,
+            count=facts.count,
+            interleaved=rotations.interleaved,
         )
 
 
 class _Facts:
-    """What C is told of the rows that attend in a layer."""
+    """The rows that attend in a layer, as C reads them."""
 
     def __init__(self, rows: Attending, positions: Sequence[int]) -> None:
         tables, num = rows.block_tables, len(rows.num_rows)
@@ -195,4 +211,11 @@ class _Facts:
         self._facts = _Numbers("i", chain(firsts, rows.num_rows, rows.lengths, padded))
         self.positions, self.count = _Numbers("q", positions), len(positions)
         first, size = self._facts.address, 4 * num
-        self.batch = Batch(first, first + size, first + 2 * size, first + 3 * size, num, width)
+        self.batch = BatchArgs(
+            first_rows=first,
+            num_rows=first + size,
+            lengths=first + 2 * size,
+            block_tables=first + 3 * size,
+            count=num,
+            table_width=width,
+        )

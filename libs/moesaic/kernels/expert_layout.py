@@ -1,6 +1,6 @@
-"""One expert as a single run of bytes that is computed with wherever it lies.
+"""The layout of one expert as a single run of bytes, which is computed with in place.
 
-What moves between processes, or between a file and memory, is this run; packing is over before.
+This run moves between processes, and between a file and memory; the weights are packed before.
 """
 
 import math
@@ -10,11 +10,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from moesaic.kernels.gated_mlp import GatedMLP, PackedMLP, PlainMLP, make_mlp
+from moesaic.kernels.gated_mlp import GatedMLP, PlainMLP, make_mlp
 from moesaic.kernels.linear import PackedMatrix, Quantization
 from moesaic.kernels.native.library import lib
+from moesaic.kernels.packed_experts import PackedMLP
 
-_ALIGNMENT = 64  # of every part: what vector loads like
+_ALIGNMENT = 64  # of every part, for loads of vectors
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,10 @@ class _Part:
 
 @dataclass(frozen=True)
 class ExpertLayout:
-    """Where the parts of an expert lie; all experts of a model have the same.
+    """The places of the parts of an expert; all experts of a model have the same.
 
-    It depends on the processor: panels are as wide as its registers are. ``name`` is equal exactly
-    where the bytes can be exchanged.
+    They depend on the processor: panels are as wide as its registers are. Bytes can be exchanged if
+    and only if ``name`` is equal.
     """
 
     hidden_size: int
@@ -53,7 +54,7 @@ class ExpertLayout:
             _view(into, part).copy_(tensors[part.matrix][part.name])
 
     def view(self, packed: Tensor) -> GatedMLP:
-        """What computes with the bytes ``packed``, uint8 ``[nbytes]``, then and later in place."""
+        """Return an MLP that computes with the bytes ``packed``, uint8 ``[nbytes]``, in place."""
         tensors: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
         for part in self._parts:
             tensors[part.matrix][part.name] = _view(packed, part)
@@ -70,7 +71,7 @@ class ExpertLayout:
 
     @cached_property
     def name(self) -> str:
-        """Names everything that the meaning of the bytes depends on."""
+        """A name of everything that the meaning of the bytes depends on."""
         parts = (
             f"{part.matrix}{part.name}:{str(part.dtype).removeprefix('torch.')}"
             f"{'x'.join(map(str, part.shape))}"
@@ -85,7 +86,7 @@ class ExpertLayout:
 
     @cached_property
     def _form(self) -> tuple[tuple[_Part, ...], tuple[tuple[int, ...], ...] | None]:
-        """The parts, and if they are packed the shapes of the matrices. Who packs decides: ask."""
+        """The parts, and the shapes of the matrices if these are packed, as a sample shows."""
         gate_up = torch.zeros(2 * self.size, self.hidden_size, dtype=self.dtype)
         down = torch.zeros(self.hidden_size, self.size, dtype=self.dtype)
         sample = make_mlp(gate_up, down, self.quantization, lasting=False)

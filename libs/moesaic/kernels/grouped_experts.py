@@ -4,14 +4,13 @@
 #   Order      on a CPU a row's experts are added in ascending slot order: same input, same sum.
 """Grouped expert computation on a CPU."""
 
-import ctypes
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from moesaic.kernels.gated_mlp import GatedMLP, PackedMLP
-from moesaic.kernels.native.library import Expert, lib, scratch
+from moesaic.kernels.gated_mlp import GatedMLP
+from moesaic.kernels.native.library import lib
 
 
 def grouped_experts(
@@ -20,14 +19,14 @@ def grouped_experts(
     slot_ids: Tensor,
     experts: Sequence[GatedMLP | None],
 ) -> Tensor:
-    """Each row's weighted sum over those of its experts that are held here.
+    """Compute each row's weighted sum over those of its experts that are held here.
 
     Args:
         hidden_states: float32 or bfloat16 ``[T, H]``.
         topk_weights: float32 ``[T, k]``.
         slot_ids: int32 or int64 ``[T, k]``, in ``-1..S-1``; -1 means that the expert is not held here and
             adds nothing.
-        experts: ``S`` of them; ``None`` where no row is routed.
+        experts: ``S`` of them; ``None`` for a slot to which no row is routed.
 
     Returns:
         float32 ``[T, H]``.
@@ -47,11 +46,11 @@ def grouped_experts(
 
 
 def sum_of_choices(results: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
-    """Each row's weighted sum over its experts, added in ascending order: the bits of ``PackedSlots.compute``
-    where expert ``e`` lies in slot ``e``.
+    """Add up each row's experts, weighted, in ascending order: the bits of ``PackedSlots.compute`` with
+    expert ``e`` in slot ``e``.
 
     Args:
-        results: float32 ``[T * k, H]``: what each choice gives, row by row.
+        results: float32 ``[T * k, H]``: the output of each choice, row by row.
         topk_weights: float32 ``[T, k]``.
         topk_ids: int32 ``[T, k]``.
 
@@ -66,53 +65,13 @@ def sum_of_choices(results: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> T
     weights = topk_weights.contiguous()
     out = torch.empty(num_rows, results.shape[1])
     lib().sum_of_choices(
-        ascending.data_ptr(),
-        num_rows,
-        results.shape[1],
-        weights.data_ptr(),
-        routed.data_ptr(),
-        top_k,
-        out.data_ptr(),
-        torch.get_num_threads(),
+        results=ascending.data_ptr(),
+        num_rows=num_rows,
+        hidden=results.shape[1],
+        weights=weights.data_ptr(),
+        routed=routed.data_ptr(),
+        top_k=top_k,
+        out=out.data_ptr(),
+        threads=torch.get_num_threads(),
     )
     return out
-
-
-class PackedSlots:
-    """The experts of one layer as the kernel for CPUs finds them, slot by slot."""
-
-    def __init__(self, experts: Sequence[PackedMLP | None]) -> None:
-        """Take ``S`` experts, one at least; ``None`` where no row is routed."""
-        self._held = experts
-        some = next(mlp for mlp in experts if mlp is not None)
-        self._hidden_size, self.size = some.hidden_size, some.size
-        self.c = (ctypes.POINTER(Expert) * len(experts))()
-        for slot, mlp in enumerate(experts):
-            if mlp is not None:
-                self.c[slot] = ctypes.pointer(mlp.c)
-
-    def compute(self, hidden_states: Tensor, topk_weights: Tensor, slot_ids: Tensor) -> Tensor:
-        """As ``grouped_experts``; float32 rows, int32 slots."""
-        assert slot_ids.dtype == torch.int32
-        hidden_states, topk_weights, slot_ids = (
-            tensor.contiguous() for tensor in (hidden_states, topk_weights, slot_ids)
-        )
-        (num_rows, top_k), threads = slot_ids.shape, torch.get_num_threads()
-        assert hidden_states.shape == (num_rows, self._hidden_size)
-        out = torch.empty(num_rows, self._hidden_size)
-        sizes = self._hidden_size, self.size
-        needed = lib().experts_scratch(num_rows, top_k, *sizes, len(self.c), threads)
-        lib().experts(
-            self.c,
-            len(self.c),
-            hidden_states.data_ptr(),
-            num_rows,
-            *sizes,
-            topk_weights.data_ptr(),
-            slot_ids.data_ptr(),
-            top_k,
-            out.data_ptr(),
-            scratch(needed),
-            threads,
-        )
-        return out

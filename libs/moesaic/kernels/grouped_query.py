@@ -1,7 +1,7 @@
 # Grouped-query attention between two norms, in one call: norm, projections, norm and rotation of heads,
 # cache, attention, output, residual, norm.
-#   Reference  the same kernels, called one by one: moesaic.models.grouped_query. The bits are the same.
-#   Cost       of few rows, each call from Python costs what it computes: six of seven are saved.
+#   Reference  the same kernels, called one by one: moesaic.models.layers.grouped_query. The bits are the same.
+#   Cost       with few rows, each call from Python costs as much as it computes: six of seven are saved.
 """Grouped-query attention of a whole layer on a CPU."""
 
 import ctypes
@@ -10,40 +10,41 @@ import torch
 from torch import Tensor
 
 from moesaic.kernels.linear import PackedMatrix
-from moesaic.kernels.native.library import AttentionLayer, AttentionStep, Shape, lib, scratch
-from moesaic.kernels.paged_attention import PagedRows, batch_of
+from moesaic.kernels.native.library import lib, scratch
+from moesaic.kernels.native.structs import AttentionLayerArgs, AttentionStepArgs, ShapeArgs
+from moesaic.kernels.paged_attention import batch_of
+from moesaic.kernels.paged_rows import PagedRows
 
 
 class StepOfRows:
-    """What all layers of a step are told of its rows."""
+    """The rows of a step, as all layers take them."""
 
     def __init__(
         self,
-        shape: Shape,
+        shape: ShapeArgs,
         cos: Tensor,
         sin: Tensor,
         interleaved: bool,
-        slots: Tensor,
+        offsets: Tensor,
         rows: PagedRows,
     ) -> None:
         """The arguments are as in ``store_grouped`` and ``paged_attention``; ``rows`` are all of them."""
         assert cos.is_contiguous()
         assert sin.is_contiguous()
-        self._kept = cos, sin, slots, rows  # ``c`` points into them
-        self.c = AttentionStep(
-            cos.data_ptr(),
-            sin.data_ptr(),
-            None,
-            slots.data_ptr(),
-            shape,
-            batch_of(rows),
-            len(slots),
-            interleaved,
+        self._kept = cos, sin, offsets, rows  # ``c`` points into them
+        self.c = AttentionStepArgs(
+            cos=cos.data_ptr(),
+            sin=sin.data_ptr(),
+            offsets=offsets.data_ptr(),
+            shape=shape,
+            batch=batch_of(rows),
+            count=len(offsets),
+            interleaved=interleaved,
         )
 
 
 class GroupedQueryKernel:
-    """One layer's weights as the call takes them."""
+    """The weights of one layer, as the call takes them."""
 
     def __init__(
         self,
@@ -54,26 +55,26 @@ class GroupedQueryKernel:
         norm_behind: Tensor,
         eps: float,
     ) -> None:
-        """Take what ``GroupedQueryLayer`` has, and float32 ``[H]`` of the norms before and behind it."""
+        """Take the weights of a ``GroupedQueryLayer``, and those of the norms before and behind it, float32 ``[H]``."""
         self._kept = qkv, output, norm, qk_norm, norm_behind  # ``c`` points into them
         self._hidden_size = len(norm)
-        self.c = AttentionLayer(
-            qkv.c,
-            output.c,
-            norm.data_ptr(),
-            None if qk_norm is None else qk_norm.data_ptr(),
-            norm_behind.data_ptr(),
-            eps,
+        self.c = AttentionLayerArgs(
+            qkv=qkv.c,
+            output=output.c,
+            norm=norm.data_ptr(),
+            qk_norm=None if qk_norm is None else qk_norm.data_ptr(),
+            norm_behind=norm_behind.data_ptr(),
+            eps=eps,
         )
 
     def __call__(
         self, hidden: Tensor, delta: Tensor | None, step: StepOfRows, cached: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The residual stream behind attention, and its norm.
+        """Compute the residual stream behind attention, and its norm.
 
         Args:
             hidden: float32 ``[T, H]``.
-            delta: what is still to be added to it, or None.
+            delta: output of the layer before, not added to it yet, or None.
             step: of the ``T`` rows.
             cached: one layer's cache, ``[tokens, width]``; the rows' keys and values are written to it.
 
@@ -84,17 +85,18 @@ class GroupedQueryKernel:
         delta = None if delta is None else delta.contiguous()
         assert hidden.shape == (step.c.count, self._hidden_size)
         summed, normed = torch.empty(hidden.shape), torch.empty(hidden.shape)
-        threads, call = torch.get_num_threads(), lib()
+        threads, kernels = torch.get_num_threads(), lib()
         layer, rows = ctypes.byref(self.c), ctypes.byref(step.c)
-        call.grouped_query_layer(
-            layer,
-            rows,
-            hidden.data_ptr(),
-            None if delta is None else delta.data_ptr(),
-            cached.data_ptr(),
-            summed.data_ptr(),
-            normed.data_ptr(),
-            scratch(call.grouped_query_scratch(layer, rows, threads)),
-            threads,
+        needed = kernels.grouped_query_scratch(layer=layer, step=rows, threads=threads)
+        kernels.grouped_query_layer(
+            layer=layer,
+            step=rows,
+            x=hidden.data_ptr(),
+            delta=None if delta is None else delta.data_ptr(),
+            cache=cached.data_ptr(),
+            sum=summed.data_ptr(),
+            out=normed.data_ptr(),
+            scratch=scratch(needed),
+            threads=threads,
         )
         return summed, normed

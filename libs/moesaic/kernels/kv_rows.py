@@ -1,7 +1,7 @@
 # KV rows: from a layer's projections to rotated queries and the rows that the cache keeps.
 #   Layout     projections [T, heads, d], rows and heads may be strided; cos, sin [T, d] as
-#              moesaic.models.rope has them, negative sines at the first of each pair; cached
-#              [tokens, width], row slots[t] takes token t, or none does where slots[t] is -1.
+#              moesaic.models.layers.rope has them, negative sines at the first of each pair; cached
+#              [tokens, width], row offsets[t] takes token t, or none does where offsets[t] is -1.
 """Norm, rotation and caching of queries, keys and values: the choice of the kernel, and the reference."""
 
 import torch
@@ -19,7 +19,7 @@ def store_grouped(
     cos: Tensor,
     sin: Tensor,
     interleaved: bool,
-    slots: Tensor,
+    offsets: Tensor,
     cached: Tensor,
     block_size: int,
 ) -> Tensor:
@@ -33,7 +33,7 @@ def store_grouped(
         cos: ``[T, d]``.
         sin: ``[T, d]``, the sign in it.
         interleaved: pairs are neighbours, not halves.
-        slots: int64 ``[T]``: where each token's row goes, no two to the same; -1: nowhere.
+        offsets: int64 ``[T]``: where each token's row goes, no two to the same; -1: nowhere.
         cached: ``[tokens, 2 kv_heads d]``. A row is a token, its keys and then its values; on a CPU the
             rows of a block lie together head by head, as its attention reads them: ``key_stride``.
         block_size: tokens a block.
@@ -42,50 +42,53 @@ def store_grouped(
         ``[T, heads, d]``, dtype of ``qkv``; on a CPU a part of it.
     """
     if qkv.is_cuda:
-        from moesaic.kernels import kv_rows_triton as kernel
+        from moesaic.kernels.triton import kv_rows as kernel
 
         return kernel.store_grouped(
-            qkv, num_heads, qk_norm, eps, cos, sin, interleaved, slots, cached
+            qkv, num_heads, qk_norm, eps, cos, sin, interleaved, offsets, cached
         )
     if not usable(qkv):
         return store_grouped_reference(
-            qkv, num_heads, qk_norm, eps, cos, sin, interleaved, slots, cached
+            qkv, num_heads, qk_norm, eps, cos, sin, interleaved, offsets, cached
         )
     assert qkv.is_contiguous()
     assert cos.is_contiguous()
     assert sin.is_contiguous()
     num_rows, all_heads, dim = qkv.shape
     lib().store_grouped(
-        qkv.data_ptr(),
-        num_rows,
-        num_heads,
-        (all_heads - num_heads) // 2,
-        dim,
-        None if qk_norm is None else qk_norm.data_ptr(),
-        eps,
-        cos.data_ptr(),
-        sin.data_ptr(),
-        None,
-        interleaved,
-        slots.data_ptr(),
-        cached.data_ptr(),
-        block_size,
-        key_stride(block_size),
-        torch.get_num_threads(),
+        qkv=qkv.data_ptr(),
+        count=num_rows,
+        heads=num_heads,
+        kv_heads=(all_heads - num_heads) // 2,
+        dim=dim,
+        qk_norm=None if qk_norm is None else qk_norm.data_ptr(),
+        eps=eps,
+        cos=cos.data_ptr(),
+        sin=sin.data_ptr(),
+        positions=None,
+        interleaved=interleaved,
+        offsets=offsets.data_ptr(),
+        cache=cached.data_ptr(),
+        block_size=block_size,
+        key_stride=key_stride(block_size),
+        threads=torch.get_num_threads(),
     )
     return qkv[:, :num_heads]
 
 
 def key_stride(block_size: int) -> int:
-    """How far the numbers of a cached key lie apart on a CPU. Where blocks are whole vectors of tokens, that
-    is from one dimension to the next: a query then meets as many keys at once as a vector has numbers."""
+    """Return the distance between the numbers of a cached key on a CPU.
+
+    If blocks are whole vectors of tokens, keys lie dimension by dimension: a query then meets as many
+    keys at once as a vector has numbers.
+    """
     return 1 if block_size % lib().vector_width() else block_size
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, out: Tensor) -> None:
     """Rotate ``x`` ``[T, heads, d]`` into ``out``, which may be ``x`` itself."""
     if x.is_cuda:
-        from moesaic.kernels import kv_rows_triton as kernel
+        from moesaic.kernels.triton import kv_rows as kernel
 
         kernel.rotate(x, cos, sin, interleaved, out)
     elif not (usable(x) and usable(cos)):
@@ -94,17 +97,20 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, out: Tensor) 
         assert x.stride(2) == out.stride(2) == 1
         assert cos.is_contiguous()
         assert sin.is_contiguous()
+        num_rows, num_heads, dim = x.shape
         lib().rotate_heads(
-            x.data_ptr(),
-            x.stride(0),
-            x.stride(1),
-            *x.shape,
-            cos.data_ptr(),
-            sin.data_ptr(),
-            interleaved,
-            out.data_ptr(),
-            out.stride(0),
-            out.stride(1),
+            x=x.data_ptr(),
+            x_stride=x.stride(0),
+            x_head_stride=x.stride(1),
+            count=num_rows,
+            heads=num_heads,
+            dim=dim,
+            cos=cos.data_ptr(),
+            sin=sin.data_ptr(),
+            interleaved=interleaved,
+            out=out.data_ptr(),
+            out_stride=out.stride(0),
+            out_head_stride=out.stride(1),
         )
 
 
@@ -116,7 +122,7 @@ def store_latent(
     cos: Tensor,
     sin: Tensor,
     interleaved: bool,
-    slots: Tensor,
+    offsets: Tensor,
     cached: Tensor,
 ) -> None:
     """Write the normed ``latent`` ``[T, rank]`` and the rotated ``rope_key`` ``[T, d]`` to the cache.
@@ -124,35 +130,35 @@ def store_latent(
     The other arguments are as in ``store_grouped``; ``cached`` is ``[tokens, rank + d]``.
     """
     if latent.is_cuda:
-        from moesaic.kernels import kv_rows_triton as kernel
+        from moesaic.kernels.triton import kv_rows as kernel
 
-        kernel.store_latent(latent, norm, eps, rope_key, cos, sin, interleaved, slots, cached)
+        kernel.store_latent(latent, norm, eps, rope_key, cos, sin, interleaved, offsets, cached)
     elif not usable(latent):
-        store_latent_reference(latent, norm, eps, rope_key, cos, sin, interleaved, slots, cached)
+        store_latent_reference(latent, norm, eps, rope_key, cos, sin, interleaved, offsets, cached)
     else:
         assert latent.stride(1) == rope_key.stride(1) == 1
         assert cos.is_contiguous()
         assert sin.is_contiguous()
         lib().store_latent(
-            latent.data_ptr(),
-            latent.stride(0),
-            norm.data_ptr(),
-            eps,
-            rope_key.data_ptr(),
-            rope_key.stride(0),
-            cos.data_ptr(),
-            sin.data_ptr(),
-            interleaved,
-            len(latent),
-            latent.shape[1],
-            rope_key.shape[1],
-            slots.data_ptr(),
-            cached.data_ptr(),
+            latent=latent.data_ptr(),
+            latent_stride=latent.stride(0),
+            weight=norm.data_ptr(),
+            eps=eps,
+            key=rope_key.data_ptr(),
+            key_stride=rope_key.stride(0),
+            cos=cos.data_ptr(),
+            sin=sin.data_ptr(),
+            interleaved=interleaved,
+            count=len(latent),
+            rank=latent.shape[1],
+            rope=rope_key.shape[1],
+            offsets=offsets.data_ptr(),
+            cache=cached.data_ptr(),
         )
 
 
 def rotate_reference(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """What ``rotate`` writes, in float32."""
+    """Rotate as ``rotate`` does, in float32."""
     x = x.float()
     half = x.shape[-1] // 2
     pairs = x.reshape(*x.shape[:-1], *((half, 2) if interleaved else (2, half)))
@@ -168,18 +174,18 @@ def store_grouped_reference(
     cos: Tensor,
     sin: Tensor,
     interleaved: bool,
-    slots: Tensor,
+    offsets: Tensor,
     cached: Tensor,
 ) -> Tensor:
-    """As ``store_grouped``, in torch's own operations; leaves ``qkv`` as it is."""
+    """Compute as ``store_grouped``, in torch's own operations; leaves ``qkv`` as it is."""
     num_rotated = (num_heads + qkv.shape[1]) // 2
     qk = qkv[:, :num_rotated].float()
     if qk_norm is not None:
         qk = F.rms_norm(qk, qk.shape[-1:], eps=eps) * qk_norm.float()
     qk = rotate_reference(qk, cos, sin, interleaved).to(qkv.dtype)
-    kept = slots >= 0
-    cached[slots[kept], : cached.shape[1] // 2] = qk[kept, num_heads:].flatten(1)
-    cached[slots[kept], cached.shape[1] // 2 :] = qkv[kept, num_rotated:].flatten(1)
+    kept = offsets >= 0
+    cached[offsets[kept], : cached.shape[1] // 2] = qk[kept, num_heads:].flatten(1)
+    cached[offsets[kept], cached.shape[1] // 2 :] = qkv[kept, num_rotated:].flatten(1)
     return qk[:, :num_heads]
 
 
@@ -191,13 +197,13 @@ def store_latent_reference(
     cos: Tensor,
     sin: Tensor,
     interleaved: bool,
-    slots: Tensor,
+    offsets: Tensor,
     cached: Tensor,
 ) -> None:
-    """As ``store_latent``, in torch's own operations."""
+    """Compute as ``store_latent``, in torch's own operations."""
     rank = latent.shape[1]
     normed = F.rms_norm(latent.float(), latent.shape[-1:], norm.float(), eps)
-    kept = slots >= 0
-    cached[slots[kept], :rank] = normed[kept].to(cached.dtype)
+    kept = offsets >= 0
+    cached[offsets[kept], :rank] = normed[kept].to(cached.dtype)
     turned = rotate_reference(rope_key.unsqueeze(1), cos, sin, interleaved).squeeze(1)
-    cached[slots[kept], rank:] = turned[kept].to(cached.dtype)
+    cached[offsets[kept], rank:] = turned[kept].to(cached.dtype)

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from moesaic.kernels.native.library import Matrix, lib, scratch, usable
+from moesaic.kernels.native.library import lib, scratch, usable
 from moesaic.kernels.native.memory import huge_pages
+from moesaic.kernels.native.structs import MatrixArgs
 
 Quantization = Literal["none", "int8"]
 LEVELS = 127
@@ -33,14 +34,14 @@ class Linear(Protocol):
         ...
 
     def behind(self, first: int) -> "Linear":
-        """The outputs from the ``first`` on, with the same weights."""
+        """Return a layer of the outputs from the ``first`` on, with the same weights."""
         ...
 
 
 def make_linear(
     weight: Tensor, bias: Tensor | None = None, quantization: Quantization = "none"
 ) -> Linear:
-    """The fastest form of ``weight`` ``[out, in]`` and ``bias`` ``[out]`` where they are.
+    """Bring ``weight`` ``[out, in]`` and ``bias`` ``[out]`` into their fastest form, on their device.
 
     Raises:
         ValueError: int8 is asked for where it cannot be computed.
@@ -54,7 +55,7 @@ def make_linear(
 
 
 def check_int8(weight: Tensor) -> None:
-    """Raises ``ValueError`` where ``weight`` cannot be computed with as int8."""
+    """Raise ``ValueError`` if ``weight`` cannot be computed with as int8."""
     if weight.device.type != "cpu":
         raise ValueError(f"int8 is only computed on a CPU, not on {weight.device}")
     if not usable(weight):
@@ -105,25 +106,29 @@ class PackedMatrix:
     """A weight as the kernels for CPUs read it: ``c`` points to ``held``."""
 
     def __init__(self, shape: Sequence[int], panels: Tensor, **others: Tensor | None) -> None:
-        """Take what ``float32`` or ``int8`` has packed of a weight of this ``shape``."""
+        """Take the parts that ``float32`` or ``int8`` has packed of a weight of this ``shape``."""
         parts = {"panels": panels, **others}
         self.parts = {name: tensor for name, tensor in parts.items() if tensor is not None}
         self.shape = tuple(shape)
         self.nbytes = sum(tensor.nbytes for tensor in self.parts.values())
-        self.c = Matrix(**{name: tensor.data_ptr() for name, tensor in self.parts.items()})
-        self.c.out, num_in = shape
-        setattr(self.c, "in", num_in)
+        self.c = MatrixArgs(**{name: tensor.data_ptr() for name, tensor in self.parts.items()})
+        self.c.num_out, self.c.num_in = shape
 
     @classmethod
     def float32(
         cls, weight: Tensor, bias: Tensor | None = None, *, lasting: bool = True
     ) -> "PackedMatrix":
-        """Pack ``weight`` ``[out, in]``; the caller's is needed no longer. What is not ``lasting`` keeps
-        out of the memory for weights."""
+        """Pack ``weight`` ``[out, in]``; the caller's is needed no longer.
+
+        A matrix that is not ``lasting`` keeps out of the memory for weights.
+        """
         weight = weight.contiguous()
         shape = _whole_panels(len(weight)), weight.shape[1]
         panels = _zeros(shape, weight.dtype, lasting)
-        lib().pack_float(weight.data_ptr(), *weight.shape, panels.data_ptr())
+        num_out, num_in = weight.shape
+        lib().pack_float(
+            weight=weight.data_ptr(), num_out=num_out, num_in=num_in, panels=panels.data_ptr()
+        )
         return cls(weight.shape, panels, bias=_padded(bias))
 
     @classmethod
@@ -143,13 +148,19 @@ class PackedMatrix:
         padded_out, padded_in = _whole_panels(num_out), -(-num_in // 4) * 4
         panels = _zeros((padded_out, padded_in), torch.int8, lasting)
         offsets = torch.zeros(padded_out, dtype=torch.int32)
-        lib().pack_int8(rounded.data_ptr(), num_out, num_in, panels.data_ptr(), offsets.data_ptr())
+        lib().pack_int8(
+            weight=rounded.data_ptr(),
+            num_out=num_out,
+            num_in=num_in,
+            panels=panels.data_ptr(),
+            offsets=offsets.data_ptr(),
+        )
         return cls(
             weight.shape, panels, scales=_padded(scales), offsets=offsets, bias=_padded(bias)
         )
 
     def behind(self, first: int) -> "PackedMatrix":
-        """The outputs from the ``first`` on, where it begins a panel."""
+        """Return the outputs from the ``first`` on, which begins a panel."""
         assert first % lib().panel_width() == 0
         parts = {name: tensor[first:] for name, tensor in self.parts.items()}
         return PackedMatrix((self.shape[0] - first, self.shape[1]), **parts)
@@ -172,17 +183,17 @@ class PackedLinear:
         out = torch.empty(num_rows, num_out)
         per_row = self._scratch_per_row
         lib().linear(
-            self._pointer,
-            1,
-            x.data_ptr(),
-            num_in,
-            0,
-            num_rows,
-            out.data_ptr(),
-            num_out,
-            0,
-            scratch(per_row * num_rows) if per_row else None,
-            torch.get_num_threads(),
+            matrices=self._pointer,
+            heads=1,
+            x=x.data_ptr(),
+            x_stride=num_in,
+            x_head_stride=0,
+            count=num_rows,
+            out=out.data_ptr(),
+            out_stride=num_out,
+            out_head_stride=0,
+            scratch=scratch(per_row * num_rows) if per_row else None,
+            threads=torch.get_num_threads(),
         )
         return out
 
@@ -202,7 +213,7 @@ class HeadLinear:
         self._weight = None if usable(weight) else weight
         if self._weight is None:
             self._held = [PackedMatrix.float32(head) for head in weight]
-            self._matrices = (Matrix * len(weight))(*(held.c for held in self._held))
+            self._matrices = (MatrixArgs * len(weight))(*(held.c for held in self._held))
 
     def __call__(self, x: Tensor, out: Tensor) -> None:
         """Multiply into ``out``; both may be parts of wider tensors."""
@@ -212,17 +223,17 @@ class HeadLinear:
         assert x.stride(2) == out.stride(2) == 1
         assert x.shape[1:] == (self._shape[0], self._shape[2])
         lib().linear(
-            self._matrices,
-            len(self._matrices),
-            x.data_ptr(),
-            x.stride(0),
-            x.stride(1),
-            len(x),
-            out.data_ptr(),
-            out.stride(0),
-            out.stride(1),
-            None,
-            torch.get_num_threads(),
+            matrices=self._matrices,
+            heads=len(self._matrices),
+            x=x.data_ptr(),
+            x_stride=x.stride(0),
+            x_head_stride=x.stride(1),
+            count=len(x),
+            out=out.data_ptr(),
+            out_stride=out.stride(0),
+            out_head_stride=out.stride(1),
+            scratch=None,
+            threads=torch.get_num_threads(),
         )
 
 

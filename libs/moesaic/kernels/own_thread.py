@@ -1,4 +1,4 @@
-"""Computing beside the engine."""
+"""Computing beside the engine, on a thread of its own."""
 
 import asyncio
 import ctypes
@@ -15,10 +15,9 @@ async def on_own_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
     """Compute something beside the engine, such as the packed form of weights, on a thread that ends
     with it.
 
-    For every thread that has ever computed torch keeps a team of OpenMP's threads, and gives it back
-    when that thread ends. With more of them than cores, where torch's products are used, those of
-    the engine take twice as long. What the thread has freed goes back to the system: glibc would
-    keep it for threads to come.
+    torch keeps a team of OpenMP's threads for every thread that has ever computed, until that thread
+    ends. With more of these than cores, torch's products on the engine take twice as long. Memory
+    that the thread has freed goes back to the system: glibc would keep it for threads to come.
     """
     executor = ThreadPoolExecutor(1, thread_name_prefix="own")
     try:

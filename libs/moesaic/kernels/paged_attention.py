@@ -3,52 +3,15 @@
 #              the keys of all heads and, from value_column on, their values. With latent attention
 #              the one head's values are the first columns of its key.
 #   Order      scores, sums and outputs in float32, softmax over the keys seen.
-"""Paged attention: what is attended to, the torch reference, and the choice of the kernel."""
-
-from dataclasses import dataclass
+"""Paged attention: the choice of the kernel, the call of that for CPUs, and the torch reference."""
 
 import torch
 from torch import Tensor
 
 from moesaic.kernels.kv_rows import key_stride
-from moesaic.kernels.native.library import Batch, Shape, lib, scratch, usable
-
-
-@dataclass(frozen=True)
-class KVLayout:
-    """Where a cached row keeps what its heads need; heads share keys and values in equal groups."""
-
-    num_kv_heads: int
-    key_dim: int  # head h's key begins at column h * key_dim
-    value_dim: int
-    value_column: int  # where the first head's value begins; 0: values are the keys' first columns
-
-    @classmethod
-    def grouped(cls, num_kv_heads: int, head_dim: int) -> "KVLayout":
-        """All keys, then all values."""
-        return cls(num_kv_heads, head_dim, head_dim, num_kv_heads * head_dim)
-
-    @classmethod
-    def latent(cls, kv_lora_rank: int, rope_dim: int) -> "KVLayout":
-        """One head for all: the latent is its value, and with the rotated key its key."""
-        return cls(1, kv_lora_rank + rope_dim, kv_lora_rank, 0)
-
-
-@dataclass(frozen=True)
-class PagedRows:
-    """The query rows of ``B`` sequences. A sequence's rows are its last tokens; each sees its own
-    position and those before it.
-
-    Tensors are int32, on the device of the queries. The two bounds are known to the host, so that
-    a launch need not ask the device; they may be larger than what they bound.
-    """
-
-    first_rows: Tensor  # [B]: which of the queries is the sequence's first
-    num_rows: Tensor  # [B]
-    lengths: Tensor  # [B]: cached tokens, those of the rows included
-    block_tables: Tensor  # [B, M]; entries past the length are not read
-    max_rows: int
-    max_length: int
+from moesaic.kernels.native.library import lib, scratch, usable
+from moesaic.kernels.native.structs import BatchArgs, ShapeArgs
+from moesaic.kernels.paged_rows import KVLayout, PagedRows
 
 
 def paged_attention(
@@ -61,12 +24,12 @@ def paged_attention(
     window: int | None,
     out: Tensor,
 ) -> None:
-    """Write what ``rows`` attend to into theirs of ``out``; others are left as they are.
+    """Write the attention of ``rows`` to their rows of ``out``; others stay as they are.
 
     Args:
         queries: float32 or bfloat16 ``[T, heads, key_dim]``.
         cached: one layer's cache, same dtype, ``[tokens, width]``.
-        rows: which queries, and what they see.
+        rows: the queries, and the positions that they see.
         layout: of a cached row.
         block_size: tokens a block.
         scale: multiplies the scores.
@@ -74,7 +37,7 @@ def paged_attention(
         out: same dtype, ``[T, heads, value_dim]``.
     """
     if queries.is_cuda:
-        from moesaic.kernels import paged_attention_triton as kernel
+        from moesaic.kernels.triton import paged_attention as kernel
 
         kernel.paged_attention(queries, cached, rows, layout, block_size, scale, window, out)
     elif usable(queries):
@@ -99,15 +62,16 @@ def _on_a_cpu(
     assert cached.is_contiguous()
     shape = shape_of(layout, num_heads, queries.stride(0), block_size, window, scale)
     batch = batch_of(rows)
-    threads = torch.get_num_threads()
-    lib().attention(
-        shape,
-        batch,
-        queries.data_ptr(),
-        cached.data_ptr(),
-        out.data_ptr(),
-        scratch(lib().attention_scratch(shape, batch, threads)),
-        threads,
+    threads, kernels = torch.get_num_threads(), lib()
+    needed = kernels.attention_scratch(shape=shape, batch=batch, threads=threads)
+    kernels.attention(
+        shape=shape,
+        batch=batch,
+        queries=queries.data_ptr(),
+        cache=cached.data_ptr(),
+        out=out.data_ptr(),
+        scratch=scratch(needed),
+        threads=threads,
     )
 
 
@@ -118,12 +82,14 @@ def shape_of(
     block_size: int,
     window: int | None,
     scale: float,
-) -> Shape:
-    """``struct shape``: how heads lie in the queries and in a CPU's cache. Of a block of grouped heads,
-    each head's keys lie together, and then its values: one stream each."""
+) -> ShapeArgs:
+    """Fill ``struct shape``: the place of heads in the queries and in a CPU's cache.
+
+    In a block of grouped heads, each head's keys lie together, and then its values: one stream each.
+    """
     grouped, dim = layout.value_column > 0, layout.key_dim
     between_numbers = key_stride(block_size) if grouped else 1
-    return Shape(
+    return ShapeArgs(
         heads=num_heads,
         kv_heads=layout.num_kv_heads,
         key_dim=dim,
@@ -142,11 +108,11 @@ def shape_of(
     )
 
 
-def batch_of(rows: PagedRows) -> Batch:
-    """``struct batch``, which points into ``rows``."""
+def batch_of(rows: PagedRows) -> BatchArgs:
+    """Fill ``struct batch``, which points into ``rows``."""
     facts = rows.first_rows, rows.num_rows, rows.lengths, rows.block_tables
     assert all(tensor.is_contiguous() and tensor.dtype == torch.int32 for tensor in facts)
-    return Batch(
+    return BatchArgs(
         first_rows=rows.first_rows.data_ptr(),
         num_rows=rows.num_rows.data_ptr(),
         lengths=rows.lengths.data_ptr(),
@@ -166,7 +132,7 @@ def paged_attention_reference(
     window: int | None,
     out: Tensor,
 ) -> None:
-    """As ``paged_attention``, one sequence after the other."""
+    """Compute as ``paged_attention``, one sequence after the other."""
     sequences = zip(
         rows.first_rows.tolist(),
         rows.num_rows.tolist(),

@@ -8,7 +8,7 @@ from moesaic.kernels.native.library import lib, usable
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """``x / sqrt(mean(x^2) + eps) * weight`` over the rows of ``x`` ``[T, H]``; its dtype."""
+    """Return ``x / sqrt(mean(x^2) + eps) * weight`` over the rows of ``x`` ``[T, H]``, in its dtype."""
     if usable(x):
         normed = torch.empty(x.shape)
         _on_a_cpu(x, None, weight, eps, normed, normed)
@@ -17,7 +17,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """``x + delta`` and its RMS norm.
+    """Compute ``x + delta`` and its RMS norm.
 
     Args:
         x: float32 or bfloat16 ``[T, H]``.
@@ -29,7 +29,7 @@ def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[
         Two tensors of the dtype of ``x``, ``[T, H]``.
     """
     if x.is_cuda:
-        from moesaic.kernels import add_rms_norm_triton as kernel
+        from moesaic.kernels.triton import add_rms_norm as kernel
 
         return kernel.add_rms_norm(x, delta, weight, eps)
     if usable(x):
@@ -42,7 +42,7 @@ def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[
 def add_rms_norm_reference(
     x: Tensor, delta: Tensor, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """As ``add_rms_norm``, in torch's own operations."""
+    """Compute as ``add_rms_norm``, in torch's own operations."""
     summed = (x.float() + delta.float()).to(x.dtype)
     return summed, F.rms_norm(summed.float(), weight.shape, weight.float(), eps).to(x.dtype)
 
@@ -51,14 +51,16 @@ def _on_a_cpu(
     x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, summed: Tensor, normed: Tensor
 ) -> None:
     assert x.stride(1) == 1
+    num_rows, size = x.shape
     lib().add_rms_norm(
-        x.data_ptr(),
-        x.stride(0),
-        None if delta is None else delta.data_ptr(),
-        weight.data_ptr(),
-        eps,
-        *x.shape,
-        summed.data_ptr(),
-        normed.data_ptr(),
-        torch.get_num_threads(),
+        x=x.data_ptr(),
+        x_stride=x.stride(0),
+        delta=None if delta is None else delta.data_ptr(),
+        weight=weight.data_ptr(),
+        eps=eps,
+        count=num_rows,
+        size=size,
+        sum=summed.data_ptr(),
+        out=normed.data_ptr(),
+        threads=torch.get_num_threads(),
     )

@@ -1,4 +1,4 @@
-"""What the gates chose on one worker during one window."""
+"""Choices of the gates on one worker during one window."""
 
 from typing import Annotated
 
@@ -11,10 +11,10 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class LayerActivations(msgspec.Struct, frozen=True, kw_only=True):
-    """One layer's share of a window.
+    """One layer's part of a window.
 
-    Pairs are those of distinct experts that rows chose together, the most frequent ones first; what
-    lies beyond ``MAX_SENT_PAIRS`` is only in ``pair_total``.
+    Pairs are of distinct experts that rows chose together, the most frequent ones first. Pairs beyond
+    ``MAX_SENT_PAIRS`` count in ``pair_total`` only.
     """
 
     layer: Count  # decoder layer
@@ -30,7 +30,7 @@ class LayerActivations(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ActivationWindow(msgspec.Struct, frozen=True, kw_only=True, tag="activation.v2"):
-    """What one worker saw since its last window; every dispatch batch is in one worker's only."""
+    """Batches of one worker since its last window; every dispatch batch is in one worker's only."""
 
     worker_id: str
     generation: Count

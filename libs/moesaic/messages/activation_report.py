@@ -1,4 +1,4 @@
-"""What an expert worker tells the scheduler about the batches it counted."""
+"""Reports of expert workers to the scheduler about the batches they counted."""
 
 from typing import Annotated
 
@@ -8,7 +8,7 @@ from moesaic.messages.activation import ActivationWindow, Count
 
 
 class ServedBatches(msgspec.Struct, frozen=True, kw_only=True):
-    """How evenly the batches of one epoch were served, over all layers."""
+    """Evenness of serving the batches of one epoch, over all layers."""
 
     epoch: Count
     batches: Count  # dispatch batches, each of one layer
@@ -16,9 +16,9 @@ class ServedBatches(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ActivationReport(msgspec.Struct, frozen=True, kw_only=True, tag="activation-report.v2"):
-    """One window: what was chosen, and who had to compute it."""
+    """One window: the experts chosen, and how evenly workers computed them."""
 
     window: ActivationWindow
     served: Annotated[list[ServedBatches], msgspec.Meta(max_length=64)] = []
     dropped: Count = 0  # windows that could not be sent since the last one that was
-    scheduling: str = "aebs"  # how replicas were chosen, of the last batch
+    scheduling: str = "aebs"  # the way in which replicas were chosen, for the last batch

@@ -1,4 +1,4 @@
-"""What the scheduler decided about the placement, and what came of it."""
+"""Decisions of the scheduler about the placement, with their outcomes; and settings of operators."""
 
 from typing import Literal
 
@@ -8,7 +8,7 @@ EVERY_LAYER = -1
 
 
 class Pin(msgspec.Struct, frozen=True, kw_only=True):
-    """A wish: this worker holds this expert, whatever else is decided."""
+    """A wish of an operator: this worker holds this expert under every placement."""
 
     layer: int  # a decoder layer, or ``EVERY_LAYER``
     expert: int
@@ -16,14 +16,14 @@ class Pin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacementPolicy(msgspec.Struct, frozen=True, kw_only=True, tag="placement-policy.v1"):
-    """What operators have set; it outlives every scheduler."""
+    """Settings of operators; they outlive every scheduler."""
 
     policy: str
     pins: list[Pin] = []
 
 
 class PlacementDecision(msgspec.Struct, frozen=True, kw_only=True, tag="placement-decision.v1"):
-    """One decision with what it was made from, and what it should bring."""
+    """One decision with its cause, and the gain that is predicted for it."""
 
     decision_id: str
     at: float  # seconds since 1970 by the scheduler's clock, for people
@@ -42,11 +42,11 @@ class PlacementDecision(msgspec.Struct, frozen=True, kw_only=True, tag="placemen
 
 
 class DecisionOutcome(msgspec.Struct, frozen=True, kw_only=True, tag="decision-outcome.v1"):
-    """What became of an adopted decision."""
+    """The outcome of an adopted decision."""
 
     decision_id: str
     tried: int = 0  # the epoch that is or was prepared; 0: none was
-    epoch: int = 0  # what was committed; 0: nothing
+    epoch: int = 0  # that was committed; 0: none was
     seconds: float | None = None  # from preparing to committing
     failure: str = ""
     measured_after: float | None = None  # as ``predicted_after``, of batches that were served

@@ -1,4 +1,4 @@
-"""Which expert every slot holds."""
+"""The placement: the expert in every slot of every worker."""
 
 import msgspec
 
@@ -18,7 +18,7 @@ class PlacedWorker(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def node_name(self) -> str:
-        """The node, also if it has none to share."""
+        """The node; a worker that shares none has one of its own."""
         return self.node or f"{self.worker_id}'s own"
 
 
@@ -37,8 +37,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, tag="placement.v1"):
     slots: list[list[list[int]]]
 
     def holders(self, layer: int) -> list[list[int]]:
-        """For each expert of a decoder layer, the indices of the workers that hold it,
-        ascending."""
+        """Indices of the workers that hold each expert of a decoder layer, ascending."""
         held: list[list[int]] = [[] for _ in range(self.num_experts)]
         for worker_idx, experts in enumerate(self.slots[self.layers.index(layer)]):
             for expert_id in experts:

@@ -1,4 +1,4 @@
-"""Who is in the cluster."""
+"""Records of the processes in the cluster."""
 
 from typing import Annotated, Literal
 
@@ -21,7 +21,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="worker.v1"):
     state: WorkerState
     admin_address: str  # gRPC, host:port
     data_address: str = ""  # UCXX, host:port; empty if it receives no tensors
-    weights_address: str = ""  # UCXX, host:port: expert workers whose experts others may fetch
+    weights_address: str = ""  # UCXX, host:port: where others may fetch the experts of this worker
     metrics_address: str = ""  # HTTP, host:port
     node: str = ""  # label of the machine: the host name, unless told otherwise
     pid: int = 0
@@ -36,17 +36,17 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="worker.v1"):
     max_expert_bytes: int = 0  # expert workers: most memory for experts, old ones too; 0: no limit
     dispatch: str = ""  # attention workers: local, routed, gathered or all-to-all
     max_request_tokens: int = 0  # attention workers: prompt and answer together; 0: not told
-    share: str = ""  # attention workers: the experts that others may pull from here, like 0/2
+    share: str = ""  # attention workers: the experts that others may pull from it, like 0/2
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True, tag="generation.v1"):
-    """How often a worker id has started; kept beside its lease, and longer."""
+    """Number of starts of a worker id; it is kept beside the lease, and longer."""
 
     generation: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Weights(msgspec.Struct, frozen=True, kw_only=True, tag="weights.v1"):
-    """With which weights workers join the cluster."""
+    """The weights that workers must have to join the cluster."""
 
     digest: str  # of configuration and weights
 

@@ -1,10 +1,14 @@
-"""Which workers have which KV blocks, without asking each worker: block name to bitset of workers.
+"""Index of the KV blocks at workers: block name to bitset of workers, without asking any worker.
 
-Two reasons put a worker's bit into a block's bitset: the worker said that it stored the block
-(committed), or a request that will compute it was routed there (pending). Either keeps it.
+Two reasons put a worker's bit into a block's bitset, and either keeps it:
 
-Names are chained, so prompts that share a block share all blocks before it. That makes one length
-enough to say what two prompts have in common.
+| A block is | because |
+|---|---|
+| committed | the worker said that it stored the block |
+| pending | a request that will compute the block was routed to the worker |
+
+Names are chained, so prompts that share a block share all blocks before it: one length says what two
+prompts have in common.
 """
 
 from bisect import bisect_left
@@ -13,14 +17,14 @@ from itertools import repeat
 
 
 class BlockIndex:
-    """Bitsets are Python integers; a worker is one bit of them, ``1 << slot``.
+    """Bitsets are Python integers; a worker is one bit of them, ``1 << idx``.
 
-    Workers beyond ``max_blocks`` shared among them lose what they stored first; losing a block from
-    here costs a hit, never a wrong answer.
+    Workers that have more than their equal part of ``max_blocks`` lose the blocks that they stored
+    first. Losing a block here costs a hit, never a wrong answer.
     """
 
     def __init__(self, max_blocks: int) -> None:
-        """``max_blocks``: pairs of worker and committed block to remember at most."""
+        """Remember at most ``max_blocks`` pairs of worker and committed block."""
         self._max_blocks = max_blocks
         self._holders: dict[bytes, int] = {}  # what of a worker is not committed is pending
         self._committed: dict[int, dict[bytes, None]] = {}  # by bit; oldest first
@@ -39,7 +43,7 @@ class BlockIndex:
         return len(self._committed[bit])
 
     def join(self, bit: int) -> None:
-        """Know a worker, which has nothing yet."""
+        """Add a worker, which has nothing yet."""
         self._committed[bit] = {}
         for other in self._committed:
             self._trim(other)
@@ -49,8 +53,11 @@ class BlockIndex:
         self._remove(bit, self._committed.pop(bit))
 
     def match(self, hashes: Sequence[bytes], candidates: int) -> tuple[int, int]:
-        """The longest beginning of ``hashes`` that one of ``candidates`` has: its length in
-        blocks, and who has it (all candidates, if it is empty)."""
+        """Find the longest beginning of ``hashes`` that one of ``candidates`` has.
+
+        Returns:
+            Its length in blocks, and the bitset of candidates that have it: all, if it is empty.
+        """
         depth, mask, seen = 0, candidates, -1
         for holders in map(self._holders.get, hashes):
             if holders is not seen:  # blocks stored together share one bitset object
@@ -61,31 +68,36 @@ class BlockIndex:
         return depth, mask
 
     def commit(self, bit: int, hashes: Iterable[bytes]) -> None:
-        """The worker has stored these blocks."""
+        """Note that the worker has stored these blocks."""
         stored = dict.fromkeys(hashes)
         self._committed[bit].update(stored)
         self._add(bit, stored)
         self._trim(bit)
 
     def evict(self, bit: int, hashes: Iterable[bytes]) -> None:
-        """The worker has these blocks no longer; those that it does not have are passed over."""
+        """Note that the worker has these blocks no longer; others than its own are passed over."""
         committed = self._committed[bit]
         self._remove(bit, [name for name in hashes if committed.pop(name, self) is not self])
 
     def clear(self, bit: int) -> None:
-        """Nothing is known any more of what the worker stored."""
+        """Forget all blocks that the worker stored."""
         self.evict(bit, list(self._committed[bit]))
 
     def promise(self, bit: int, hashes: Sequence[bytes], found: int) -> None:
-        """A request with these blocks was routed to the worker, which was found to have the first
-        ``found`` of them."""
+        """Note that a request with these blocks was routed to the worker.
+
+        ``found`` is the number of first blocks that the worker was found to have.
+        """
         self._add(bit, hashes[found:])
 
     def take_back(
         self, bit: int, hashes: Sequence[bytes], others: Iterable[Sequence[bytes]]
     ) -> None:
-        """A request with these blocks has ended, be it done or not; those of them that it did not
-        compute stay pending if ``others``, the requests still at the worker, have them."""
+        """Note that a request with these blocks has ended, complete or not.
+
+        A block that it did not compute stays pending while one of ``others``, the requests still at
+        the worker, has it.
+        """
         committed, holders = self._committed[bit], self._holders
         if all(map(committed.__contains__, hashes)):
             return
@@ -94,7 +106,7 @@ class BlockIndex:
         self._remove(bit, [name for name in pending if holders.get(name, 0) & bit])
 
     def _trim(self, bit: int) -> None:
-        """Hold a worker to its share: what it stored first goes."""
+        """Hold a worker to its equal part: the blocks that it stored first go."""
         excess = len(self._committed[bit]) - max(1, self._max_blocks // len(self._committed))
         if excess > 0:
             oldest = iter(self._committed[bit])

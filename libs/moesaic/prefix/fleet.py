@@ -1,4 +1,4 @@
-"""All workers of a router, found by key, by slot and by load; see ``shadows``."""
+"""All workers of a router, found by key, by index and by load; see ``shadows``."""
 
 from bisect import bisect_left, insort
 from collections import Counter
@@ -9,8 +9,8 @@ from moesaic.prefix.flops import ModelFlops
 from moesaic.prefix.shadows import NOTHING, PACE, Job, JobId, OthersWork, Routed, Shadow, WorkerKey
 
 
-class Fleet:
-    """All workers, found by key, by slot and by load."""
+class ShadowFleet:
+    """All workers, found by key, by index and by load."""
 
     def __init__(self, flops: ModelFlops, block_size: int, max_blocks: int) -> None:
         """
@@ -24,25 +24,29 @@ class Fleet:
         self.workers: dict[WorkerKey, Shadow] = {}
         self.routed: dict[JobId, Routed] = {}
         self.num_of: Counter[str] = Counter()  # jobs that workers have, by tenant; none is 0
-        self.slots: list[Shadow | None] = []
-        self.by_load: list[tuple[int, int]] = []  # (load, slot), least first
+        self.shadows: list[Shadow | None] = []  # by index; None: free for the next worker
+        self.by_load: list[tuple[int, int]] = []  # (load, index), least first
         self.remaining = 0  # FLOPs, of all workers and routers
         self.capacity = 0  # FLOPs that saturate all accepting workers
         # Bitsets of workers; the last three of accepting ones only.
         self.accepting = self.busy = self.prefilling = self.unsaturated = 0
 
     def join(self, key: WorkerKey, saturation: int) -> None:
-        """Know a worker; it does not take work yet."""
+        """Add a worker, which does not accept work yet."""
         assert key not in self.workers
-        slot = self.slots.index(None) if None in self.slots else len(self.slots)
-        worker = Shadow(key, slot, saturation)
-        self.slots[slot : slot + 1] = [worker]
+        idx = self.shadows.index(None) if None in self.shadows else len(self.shadows)
+        worker = Shadow(key, idx, saturation)
+        self.shadows[idx : idx + 1] = [worker]
         self.workers[key] = worker
-        insort(self.by_load, (0, slot))
+        insort(self.by_load, (0, idx))
         self.index.join(worker.bit)
 
     def leave(self, key: WorkerKey) -> list[JobId]:
-        """Forget a worker and its jobs; gives their ids."""
+        """Forget a worker and its jobs.
+
+        Returns:
+            The ids of the jobs.
+        """
         worker = self.workers[key]
         lost = list(worker.jobs)
         for job_id in lost:
@@ -51,14 +55,14 @@ class Fleet:
         worker.accepting = False
         self._mark(worker)
         self.index.leave(worker.bit)
-        self.by_load.remove((0, worker.slot))
+        self.by_load.remove((0, worker.idx))
         del self.workers[key]
-        self.slots[worker.slot] = None
+        self.shadows[worker.idx] = None
         self._measure()
         return lost
 
     def accept(self, key: WorkerKey, accepting: bool) -> None:
-        """Whether the worker takes new work."""
+        """Let a worker have new work, or no more."""
         self.workers[key].accepting = accepting
         self._mark(self.workers[key])
         self._measure()
@@ -66,9 +70,15 @@ class Fleet:
     def describe(
         self, key: WorkerKey, *, saturation: int, caches: bool, slowdown: float = 1.0
     ) -> None:
-        """What the worker said of itself. One that does not cache makes no promises either; those
-        made before count until their requests end. One whose steps take ``slowdown`` times as long,
-        at least 1, for transfers that computing does not hide, counts as having so much more to do."""
+        """Take a worker's description of itself.
+
+        Args:
+            key: the worker.
+            saturation: FLOPs of ready work that fill it.
+            caches: false: it promises no blocks; earlier promises count until their requests end.
+            slowdown: its steps take so many times as long, at least 1, for transfers that computing
+                does not hide; its work counts so many times.
+        """
         worker = self.workers[key]
         worker.saturation, worker.caches = saturation, caches
         self._take_out(worker)
@@ -78,7 +88,7 @@ class Fleet:
         self._measure()
 
     def others_have(self, key: WorkerKey, others: OthersWork) -> None:
-        """What other routers have given the worker: in place of what was last said of it."""
+        """Replace the report of the work that other routers have given the worker."""
         worker = self.workers[key]
         self.remaining += others.flops - worker.others.flops
         self._take_out(worker)
@@ -99,15 +109,15 @@ class Fleet:
         return routed
 
     def cached_tokens(self, job: Job, cached_blocks: int) -> int:
-        """Tokens that need not be computed; the last one always must, for its logits."""
+        """Count the tokens that need not be computed; the last one always must, for its logits."""
         return min(cached_blocks, (job.num_tokens - 1) // self._block_size) * self._block_size
 
     def prompt_flops(self, job: Job, cached_blocks: int) -> int:
-        """What a job's prompt costs where its first blocks are cached."""
+        """Count the FLOPs of a job's prompt at a worker that has its first blocks."""
         return self.flops.span(self.cached_tokens(job, cached_blocks), job.num_tokens)
 
     def progressed(self, job_id: JobId, computed_tokens: int, answered_tokens: int) -> None:
-        """So far a job is; what is behind what is known already changes nothing."""
+        """Note a job's progress; a report that is behind an earlier one changes nothing."""
         routed = self.routed.get(job_id)
         if routed is None:
             return
@@ -121,7 +131,11 @@ class Fleet:
         self._settle(routed)
 
     def release(self, job_id: JobId) -> bool:
-        """A job has ended, however; false if it was not here."""
+        """Forget a job that has ended, for any reason.
+
+        Returns:
+            False if no worker had it.
+        """
         routed = self.routed.pop(job_id, None)
         if routed is None:
             return False
@@ -138,32 +152,32 @@ class Fleet:
         return True
 
     def least_loaded(self, candidates: int) -> Shadow:
-        """Who of ``candidates``, not none, has the least to do; the first of several."""
+        """Find the least loaded of ``candidates``, at least one; the first of several."""
         return self._first(candidates, iter(self.by_load))
 
     def most_filled(self, candidates: int) -> Shadow:
-        """Who of ``candidates``, not none, has the most to do; the last of several."""
+        """Find the most loaded of ``candidates``, at least one; the last of several."""
         return self._first(candidates, reversed(self.by_load))
 
     def members(self, candidates: int) -> Iterator[Shadow]:
-        """The workers of a bitset, by slot."""
+        """Give the workers of a bitset, by index."""
         while candidates:
-            slot = (candidates & -candidates).bit_length() - 1
+            idx = (candidates & -candidates).bit_length() - 1
             candidates &= candidates - 1
-            yield self._at(slot)
+            yield self._at(idx)
 
     def _first(self, candidates: int, order: Iterator[tuple[int, int]]) -> Shadow:
         if not candidates & (candidates - 1):
             return self._at(candidates.bit_length() - 1)
-        return self._at(next(slot for _, slot in order if candidates >> slot & 1))
+        return self._at(next(idx for _, idx in order if candidates >> idx & 1))
 
-    def _at(self, slot: int) -> Shadow:
-        worker = self.slots[slot]
+    def _at(self, idx: int) -> Shadow:
+        worker = self.shadows[idx]
         assert worker is not None
         return worker
 
     def _settle(self, routed: Routed) -> None:
-        """Count what remains of a job from what is known of it."""
+        """Count what remains of a job, from its progress."""
         job, flops = routed.job, self.flops
         self._set_prefilling(routed, routed.computed_tokens < job.num_tokens)
         answered = routed.answered_tokens
@@ -199,13 +213,13 @@ class Fleet:
 
     def _take_out(self, worker: Shadow) -> None:
         """Its load is about to change: it leaves the order."""
-        del self.by_load[bisect_left(self.by_load, (worker.load, worker.slot))]
+        del self.by_load[bisect_left(self.by_load, (worker.load, worker.idx))]
 
     def _put_in(self, worker: Shadow) -> None:
-        insort(self.by_load, (worker.load, worker.slot))
+        insort(self.by_load, (worker.load, worker.idx))
 
     def _mark(self, worker: Shadow) -> None:
-        """Bring what is known of all workers up to date with one of them."""
+        """Bring the bitsets up to date with one worker."""
         bit, accepting = worker.bit, worker.accepting
         self.accepting = _marked(self.accepting, bit, accepting)
         self.busy = _marked(self.busy, bit, accepting and bool(worker.jobs))

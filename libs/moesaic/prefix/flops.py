@@ -1,9 +1,9 @@
-"""What computing tokens costs, in whole FLOPs: integers, so that what is added is taken away exactly.
+"""Costs of computing tokens, in whole FLOPs: integers, so that sums can be taken back exactly.
 
 A layer costs its weights twice per token (multiply, add) and ``per_pair`` for each key that a query
-sees. The second part is the larger one in long contexts, and is what a cached prefix does not save:
-its keys are still attended to (MoE-Prefill section 7.3, Eq. 2, with true attention in place of a
-constant per token).
+sees. The second part is the larger one in long contexts. A cached prefix does not save it: its keys
+are still attended to (MoE-Prefill section 7.3, Eq. 2, with true attention in place of a constant per
+token).
 """
 
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ class AttentionFlops:
 def grouped_query(
     hidden_size: int, num_heads: int, num_kv_heads: int, head_dim: int, window: int | None = None
 ) -> AttentionFlops:
-    """Attention whose heads share keys and values in groups."""
+    """Count the FLOPs of attention whose heads share keys and values in groups."""
     weights = hidden_size * head_dim * (2 * num_heads + 2 * num_kv_heads)
     return AttentionFlops(2 * weights, 4 * num_heads * head_dim, window)
 
@@ -36,7 +36,7 @@ def latent(
     qk_rope_head_dim: int,
     v_head_dim: int,
 ) -> AttentionFlops:
-    """Multi-head latent attention, keys and values expanded (DeepSeek-V2, arXiv:2405.04434)."""
+    """Count the FLOPs of multi-head latent attention, expanded (DeepSeek-V2, arXiv:2405.04434)."""
     qk_head_dim = qk_nope_head_dim + qk_rope_head_dim
     if q_lora_rank is None:
         queries = hidden_size * num_heads * qk_head_dim
@@ -50,7 +50,7 @@ def latent(
 
 
 def gated_mlp(hidden_size: int, size: int) -> int:
-    """FLOPs per token of one gated MLP, be it an expert, a shared expert or a dense layer."""
+    """Count the FLOPs per token of one gated MLP: an expert, a shared expert or a dense layer."""
     return 6 * hidden_size * size
 
 
@@ -75,8 +75,11 @@ class ModelFlops:
             self._per_pair[layer.window] = known + layer.per_pair
 
     def span(self, start: int, end: int) -> int:
-        """FLOPs of the tokens at positions ``start .. end - 1``, the KV of those before being
-        there; 0 if there are none."""
+        """Count the FLOPs of the tokens at positions ``start .. end - 1``, behind the KV of those before.
+
+        Returns:
+            0 if there are no tokens.
+        """
         if end <= start:
             return 0
         cost = self.per_token * (end - start)
@@ -85,23 +88,23 @@ class ModelFlops:
         return cost
 
     def continuation(self, start: int, count: int) -> int:
-        """FLOPs of ``count`` more tokens behind position ``start``, each with its logits."""
+        """Count the FLOPs of ``count`` more tokens behind position ``start``, each with its logits."""
         return self.span(start, start + count) + self.head * max(0, count)
 
 
 def _keys_seen(num_tokens: int, window: int | None) -> int:
-    """Keys that the queries of the first tokens see together."""
+    """Count the keys that the queries of the first tokens see together."""
     near = num_tokens if window is None else min(num_tokens, window)
     return near * (near + 1) // 2 + (num_tokens - near) * (window or 0)
 
 
 def saturation_flops(reference_flops: int, slowdown: float = 1.0, *, margin: float = 1.2) -> int:
-    """The least work that hides a worker's slowest weight transfer (MoE-Prefill Eq. 3).
+    """Find the least work that hides a worker's slowest weight transfer (MoE-Prefill Eq. 3).
 
     Args:
         reference_flops: of a forward pass over the engine's largest step.
-        slowdown: the slowest layer's time over that of one without transfers; at least 1, which is
-            also what an uncalibrated worker has.
-        margin: covers jitter.
+        slowdown: the slowest layer's time over that of one without transfers; at least 1, as of an
+            uncalibrated worker.
+        margin: room for jitter.
     """
     return round(margin * reference_flops * max(1.0, slowdown))

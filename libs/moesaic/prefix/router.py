@@ -1,11 +1,15 @@
 """The prefix router: requests wait here until a worker should have them. Pure; time is told.
 
-One round goes through those that wait, tenants in turn (``moesaic.fairness``) and the urgent and the
-early of each first (MoE-Prefill section 7, algorithm 1). For each: who is not saturated (F3), has
-the longest prefix (F1), and has the least to do; then its work and its blocks count there (F2). A
-policy may rather have a request wait for a saturated worker. One that has waited ``max_wait_s`` goes
-to a saturated worker too, so none starves; so does, at once, one of a tenant of whom workers have
-less than of others: what others fill them with holds nobody back.
+One round goes through the waiting requests, tenants in turn (``moesaic.fairness``) and the urgent and
+the early of each first (MoE-Prefill section 7, algorithm 1). Each goes to a worker that is not
+saturated (F3), has the longest prefix (F1), and has the least to do; then its work and its blocks
+count there (F2). A policy may rather have it wait for a saturated worker. Two rules keep others' work
+from holding it back:
+
+| A request | goes to a saturated worker |
+|---|---|
+| that has waited ``max_wait_s`` | in the next round |
+| of a tenant of whom workers have less than of others | at once |
 """
 
 from bisect import bisect_left, insort
@@ -15,9 +19,10 @@ from dataclasses import dataclass
 
 from moesaic.errors import InvalidInput, Overloaded
 from moesaic.fairness import Claim, Shares, who_gives_way
-from moesaic.prefix.fleet import Fleet
+from moesaic.prefix.fleet import ShadowFleet
 from moesaic.prefix.flops import ModelFlops
-from moesaic.prefix.policies import POLICY_NAMES, Asked, Behind, PolicyName, make_policy
+from moesaic.prefix.policies import POLICY_NAMES, PolicyName, make_policy
+from moesaic.prefix.policy import Behind, RoutingContext
 from moesaic.prefix.shadows import Job, JobId, Shadow, WorkerKey
 
 LONG_TOKENS = 2048  # a request that was given so many is a long one
@@ -25,7 +30,7 @@ LONG_TOKENS = 2048  # a request that was given so many is a long one
 
 @dataclass(frozen=True)
 class RouterLimits:
-    """What bounds a router."""
+    """Bounds of a router."""
 
     block_size: int  # tokens
     max_blocks: int  # pairs of worker and cached block that are remembered
@@ -34,12 +39,12 @@ class RouterLimits:
 
 
 @dataclass(frozen=True, eq=False)
-class Decision:
-    """A job and where it goes."""
+class RoutingDecision:
+    """A job and its worker."""
 
     job: Job
     worker: WorkerKey
-    cached_blocks: int  # that it is expected to find there
+    cached_blocks: int  # of the job, expected there
     spilled: bool  # a saturated worker had more of them
 
 
@@ -48,7 +53,7 @@ class _Waiting:
     job: Job
     claim: Claim
     overdue_s: float  # from when on saturation holds it back no longer
-    behind: int = 0  # bitset of the saturated workers that it waits for, if it does
+    behind: int = 0  # bitset of saturated workers to wait for
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -66,7 +71,7 @@ class PrefixRouter:
         *,
         consolidate: bool = False,
     ) -> None:
-        self.fleet = Fleet(flops, limits.block_size, limits.max_blocks)
+        self.fleet = ShadowFleet(flops, limits.block_size, limits.max_blocks)
         self.limits = limits
         self._queue: list[_Waiting] = []  # by rank
         self._arrived: dict[JobId, _Waiting] = {}  # by arrival
@@ -102,11 +107,13 @@ class PrefixRouter:
             waiting.behind = 0
 
     def submit(self, job: Job, now_s: float) -> list[Job]:
-        """Let a job wait for a worker; ``route`` gives it one. Returns those that have to leave the
-        queue for it, which are forgotten.
+        """Queue a job for ``route``.
+
+        Returns:
+            Jobs that have to leave the queue for it; they are forgotten.
 
         Raises:
-            Overloaded: too many wait, and none of them has to give way to it.
+            Overloaded: too many wait, and none of them has to give way to the job.
         """
         assert job.job_id not in self._arrived
         part_of = job.part_of or str(self._arrivals)
@@ -126,7 +133,11 @@ class PrefixRouter:
         return [waiting.job for waiting in leaving]
 
     def withdraw(self, job_id: JobId) -> bool:
-        """Forget a job, waiting or routed; false if it was not here."""
+        """Forget a job, waiting or routed.
+
+        Returns:
+            False if it was not here.
+        """
         waiting = self._arrived.pop(job_id, None)
         if waiting is None:
             return self.fleet.release(job_id)
@@ -138,12 +149,12 @@ class PrefixRouter:
         return True
 
     def next_overdue_s(self) -> float | None:
-        """When the earliest of those that wait has waited as long as it may; None: none waits."""
+        """Tell when the earliest job will have waited as long as it may; None: none waits."""
         first = next(iter(self._arrived.values()), None)
         return None if first is None else first.overdue_s
 
-    def route(self, now_s: float) -> list[Decision]:
-        """One round: give workers to as many waiting jobs as should have one now."""
+    def route(self, now_s: float) -> list[RoutingDecision]:
+        """Go one round: give workers to the waiting jobs that should have one now."""
         overdue_s = self.next_overdue_s()
         if overdue_s is None or not self.fleet.accepting:
             return []
@@ -165,7 +176,7 @@ class PrefixRouter:
         return decisions
 
     def unroutable(self) -> list[Job]:
-        """Those that wait and may go to no worker that there is."""
+        """List the waiting jobs that may go to no worker that there is."""
         return [job for job in self.queued if not self.allowed(job)]
 
     def _ordered(self) -> Iterable[_Waiting]:
@@ -180,14 +191,14 @@ class PrefixRouter:
         )
 
     def allowed(self, job: Job) -> int:
-        """Bitset of the workers that a job may go to, however much they have to do."""
+        """Find the workers that a job may go to, saturated or not: a bitset."""
         allowed = self.fleet.accepting
         for key in job.excluded:
             worker = self.fleet.workers.get(key)
             allowed &= ~worker.bit if worker else -1
         return allowed
 
-    def _decide(self, waiting: _Waiting, now_s: float) -> Decision | None:
+    def _decide(self, waiting: _Waiting, now_s: float) -> RoutingDecision | None:
         job, fleet = waiting.job, self.fleet
         claim = waiting.claim
         waited = now_s >= waiting.overdue_s or (not claim.level and self._has_less(claim.tenant))
@@ -198,24 +209,27 @@ class PrefixRouter:
                 return None
         if not room:
             return None
-        picked = self._policy.pick(job, fleet, room, Asked(allowed, waited, now_s))
+        picked = self._policy.pick(job, fleet, room, RoutingContext(allowed, waited, now_s))
         if isinstance(picked, Behind):
             waiting.behind = picked.workers
             return None
-        return Decision(job, picked.worker.key, picked.cached_blocks, picked.spilled)
+        return RoutingDecision(job, picked.worker.key, picked.cached_blocks, picked.spilled)
 
     def _has_less(self, tenant: str) -> bool:
-        """Whether workers have fewer jobs of a tenant than an equal share of all that they have."""
+        """Tell if workers have fewer jobs of a tenant than an equal part of all their jobs."""
         num_of = self.fleet.num_of
         return num_of[tenant] * len(num_of.keys() | {tenant}) < num_of.total()
 
     def _is_stuck(self, waiting: _Waiting, room: int) -> bool:
-        """Whether it need not be looked at again, which takes a walk over its blocks: those that
-        it waits for are all still saturated, and nobody is free."""
+        """Tell if a job need not be looked at again, which takes a walk over its blocks.
+
+        Nothing has changed for it while all workers that it waits for are saturated, and no other is
+        free.
+        """
         behind, fleet = waiting.behind, self.fleet
         changed = behind & (room | ~fleet.accepting) | room & ~fleet.prefilling
         return behind != 0 and not changed
 
-    def _assign(self, decision: Decision, now_s: float) -> None:
+    def _assign(self, decision: RoutingDecision, now_s: float) -> None:
         worker: Shadow = self.fleet.workers[decision.worker]
         self.fleet.assign(decision.job, worker, decision.cached_blocks, now_s)

@@ -1,32 +1,31 @@
-"""Shadows of the workers: what was given to each and is not done, in FLOPs.
+"""Shadows of the workers: the work that each was given and has not done, in FLOPs.
 
-Every request that was routed remembers what remains of it. Progress, completion, cancellation and
-the loss of a worker all release from that record, so a worker's load is the sum of what remains of
-its requests after any sequence of events. What other routers gave a worker is what the worker last
-said of it.
+Every routed request records what remains of it. Progress, completion, cancellation and the loss of a
+worker all take from that record, so after any sequence of events a worker's load is the sum over its
+requests. The work that other routers gave a worker is known from the worker's own reports.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-WorkerKey = Any  # whatever the caller names them by, if it can be hashed
+WorkerKey = Any  # the caller's name of a worker; it can be hashed
 JobId = Any
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One request, as far as routing is concerned."""
+    """One request, as the router sees it."""
 
     job_id: JobId
     num_tokens: int  # of the prompt
     hashes: Sequence[bytes] = ()  # names of the prompt's full blocks
     answer_tokens: int = 1  # that the answer is expected to have; the first comes with the prompt
-    sibling_tokens: int = 0  # of longer candidates, which run behind the prompt
+    sibling_tokens: int = 0  # of candidates longer than a token, which run behind the prompt
     priority: int = 0  # less goes first
-    excluded: frozenset[WorkerKey] = frozenset()  # where it must not go
+    excluded: frozenset[WorkerKey] = frozenset()  # workers that must not get it
     tenant: str = ""
-    part_of: str = ""  # the request that it is one of several jobs of; empty: of none
+    part_of: str = ""  # the request that has this and other jobs; empty: this job alone
 
 
 @dataclass(eq=False)
@@ -35,7 +34,7 @@ class Routed:
 
     job: Job
     worker: "Shadow"
-    promised: Sequence[bytes]  # the blocks that it will have there
+    promised: Sequence[bytes]  # its blocks, once it is computed
     computed_tokens: int  # of the prompt, or cached
     answered_tokens: int = 0
     began: bool = False
@@ -47,7 +46,7 @@ class Routed:
 
 @dataclass(frozen=True)
 class OthersWork:
-    """What other routers gave a worker and is not done, as the worker says."""
+    """Unfinished work that other routers gave a worker, by the worker's report."""
 
     num_requests: int = 0
     num_tokens: int = 0
@@ -62,12 +61,12 @@ PACE = 1 << 10  # of a worker that transfers do not slow
 class Shadow:
     """One worker.
 
-    ``remaining`` is what it was given here and has to do (the papers' C_g). ``ready`` leaves out
-    tokens of answers behind the next one: they come one a step, so no step can be filled with them.
+    ``remaining`` is the work that it was given here and has to do (the papers' C_g). ``ready`` leaves
+    out the tokens of answers behind the next one: they come one a step, and fill no step.
     """
 
     key: WorkerKey
-    slot: int
+    idx: int  # among the shadows
     saturation: int  # FLOPs of ready work that fill it
     accepting: bool = False
     caches: bool = True
@@ -83,26 +82,25 @@ class Shadow:
 
     @property
     def bit(self) -> int:
-        """It, in bitsets of workers."""
-        return 1 << self.slot
+        """The worker, in bitsets of workers."""
+        return 1 << self.idx
 
     @property
     def saturated(self) -> bool:
-        """Whether it has enough to do."""
+        """True if the worker has enough to do."""
         return self.ready + self.others.flops >= self.saturation
 
     @property
     def load(self) -> int:
-        """How long it will have to do, whoever gave it the work; in FLOPs, ``PACE`` times over, of a
-        worker that transfers do not slow."""
+        """Time to do all work, from all routers: in FLOPs, ``PACE`` times over, of an unslowed worker."""
         return (self.remaining + self.others.flops) * self.pace
 
     @property
     def num_requests(self) -> int:
-        """Requests that it has, whoever gave it them."""
+        """Requests that the worker has, from all routers."""
         return len(self.jobs) + self.others.num_requests
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that it has yet to compute, whoever wants them."""
+        """Tokens that the worker has yet to compute, for all routers."""
         return self.remaining_tokens + self.others.num_tokens

@@ -1,4 +1,4 @@
-"""JSON lines on standard output: ``ts level event service instance``, then the event's fields."""
+"""Logs as JSON lines on standard output: ``ts level event service instance``, then the event's fields."""
 
 import functools
 import json
@@ -32,7 +32,7 @@ class _Threshold:
 
 
 class _Lines:
-    """Writes one line an event. A full disk or a closed pipe costs the line, not the process."""
+    """Writer of one line an event; a full disk or a closed pipe costs the line, not the process."""
 
     def msg(self, line: str) -> None:
         try:
@@ -45,7 +45,7 @@ class _Lines:
 
 
 class _LibraryHandler(logging.Handler):
-    """Sends what libraries log through ``logging`` down the same road."""
+    """Handler that writes the ``logging`` records of libraries as events."""
 
     def emit(self, record: logging.LogRecord) -> None:
         level = record.levelname.lower()
@@ -61,8 +61,8 @@ def configure_logging(service: str, instance: str, level: str) -> None:
     """Send this process's events to standard output as JSON lines, named after the process.
 
     Context variables bound with ``structlog.contextvars`` are merged into each event; values under
-    keys that name a secret, and credentials in URLs, are hidden. Libraries are heard from
-    ``warning`` up.
+    keys that name a secret, and credentials in URLs, are hidden. Records of libraries are written
+    from ``warning`` up.
 
     Raises:
         InvalidInput: ``level`` is not one of ``LEVELS``.
@@ -97,7 +97,7 @@ def configure_logging(service: str, instance: str, level: str) -> None:
 
 
 def set_level(level: str) -> None:
-    """Change the least severe level that is written, from now on and everywhere.
+    """Change the least severe level that this process writes.
 
     Raises:
         InvalidInput: ``level`` is not one of ``LEVELS``.
@@ -115,8 +115,10 @@ def _drop_quiet(_: Any, method: str, event: Event) -> Event:
 
 def _as_json(event: Event, **_: Any) -> str:
     try:
-        return msgspec.json.encode(event, enc_hook=float).decode()  # of numpy, which are floats too
-    except UnicodeEncodeError:  # a text that is no Unicode: what is broken of it is escaped
+        return msgspec.json.encode(
+            event, enc_hook=float
+        ).decode()  # the hook is for numpy's numbers
+    except UnicodeEncodeError:  # a text with half a surrogate pair, which is escaped
         return json.dumps(event, default=str)
 
 
@@ -128,7 +130,7 @@ def _redact(_: Any, __: str, event: Event) -> Event:
 
 
 def _redacted(key: str, value: Any) -> Any:
-    """The value as JSON can have it, without secrets."""
+    """Turn a value into one that JSON has, without secrets."""
     if isinstance(value, _TELLS_NOTHING):
         return value
     if isinstance(value, dict):

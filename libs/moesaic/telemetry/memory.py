@@ -1,4 +1,4 @@
-"""How much memory may this process still take?"""
+"""The memory that this process may still allocate."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +9,7 @@ GROUPS = Path("/sys/fs/cgroup")
 
 
 def free_bytes() -> int:
-    """Bytes that the machine has to give, within the limits of this process's control groups; 0 if nobody says."""
+    """Count the free bytes of the machine within the limits of this process's control groups; 0 if unknown."""
     limits = [_of_machine(), *_of_groups()]
     return max(0, min((limit for limit in limits if limit is not None), default=0))
 
@@ -24,7 +24,7 @@ def _of_machine() -> int | None:
 
 
 def _of_groups() -> Iterator[int]:
-    """What is left in each control group that has a limit; those around ours count as well."""
+    """Give the bytes left in each control group with a limit, this process's own and those around it."""
     try:
         groups = [line.split(":", 2) for line in OWN_GROUPS.read_text().splitlines()]
     except OSError:

@@ -1,4 +1,4 @@
-"""Where metrics are read. Each room declares its own, with ``prometheus_client``."""
+"""Reading of metrics; each room declares its own, with ``prometheus_client``."""
 
 import functools
 from typing import Any, TypeVar
@@ -12,7 +12,7 @@ Metric = TypeVar("Metric", Counter, Gauge, Histogram)
 
 
 def series(metric: Metric, *labels: str) -> Metric:
-    """What ``metric.labels`` gives, which takes several times as long as counting, found again faster."""
+    """Cache ``metric.labels``, which takes several times as long as counting."""
     found: Metric = _series_of(metric, *labels)
     return found
 
@@ -26,7 +26,7 @@ def serve_metrics(host: str, port: int) -> str:
     """Answer ``GET /metrics`` on a thread of its own for as long as the process lives.
 
     Returns:
-        The address, ``host:port``, with the port that was taken if ``port`` is 0.
+        The address, ``host:port``; a free port if ``port`` is 0.
 
     Raises:
         InvalidInput: the address cannot be listened on.
@@ -44,7 +44,7 @@ def serve_metrics(host: str, port: int) -> str:
 
 
 def snapshot() -> dict[str, float]:
-    """Every counter and gauge, and the sums and counts of histograms, by name and labels."""
+    """Read every counter and gauge, and the sums and counts of histograms, by name and labels."""
     return {
         _name(sample): sample.value
         for metric in REGISTRY.collect()

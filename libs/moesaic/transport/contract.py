@@ -1,4 +1,4 @@
-"""What every network offers, so that engines do not know which one carries their frames."""
+"""The promises of every network and link; engines do not know which one carries their frames."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, runtime_checkable
@@ -7,9 +7,9 @@ from moesaic.errors import MoesaicError
 from moesaic.transport.frame import Frame
 
 Handler = Callable[[Frame], Frame | Awaitable[Frame]]
-"""Serves one REQUEST and returns its REPLY, which repeats the request's identity (``request_id``, ``seq``, ``epoch``,
-``layer``); a ``MoesaicError`` it raises travels back as an ERROR frame. A reply that needs no waiting is best returned
-as it is: it leaves in the same turn of the event loop."""
+"""Serves one REQUEST and returns its REPLY, which repeats the request's identity (``request_id``,
+``seq``, ``epoch``, ``layer``). A ``MoesaicError`` travels back as an ERROR frame. A handler that need
+not wait should return the frame itself: it leaves in the same turn of the event loop."""
 
 
 @runtime_checkable
@@ -18,16 +18,16 @@ class Link(Protocol):
 
     @property
     def peer(self) -> str:
-        """Worker id of the other end, as it proved it."""
+        """Worker id of the other end, proved by the handshake."""
         ...
 
     @property
     def alive(self) -> bool:
-        """Whether the link can still be used; False is final."""
+        """True while the link can be used; False is final."""
         ...
 
     def post(self, frame: Frame) -> None:
-        """Send a NOTE; whether it comes to anything is never said.
+        """Send a NOTE, to which no answer ever comes.
 
         Raises:
             PeerLost: the link is closed.
@@ -36,7 +36,10 @@ class Link(Protocol):
         ...
 
     async def probe(self, nbytes: int, deadline_s: float) -> float:
-        """Seconds until a message with ``nbytes`` more than a header is there and an empty answer is back.
+        """Measure the time of a message with ``nbytes`` after its header and of the empty answer.
+
+        Returns:
+            Seconds.
 
         Raises:
             DeadlineExceeded: it took longer than ``deadline_s``; the link stays.
@@ -45,16 +48,19 @@ class Link(Protocol):
         ...
 
     def discard(self, cause: str) -> None:
-        """Close now: what is outstanding fails with ``PeerLost``, and no answer still under way reaches anyone."""
+        """Close now: outstanding calls fail with ``PeerLost``, and late answers are dropped."""
         ...
 
 
 @runtime_checkable
 class Network(Protocol):
-    """One process's door to its peers. Lives on one event loop: every method is called there."""
+    """One process's access to its peers. Every method is called on the one event loop that owns it."""
 
     async def listen(self, host: str, port: int, handler: Handler) -> str:
-        """Serve peers that prove the cluster secret; returns the ``host:port`` bound (port 0 takes a free one).
+        """Serve peers that prove the cluster secret; port 0 takes a free one.
+
+        Returns:
+            The ``host:port`` bound.
 
         Raises:
             InvalidInput: the address cannot be bound.
@@ -62,21 +68,24 @@ class Network(Protocol):
         ...
 
     async def connect(self, address: str, peer: str, deadline_s: float) -> Link:
-        """Dial ``address`` and prove to each other who we are.
+        """Dial ``address``; both ends prove the cluster secret to each other.
 
         Raises:
             DeadlineExceeded: it took longer than ``deadline_s``.
-            PeerLost: nobody answers, the secret differs, or the worker there is not ``peer``.
+            PeerLost: there is no answer, the secret differs, or the worker there is not ``peer``.
         """
         ...
 
     async def exchange(
         self, calls: Sequence[tuple[Link, Frame]], deadline_s: float
     ) -> list[Frame | MoesaicError]:
-        """Send all frames and wait for all replies, in the order of ``calls``; never raises for a peer's sake.
+        """Send all frames and wait for all replies.
 
-        Frames outstanding on one link at the same time need different ``seq``. A link whose answer is missing at the
-        deadline, or whose exchange is cancelled, is discarded: an answer that comes later reaches nobody.
+        Frames outstanding on one link at the same time need different ``seq``. A link whose answer is
+        missing at the deadline, or when the exchange is cancelled, is discarded with its late answer.
+
+        Returns:
+            In the order of ``calls`` each reply, or the error of that call: none is raised.
         """
         ...
 

@@ -1,18 +1,21 @@
-"""The dialling end of a connection: asks, matches replies to requests, and keeps the peer's pulse."""
+"""The dialling end of a connection: sends requests, matches replies to them, and checks the peer's pulse."""
 
 import asyncio
 import itertools
+from collections.abc import Callable
 
 import structlog
 
 from moesaic.errors import DeadlineExceeded, FrameError, InvalidInput, MoesaicError, PeerLost
-from moesaic.transport.exchange import Batch
 from moesaic.transport.failure import error_of
 from moesaic.transport.frame import Frame, FrameKind, FrameLimits, Message
 from moesaic.transport.pulse import Pulse, Verdict
 from moesaic.transport.wire import Wire
 
 log = structlog.get_logger()
+
+Settle = Callable[[Frame | MoesaicError], None]
+"""Takes the outcome of a call: its reply, or the error that stands for one."""
 
 
 class DialledLink:
@@ -21,7 +24,7 @@ class DialledLink:
     def __init__(self, peer: str, wire: Wire, limits: FrameLimits) -> None:
         self._peer, self._wire, self._limits = peer, wire, limits
         self._alive = True
-        self._outstanding: dict[int, tuple[Frame, Batch, int]] = {}  # by seq
+        self._outstanding: dict[int, tuple[Frame, Settle]] = {}  # by seq
         self._pulse = Pulse(asyncio.get_running_loop().time())
         self._ping_seq = itertools.count(1)
         self._first_pong: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -78,22 +81,20 @@ class DialledLink:
             self._probes.pop(seq, None)
         return loop.time() - started
 
-    def call(self, frame: Frame, batch: Batch, idx: int) -> None:
-        """Send a request whose outcome is number ``idx`` of ``batch``."""
+    def call(self, frame: Frame, settle: Settle) -> None:
+        """Send a request; ``settle`` gets its outcome, once."""
         if not self._alive:
-            batch.settle(idx, PeerLost(self._peer, "the link is closed"))
+            settle(PeerLost(self._peer, "the link is closed"))
             return
         if frame.seq in self._outstanding:
-            batch.settle(
-                idx, InvalidInput("seq", f"{frame.seq} is outstanding on this link already")
-            )
+            settle(InvalidInput("seq", f"{frame.seq} is outstanding on this link already"))
             return
         try:
             message = frame.encode()
         except InvalidInput as error:
-            batch.settle(idx, error)
+            settle(error)
             return
-        self._outstanding[frame.seq] = (frame, batch, idx)
+        self._outstanding[frame.seq] = (frame, settle)
         self._wire.send(message)
 
     def beat(self, now: float) -> None:
@@ -111,7 +112,7 @@ class DialledLink:
         self.discard(cause)
 
     def on_message(self, message: Message) -> None:
-        """Match an answer to its call; anything that is not the expected answer ends the link."""
+        """Match an answer to its call; anything but an expected answer ends the link."""
         self._pulse.heard(asyncio.get_running_loop().time())
         try:
             frame = Frame.decode(message, self._limits)
@@ -120,23 +121,23 @@ class DialledLink:
                     if waiting is not None and not waiting.done():
                         waiting.set_result(None)
                 return
-            batch, idx = self._match(frame)
+            settle = self._match(frame)
             outcome = error_of(frame) if frame.kind is FrameKind.ERROR else frame
         except FrameError as error:
             self._end(error)
             return
         del self._outstanding[frame.seq]
-        batch.settle(idx, outcome)
+        settle(outcome)
 
-    def _match(self, frame: Frame) -> tuple[Batch, int]:
+    def _match(self, frame: Frame) -> Settle:
         if frame.kind not in (FrameKind.REPLY, FrameKind.ERROR):
             raise FrameError("kind", f"expected an answer, got {frame.kind.name}")
         if frame.seq not in self._outstanding:
             raise FrameError("seq", f"{frame.seq} answers nothing that is outstanding")
-        request, batch, idx = self._outstanding[frame.seq]
+        request, settle = self._outstanding[frame.seq]
         if foreign := frame.answers(request):
             raise FrameError(foreign, "answers another request")
-        return batch, idx
+        return settle
 
     def _ping(self) -> None:
         self._wire.send(Frame(kind=FrameKind.PING, seq=next(self._ping_seq)).encode())
@@ -155,6 +156,6 @@ class DialledLink:
         for probe in self._probes.values():
             if not probe.done():
                 probe.set_exception(error)
-        for _, batch, idx in self._outstanding.values():
-            batch.settle(idx, error)
+        for _, settle in self._outstanding.values():
+            settle(error)
         self._outstanding.clear()

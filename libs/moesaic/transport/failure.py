@@ -1,4 +1,4 @@
-"""How an error travels: the body of an ERROR frame, and the error it becomes on the other side."""
+"""Errors on the wire: the body of an ERROR frame, and the error made from it at the other end."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from moesaic.transport.frame import Frame, FrameKind
 
 MAX_TEXT = 500
 
-# The fields that each error is made of, in the order its constructor takes them.
+# Fields of each error, in the order of its constructor's arguments.
 _FIELDS: dict[type[MoesaicError], tuple[str, ...]] = {
     errors.InvalidInput: ("field", "fix"),
     errors.ModelNotFound: ("model", "served"),
@@ -53,10 +53,10 @@ def failure_frame(request: Frame, error: MoesaicError) -> Frame:
 
 
 def error_of(frame: Frame) -> MoesaicError:
-    """The error that an ERROR frame carries; a class this side does not know becomes a plain ``MoesaicError``.
+    """Read the error of an ERROR frame; one of an unknown class becomes a plain ``MoesaicError``.
 
     Raises:
-        FrameError: the body is not one that ``failure_frame`` writes.
+        FrameError: the body is not of the form that ``failure_frame`` writes.
     """
     try:
         failure = _DECODER.decode(frame.body)

@@ -36,14 +36,14 @@ _CODE_OF_DTYPE = {dtype: code for code, dtype in _DTYPE_OF_CODE.items()}
 
 
 class FrameKind(IntEnum):
-    """What a frame is for."""
+    """The purpose of a frame."""
 
     REQUEST = 1
     REPLY = 2
     ERROR = 3
     PING = 4
     PONG = 5
-    NOTE = 6  # a request that nobody waits for: what comes of it stays there
+    NOTE = 6  # a request without an answer
     HELLO = 16  # the handshake, in this order
     CHALLENGE = 17
     PROOF = 18
@@ -57,7 +57,7 @@ _KIND_OF_CODE = {kind.value: kind for kind in FrameKind}
 
 @dataclass(frozen=True)
 class FrameLimits:
-    """The largest frame a receiver believes; nothing larger is ever allocated."""
+    """Bounds of the frames that a receiver accepts; memory for a larger one is never allocated."""
 
     max_rows: int
     max_cols: int
@@ -65,17 +65,18 @@ class FrameLimits:
 
     @classmethod
     def of_hidden_size(cls, hidden_size: int, max_rows: int = MAX_ROWS) -> "FrameLimits":
-        """Room for fp32 hidden states ``[max_rows, hidden_size]`` with two routing tables of up to 64 choices."""
+        """Make limits for fp32 hidden states ``[max_rows, hidden_size]`` and two routing tables of up to 64 choices."""
         max_cols = max(hidden_size, 4096)  # a list of workers is one row, however small the model
         return cls(max_rows, max_cols, max_rows * 4 * (hidden_size + 128) + (1 << 16))
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Frame:
-    """One message: who asks what, and up to four tensors ``[rows, cols]``.
+    """One message with up to four tensors ``[rows, cols]``.
 
-    A reply repeats ``request_id``, ``seq``, ``epoch`` and ``layer`` of its request. ``flags``, ``digest`` and ``body``
-    mean what the two ends agree on; an ERROR carries its cause in ``body``.
+    A reply repeats ``request_id``, ``seq``, ``epoch`` and ``layer`` of its request. The meaning of
+    ``flags``, ``digest`` and ``body`` is the two ends' agreement; an ERROR carries its cause in
+    ``body``.
     """
 
     kind: FrameKind
@@ -119,7 +120,7 @@ class Frame:
         """Read a received message; the tensors share its memory.
 
         Raises:
-            FrameError: some field is not what a sender of ours writes, or the message is damaged or too large.
+            FrameError: a field has a value that no sender of ours writes, or the message is damaged or too large.
         """
         header = _read_header(message, limits)
         kind, num_tensors, flags, layer, threshold = header[3:8]
@@ -147,7 +148,7 @@ class Frame:
     def reply(
         self, tensors: list[Tensor], digest: int = 0, body: bytes = b"", flags: int = 0
     ) -> "Frame":
-        """The REPLY to this request."""
+        """Make the REPLY to this request."""
         return Frame(
             kind=FrameKind.REPLY,
             request_id=self.request_id,
@@ -161,7 +162,7 @@ class Frame:
         )
 
     def answers(self, request: "Frame") -> str | None:
-        """Name the first field in which this reply is not one to ``request``; None if it is."""
+        """Name the first field in which this reply does not match ``request``; None if all match."""
         for name in ("request_id", "seq", "epoch", "layer"):
             if getattr(self, name) != getattr(request, name):
                 return name
@@ -169,10 +170,10 @@ class Frame:
 
 
 def payload_bytes(header: Message, limits: FrameLimits) -> int:
-    """How many bytes follow this header ``uint8[128]``; for streams, where a length comes first.
+    """Read from a header ``uint8[128]`` the number of bytes that follow it, for streams.
 
     Raises:
-        FrameError: it is no header of ours, or more would follow than ``limits`` allow.
+        FrameError: it is no header of ours, or announces more than ``limits`` allow.
     """
     return int(_read_header(header, limits)[11])
 
@@ -242,7 +243,7 @@ def _table_of(tensors: list[Tensor]) -> list[int]:
 
 
 def _memory_of(tensor: Tensor) -> npt.NDArray[Any]:
-    """The tensor's own memory, or a copy of it on the host; row-major."""
+    """Give the tensor's own memory, or a copy of it on the host; row-major."""
     if tensor.dtype is torch.bfloat16:  # numpy has no such type
         tensor = tensor.view(torch.int16)
     return tensor.contiguous().numpy(force=True)

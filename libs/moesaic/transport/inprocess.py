@@ -1,4 +1,4 @@
-"""The in-process twin: networks of one process that pass each other messages through memory, on one event loop."""
+"""Networks of one process that pass messages through memory on one event loop, for tests."""
 
 import asyncio
 import hmac
@@ -13,7 +13,7 @@ from moesaic.transport.wire import Receiver
 
 
 class Hub:
-    """The "internet" of in-process networks: who listens where."""
+    """The "internet" of in-process networks: listeners by address."""
 
     def __init__(self) -> None:
         self._listeners: dict[str, tuple[InProcessNetwork, Handler]] = {}
@@ -32,7 +32,7 @@ class Hub:
         return address
 
     def find(self, address: str) -> "tuple[InProcessNetwork, Handler] | None":
-        """Who listens at ``address``, if anybody."""
+        """Find the listener at ``address``; None if there is none."""
         return self._listeners.get(address)
 
     def unbind(self, network: "InProcessNetwork") -> None:

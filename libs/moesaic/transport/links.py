@@ -8,14 +8,14 @@ from moesaic.errors import MoesaicError
 from moesaic.transport import pulse
 from moesaic.transport.contract import Handler, Link
 from moesaic.transport.dialled import DialledLink
-from moesaic.transport.exchange import Batch
+from moesaic.transport.exchange import Exchange
 from moesaic.transport.frame import Frame, FrameLimits
 from moesaic.transport.served import ServedLink
 from moesaic.transport.wire import Wire
 
 
 class Links:
-    """What every network does in the same way, whatever carries its messages."""
+    """The part of a network that does not depend on the carrier of its messages."""
 
     def __init__(self, limits: FrameLimits) -> None:
         self._limits = limits
@@ -47,7 +47,7 @@ class Links:
         return sorted(link.peer for link in self._served)
 
     async def all_left(self, besides: Collection[str] = ()) -> None:
-        """Wait until no peer is served, or none but those whose worker ids are ``besides``."""
+        """Wait until no peer is served but those with worker ids in ``besides``."""
         while any(link.peer not in besides for link in self._served):
             self._left.clear()
             await self._left.wait()
@@ -56,7 +56,7 @@ class Links:
         self, calls: Sequence[tuple[Link, Frame]], deadline_s: float
     ) -> list[Frame | MoesaicError]:
         """See ``Network.exchange``."""
-        return await Batch(cast(Sequence[tuple[DialledLink, Frame]], calls), deadline_s).run()
+        return await Exchange(cast(Sequence[tuple[DialledLink, Frame]], calls), deadline_s).run()
 
     async def close(self) -> None:
         """End all links of both kinds and wait for the handlers."""

@@ -1,4 +1,4 @@
-"""When is a silent peer dead? Times in, verdicts out."""
+"""Judge of silent peers: times in, verdicts out."""
 
 from enum import Enum
 
@@ -8,7 +8,7 @@ EJECT_S = 2.0  # of silence
 
 
 class Verdict(Enum):
-    """What to do about a link now."""
+    """The next action on a link."""
 
     PING = "ping"
     WARN = "warn"  # ping, and say that the peer is suspect; once per silence
@@ -16,10 +16,10 @@ class Verdict(Enum):
 
 
 class Pulse:
-    """Judges one link, once per interval, by how long its peer has been silent while nothing was asked of it.
+    """Judges one link, once per interval, by the silence of its peer while no request is outstanding.
 
-    While an exchange is outstanding its own deadline rules, for the far engine may be computing. A silence counts only
-    while this side was awake to hear: after a gap in its own checks it starts anew.
+    During an exchange only the exchange's deadline counts, for the far engine may be computing. After
+    a gap in this side's own checks the silence starts anew: this side was not awake to hear.
     """
 
     def __init__(self, now: float) -> None:
@@ -31,7 +31,7 @@ class Pulse:
         self._heard, self._warned = now, False
 
     def check(self, now: float, busy: bool) -> Verdict:
-        """Judge the link at ``now``; ``busy`` says that an exchange is outstanding on it."""
+        """Judge the link at ``now``; ``busy`` if a request is outstanding on it."""
         slept = now - self._checked > 2 * INTERVAL_S
         self._checked = now
         if busy or slept:

@@ -1,7 +1,8 @@
-"""The serving end of a connection: hands requests to the handler and sends back what it returns or raises."""
+"""The serving end of a connection: passes requests to the handler, and sends its replies and errors."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 
 import structlog
 
@@ -20,7 +21,7 @@ class ServedLink:
     """Serves one authenticated peer until either side ends the connection.
 
     Attributes:
-        peer: its worker id, as it proved it.
+        peer: its worker id, proved by the handshake.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class ServedLink:
         self.end()
 
     def end(self) -> None:
-        """Close the connection and stop serving what is under way."""
+        """Close the connection and cancel its handlers."""
         if self._alive:
             self._alive = False
             self._wire.close()
@@ -83,7 +84,12 @@ class ServedLink:
             return
         task = asyncio.ensure_future(self._serve_later(request, reply))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(partial(self._forget, reply))
+
+    def _forget(self, reply: Awaitable[Frame], task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if task.cancelled() and isinstance(reply, Coroutine):
+            reply.close()  # cancelled before its first step, it would never be awaited
 
     async def _serve_later(self, request: Frame, reply: Awaitable[Frame]) -> None:
         try:

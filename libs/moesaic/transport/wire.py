@@ -1,4 +1,4 @@
-"""What links stand on: something that carries whole messages, in order, between two authenticated ends."""
+"""The base of links: a carrier of whole messages, in order, between two authenticated ends."""
 
 from typing import Protocol
 
@@ -6,24 +6,24 @@ from moesaic.transport.frame import Message
 
 
 class Receiver(Protocol):
-    """Who a wire reports to; each call comes from the event loop, never from inside ``send`` or ``close``."""
+    """Receiver of a wire's messages; the event loop calls it, never from inside ``send`` or ``close``."""
 
     def on_message(self, message: Message) -> None:
         """Take a message; its memory is the receiver's."""
         ...
 
     def on_lost(self, cause: str) -> None:
-        """Learn that nothing more will come or go; said at most once, and not after ``close``."""
+        """Note the end of the connection; called at most once, and not after ``close``."""
         ...
 
 
 class Wire(Protocol):
-    """Carries messages to one peer; after ``close``, or once lost, it carries nothing either way."""
+    """Carries messages to one peer; after ``close``, or once lost, none either way."""
 
     def send(self, message: Message) -> None:
         """Start sending; the memory belongs to the wire from here on."""
         ...
 
     def close(self) -> None:
-        """Abort what is under way, both ways; calling it again changes nothing."""
+        """Abort messages under way, both ways; calling it again changes nothing."""
         ...

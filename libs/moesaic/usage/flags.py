@@ -1,4 +1,4 @@
-"""The flags of a settings model, one for each of its fields, and reading them off a command line."""
+"""Flags of a settings model, one for each field, and their reading from a command line."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,15 +14,22 @@ OTHERS = "Options"  # the group of fields that come before any marked one
 
 
 @dataclass(frozen=True)
+class Unlisted:
+    """Choices that a setting takes but its help does not show, such as baselines to compare with."""
+
+    choices: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Flag:
     """One setting, as people see it.
 
     Attributes:
         field: its name in the model.
-        group: what it belongs to, for the help.
-        form: what may be its value; empty for a switch.
-        bounds: which numbers it takes, such as ``1<=x<=64``; empty if any.
-        default: what holds without it; empty if nothing, or if the description says it.
+        group: its group in the help.
+        form: of its value, such as ``<int>``; empty for a switch.
+        bounds: of its numbers, such as ``1<=x<=64``; empty if there are none.
+        default: value without the flag; empty if there is none, or if the description names it.
     """
 
     field: str
@@ -37,18 +44,18 @@ class Flag:
 
     @property
     def name(self) -> str:
-        """As it is typed: ``--slots-per-layer``."""
+        """The typed form: ``--slots-per-layer``."""
         return "--" + self.field.replace("_", "-")
 
     @property
     def off_name(self) -> str:
-        """What turns a switch off: ``--no-offload``; empty for others."""
+        """The form that turns a switch off: ``--no-offload``; empty for other flags."""
         has_one = not self.form and not self.field.startswith("no_")
         return f"--no-{self.name[2:]}" if has_one else ""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All that it is known by on a command line."""
+        """All typed forms."""
         return (self.name, self.off_name) if self.off_name else (self.name,)
 
 
@@ -57,11 +64,11 @@ class WrongFlag(Exception):
 
 
 def flags_of(model: type[BaseModel], groups: Mapping[str, str]) -> list[Flag]:
-    """The flags of a model, group by group, and in each in the order of its fields.
+    """Make the flags of a model, group by group, each in the order of its fields.
 
     Args:
         model: its fields are numbers, texts, secrets, switches or a choice of texts.
-        groups: fields that begin a group, with its title: those that follow belong to it. Titles are in order.
+        groups: fields that begin a group, with its title; later fields belong to it too. Titles are in order.
     """
     group, flags = OTHERS, []
     for name, field in model.model_fields.items():
@@ -74,7 +81,7 @@ def flags_of(model: type[BaseModel], groups: Mapping[str, str]) -> list[Flag]:
                 field=name,
                 group=group,
                 description=field.description or "",
-                form="" if switch else _form(field.annotation),
+                form="" if switch else _form(field),
                 bounds=_bounds(field),
                 default="" if says_nothing else _shown(default),
                 required=field.is_required(),
@@ -87,12 +94,15 @@ def flags_of(model: type[BaseModel], groups: Mapping[str, str]) -> list[Flag]:
 
 
 def read_flags(flags: Sequence[Flag], arguments: Sequence[str]) -> dict[str, str | bool]:
-    """What a command line says about the settings, by field; of a flag that comes twice the last.
+    """Read settings from a command line; of a repeated flag the last one counts.
 
     ``--slots-per-layer 16`` and ``--slots-per-layer=16`` are the same.
 
+    Returns:
+        Values by field.
+
     Raises:
-        WrongFlag: something else stands there, or a value is missing.
+        WrongFlag: a word is no flag, or a value is missing.
     """
     known = {name: flag for flag in flags for name in flag.names}
     given: dict[str, str | bool] = {}
@@ -121,9 +131,12 @@ def _next_value(flag: Flag, value: str | None, known: dict[str, Flag]) -> str:
     return value
 
 
-def _form(annotation: Any) -> str:
+def _form(field: FieldInfo) -> str:
+    annotation: Any = field.annotation
     if get_origin(annotation) is Literal:
-        return f"<{'|'.join(get_args(annotation))}>"
+        hidden = [c for mark in field.metadata if isinstance(mark, Unlisted) for c in mark.choices]
+        listed = [choice for choice in get_args(annotation) if choice not in hidden]
+        return f"<{'|'.join(listed)}>"
     return {int: "<int>", float: "<float>"}.get(annotation, "<str>")
 
 

@@ -1,7 +1,7 @@
-"""The help about a service's flags, grouped, as the ``moesaic`` command shows its own.
+"""Help about a service's flags, grouped, in the style of the ``moesaic`` command.
 
-It needs nothing but the flags: what a service computes with takes seconds to load. Where rich is not
-installed, as in the containers of services, it is plain text.
+It needs only the flags, since the libraries of a service take seconds to load. Without rich, as in
+the containers of services, it is plain text.
 """
 
 import shutil
@@ -23,7 +23,7 @@ HELP = Flag(
 )
 SOURCES = (
     "A flag such as --log-level comes before the variable MOESAIC_LOG_LEVEL, and that before a file "
-    "moesaic_log_level in /run/secrets, or where MOESAIC_SECRETS_DIR says."
+    "moesaic_log_level in /run/secrets or the directory MOESAIC_SECRETS_DIR."
 )
 
 
@@ -31,8 +31,8 @@ def print_help(program: str, about: str, flags: Sequence[Flag]) -> None:
     """Write the help to standard output.
 
     Args:
-        program: how it was called.
-        about: one line on what it is.
+        program: its name as called.
+        about: one line about it.
         flags: group by group.
     """
     groups: dict[str, list[Flag]] = {}
@@ -41,7 +41,7 @@ def print_help(program: str, about: str, flags: Sequence[Flag]) -> None:
     shown = list(groups.items())
     shown[-1][1].append(HELP)
     try:
-        import rich  # noqa: F401
+        import rich  # noqa: F401  # only whether it is there
     except ImportError:
         _print_plain(program, about, shown)
     else:

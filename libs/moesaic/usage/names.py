@@ -1,6 +1,6 @@
-"""Every ``MOESAIC_*`` variable that anything of ours reads: a name that is not here is misspelt.
+"""All ``MOESAIC_*`` variables that any of our programs reads; another name is misspelt.
 
-One environment may serve several services, commands and containers, so each of them knows the names of all.
+One environment may serve several services, commands and containers, so each knows the names of all.
 """
 
 import re
@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from moesaic.usage.nearest import proposal
-from moesaic.variables import ENV_PREFIX
+from moesaic.usage.variables import ENV_PREFIX
 
 # Settings of services; each is a field of a model in services/*/settings.py.
 SETTINGS = frozenset(
@@ -96,7 +96,7 @@ SETTINGS = frozenset(
         "MOESAIC_WORKER_ID",
     }
 )
-# Read by the moesaic command, and by whatever looks for files of secrets.
+# Read by the moesaic command, and by readers of files of secrets.
 COMMANDS = frozenset(
     {
         "MOESAIC_ATTENTION",
@@ -127,7 +127,7 @@ COMPOSE = frozenset(
 DEVELOPMENT = frozenset({"MOESAIC_BENCH_VLLM", "MOESAIC_COMMAND", "MOESAIC_TEST_ENGINE"})
 VARIABLES = SETTINGS | COMMANDS | COMPOSE | DEVELOPMENT
 
-# What Kubernetes, and Docker's links, tell every container of a service that is named moesaic-something.
+# Variables that Kubernetes, and Docker's links, set for a service named moesaic-something.
 _LINK = re.compile(
     r"_SERVICE_HOST$|_SERVICE_PORT(_\w+)?$|_PORT_\d+_(TCP|UDP)(_(ADDR|PORT|PROTO))?$"
 )
@@ -136,11 +136,11 @@ _LINK = re.compile(
 def unknown_variables(
     environment: Mapping[str, str], more: Collection[str] = frozenset()
 ) -> list[str]:
-    """One line for each ``MOESAIC_*`` variable that has a value and that nobody reads.
+    """Write one line for each ``MOESAIC_*`` variable with a value that no program reads.
 
     Args:
         environment: variables by name; upper and lower case are the same.
-        more: names that are known besides ``VARIABLES``.
+        more: known names besides ``VARIABLES``.
     """
     known = VARIABLES | frozenset(more)
     given = sorted(name for name, value in environment.items() if value and _is_ours(name))
@@ -152,7 +152,7 @@ def unknown_variables(
 
 
 def unknown_files(directory: Path, more: Collection[str] = frozenset()) -> list[str]:
-    """The same for files of secrets, which are named like variables in lower case."""
+    """Write the same for files of secrets, named like variables in lower case."""
     known = {name.lower() for name in VARIABLES | frozenset(more)}
     return [
         f"{directory / name}: there is no such setting{proposal(name.lower(), known)}"

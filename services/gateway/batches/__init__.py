@@ -1,1 +1,1 @@
-"""Files and batches: where they are kept, and how batches are carried out."""
+"""How are batches carried out?"""

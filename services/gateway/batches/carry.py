@@ -1,4 +1,4 @@
-"""Carries one claimed batch out, from wherever it is, to its end."""
+"""Carrying out one claimed batch, from any state, to its end."""
 
 import asyncio
 import time
@@ -24,9 +24,9 @@ from moesaic.batch.state import (
     Validated,
     advance,
 )
-from services.gateway.batches.disk import on_disk
-from services.gateway.batches.outputs import make_outputs
-from services.gateway.batches.shelf import Record, Shelf
+from moesaic.services.gateway.batches.outputs import make_outputs
+from moesaic.services.gateway.files.disk import on_disk
+from moesaic.services.gateway.files.shelf import BatchRecord, Shelf
 
 log = structlog.get_logger()
 
@@ -46,15 +46,15 @@ class Carrier:
     """One batch on its way.
 
     Args:
-        shelf: where it is kept.
-        record: it, as it is now.
+        shelf: of its tenant.
+        record: the batch as it is now.
         ask: answers one of its requests; cancelled when the batch is stopped.
         max_line_bytes: longest line of the input.
         max_inflight: its requests at once.
     """
 
     def __init__(
-        self, shelf: Shelf, record: Record, ask: Ask, max_line_bytes: int, max_inflight: int
+        self, shelf: Shelf, record: BatchRecord, ask: Ask, max_line_bytes: int, max_inflight: int
     ) -> None:
         self._shelf, self._record, self._ask = shelf, record, ask
         self._max_line_bytes, self._max_inflight = max_line_bytes, max_inflight
@@ -65,11 +65,11 @@ class Carrier:
 
     @property
     def batch(self) -> Batch:
-        """It, as it is now."""
+        """The batch as it is now."""
         return self._record.batch
 
     async def to_the_end(self) -> None:
-        """Go on until the batch has ended. Whatever interrupts this, it can be gone on with from what is kept.
+        """Go on until the batch has ended. After any interruption the record on the disk is enough to go on.
 
         Raises:
             StorageUnavailable: the disk is full, broken or away.
@@ -122,7 +122,7 @@ class Carrier:
                 await self._apply(AllWritten(journal.tally))
 
     async def _watch(self, journal: Journal) -> None:
-        """Keep what is known of the batch true; stop it when it is time."""
+        """Keep the batch's record true; stop the batch when it is time."""
         for looks in count():
             await self._look_for_cancellation()
             if self.batch.stop_reason(_now()) is not None:
@@ -170,7 +170,7 @@ class Carrier:
                 log.info("batch.changed", batch_id=batch.id, status=batch.status)
 
     def _keep(self, batch: Batch) -> None:
-        """What is kept and what is known change together, also if nobody waits for it any more."""
+        """Change the record on the disk and the one in memory together, also if nobody waits for it any more."""
         record = msgspec.structs.replace(self._record, batch=batch)
         self._shelf.keep(record)
         self._record = record

@@ -1,4 +1,4 @@
-"""The files that a batch leaves: answers in one, what came instead of answers in the other."""
+"""The files that a batch leaves: answers in one, failures in the other."""
 
 import hashlib
 import os
@@ -6,10 +6,10 @@ import time
 
 from moesaic.batch.results import decode_result
 from moesaic.batch.state import Batch
-from services.gateway.batches.shelf import Record, Shelf, StoredFile
+from moesaic.services.gateway.files.shelf import BatchRecord, Shelf, StoredFile
 
 
-def make_outputs(shelf: Shelf, record: Record) -> tuple[str | None, str | None]:
+def make_outputs(shelf: Shelf, record: BatchRecord) -> tuple[str | None, str | None]:
     """Make the files of a batch whose results are all written; doing so again changes nothing.
 
     Returns:
@@ -21,7 +21,7 @@ def make_outputs(shelf: Shelf, record: Record) -> tuple[str | None, str | None]:
     return output_id, error_id
 
 
-def _make(shelf: Shelf, record: Record, kind: str, ok: bool) -> str:
+def _make(shelf: Shelf, record: BatchRecord, kind: str, ok: bool) -> str:
     batch = record.batch
     file_id = _file_id(batch, kind)
     results = shelf.batch_directory(batch.id) / "results.jsonl"
@@ -46,7 +46,7 @@ def _make(shelf: Shelf, record: Record, kind: str, ok: bool) -> str:
 
 
 def _file_id(batch: Batch, kind: str) -> str:
-    """The same whenever, and by whomever, the file is made: a crash in between leaves no second one."""
+    """Make the same id at every attempt, in any process: a crash in between leaves no second file."""
     ended_at = batch.finalizing_at or batch.cancelling_at or batch.created_at
     name = hashlib.blake2b(f"{batch.id}/{kind}".encode(), digest_size=8).hexdigest()
     return f"file-{ended_at * 1000 + 999:012x}{name}"  # behind an input of the same second

@@ -1,4 +1,4 @@
-"""Carries batches out: those that nobody else does, a few at a time, tenants in turn."""
+"""Carrying out batches: those that no other process does, a few at a time, tenants in turn."""
 
 import asyncio
 import contextlib
@@ -10,15 +10,15 @@ import structlog
 from starlette.types import ASGIApp
 
 from moesaic.batch.requests import BatchRequest
-from moesaic.batch.results import Answer, Result, answered, unanswered
+from moesaic.batch.results import Result, RouteAnswer, answered, unanswered
 from moesaic.batch.retries import BUSY_STATUSES, retry_wait_s
-from services.gateway import metrics
-from services.gateway.batches.carry import Carrier
-from services.gateway.batches.disk import NoSuch, StorageUnavailable, on_disk
-from services.gateway.batches.store import Store, Unfinished
-from services.gateway.batches.within import InnerAnswer, after_others, post_within
-from services.gateway.gateway import Gateway
-from services.gateway.tenants import Tenant
+from moesaic.services.gateway import metrics
+from moesaic.services.gateway.access.tenants import Tenant
+from moesaic.services.gateway.batches.carry import Carrier
+from moesaic.services.gateway.batches.within import InnerAnswer, after_others, post_within
+from moesaic.services.gateway.files.disk import NoSuch, StorageUnavailable, on_disk
+from moesaic.services.gateway.files.store import Store, Unfinished
+from moesaic.services.gateway.gateway import Gateway
 
 log = structlog.get_logger()
 
@@ -35,19 +35,19 @@ class BatchRunner:
     """The part of a gateway that carries batches out.
 
     Args:
-        gateway: knows when requests can be answered, and who the tenants are.
+        gateway: its readiness and its tenants count.
         app: the gateway's whole application.
-        store: where the batches are.
+        store: of the batches.
     """
 
     def __init__(self, gateway: Gateway, app: ASGIApp, store: Store) -> None:
         self._gateway, self._app, self._store = gateway, app, store
-        self._slots = asyncio.Semaphore(gateway.settings.batch_max_inflight)
+        self._inflight = asyncio.Semaphore(gateway.settings.batch_max_inflight)
         self._running: dict[Unfinished, asyncio.Task[None]] = {}
         self._resting: dict[Unfinished, float] = {}  # until when
 
     async def run(self) -> None:
-        """Carry batches out until cancelled; what is unfinished then is gone on with by whoever comes next."""
+        """Carry batches out until cancelled; the next process goes on with those that are unfinished then."""
         loop = asyncio.get_running_loop()
         next_sweep = loop.time()
         async with asyncio.TaskGroup() as tasks:
@@ -58,7 +58,7 @@ class BatchRunner:
                         next_sweep = loop.time() + SWEEP_EVERY_S
                         await on_disk(self._store.sweep)
                     await self._start_some(tasks)
-                except Exception as error:  # whatever it is, the gateway itself goes on
+                except Exception as error:  # of any kind: the gateway itself goes on
                     if not isinstance(error, StorageUnavailable):
                         log.exception("batches.failed")
                     await asyncio.sleep(REST_S)
@@ -78,7 +78,7 @@ class BatchRunner:
             if len(self._running) >= (MAX_RUNNING if busy[batch.tenant] else MAX_TENANTS):
                 break
             claim = ExitStack()
-            if await on_disk(lambda: claim.enter_context(self._store.claimed(batch))):  # noqa: B023
+            if await on_disk(lambda: claim.enter_context(self._store.claimed(batch))):  # noqa: B023  # called before the next turn
                 self._running[batch] = tasks.create_task(self._carry(batch, claim))
             else:
                 claim.close()
@@ -98,7 +98,11 @@ class BatchRunner:
             self._resting[batch] = asyncio.get_running_loop().time() + REST_S
 
     async def _has_ended(self, batch: Unfinished) -> bool:
-        """Carry a batch out; False if it is not there yet."""
+        """Carry a batch out.
+
+        Returns:
+            False if it is not there yet.
+        """
         shelf = self._store.of(batch.tenant)
         try:
             record = await on_disk(lambda: shelf.record(batch.batch_id))
@@ -114,7 +118,7 @@ class BatchRunner:
         return True
 
     def _max_inflight(self, name: str) -> int:
-        """A batch's requests at once; more than its tenant may have would only be refused, again and again."""
+        """Bound a batch's requests at once; more than its tenant may have would only be refused, again and again."""
         most = self._gateway.settings.batch_max_inflight
         tenant = self._gateway.tenants.for_batches(name)
         if tenant is None or tenant.entry is None or tenant.entry.max_concurrent is None:
@@ -131,7 +135,7 @@ class BatchRunner:
         num_tries = num_failures = 0
         while True:
             tenant = await self._ready(batch.tenant)
-            async with self._slots:
+            async with self._inflight:
                 answer = await post_within(self._app, tenant, request.url, body, request_id)
             num_tries += 1
             asked = answer.headers.get("retry-after"), answer.headers.get("x-should-retry")
@@ -140,7 +144,7 @@ class BatchRunner:
             num_failures += _is_failure(answer, content)
             if wait_s is None or num_failures == MAX_FAILURES:
                 request_id = answer.headers.get("x-request-id", request_id)
-                return answered(request.custom_id, Answer(answer.status, request_id, content))
+                return answered(request.custom_id, RouteAnswer(answer.status, request_id, content))
             await asyncio.sleep(wait_s)
 
     async def _ready(self, name: str) -> Tenant:
@@ -153,7 +157,7 @@ class BatchRunner:
 
 
 def _is_failure(answer: InnerAnswer, content: object) -> bool:
-    """Whether a worker had the request, and something went wrong: what fails again and again is given up."""
+    """Tell failures at a worker from refusals: a request that fails again and again is given up."""
     if answer.status not in BUSY_STATUSES:
         return answer.status >= 500
     error = content.get("error") if isinstance(content, dict) else None

@@ -1,4 +1,4 @@
-"""Asks the gateway's own routes from within: what they answer is what a client would get."""
+"""Requests to the gateway's own routes from within, with the answers that a client would get."""
 
 import asyncio
 from typing import Any, NamedTuple
@@ -7,10 +7,10 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message
 
-from services.gateway.tenants import Tenant
+from moesaic.services.gateway.access.tenants import Tenant
 
 HANG_UP_S = 2.0  # for a route to notice that nobody waits for it
-BATCH_PRIORITY = 1000  # less goes first; who waits for an answer has 0
+BATCH_PRIORITY = 1000  # less goes first; interactive requests have 0
 
 
 class InnerAnswer(NamedTuple):
@@ -24,14 +24,14 @@ class InnerAnswer(NamedTuple):
 async def post_within(
     app: ASGIApp, tenant: Tenant, path: str, body: bytes, request_id: str
 ) -> InnerAnswer:
-    """Post to a route as a tenant, without a connection and without a key. Cancelling it is what a disconnect is.
+    """Post to a route as a tenant, without a connection and without a key. To cancel it is to disconnect.
 
     Args:
         app: the whole application, its outermost layer included.
-        tenant: whose request it is.
+        tenant: the owner of the request.
         path: of the route.
         body: JSON.
-        request_id: as the log will have it.
+        request_id: its id in the log.
     """
     scope = {
         "type": "http",
@@ -87,7 +87,7 @@ class _Extension(msgspec.Struct):
 
 
 class _Wanted(msgspec.Struct):
-    """What a body says of its priority; nothing else of it is decoded."""
+    """Fields of a body that say its priority; nothing else of it is decoded."""
 
     priority: msgspec.Raw = _NULL
     moesaic: msgspec.Raw = _NULL
@@ -105,9 +105,9 @@ def _priority_of(body: bytes) -> Any:
 
 
 def after_others(body: bytes) -> bytes:
-    """The body with a priority that lets interactive requests go first; what it has of its own can only be later.
+    """Give a body a priority that lets interactive requests go first; a later one of its own stays.
 
-    Nothing else of it changes: the last one of two fields with the same name counts.
+    Nothing else of the body changes: the last of two fields with the same name counts.
 
     Args:
         body: a JSON object, without space around it.

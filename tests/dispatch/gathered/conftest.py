@@ -9,17 +9,18 @@ from typing import Any
 import pytest
 import torch
 
-from moesaic.dispatch.gathered import pieces
-from moesaic.dispatch.gathered.holder import PULL_LIMITS
+from moesaic.dispatch.gathered.assembly import GatheredParts, assemble
 from moesaic.dispatch.gathered.peers import Peer
-from moesaic.dispatch.gathered.plan import Share, plan_stream
-from moesaic.dispatch.gathered.shard import PackedExperts
-from moesaic.dispatch.gathered.streaming import Streaming, streaming
+from moesaic.dispatch.gathered.plan import plan_gather
 from moesaic.dispatch.local import LocalDispatcher
+from moesaic.experts import pieces
+from moesaic.experts.packed import PackedExperts
+from moesaic.experts.pull.frames import PULL_LIMITS
+from moesaic.experts.pull.ranges import Share
 from moesaic.kernels.expert_layout import ExpertLayout
-from moesaic.models.checkpoint import Checkpoint
-from moesaic.models.config import load_config
-from moesaic.models.gate import load_gates
+from moesaic.models.configuration.config import load_config
+from moesaic.models.layers.gate import load_gates
+from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.transport.inprocess import Hub, InProcessNetwork
 
 CPU = torch.device("cpu")
@@ -33,7 +34,7 @@ class Workers:
     local: LocalDispatcher
     layers: tuple[int, ...]
     hidden_size: int
-    workers: list[Streaming] = field(default_factory=list)
+    workers: list[GatheredParts] = field(default_factory=list)
     networks: list[InProcessNetwork] = field(default_factory=list)
     peers: list[Peer] = field(default_factory=list)
     hub: Hub = field(default_factory=Hub)
@@ -90,7 +91,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
         hub, peers = all_workers.hub, all_workers.peers
         async with AsyncExitStack() as parts:
             for index in range(count):
-                plan = plan_stream(
+                plan = plan_gather(
                     config.moe_layers,
                     config.moe.num_experts,
                     layout.nbytes,
@@ -101,7 +102,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
                 network = InProcessNetwork(f"worker-{index}", b"secret", PULL_LIMITS, hub)
                 parts.push_async_callback(network.close)
                 worker = await parts.enter_async_context(
-                    streaming(
+                    assemble(
                         plan,
                         packed,
                         load_gates(checkpoint, config, dtype, CPU),
@@ -111,7 +112,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
                         network=network,
                     )
                 )
-                address = await network.listen("memory", 0, worker.holder.answer)
+                address = await network.listen("memory", 0, worker.server.answer)
                 peers.append(Peer(f"worker-{index}", 1, address, plan.share))
                 all_workers.workers.append(worker)
                 all_workers.networks.append(network)

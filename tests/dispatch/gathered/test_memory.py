@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.streaming import make_model, run_mode
+from benchmarks.prefill.gathered import make_model, run_mode
 
 
 @pytest.mark.slow

@@ -6,14 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moesaic.dispatch.gathered.plan import Share, StreamPlan, cut, plan_stream, rows_of
+from moesaic.dispatch.gathered.plan import GatherPlan, plan_gather
 from moesaic.errors import InvalidInput
+from moesaic.experts.pull.ranges import Share, messages_of, rows_of
 
 
 @st.composite
-def plans(draw: st.DrawFn) -> StreamPlan:
+def plans(draw: st.DrawFn) -> GatherPlan:
     count = draw(st.integers(1, 6))
-    return plan_stream(
+    return plan_gather(
         sorted(draw(st.sets(st.integers(0, 40), min_size=1, max_size=12))),
         draw(st.integers(count, 40)),
         64 * draw(st.integers(1, 100_000)),
@@ -25,19 +26,19 @@ def plans(draw: st.DrawFn) -> StreamPlan:
 
 
 @given(plans())
-def test_every_expert_is_either_in_memory_or_has_one_row_in_the_ring(plan: StreamPlan) -> None:
-    assert sorted(plan.in_memory + plan.streamed) == list(range(plan.num_experts))
+def test_every_expert_is_either_in_memory_or_has_one_row_in_the_ring(plan: GatherPlan) -> None:
+    assert sorted(plan.in_memory + plan.gathered) == list(range(plan.num_experts))
 
 
 @given(plans())
-def test_the_ring_has_one_run_of_rows_for_each_share(plan: StreamPlan) -> None:
-    rows = [e for share in plan.streamed_shares for e in share.experts(plan.num_experts)]
+def test_the_ring_has_one_run_of_rows_for_each_share(plan: GatherPlan) -> None:
+    rows = [e for share in plan.gathered_shares for e in share.experts(plan.num_experts)]
 
-    assert tuple(rows) == plan.streamed
+    assert tuple(rows) == plan.gathered
 
 
 @given(plans())
-def test_memory_is_the_first_layer_the_share_and_the_window(plan: StreamPlan) -> None:
+def test_memory_is_the_first_layer_the_share_and_the_window(plan: GatherPlan) -> None:
     slots = min(plan.window + 1, len(plan.layers) - 1)
     held = 0 if plan.offload else len(plan.share.experts(plan.num_experts))
     per_layer = (len(plan.layers) - 1) * held + slots * (plan.num_experts - held)
@@ -47,7 +48,7 @@ def test_memory_is_the_first_layer_the_share_and_the_window(plan: StreamPlan) ->
 
 
 @given(plans())
-def test_a_budget_of_a_byte_less_is_refused_and_what_is_said_to_fit_fits(plan: StreamPlan) -> None:
+def test_a_budget_of_a_byte_less_is_refused_and_what_is_said_to_fit_fits(plan: GatherPlan) -> None:
     facts = (plan.layers, plan.num_experts, plan.expert_bytes)
     options = {
         "share": plan.share,
@@ -55,7 +56,7 @@ def test_a_budget_of_a_byte_less_is_refused_and_what_is_said_to_fit_fits(plan: S
         "pool": plan.pool,
     }
 
-    assert plan_stream(
+    assert plan_gather(
         *facts,
         share=plan.share,
         offload=plan.offload,
@@ -64,30 +65,29 @@ def test_a_budget_of_a_byte_less_is_refused_and_what_is_said_to_fit_fits(plan: S
         pool=plan.pool,
     )
     with pytest.raises(InvalidInput) as refused:
-        plan_stream(*facts, **options, offload=plan.offload, window=plan.window)
+        plan_gather(*facts, **options, offload=plan.offload, window=plan.window)
     assert str(plan.total_bytes) in refused.value.fix
     if fits := re.search(r"--gather-window (\d+)( and offloading)?", refused.value.fix):
         offload = plan.offload or bool(fits[2])
-        plan_stream(*facts, **options, offload=offload, window=int(fits[1]))
+        plan_gather(*facts, **options, offload=offload, window=int(fits[1]))
 
 
-@given(st.integers(0, 500), st.integers(1, 60), st.integers(1, 5), st.integers(1, 70))
+@given(st.integers(0, 500), st.integers(1, 5), st.integers(1, 70))
 def test_runs_cover_every_byte_once_whoever_takes_them(
-    size: int, most: int, holders: int, row_bytes: int
+    size: int, holders: int, row_bytes: int
 ) -> None:
-    runs = cut(size, most)
+    runs = messages_of(size, row_bytes)
 
     taken = [run for holder in range(holders) for run in runs[holder::holders]]
     covered = sorted(byte for start, length in taken for byte in range(start, start + length))
     assert covered == list(range(size))
-    assert all(1 <= length <= most for _, length in runs)
     some = runs[:2]
     touched = {byte // row_bytes for start, length in some for byte in range(start, start + length)}
     assert rows_of(some, row_bytes) == sorted(touched)
 
 
 def test_twelve_layers_fit_into_a_quarter_of_their_memory() -> None:
-    plan = plan_stream(range(12), 16, 64, share=Share(), offload=True, window=1)
+    plan = plan_gather(range(12), 16, 64, share=Share(), offload=True, window=1)
 
     assert plan.total_bytes * 4 == plan.resident_bytes
 
@@ -100,4 +100,4 @@ def test_a_share_is_an_index_below_a_count(text: str) -> None:
 
 def test_more_workers_than_experts_are_refused() -> None:
     with pytest.raises(InvalidInput, match="share"):
-        plan_stream(range(3), 2, 64, share=Share(0, 3), offload=False, window=1)
+        plan_gather(range(3), 2, 64, share=Share(0, 3), offload=False, window=1)

@@ -16,23 +16,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 
-from benchmarks.parity_cases import Case, build_reference
-from moesaic.dispatch.gathered import pieces
-from moesaic.dispatch.gathered.holder import PULL_LIMITS, Holder, pull_digest
+from benchmarks.parity.cases import ParityCase, build_reference
+from moesaic.dispatch.gathered.assembly import GatheredParts, assemble
 from moesaic.dispatch.gathered.holders import PlacedHolders
 from moesaic.dispatch.gathered.peers import Peer
-from moesaic.dispatch.gathered.plan import PULL_BYTES, Share, plan_stream, rows_of
-from moesaic.dispatch.gathered.shard import PackedExperts, SlotShard
-from moesaic.dispatch.gathered.streaming import Streaming, streaming
-from moesaic.dispatch.host import ExpertHost
-from moesaic.dispatch.loading.experts import LoadedExpert
+from moesaic.dispatch.gathered.plan import plan_gather
 from moesaic.dispatch.local import LocalDispatcher
 from moesaic.errors import ExpertUnavailable
+from moesaic.experts import pieces
+from moesaic.experts.host import ExpertHost
+from moesaic.experts.loaded import LoadedExpert
+from moesaic.experts.packed import PackedExperts
+from moesaic.experts.pull.frames import PULL_LIMITS, contents_digest
+from moesaic.experts.pull.ranges import PULL_BYTES, Share, rows_of
+from moesaic.experts.pull.server import PullServer
+from moesaic.experts.pull.shard import SlotShard
 from moesaic.kernels.expert_layout import ExpertLayout
 from moesaic.messages.placement import PlacedWorker, Placement
-from moesaic.models.checkpoint import Checkpoint
-from moesaic.models.config import load_config
-from moesaic.models.gate import load_gates
+from moesaic.models.configuration.config import load_config
+from moesaic.models.layers.gate import load_gates
+from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.transport.frame import Frame, FrameKind
 from moesaic.transport.inprocess import Hub, InProcessNetwork
 
@@ -45,13 +48,13 @@ Slots = Sequence[Sequence[int]]
 
 @dataclass
 class Pool:
-    """Expert hosts that give, and one worker that streams from them."""
+    """Expert hosts that give, and one worker that gathers from them."""
 
     directory: Path
     hosts: list[ExpertHost] = field(default_factory=list)
     networks: list[InProcessNetwork] = field(default_factory=list)
     addresses: list[str] = field(default_factory=list)
-    worker: Streaming | None = None
+    worker: GatheredParts | None = None
 
     def place(self, epoch: int, slots: Slots) -> Placement:
         """Put the same experts into the slots of every layer, and tell everybody; with fewer slots,
@@ -63,7 +66,7 @@ class Pool:
             num_experts=NUM_EXPERTS,
             workers=[
                 PlacedWorker(
-                    worker_id=host._worker_id,
+                    worker_id=host.epochs._worker_id,
                     generation=1,
                     admin_address="",
                     data_address="",
@@ -76,7 +79,7 @@ class Pool:
         )
         for host in hosts:
             host.prepare(placement)
-            host.commit(epoch)
+            host.epochs.commit(epoch)
         self.holders.set_placement(placement)
         return placement
 
@@ -106,7 +109,7 @@ class Pool:
 def five_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of five layers with eight experts each."""
     directory = tmp_path_factory.mktemp("five")
-    build_reference(Case("qwen3_moe", "five layers", {"num_hidden_layers": 5}), directory)
+    build_reference(ParityCase("qwen3_moe", "five layers", {"num_hidden_layers": 5}), directory)
     return directory
 
 
@@ -123,7 +126,7 @@ def pool(five_layers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         config, checkpoint = load_config(five_layers), Checkpoint(five_layers)
         size = config.moe.expert_size
         layout = ExpertLayout(config.hidden_size, size, FP32)
-        plan = plan_stream(
+        plan = plan_gather(
             config.moe_layers,
             NUM_EXPERTS,
             layout.nbytes,
@@ -138,15 +141,15 @@ def pool(five_layers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         for idx in range(2):
             name = f"expert-{idx}"
             host = ExpertHost(checkpoint, config, name, NUM_EXPERTS, FP32, CPU, quantization)
-            shard = SlotShard(host.held, given_as.nbytes)
-            digest = pull_digest(config.digest, given_as, Share())
+            shard = SlotShard(host.epochs.held, given_as.nbytes)
+            digest = contents_digest(config.digest, given_as, Share())
             num_bytes = NUM_EXPERTS * given_as.nbytes
-            holder = Holder(config.moe_layers, num_bytes, shard, digest)
+            holder = PullServer(config.moe_layers, num_bytes, shard, digest)
             network = InProcessNetwork(name, b"secret", PULL_LIMITS, hub)
             found.addresses.append(await network.listen("memory", 0, holder.answer))
             found.hosts.append(host)
             found.networks.append(network)
-        async with streaming(
+        async with assemble(
             plan,
             PackedExperts(checkpoint, config, layout),
             load_gates(checkpoint, config, FP32, CPU),
@@ -165,22 +168,22 @@ def pool(five_layers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return made
 
 
-def fetched_from(*sources: str) -> float:
+def gathered_from(*sources: str) -> float:
     name = "moesaic_gather_fetched_bytes_total"
     return sum(REGISTRY.get_sample_value(name, {"source": s}) or 0 for s in sources)
 
 
 @pytest.mark.parametrize("slots", [HALVES, OVERLAPPING], ids=str)
 async def test_all_experts_come_from_slots_whatever_the_placement(pool: Any, slots: Slots) -> None:
-    before = [fetched_from("expert-0"), fetched_from("expert-1")]
-    elsewhere = fetched_from("file", "checkpoint")
+    before = [gathered_from("expert-0"), gathered_from("expert-1")]
+    elsewhere = gathered_from("file", "checkpoint")
 
     async with pool(slots) as found:
         await found.steps()
 
-    assert fetched_from("expert-0") > before[0]
-    assert fetched_from("expert-1") > before[1]
-    assert fetched_from("file", "checkpoint") == elsewhere
+    assert gathered_from("expert-0") > before[0]
+    assert gathered_from("expert-1") > before[1]
+    assert gathered_from("file", "checkpoint") == elsewhere
 
 
 async def test_a_new_placement_is_followed_between_two_layers(pool: Any) -> None:
@@ -196,11 +199,11 @@ async def test_links_are_kept_to_those_who_are_placed(pool: Any) -> None:
         found.place(2, [[*range(NUM_EXPERTS)]])
         while found.networks[1]._links.served_peers:
             await asyncio.sleep(0)
-        elsewhere = fetched_from("file", "checkpoint")
+        elsewhere = gathered_from("file", "checkpoint")
 
         await found.steps()
 
-        assert fetched_from("file", "checkpoint") == elsewhere
+        assert gathered_from("file", "checkpoint") == elsewhere
         found.place(3, HALVES)
         await found.holders.complete()
         assert found.networks[1]._links.served_peers
@@ -209,30 +212,30 @@ async def test_links_are_kept_to_those_who_are_placed(pool: Any) -> None:
 async def test_what_a_lost_worker_had_comes_from_its_replica_or_the_file(pool: Any) -> None:
     async with pool(OVERLAPPING) as found:
         await found.steps()
-        from_file = fetched_from("file")
+        from_file = gathered_from("file")
 
         await found.networks[1].close()
         await found.steps(3)
 
         assert found.holders.missing == [Share()]
-        assert fetched_from("file") > from_file  # experts 6 and 7 had no other holder
+        assert gathered_from("file") > from_file  # experts 6 and 7 had no other holder
 
 
 async def test_an_expert_that_has_left_its_slot_comes_from_elsewhere(pool: Any) -> None:
     async with pool(HALVES) as found:
-        found.hosts[0]._tenures = {}  # it forgot all; nobody has been told
+        found.hosts[0].epochs._tenures = {}  # it forgot all; nobody has been told
         await found.steps()
         links = [source.link for source in found.holders._linked.usable().values()]
         assert len(links) == 2  # and is asked again
 
 
 async def test_workers_with_other_bytes_are_refused(pool: Any) -> None:
-    before = fetched_from("expert-0", "expert-1")
+    before = gathered_from("expert-0", "expert-1")
 
     async with pool(HALVES, quantization="int8") as found:
         await found.steps()
 
-    assert fetched_from("expert-0", "expert-1") == before
+    assert gathered_from("expert-0", "expert-1") == before
 
 
 @pytest.mark.parametrize("slots", [HALVES, OVERLAPPING], ids=str)
@@ -240,7 +243,7 @@ async def test_a_damaged_expert_in_a_slot_is_made_up_for(pool: Any, slots: Slots
     name = "moesaic_gather_damaged_pulls_total"
     before = REGISTRY.get_sample_value(name) or 0.0
     async with pool(slots) as found:
-        expert = found.hosts[0].held(2, 2)
+        expert = found.hosts[0].epochs.held(2, 2)
         assert expert is not None
         expert.packed[-1] ^= 64  # since it was loaded
 
@@ -253,9 +256,9 @@ async def test_a_slot_that_is_empty_is_a_typed_error(pool: Any) -> None:
     async with pool(HALVES) as found:
         config = load_config(found.directory)
         layout = ExpertLayout(config.hidden_size, config.moe.expert_size, FP32)
-        shard = SlotShard(found.hosts[0].held, layout.nbytes)
-        digest = pull_digest(config.digest, layout, Share())
-        holder = Holder(config.moe_layers, NUM_EXPERTS * layout.nbytes, shard, digest)
+        shard = SlotShard(found.hosts[0].epochs.held, layout.nbytes)
+        digest = contents_digest(config.digest, layout, Share())
+        holder = PullServer(config.moe_layers, NUM_EXPERTS * layout.nbytes, shard, digest)
         start = torch.tensor([[7 * layout.nbytes, 64]])
         request = Frame(kind=FrameKind.REQUEST, layer=1, digest=digest, tensors=[start])
 
@@ -320,7 +323,7 @@ def test_every_byte_is_asked_of_one_who_holds_it_or_of_nobody(data: st.DataObjec
     names = [f"expert-{idx}" for idx in range(len(slots))]
     alive = data.draw(st.sets(st.sampled_from(names)))
     refused = data.draw(st.sets(st.sampled_from(names)))
-    plan = plan_stream(
+    plan = plan_gather(
         (0, 1), num_experts, row_bytes, share=Share(), offload=True, window=1, pool=True
     )
     holders: Any = PlacedHolders(plan, Known(sorted(alive)))  # type: ignore[arg-type]

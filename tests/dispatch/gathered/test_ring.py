@@ -1,4 +1,4 @@
-"""Layers come in the order in which steps compute them, and no slot is written to while it is used."""
+"""Layers come in the order in which steps compute them, and no buffer is written to while it is used."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +7,7 @@ from moesaic.dispatch.gathered.ring import Fill, Ring
 
 
 class Transfers:
-    """Fills that end when they are told to, each behind the one before it in its slot."""
+    """Fills that end when they are told to, each behind the one before it in its buffer."""
 
     def __init__(self) -> None:
         self.started: list[Fill] = []
@@ -28,15 +28,15 @@ class Transfers:
 
 @given(
     num_layers=st.integers(1, 9),
-    num_slots=st.integers(1, 9),
+    num_buffers=st.integers(1, 9),
     steps=st.lists(st.integers(0, 9), max_size=12),
 )
 def test_whole_and_broken_steps_find_each_layer_in_a_slot_of_its_own(
-    num_layers: int, num_slots: int, steps: list[int]
+    num_layers: int, num_buffers: int, steps: list[int]
 ) -> None:
     layers = list(range(10, 10 + num_layers))
     transfers = Transfers()
-    ring = Ring(layers, min(num_slots, num_layers), transfers.start)
+    ring = Ring(layers, min(num_buffers, num_layers), transfers.start)
     ring.prime()
 
     for length in steps:
@@ -45,7 +45,7 @@ def test_whole_and_broken_steps_find_each_layer_in_a_slot_of_its_own(
             transfers.settle(fill)
             assert fill.layer == layer
             assert fill.done.result() is None
-            assert all(f.slot != fill.slot for f in transfers.started if f.wanted)
+            assert all(f.buffer != fill.buffer for f in transfers.started if f.wanted)
             ring.leave(fill)
         if length < num_layers:
             ring.enter(layers[0])

@@ -1,1 +1,1 @@
-"""``gathered`` and ``offload``: the experts of a layer come to its rows, while other layers compute."""
+"""How do the experts of a layer come to its rows, while other layers compute?"""

@@ -1,4 +1,4 @@
-"""When does computing hide the transfers? Measured times in, a step's size out. Pure."""
+"""Finds the step whose computing hides the transfers: times in, a size out. Pure."""
 
 from dataclasses import dataclass
 
@@ -7,31 +7,40 @@ from moesaic.prefix.flops import saturation_flops
 
 @dataclass(frozen=True)
 class Calibration:
-    """What a reference step of ``rows`` showed; times by layer with experts, the first resident."""
+    """Times of a reference step of ``rows``, by layer with experts; the first layer is resident."""
 
     rows: int
     compute_s: tuple[float, ...]  # of each layer, without its waits
-    transfer_s: tuple[float, ...]  # of each streamed layer: all but the first
+    transfer_s: tuple[float, ...]  # of each gathered layer: all but the first
 
     @property
     def slowdown(self) -> float:
-        """The slowest streamed layer's time, computed and transferred at once, over the first's; at
-        least 1. A saturated step is so many times the reference (MoE-Prefill Eq. 3)."""
-        streamed = zip(self.compute_s[1:], self.transfer_s, strict=True)
-        slowest = max((max(times) for times in streamed), default=0.0)
+        """The slowest gathered layer's time, computed and transferred at once, over the first's.
+
+        At least 1. A saturated step is so many times the reference (MoE-Prefill Eq. 3).
+        """
+        gathered = zip(self.compute_s[1:], self.transfer_s, strict=True)
+        slowest = max((max(times) for times in gathered), default=0.0)
         return max(1.0, slowest / self.compute_s[0]) if self.compute_s[0] > 0 else 1.0
 
     def saturation_flops(self, reference_flops: int) -> int:
-        """The least work that hides the slowest transfer, F* in the paper; the reference step takes
-        ``reference_flops``."""
+        """The least work that hides the slowest transfer, F* in the paper.
+
+        ``reference_flops`` is the work of the reference step.
+        """
         return saturation_flops(reference_flops, self.slowdown)
 
 
 def rows_to_hide(
     transfer_s: float, few: tuple[int, float], many: tuple[int, float]
 ) -> float | None:
-    """Rows at which a layer computes for as long as its transfer takes, on the line through two
-    measurements ``(rows, seconds)``; ``None`` if more rows do not take longer."""
+    """Rows at which a layer computes for as long as its transfer takes.
+
+    They lie on the line through two measurements ``(rows, seconds)``.
+
+    Returns:
+        ``None`` if more rows do not take longer.
+    """
     per_row_s = (many[1] - few[1]) / (many[0] - few[0])
     if per_row_s <= 0:
         return None

@@ -1,4 +1,4 @@
-"""``gathered``, ``offload`` and both: every expert of a layer comes here before the layer does.
+"""``gathered``, ``offload`` and both: every expert of a layer comes here before its rows.
 
 Dispatch is then local, and no worker waits for another at any layer (MoE-Prefill section 6.2).
 """
@@ -11,19 +11,19 @@ from torch import Tensor
 
 from moesaic.dispatch.contract import Step
 from moesaic.dispatch.gathered import metrics
-from moesaic.dispatch.gathered.plan import StreamPlan
+from moesaic.dispatch.gathered.plan import GatherPlan
 from moesaic.dispatch.gathered.ring import Fill, Ring
-from moesaic.dispatch.slots import LayerSlots, SlotTable
+from moesaic.experts.slots import LayerSlots, SlotTable
 from moesaic.kernels.expert_layout import ExpertLayout
-from moesaic.models.gate import Gate
+from moesaic.models.layers.gate import Gate
 
 
-class StreamedDispatcher:
+class GatheredDispatcher:
     """Computes with experts that are in memory or have come through the ring. Its epoch is 0."""
 
     def __init__(
         self,
-        plan: StreamPlan,
+        plan: GatherPlan,
         layout: ExpertLayout,
         gates: Mapping[int, Gate],
         resident: Tensor,
@@ -33,13 +33,13 @@ class StreamedDispatcher:
     ) -> None:
         """
         Args:
-            plan: what is where.
+            plan: the place of each expert.
             layout: of one expert.
             gates: by decoder layer.
             resident: the first layer's experts, uint8 ``[E, nbytes]``.
-            held: of each streamed layer, what stays in memory, uint8 ``[n, nbytes]``.
-            memory: of each slot of the ring, uint8 ``[len(plan.streamed), nbytes]``.
-            start: begins to fill a slot; returns at once.
+            held: of each gathered layer, the experts that stay in memory, uint8 ``[n, nbytes]``.
+            memory: of each buffer of the ring, uint8 ``[len(plan.gathered), nbytes]``.
+            start: begins to fill a buffer; returns at once.
         """
         self._gates, self._first = gates, plan.layers[0]
         everything = tuple(range(plan.num_experts))
@@ -48,33 +48,32 @@ class StreamedDispatcher:
         kept = {layer: [layout.view(row) for row in rows] for layer, rows in held.items()}
         self._tables = []
         for rows in memory:
-            streamed = [layout.view(row) for row in rows]
+            gathered = [layout.view(row) for row in rows]
             layers = {}
-            for layer in plan.streamed_layers:
-                by_expert = dict(zip(plan.streamed, streamed, strict=True))
+            for layer in plan.gathered_layers:
+                by_expert = dict(zip(plan.gathered, gathered, strict=True))
                 by_expert |= zip(plan.in_memory, kept.get(layer, ()), strict=True)
                 layers[layer] = LayerSlots(everything, tuple(by_expert[e] for e in everything))
             self._tables.append(SlotTable(layers))
-        self._streamed = plan.streamed_layers
-        self._ring = Ring(self._streamed, plan.num_slots, start) if self._streamed else None
-        self._waits = {layer: metrics.WAIT_SECONDS.labels(layer) for layer in self._streamed}
-        self._layers = {layer: metrics.LAYERS.labels(layer) for layer in self._streamed}
+        self._gathered = plan.gathered_layers
+        self._ring = Ring(self._gathered, plan.num_buffers, start) if self._gathered else None
+        self._waits = {layer: metrics.WAIT_SECONDS.labels(layer) for layer in self._gathered}
+        self._layers = {layer: metrics.LAYERS.labels(layer) for layer in self._gathered}
         self._stamps: list[tuple[float, float]] = []  # of this step's layers: entered, waited
-        self._began = (
-            False  # whether this step computed the first layer: slices of sweeps mostly do not
-        )
+        # True if this step computed the first layer: slices of sweeps mostly do not.
+        self._began = False
         self._held: Fill | None = None  # a slice's layer: the next slice may be of the same one
         self.compute_s: tuple[float, ...] = ()  # of the last whole step's layers, without waits
         self.wait_s: tuple[float, ...] = ()
 
     def prime(self) -> None:
-        """Begin to fetch the first layers; once, before the first step."""
+        """Begin to gather the first layers; once, before the first step."""
         if self._ring is not None:
             self._ring.prime()
 
     @property
     def waiting_for(self) -> list[str]:
-        """Nothing: what does not come from a peer comes from the checkpoint."""
+        """Nothing: experts that no peer gives come from the checkpoint."""
         return []
 
     def begin_step(self) -> Step:
@@ -83,15 +82,18 @@ class StreamedDispatcher:
         return Step(os.urandom(16), epoch=0)
 
     def end_step(self, step: Step) -> None:
-        """Note its times; if it began and did not come to its end, fetch the first layers anew. A
-        slice of one layer leaves that layer where it is."""
-        if len(self._stamps) == 1 + len(self._streamed):
+        """Note the step's times.
+
+        A step that began and did not come to its end gathers the first layers anew. A slice of one
+        layer leaves that layer where it is.
+        """
+        if len(self._stamps) == 1 + len(self._gathered):
             entered = [at for at, _ in self._stamps] + [time.perf_counter()]
             self.wait_s = tuple(waited for _, waited in self._stamps)
             spans = zip(entered[1:], entered[:-1], self.wait_s, strict=True)
             self.compute_s = tuple(end - begin - waited for end, begin, waited in spans)
         elif self._ring is not None and self._began:
-            self._enter(self._ring, self._streamed[0])
+            self._enter(self._ring, self._gathered[0])
         self._stamps, self._began = [], False
 
     async def dispatch(self, step: Step, layer: int, hidden_states: Tensor) -> Tensor:
@@ -116,10 +118,10 @@ class StreamedDispatcher:
             waited_s = time.perf_counter() - begun
             self._waits[layer].inc(waited_s)
             metrics.LATE_LAYERS.inc()
-        fill.done.result()  # raises what went wrong
+        fill.done.result()  # raises the error of the fill
         self._layers[layer].inc()
         self._stamps.append((entered, waited_s))
-        table = self._tables[fill.slot]
+        table = self._tables[fill.buffer]
         combined = table.compute(layer, hidden_states, topk_weights, topk_ids, None)
         if self._began:
             self._ring.leave(fill)

@@ -1,6 +1,6 @@
-"""Who can give which bytes of a layer: workers that hold equal shares, or the slots of expert workers.
+"""Holders of a layer's bytes: workers with equal shares, or the slots of expert workers.
 
-Both live on the event loop of their network, and keep a link to everyone who holds something.
+Both live on the event loop of their network, and keep a link to every holder.
 """
 
 import asyncio
@@ -8,28 +8,34 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
-from moesaic.dispatch.gathered.peers import Peer, Peers
-from moesaic.dispatch.gathered.pieces import extend
-from moesaic.dispatch.gathered.plan import Runs, Share, StreamPlan
-from moesaic.dispatch.gathered.sources import FromPeer
+from moesaic.dispatch.gathered import metrics
+from moesaic.dispatch.gathered.peers import PEER_EVENTS, Peer
+from moesaic.dispatch.gathered.plan import GatherPlan
+from moesaic.dispatch.links import DialledLinks
+from moesaic.experts.pull.client import PullClient
+from moesaic.experts.pull.ranges import Runs, Share, extend
 from moesaic.messages.placement import Placement
 from moesaic.transport.contract import Link, Network
 
-Asked = list[tuple[FromPeer, Runs]]
+Asked = list[tuple[PullClient, Runs]]
 
 
 class Holders(Protocol):
-    """Finds peers for what is to be brought."""
+    """Finds peers that give experts."""
 
     def divide(
-        self, share: Share, layer: int, runs: Runs, without: Collection[FromPeer]
+        self, share: Share, layer: int, runs: Runs, without: Collection[PullClient]
     ) -> tuple[Asked, Runs]:
-        """Whom to ask for which part of ``runs``, but none of ``without``; and what nobody has."""
+        """Divide ``runs`` among the peers that hold them, except ``without``.
+
+        Returns:
+            Each peer with its part, and the runs that no peer holds.
+        """
         ...
 
     @property
     def missing(self) -> list[Share]:
-        """Shares of which nobody has everything now."""
+        """Shares that no peers hold as a whole now."""
         ...
 
     async def complete(self) -> None:
@@ -37,12 +43,12 @@ class Holders(Protocol):
         ...
 
     async def close(self) -> None:
-        """Let go of everyone."""
+        """Drop all links."""
         ...
 
 
 class Linked:
-    """A source for each peer that a link leads to."""
+    """A client for each peer that is linked."""
 
     def __init__(
         self,
@@ -52,27 +58,32 @@ class Linked:
         timeout_s: float,
         turns: asyncio.Semaphore | None = None,
     ) -> None:
-        """See ``FromPeer``; ``digests`` are by share, ``turns`` for all peers together."""
+        """See ``PullClient``; ``digests`` are by share, ``turns`` for all peers together."""
         self._network, self._digests, self._timeout_s = network, digests, timeout_s
         self._row_bytes = row_bytes
         self._turns = turns
-        self._sources: dict[Peer, FromPeer] = {}
+        self._sources: dict[Peer, PullClient] = {}
         self._changed = asyncio.Event()
-        self._peers = Peers(network, self._linked)
+        self._links: DialledLinks[Peer] = DialledLinks(
+            network, PEER_EVENTS, self._dialled, redial=True
+        )
 
     def set(self, peers: Sequence[Peer]) -> None:
-        """Learn who there is now."""
-        self._peers.set(peers)
+        """Learn the peers of now; links to others end."""
+        self._links.keep(peers)
+        for peer in peers:
+            self._links.dial(peer)
+        metrics.PEERS.set(self._links.num_alive)
         for gone in [peer for peer in self._sources if peer not in peers]:
             del self._sources[gone]
         self.change()
 
-    def usable(self) -> dict[Peer, FromPeer]:
-        """Those that can be asked now."""
+    def usable(self) -> dict[Peer, PullClient]:
+        """Clients of the peers that can be asked now."""
         return {p: s for p, s in self._sources.items() if s.usable and s.link.alive}
 
     def change(self) -> None:
-        """Let whoever waits for a change look again."""
+        """Wake the waiters of ``changed``."""
         self._changed.set()
 
     async def changed(self) -> None:
@@ -82,11 +93,14 @@ class Linked:
 
     async def close(self) -> None:
         """Drop all links."""
-        await self._peers.close()
+        await self._links.close()
 
-    def _linked(self, peer: Peer, link: Link) -> None:
+    def _dialled(self, peer: Peer, link: Link | None) -> None:
+        metrics.PEERS.set(self._links.num_alive)
+        if link is None:
+            return
         digest = self._digests[peer.share]
-        self._sources[peer] = FromPeer(
+        self._sources[peer] = PullClient(
             self._network, link, digest, self._row_bytes, self._timeout_s, self._turns
         )
         self.change()
@@ -95,16 +109,16 @@ class Linked:
 class ShareHolders:
     """Attention workers that hold a share of every layer each."""
 
-    def __init__(self, plan: StreamPlan, linked: Linked) -> None:
-        self._wanted = [share for share in plan.streamed_shares if share != plan.share]
+    def __init__(self, plan: GatherPlan, linked: Linked) -> None:
+        self._wanted = [share for share in plan.gathered_shares if share != plan.share]
         self._linked = linked
 
     def set_peers(self, peers: Sequence[Peer]) -> None:
-        """Learn who holds which share now."""
+        """Learn the workers that hold shares now."""
         self._linked.set([peer for peer in peers if peer.share in self._wanted])
 
     def divide(
-        self, share: Share, layer: int, runs: Runs, without: Collection[FromPeer]
+        self, share: Share, layer: int, runs: Runs, without: Collection[PullClient]
     ) -> tuple[Asked, Runs]:
         """See ``Holders``; holders of the same share take turns."""
         sources = [s for s in self._of(share) if s not in without]
@@ -125,14 +139,14 @@ class ShareHolders:
         """See ``Holders``."""
         await self._linked.close()
 
-    def _of(self, share: Share) -> list[FromPeer]:
+    def _of(self, share: Share) -> list[PullClient]:
         return [s for peer, s in self._linked.usable().items() if peer.share == share]
 
 
 class PlacedHolders:
-    """Expert workers, each of which holds what the placement put into its slots."""
+    """Expert workers, each with the experts that the placement put into its slots."""
 
-    def __init__(self, plan: StreamPlan, linked: Linked) -> None:
+    def __init__(self, plan: GatherPlan, linked: Linked) -> None:
         self._plan, self._linked = plan, linked
         self._placement: Placement | None = None
 
@@ -149,10 +163,10 @@ class PlacedHolders:
             )
 
     def divide(
-        self, share: Share, layer: int, runs: Runs, without: Collection[FromPeer]
+        self, share: Share, layer: int, runs: Runs, without: Collection[PullClient]
     ) -> tuple[Asked, Runs]:
         """See ``Holders``; the replicas of an expert take turns by layer."""
-        by_holder: defaultdict[FromPeer | None, Runs] = defaultdict(list)
+        by_holder: defaultdict[PullClient | None, Runs] = defaultdict(list)
         holders = [
             [source for source in sources if source not in without]
             for sources in self._by_expert(layer)
@@ -169,7 +183,7 @@ class PlacedHolders:
     @property
     def missing(self) -> list[Share]:
         """See ``Holders``."""
-        layers = self._plan.streamed_layers
+        layers = self._plan.gathered_layers
         whole = all(sources for layer in layers for sources in self._by_expert(layer))
         return [] if whole else [self._plan.share]
 
@@ -182,8 +196,8 @@ class PlacedHolders:
         """See ``Holders``."""
         await self._linked.close()
 
-    def _by_expert(self, layer: int) -> list[list[FromPeer]]:
-        """Who has each expert of a layer, in the placement's order."""
+    def _by_expert(self, layer: int) -> list[list[PullClient]]:
+        """Clients of the holders of each expert of a layer, in the placement's order."""
         if self._placement is None:
             return [[] for _ in range(self._plan.num_experts)]
         usable = {peer.worker_id: source for peer, source in self._linked.usable().items()}

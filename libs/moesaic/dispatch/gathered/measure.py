@@ -2,28 +2,30 @@
 
 import torch
 
+from moesaic.dispatch.gathered.assembly import GatheredParts
 from moesaic.dispatch.gathered.calibration import Calibration, rows_to_hide
-from moesaic.dispatch.gathered.streaming import Streaming
-from moesaic.models.decoder import Decoder
-from moesaic.models.step_batch import StepBatch
+from moesaic.models.layers.decoder import Decoder
+from moesaic.models.layers.step_batch import StepBatch
 
 BLOCK_SIZE = 16
 FEWER = 4  # the smaller of the two steps, as a part of the larger
 REPEATS = 2  # of each; the first of all also fills caches and compiles
 
 
-async def calibrate(decoder: Decoder, streaming: Streaming, rows: int) -> tuple[Calibration, float]:
+async def calibrate(
+    decoder: Decoder, gathered: GatheredParts, rows: int
+) -> tuple[Calibration, float]:
     """Run prefill steps of up to ``rows`` rows, on the engine's event loop, before the engine does.
 
     Returns:
-        What the larger ones showed, and the rows of a step that hides the slowest transfer
+        The times of the larger ones, and the rows of a step that hides the slowest transfer
         (infinite if no step would).
     """
     fewer = max(1, rows // FEWER)
     small, large = [], []
     for _ in range(REPEATS):
-        small.append(await _measure(decoder, streaming, fewer))
-        large.append(await _measure(decoder, streaming, rows))
+        small.append(await _measure(decoder, gathered, fewer))
+        large.append(await _measure(decoder, gathered, rows))
     best = Calibration(
         rows,
         tuple(map(min, *(each.compute_s for each in large))),
@@ -40,8 +42,8 @@ async def calibrate(decoder: Decoder, streaming: Streaming, rows: int) -> tuple[
     return best, float("inf") if hiding is None else hiding
 
 
-async def _measure(decoder: Decoder, streaming: Streaming, rows: int) -> Calibration:
-    dispatcher = streaming.dispatcher
+async def _measure(decoder: Decoder, gathered: GatheredParts, rows: int) -> Calibration:
+    dispatcher = gathered.dispatcher
     batch, num_blocks = prompts(rows, decoder.config.max_positions, decoder.config.vocab_size)
     cache = decoder.new_kv_cache(num_blocks, BLOCK_SIZE)
     step = dispatcher.begin_step()
@@ -54,10 +56,10 @@ async def _measure(decoder: Decoder, streaming: Streaming, rows: int) -> Calibra
         )
     finally:
         dispatcher.end_step(step)
-    plan, transfer_s = streaming.plan, streaming.mover.transfer_s
-    if plan.num_slots == len(plan.streamed_layers):
+    plan, transfer_s = gathered.plan, gathered.mover.transfer_s
+    if plan.num_buffers == len(plan.gathered_layers):
         transfer_s = {}  # there is room for all layers: what has come once stays
-    times = tuple(transfer_s.get(layer, 0.0) for layer in plan.streamed_layers)
+    times = tuple(transfer_s.get(layer, 0.0) for layer in plan.gathered_layers)
     return Calibration(rows, dispatcher.compute_s, times)
 
 

@@ -1,4 +1,4 @@
-"""What streaming experts did and what it cost."""
+"""Metrics of gathering experts."""
 
 from prometheus_client import Counter, Gauge, Histogram
 
@@ -7,17 +7,16 @@ WAIT_SECONDS = Counter(
     "Time that layers waited for their experts: transfers that computing did not hide",
     ["layer"],
 )
-LAYERS = Counter("moesaic_gather_layers", "Layers computed with streamed experts", ["layer"])
+LAYERS = Counter("moesaic_gather_layers", "Layers computed with gathered experts", ["layer"])
 LATE_LAYERS = Counter("moesaic_gather_late_layers", "Those whose experts were not there yet")
-FETCHED_BYTES = Counter(
+GATHERED_BYTES = Counter(
     "moesaic_gather_fetched_bytes", "Packed experts that came, by where from", ["source"]
 )
-FETCH_SECONDS = Histogram(
+GATHER_SECONDS = Histogram(
     "moesaic_gather_fetch_seconds",
     "Time to bring one layer's experts",
     buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10),
 )
-SERVED_BYTES = Counter("moesaic_gather_served_bytes", "Packed experts given to peers")
 FAILED_PULLS = Counter(
     "moesaic_gather_failed_pulls", "Pulls that a peer failed, and another source made up for"
 )

@@ -1,8 +1,8 @@
-"""Carries out fills: brings each layer's experts to its slot of the ring, from whoever has them.
+"""Carries out fills: brings each layer's experts to its buffer of the ring.
 
-Lives on an event loop of its own thread, so that transfers go on, and peers are served, while the
-engine computes. A source that fails is made up for by another holder, and in the end by the
-checkpoint: a lost worker costs time, not requests.
+Lives on an event loop of its own thread, so transfers go on, and peers are served, while the engine
+computes. Another holder makes up for a source that fails, and in the end the checkpoint: a lost
+worker costs time, not requests.
 """
 
 import asyncio
@@ -16,18 +16,14 @@ from torch import Tensor
 
 from moesaic.dispatch.gathered import metrics
 from moesaic.dispatch.gathered.holders import Holders
-from moesaic.dispatch.gathered.pieces import messages_of
-from moesaic.dispatch.gathered.plan import Runs, Share, StreamPlan
+from moesaic.dispatch.gathered.plan import GatherPlan
 from moesaic.dispatch.gathered.ring import Fill
-from moesaic.dispatch.gathered.shard import PackedExperts, Shard
-from moesaic.dispatch.gathered.sources import (
-    DamagedExpert,
-    FromCheckpoint,
-    FromPeer,
-    FromShard,
-    Source,
-)
+from moesaic.dispatch.gathered.sources import FromCheckpoint, FromShard, Source
 from moesaic.errors import ExpertUnavailable, MoesaicError
+from moesaic.experts.packed import PackedExperts
+from moesaic.experts.pull.client import DamagedExpert, PullClient
+from moesaic.experts.pull.ranges import Runs, Share, messages_of
+from moesaic.experts.pull.shard import Shard
 
 log = structlog.get_logger()
 
@@ -37,7 +33,7 @@ class Mover:
 
     def __init__(
         self,
-        plan: StreamPlan,
+        plan: GatherPlan,
         memory: Sequence[Tensor],
         packed: PackedExperts,
         shard: Shard,
@@ -46,16 +42,16 @@ class Mover:
     ) -> None:
         """
         Args:
-            plan: what is streamed.
-            memory: of each slot of the ring, uint8 ``[len(plan.streamed), nbytes]``.
-            packed: what is left if nobody has a share.
+            plan: the experts that are gathered.
+            memory: of each buffer of the ring, uint8 ``[len(plan.gathered), nbytes]``.
+            packed: the last source, if no worker has a share.
             shard: the own share, asked for only if it is offloaded.
             executor: one thread, which reads files.
             holders: peers that give experts; ``None`` if there are none.
         """
         self._plan, self._memory, self._holders = plan, memory, holders
         self._own = FromShard(shard, executor)
-        self._checkpoint = {s: FromCheckpoint(s, plan, packed) for s in plan.streamed_shares}
+        self._checkpoint = {s: FromCheckpoint(s, plan, packed) for s in plan.gathered_shares}
         self._loop = asyncio.get_running_loop()
         self._fills: set[asyncio.Task[None]] = set()
         self._idle_since_s = 0.0  # when the last fill ended
@@ -66,7 +62,7 @@ class Mover:
         self._loop.call_soon_threadsafe(self._begin, fill)
 
     async def close(self) -> None:
-        """Let go of peers, and fail what is under way."""
+        """Let go of peers, and fail the fills that are under way."""
         for task in self._fills:
             task.cancel()
         await asyncio.gather(*self._fills, return_exceptions=True)
@@ -84,11 +80,11 @@ class Mover:
             if fill.after is not None:
                 await fill.after.ended()
                 fill.after = None
-            if not fill.wanted:  # the slot still has another layer's experts
+            if not fill.wanted:  # the buffer still has another layer's experts
                 error = ExpertUnavailable(fill.layer, cause="it is no longer wanted")
                 return
             started = time.perf_counter()
-            # All of them to the end, failed or not: then nothing writes to the slot any more.
+            # All of them to the end, failed or not: then nothing writes to the buffer any more.
             outcomes = await asyncio.gather(*self._parts(fill), return_exceptions=True)
             now = time.perf_counter()
             taken_s = now - max(started, self._idle_since_s)  # those before it come first
@@ -96,7 +92,7 @@ class Mover:
             failures = [outcome for outcome in outcomes if outcome is not None]
             if not failures:
                 self.transfer_s[fill.layer] = taken_s
-                metrics.FETCH_SECONDS.observe(taken_s)
+                metrics.GATHER_SECONDS.observe(taken_s)
                 fill.done.set_result(None)
                 return
             error = failures[0]
@@ -108,18 +104,24 @@ class Mover:
                 fill.done.set_exception(error)
 
     def _parts(self, fill: Fill) -> list[Coroutine[Any, Any, None]]:
-        """What brings each share to its rows of the slot."""
+        """Coroutines that bring each share to its rows of the buffer."""
         parts, first = [], 0
-        for share in self._plan.streamed_shares:
+        for share in self._plan.gathered_shares:
             count = len(share.experts(self._plan.num_experts))
-            into = self._memory[fill.slot][first : first + count].view(-1)
+            into = self._memory[fill.buffer][first : first + count].view(-1)
             parts.append(self._bring(share, fill.layer, into))
             first += count
         return parts
 
     async def _bring(self, share: Share, layer: int, into: Tensor) -> None:
-        """From peers first if they are a pool, then from the own file, else the other way round; the
-        rest from the checkpoint."""
+        """Bring one share of a layer from the sources that have it.
+
+        | share | sources, in order |
+        |---|---|
+        | own, with a pool | peers, file, checkpoint |
+        | own, without | file, peers, checkpoint |
+        | another's | peers, checkpoint |
+        """
         runs = messages_of(len(into), self._plan.expert_bytes)
         ways = [self._from_peers]
         if share == self._plan.share:
@@ -131,13 +133,21 @@ class Mover:
             _count("checkpoint", runs)
 
     async def _from_file(self, share: Share, layer: int, runs: Runs, into: Tensor) -> Runs:
-        """Returns what has not come."""
+        """Bring runs from the own file.
+
+        Returns:
+            Runs that have not come.
+        """
         return await self._ask([("file", self._own, runs)], layer, into) if runs else runs
 
     async def _from_peers(self, share: Share, layer: int, runs: Runs, into: Tensor) -> Runs:
-        """Returns what has not come, from any peer."""
+        """Bring runs from peers that hold them.
+
+        Returns:
+            Runs that have not come from any peer.
+        """
         left: Runs = []
-        without: set[FromPeer] = set()  # those that have failed
+        without: set[PullClient] = set()  # those that have failed
         while runs and self._holders is not None:
             asked, nobody = self._holders.divide(share, layer, runs, without)
             left += nobody
@@ -150,9 +160,13 @@ class Mover:
         parts: Sequence[tuple[str, Source, Runs]],
         layer: int,
         into: Tensor,
-        failed: set[FromPeer] | None = None,
+        failed: set[PullClient] | None = None,
     ) -> Runs:
-        """Have all parts brought; returns what has not come, and adds to ``failed`` who is to blame."""
+        """Have all parts brought; peers that fail are added to ``failed``.
+
+        Returns:
+            Runs that have not come.
+        """
         outcomes = await asyncio.gather(
             *(source.bring(layer, part, into) for _, source, part in parts), return_exceptions=True
         )
@@ -167,11 +181,11 @@ class Mover:
             metrics.FAILED_PULLS.inc()
             metrics.DAMAGED_PULLS.inc(isinstance(outcome, DamagedExpert))
             log.warning("pull.failed", source=name, layer=layer, cause=str(outcome))
-            if isinstance(source, FromPeer) and failed is not None:
+            if isinstance(source, PullClient) and failed is not None:
                 failed.add(source)
                 source.failed(outcome)
         return left
 
 
 def _count(source: str, runs: Runs) -> None:
-    metrics.FETCHED_BYTES.labels(source).inc(sum(length for _, length in runs))
+    metrics.GATHERED_BYTES.labels(source).inc(sum(length for _, length in runs))

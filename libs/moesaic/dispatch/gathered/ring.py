@@ -13,20 +13,20 @@ from dataclasses import dataclass, field
 
 @dataclass(eq=False)
 class Fill:
-    """One layer's way into one slot of the ring."""
+    """One layer's way into one buffer of the ring."""
 
     layer: int
-    slot: int
-    after: "Fill | None"  # what was in the slot before: it must have ended
-    # Nothing writes to the slot any more: the experts are there, or an error.
+    buffer: int
+    after: "Fill | None"  # of the same buffer, before: it must have ended
+    # Nothing writes to the buffer any more: the experts are there, or an error.
     done: "Future[None]" = field(default_factory=Future)
     wanted: bool = True  # else it may end early, with an error
 
     def __post_init__(self) -> None:
-        self.done.set_running_or_notify_cancel()  # whoever stops waiting for it does not end it
+        self.done.set_running_or_notify_cancel()  # a waiter that leaves does not end it
 
     async def ended(self) -> None:
-        """Wait on any event loop until ``done`` is set, whatever to."""
+        """Wait on any event loop until ``done`` is set, to success or an error."""
         loop, over = asyncio.get_running_loop(), asyncio.Event()
 
         def tell(_: object) -> None:
@@ -38,47 +38,49 @@ class Fill:
 
 
 class Ring:
-    """Which layer is in which slot. Steps ask for all layers, in order, again and again."""
+    """The layer in each buffer. Steps ask for all layers, in order, again and again."""
 
     def __init__(
-        self, layers: Sequence[int], num_slots: int, start: Callable[[Fill], None]
+        self, layers: Sequence[int], num_buffers: int, start: Callable[[Fill], None]
     ) -> None:
         """
         Args:
             layers: in the order in which steps compute them; at least one.
-            num_slots: layers that there is memory for, at least one and at most all.
+            num_buffers: layers that there is memory for, at least one and at most all.
             start: begins to fill; returns at once.
         """
-        assert 1 <= num_slots <= len(layers)
+        assert 1 <= num_buffers <= len(layers)
         self._layers, self._start = layers, start
-        self._last: list[Fill | None] = [None] * num_slots  # of each slot
+        self._last: list[Fill | None] = [None] * num_buffers  # of each buffer
         self._ahead: deque[Fill] = deque()
         self._next = 0  # index of the layer to be ordered next
 
     def prime(self) -> None:
         """Begin with the first layers."""
-        for slot in range(len(self._last)):
-            self._order(slot)
+        for buffer in range(len(self._last)):
+            self._order(buffer)
 
     def enter(self, layer: int) -> Fill:
-        """The fill of ``layer``, which is computed next. If it is not the one that is due, because a
-        step ended early, everything begins anew from it."""
+        """The fill of ``layer``, which is computed next.
+
+        If another layer is due, because a step ended early, all fills begin anew from ``layer``.
+        """
         due = self._ahead[0]
         if due.layer != layer or (due.done.done() and not _succeeded(due)):
             self._rewind(layer)
         return self._ahead[0]
 
     def leave(self, fill: Fill) -> None:
-        """The layer has been computed: its slot is free for the next one."""
+        """Give the buffer of a computed layer to the next one."""
         if self._ahead and self._ahead[0] is fill:
             self._ahead.popleft()
-            self._order(fill.slot)
+            self._order(fill.buffer)
 
-    def _order(self, slot: int) -> None:
+    def _order(self, buffer: int) -> None:
         layer = self._layers[self._next]
         self._next = (self._next + 1) % len(self._layers)
-        before = self._last[slot]
-        fill = self._last[slot] = Fill(layer, slot, before)
+        before = self._last[buffer]
+        fill = self._last[buffer] = Fill(layer, buffer, before)
         self._ahead.append(fill)
         if before is not None and before.layer == layer and _succeeded(before):
             fill.after = None
@@ -87,13 +89,13 @@ class Ring:
         self._start(fill)
 
     def _rewind(self, layer: int) -> None:
-        slots = [fill.slot for fill in self._ahead]
+        buffers = [fill.buffer for fill in self._ahead]
         for fill in self._ahead:
             fill.wanted = False
         self._ahead.clear()
         self._next = self._layers.index(layer)
-        for slot in slots:
-            self._order(slot)
+        for buffer in buffers:
+            self._order(buffer)
 
 
 def _succeeded(fill: Fill) -> bool:

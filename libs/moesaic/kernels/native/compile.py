@@ -14,8 +14,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-# What a processor must have, the richest first. Named by that, so that machines of several kinds can
-# share a directory.
+# The features that a processor must have, the richest first. Files are named by them, so that machines of several
+# kinds can share a directory.
 VARIANTS: dict[str, tuple[frozenset[str], list[str]]] = {
     "avx512-vnni": (
         frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"}),
@@ -28,20 +28,20 @@ VARIANTS: dict[str, tuple[frozenset[str], list[str]]] = {
     "avx2": (frozenset({"avx2", "fma", "bmi2"}), ["-march=x86-64-v3"]),
     "any": (frozenset(), []),
 }
-# Whether the compiler fuses a product and a sum would depend on what surrounds them: it may not.
+# The compiler may not fuse a product and a sum: it would do so by what surrounds them.
 _FLAGS = ["-O3", "-std=gnu11", "-ffp-contract=off", "-pthread", "-fPIC", "-fvisibility=hidden"]
-_SOURCES = Path(__file__).parent
-_BUILT = _SOURCES / "built"  # where images have them
+_SOURCES = Path(__file__).parent / "sources"
+_BUILT = Path(__file__).parent / "built"  # where images have them
 
 
 def cache_directory() -> Path:
-    """Where this user's processes keep what they need not make again."""
+    """Return the directory in which this user's processes keep results for later ones."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(home) / "moesaic"
 
 
 def find(variant: str) -> Path:
-    """Where ``variant`` is, compiled now if it never was; raises as ``compile_into``."""
+    """Return the path of ``variant``, compiled now if it never was; raises as ``compile_into``."""
     name = _name(variant)
     home = cache_directory()
     for directory in (_BUILT, home):
@@ -77,12 +77,12 @@ def compile_into(directory: Path, variant: str) -> Path:
 
 
 def this_variant() -> str:
-    """The richest variant that this processor can run."""
+    """Return the richest variant that this processor can run."""
     return next(name for name in VARIANTS if can_run(name))
 
 
 def can_run(variant: str) -> bool:
-    """Whether this processor has what ``variant`` needs."""
+    """Return true if this processor has what ``variant`` needs."""
     return VARIANTS[variant][0] <= _processor_flags()
 
 
@@ -98,7 +98,7 @@ def _processor_flags() -> frozenset[str]:
 
 @cache
 def _name(variant: str) -> str:
-    """Names what was compiled, so that no process ever loads another version's."""
+    """Return a name for the compiled sources, so that no process ever loads another version."""
     digest = hashlib.sha256(repr((_FLAGS, VARIANTS[variant][1])).encode())
     for source in sorted(_SOURCES.glob("*.[ch]")):
         digest.update(source.read_bytes())

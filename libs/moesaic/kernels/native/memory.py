@@ -1,9 +1,9 @@
 """Memory for weights, which a step reads once: in huge pages where the system has them.
 
-A step of few rows computes next to nothing, so it takes as long as reading does; and with pages of
-4 KB a good part of that is looking up where each page lies. torch puts what is less than 2 MB
-wherever there is room, among short-lived tensors, where no huge page fits. Here things lie side by
-side, and are handed out again when nobody uses them any more.
+A step of few rows computes next to nothing, so it takes as long as reading does. With pages of 4 KB
+a good part of that is looking up the address of each page. torch puts tensors of less than 2 MB
+among short-lived ones, where no huge page fits. Here weights lie side by side, and their memory is
+handed out again once nobody uses it.
 """
 
 import ctypes
@@ -18,8 +18,10 @@ import torch
 from torch import Tensor
 
 HUGE_PAGE_BYTES = 2 << 20
-SLAB_BYTES = 16 << 20  # what is asked of the system at a time; what is not much less has its own
-SMALL_BYTES = 16 << 10  # what is less stays with torch
+SLAB_BYTES = (
+    16 << 20
+)  # asked of the system at a time; a tensor of more than half has memory of its own
+SMALL_BYTES = 16 << 10  # smaller tensors stay with torch
 _ALIGNED = 64
 
 
@@ -41,7 +43,7 @@ class HugePages:
         self._ended: deque[tuple[_Slab, int, int]] = deque()  # parts to take back
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Zeros of ``shape``, in memory that is theirs as long as there is any view of them."""
+        """Return zeros of ``shape``, in memory that is theirs as long as there is any view of them."""
         num_bytes = math.prod(shape) * dtype.itemsize
         if num_bytes < SMALL_BYTES:
             return torch.zeros(shape, dtype=dtype)
@@ -103,7 +105,7 @@ class HugePages:
 
 
 def _mapped(num_bytes: int) -> tuple[mmap.mmap, int]:
-    """Zeros, and where in them ``num_bytes`` begin at a huge page."""
+    """Map zeros, and find the offset in them at which ``num_bytes`` begin at a huge page."""
     size = -(-num_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES + HUGE_PAGE_BYTES
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):

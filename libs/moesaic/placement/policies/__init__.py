@@ -1,6 +1,6 @@
-"""Ways to place experts, by name and with one signature.
+"""Which expert goes into which slot? Policies, by name and with one signature.
 
-A policy takes a ``Problem`` and returns ``[L][N][slots]`` expert ids, -1 for a slot that is empty.
+A policy takes a ``PlacementProblem`` and returns ``[L][N][slots]`` expert ids, -1 for an empty slot.
 Every expert has a replica, no instance has an expert twice, and the same problem has the same
 answer everywhere. A policy raises ``PlacementInfeasible`` if the slots cannot hold every expert,
 and nothing else.

@@ -1,13 +1,14 @@
-"""Spread experts that are active together over instances (JANUS section 3.4, algorithm 2).
+"""Placement that spreads experts which are active together (JANUS section 3.4, algorithm 2).
 
-The paper's line 18 forgets that the instance which takes in the expert that moves has a slot less;
-as printed an instance can be over-filled. Here it is counted. The paper's co-activation of two
-experts counts whole experts, but a replica sees only its share of the rows: so it is divided by the
-numbers of replicas of both, unless ``scaled`` is False.
+Three things differ from the paper:
 
-The paper counts *rows* that choose two experts. An instance waits for the experts that any row of a
-*batch* chose, though, and those of different rows meet as well: ``by_batches`` counts in how many
-batches two experts were active.
+- Its line 18 forgets that the instance which takes in the moved expert has a slot less; as printed an
+  instance can be over-filled. Here that slot is counted.
+- Its co-activation of two experts counts whole experts, but a replica sees only a part of the rows. So
+  co-activation is divided by the numbers of replicas of both, unless ``scaled`` is False.
+- It counts *rows* that choose two experts. An instance waits for the experts of a whole *batch*, though,
+  and experts of different rows meet there as well: ``by_batches`` counts the batches in which two
+  experts were active.
 """
 
 from dataclasses import replace
@@ -15,22 +16,22 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from moesaic.placement.problem import Problem, as_slots
-from moesaic.placement.replication import Board, Counts, replicate
-from moesaic.placement.statistics import Floats, LayerTraffic
-from moesaic.placement.uniform import Slots
+from moesaic.placement.policies.problem import PlacementProblem, as_slots
+from moesaic.placement.policies.replication import Board, Counts, replicate
+from moesaic.placement.policies.uniform import Slots
+from moesaic.placement.traffic.statistics import Floats, LayerTraffic
 
 MAX_SEARCH_STEPS = 200  # of the final search, for each layer
-SEARCH_PARTNERS = 8  # instances with least co-activation, with which the one with most exchanges
+SEARCH_PARTNERS = 8  # instances with least co-activation, with which the one with most swaps
 
 
 def janus(
-    problem: Problem, *, scaled: bool = True, of_batches: bool = False, search: bool = True
+    problem: PlacementProblem, *, scaled: bool = True, of_batches: bool = False, search: bool = True
 ) -> list[Slots]:
-    """Replicas by traffic, then each to where it adds least co-activation.
+    """Replicate by traffic, then put each replica where it adds least co-activation.
 
     Args:
-        problem: what is asked.
+        problem: traffic and slots.
         scaled: divide co-activation by the numbers of replicas.
         of_batches: count the sampled batches in which two experts were active, not the rows.
         search: swap afterwards while that lowers the largest co-activation of an instance.
@@ -54,18 +55,13 @@ def janus(
     return placed
 
 
-def unscaled(problem: Problem) -> list[Slots]:
-    """As ``janus``, with the paper's own co-activation."""
-    return janus(problem, scaled=False)
-
-
-def by_batches(problem: Problem) -> list[Slots]:
-    """As ``janus``, with replicas and co-activation counted by batches instead of rows."""
+def by_batches(problem: PlacementProblem) -> list[Slots]:
+    """Place as ``janus`` does, with replicas and co-activation counted by batches instead of rows."""
     return janus(replace(problem, statistic="batches"), of_batches=True)
 
 
 def coactive_batches(layer: LayerTraffic) -> Floats:
-    """In how many of the sampled batches two experts were active, ``[E, E]``, 0 on the diagonal."""
+    """Count the sampled batches in which two experts were active, ``[E, E]``, 0 on the diagonal."""
     active = (layer.sampled > 0).astype(np.float64)
     together: Floats = active.T @ active
     np.fill_diagonal(together, 0)
@@ -82,7 +78,9 @@ def spread(weights: Floats, replicas: Counts, together: Floats, slots: tuple[int
         slots: of each instance.
     """
     board = Board(len(weights), slots)
-    added = np.zeros(board.held.shape)  # [E, N]: co-activation of an expert with who is there
+    added = np.zeros(
+        board.held.shape
+    )  # [E, N]: co-activation of an expert with those already there
     order = np.lexsort((np.arange(len(weights)), -weights / replicas))
     for expert in np.repeat(order, replicas[order]).tolist():
         chosen = board.cheapest(expert, added[expert])
@@ -102,8 +100,12 @@ def spread(weights: Floats, replicas: Counts, together: Floats, slots: tuple[int
 def _cheapest_swap(
     board: Board, expert: int, added: Floats, together: Floats
 ) -> tuple[int, int, int] | None:
-    """Who leaves which instance for which other one, so that ``expert`` can take the place and
-    least co-activation is added; None if no single move makes room."""
+    """Find the single move that makes room for ``expert`` and adds least co-activation.
+
+    Returns:
+        The expert that moves, the instance that it leaves to ``expert``, and the one that it goes to;
+        None if no single move makes room.
+    """
     movable = board.held & ~board.held[expert]  # [E, N]: may leave here for the expert's sake
     takers = ~board.held & (board.free > 0)  # [E, N]: may move there
     leaving, here, there = np.nonzero(movable[:, :, None] & takers[:, None, :])
@@ -124,14 +126,14 @@ def coactivation_loads(held: NDArray[np.bool_], together: Floats) -> Floats:
 def lower_largest(board: Board, together: Floats, max_steps: int = MAX_SEARCH_STEPS) -> None:
     """Swap or move single experts, in place, while the largest co-activation of an instance sinks.
 
-    Each step takes the exchange between the fullest instance and one of the emptiest that leaves
-    least on the fuller of the two. No step raises the largest, so the search never does.
+    Each step takes the swap between the fullest instance and one of the emptiest that leaves least on
+    the fuller of the two. No step raises the largest, so the search never does.
     """
     for _ in range(max_steps):
         added = together @ board.held  # [E, N]
         loads = coactivation_loads(board.held, together)
         full = int(loads.argmax())
-        best = _best_exchange(board, added, together, loads, full)
+        best = _best_swap(board, added, together, loads, full)
         if best is None:
             return
         leaving, coming, other = best
@@ -143,10 +145,15 @@ def lower_largest(board: Board, together: Floats, max_steps: int = MAX_SEARCH_ST
             board.held[coming, other], board.held[coming, full] = False, True
 
 
-def _best_exchange(
+def _best_swap(
     board: Board, added: Floats, together: Floats, loads: Floats, full: int
 ) -> tuple[int, int | None, int] | None:
-    """(who leaves ``full``, who comes instead or None, the other instance); None if nothing helps."""
+    """Find the best swap or move between the fullest instance and another one.
+
+    Returns:
+        The expert that leaves ``full``, the one that comes instead or None, and the other instance; None
+        if nothing helps.
+    """
     tolerance = 1e-9 * float(loads[full])  # traffic may have faded to very little
     limit = float(loads[full]) - tolerance
     best: tuple[int, int | None, int] | None = None

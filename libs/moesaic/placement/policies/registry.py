@@ -1,50 +1,46 @@
-"""The policies by name."""
+"""Policies by name: those to serve with, and the baselines that they are compared with."""
 
 from collections.abc import Callable
 
 from moesaic.errors import InvalidInput
-from moesaic.placement.policies.balanced import eplb, eplb_by_batches, redundance, smartmoe, uniform
-from moesaic.placement.policies.janus import by_batches, janus, unscaled
-from moesaic.placement.policies.remote import dance, optimal
-from moesaic.placement.problem import Problem
-from moesaic.placement.uniform import Slots
+from moesaic.placement.policies.baselines import BASELINES
+from moesaic.placement.policies.dance import dance
+from moesaic.placement.policies.eplb import eplb, eplb_by_batches
+from moesaic.placement.policies.janus import by_batches
+from moesaic.placement.policies.problem import PlacementProblem
+from moesaic.placement.policies.uniform import Slots
 
-Policy = Callable[[Problem], list[Slots]]
+Policy = Callable[[PlacementProblem], list[Slots]]
 
 AUTO, KEEP = "auto", "keep"  # take the best of several; leave experts where they are
-POLICIES: dict[str, Policy] = {
-    "uniform": uniform,
-    "redundance": redundance,
-    "smartmoe": smartmoe,
+LISTED: dict[str, Policy] = {
     "eplb": eplb,
     "eplb-batches": eplb_by_batches,
-    "janus": janus,
-    "janus-unscaled": unscaled,
     "janus-batches": by_batches,
     "dance": dance,
-    "optimal": optimal,
 }
+POLICIES: dict[str, Policy] = {**BASELINES, **LISTED}
 
 
 def require_policy(policy: str) -> str:
-    """Refuse what re-places experts by no name that is known.
+    """Refuse an unknown name of a policy, ``auto`` or ``keep``.
 
     Raises:
-        InvalidInput: naming those that are.
+        InvalidInput: naming those to serve with.
     """
-    known = [AUTO, KEEP, *POLICIES]
-    if policy not in known:
-        raise InvalidInput("policy", f"must be one of {', '.join(known)}, got {policy!r}")
+    if policy not in (AUTO, KEEP, *POLICIES):
+        names = ", ".join([AUTO, KEEP, *LISTED])
+        raise InvalidInput("policy", f"must be one of {names}, got {policy!r}")
     return policy
 
 
-def make_placement(name: str, problem: Problem) -> list[Slots]:
-    """Ask the policy ``name``.
+def make_placement(name: str, problem: PlacementProblem) -> list[Slots]:
+    """Ask the policy ``name`` for a placement.
 
     Raises:
         InvalidInput: there is no such policy, or it needs a package that is not installed.
         PlacementInfeasible: the slots cannot hold every expert.
     """
     if name not in POLICIES:
-        raise InvalidInput("policy", f"must be one of {', '.join(POLICIES)}, got {name!r}")
+        raise InvalidInput("policy", f"must be one of {', '.join(LISTED)}, got {name!r}")
     return POLICIES[name](problem)

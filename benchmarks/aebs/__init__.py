@@ -1,0 +1,1 @@
+"""Evenness of activated experts over instances."""

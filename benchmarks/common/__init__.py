@@ -1,0 +1,1 @@
+"""Parts that several benchmarks need: suites, clients, recorded traces."""

@@ -1,0 +1,1 @@
+"""Speed of generation and prefill, beside other engines."""

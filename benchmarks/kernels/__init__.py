@@ -1,0 +1,1 @@
+"""Times of every kernel against the limits of a GPU."""

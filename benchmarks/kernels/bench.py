@@ -1,0 +1,182 @@
+"""Times of every kernel against the limits of the GPU, which are measured in the same run.
+
+A kernel's floor is the larger of two times: the bytes it must move at the bandwidth of a large copy, and the operations
+it must do at the rate of a large bfloat16 product. Launches are replayed from a CUDA graph, so that Python's time is
+not the kernel's; the L2 cache is emptied before each.
+"""
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+from xml.etree import ElementTree
+
+import torch
+
+from benchmarks.kernels.cuda_transfer import measure_transfers
+from moesaic.cli.terminal.outcome import CommandError, Exit
+
+REPEATS = 50
+GEMM_SIZE = 8192
+COPY_BYTES = 2 << 30
+TESTED = "tests/kernels"
+
+
+def run(quick: bool) -> dict[str, Any]:
+    """Test, then measure: ceilings, kernels, transfers between processes."""
+    if not torch.cuda.is_available():
+        raise CommandError(
+            "kernels needs a CUDA device, and a torch that was built for it", Exit.UNHEALTHY
+        )
+    from benchmarks.kernels.cases import all_cases  # these two need triton
+    from benchmarks.kernels.tiles import measure_tiles
+
+    tests = run_tests()
+    repeats = REPEATS // 5 if quick else REPEATS
+    timer = Timer(repeats)
+    bandwidth, rate = copy_bandwidth(timer), gemm_rate(timer)
+    kernels: dict[str, Any] = {}
+    for case in all_cases(quick):
+        time_us, spread_us = timer(case.kernel)
+        floor_us = 1e6 * max(case.num_bytes / bandwidth, case.num_operations / rate)
+        kernels.setdefault(case.kernel_name, {})[case.name] = {
+            "relative_error": case.relative_error(),
+            "time_us": time_us,
+            "time_us_quartiles": spread_us,
+            "floor_us": round(floor_us, 2),
+            "share_of_ceiling": round(floor_us / time_us, 3),
+            **({"torch_us": timer(case.peer)[0]} if case.peer else {}),
+        }
+        torch.cuda.empty_cache()
+    ceilings = {
+        "copy_gb_per_s": round(bandwidth / 1e9, 1),
+        "gemm_bf16_tflops": round(rate / 1e12, 1),
+    }
+    transfers, notes = measure_transfers("cuda", repeats)
+    return {
+        "config": {"repeats": repeats, "dtype": "bfloat16", "device": device_facts()},
+        "figures": {
+            "tests": tests,
+            "ceilings": ceilings,
+            "ceilings_after": {
+                "copy_gb_per_s": round(copy_bandwidth(timer) / 1e9, 1),
+                "gemm_bf16_tflops": round(gemm_rate(timer) / 1e12, 1),
+            },
+            "kernels": kernels,
+            "transfers": transfers,
+            "tiles_us": {} if quick else measure_tiles(timer),
+        },
+        "notes": [
+            "share_of_ceiling: the floor over the median time; 1 would be the measured ceiling",
+            "torch_us: the same result by torch's own operations, under the same clock",
+            *notes,
+            *(["quick: fewer cases and repeats, the same code path"] if quick else []),
+        ],
+        "failed": f"{tests['failed']} tests failed" if tests["failed"] else None,
+    }
+
+
+class Timer:
+    """Times work on the device: medians of many replays, the L2 cache emptied before each."""
+
+    def __init__(self, repeats: int) -> None:
+        """Set aside a buffer several times the size of the cache."""
+        cache = torch.cuda.get_device_properties(0).L2_cache_size
+        self._repeats = repeats
+        self._flush = torch.empty(4 * cache, dtype=torch.int8, device="cuda")
+
+    def __call__(self, work: Callable[[], object]) -> tuple[float, list[float]]:
+        """Time ``work``; the median and the quartiles in microseconds."""
+        replay = captured(work)
+        pairs = []
+        for _ in range(self._repeats):
+            self._flush.zero_()
+            start, end = _event(), _event()
+            start.record()
+            replay()
+            end.record()
+            pairs.append((start, end))
+        torch.cuda.synchronize()
+        times = sorted(1e3 * start.elapsed_time(end) for start, end in pairs)
+        quartiles = [times[len(times) // 4], times[-1 - len(times) // 4]]
+        return round(median(times), 2), [round(time, 2) for time in quartiles]
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch has no types here
+
+
+def captured(work: Callable[[], object]) -> Callable[[], object]:
+    """Capture ``work`` as one graph; work that waits for the device cannot be one, and stays as it is."""
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch has no types here
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):  # compiles, and sets up the libraries' handles
+            work()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    if getattr(work, "waits", False):
+        return work
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph.replay
+
+
+def copy_bandwidth(timer: Timer) -> float:
+    """Measure the bytes a second of a large copy, read and written ones counted."""
+    source = torch.randint(-128, 128, (COPY_BYTES,), dtype=torch.int8, device="cuda")
+    target = torch.empty_like(source)
+    time_us, _ = timer(lambda: target.copy_(source))
+    return 2 * COPY_BYTES / time_us * 1e6
+
+
+def gemm_rate(timer: Timer) -> float:
+    """Measure the operations a second of a large bfloat16 product of random numbers."""
+    left, right = torch.randn(2, GEMM_SIZE, GEMM_SIZE, device="cuda", dtype=torch.bfloat16).unbind()
+    out = torch.empty_like(left)
+    time_us, _ = timer(lambda: torch.mm(left, right, out=out))
+    return 2 * GEMM_SIZE**3 / time_us * 1e6
+
+
+def device_facts() -> dict[str, Any]:
+    """The device that was measured on."""
+    facts = torch.cuda.get_device_properties(0)
+    return {
+        "name": facts.name,
+        "multiprocessors": facts.multi_processor_count,
+        "memory_bytes": facts.total_memory,
+        "l2_cache_bytes": facts.L2_cache_size,
+        "cuda": torch.version.cuda,
+    }
+
+
+def run_tests() -> dict[str, Any]:
+    """Run the tests marked gpu, and count those that passed, failed and were skipped; names those that failed."""
+    root = Path(__file__).parents[2]
+    with tempfile.TemporaryDirectory() as directory:
+        report = Path(directory) / "tests.xml"
+        command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", f"--junitxml={report}"]
+        # Plugins that the settings name may be missing where nothing can be installed.
+        lenient = ["-W", "ignore::pytest.PytestConfigWarning", "--continue-on-collection-errors"]
+        done = subprocess.run(
+            [*command, *lenient, TESTED], cwd=root, stdout=sys.stderr, check=False
+        )
+        if not report.is_file():
+            raise CommandError(f"pytest -m gpu ended with {done.returncode} and no report")
+        cases = list(ElementTree.parse(report).iter("testcase"))
+    failed = [
+        f"{case.get('classname')}::{case.get('name')}"
+        for case in cases
+        if case.find("failure") is not None or case.find("error") is not None
+    ]
+    skipped = sum(case.find("skipped") is not None for case in cases)
+    return {
+        "passed": len(cases) - len(failed) - skipped,
+        "failed": len(failed),
+        "skipped": skipped,
+        "failures": failed,
+    }

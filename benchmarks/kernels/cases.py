@@ -1,0 +1,234 @@
+"""Inputs that the kernels are measured on: the layers of known models, at the batch sizes of decode and prefill."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from moesaic.kernels import grouped_experts as torch_experts
+from moesaic.kernels.gated_mlp import PlainMLP
+from moesaic.kernels.kv_rows import store_grouped_reference
+from moesaic.kernels.paged_attention import paged_attention_reference
+from moesaic.kernels.paged_rows import KVLayout, PagedRows
+from moesaic.kernels.rms_norm import add_rms_norm_reference
+from moesaic.kernels.triton.add_rms_norm import add_rms_norm
+from moesaic.kernels.triton.gate import select_experts
+from moesaic.kernels.triton.grouped_experts import SlotWeights, grouped_experts
+from moesaic.kernels.triton.kv_rows import store_grouped
+from moesaic.kernels.triton.paged_attention import paged_attention
+
+BLOCK_SIZE = 16
+NUMBER_BYTES = 2
+
+
+@dataclass(frozen=True)
+class KernelCase:
+    """One kernel on one input."""
+
+    kernel_name: str
+    name: str
+    kernel: Callable[[], Tensor]
+    reference: Callable[[], Tensor]
+    num_bytes: int  # the fewest that must move
+    num_operations: int
+    peer: Callable[[], object] | None = None  # torch's way
+
+    def relative_error(self) -> float:
+        """Norm of the difference to the reference over the reference's norm."""
+        expected = self.reference().double()
+        return float((self.kernel().double() - expected).norm() / expected.norm())
+
+
+@dataclass(frozen=True)
+class ExpertShape:
+    """One layer of routed experts."""
+
+    model: str
+    num_experts: int
+    top_k: int
+    hidden: int
+    size: int
+
+
+SHAPES = (
+    ExpertShape("qwen3-30b-a3b", 128, 8, 2048, 768),
+    ExpertShape("mixtral-8x7b", 8, 2, 4096, 14336),
+    ExpertShape("deepseek-v2-lite", 64, 6, 2048, 1408),
+)
+
+
+def all_cases(quick: bool) -> Iterator[KernelCase]:
+    """Every case, made when its turn comes, so that memory holds one at a time."""
+    for shape in SHAPES[:1] if quick else SHAPES:
+        for num_rows in (1, 64, 4096) if quick else (1, 16, 64, 256, 1024, 8192):
+            yield experts(shape, num_rows)
+    for num_rows in (64, 8192):
+        yield gate(num_rows)
+        yield norm(num_rows)
+        yield rows_of_cache(num_rows)
+    grouped, latent = KVLayout.grouped(4, 128), KVLayout.latent(512, 64)
+    layouts = ((grouped, 32), (latent, 16), (latent, 128))
+    for layout, num_heads in layouts:
+        for batch, length in ((64, 4096),) if quick else ((1, 32768), (64, 512), (64, 4096)):
+            yield attention(layout, num_heads, batch, 1, length)
+    for rows, length in ((4096, 4096),) if quick else ((512, 8192), (4096, 4096)):
+        yield attention(grouped, 32, 1, rows, length)
+        yield attention(latent, 16, 1, rows, length)
+
+
+def normal(*shape: int) -> Tensor:
+    """Random numbers: zeros would be faster than real data."""
+    return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+
+
+def experts(shape: ExpertShape, num_rows: int) -> KernelCase:
+    """A layer's experts, chosen evenly."""
+    slots = torch.rand(num_rows, shape.num_experts, device="cuda").argsort(dim=1)
+    slots = slots[:, : shape.top_k].contiguous()
+    routed = (
+        normal(num_rows, shape.hidden),
+        torch.rand(num_rows, shape.top_k, device="cuda"),
+        slots,
+    )
+    gate_up = normal(shape.num_experts, 2 * shape.size, shape.hidden) * shape.hidden**-0.5
+    down = normal(shape.num_experts, shape.hidden, shape.size) * shape.size**-0.5
+    pairs = list(zip(gate_up, down, strict=True))
+    weights, mlps = SlotWeights.of(pairs), [PlainMLP(*pair) for pair in pairs]
+
+    def by_torch() -> Tensor:
+        return torch_experts.grouped_experts(*routed, mlps)
+
+    by_torch.waits = True  # type: ignore[attr-defined]  # it asks the device for the counts
+    expert_numbers = 3 * shape.hidden * shape.size
+    weight_bytes = len(set(slots.flatten().tolist())) * expert_numbers * NUMBER_BYTES
+    return KernelCase(
+        "grouped_experts",
+        f"{shape.model}, {num_rows} rows",
+        lambda: grouped_experts(*routed, weights),
+        by_torch,
+        num_bytes=weight_bytes + num_rows * shape.hidden * (NUMBER_BYTES + 4),
+        num_operations=2 * expert_numbers * slots.numel(),
+        peer=by_torch,
+    )
+
+
+def gate(num_rows: int) -> KernelCase:
+    """Eight of 128, normalised."""
+    logits = normal(num_rows, 128)
+
+    def by_torch() -> Tensor:
+        weights = logits.softmax(dim=-1, dtype=torch.float32).topk(8, dim=-1).values
+        return weights / weights.sum(dim=-1, keepdim=True)
+
+    return KernelCase(
+        "gate",
+        f"{num_rows} rows",
+        lambda: select_experts(logits, top_k=8, normalise=True)[0],
+        by_torch,
+        num_bytes=num_rows * (128 * NUMBER_BYTES + 8 * 8),
+        num_operations=0,
+        peer=by_torch,
+    )
+
+
+def norm(num_rows: int) -> KernelCase:
+    """The residual addition and norm of a hidden size of 4096."""
+    hidden, delta, weight = normal(num_rows, 4096), normal(num_rows, 4096), normal(4096)
+
+    def by_torch() -> Tensor:
+        return F.rms_norm(hidden + delta, (4096,), weight, 1e-6)
+
+    return KernelCase(
+        "add_rms_norm",
+        f"{num_rows} rows",
+        lambda: add_rms_norm(hidden, delta, weight, 1e-6)[1],
+        lambda: add_rms_norm_reference(hidden, delta, weight, 1e-6)[1],
+        num_bytes=4 * hidden.nbytes,
+        num_operations=0,
+        peer=by_torch,
+    )
+
+
+def rows_of_cache(num_rows: int) -> KernelCase:
+    """Norm, rotation and caching of 32 queries and 4 keys and values of width 128."""
+    qkv, qk_norm, cos, sin = (
+        normal(num_rows, 40, 128),
+        normal(36, 128),
+        *normal(2, num_rows, 128),
+    )
+    slots = torch.randperm(2 * num_rows, device="cuda")[:num_rows]
+    cached = normal(2 * num_rows, 1024)
+    arguments = (qkv, 32, qk_norm, 1e-6, cos, sin, False, slots, cached)
+
+    def by_torch() -> Tensor:
+        return store_grouped_reference(*arguments)
+
+    return KernelCase(
+        "store_grouped",
+        f"{num_rows} rows",
+        lambda: store_grouped(*arguments),
+        by_torch,
+        num_bytes=2 * qkv.nbytes + 2 * cos.nbytes,
+        num_operations=0,
+    )
+
+
+def attention(
+    layout: KVLayout, num_heads: int, batch: int, num_rows: int, length: int
+) -> KernelCase:
+    """``batch`` sequences of ``length`` tokens, of which the last ``num_rows`` are queries."""
+    num_blocks = length // BLOCK_SIZE
+
+    def int32(values: Tensor) -> Tensor:
+        return values.to("cuda", torch.int32)
+
+    rows = PagedRows(
+        first_rows=int32(torch.arange(batch) * num_rows),
+        num_rows=int32(torch.full((batch,), num_rows)),
+        lengths=int32(torch.full((batch,), length)),
+        block_tables=int32(torch.randperm(batch * num_blocks).view(batch, num_blocks)),
+        max_rows=num_rows,
+        max_length=length,
+    )
+    width = layout.key_dim if layout.value_column == 0 else 2 * layout.value_column
+    cached = normal(batch * length, width)
+    queries = normal(batch * num_rows, num_heads, layout.key_dim)
+    out = normal(batch * num_rows, num_heads, layout.value_dim)
+    arguments = (queries, cached, rows, layout, BLOCK_SIZE, layout.key_dim**-0.5, None, out)
+
+    def kernel() -> Tensor:
+        paged_attention(*arguments)
+        return out
+
+    def reference() -> Tensor:
+        into = torch.empty_like(out)
+        paged_attention_reference(*arguments[:-1], into)
+        return into
+
+    seen = batch * sum(range(length - num_rows + 1, length + 1))
+    per_key = 2 * num_heads * (layout.key_dim + layout.value_dim)
+    kind = "latent" if layout.value_column == 0 else "grouped"
+    return KernelCase(
+        "paged_attention",
+        f"{kind}, {num_heads} heads, {batch} x {num_rows} rows, {length} tokens",
+        kernel,
+        reference,
+        num_bytes=cached.nbytes + queries.nbytes + out.nbytes,
+        num_operations=seen * per_key,
+        peer=_contiguous_attention(layout, num_heads, batch, num_rows, length),
+    )
+
+
+def _contiguous_attention(
+    layout: KVLayout, num_heads: int, batch: int, num_rows: int, length: int
+) -> Callable[[], object] | None:
+    """torch's fused attention, over keys and values that lie side by side already."""
+    if layout.value_column == 0 or num_rows not in (1, length):
+        return None  # it has no values within keys, and no causal mask but a square one
+    queries = normal(batch, num_heads, num_rows, layout.key_dim)
+    keys, values = normal(2, batch, layout.num_kv_heads, length, layout.key_dim)
+    return lambda: F.scaled_dot_product_attention(
+        queries, keys, values, is_causal=num_rows > 1, enable_gqa=True
+    )

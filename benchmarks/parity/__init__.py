@@ -1,0 +1,1 @@
+"""Differences of our layers to transformers."""

@@ -1,0 +1,1 @@
+"""Quality of the placements that policies make."""

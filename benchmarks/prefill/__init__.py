@@ -1,0 +1,1 @@
+"""Prompts that are only read: gathered experts against synchronous expert parallelism."""

@@ -1,0 +1,1 @@
+"""Costs and gains of the prefix router."""

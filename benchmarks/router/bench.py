@@ -1,0 +1,144 @@
+"""Costs and gains of the prefix router: a decision, a prompt's names, and the throughput of a real suite by policy.
+
+``decision_us``: from a request's block names to its worker, 8,192 tokens. ``throughput``: a mixed prefill-only workload
+on two attention workers, every policy in turn within each round, on caches that are cold for each: prompt tokens per
+second of a fixed number of clients, and the ratio of ours to each of the others in the same round. ``simulated``: the
+same ratios for more workers, in virtual time.
+"""
+
+import asyncio
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.common.prompt_clients import ask_all
+from benchmarks.common.suite import RunningSuite, running_suite
+from benchmarks.router import decisions as router_decisions
+from benchmarks.router.simulation import simulate
+from benchmarks.router.workload import Mix, Workload
+from moesaic.cli.machine.facts import gemm_gflops
+from moesaic.cluster.rpc.channels import channel
+from moesaic.prefix.policies import POLICY_NAMES
+from moesaic.v1.gateway_pb2 import SetPolicyRequest
+from moesaic.v1.gateway_pb2_grpc import GatewayServiceStub
+
+OURS = "prefix-flops"
+CONSOLIDATED = f"{OURS}, consolidated"
+WORKERS = 2
+CLIENTS = 24
+KV_BLOCKS = 1024  # of each worker
+DRIFT = 0.10
+FULL, QUICK = Mix(examples=48, documents=24, single=24), Mix(16, 8, 8)
+TARGETS = {"decision_us": 60.0, "hash_tokens_per_s": 10e6}
+
+
+def run(quick: bool) -> dict[str, Any]:
+    """Measure decisions first, then the suite."""
+    rounds, mix = (1, QUICK) if quick else (3, FULL)
+    decisions, workload = router_decisions.measure(quick), Workload()
+    simulated = simulate(workload, quick)
+    flags = ("--topology", "local", "--attention", str(WORKERS))
+    with running_suite(*flags, MOESAIC_KV_BLOCKS=str(KV_BLOCKS)) as suite:
+        measured = asyncio.run(_measure(suite, workload, mix, rounds, repeat=not quick))
+    return {
+        "config": {
+            "prompt_tokens": router_decisions.PROMPT_TOKENS,
+            "attention_workers": WORKERS,
+            "kv_blocks": KV_BLOCKS,
+            "clients": CLIENTS,
+            "requests": vars(mix),
+            "tokens_per_run": measured.tokens,
+            "rounds": rounds,
+            "rounds_repeated": measured.num_repeated,
+        },
+        "figures": {
+            **decisions,
+            "throughput": measured.figures(),
+            "simulated": simulated,
+            "gemm_gflops": _spread(measured.gemm_gflops),
+            "targets": TARGETS,
+        },
+        "paper": {"throughput_gain_of_the_router": "1.16-1.18 at 8 GPUs (MoE-Prefill fig. 10)"},
+        "notes": [
+            "decision_us: one core, no processes; 40 requests under way; median over five ways in which a prompt meets "
+            "the index, and each of them",
+            "throughput: gateway, both workers and the clients share this machine's cores; prompts of "
+            "benchmarks/router/workload.py, one token each, token ids over REST; every run has a cache salt of its own",
+            f"rounds within which a fixed product's rate changed by more than {DRIFT:.0%} were repeated, at most once "
+            "each",
+            "with two workers a prefix is computed twice at worst; simulated, with more of them: the real router and "
+            "batching core in virtual time, benchmarks/router/simulation.py, independent of this machine's speed",
+            *(["quick: fewer requests, one round, the same code path"] if quick else []),
+        ],
+    }
+
+
+@dataclass
+class _Measured:
+    rates: dict[str, list[float]] = field(default_factory=dict)
+    cached: dict[str, list[float]] = field(default_factory=dict)
+    gemm_gflops: list[float] = field(default_factory=list)
+    tokens: int = 0
+    num_repeated: int = 0
+
+    def figures(self) -> dict[str, Any]:
+        ours = self.rates[OURS]
+        return {
+            policy: {
+                "tokens_per_s": _spread(rates),
+                "cached_share": round(statistics.median(self.cached[policy]), 3),
+                "ours_is_times": _spread([a / b for a, b in zip(ours, rates, strict=True)]),
+            }
+            for policy, rates in self.rates.items()
+        }
+
+
+async def _measure(
+    suite: RunningSuite, workload: Workload, mix: Mix, rounds: int, *, repeat: bool
+) -> _Measured:
+    measured = _Measured()
+    policies = [*POLICY_NAMES, CONSOLIDATED] if repeat else list(POLICY_NAMES)
+    address = str(suite.processes["gateway"]["admin_address"])
+    async with channel(address) as connection:
+        stub = GatewayServiceStub(connection)
+
+        async def run_policy(
+            policy: str, salt: str, prompts: list[list[int]]
+        ) -> tuple[float, float]:
+            request = SetPolicyRequest(
+                policy=policy.split(",")[0], consolidate=policy == CONSOLIDATED
+            )
+            await stub.SetPolicy(request, timeout=10)
+            answered = await ask_all(suite.port, prompts, salt, CLIENTS)
+            return answered.tokens_per_s, answered.cached / answered.tokens
+
+        await run_policy(OURS, "warm-up", workload.prompts(QUICK, seed=0))
+        for number in range(rounds):
+            prompts = workload.prompts(mix, seed=number + 1)
+            measured.tokens = sum(map(len, prompts))
+            order = policies[number:] + policies[:number]
+            for attempt in range(1 + repeat):
+                before = gemm_gflops()
+                results = {
+                    policy: await run_policy(policy, f"{number}-{attempt}-{policy}", prompts)
+                    for policy in order
+                }
+                after = gemm_gflops()
+                if abs(after / before - 1) <= DRIFT:
+                    break
+                measured.num_repeated += repeat and not attempt
+            measured.gemm_gflops += [before, after]
+            for policy in policies:
+                rate, cached = results[policy]
+                measured.rates.setdefault(policy, []).append(rate)
+                measured.cached.setdefault(policy, []).append(cached)
+    return measured
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    return {
+        "p50": round(statistics.median(values), 3),
+        "min": round(min(values), 3),
+        "max": round(max(values), 3),
+    }

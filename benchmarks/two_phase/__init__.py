@@ -1,0 +1,1 @@
+"""What exchanging rows in two phases brings where nodes are joined by a slow link."""

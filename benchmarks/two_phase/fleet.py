@@ -1,0 +1,197 @@
+"""The eight workers that ``benchmarks.two_phase.bench`` measures, as the bench talks to them: an order is one JSON
+object a line, and so is its answer."""
+
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from benchmarks.two_phase.cells import WAYS
+from benchmarks.two_phase.shaped_network import ShapedNetwork
+from models.training.network import Network, Shape
+from moesaic.cli.terminal.outcome import CommandError
+from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.models.configuration.config import load_config
+
+NODES = {"a0": ("attention", 2), "a1": ("attention", 2), "e0": ("expert", 2), "e1": ("expert", 2)}
+SHAPE = Shape(
+    vocab_size=64,
+    hidden_size=1024,
+    num_layers=4,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=32,
+    num_experts=16,
+    top_k=2,
+    expert_size=64,
+    max_positions=64,
+)
+ANSWER_S = 120.0
+
+
+def make_model(directory: Path) -> None:
+    """A random Qwen3-MoE checkpoint of ``SHAPE``."""
+    from safetensors.torch import save_file
+
+    special: dict[str, int | None] = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
+    (directory / "config.json").write_text(json.dumps(SHAPE.hf_config(special)))
+    save_file(Network(SHAPE).hf_tensors(), directory / "model.safetensors", {"format": "pt"})
+
+
+@dataclass(frozen=True)
+class Block:
+    """Measurement of all attention workers in one stretch of time."""
+
+    layer_s: float  # on average
+    layers: float  # of a worker, those that do not count for ``layer_s`` included
+    messages: float  # between nodes, of all workers
+    gone: dict[str, float]  # exchanges of a node that ``auto`` chose, by way, trials left out
+    is_sure: bool  # whether links are measured
+
+
+class TwoPhaseFleet:
+    """The eight workers, as the bench talks to them."""
+
+    def __init__(self) -> None:
+        self.hellos: list[dict[str, Any]] = []
+        self._lines: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self.complete = asyncio.Event()
+
+    async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """A worker has come."""
+        self.hellos.append(json.loads(await reader.readline()))
+        self._lines.append((reader, writer))
+        if len(self.hellos) == sum(count for _, count in NODES.values()):
+            self.complete.set()
+
+    async def tell(self, role: str, **order: Any) -> list[dict[str, Any]]:
+        """Give all workers of a role the same order at the same time; their answers."""
+        lines = [
+            line
+            for hello, line in zip(self.hellos, self._lines, strict=True)
+            if hello["role"] == role
+        ]
+        return await asyncio.gather(*(_ask(line, order) for line in lines))
+
+    async def run(self, mode: str, rows: int, seconds: float, warm_share: float) -> "Block":
+        """Let all attention workers run steps in one way for some time; what counts of it."""
+        answers = await self.tell(
+            "attention", do="run", mode=mode, rows=rows, seconds=seconds, warm_share=warm_share
+        )
+        counted = {
+            name: sum(answer["counted"][name] for answer in answers)
+            for name in answers[0]["counted"]
+        }
+        gone = {way: counted[f"rounds {way} faster"] for way in WAYS}
+        gone["direct"] /= 2  # each worker counts one, the others one for both workers of a node
+        return Block(
+            statistics.fmean(answer["layer_s"] for answer in answers),
+            statistics.fmean(answer["layers"] for answer in answers),
+            counted["inter_messages"],
+            gone,
+            all(answer["is_sure"] for answer in answers),
+        )
+
+    async def start_anew(self) -> dict[str, Any]:
+        """Forget everything, and run steps until every node is sure of link costs; return what one found."""
+        await self.tell("attention", do="fresh")
+        nodes = {node for node, (role, _) in NODES.items() if role == "attention"}
+        while True:
+            is_sure = (await self.run("auto", 1, 0.5, 0.0)).is_sure
+            found = [
+                await _ask(line, {"do": "costs"}) | {"node": hello["node"]}
+                for hello, line in zip(self.hellos, self._lines, strict=True)
+                if hello["role"] == "attention"
+            ]
+            known = [answer for answer in found if answer["costs"] is not None]
+            if is_sure and {answer["node"] for answer in known} == nodes:
+                return dict(known[0]["costs"])
+
+    async def place(self, model: Path) -> None:
+        """Give every expert to one worker, and tell the attention workers their neighbours."""
+        experts = [hello for hello in self.hellos if hello["role"] == "expert"]
+        experts.sort(key=lambda hello: str(hello["name"]))
+        config, num = load_config(model), len(experts)
+        placement = Placement(
+            epoch=1,
+            model_digest=config.digest,
+            num_experts=SHAPE.num_experts,
+            workers=[
+                PlacedWorker(
+                    worker_id=hello["name"],
+                    generation=1,
+                    admin_address="",
+                    data_address=hello["address"],
+                    node=hello["node"],
+                )
+                for hello in experts
+            ],
+            layers=list(config.moe_layers),
+            slots=[
+                [list(range(n, SHAPE.num_experts, num)) for n in range(num)]
+                for _ in config.moe_layers
+            ],
+        )
+        wire = msgspec.to_builtins(placement)
+        await self.tell("expert", do="place", placement=wire)
+        nodes = sum(role == "attention" for role, _ in NODES.values())
+        for hello, line in zip(self.hellos, self._lines, strict=True):
+            if hello["role"] == "attention":
+                near = [
+                    (other["name"], 1, other["address"])
+                    for other in self.hellos
+                    if other["node"] == hello["node"] and other is not hello
+                ]
+                order = {"placement": wire, "neighbours": near, "attention_nodes": nodes}
+                await _ask(line, {"do": "place", **order})
+
+
+async def _ask(
+    line: tuple[asyncio.StreamReader, asyncio.StreamWriter], order: dict[str, Any]
+) -> dict[str, Any]:
+    reader, writer = line
+    writer.write(json.dumps(order).encode() + b"\n")
+    answer = await asyncio.wait_for(reader.readline(), ANSWER_S)
+    if not answer:
+        raise CommandError("two-phase: a worker died; its error is above")
+    return dict(json.loads(answer))
+
+
+@asynccontextmanager
+async def open_fleet(network: ShapedNetwork, model: Path) -> AsyncIterator[TwoPhaseFleet]:
+    """Start all workers, and place the experts."""
+    fleet, control = TwoPhaseFleet(), model / "control"
+    server = await asyncio.start_unix_server(fleet.take, str(control), limit=1 << 26)
+    told = {
+        "prefix": network.prefix,
+        "nodes": NODES,
+        "model": str(model),
+        "control": str(control),
+    }
+    with _processes(json.dumps(told)):
+        await asyncio.wait_for(fleet.complete.wait(), ANSWER_S)
+        await fleet.place(model)
+        yield fleet
+    server.close()
+
+
+@contextmanager
+def _processes(told: str) -> Iterator[None]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+    command = [sys.executable, "-m", "benchmarks.two_phase.workers", told]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
+    try:
+        yield
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait(30)

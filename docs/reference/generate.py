@@ -1,0 +1,113 @@
+"""Pages that list every setting and every metric, made from the services themselves.
+
+``make reference`` runs it; a test holds that the committed pages are what it makes.
+"""
+
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+from moesaic.settings import ServiceSettings
+from moesaic.usage.flags import Flag, flags_of
+
+ROLES = ("gateway", "scheduler", "attention", "expert")
+HERE = Path(__file__).parent
+MADE = "Made by `make reference` from the services themselves; do not edit."
+
+# A process a service, so that a metric is listed where it is counted.
+METRICS_OF = """
+import sys
+from importlib import import_module
+import_module(f"moesaic.services.{sys.argv[1]}.main")
+
+
+from prometheus_client import REGISTRY
+for metric in REGISTRY.collect():
+    if metric.name.startswith("moesaic_"):
+        print(metric.name, metric.type, metric.documentation.replace(chr(10), " "), sep="\\t")
+"""
+
+
+def settings_page() -> str:
+    """Every setting of every service, in tables by group; those of all services once."""
+    lines = ["# Settings", "", MADE, ""]
+    lines += [
+        "A flag comes before the variable, and the variable before a file of the variable's name",
+        "in lower case in `/run/secrets`. `moesaic up` takes every one of them as a flag as well.",
+        "A service shows its own with `moesaic serve ROLE --help`.",
+        "",
+    ]
+    common = ServiceSettings.model_fields
+    shared = [flag for flag in _flags(_settings("scheduler")) if flag.field in common]
+    lines += ["## Every service", "", *_tables(shared)]
+    for role in ROLES:
+        own = [flag for flag in _flags(_settings(role)) if flag.field not in common]
+        lines += [f"## {role.capitalize()}", "", *_tables(own)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def metrics_page() -> str:
+    """Every metric, by name, with the services that count it."""
+    found: dict[str, tuple[str, str]] = {}
+    counted: dict[str, list[str]] = {}
+    for role in ROLES:
+        listed = subprocess.run(
+            [sys.executable, "-c", METRICS_OF, role], check=True, capture_output=True, text=True
+        )
+        for line in listed.stdout.splitlines():
+            name, kind, text = line.split("\t")
+            name += "_total" if kind == "counter" else ""
+            found[name] = kind, text
+            counted.setdefault(name, []).append(role)
+    lines = ["# Metrics", "", MADE, "", "| metric | kind | of | meaning |", "|---|---|---|---|"]
+    lines += [
+        f"| `{name}` | {kind} | {', '.join(counted[name])} | {_cell(text)} |"
+        for name, (kind, text) in sorted(found.items())
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _settings(role: str) -> type[ServiceSettings]:
+    module = import_module(f"moesaic.services.{role}.settings")
+    cls: type[ServiceSettings] = getattr(module, f"{role.capitalize()}Settings")
+    return cls
+
+
+def _flags(cls: type[ServiceSettings]) -> list[Flag]:
+    return flags_of(cls, cls.groups)
+
+
+def _tables(flags: list[Flag]) -> list[str]:
+    lines: list[str] = []
+    groups = dict.fromkeys(flag.group for flag in flags)
+    for group in groups:
+        lines += [
+            f"### {group}",
+            "",
+            "| flag | variable | value | default | meaning |",
+            "|---|---|---|---|---|",
+        ]
+        for flag in flags:
+            if flag.group == group:
+                value = f"{flag.form.strip('<>')} {flag.bounds}".strip()
+                lines.append(
+                    f"| `{flag.name}` | `MOESAIC_{flag.field.upper()}` | {_cell(value)} | "
+                    f"{_cell('on' if flag.on else flag.default)} | {_cell(flag.description)} |"
+                )
+        lines.append("")
+    return lines
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+def main() -> None:
+    """Write both pages beside this file."""
+    (HERE / "settings.md").write_text(settings_page(), encoding="utf-8")
+    (HERE / "metrics.md").write_text(metrics_page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

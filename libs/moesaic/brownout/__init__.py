@@ -1,0 +1,1 @@
+"""Which share of the work stays exact while demand exceeds what workers can serve? Pure decisions."""

@@ -1,0 +1,43 @@
+"""Checks before a gateway is opened: a key where others reach it, and a sound file of keys."""
+
+from pathlib import Path
+
+from moesaic.addresses import is_loopback
+from moesaic.cli.clients.rest_key import API_KEY_VARIABLE
+from moesaic.cli.terminal.outcome import CommandError, Exit
+
+
+def check_exposure(host: str, wants_key: bool, no_auth: bool) -> None:
+    """Refuse to open a gateway to the network by accident.
+
+    Raises:
+        CommandError: ``host`` is not loopback, and there is neither a key nor ``--no-auth``.
+    """
+    if not (wants_key or no_auth or is_loopback(host)):
+        raise CommandError(
+            f"--host {host}: others could use the gateway; set {API_KEY_VARIABLE} to the key they "
+            "must send, name the keys of several tenants with --api-keys-file, or serve everyone "
+            "with --no-auth",
+            Exit.USAGE,
+        )
+
+
+def checked_keys_file(path: str) -> str:
+    """Check the file of keys, and make its path good in any directory.
+
+    Returns:
+        The absolute path; empty if ``path`` is.
+
+    Raises:
+        CommandError: the file cannot be read, or an entry is wrong.
+    """
+    if not path:
+        return ""
+    from moesaic.api_keys import read_api_keys
+    from moesaic.errors import InvalidInput
+
+    try:
+        read_api_keys(Path(path))
+    except InvalidInput as error:
+        raise CommandError(str(error), Exit.USAGE) from error
+    return str(Path(path).absolute())

@@ -1,0 +1,233 @@
+"""Checks of this machine, each with its finding and, where it fails, the fix."""
+
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import requires, version
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from moesaic.cli.checks.preflight import check_model, check_redis
+from moesaic.cli.machine.facts import installed_version
+from moesaic.cli.machine.ports import check_port
+from moesaic.cli.terminal.outcome import CommandError
+from moesaic.cluster.redis.child import server_programs
+
+GIB = 1 << 30
+SHARED_MEMORY_BYTES = 256 << 20  # room for the send and receive buffers of a few connections
+COMFORTABLE_CORES = 4
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """The outcome of one check."""
+
+    name: str
+    status: Literal["ok", "warn", "fail"]
+    detail: str
+    fix: str = ""
+
+
+def run_checks(model: str, port: int) -> list[Finding]:
+    """Run all checks, in the order in which to solve their problems."""
+    checks: list[Callable[[], Finding]] = [
+        check_python,
+        check_variables,
+        check_packages,
+        check_torch,
+        check_kernels,
+        check_ucx,
+        check_redis_server,
+        lambda: check_rest_port(port),
+        check_cores,
+        check_disk,
+        check_shared_memory,
+        check_locked_memory,
+        lambda: check_model_directory(model),
+    ]
+    return [check() for check in checks]
+
+
+def check_python() -> Finding:
+    """Name the Python that runs; a version too old cannot even read this file."""
+    found = f"{platform.python_implementation()} {platform.python_version()} at {sys.executable}"
+    return Finding("python", "ok", found)
+
+
+def check_variables() -> Finding:
+    """Look for misspelt variables with our prefix."""
+    from moesaic.usage.names import unknown_variables
+    from moesaic.usage.variables import ENV_PREFIX
+
+    if problems := unknown_variables(os.environ):
+        return Finding("variables", "fail", "; ".join(problems), "correct or unset them")
+    count = sum(name.startswith(ENV_PREFIX) for name in os.environ)
+    return Finding("variables", "ok", f"{count} {ENV_PREFIX}* variables, all of them known")
+
+
+def check_packages() -> Finding:
+    """Look for the packages that all services need."""
+    needed = {_package_of(requirement) for requirement in requires("moesaic") or ()}
+    missing = sorted(name for name in needed if name and installed_version(name) is None)
+    detail = f"moesaic {version('moesaic')}, {len(needed)} packages"
+    if missing:
+        fix = "pip install -c constraints.txt -e '.[all]'"
+        return Finding("packages", "fail", f"missing: {', '.join(missing)}", fix)
+    return Finding("packages", "ok", detail)
+
+
+def _package_of(requirement: str) -> str:
+    """Name the package of a service's requirement; empty for those of developers and GPUs."""
+    from packaging.requirements import Requirement
+
+    parsed = Requirement(requirement)
+    extras = ("", "gateway", "scheduler", "attention", "cli")
+    wanted = parsed.marker is None or any(parsed.marker.evaluate({"extra": e}) for e in extras)
+    return parsed.name if wanted and parsed.name != "moesaic" else ""
+
+
+def check_torch() -> Finding:
+    """Name the version of torch and its device."""
+    try:
+        import torch
+    except ImportError as error:
+        return Finding("torch", "fail", str(error), "pip install -c constraints.txt -e '.[all]'")
+    if torch.cuda.is_available():
+        name = torch.cuda.get_device_name(0)
+        return Finding("torch", "ok", f"{torch.__version__}, {torch.cuda.device_count()} x {name}")
+    return Finding("torch", "ok", f"{torch.__version__}, on CPU (no CUDA device)")
+
+
+def check_kernels() -> Finding:
+    """Find the kernels for this processor, or compile them."""
+    from moesaic.kernels.native.compile import find, this_variant
+
+    variant = this_variant()
+    try:
+        return Finding("kernels", "ok", f"for {variant}, {find(variant)}")
+    except (OSError, subprocess.SubprocessError) as error:
+        detail = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1:]
+        fix = "install a C compiler (Debian: apt install gcc libc6-dev); torch computes until then"
+        return Finding("kernels", "warn", f"for {variant}: {' '.join(detail)}", fix)
+
+
+def check_ucx() -> Finding:
+    """List the transports that UCX can use between processes and hosts."""
+    os.environ.setdefault("UCX_LOG_LEVEL", "error")
+    try:
+        from ucxx._lib import libucxx
+
+        info = libucxx.UCXContext().info
+    except Exception as error:  # a broken native library can raise anything
+        fix = "pip install -c constraints.txt -e '.[all]'"
+        return Finding("ucx", "fail", f"{type(error).__name__}: {error}", fix)
+    devices = [line.rpartition("-- ")[2].strip() for line in info.splitlines() if "-- " in line]
+    found = f"{'.'.join(map(str, libucxx.get_ucx_version()))}: {', '.join(devices)}"
+    if not any(device.startswith("tcp/") for device in devices):
+        return Finding("ucx", "fail", found, "bring up a network interface; lo is enough here")
+    return Finding("ucx", "ok", found)
+
+
+def check_redis_server() -> Finding:
+    """Ask a given Redis, or find a server to start."""
+    url = os.environ.get("MOESAIC_REDIS_URL") or os.environ.get("REDIS_URL")
+    if url:
+        try:
+            check_redis(url)
+        except CommandError as error:
+            return Finding("redis", "fail", str(error), "see the message")
+        return Finding("redis", "ok", "REDIS_URL answers")
+    fix = "pip install -c constraints.txt -e '.[all]', or set REDIS_URL"
+    programs = server_programs()
+    if not programs:
+        return Finding("redis", "fail", "no server program", fix)
+    try:
+        done = subprocess.run(
+            [programs[0], "--version"], capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return Finding("redis", "fail", f"{programs[0]} cannot be run: {error}", fix)
+    return Finding("redis", "ok", f"{done.stdout.split(' sha=')[0].strip()} at {programs[0]}")
+
+
+def check_rest_port(port: int) -> Finding:
+    """Check that the gateway's port is free, or taken by the suite of this directory."""
+    from moesaic.cli.machine.state import StateFile
+
+    running = StateFile().running()
+    if running is not None and running.url.endswith(f":{port}"):
+        return Finding("port", "ok", f"{port}: the suite of this directory listens there")
+    try:
+        check_port("127.0.0.1", port)
+    except CommandError as error:
+        return Finding("port", "warn", str(error), "moesaic up --port 0 takes a free one")
+    return Finding("port", "ok", f"{port} is free")
+
+
+def check_cores() -> Finding:
+    """Count the cores for several computing processes."""
+    from moesaic.cli.machine.cores import usable_cores
+
+    cores = usable_cores()
+    detail = f"{cores} cores, OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', 'unset')}"
+    if cores < COMFORTABLE_CORES:
+        fix = "moesaic up --topology local is the fastest on few cores"
+        return Finding("cores", "warn", detail, fix)
+    return Finding("cores", "ok", detail)
+
+
+def check_disk() -> Finding:
+    """Check the free space for a suite's run directory."""
+    from moesaic.cli.machine.disk import check_room, free_bytes
+    from moesaic.cli.machine.state import RUN_DIRECTORY
+
+    try:
+        check_room(RUN_DIRECTORY)
+    except CommandError as error:
+        return Finding("disk", "fail", str(error), "make room, or start it from another directory")
+    free = free_bytes(RUN_DIRECTORY)
+    found = "unknown" if free is None else f"{free / GIB:.1f} GiB"
+    return Finding("disk", "ok", f"{found} free for {RUN_DIRECTORY}/, logs and state")
+
+
+def check_shared_memory() -> Finding:
+    """Check the free space in /dev/shm for connections through shared memory."""
+    try:
+        free = shutil.disk_usage("/dev/shm").free
+    except OSError as error:
+        fix = "mount a tmpfs at /dev/shm, or start workers with --transports tcp"
+        return Finding("/dev/shm", "warn", str(error), fix)
+    detail = f"{free / GIB:.2f} GiB free"
+    if free < SHARED_MEMORY_BYTES:
+        fix = "give the container more (docker run --shm-size 1g), or use --transports tcp"
+        return Finding("/dev/shm", "warn", detail, fix)
+    return Finding("/dev/shm", "ok", detail)
+
+
+def check_locked_memory() -> Finding:
+    """Check that RDMA devices, if there are any, can register memory."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    detail = "unlimited" if soft == resource.RLIM_INFINITY else f"{soft // 1024} KiB"
+    rdma = Path("/dev/infiniband").is_dir()
+    if rdma and soft != resource.RLIM_INFINITY:
+        fix = "raise it: ulimit -l unlimited, or ulimits: memlock: -1 in compose"
+        return Finding("memlock", "fail", f"{detail}, with RDMA devices", fix)
+    return Finding("memlock", "ok", f"{detail}, {'with' if rdma else 'no'} RDMA devices")
+
+
+def check_model_directory(model: str) -> Finding:
+    """Check that the model can be served and has a tokenizer."""
+    try:
+        config = check_model(model)
+    except CommandError as error:
+        return Finding("model", "fail", str(error), "give a model directory with --model")
+    if not (Path(model) / "tokenizer.json").is_file():
+        fix = "copy tokenizer.json of the model there"
+        return Finding("model", "fail", f"{model}: no tokenizer.json", fix)
+    moe = config.moe
+    return Finding("model", "ok", f"{model}: {moe.num_experts} experts, top {moe.top_k}")

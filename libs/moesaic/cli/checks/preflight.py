@@ -1,0 +1,105 @@
+"""Checks before a suite starts; every problem names the flag or variable to change."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from moesaic.cli.terminal.outcome import CommandError, Exit
+
+if TYPE_CHECKING:
+    from moesaic.models.configuration.config import ModelConfig
+
+
+def check_model(model: str) -> "ModelConfig":
+    """Read a model's configuration, and check its other files.
+
+    Raises:
+        CommandError: ``--model`` is no directory of a model that can be served.
+    """
+    from moesaic.classification.wording import PACKAGED
+    from moesaic.errors import CheckpointError, InvalidInput
+    from moesaic.models.configuration.config import load_config
+    from moesaic.models.configuration.fields import read_json
+    from moesaic.models.text.chat import ChatTemplate
+    from moesaic.models.text.tokenizer import Tokenizer
+    from moesaic.models.weights.files import list_tensors
+    from moesaic.models.weights.inventory import check_tensors
+
+    if not Path(model).is_dir():
+        raise CommandError(
+            f"--model {model}: no such directory; give one with config.json, tokenizer.json and "
+            "safetensors files",
+            Exit.USAGE,
+        )
+    try:
+        config = load_config(Path(model))
+        check_tensors(config, list_tensors(Path(model)))
+        Tokenizer.load(Path(model))
+        serving = Path(model) / "moesaic.json"
+        told = read_json(serving) if serving.exists() else {}
+        if told.get("wording") is not None:
+            PACKAGED.replaced(told["wording"], serving.name)
+        with contextlib.suppress(InvalidInput):  # without a template there are no chats
+            ChatTemplate.load(Path(model))
+    except CheckpointError as error:
+        raise CommandError(f"--model {model}: {error}", Exit.USAGE) from error
+    return config
+
+
+def check_redis(url: str) -> None:
+    """Check that a Redis server answers at ``url``.
+
+    Raises:
+        CommandError: naming ``REDIS_URL``, its password hidden, and the failure.
+    """
+    from moesaic.cluster.redis import clients as redis_clients
+    from moesaic.errors import InvalidInput, NotReady
+
+    try:
+        asyncio.run(redis_clients.check_redis(url))
+    except InvalidInput as error:
+        raise CommandError(f"REDIS_URL: {error.fix}", Exit.USAGE) from error
+    except NotReady as error:
+        raise CommandError(
+            f"REDIS_URL: {error}; start that server, correct the address, or unset REDIS_URL to "
+            "get a server of the suite's own",
+            Exit.UNHEALTHY,
+        ) from error
+
+
+def check_cluster(url: str, cluster: str, names: Collection[str]) -> None:
+    """Check that no other suite is registered under the worker ids of this one.
+
+    A killed suite's leases last for some seconds more, and this waits for their end.
+
+    Args:
+        url: of a Redis server that answers.
+        cluster: its name on that server.
+        names: worker ids.
+
+    Raises:
+        CommandError: one of them is taken.
+    """
+    if taken := asyncio.run(_taken(url, cluster, names)):
+        raise CommandError(
+            f"REDIS_URL: a suite is registered there already ({', '.join(taken)} of cluster "
+            f"{cluster!r}); stop it, give this one a cluster of its own with MOESAIC_CLUSTER=NAME, "
+            "or unset REDIS_URL to get a server of the suite's own",
+            Exit.USAGE,
+        )
+
+
+async def _taken(url: str, cluster: str, names: Collection[str]) -> list[str]:
+    from moesaic.cluster.redis.bus import Bus
+    from moesaic.cluster.registry import LEASE_S, leased
+
+    end_s = time.monotonic() + LEASE_S + 1
+    async with Bus.connect(url, cluster) as bus:
+        while True:
+            taken = sorted(await leased(bus, names))
+            if not taken or time.monotonic() > end_s:
+                return taken
+            await asyncio.sleep(0.2)

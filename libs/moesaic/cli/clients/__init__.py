@@ -1,0 +1,1 @@
+"""What do the services of a running suite say?"""

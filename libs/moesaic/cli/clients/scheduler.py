@@ -1,0 +1,90 @@
+"""Calls to the scheduler, with its errors as exit statuses."""
+
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from moesaic.cli.terminal.outcome import CommandError, Exit
+
+if TYPE_CHECKING:
+    from moesaic.v1.scheduler_pb2_grpc import SchedulerServiceAsyncStub
+
+T = TypeVar("T")
+
+PLAN_S = 60.0  # a plan that takes longer is none: the solver itself has two seconds
+
+SchedulerOption = Annotated[
+    str,
+    typer.Option(
+        "--scheduler",
+        envvar="MOESAIC_SCHEDULER",
+        help="Admin address of the scheduler, host:port (default: of the suite started here).",
+    ),
+]
+
+
+def scheduler_address(given: str) -> str:
+    """Choose the address that was given, or that of the suite which runs in this directory.
+
+    Raises:
+        CommandError: there is none.
+    """
+    from moesaic.cli.machine.state import StateFile
+
+    suite = StateFile().running()
+    found = given or next(
+        (p.admin_address for p in suite.processes if p.role == "scheduler") if suite else iter(()),
+        "",
+    )
+    if not found:
+        raise CommandError(
+            "nothing runs in this directory; start a suite with 'moesaic up', "
+            "or name a scheduler with --scheduler",
+            Exit.UNHEALTHY,
+        )
+    return found
+
+
+def calling(work: Coroutine[Any, Any, T]) -> T:
+    """Run calls to the scheduler to their end.
+
+    Raises:
+        CommandError: with status 2 if the request must be corrected, 3 if the scheduler cannot be
+            reached or does not lead, 4 if it did not answer in time, else 1.
+    """
+    import asyncio
+
+    import grpc
+
+    from moesaic.cluster.rpc.statuses import as_error
+    from moesaic.errors import InvalidInput, NotReady, PeerLost, StaleEpoch
+
+    try:
+        return asyncio.run(work)
+    except grpc.aio.AioRpcError as failure:
+        error = as_error(failure, "scheduler")
+        late = failure.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        if isinstance(error, StaleEpoch):
+            text = f"made for epoch {error.sent}, but {error.current} is in force: plan again"
+            raise CommandError(text) from failure
+        status = Exit.ERROR
+        if isinstance(error, InvalidInput) or failure.code() in (
+            grpc.StatusCode.UNAUTHENTICATED,  # the text says what to do
+            grpc.StatusCode.PERMISSION_DENIED,
+        ):
+            status = Exit.USAGE
+        elif isinstance(error, (PeerLost, NotReady)) or failure.code() is grpc.StatusCode.NOT_FOUND:
+            status = Exit.TIMEOUT if late else Exit.UNHEALTHY
+        raise CommandError(str(error), status) from failure
+
+
+@asynccontextmanager
+async def scheduler_stub(address: str) -> AsyncIterator["SchedulerServiceAsyncStub"]:
+    """A stub of the scheduler for the length of the block."""
+    from moesaic.cli.clients.credentials import connected
+    from moesaic.v1 import scheduler_pb2_grpc
+
+    async with connected(address) as connection:
+        yield scheduler_pb2_grpc.SchedulerServiceStub(connection)

@@ -1,0 +1,1 @@
+"""The commands, one file each, named as they are typed."""

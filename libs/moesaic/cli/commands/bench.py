@@ -1,0 +1,101 @@
+"""``moesaic bench``: measurements behind the project's claims."""
+
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Annotated, Any, Literal
+
+import typer
+
+from moesaic.cli.terminal.console import print_table, say
+from moesaic.cli.terminal.outcome import CommandError, Exit
+
+
+def bench(
+    name: Annotated[
+        Literal[
+            "engine",
+            "parity",
+            "hop",
+            "gateway",
+            "router",
+            "sweeps",
+            "prefill",
+            "accuracy",
+            "aebs",
+            "routed",
+            "two-phase",
+            "placement",
+            "replacement",
+            "kernels",
+        ],
+        typer.Argument(help="Benchmark to run; docs/use/command-line.md describes each."),
+    ],
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Less data: from half a minute to some minutes.")
+    ] = False,
+    json_to: Annotated[
+        str | None,
+        typer.Option(
+            "--json", metavar="FILE|-", help="Write the result as JSON; - prints it last."
+        ),
+    ] = None,
+) -> None:
+    """Run one benchmark and print its figures."""
+    import json
+    from pathlib import Path
+
+    from moesaic.cli.machine.facts import commit, gemm_gflops, machine_facts
+
+    if find_spec("benchmarks") is None:
+        raise CommandError("benchmarks need the sources: run this in the project's directory")
+    try:
+        module = _benchmark(f"benchmarks.{name.replace('-', '_')}")
+    except ModuleNotFoundError as error:
+        install = "pip install -c constraints.txt -e '.[dev]' (make test does that)"
+        raise CommandError(f"{name} needs the package {error.name}: {install}") from error
+    if json_to not in (None, "-") and not Path(str(json_to)).parent.is_dir():
+        raise CommandError(f"--json {json_to}: no such directory", Exit.USAGE)
+    say(f"{name}: measuring{', quick' if quick else ''}")
+    before = gemm_gflops()
+    measured = module.run(quick)
+    probe = {"gemm_gflops_before": before, "gemm_gflops_after": gemm_gflops()}
+    result = {
+        "name": name,
+        "commit": commit(),
+        "machine": {**machine_facts(), **probe},
+        "config": measured["config"],
+        "figures": measured["figures"],
+        "paper": measured.get("paper", {}),
+        "notes": list(measured["notes"]),
+    }
+    print_table(("figure", "value"), flattened(result["figures"]), title=name)
+    for note in result["notes"]:
+        print(f"note: {note}")
+    if json_to == "-":
+        print(json.dumps(result, ensure_ascii=False))
+    elif json_to:
+        try:
+            Path(json_to).write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+        except OSError as error:
+            raise CommandError(f"--json {json_to}: {error.strerror}", Exit.USAGE) from error
+    if measured.get("failed"):
+        raise CommandError(f"{name}: {measured['failed']}")
+
+
+def _benchmark(name: str) -> ModuleType:
+    """Import the module with ``run``: the benchmark itself, or ``bench`` of its folder."""
+    module = import_module(name)
+    return import_module(f"{name}.bench") if hasattr(module, "__path__") else module
+
+
+def flattened(figures: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Flatten nested figures into rows of (dotted name, value)."""
+    rows: list[tuple[str, str]] = []
+    for key, value in figures.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict):
+            rows += flattened(value, f"{name}.")
+        else:
+            rows.append((name, f"{value:.6g}" if isinstance(value, float) else str(value)))
+    return rows

@@ -1,0 +1,31 @@
+"""``moesaic doctor``: checks of this machine, and fixes."""
+
+from typing import Annotated
+
+import typer
+
+from moesaic.cli.terminal.console import print_json, print_table
+from moesaic.cli.terminal.options import JsonOption
+from moesaic.cli.terminal.outcome import Exit
+
+
+def doctor(
+    model: Annotated[str, typer.Option(help="Model directory to check.")] = "models/demo",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the gateway.")] = 8000,
+    as_json: JsonOption = False,
+) -> None:
+    """Check this machine; exit status 3 if something must be fixed first."""
+    import msgspec
+
+    from moesaic.cli.checks.machine_checks import run_checks
+
+    findings = run_checks(model, port)
+    if as_json:
+        print_json(msgspec.to_builtins(findings))
+    else:
+        rows = [
+            (f.name, f.status, f"{f.detail}\n-> {f.fix}" if f.fix else f.detail) for f in findings
+        ]
+        print_table(("check", "status", "found, and what to do"), rows)
+    if any(finding.status == "fail" for finding in findings):
+        raise typer.Exit(Exit.UNHEALTHY)

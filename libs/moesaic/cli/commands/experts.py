@@ -1,0 +1,138 @@
+"""``moesaic experts``: lists experts with their traffic and holders, and pins them to workers."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from moesaic.cli.clients.scheduler import (
+    SchedulerOption,
+    calling,
+    scheduler_address,
+    scheduler_stub,
+)
+from moesaic.cli.terminal.console import print_json, print_table, say
+from moesaic.cli.terminal.options import JsonOption, valid_text
+from moesaic.cli.terminal.outcome import CommandError, Exit
+
+if TYPE_CHECKING:
+    from moesaic.v1 import scheduler_pb2 as pb
+
+app = typer.Typer(help="Experts: their traffic, their holders, their pins.", no_args_is_help=True)
+
+LayerOption = Annotated[
+    int | None, typer.Option("--layer", min=0, help="A decoder layer (default: every one).")
+]
+
+
+@app.command()
+def ls(
+    layer: LayerOption = None, scheduler: SchedulerOption = "", as_json: JsonOption = False
+) -> None:
+    """Show every expert: its part of the recent traffic, and the workers that hold it."""
+    from moesaic.v1 import scheduler_pb2 as pb
+
+    address = scheduler_address(scheduler)
+
+    async def ask() -> "tuple[Any, Any]":
+        async with scheduler_stub(address) as stub:
+            placed = await stub.GetPlacement(pb.GetPlacementRequest(), timeout=5)
+            seen = await stub.GetActivations(pb.SchedulerServiceGetActivationsRequest(), timeout=5)
+            return placed.placement, seen
+
+    placed, seen = calling(ask())
+    layers = [one.layer for one in placed.layers]
+    if layer is not None and layer not in layers:
+        raise CommandError(f"--layer {layer}: layers with experts are {layers}", Exit.USAGE)
+    rows = _experts(placed, seen, layer)
+    if as_json:
+        print_json(rows)
+        return
+    columns = ("layer", "expert", "share of rows", "active in batches", "workers")
+    print_table(
+        columns,
+        [
+            (
+                row["layer"],
+                row["expert"],
+                f"{row['row_share']:.1%}" if row["row_share"] is not None else "",
+                f"{row['active_share']:.1%}" if row["active_share"] is not None else "",
+                ", ".join(row["workers"]),
+            )
+            for row in rows
+        ],
+    )
+
+
+@app.command()
+def pin(
+    expert: Annotated[int, typer.Argument(min=0, help="Id of the expert.")],
+    worker: Annotated[str, typer.Argument(callback=valid_text, help="Id of the expert worker.")],
+    layer: LayerOption = None,
+    remove: Annotated[bool, typer.Option("--remove", help="Take the pin away.")] = False,
+    scheduler: SchedulerOption = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Have a worker hold an expert under every placement."""
+    from moesaic.v1 import scheduler_pb2 as pb
+
+    address = scheduler_address(scheduler)
+    wish = pb.Pin(layer=layer, expert=expert, worker_id=worker)
+    request = pb.SchedulerServiceSetPolicyRequest(
+        add_pins=[] if remove else [wish], remove_pins=[wish] if remove else []
+    )
+
+    async def ask() -> "tuple[pb.SchedulerServiceSetPolicyResponse, pb.GetFleetResponse]":
+        async with scheduler_stub(address) as stub:
+            done = await stub.SetPolicy(request, timeout=5)
+            return done, await stub.GetFleet(pb.GetFleetRequest(), timeout=5)
+
+    done, fleet = calling(ask())
+    known = [one.worker_id for one in fleet.workers if one.role == "expert"]
+    if not remove and worker not in known:
+        say(f"no expert worker {worker} is here now ({', '.join(known) or 'none'}): the pin waits")
+    pins = [
+        {
+            "expert": one.expert,
+            "layer": one.layer if one.HasField("layer") else None,
+            "worker": one.worker_id,
+        }
+        for one in done.pins
+    ]
+    if as_json:
+        print_json(pins)
+        return
+    columns = ("expert", "layer", "worker")
+    rows = [
+        (one["expert"], "every" if one["layer"] is None else one["layer"], one["worker"])
+        for one in pins
+    ]
+    print_table(columns, rows, title="pins")
+
+
+def _experts(placement: Any, seen: Any, only: int | None) -> list[dict[str, Any]]:
+    traffic = {layer.layer: layer for layer in seen.layers}
+    rows = []
+    for placed in placement.layers:
+        if only not in (None, placed.layer):
+            continue
+        counted = traffic.get(placed.layer)
+        total = sum(counted.tokens) if counted else 0.0
+        for expert in range(placement.num_experts):
+            rows_share = active_share = None
+            if counted is not None and total > 0:
+                rows_share = counted.tokens[expert] / total
+                active_share = counted.active[expert] / counted.batches
+            rows.append(
+                {
+                    "layer": placed.layer,
+                    "expert": expert,
+                    "row_share": rows_share,
+                    "active_share": active_share,
+                    "workers": [
+                        worker.worker_id
+                        for worker, slots in zip(placement.workers, placed.workers, strict=True)
+                        if expert in slots.expert_ids
+                    ],
+                }
+            )
+    return rows

@@ -1,0 +1,199 @@
+"""``moesaic trace``: records which experts a suite's traffic chooses, and shows recordings."""
+
+import errno
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from moesaic.cli.terminal.console import print_json, print_table, say
+from moesaic.cli.terminal.options import JsonOption
+from moesaic.cli.terminal.outcome import CommandError, Exit
+
+if TYPE_CHECKING:
+    from moesaic.cli.clients.traces import Recording
+    from moesaic.placement.traffic.trace import Trace
+
+app = typer.Typer(
+    no_args_is_help=True, help="Record and replay which experts traffic chooses (ids, no text)."
+)
+
+
+@app.command()
+def record(
+    file: Annotated[Path, typer.Argument(help="File to write the trace to.")],
+    seconds: Annotated[float, typer.Option(min=0.1, help="Length; Ctrl-C ends it sooner.")] = 60,
+    max_rows: Annotated[
+        int, typer.Option(min=1, help="Stop after about so many rows.")
+    ] = 1_000_000,
+    part: Annotated[str, typer.Option(help="Name for this recording.")] = "traffic",
+    append: Annotated[bool, typer.Option("--append", help="Keep what FILE holds already.")] = False,
+    scheduler: Annotated[
+        str,
+        typer.Option(
+            envvar="MOESAIC_SCHEDULER",
+            help="Admin address of the scheduler, host:port, of a suite that was not started here.",
+        ),
+    ] = "",
+) -> None:
+    """Watch the attention workers of a running suite, and record the routing of the requests they serve."""
+    import asyncio
+
+    from moesaic.cli.clients.traces import Recording
+    from moesaic.cli.clients.traces import record as read
+    from moesaic.errors import MoesaicError
+
+    before = _read(file) if append and file.exists() else None
+    _require_writable(file)
+    recording, problem = Recording(part, max_rows, before), ""
+    workers = asyncio.run(_attention_workers(scheduler))
+    say(f"recording {', '.join(workers)} for {seconds:g} s")
+    try:
+        asyncio.run(read(recording, workers, seconds))
+    except KeyboardInterrupt:
+        pass
+    except MoesaicError as error:  # what was recorded until then is whole
+        problem = str(error)
+    if recording.steps:
+        _write(file, recording)
+    if problem:
+        raise CommandError(problem)
+    if not recording.steps:
+        raise CommandError("nothing was recorded: no request was running", Exit.UNHEALTHY)
+
+
+async def _attention_workers(scheduler: str) -> dict[str, str]:
+    from moesaic.cli.clients.fleet import fleet_addresses
+    from moesaic.cli.machine.state import StateFile
+
+    suite = StateFile().running()
+    known = {p.name: (p.role, p.admin_address) for p in suite.processes} if suite else {}
+    if not known and not scheduler:
+        raise CommandError(
+            "nothing runs in this directory; start a suite with 'moesaic up', or name one with "
+            "--scheduler",
+            Exit.UNHEALTHY,
+        )
+    found = await fleet_addresses(scheduler) if scheduler else known
+    workers = {name: address for name, (role, address) in found.items() if role == "attention"}
+    if not workers:
+        raise CommandError("no attention worker is known", Exit.UNHEALTHY)
+    return workers
+
+
+def _require_writable(file: Path) -> None:
+    """Refuse a file that cannot be written, before anything is recorded."""
+    new = _new(file)
+    try:
+        if file.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        new.touch()
+        new.unlink()
+    except OSError as error:
+        raise CommandError(f"{file}: {error.strerror}", Exit.USAGE) from error
+
+
+def _new(file: Path) -> Path:
+    return file.with_name(file.name + ".new")
+
+
+def _write(file: Path, recording: "Recording") -> None:
+    new = _new(file)
+    try:
+        new.write_bytes(recording.trace().encode())
+        os.replace(new, file)
+    except OSError as error:
+        raise CommandError(f"{file}: {error.strerror}", Exit.USAGE) from error
+    say(f"{file}: {len(recording.steps)} steps, {recording.rows} rows of {recording.part}")
+    if dropped := sum(recording.dropped.values()):
+        say(f"{dropped} steps more were dropped: they came faster than they could be read")
+
+
+def _read(file: Path) -> "Trace":
+    from moesaic.errors import InvalidInput
+    from moesaic.placement.traffic.trace import Trace
+
+    try:
+        return Trace.decode(file.read_bytes())
+    except OSError as error:
+        raise CommandError(f"{file}: {error.strerror}", Exit.USAGE) from error
+    except InvalidInput as error:
+        raise CommandError(f"{file}: {error.fix}", Exit.USAGE) from error
+
+
+@app.command()
+def replay(
+    file: Annotated[Path, typer.Argument(help="A trace from 'moesaic trace record'.")],
+    instances: Annotated[int, typer.Option(min=1, help="Expert instances to place on.")] = 4,
+    slots: Annotated[
+        int, typer.Option(min=0, help="Slots of each per layer; 0: a quarter more than needed.")
+    ] = 0,
+    batches: Annotated[
+        int, typer.Option(min=1, help="Steps to schedule, of each phase, evenly chosen.")
+    ] = 50,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the contents of a trace, and the results of placements and schedules for it."""
+    from moesaic.errors import PlacementInfeasible
+    from moesaic.placement.evaluation.trace_report import largest_by_policy, part_facts
+
+    trace = _read(file)
+    per_instance = slots or -(-5 * trace.num_experts // (4 * instances))
+    try:
+        largest = largest_by_policy(trace, [per_instance] * instances, batches)
+    except PlacementInfeasible as error:
+        raise CommandError(
+            f"--slots {per_instance}: {instances} instances have {instances * per_instance} slots a "
+            f"layer, the trace is of {trace.num_experts} experts",
+            Exit.USAGE,
+        ) from error
+    facts: dict[str, Any] = {
+        "model_digest": trace.model_digest,
+        "num_experts": trace.num_experts,
+        "top_k": trace.top_k,
+        "layers": list(trace.layers),
+        "parts": part_facts(trace),
+        "placed_on": {"instances": instances, "slots": per_instance},
+        "max_activated": largest,
+    }
+    if as_json:
+        print_json(facts)
+    else:
+        _print(facts)
+
+
+def _print(facts: dict[str, Any]) -> None:
+    experts, layers = facts["num_experts"], len(facts["layers"])
+    print(f"{layers} layers of {experts} experts, top-{facts['top_k']}")
+    columns = ("part", "phase", "steps", "rows", "rows a step", "active experts", "busiest expert")
+    print_table(
+        (*columns, "entropy, bits", "together"),
+        [
+            (
+                fact["part"],
+                fact["phase"],
+                fact["steps"],
+                fact["rows"],
+                f"{fact['rows_per_step']:.1f}",
+                f"{fact['activated_share']:.0%}",
+                f"{fact['busiest_share']:.1%}",
+                f"{fact['entropy_bits']:.2f}",
+                f"{fact['coactivation_lift']:.1f}",
+            )
+            for fact in facts["parts"]
+        ],
+    )
+    print(
+        "together: how much more often than by chance rows choose the two experts that are most "
+        "often chosen together"
+    )
+    where = facts["placed_on"]
+    for phase, policies in facts["max_activated"].items():
+        schedules = list(next(iter(policies.values())))
+        print_table(
+            ("placement", *schedules),
+            [(name, *(f"{of[s]:.2f}" for s in schedules)) for name, of in policies.items()],
+            title=f"{phase}: activated experts on the fullest of {where['instances']} instances "
+            f"x {where['slots']} slots, mean over the second half",
+        )

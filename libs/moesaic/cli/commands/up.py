@@ -1,0 +1,195 @@
+"""``moesaic up``: a whole suite on this machine."""
+
+import time
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from moesaic.cli.checks.exposure import check_exposure, checked_keys_file
+from moesaic.cli.clients.rest_key import (
+    API_KEY_VARIABLE,
+    KEYS_FILE_VARIABLE,
+    checked_api_key,
+)
+from moesaic.cli.terminal.console import print_json, say
+from moesaic.cli.terminal.options import JsonOption
+from moesaic.cli.terminal.outcome import CommandError, Exit
+
+if TYPE_CHECKING:
+    from moesaic.cli.machine.state import SuiteState
+
+DEFAULT_EXPERT_WORKERS = 2
+SETTINGS_PANEL = "Settings of the services"
+
+
+def up(
+    context: typer.Context,
+    topology: Annotated[
+        Literal["local", "disaggregated", "gathered", "all-to-all"],
+        typer.Option(
+            envvar="MOESAIC_TOPOLOGY",
+            metavar="[local|disaggregated|gathered]",  # all-to-all is there to compare with
+            help="Place of the experts: in every attention worker (local); in workers of their own "
+            "(disaggregated); or divided among the attention workers, which pull each other's "
+            "layer by layer (gathered).",
+        ),
+    ] = "disaggregated",
+    model: Annotated[
+        str, typer.Option(envvar="MOESAIC_MODEL", help="HF-format model directory.")
+    ] = "models/demo",
+    attention: Annotated[
+        int,
+        typer.Option(
+            envvar="MOESAIC_ATTENTION", min=1, max=64, help="Number of attention workers."
+        ),
+    ] = 1,
+    experts: Annotated[
+        int | None,
+        typer.Option(
+            envvar="MOESAIC_EXPERTS", min=1, max=256, help="Number of expert workers (default: 2)."
+        ),
+    ] = None,
+    slots_per_layer: Annotated[
+        int | None,
+        typer.Option(
+            envvar="MOESAIC_SLOTS_PER_LAYER",
+            min=1,
+            help="Expert slots of each expert worker per layer (default: enough).",
+        ),
+    ] = None,
+    offload: Annotated[
+        bool,
+        typer.Option(
+            "--offload",
+            help="Keep experts of attention workers in files, and only a few layers of them in "
+            "memory; disaggregated: for steps in which that is faster than expert workers.",
+        ),
+    ] = False,
+    host: Annotated[
+        str, typer.Option(envvar="MOESAIC_HOST", help="Address the gateway listens on.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int,
+        typer.Option(
+            envvar="MOESAIC_PORT",
+            min=0,
+            max=65535,
+            help="Port of the gateway; 0 takes a free one.",
+        ),
+    ] = 8000,
+    api_key: Annotated[
+        str,
+        typer.Option(
+            envvar=API_KEY_VARIABLE,
+            help="Key that callers must send; better given by the variable, hidden from other users.",
+        ),
+    ] = "",
+    api_keys_file: Annotated[
+        str,
+        typer.Option(
+            envvar=KEYS_FILE_VARIABLE,
+            help="File of tenants with their keys and limits, made by 'moesaic api-key new'.",
+        ),
+    ] = "",
+    no_auth: Annotated[
+        bool,
+        typer.Option(
+            "--no-auth",
+            envvar="MOESAIC_NO_AUTH",
+            help="Let the gateway listen beyond this machine without a key.",
+        ),
+    ] = False,
+    served_model_name: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=SETTINGS_PANEL,
+            help="Name of the model in the API (default: the directory's).",
+        ),
+    ] = None,
+    quantization: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=SETTINGS_PANEL,
+            help="Rounding of weights to 8 bits, on a CPU: int8 (default: none).",
+        ),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=SETTINGS_PANEL,
+            help="Type of weights and activations: float32 or bfloat16 (default: float32).",
+        ),
+    ] = None,
+    log_level: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=SETTINGS_PANEL,
+            help="Least severe level to log: debug, info, warning or error (default: info).",
+        ),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(min=1, help="Longest time for the start, in seconds.")
+    ] = 600,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Run in the background; return when ready.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Start a suite of services and keep it running until Ctrl-C.
+
+    Every setting of a service is a flag here, too, such as --max-num-seqs 128, for all services that
+    have it: 'moesaic serve ROLE --help' lists them.
+    """
+    from moesaic.cli.suite.processes import SuiteOptions
+    from moesaic.cli.suite.ready import ready_facts, ready_text
+    from moesaic.cli.suite.service_settings import service_flags
+
+    named = {
+        "--served-model-name": served_model_name,
+        "--quantization": quantization,
+        "--dtype": dtype,
+        "--log-level": log_level,
+    }
+    given = [f"{flag}={value}" for flag, value in named.items() if value is not None]
+    own = [name for parameter in context.command.params for name in parameter.opts]
+    settings = service_flags([*given, *context.args], own)
+    if topology != "disaggregated" and (experts or slots_per_layer):
+        flag = "--experts" if experts else "--slots-per-layer"
+        raise CommandError(f"{flag}: the {topology} topology has no expert workers", Exit.USAGE)
+    if topology == "all-to-all" and offload:
+        raise CommandError("--offload: the all-to-all topology has no such mode", Exit.USAGE)
+    wants_key = bool(checked_api_key(api_key) or api_keys_file)
+    check_exposure(host, wants_key, no_auth)
+    options = SuiteOptions(
+        topology=topology,
+        model=model,
+        attention=attention,
+        experts=experts or DEFAULT_EXPERT_WORKERS,
+        slots_per_layer=slots_per_layer or 0,
+        offload=offload,
+        host=host,
+        port=port,
+        api_key=api_key,
+        api_keys_file=checked_keys_file(api_keys_file),
+        no_auth=no_auth,
+        settings=settings,
+    )
+    started = time.monotonic()
+
+    def on_ready(state: "SuiteState") -> None:
+        if as_json:
+            print_json(ready_facts(state))
+        else:
+            took_s = time.monotonic() - started
+            print(ready_text(state, took_s, detached=detach, wants_key=wants_key), flush=True)
+
+    if detach:
+        from moesaic.cli.suite.background import foreground_flags, start_in_background
+
+        flags = foreground_flags(options, timeout)
+        on_ready(start_in_background(flags, {API_KEY_VARIABLE: api_key}))
+    else:
+        from moesaic.cli.suite.launch import run_suite
+
+        run_suite(options, timeout, on_ready)
+        say("stopped")

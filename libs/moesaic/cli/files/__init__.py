@@ -1,0 +1,1 @@
+"""Files of rows and requests: read, answered by a gateway, written."""

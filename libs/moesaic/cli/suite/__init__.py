@@ -1,0 +1,1 @@
+"""How is a suite started, watched and stopped?"""

@@ -1,0 +1,134 @@
+"""The processes of a suite and their flags; pure."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from moesaic.addresses import host_port
+from moesaic.cli.terminal.outcome import CommandError, Exit
+
+Topology = Literal["local", "disaggregated", "gathered", "all-to-all"]
+# Order of stopping: no service accepts work for another that is gone already.
+STOP_ORDER = ("gateway", "attention", "expert", "scheduler")
+LOOPBACK = "127.0.0.1"
+GRACE_S = 30.0  # time for running work to finish
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting that was given to the suite, for those services that have it."""
+
+    flag: str  # with its value, --dtype=bfloat16
+    roles: frozenset[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuiteOptions:
+    """The suite that the user asked for."""
+
+    topology: Topology
+    model: str
+    attention: int
+    experts: int
+    slots_per_layer: int  # 0: just enough
+    offload: bool = False  # experts in files instead of memory
+    host: str
+    port: int
+    api_key: str = field(default="", repr=False)
+    api_keys_file: str = ""
+    no_auth: bool = False
+    settings: tuple[Setting, ...] = ()  # of services, besides the fields above
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """One process of a suite that is started with ``python -m moesaic.services.<role>``."""
+
+    name: str
+    role: str
+    flags: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def slots_per_layer(options: SuiteOptions, num_experts: int) -> int:
+    """Count the expert slots that each expert worker offers per layer.
+
+    Raises:
+        CommandError: all workers together have fewer slots than the model has experts.
+    """
+    if not options.slots_per_layer:
+        return math.ceil(num_experts / options.experts)
+    slots = options.slots_per_layer * options.experts
+    if slots < num_experts:
+        raise CommandError(
+            f"--slots-per-layer {options.slots_per_layer}: {options.experts} expert workers hold "
+            f"{slots} of the model's {num_experts} experts per layer; give --slots-per-layer "
+            f"{math.ceil(num_experts / options.experts)} or more --experts",
+            Exit.USAGE,
+        )
+    return options.slots_per_layer
+
+
+def services_of(options: SuiteOptions, num_experts: int, cores: int) -> list[Service]:
+    """List the services of a suite; those that compute divide ``cores`` evenly."""
+    routed = options.topology == "disaggregated"
+    num_computing = options.attention + (options.experts if routed else 0)
+    threads = str(max(1, cores // num_computing))
+    environment = {"OMP_NUM_THREADS": threads}
+    if num_computing + 2 > cores:  # the gateway and the scheduler want time as well
+        # Threads that spin while they wait would take the cores from those that work.
+        environment["OMP_WAIT_POLICY"] = "passive"
+
+    def computing(role: str, number: int, *flags: str) -> Service:
+        flags += ("--data-host", LOOPBACK, "--data-port", "0")  # of each its own
+        flags += ("--model", options.model, "--threads", threads)
+        return _service(options, f"{role}-{number}", role, *flags, environment=environment)
+
+    services = [_service(options, "scheduler", "scheduler")]
+    if routed:
+        slots = str(slots_per_layer(options, num_experts))
+        numbers = range(options.experts)
+        held = ("--slots-per-layer", slots, "--weights-port", "0")
+        services += [computing("expert", n, *held) for n in numbers]
+    offload = ("--offload",) if options.offload else ()
+    for n in range(options.attention):
+        if options.topology in ("gathered", "all-to-all"):
+            dispatch: tuple[str, ...] = (options.topology, "--share", f"{n}/{options.attention}")
+        else:
+            dispatch = ("routed",) if routed else ("local",)
+        services.append(computing("attention", n, "--dispatch", *dispatch, *offload))
+    auth = ["--no-auth"] if options.no_auth else []
+    if options.api_keys_file:
+        auth += ["--api-keys-file", options.api_keys_file]
+    flags = ("--port", str(options.port), "--model", options.model, *auth)
+    return [*services, _service(options, "gateway", "gateway", *flags, host=options.host)]
+
+
+def _service(
+    options: SuiteOptions,
+    name: str,
+    role: str,
+    *flags: str,
+    host: str = LOOPBACK,
+    environment: Mapping[str, str] | None = None,
+) -> Service:
+    # Only REST is for others; calls between the services stay on this machine.
+    inside = ("--control-host", LOOPBACK, "--advertise-host", LOOPBACK)
+    place = ("--worker-id", name, "--host", host, *inside)
+    settings = [setting.flag for setting in options.settings if role in setting.roles]
+    return Service(
+        name=name,
+        role=role,
+        flags=(*place, "--grace-s", str(GRACE_S), *flags, *settings),
+        environment=environment or {},
+    )
+
+
+def url_of(options: SuiteOptions) -> str:
+    """Give the address at which processes on this machine reach the gateway."""
+    return f"http://{host_port(_reachable(options.host), options.port)}"
+
+
+def _reachable(host: str) -> str:
+    return LOOPBACK if host in ("0.0.0.0", "::") else host

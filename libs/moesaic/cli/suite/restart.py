@@ -1,0 +1,52 @@
+"""Restarts of a service that exits: their delays, and the end of trying; pure."""
+
+from dataclasses import dataclass
+
+FIRST_DELAY_S = 1.0
+LONGEST_DELAY_S = 30.0
+HEALTHY_AFTER_S = 60.0  # a run this long makes the next delay short again
+EARLY_S = 30.0  # an earlier exit is a failed start; a busy machine takes long to fail
+STARTS_TO_FAIL = 3
+STATUS_BAD_SETTINGS = 2  # no restart can help
+
+
+@dataclass(frozen=True)
+class Again:
+    """Start the service again after ``delay_s``."""
+
+    delay_s: float
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """The service cannot run; ``reason`` is for people."""
+
+    reason: str
+
+
+class RestartPolicy:
+    """The restarts of one service.
+
+    Delays double from 1 s to 30 s, and begin anew after a run of a minute. A service that fails within
+    30 s of each of its first three starts is given up; one that has run longer is always restarted.
+    """
+
+    def __init__(self) -> None:
+        self._delay_s = FIRST_DELAY_S
+        self._failed_starts = 0
+        self._has_run = False
+
+    def exited(self, status: int, ran_s: float) -> Again | GiveUp:
+        """Decide after an exit with ``status`` (negative: a signal), ``ran_s`` after the start."""
+        if status == STATUS_BAD_SETTINGS:
+            return GiveUp("its settings are wrong")
+        self._has_run = self._has_run or ran_s >= EARLY_S
+        if not self._has_run and status > 0:  # one that was killed did not fail by itself
+            self._failed_starts += 1
+            if self._failed_starts >= STARTS_TO_FAIL:
+                return GiveUp(f"it failed to start {self._failed_starts} times")
+        if ran_s >= HEALTHY_AFTER_S:
+            self._delay_s = FIRST_DELAY_S
+        delay_s = self._delay_s
+        self._delay_s = min(2 * delay_s, LONGEST_DELAY_S)
+        return Again(delay_s)

@@ -1,0 +1,1 @@
+"""What do commands share at the terminal? Options, output, exit statuses."""

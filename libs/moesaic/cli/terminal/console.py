@@ -1,0 +1,93 @@
+"""Output of commands: results to standard output, lines about the work to standard error."""
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+
+def print_json(value: Any) -> None:
+    """Write one JSON value to standard output: indented for people, on one line for programs."""
+    print(
+        json.dumps(value, indent=2 if sys.stdout.isatty() else None, ensure_ascii=False), flush=True
+    )
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> None:
+    """Write a table to standard output, with colour only where a terminal can show it."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    terminal = sys.stdout.isatty()
+    table = Table(
+        title=title or None, title_justify="left", box=box.SIMPLE_HEAD if terminal else box.ASCII2
+    )
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(str(cell)) for cell in row))
+    # A file or a pipe gets lines of any length.
+    Console(width=None if terminal else 400).print(table)
+
+
+def print_entries(
+    columns: Sequence[str], rows: Sequence[Sequence[object]], notes: Sequence[str]
+) -> None:
+    """Write rows with a note below each, for notes too long for a column.
+
+    Args:
+        columns: heads of the columns.
+        rows: cells, as many as columns.
+        notes: one for each row; empty: none.
+    """
+    import shutil
+    import textwrap
+
+    cells = [[str(cell) for cell in row] for row in (columns, *rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    width = max(40, shutil.get_terminal_size((120, 0)).columns - 1)
+    for line, note in zip(cells, ("", *notes), strict=True):
+        padded = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        print(" " + "  ".join(padded).rstrip())
+        if note:
+            print(textwrap.fill(note, width, initial_indent=" " * 5, subsequent_indent=" " * 5))
+
+
+def say(text: str) -> None:
+    """Write one line about the work to standard error."""
+    with contextlib.suppress(OSError):  # the terminal may be gone; the work goes on
+        print(text, file=sys.stderr, flush=True)
+
+
+def say_at_time(text: str) -> None:
+    """Write one line about the work to standard error, with the time of day."""
+    say(f"{time.strftime('%H:%M:%S')} {text}")
+
+
+def progress_bar() -> "Progress":
+    """Make a progress display on standard error; it stays hidden unless that is a terminal."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    return Progress(
+        *columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True
+    )

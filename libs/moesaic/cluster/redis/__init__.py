@@ -1,0 +1,1 @@
+"""Control metadata over Redis."""

@@ -1,0 +1,63 @@
+"""Control metadata over Redis: documents, leases, compare-and-set, and streams that hint at news.
+
+State lives in documents; a stream entry only says that one changed. So a reader that missed
+entries, or a Redis that lost them, costs nothing but a look at the documents. Both are sealed with
+the cluster's secret (``moesaic.cluster.redis.seals``); anything else counts as absent, and is
+reported by ``moesaic_redis_refused``.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from moesaic.cluster.redis.clients import CONTROL_PLANE_UP
+from moesaic.cluster.redis.connection import RedisConnection, await_redis
+from moesaic.cluster.redis.documents import Documents
+from moesaic.cluster.redis.streams import Streams
+from moesaic.cluster.security.credentials import Credentials, own_credentials
+
+
+class Bus(Documents, Streams):
+    """One cluster's keys on one Redis; every name is prefixed ``moesaic:{cluster}:``.
+
+    Every call but ``watch`` and ``read_on`` raises ``PeerLost`` when Redis does not do what was
+    asked within a second; whether a write was done is then unknown. Nothing is repeated by itself.
+    """
+
+    def __init__(self, redis_url: str, cluster: str, credentials: Credentials) -> None:
+        connection = RedisConnection(redis_url, cluster, credentials)
+        Documents.__init__(self, connection)
+        Streams.__init__(self, connection)
+
+    @property
+    def last_lost(self) -> float:
+        """Monotonic time at which Redis last failed; -inf if it never did."""
+        return self.connection.last_lost
+
+    @classmethod
+    @asynccontextmanager
+    async def connect(
+        cls,
+        redis_url: str,
+        cluster: str,
+        waiting_for: list[str] | None = None,
+        credentials: Credentials | None = None,
+    ) -> AsyncIterator["Bus"]:
+        """Open a bus on a Redis that answers; while it does not, wait and say so.
+
+        Args:
+            redis_url: ``redis://``, ``rediss://`` or ``unix://``.
+            cluster: keeps clusters on one Redis apart.
+            waiting_for: a list for people, such as ``ServiceStatus.waiting_for``; it names Redis
+                during the wait.
+            credentials: of another cluster than this process's own.
+
+        Raises:
+            InvalidInput: the URL is wrong in a way that waiting does not cure.
+        """
+        await await_redis(redis_url, [] if waiting_for is None else waiting_for)
+        bus = cls(redis_url, cluster, credentials or own_credentials())
+        CONTROL_PLANE_UP.set(1)
+        try:
+            yield bus
+        finally:
+            await bus.connection.close()

@@ -1,0 +1,1 @@
+"""gRPC between services: servers, channels, errors, admin calls."""

@@ -1,0 +1,189 @@
+"""The gRPC server of a service: health, reflection, channelz, admin, and the service's own calls."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import structlog
+from grpc_channelz.v1 import channelz
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+from grpc_reflection.v1alpha import reflection
+
+from moesaic.addresses import host_port
+from moesaic.cluster.rpc.admin import AdminServicer, DrainHook, ServiceStatus
+from moesaic.cluster.rpc.authentication import Authenticating
+from moesaic.cluster.rpc.channels import SERVER_OPTIONS
+from moesaic.cluster.security.credentials import Credentials, using
+from moesaic.cluster.security.tls import Tls
+from moesaic.errors import InvalidInput
+from moesaic.settings import ServiceSettings
+from moesaic.v1 import admin_pb2_grpc
+
+log = structlog.get_logger()
+
+__all__ = ["AdminServer", "DrainHook", "ServiceStatus", "admin_server"]
+
+_MAX_CONCURRENT_CALLS = 1024
+_SETTLE_S = 1.0
+_LAST_ANSWERS_S = 0.5  # time for running calls to end when the server closes
+
+
+class AdminServer:
+    """A running server.
+
+    Attributes:
+        address: ``host:port`` for others.
+        status: shown by ``GetInfo`` and the health service; the service keeps it true.
+        stop_requested: set by ``Shutdown``; the service's own stop event if one was given.
+    """
+
+    def __init__(
+        self, address: str, status: ServiceStatus, stop: asyncio.Event, admin: AdminServicer
+    ) -> None:
+        self.address, self.status, self.stop_requested = address, status, stop
+        self._admin = admin
+
+    @property
+    def grace_s(self) -> float:
+        """Seconds for running work to finish: of the settings, or of the ``Shutdown`` call."""
+        return self._admin.grace_s
+
+    def on_drain(self, hook: DrainHook) -> None:
+        """Await ``hook(True)`` in ``Drain`` and ``Shutdown``, ``hook(False)`` in ``Undrain``."""
+        self._admin.on_drain.append(hook)
+
+
+@asynccontextmanager
+async def admin_server(
+    settings: ServiceSettings,
+    role: str,
+    *,
+    worker_id: str,
+    generation: int = 0,
+    register: Callable[[grpc.aio.Server], None] = lambda server: None,
+    stop: asyncio.Event | None = None,
+) -> AsyncIterator[AdminServer]:
+    """Serve the calls of every service, and those that ``register`` adds, until the block ends.
+
+    The server answers from the start; its health is NOT_SERVING until the status is ``ready``. An
+    unknown generation can be set later, as ``admin.status.generation``. With a secret in the settings
+    callers must know it, and this process's own calls carry tokens made from it. With certificates
+    each end demands one of the other.
+
+    Raises:
+        InvalidInput: the port cannot be listened on, or a certificate cannot be read.
+    """
+    with using(Credentials.of(settings)) as credentials:
+        served = _serve(settings, role, worker_id, generation, register, stop, credentials)
+        async with served as server:
+            yield server
+
+
+@asynccontextmanager
+async def _serve(
+    settings: ServiceSettings,
+    role: str,
+    worker_id: str,
+    generation: int,
+    register: Callable[[grpc.aio.Server], None],
+    stop: asyncio.Event | None,
+    credentials: Credentials,
+) -> AsyncIterator[AdminServer]:
+    status = ServiceStatus(role, worker_id, generation)
+    stop = stop or asyncio.Event()
+    admin, health = AdminServicer(settings, status, stop), HealthServicer()
+    server = grpc.aio.server(
+        interceptors=[Authenticating(credentials.tokens, worker_id)] if credentials.tokens else [],
+        options=SERVER_OPTIONS,
+        maximum_concurrent_rpcs=_MAX_CONCURRENT_CALLS,
+    )
+    services = _Services(server)
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, services)  # type: ignore[arg-type]  # stands in for a server
+    register(services)  # type: ignore[arg-type]  # stands in for a server
+    names = ["", *services.names]
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    channelz.add_channelz_servicer(server)  # type: ignore[arg-type]  # the stubs know no asyncio
+    reflection.enable_server_reflection(
+        [
+            *services.names,
+            "grpc.health.v1.Health",
+            "grpc.channelz.v1.Channelz",
+            reflection.SERVICE_NAME,
+        ],
+        server,
+    )
+    place = settings.control
+    port = _listen(server, place.host, settings.admin_port, credentials.tls)
+    for name in names:
+        await health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+    await server.start()
+    followers = [
+        asyncio.create_task(_follow(status, health, names), name="health"),
+        asyncio.create_task(_say_what_it_waits_for(status), name="waiting"),
+    ]
+    try:
+        yield AdminServer(host_port(place.advertised_host, port), status, stop, admin)
+    finally:
+        for follower in followers:
+            follower.cancel()
+        await health.enter_graceful_shutdown()
+        await server.stop(_LAST_ANSWERS_S)
+
+
+class _Services:
+    """Passes registrations on to a server, and keeps the names of its services."""
+
+    def __init__(self, server: grpc.aio.Server) -> None:
+        self.names: list[str] = []
+        self._server = server
+
+    def add_generic_rpc_handlers(self, handlers: Any) -> None:
+        self._server.add_generic_rpc_handlers(handlers)
+
+    def add_registered_method_handlers(self, service_name: str, handlers: Any) -> None:
+        self.names.append(service_name)
+        self._server.add_registered_method_handlers(service_name, handlers)  # type: ignore[attr-defined]  # missing in the stubs
+
+
+async def _follow(status: ServiceStatus, health: HealthServicer, names: list[str]) -> None:
+    """Keep the health of every service equal to the status."""
+    while True:
+        await status.changed.wait()
+        status.changed.clear()
+        serving = status.state == "ready"
+        for name in names:
+            await health.set(
+                name,
+                health_pb2.HealthCheckResponse.SERVING
+                if serving
+                else health_pb2.HealthCheckResponse.NOT_SERVING,
+            )
+
+
+async def _say_what_it_waits_for(status: ServiceStatus) -> None:
+    """Log reasons of a wait that lasts more than a moment, and its end."""
+    said: list[str] = []
+    before: list[str] = []
+    while True:
+        await asyncio.sleep(_SETTLE_S)
+        now = list(status.waiting_for)
+        if now == before != said:  # a wait of a moment is not worth a line
+            said = now
+            log.info("service.waiting" if now else "service.waited", waiting_for=now)
+        before = now
+
+
+def _listen(server: grpc.aio.Server, host: str, port: int, tls: Tls | None) -> int:
+    try:
+        if tls is not None:
+            return server.add_secure_port(host_port(host, port), tls.server_credentials())
+        return server.add_insecure_port(host_port(host, port))
+    except RuntimeError as error:
+        raise InvalidInput(
+            "admin_port",
+            f"cannot listen on {host_port(host, port)}: the port is in use or the address is not of "
+            "this host; choose another with --admin-port or --control-host",
+        ) from error

@@ -1,0 +1,1 @@
+"""Who belongs to the cluster, and what may a caller do?"""

@@ -1,0 +1,208 @@
+"""The preamble of every service, from its name to its place in the registry.
+
+Parts start in this order and stop in the other::
+
+    introduce        its worker id, and its logs
+    stop_event       (lifecycle) SIGTERM and SIGINT
+    listening        its own addresses, its gRPC server
+    joined           its metrics, Redis, its generation
+    registered       its lease
+
+``service`` is ``listening`` and ``joined``; only the gateway has something between them.
+"""
+
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import grpc
+
+import moesaic
+from moesaic.cluster.lifecycle import StopEvent
+from moesaic.cluster.own_addresses import own_addresses
+from moesaic.cluster.redis.bus import Bus
+from moesaic.cluster.registry import Lease, next_generation, registered
+from moesaic.cluster.rpc.server import AdminServer, ServiceStatus, admin_server
+from moesaic.cluster.same_weights import same_weights
+from moesaic.messages.registry import Role, WorkerRecord, WorkerState
+from moesaic.settings import ServiceSettings
+from moesaic.telemetry.logs import configure_logging
+from moesaic.telemetry.metrics import serve_metrics
+
+Settings = TypeVar("Settings", bound=ServiceSettings)
+T = TypeVar("T")
+Register = Callable[[grpc.aio.Server], None]  # adds the service's own calls to its gRPC server
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The name of a process in its cluster."""
+
+    role: Role
+    worker_id: str
+
+
+def introduce(settings: ServiceSettings, role: Role) -> Identity:
+    """Give this process its name, and send its logs out under it."""
+    worker_id = settings.identity(role)
+    configure_logging(role, worker_id, settings.log_level)
+    return Identity(role, worker_id)
+
+
+@dataclass(frozen=True)
+class ListeningProcess(Generic[Settings]):
+    """A process that answers its operators.
+
+    Attributes:
+        settings: with addresses of this machine for names, and with the worker id.
+        identity: its name.
+        stop: set once the process shall stop.
+        admin: its gRPC server.
+    """
+
+    settings: Settings
+    identity: Identity
+    stop: StopEvent
+    admin: AdminServer
+
+    @property
+    def status(self) -> ServiceStatus:
+        """The state that operators are shown."""
+        return self.admin.status
+
+
+@dataclass(frozen=True)
+class Process(ListeningProcess[Settings]):
+    """A process that has joined its cluster.
+
+    Attributes:
+        bus: to Redis.
+        generation: grows with every start of this worker id.
+        parts: closed, last first, before the process leaves the cluster.
+    """
+
+    bus: Bus
+    generation: int
+    parts: AsyncExitStack
+
+    async def enter(self, part: AbstractAsyncContextManager[T]) -> T:
+        """Open ``part`` until the process ends."""
+        return await self.parts.enter_async_context(part)
+
+    async def registered(self, state: WorkerState, **fields: Any) -> Lease:
+        """Take a lease until the process ends.
+
+        Args:
+            state: to begin with.
+            fields: of the ``WorkerRecord``, beside those that every process has.
+        """
+        record = WorkerRecord(
+            worker_id=self.identity.worker_id,
+            generation=self.generation,
+            role=self.identity.role,
+            state=state,
+            admin_address=self.admin.address,
+            metrics_address=self.status.metrics_address,
+            node=self.settings.node_name,
+            pid=os.getpid(),
+            version=moesaic.__version__,
+            **fields,
+        )
+        return await self.enter(registered(self.bus, record))
+
+    async def agree_on_weights(self, digest: str) -> None:
+        """Wait until the cluster has these weights or none, and hold them until the process ends.
+
+        Args:
+            digest: of this worker's configuration and weights.
+        """
+        await self.enter(same_weights(self.bus, digest, self.status.waiting_for))
+
+
+class Availability:
+    """The state of a worker that takes work, shown alike by its lease and by its gRPC server."""
+
+    def __init__(
+        self, process: Process[Any], lease: Lease, drained: Callable[[bool], None] = lambda on: None
+    ) -> None:
+        """Call ``drained`` first when the worker is told to take no more work, or to take it again."""
+        self._process, self._lease, self._drained = process, lease, drained
+
+    async def begin(self) -> None:
+        """Take work, unless operators have had the worker drained while it started."""
+        self._process.admin.on_drain(self._drain)
+        if self._process.status.state == "draining":
+            self._drained(True)  # operators' call came before anybody heard of it here
+        self._process.status.set_state("ready")
+        await self._lease.update(state=self._process.status.state)
+
+    async def ended(self) -> None:
+        """Wait until the process shall stop, and take no more work from then on."""
+        await self._process.stop.wait()
+        self._process.status.set_state("draining")
+        await self._drain(True)
+
+    async def _drain(self, on: bool) -> None:
+        self._drained(on)
+        await self._lease.update(state="draining" if on else "ready")
+
+
+@asynccontextmanager
+async def listening(
+    settings: Settings, identity: Identity, register: Register, stop: StopEvent
+) -> AsyncIterator[ListeningProcess[Settings]]:
+    """Answer operators for the length of the block.
+
+    Args:
+        settings: as they were given.
+        identity: from ``introduce``.
+        register: adds the service's own calls.
+        stop: entered before: it ends the start of these parts too.
+
+    Raises:
+        InvalidInput: an address cannot be listened on, or a certificate cannot be read.
+    """
+    worker_id = identity.worker_id
+    async with (
+        own_addresses(settings) as found,
+        admin_server(
+            found, identity.role, worker_id=worker_id, register=register, stop=stop
+        ) as admin,
+    ):
+        named = found.model_copy(update={"worker_id": worker_id})
+        yield ListeningProcess(named, identity, stop, admin)
+
+
+@asynccontextmanager
+async def joined(process: ListeningProcess[Settings]) -> AsyncIterator[Process[Settings]]:
+    """Show metrics, and have a place in the cluster for the length of the block; waits for Redis.
+
+    Raises:
+        InvalidInput: the metrics' address cannot be listened on, or the URL of Redis is wrong.
+    """
+    settings, status = process.settings, process.status
+    place = settings.control
+    status.metrics_address = place.advertised(serve_metrics(place.host, settings.metrics_port))
+    async with Bus.connect(settings.redis_url, settings.cluster, status.waiting_for) as bus:
+        status.generation = await next_generation(bus, process.identity.worker_id)
+        async with AsyncExitStack() as parts:
+            yield Process(
+                settings,
+                process.identity,
+                process.stop,
+                process.admin,
+                bus,
+                status.generation,
+                parts,
+            )
+
+
+@asynccontextmanager
+async def service(
+    settings: Settings, identity: Identity, register: Register, stop: StopEvent
+) -> AsyncIterator[Process[Settings]]:
+    """Answer operators and have a place in the cluster: ``listening``, then ``joined``."""
+    async with listening(settings, identity, register, stop) as process, joined(process) as member:
+        yield member

@@ -1,0 +1,1 @@
+"""How does a task wait: for the next attempt, or for the next change?"""

@@ -1,0 +1,1 @@
+"""What are the ways of dispatch measured against?"""

@@ -1,0 +1,1 @@
+"""Do rows go to experts, or do experts come to rows?"""

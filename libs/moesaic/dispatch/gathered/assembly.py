@@ -1,0 +1,106 @@
+"""Assembles the parts of ``gathered`` and ``offload``."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from moesaic.dispatch.gathered import metrics
+from moesaic.dispatch.gathered.dispatcher import GatheredDispatcher
+from moesaic.dispatch.gathered.holders import Linked, PlacedHolders, ShareHolders
+from moesaic.dispatch.gathered.mover import Mover
+from moesaic.dispatch.gathered.plan import GatherPlan
+from moesaic.experts.packed import PackedExperts
+from moesaic.experts.pull.frames import contents_digest
+from moesaic.experts.pull.ranges import POOL_PULLS
+from moesaic.experts.pull.server import PullServer
+from moesaic.experts.pull.shard import MemoryShard
+from moesaic.experts.pull.shard_file import FileShard, shard_file
+from moesaic.kernels.own_thread import on_own_thread
+from moesaic.models.layers.gate import Gate
+from moesaic.transport.contract import Network
+
+RunOnMover = Callable[[Any], Awaitable[Any]]  # awaits a coroutine on the mover's event loop
+
+
+@dataclass(frozen=True)
+class GatheredParts:
+    """One worker's parts.
+
+    The dispatcher belongs to the engine's event loop, mover, server and holders to the mover's.
+    """
+
+    plan: GatherPlan
+    dispatcher: GatheredDispatcher
+    mover: Mover
+    server: PullServer
+    holders: ShareHolders | PlacedHolders | None  # of the mover
+
+
+@asynccontextmanager
+async def assemble(
+    plan: GatherPlan,
+    packed: PackedExperts,
+    gates: Mapping[int, Gate],
+    run_on_mover: RunOnMover,
+    *,
+    model_digest: str,
+    directory: Path,
+    network: Network | None = None,
+    timeout_s: float = 2.0,
+) -> AsyncIterator[GatheredParts]:
+    """Read the experts that stay in memory, and be ready to gather the rest.
+
+    Args:
+        plan: the place of each expert.
+        packed: reads experts in the form that they are computed in.
+        gates: by decoder layer.
+        run_on_mover: awaits a coroutine on the event loop that transfers are to run on.
+        model_digest: of the checkpoint.
+        directory: for the file of an offloaded share.
+        network: of that event loop, to peers; ``None`` if there are none.
+        timeout_s: for one pull.
+
+    Raises:
+        CheckpointError: an expert cannot be read.
+        InvalidInput: the file cannot be written.
+    """
+    async with AsyncExitStack() as parts:
+        resident = await on_own_thread(packed.packed, plan.layers[0], range(plan.num_experts))
+        shard: MemoryShard | FileShard
+        if plan.offload:
+            path = await on_own_thread(shard_file, directory, plan.held, packed, model_digest)
+            shard = FileShard(path, plan.held)
+            parts.callback(shard.close)
+        else:
+            shard = await on_own_thread(MemoryShard.load, plan.held, packed)
+        reader = ThreadPoolExecutor(1, thread_name_prefix="shard")  # it computes nothing
+        parts.callback(reader.shutdown)
+        shape = len(plan.gathered), plan.expert_bytes
+        memory = [torch.empty(shape, dtype=torch.uint8) for _ in range(plan.num_buffers)]
+        shares = {*plan.gathered_shares, plan.share}
+        digests = {share: contents_digest(model_digest, packed.layout, share) for share in shares}
+
+        async def make_mover() -> tuple[Mover, ShareHolders | PlacedHolders | None]:
+            holders = None
+            if network is not None:
+                turns = asyncio.Semaphore(POOL_PULLS) if plan.pool else None
+                linked = Linked(network, digests, packed.layout.nbytes, timeout_s, turns)
+                holders = (PlacedHolders if plan.pool else ShareHolders)(plan, linked)
+            return Mover(plan, memory, packed, shard, reader, holders), holders
+
+        mover, holders = await run_on_mover(make_mover())
+        parts.push_async_callback(lambda: run_on_mover(mover.close()))
+        held = shard.rows if isinstance(shard, MemoryShard) else {}
+        dispatcher = GatheredDispatcher(
+            plan, packed.layout, gates, resident, held, memory, mover.start
+        )
+        metrics.MEMORY_BYTES.set(plan.total_bytes)
+        digest = digests[plan.share]
+        server = PullServer(plan.gathered_layers, plan.held.layer_bytes, shard, digest, reader)
+        yield GatheredParts(plan, dispatcher, mover, server, holders)

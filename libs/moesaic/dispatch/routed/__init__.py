@@ -1,0 +1,1 @@
+"""How do rows reach the workers that hold their experts?"""

@@ -1,0 +1,243 @@
+"""``routed``: rows go to the expert workers, which gate them and send partial sums back.
+
+Rows go directly, from every attention worker to every expert worker that may serve an expert of the
+layer, unless a ``RowCarrier`` finds a faster way. The gate runs on the expert side, so a request
+carries the hidden states once and no routing (JANUS section 3.3).
+
+Expert workers also choose among replicas, so all must decide alike: each reply carries a digest of
+the decision. If two digests differ, the layer is asked again with this side's own routing.
+
+Where several batches are under way at once, the later ones are assigned with regard to the earlier:
+their workers are taken to be still busy with their usual load of that layer. The true load of a
+batch is unknown here before its first reply. The load of the last batch alone would say too little:
+its experts turned away from the workers that the batch before it had filled.
+"""
+
+import itertools
+import os
+from collections.abc import Sequence
+from functools import partial
+
+import structlog
+import torch
+from prometheus_client import Counter
+from torch import Tensor
+
+from moesaic.dispatch.contract import Step
+from moesaic.dispatch.routed.carrier import RowCarrier
+from moesaic.dispatch.routed.route import Route
+from moesaic.dispatch.routed.routes import Routes
+from moesaic.dispatch.routed.sum_order import combine
+from moesaic.errors import ExpertUnavailable, MoesaicError, NotReady, StaleEpoch
+from moesaic.experts.basis import loads_in
+from moesaic.experts.frames import decision_of, is_partial_sum, is_unsummed, layer_request
+from moesaic.experts.unsummed import add_up_choices, rows_at_once
+from moesaic.messages.placement import Placement
+from moesaic.messages.scheduling import ExpertScheduling
+from moesaic.models.layers.gate import Gate
+from moesaic.transport.contract import Network
+from moesaic.transport.frame import Frame
+
+log = structlog.get_logger()
+
+DIVERGENCES = Counter(
+    "moesaic_gate_divergence_total",
+    "Layers whose expert workers decided differently about the same rows",
+)
+ROWS_PER_TIMEOUT = 512  # a larger batch may take longer, in proportion
+
+
+class RoutedDispatcher:
+    """Sends each layer's rows to the placed expert workers, and keeps links to them."""
+
+    def __init__(
+        self,
+        network: Network,
+        gates: dict[int, Gate],
+        timeout_s: float,
+        scheduling: ExpertScheduling = "aebs",
+        *,
+        deterministic: bool = False,
+    ) -> None:
+        """Use ``network`` for tensors.
+
+        Args:
+            network: of this engine thread.
+            gates: by decoder layer; asked only if expert workers disagree, or ``deterministic``.
+            timeout_s: longest wait for one layer's replies to a batch of up to 512 rows.
+            scheduling: how expert workers choose among replicas.
+            deterministic: sums have the bits of ``local``, wherever experts are; see ``unsummed``.
+        """
+        self._network, self._gates, self._timeout_s = network, gates, timeout_s
+        self._deterministic = deterministic
+        self._routes = Routes(network, scheduling)
+        self._seq = itertools.count(1)
+        self._carrier: RowCarrier | None = None
+        self._refused = "", 0  # the last peer that did not know an epoch, and that epoch
+
+    @property
+    def network(self) -> Network:
+        """The network that frames travel by."""
+        return self._network
+
+    def use(self, carrier: RowCarrier) -> None:
+        """Let ``carrier`` decide from now on how rows travel."""
+        self._carrier = carrier
+
+    def route_of(self, epoch: int) -> Route | None:
+        """The route of an epoch, if steps that begin now would use it."""
+        route = self._routes.current
+        return route if route is not None and route.placement.epoch == epoch else None
+
+    def set_placement(self, placement: Placement) -> None:
+        """Learn a committed placement.
+
+        Steps use it that begin once its workers are linked. Workers that it leaves out lose their
+        link when no step uses them any more.
+        """
+        self._routes.set_placement(placement)
+
+    @property
+    def waiting_for(self) -> list[str]:
+        """See ``Dispatcher.waiting_for``."""
+        return self._routes.waiting_for
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next step would pin; 0 if none can be."""
+        route = self._routes.current
+        return route.placement.epoch if route else 0
+
+    def begin_step(self) -> Step:
+        """See ``Dispatcher.begin_step``."""
+        route = self._routes.current
+        if route is None:
+            raise NotReady(f"waiting for {'; '.join(self.waiting_for)}", code="expert_unavailable")
+        step = Step(os.urandom(16), route.placement.epoch, route)
+        self._routes.pin(step.step_id, route.placement)
+        return step
+
+    def end_step(self, step: Step) -> None:
+        """See ``Dispatcher.end_step``."""
+        self._routes.unpin(step.step_id)
+
+    async def reachable(self) -> None:
+        """See ``Dispatcher.reachable``."""
+        await self._routes.reachable()
+
+    async def dispatch(self, step: Step, layer: int, hidden_states: Tensor) -> Tensor:
+        """See ``Dispatcher.dispatch``. Several batches of one step may be under way at once."""
+        route: Route = step.route
+        direct = partial(self._directly, step, layer, hidden_states)
+        if self._deterministic:
+            combined = await self._one_by_one(step, layer, hidden_states)
+        elif self._carrier is None:
+            combined = await direct()
+        else:
+            # Rows of several workers go as one batch, so none of them tells what is under way.
+            combined = await self._carrier.dispatch(
+                route, layer, hidden_states.cpu(), direct, step.step_id
+            )
+        return combined.to(hidden_states.device, hidden_states.dtype)
+
+    async def _directly(self, step: Step, layer: int, hidden_states: Tensor) -> Tensor:
+        route: Route = step.route
+        rows = hidden_states.cpu()
+        with route.batch(layer) as basis:
+            replies = await self._ask(step, layer, [rows, basis])
+            if _differ(replies):
+                self._note_divergence(step, layer, replies)
+                topk_weights, topk_ids = self._gates[layer](hidden_states)
+                routing = [topk_weights.cpu(), topk_ids.cpu()]
+                replies = await self._ask(step, layer, [rows, basis, *routing])
+                if _differ(replies):  # not over the gate, then
+                    raise ExpertUnavailable(layer, cause="its workers hold different placements")
+            route.learn(layer, basis, replies)
+        parts = [reply.tensors[0] for reply in replies]
+        by_worker = dict(zip(route.targets[layer], parts, strict=True))
+        return combine(route.placement.workers, by_worker, len(rows))
+
+    async def _one_by_one(self, step: Step, layer: int, hidden_states: Tensor) -> Tensor:
+        """The bits of ``local``: the result of each of a row's experts comes here by itself."""
+        route: Route = step.route
+        topk_weights, topk_ids = self._gates[layer](hidden_states)
+        whole = hidden_states.cpu(), topk_weights.cpu(), topk_ids.cpu()
+        at_once, sums = rows_at_once(topk_ids.shape[1]), []
+        for start in range(0, len(topk_ids), at_once):
+            rows, weights, ids = (tensor[start : start + at_once] for tensor in whole)
+            asked = [rows, route.basis_of(layer), weights, ids]
+            replies = await self._ask(step, layer, asked, unsummed=True)
+            sums.append(add_up_choices(layer, replies, weights, ids))
+        return torch.cat(sums)
+
+    async def _ask(
+        self, step: Step, layer: int, tensors: list[Tensor], *, unsummed: bool = False
+    ) -> list[Frame]:
+        """Ask all workers of a layer; ``tensors`` as in ``layer_request``.
+
+        Returns:
+            Replies in the order of ``Route.targets``.
+        """
+        route: Route = step.route
+        calls = [
+            (
+                route.links[idx],
+                layer_request(
+                    step.step_id, step.epoch, layer, next(self._seq), tensors, unsummed=unsummed
+                ),
+            )
+            for idx in route.targets[layer]
+        ]
+        rows, basis = tensors[:2]
+        patience_s = self._timeout_s * max(1.0, len(rows) / ROWS_PER_TIMEOUT)
+        outcomes = await self._network.exchange(calls, patience_s)
+        num_loads = 0 if loads_in(basis) is None else len(route.placement.workers)
+        replies: list[Frame] = []
+        for (link, _), outcome in zip(calls, outcomes, strict=True):
+            if isinstance(outcome, StaleEpoch):
+                self._note_refusal(link.peer, step.epoch, outcome)
+                raise outcome
+            if isinstance(outcome, MoesaicError):
+                self._routes.plan_anew()
+                self._note_failure(step, layer, link.peer, outcome)
+                raise ExpertUnavailable(layer, cause=f"{link.peer}: {outcome.code}") from outcome
+            if not (
+                is_unsummed(outcome, rows.shape[1])
+                if unsummed
+                else is_partial_sum(outcome, rows, num_loads)
+            ):
+                link.discard("reply has another shape")
+                raise ExpertUnavailable(layer, cause=f"{link.peer}: reply has another shape")
+            replies.append(outcome)
+        return replies
+
+    def _note_failure(self, step: Step, layer: int, peer: str, cause: MoesaicError) -> None:
+        log.warning(
+            "expert_worker.failed", peer=peer, layer=layer, epoch=step.epoch, cause=str(cause)
+        )
+
+    def _note_divergence(self, step: Step, layer: int, replies: Sequence[Frame]) -> None:
+        DIVERGENCES.inc()
+        log.warning(
+            "gate.diverged",
+            layer=layer,
+            epoch=step.epoch,
+            digests=[hex(decision_of(reply)) for reply in replies],
+        )
+
+    def _note_refusal(self, peer: str, epoch: int, cause: StaleEpoch) -> None:
+        """Log it once: without Redis, steps may go on asking for a retired epoch."""
+        if self._refused != (peer, epoch):
+            self._refused = peer, epoch
+            log.warning("step.refused", peer=peer, epoch=epoch, cause=str(cause))
+
+    async def close(self) -> None:
+        """Stop dialling and drop all links."""
+        if self._carrier is not None:
+            await self._carrier.close()
+        await self._routes.close()
+
+
+def _differ(replies: Sequence[Frame]) -> bool:
+    """True if workers decided differently about the same rows."""
+    return len({decision_of(reply) for reply in replies}) > 1

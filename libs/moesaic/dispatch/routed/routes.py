@@ -1,0 +1,120 @@
+"""Keeps a route to the experts: dials placed workers, and switches placements when it can."""
+
+import asyncio
+from collections.abc import Iterable
+
+import structlog
+
+from moesaic.dispatch.links import DialledLinks, Endpoint, LinkEvents
+from moesaic.dispatch.routed.route import Route, plan_route
+from moesaic.messages.placement import Placement
+from moesaic.messages.scheduling import ExpertScheduling
+from moesaic.transport.contract import Link, Network
+
+log = structlog.get_logger()
+
+LINK_EVENTS = LinkEvents("expert_worker.linked", "expert_worker.unreachable")
+
+
+class Routes:
+    """Routes of the newest placement, or of the one before until the newest can serve."""
+
+    def __init__(self, network: Network, scheduling: ExpertScheduling) -> None:
+        """Dial over ``network``; ``scheduling`` is how expert workers choose among replicas."""
+        self._scheduling: ExpertScheduling = scheduling
+        self._newest: Placement | None = None  # to switch to
+        self._in_use: Placement | None = None  # serves until the newest can
+        self._pinned: dict[bytes, Placement] = {}  # by steps that have not ended
+        self._links: DialledLinks[Endpoint] = DialledLinks(network, LINK_EVENTS, self._dialled)
+        self._route: Route | None = None
+        self._changed = asyncio.Event()
+
+    @property
+    def current(self) -> Route | None:
+        """The route of the newest placement that can be served, kept until it changes."""
+        route = self._route
+        if route and route.placement is self._newest and route.usable:
+            return route
+        self._route = None
+        for placement in self._known:
+            links = {
+                idx: link
+                for idx, worker in enumerate(placement.workers)
+                if (link := self._links.get(Endpoint.of(worker))) is not None
+            }
+            route = plan_route(placement, links, self._scheduling)
+            if route is not None:
+                if self._in_use is not placement:
+                    log.info("route.switched", epoch=placement.epoch, workers=len(route.live))
+                self._route, self._in_use = route, placement
+                break
+        self._refresh()
+        return self._route
+
+    @property
+    def waiting_for(self) -> list[str]:
+        """Reasons why there is no route, for people."""
+        if self._newest is None:
+            return ["a placement from the scheduler"]
+        if self.current is not None:
+            return []
+        unlinked = [
+            w.worker_id for w in self._newest.workers if self._links.get(Endpoint.of(w)) is None
+        ]
+        return [f"expert workers of epoch {self._newest.epoch}: {', '.join(unlinked)}"]
+
+    def set_placement(self, placement: Placement) -> None:
+        """Learn a committed placement; earlier ones change nothing."""
+        if self._newest is None or placement.epoch > self._newest.epoch:
+            self._newest = placement
+            _ = self.current  # dials now: an idle engine begins no step that would
+
+    def pin(self, step_id: bytes, placement: Placement) -> None:
+        """Keep the links of a placement until the step has ended."""
+        self._pinned[step_id] = placement
+
+    def unpin(self, step_id: bytes) -> None:
+        """End what ``pin`` began."""
+        if self._pinned.pop(step_id, None) is not self._in_use:
+            self._refresh()
+
+    def plan_anew(self) -> None:
+        """Plan again when a route is next asked for, without workers that are lost."""
+        self._route = None
+        self._refresh()
+
+    async def reachable(self) -> None:
+        """Wait until there is a route."""
+        while self.current is None:
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def close(self) -> None:
+        """Stop dialling and drop all links."""
+        await self._links.close()
+
+    @property
+    def _known(self) -> list[Placement]:
+        known = [p for p in (self._newest, self._in_use) if p is not None]
+        return known[:1] if len(known) == 2 and known[0] is known[1] else known
+
+    def _refresh(self) -> None:
+        """Dial the placed workers, and drop links to others.
+
+        Links that a step has pinned stay: losing one would fail the step.
+        """
+        placed = _endpoints(self._known)
+        self._links.keep(placed, _endpoints(self._pinned.values()))
+        for endpoint in placed:
+            self._links.dial(endpoint)
+
+    def _dialled(self, _endpoint: Endpoint, link: Link | None) -> None:
+        """Use a worker that was linked, also if no step is about to begin."""
+        if link is not None:
+            self._route = None
+            _ = self.current
+            self._changed.set()
+
+
+def _endpoints(placements: Iterable[Placement]) -> list[Endpoint]:
+    return [Endpoint.of(worker) for placement in placements for worker in placement.workers]

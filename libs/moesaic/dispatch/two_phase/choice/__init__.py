@@ -1,0 +1,1 @@
+"""Which way should a round go, by what links cost? (pure)"""

@@ -1,0 +1,127 @@
+"""Orders in the body of frames, and the replies to them.
+
+A request without a body is asked directly.
+
+=============== ============================ ====================================================
+order           goes to                      reply
+=============== ============================ ====================================================
+``Relay``       one expert worker of a node  the node's sum, with the number of workers in it
+``Hold``        its colleagues, as a note    none: the sum waits for ``Collect``
+``Reduce``      one expert worker of a node  the node's sum, with the number of workers in it
+``Collect``     a colleague                  the sum that it holds
+``Measure``     an expert worker             a ``LinkCost``
+``JoinRequest`` an attention worker          sums, or none, with a ``JoinReply``
+=============== ============================ ====================================================
+
+Tags and fields are those of earlier versions. Their ``attend`` is refused: then those choose by link
+costs, too.
+"""
+
+from dataclasses import replace
+from typing import Annotated, Literal
+
+import msgspec
+from torch import Tensor
+
+from moesaic.errors import FrameError
+from moesaic.transport.frame import Frame, FrameKind
+
+
+class Relay(msgspec.Struct, frozen=True, tag="relay"):
+    """Ask ``instances`` of your node, you among them, and send one sum."""
+
+    instances: list[int]
+    budget_s: float
+
+
+class Hold(msgspec.Struct, frozen=True, tag="hold"):
+    """Keep the sum until it is collected, or ``keep_s`` have passed."""
+
+    ticket: int
+    keep_s: float = 10.0
+
+
+class Reduce(msgspec.Struct, frozen=True, tag="reduce"):
+    """Add sums that ``instances`` of your node hold to your own, and send one."""
+
+    instances: list[int]
+    ticket: int
+    budget_s: float
+
+
+class Collect(msgspec.Struct, frozen=True, tag="collect"):
+    """Give your colleague the sum that you hold."""
+
+    ticket: int
+    budget_s: float
+
+
+class Measure(msgspec.Struct, frozen=True, tag="measure"):
+    """Measure the links to ``instances`` inside your node."""
+
+    instances: list[int]
+
+
+class JoinRequest(msgspec.Struct, frozen=True, tag="offer"):
+    """Send these rows with yours.
+
+    ``lane`` counts the batches of a step that are under way at once: those with the same number go
+    together.
+    """
+
+    worker_id: str
+    lane: Annotated[int, msgspec.Meta(ge=0, le=63)] = 0
+
+
+class JoinReply(msgspec.Struct, frozen=True, tag="verdict"):
+    """Advice for a worker's next rows.
+
+    ``offer`` them again; or send them ``alone`` (in two phases, by itself) or ``direct`` for ``for_s``,
+    and then offer again.
+    """
+
+    next: Literal["offer", "alone", "direct"]
+    for_s: float = 0.0
+
+
+Order = Relay | Hold | Reduce | Collect | Measure | JoinRequest | JoinReply
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
+
+
+def encode(order: Order) -> bytes:
+    """Write the body that says ``order``."""
+    return _encoder.encode(order)
+
+
+def order_of(frame: Frame) -> Order | None:
+    """Read the body of a frame.
+
+    Returns:
+        The order; ``None`` if the frame has no body.
+
+    Raises:
+        FrameError: the body is no order.
+    """
+    if not frame.body:
+        return None
+    try:
+        return _decoder.decode(frame.body)
+    except msgspec.DecodeError as error:
+        raise FrameError("body", f"is no order: {error}") from error
+
+
+def plain(request: Frame) -> Frame:
+    """Make the request that asks for the same rows directly."""
+    return replace(request, kind=FrameKind.REQUEST, digest=0, body=b"")
+
+
+def sum_reply(request: Frame, sums: Tensor, digest: int, num_workers: int) -> Frame:
+    """Make the reply with the sum of so many workers; ``flags`` hold the number."""
+    return request.reply([sums], digest, flags=num_workers)
+
+
+def num_workers_in(reply: Frame) -> int:
+    """Read how many workers' sums a reply adds up; 0 where one worker answers for itself."""
+    return reply.flags

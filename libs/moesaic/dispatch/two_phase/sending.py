@@ -1,0 +1,121 @@
+"""Phase 2: one batch of rows to the expert nodes, one sum back from each."""
+
+import itertools
+import os
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from moesaic.dispatch.routed.sum_order import add_up, is_part
+from moesaic.dispatch.two_phase import metrics
+from moesaic.dispatch.two_phase.choice.costs import Way
+from moesaic.dispatch.two_phase.messages import Hold, Reduce, Relay, encode, num_workers_in
+from moesaic.dispatch.two_phase.nodes import Nodes, Reach
+from moesaic.errors import ExpertUnavailable, MoesaicError
+from moesaic.transport.contract import Link, Network
+from moesaic.transport.frame import Frame, FrameKind
+
+RELAY_SHARE = 0.7  # of the time for a round: a relay must give up on colleagues before we do
+FIRST_SEQ = 1 << 61  # apart from frames that go directly over the same links at the same time
+
+
+class Sender:
+    """Asks expert nodes. Lives on the event loop of ``network``."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._seq, self._tickets, self._turn = itertools.count(FIRST_SEQ), itertools.count(1), 0
+
+    async def send(
+        self,
+        way: Way,
+        reach: Reach,
+        layer: int,
+        nodes: Nodes,
+        hidden: Tensor,
+        deadline_s: float,
+    ) -> Tensor:
+        """Send rows one way.
+
+        Workers of the own node, and one that is alone on its node, are asked directly.
+
+        Returns:
+            The sum for every row of ``hidden``, float32 ``[T, H]``, in the order of ``sum_order``.
+
+        Raises:
+            MoesaicError: somebody failed; nothing is known of the sum.
+        """
+        self._turn += 1
+        step_id = os.urandom(16)  # rows of several steps may be in it
+        calls: list[tuple[Link, Frame]] = []
+        added_up: list[int] = []  # by call: workers whose sums the reply must hold, 0 for one
+
+        def frame(body: bytes = b"", kind: FrameKind = FrameKind.REQUEST) -> Frame:
+            return Frame(
+                kind=kind,
+                request_id=step_id,
+                epoch=reach.placement.epoch,
+                layer=layer,
+                seq=next(self._seq),
+                tensors=[hidden, reach.basis_of(layer)],
+                body=body,
+            )
+
+        for idx in nodes.own:
+            calls.append((reach.links[idx], frame()))
+            added_up.append(0)
+        budget_s = RELAY_SHARE * deadline_s
+        num_notes = 0
+        for workers in nodes.others:
+            first = workers[self._turn % len(workers)]  # in turn: relaying is work
+            if len(workers) == 1:
+                body = b""
+            elif way == "relay":
+                body = encode(Relay(list(workers), budget_s))
+            else:
+                ticket = next(self._tickets)
+                note = encode(Hold(ticket, deadline_s))
+                for idx in workers:
+                    if idx != first:
+                        reach.links[idx].post(frame(note, FrameKind.NOTE))
+                        num_notes += 1
+                body = encode(Reduce(list(workers), ticket, budget_s))
+            calls.append((reach.links[first], frame(body)))
+            added_up.append(len(workers) if body else 0)
+        replies = await self._replies(calls, added_up, hidden, deadline_s)
+        metrics.MESSAGES.labels("intra").inc(2 * len(nodes.own))
+        metrics.MESSAGES.labels("inter").inc(2 * len(nodes.others) + num_notes)
+        return _in_order(nodes, replies, len(hidden))
+
+    async def _replies(
+        self,
+        calls: Sequence[tuple[Link, Frame]],
+        added_up: Sequence[int],
+        hidden: Tensor,
+        deadline_s: float,
+    ) -> list[Tensor]:
+        replies: list[Frame] = []
+        outcomes = await self._network.exchange(calls, deadline_s)
+        for (link, request), count, outcome in zip(calls, added_up, outcomes, strict=True):
+            layer = request.layer
+            if isinstance(outcome, MoesaicError):
+                raise outcome
+            if not outcome.tensors or not is_part(outcome.tensors[0], hidden):
+                link.discard("reply has another shape")
+                raise ExpertUnavailable(layer, cause=f"{link.peer}: reply has another shape")
+            if num_workers_in(outcome) != count:  # it may be of a version that knows no orders
+                raise ExpertUnavailable(layer, cause=f"{link.peer} did not add up {count} sums")
+            replies.append(outcome)
+        if len({reply.digest for reply in replies}) > 1:
+            raise ExpertUnavailable(calls[0][1].layer, cause="its workers chose differently")
+        return [reply.tensors[0] for reply in replies]
+
+
+def _in_order(nodes: Nodes, replies: Sequence[Tensor], rows: int) -> Tensor:
+    """Add up node by node, nodes by their first worker, wherever the own node comes."""
+    num_own = len(nodes.own)
+    sums = {workers[0]: part for workers, part in zip(nodes.others, replies[num_own:], strict=True)}
+    if num_own:
+        sums[nodes.own[0]] = add_up(replies[:num_own], rows)
+    # One that is alone on its node is the sum of its node, zeros included.
+    return add_up([sums[first] for first in sorted(sums)], rows)

@@ -1,0 +1,151 @@
+"""Computing of planned steps and slices: their rows pass the decoder, and their sequences move on.
+
+A step may be cut into micro-batches, whose passes run side by side: while one waits for its experts,
+another computes its attention. Together they succeed or fail, as the step that they are.
+"""
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from moesaic.dispatch.contract import Dispatcher, Step
+from moesaic.dispatch.tracing import StepTracer
+from moesaic.engine import metrics
+from moesaic.engine.micro_batches import run_together, split
+from moesaic.engine.progress import Progress
+from moesaic.engine.sequences.requests import Event
+from moesaic.engine.sequences.sequence import Chunk
+from moesaic.engine.steps.batching import Batcher
+from moesaic.engine.steps.planned_step import PlannedStep
+from moesaic.engine.steps.sweep_rows import Sweep
+from moesaic.engine.steps.sweeps import Slice
+from moesaic.models.layers.decoder import Decoder, MoELayer
+from moesaic.models.layers.kv_cache import KVCache
+from moesaic.models.layers.step_batch import StepBatch
+from moesaic.models.layers.sweep_area import SweepArea
+from moesaic.prefix.block_hashes import BLOCK_SIZE
+
+
+class Shortcut(Protocol):
+    """Computes steps in fewer calls, for a decoder whose experts are all in this process."""
+
+    @property
+    def layers_done(self) -> int:
+        """Number of layers that it has computed so far, as any thread may ask."""
+        ...
+
+    def takes(self, batch: StepBatch) -> bool:
+        """Return true if it can compute ``batch``."""
+        ...
+
+    def forward(self, batch: StepBatch) -> Tensor:
+        """See ``Decoder.forward``."""
+        ...
+
+
+class StepComputer:
+    """Computes the steps of one batcher on one decoder, through one dispatcher."""
+
+    def __init__(
+        self,
+        batcher: Batcher,
+        decoder: Decoder,
+        dispatcher: Dispatcher,
+        micro_batches: int = 1,
+        shortcut: Callable[[KVCache], Shortcut | None] = lambda cache: None,
+    ) -> None:
+        """Allocate the KV cache and the area of sweeps; see ``Engine``."""
+        self._batcher, self._decoder, self._dispatcher = batcher, decoder, dispatcher
+        self._cache = decoder.new_kv_cache(batcher.pool.num_blocks, BLOCK_SIZE)
+        self._shortcut = shortcut(self._cache)
+        self._area = SweepArea(decoder, batcher.limits.sweep_blocks, BLOCK_SIZE)
+        self._progress = Progress(batcher)
+        self._micro_batches = micro_batches
+        self._layers_begun = 0
+        self.tracer: StepTracer | None = None  # watches every step while it is there
+
+    @property
+    def layers_done(self) -> int:
+        """A count that grows while a step goes on, as any thread may ask."""
+        return self._layers_begun + (self._shortcut.layers_done if self._shortcut else 0)
+
+    async def compute(self, step: Step, planned: PlannedStep | Slice, events: list[Event]) -> None:
+        """Compute what is planned, and add what there is to tell to ``events``.
+
+        Raises:
+            MoesaicError: the step counts for nothing, and may be run again.
+        """
+        if isinstance(planned, Slice):
+            await self._compute_slice(step, planned, events)
+        else:
+            await self._compute_step(step, planned, events)
+
+    async def _compute_step(self, step: Step, planned: PlannedStep, events: list[Event]) -> None:
+        self._cache.copy_blocks(planned.copies)
+        parts = split(planned.chunks, self._micro_batches)
+        metrics.MICRO_BATCHES.inc(len(parts))
+        if len(parts) == 1:
+            logits = await self._forward(_to_batch(planned.chunks), self._moe_of(step))
+        else:
+            batches = [_to_batch(part) for part in parts]
+            logits = torch.cat(await run_together(self._forward, batches, self._moe_of(step)))
+        self._progress.advance(planned.chunks, logits, step.epoch, events)
+
+    async def _forward(self, batch: StepBatch, moe: MoELayer) -> Tensor:
+        if self.tracer is not None:
+            moe = self.tracer.watching(batch.sequence_rows, moe)  # the same rows in every layer
+            return await self._decoder.forward(batch, self._cache, moe, every_row=True)
+        if self._shortcut is not None and self._shortcut.takes(batch):
+            return self._shortcut.forward(batch)
+        return await self._decoder.forward(batch, self._cache, moe)
+
+    async def _compute_slice(self, step: Step, piece: Slice, events: list[Event]) -> None:
+        started = time.monotonic()
+        if piece.chunks:
+            await self._area.compute(piece.layer, _to_batch(piece.chunks), self._moe_of(step))
+        self._progress.note_slice(piece, step.epoch)
+        if self._batcher.sweeps.advance(piece, time.monotonic() - started):
+            self._finish_sweep(piece.sweep, step.epoch, events)
+        else:
+            self._progress.tell_sweep(piece.sweep, events)
+
+    def _finish_sweep(self, sweep: Sweep, epoch: int, events: list[Event]) -> None:
+        """Score its candidates, with as many logits at a time as a step may have."""
+        chunks, most = sweep.wanted, self._batcher.limits.max_num_batched_tokens
+        while chunks:
+            at_once = [chunks.pop(0)]
+            wanted = at_once[0].wanted
+            while chunks and wanted + chunks[0].wanted <= most:
+                wanted += chunks[0].wanted
+                at_once.append(chunks.pop(0))
+            rows = [row for chunk in at_once for row in _wanted_rows(chunk)]
+            self._progress.advance(at_once, self._area.logits(rows), epoch, events)
+
+    def _moe_of(self, step: Step) -> MoELayer:
+        def dispatch(layer: int, hidden: Tensor) -> Awaitable[Tensor]:
+            self._layers_begun += 1
+            return self._dispatcher.dispatch(step, layer, hidden)
+
+        return dispatch
+
+
+def _wanted_rows(chunk: Chunk) -> list[int]:
+    """Find the rows of the area whose logits are wanted."""
+    end = chunk.start + len(chunk.token_ids)
+    return [
+        chunk.block_table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
+        for position in range(end - chunk.wanted, end)
+    ]
+
+
+def _to_batch(chunks: list[Chunk]) -> StepBatch:
+    return StepBatch(
+        token_ids=[token for chunk in chunks for token in chunk.token_ids],
+        positions=[chunk.start + i for chunk in chunks for i in range(len(chunk.token_ids))],
+        sequence_rows=[len(chunk.token_ids) for chunk in chunks],
+        block_tables=[chunk.block_table for chunk in chunks],
+        wanted=[chunk.wanted for chunk in chunks],
+    )

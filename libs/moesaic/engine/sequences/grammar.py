@@ -1,0 +1,170 @@
+"""Structured output: a grammar allows some tokens next, so that the whole answer fits it.
+
+The package ``llguidance`` does the work. Workers need not have it; they then refuse such requests.
+Compiling may take seconds and belongs in a thread; masks take well below a millisecond.
+"""
+
+import asyncio
+import functools
+import importlib.util
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from moesaic.engine.sequences.grammar_trial import GrammarTrial, load_tokenizer
+from moesaic.engine.sequences.grammar_trial import compiled as compile_here
+from moesaic.errors import InvalidInput, Overloaded
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+GrammarKind = Literal["json_schema", "regex", "grammar", "choice"]
+
+Source = tuple[GrammarKind, str]
+
+# Callers tend to send the same few grammars. The trial of one tells how much memory it takes, but too little where it
+# finds free room, or grows as it is used: so each counts as ``LEAST_BYTES`` at least.
+KEPT_BYTES = 128 << 20
+LEAST_BYTES = 1 << 20
+BYTES_PER_CHARACTER = 400
+MAX_WAITING = 32  # grammars to be compiled; the longest takes two seconds
+_MISSING = "is missing"
+
+
+class Grammar:
+    """A compiled grammar, shared by requests; ``field`` names where it stood in this request."""
+
+    def __init__(self, compiled: "LLMatcher", field: str) -> None:
+        self._compiled, self.field = compiled, field
+
+    def matcher(self) -> "Matcher":
+        """Return a matcher at the beginning of an answer."""
+        return Matcher(self._compiled.deep_copy(), self.field)
+
+
+class Matcher:
+    """The place of one answer in its grammar."""
+
+    def __init__(self, matcher: "LLMatcher", field: str) -> None:
+        self._matcher, self.field = matcher, field
+        self._num_taken = 0
+
+    def follow(self, answer: Sequence[int]) -> None:
+        """Take the tokens that ``answer`` has gained since the last call."""
+        new = list(answer[self._num_taken :])
+        if new:
+            self._matcher.consume_tokens(new)
+            self._num_taken = len(answer)
+
+    def mask(self) -> bytes:
+        """Return a bit per token of the vocabulary, lowest first: set if it may come next."""
+        return self._matcher.compute_bitmask()
+
+    @property
+    def complete(self) -> bool:
+        """True if nothing can follow; also after a failure."""
+        return self._matcher.is_stopped()
+
+    @property
+    def failure(self) -> str:
+        """The reason why the grammar cannot be followed any further; empty if it can."""
+        return _first_line(self._matcher.get_error()) if self._matcher.is_error() else ""
+
+
+class GrammarCompiler:
+    """Compiles grammars for one model's vocabulary. Safe to use from several threads."""
+
+    def __init__(self, directory: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        """``directory`` has the model's ``tokenizer.json``, which is read when first needed."""
+        self._path, self._vocab_size = (directory / "tokenizer.json").resolve(), vocab_size
+        self._eos_token_ids = list(eos_token_ids)
+        self._trial = GrammarTrial(self._path, vocab_size, eos_token_ids)
+        self._kept: OrderedDict[Source, tuple[LLMatcher | str, int]] = OrderedDict()
+        self._kept_bytes = 0
+        self._lock = threading.Lock()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        self._under_way: dict[Source, asyncio.Future[LLMatcher | str]] = {}
+
+    async def compile_beside(self, kind: GrammarKind, text: str, field: str) -> Grammar:
+        """Compile as ``compile`` does, in a thread that takes one grammar after the other.
+
+        Raises:
+            InvalidInput: as in ``compile``.
+            Overloaded: too many grammars wait for the thread.
+        """
+        source = kind, text
+        if (kept := self._kept_of(source)) is not None:
+            return _grammar(kept, field)
+        compiling = self._under_way.get(source)
+        if compiling is None:
+            if len(self._under_way) >= MAX_WAITING:
+                raise Overloaded(f"{len(self._under_way)} grammars wait to be compiled")
+            loop = asyncio.get_running_loop()
+            compiling = loop.run_in_executor(self._thread, self._found, source)
+            self._under_way[source] = compiling
+            compiling.add_done_callback(lambda _: self._under_way.pop(source))
+        return _grammar(await asyncio.shield(compiling), field)
+
+    def compile(self, kind: GrammarKind, text: str, field: str) -> Grammar:
+        """Compile a JSON schema, a regular expression, a grammar in Lark's or GBNF's notation, or a
+        JSON list of choices.
+
+        Raises:
+            InvalidInput: it is not valid, or too complex, or cannot be used here; names ``field``.
+        """
+        return _grammar(self._found((kind, text)), field)
+
+    def _found(self, source: Source) -> "LLMatcher | str":
+        """Return the compiled grammar, or the mistake in it; the last ones of both are kept."""
+        if (kept := self._kept_of(source)) is not None:
+            return kept
+        num_bytes = BYTES_PER_CHARACTER * len(source[1])
+        compiled: LLMatcher | str
+        try:
+            if importlib.util.find_spec("llguidance") is None:
+                return _MISSING
+            if not self._eos_token_ids:
+                raise ValueError("cannot be honoured: this model has no end token")
+            tokenizer = self._tokenizer
+            num_bytes = max(LEAST_BYTES, num_bytes, self._trial.try_out(*source))
+            compiled = compile_here(tokenizer, *source)
+        except ValueError as error:
+            compiled, num_bytes = _first_line(str(error)), LEAST_BYTES + len(source[1])
+        with self._lock:
+            self._kept[source] = compiled, num_bytes
+            self._kept_bytes += num_bytes
+            while self._kept_bytes > KEPT_BYTES:
+                _, (_, freed_bytes) = self._kept.popitem(last=False)
+                self._kept_bytes -= freed_bytes
+        return compiled
+
+    def _kept_of(self, source: Source) -> "LLMatcher | str | None":
+        with self._lock:
+            if source not in self._kept:
+                return None
+            self._kept.move_to_end(source)
+            return self._kept[source][0]
+
+    @functools.cached_property
+    def _tokenizer(self) -> "LLTokenizer":
+        try:
+            return load_tokenizer(self._path, self._vocab_size, self._eos_token_ids)
+        except ValueError as error:  # its text has our paths
+            raise ValueError("cannot be honoured: llguidance cannot read the tokenizer") from error
+
+
+def _grammar(compiled: "LLMatcher | str", field: str) -> Grammar:
+    if compiled is _MISSING:
+        fix = "needs the package llguidance, which the attention worker does not have"
+        raise InvalidInput(field, fix, code="unsupported_parameter")
+    if isinstance(compiled, str):
+        raise InvalidInput(field, compiled)
+    return Grammar(compiled, field)
+
+
+def _first_line(text: str) -> str:
+    """Cut the parser's state off an error."""
+    return (text.strip().splitlines() or ["is not valid"])[0][:300]

@@ -1,0 +1,151 @@
+"""Requests to the engine, and the events that it tells."""
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from moesaic.engine.sequences.grammar import Grammar
+from moesaic.errors import MoesaicError
+
+FinishReason = Literal["stop", "length"]
+
+
+class RequestKey(NamedTuple):
+    """The name of a request in events and cancellations. Ids are unique within their stream."""
+
+    request_id: str
+    attempt: int = 0
+    stream: int = 0
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Rules for picking the next token. The n-th of an answer depends on ``seed`` and ``n`` only."""
+
+    temperature: float = 0.0  # 0: greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0: all
+    min_p: float = 0.0
+    seed: int = 0
+    repetition_penalty: float = 1.0  # above 1: against every token of the prompt or the answer
+    presence_penalty: float = 0.0  # against every token of the answer
+    frequency_penalty: float = 0.0  # the same, once for each time it occurs
+    logit_bias: tuple[tuple[int, float], ...] = ()  # token id, number added to its logit
+    allowed_token_ids: tuple[int, ...] = ()  # no other token is picked; empty: any may be
+    bad_words: tuple[tuple[int, ...], ...] = ()  # not in the answer, unless nothing else is left
+
+    @property
+    def penalises(self) -> bool:
+        """True if a token's earlier occurrences count."""
+        neutral = (1.0, 0.0, 0.0)
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != neutral
+
+
+@dataclass(frozen=True)
+class GenerationTask:
+    """A prompt to continue."""
+
+    max_tokens: int
+    min_tokens: int = 0
+    num_resumed: int = 0  # tokens at the prompt's end that belong to the answer, made elsewhere
+    # The model's end tokens are among them, unless they are to be ignored.
+    stop_token_ids: frozenset[int] = frozenset()
+    sampling: Sampling = field(default_factory=Sampling)
+    top_logprobs: int | None = None  # None: no log-probabilities; 0: the chosen token's only
+    prompt_logprobs: int | None = None  # the same of the prompt's tokens
+    grammar: Grammar | None = None  # that the answer must fit
+    patience_s: float = 0.0  # tokens may be told this late, several together
+
+
+@dataclass(frozen=True)
+class ScoringTask:
+    """A prompt, with candidate continuations whose log-probabilities are asked (MoE-Prefill section
+    3: no decode step)."""
+
+    candidates: tuple[tuple[int, ...], ...]
+    store_kv: bool | None = None  # false: keep nothing; None: as the engine does by default
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt and its task."""
+
+    key: RequestKey
+    token_ids: tuple[int, ...]
+    task: GenerationTask | ScoringTask
+    deadline_s: float | None = None  # on the monotonic clock
+    budget_ms: float = 0.0  # as the caller gave it, for the error's text
+    priority: int = 0  # less goes first; equals go by arrival
+    cache_salt: str = ""  # only requests with the same one find each other's KV
+    exact: bool = False  # never take over KV of requests that accept degraded computation
+    tenant: str = ""  # charged with it
+    part_of: str = ""  # id of the caller's request; empty: this one alone
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """The log-probability of a token, and those of the likeliest in its place, likeliest first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    rank: int = 0  # among all tokens, from 1
+
+
+@dataclass(frozen=True)
+class ProgressEvent:
+    """Progress of a prompt: so many of its tokens have their KV, and more steps follow."""
+
+    key: RequestKey
+    computed_tokens: int
+
+
+@dataclass(frozen=True)
+class TokenEvent:
+    """One more token of an answer; ``index`` counts from 0."""
+
+    key: RequestKey
+    index: int
+    token_id: int
+    logprob: TokenLogprob | None = None
+    patience_s: float = 0.0  # it may be told this late
+
+
+@dataclass(frozen=True)
+class PromptEvent:
+    """Log-probabilities of some of the prompt's tokens, from ``first_position`` on."""
+
+    key: RequestKey
+    first_position: int
+    logprobs: tuple[TokenLogprob, ...]
+
+
+@dataclass(frozen=True)
+class ScoreEvent:
+    """The summed log-probability of every candidate, in the order asked."""
+
+    key: RequestKey
+    logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class FinishEvent:
+    """The last event of a request that succeeded."""
+
+    key: RequestKey
+    reason: FinishReason
+    prompt_tokens: int
+    completion_tokens: int
+    epochs: tuple[tuple[int, int], ...]  # (epoch, tokens computed under it), in order
+    stop_token_id: int | None = None  # the answer's last token, which has no TokenEvent
+    stop_logprob: TokenLogprob | None = None
+    cached_tokens: int = 0  # tokens of the prompt whose KV was there already
+
+
+@dataclass(frozen=True)
+class FailureEvent:
+    """The last event of a request that failed."""
+
+    key: RequestKey
+    error: MoesaicError
+
+
+Event = PromptEvent | ProgressEvent | TokenEvent | ScoreEvent | FinishEvent | FailureEvent

@@ -1,0 +1,1 @@
+"""Which rows does the next step compute? Pure: events in, decisions out."""

@@ -1,0 +1,272 @@
+"""Continuous batching with chunked prefill: decides which rows the next step computes. Pure.
+
+Generations that have begun go first, a row each, so that they keep their pace. What remains of the
+row budget computes prompts: tenants take turns (``fairness``), and within a tenant requests go by
+``priority`` and by arrival, long ones and others in turn. With a hasher, full blocks are found by
+their content, so a request starts behind the longest beginning that is there already.
+
+==================================================  ===========================
+What is decided                                     Where
+==================================================  ===========================
+Which requests can never run                        ``limits``
+Which leave a full queue for a newcomer             ``queue_room``
+When a step is for light tenants alone              ``light_steps``
+Which generations go on, how many rows prompts get  ``step_sharing`` by ``pace``
+Which waiting sequences begin, at whose cost        ``admission``
+Which sequence gives its blocks to one that grows   ``running``
+When scoring that stores no KV has its turn         ``sweeps``
+==================================================  ===========================
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Collection
+
+from moesaic.engine.sequences.blocks import BlockPool, blocks_for
+from moesaic.engine.sequences.requests import Request, RequestKey
+from moesaic.engine.sequences.sequence import AnySequence, Chunk, ScoringSequence, sequence_of
+from moesaic.engine.steps.admission import Admission
+from moesaic.engine.steps.light_steps import LightSteps, Party, light_parties
+from moesaic.engine.steps.limits import EngineLimits, check_request
+from moesaic.engine.steps.pace import StepPace
+from moesaic.engine.steps.planned_step import PlannedStep
+from moesaic.engine.steps.queue_room import displaced_by
+from moesaic.engine.steps.running import Running
+from moesaic.engine.steps.step_sharing import StepSharing
+from moesaic.engine.steps.sweeps import ROWS_ALONE, Slice, Sweeps
+from moesaic.engine.steps.tally import BatcherTally
+from moesaic.engine.steps.waiting import WaitingQueue
+from moesaic.fairness import Shares
+from moesaic.prefix.block_hashes import BLOCK_SIZE, BlockHasher
+from moesaic.prefix.flops import ModelFlops
+
+
+class Batcher:
+    """Holds all requests of one engine, from submission to their last event."""
+
+    def __init__(
+        self,
+        limits: EngineLimits,
+        num_blocks: int,
+        hasher: BlockHasher | None = None,
+        num_layers: int = 1,
+        flops: ModelFlops = ROWS_ALONE,
+        step_target_s: float = 0.0,
+    ) -> None:
+        """Begin with nothing to do.
+
+        Args:
+            limits: of the engine.
+            num_blocks: KV blocks that there are.
+            hasher: names blocks of ``BLOCK_SIZE`` tokens; None: nothing is shared.
+            num_layers: decoder layers, which a sweep passes one by one.
+            flops: measures the slices of sweeps.
+            step_target_s: a step should take this long; 0: as long as it does.
+        """
+        self.limits = limits
+        rows = limits.max_num_batched_tokens
+        self.sweeps = Sweeps(limits.sweep_blocks, num_layers, rows, flops)
+        self.pool, self.waiting, self.tally = BlockPool(num_blocks), WaitingQueue(), BatcherTally()
+        self._running = Running(self.pool, self.waiting, self.tally)
+        self.pace, self._light_steps = StepPace(step_target_s, rows), LightSteps(step_target_s)
+        self._shares = Shares()
+        self._hasher = hasher
+        self._arrivals, self._steps = itertools.count(), itertools.count(1)
+
+    def submit(self, request: Request) -> list[AnySequence]:
+        """Queue a request.
+
+        Returns:
+            Those that leave the queue for it, which are forgotten.
+
+        Raises:
+            InvalidInput: it can never run here.
+            Overloaded: the queue is full, and nothing in it has to give way to the request.
+        """
+        check_request(request, self.limits, self.pool.num_blocks)
+        swept = self.limits.sweeps(request.task)
+        sequence = sequence_of(request, next(self._arrivals), swept=swept)
+        queues = self.waiting, self.sweeps.waiting
+        displaced = displaced_by(sequence.claim, len(sequence.tokens), queues, self.limits)
+        for other in displaced:
+            self.finish(other)
+        self.tally.displaced += len(displaced)
+        if self._hasher is not None:
+            sequence.root = self._hasher.root(request.cache_salt, exact=request.exact)
+            self._hasher.extend(sequence.hashes, sequence.root, sequence.tokens)
+        (self.sweeps.waiting if swept else self.waiting).add(sequence)
+        return displaced
+
+    def cancel(self, key: RequestKey) -> bool:
+        """Forget a request wherever it is; false if it is not here."""
+        for sequence in self.unfinished():
+            if sequence.request.key == key:
+                self.finish(sequence)
+                return True
+        return False
+
+    def finish(self, sequence: AnySequence) -> None:
+        """Forget ``sequence`` and free its blocks."""
+        if isinstance(sequence, ScoringSequence) and sequence.swept:
+            self.sweeps.drop(sequence)
+            return
+        sequence.release(self.pool)
+        if sequence in self.running:
+            self._running.stop(sequence)
+        else:
+            self.waiting.remove(sequence)
+
+    def unfinished(self) -> list[AnySequence]:
+        """List all sequences."""
+        swept = (*self.sweeps.running, *self.sweeps.waiting)
+        return [*self.running, *self.waiting, *swept]
+
+    @property
+    def running(self) -> list[AnySequence]:
+        """Sequences that have begun, sweeps aside, by rank."""
+        return self._running.sequences
+
+    @property
+    def num_running(self) -> int:
+        """Number of sequences that have begun."""
+        return len(self.running) + len(self.sweeps.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of sequences that have not begun, or have to begin again."""
+        return len(self.waiting) + len(self.sweeps.waiting)
+
+    def expired(self, now_s: float) -> list[AnySequence]:
+        """List the sequences whose deadline has passed."""
+        return [
+            sequence
+            for sequence in self.unfinished()
+            if sequence.request.deadline_s is not None and sequence.request.deadline_s <= now_s
+        ]
+
+    def next_step(self) -> PlannedStep | Slice:
+        """Decide the next step, which may have nothing to run. Blocks are taken; nothing else
+        changes until the step is reported done."""
+        if (piece := self.sweeps.next_slice()) is not None:
+            return piece
+        planned = self.plan()
+        return planned if planned.chunks else self.sweeps.next_slice() or planned
+
+    def plan(self) -> PlannedStep:
+        """Decide the next step of all but sweeps, whose turn comes after it."""
+        if self._light_steps.is_due:
+            light = light_parties(self.running, self.waiting.tokens, self.pace.rows())
+            planned = PlannedStep(is_light=True)
+            if light and self._fill(planned, light).chunks:
+                return planned
+        return self._fill(PlannedStep(), None)
+
+    def commit(self, chunk: Chunk) -> None:
+        """Take note that the rows of ``chunk`` were computed; its sequence is still here."""
+        sequence = chunk.sequence
+        if isinstance(sequence, ScoringSequence) and chunk.candidate is not None:
+            sequence.pending.remove(chunk.candidate)
+            return
+        sequence.computed += len(chunk.token_ids)
+        if self._hasher is None or (isinstance(sequence, ScoringSequence) and sequence.swept):
+            return
+        full = sequence.computed // BLOCK_SIZE
+        if full > len(sequence.hashes):  # tokens were generated meanwhile
+            self._hasher.extend(sequence.hashes, sequence.root, sequence.tokens)
+        for idx in range(sequence.num_published, full):
+            self.pool.publish(sequence.blocks[idx], sequence.hashes[idx])
+        sequence.num_published = full
+
+    def took(self, planned: PlannedStep, seconds: float) -> None:
+        """Take note of how long a planned step took."""
+        num_rows = sum(len(chunk.token_ids) for chunk in planned.chunks)
+        self.pace.took(planned.prompt_rows, seconds, num_rows - planned.prompt_rows)
+        has_prompts = planned.prompt_rows > 0
+        self._light_steps.took(seconds, is_light=planned.is_light, has_prompts=has_prompts)
+
+    def _fill(self, planned: PlannedStep, parties: Collection[Party] | None) -> PlannedStep:
+        """Plan rows of these parties, or of everyone."""
+        budget, step = self.limits.max_num_batched_tokens, next(self._steps)
+        running = self._running.of(parties)
+        sharing = StepSharing(running, self.pace)
+        has_prompts = not all(sequence.decodes for sequence in self.running)
+        # Kept for the candidate that is next, or it would wait as long as generations come.
+        whole = max((sequence.least_rows for sequence in running), default=0)
+        for sequence in sharing.going_on:
+            if budget > whole and sequence in self.running:  # not preempted meanwhile
+                sequence.last_step = step
+                budget -= self._add(planned, sequence, 1)
+        if self.waiting or has_prompts:
+            quantum = self.pace.rows()
+            self._add_prompts(planned, sharing, budget, quantum, parties)
+            self._note_shares(planned, quantum)
+        else:
+            self._shares.start_anew()
+        self.sweeps.others_had(planned.chunks)
+        return planned
+
+    def _add_prompts(
+        self,
+        planned: PlannedStep,
+        sharing: StepSharing,
+        most: int,
+        quantum: int,
+        parties: Collection[Party] | None,
+    ) -> None:
+        """Add the rows that are due; if there are any at all, a candidate may run whole, with ``most``."""
+        sequences = [s for s in self._running.of(parties) if not s.decodes]
+        max_num_seqs = self.limits.max_num_seqs
+        if self.waiting and (len(self._running) < max_num_seqs or self._running.are_unequal):
+            sequences += self.waiting.of(parties)
+        if not sequences:
+            return
+        tally = self.tally if self._hasher is not None else None
+        admission = Admission(planned, self._running, max_num_seqs, tally)
+        tenants = {tenant for tenant, _ in self.waiting.kinds}
+        tenants |= {sequence.claim.tenant for sequence in self.running}
+        running = self.running
+        allowed = {tenant: min(most, sharing.prompt_rows(tenant)) for tenant in tenants}
+        num_rows = 0
+        for sequence in self._shares.in_turn(sequences, quantum):
+            if num_rows >= max(allowed.values()):
+                break
+            budget = allowed[sequence.claim.tenant] - num_rows
+            if budget <= 0 or not (sequence in running or admission.admit(sequence)):
+                continue
+            rows = self._add(planned, sequence, budget)
+            if not rows and isinstance(sequence, ScoringSequence) and not num_rows:
+                rows = self._add(planned, sequence, min(most, sequence.longest_pending))
+            num_rows += rows
+
+    def _note_shares(self, planned: PlannedStep, quantum: int) -> None:
+        """Remember what each claim was given, and which would have taken more."""
+        planned_rows: Counter[int] = Counter()
+        for chunk in planned.chunks:
+            rows = len(chunk.token_ids)
+            planned_rows[id(chunk.sequence)] += rows
+            if not chunk.sequence.decodes:
+                planned.prompt_rows += rows
+                self._shares.note(chunk.sequence.claim, rows)
+        waiting = [sequence.claim for sequence in self.waiting]
+        if planned.prompt_rows or waiting:
+            prompts = (sequence for sequence in self.running if not sequence.decodes)
+            waiting += [s.claim for s in prompts if s.rows_left > planned_rows[id(s)]]
+        given = [(chunk.sequence.claim, len(chunk.token_ids)) for chunk in planned.chunks]
+        self._shares.served(given, waiting, quantum)
+
+    def _add(self, planned: PlannedStep, sequence: AnySequence, budget: int) -> int:
+        """Put the next rows of ``sequence`` into the plan.
+
+        Returns:
+            How many these are.
+        """
+        if isinstance(sequence, ScoringSequence):
+            chunks = sequence.chunks(budget)
+            planned.copies.extend(sequence.copies(chunks))
+        else:
+            reach = min(len(sequence.tokens), sequence.computed + budget)
+            if not self._running.grow(planned, sequence, blocks_for(reach)):
+                return 0
+            chunks = [sequence.chunk(budget)]
+        planned.chunks.extend(chunks)
+        return sum(len(chunk.token_ids) for chunk in chunks)

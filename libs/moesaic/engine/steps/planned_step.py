@@ -1,0 +1,27 @@
+"""The plan of one step: its chunks, and what they need before they run."""
+
+from dataclasses import dataclass, field
+
+from moesaic.engine.sequences.sequence import AnySequence, Chunk, ScoringSequence
+
+
+@dataclass
+class PlannedStep:
+    """One step: its chunks, and the KV blocks to copy, (from, to), before it."""
+
+    chunks: list[Chunk] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    prompt_rows: int = 0  # rows of sequences that do not decode
+    is_light: bool = False  # of light tenants only, while others have work
+
+    @property
+    def sequences(self) -> list[AnySequence]:
+        """The sequences that fail if the step does."""
+        return [chunk.sequence for chunk in self.chunks]
+
+    def drop(self, sequence: AnySequence) -> None:
+        """Take out all that ``sequence`` was to compute. Its lanes are still its own."""
+        self.chunks[:] = [chunk for chunk in self.chunks if chunk.sequence is not sequence]
+        if isinstance(sequence, ScoringSequence):
+            targets = {block for lane in sequence.lanes for block in lane}
+            self.copies[:] = [copy for copy in self.copies if copy[1] not in targets]

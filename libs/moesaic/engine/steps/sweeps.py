@@ -1,0 +1,257 @@
+"""Scoring that stores no KV: prompts are swept through the model, layer by layer. Pure.
+
+A sweep takes all its rows through a layer before any goes through the next. So it keeps the keys and
+values of one layer, until the next, and the rows' hidden states. They lie in an area apart from the
+KV cache: others find nothing in it, and a sweep looks for nothing in the cache.
+
+A sweep runs as slices, some rows of one layer at a time. Each slice is a step of its own, and
+anything may happen between two of them. A short prompt shares its sweep with others, a long one with
+those that begin as it does. A few sweeps are under way at once and take turns, so that short ones
+do not wait for the end of a long one.
+"""
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from moesaic.engine.sequences.blocks import BlockPool
+from moesaic.engine.sequences.sequence import AnySequence, Chunk, ScoringSequence
+from moesaic.engine.steps.sweep_rows import Sweep, SweepPart, blocks_to_sweep
+from moesaic.engine.steps.waiting import WaitingQueue
+from moesaic.fairness import Claim, Shares
+from moesaic.prefix.block_hashes import BLOCK_SIZE
+from moesaic.prefix.flops import ModelFlops
+
+MOST_SWEEPS = 2  # at once
+LEAST_ROWS = BLOCK_SIZE  # in a slice, however long that takes: fewer would not be quicker by much
+SLICE_S = 0.5  # that a slice may take, since nothing else happens meanwhile
+NUM_TIMED = 4  # slices whose speed is known; the fastest counts, so that a hiccup does not
+ROWS_ALONE = ModelFlops([], 1, 0)  # every row costs the same
+
+
+@dataclass(frozen=True)
+class Slice:
+    """One step of a sweep: rows of one layer; none if all that were left have been cancelled."""
+
+    sweep: Sweep
+    chunks: list[Chunk] = field(default_factory=list)
+    left: list[SweepPart] = field(
+        default_factory=list
+    )  # parts that have yet to pass the layer then
+    flops: int = 0  # as if they passed all layers
+
+    @property
+    def layer(self) -> int:
+        """Index of the decoder layer."""
+        return self.sweep.layer
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows that pass it."""
+        return sum(len(chunk.token_ids) for chunk in self.chunks)
+
+    @property
+    def sequences(self) -> list[AnySequence]:
+        """The sequences that fail if it does."""
+        return [*self.sweep.sequences]
+
+
+class Sweeps:
+    """All requests of one engine that store no KV, from submission to their last event."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        num_layers: int,
+        slice_rows: int,
+        flops: ModelFlops = ROWS_ALONE,
+    ) -> None:
+        """Begin with no sweep.
+
+        Args:
+            num_blocks: of the area.
+            num_layers: that a sweep passes.
+            slice_rows: rows of a slice, at most. It has no more FLOPs than a step of so many rows,
+                and takes about ``SLICE_S`` at most.
+            flops: of the model.
+        """
+        self.area = BlockPool(num_blocks)
+        self.waiting = WaitingQueue()
+        self._num_layers, self._slice_rows, self._flops = num_layers, slice_rows, flops
+        self._most_flops = num_layers * flops.span(0, slice_rows)
+        self._rates: deque[float] = deque(maxlen=NUM_TIMED)  # FLOPs a second, of the last slices
+        self._under_way: deque[Sweep] = deque()  # the next in turn comes first
+        self._shares = Shares()  # of the rows that joined
+        self._owed = 0  # FLOPs that other work was given and sweeps were not, counted as in slices
+
+    @property
+    def running(self) -> list[ScoringSequence]:
+        """The sequences that have room in the area."""
+        return [sequence for sweep in self._under_way for sequence in sweep.sequences]
+
+    def drop(self, sequence: ScoringSequence) -> None:
+        """Forget ``sequence``, which is here, and free its blocks.
+
+        Its rows are left out from now on, except those that others begin with as well.
+        """
+        sequence.release(self.area)
+        for sweep in self._under_way:
+            if sequence in sweep.sequences:
+                sweep.leave(sequence)
+                break
+        else:
+            self.waiting.remove(sequence)
+        self._under_way = deque(sweep for sweep in self._under_way if sweep.sequences)
+
+    def others_had(self, chunks: Iterable[Chunk]) -> None:
+        """Take note that a step of other work is about to run: sweeps get as many FLOPs behind it,
+        and at least one slice."""
+        if self._under_way or self.waiting:
+            flops = sum(self._cost(chunk, len(chunk.token_ids)) for chunk in chunks)
+            self._owed = max(1, flops * self._num_layers)
+        else:
+            self._owed = 1
+
+    def next_slice(self) -> Slice | None:
+        """Return the next step, or None if it is not the turn of a sweep.
+
+        Blocks are taken; nothing else changes until the slice is reported done.
+        """
+        if not self._owed:
+            return None
+        self._admit()
+        if not self._under_way:
+            return None
+        return self._cut(self._under_way[0])
+
+    def _cut(self, sweep: Sweep) -> Slice:
+        """Cut off as many of the rows that are left as a slice may have."""
+        left = deque(part for part in sweep.left if sweep.live(part))
+        chunks: list[Chunk] = []
+        rows, budget = self._slice_rows, self._budget()
+        flops = 0
+        while left and rows:
+            chunk = left[0].chunk
+            least = LEAST_ROWS - (self._slice_rows - rows)
+            count = max(self._affordable(chunk, rows, budget - flops), min(least, rows))
+            count = min(count, len(chunk.token_ids))
+            if not count:
+                break
+            part = left.popleft()
+            if count < len(chunk.token_ids):
+                part, others = part.split(count)
+                left.appendleft(others)
+            chunks.append(part.chunk)
+            rows -= count
+            flops += self._cost(chunk, count)
+        return Slice(sweep, chunks, list(left), flops)
+
+    def advance(self, done: Slice, took_s: float = 0.0) -> bool:
+        """Take note that the rows of a slice passed their layer, in ``took_s`` if not 0.
+
+        Returns:
+            True if its sweep has passed all layers.
+        """
+        sweep = done.sweep
+        # Most rows leave the last layer early: its speed would promise too much of the others.
+        is_last = self._num_layers > 1 and done.layer == self._num_layers - 1
+        if took_s > 0 and done.flops and not is_last:
+            self._rates.append(done.flops / took_s)
+        self._owed = max(0, self._owed - done.flops)
+        sweep.left = done.left
+        sweep.num_passed += done.num_rows
+        if not sweep.left:
+            sweep.layer += 1
+            sweep.left = list(sweep.parts)
+        if sweep in self._under_way:
+            self._under_way.rotate(-1)
+        return sweep.layer == self._num_layers
+
+    def progress_of(self, sweep: Sweep) -> list[tuple[ScoringSequence, int]]:
+        """Return how many tokens of each prompt are as good as done, now and then.
+
+        Returns:
+            Nothing until as much was computed as fills a largest step, since it was last told.
+        """
+        if sweep.num_passed - sweep.num_told < self._slice_rows * self._num_layers:
+            return []
+        sweep.num_told = sweep.num_passed
+        return [
+            (sequence, sweep.computed_tokens(sequence, self._num_layers))
+            for sequence in sweep.sequences
+        ]
+
+    def _admit(self) -> None:
+        """Have sequences join sweeps that are in their first layer, then begin further sweeps."""
+        self._join_alike()
+        while self.waiting and len(self._under_way) < MOST_SWEEPS:
+            sweep, given = Sweep(), list[tuple[Claim, int]]()
+            for sequence in self._in_turn():
+                assert isinstance(sequence, ScoringSequence)
+                if not self._takes(sweep, sequence):
+                    break
+                given.append(self._join(sweep, sequence))
+            if not sweep.sequences:
+                return
+            self._note_shares(given)
+            self._under_way.append(sweep)
+
+    def _join_alike(self) -> None:
+        """Have those join that begin like a sweep, tenants in turn, up to the first without room."""
+        given: list[tuple[Claim, int]] = []
+        for sequence in self._in_turn():
+            assert isinstance(sequence, ScoringSequence)
+            if blocks_to_sweep(len(sequence.tokens), sequence.task) > self.area.num_free:
+                break
+            for sweep in self._under_way:
+                if (
+                    not sweep.layer
+                    and sweep.shared_blocks(sequence)
+                    and self._takes(sweep, sequence)
+                ):
+                    given.append(self._join(sweep, sequence))
+                    break
+        self._note_shares(given)
+
+    def _takes(self, sweep: Sweep, sequence: ScoringSequence) -> bool:
+        return sweep.takes(sequence, self.area.num_free, self._slice_rows)
+
+    def _in_turn(self) -> list[AnySequence]:
+        return self._shares.in_turn(self.waiting, self._slice_rows)
+
+    def _join(self, sweep: Sweep, sequence: ScoringSequence) -> tuple[Claim, int]:
+        """Let ``sequence`` join.
+
+        Returns:
+            Its claim, and the rows that it was given.
+        """
+        self.waiting.remove(sequence)
+        rows = sweep.num_rows
+        sweep.join(sequence, self.area)
+        return sequence.claim, sweep.num_rows - rows
+
+    def _note_shares(self, given: list[tuple[Claim, int]]) -> None:
+        """Remember the rows of all that joined, in one go, since many may wait."""
+        if given:
+            for claim, rows in given:
+                self._shares.note(claim, rows)
+            waiting = (other.claim for other in self.waiting)
+            self._shares.served(given, waiting, self._slice_rows)
+
+    def _budget(self) -> int:
+        """Return the FLOPs that the next slice may have."""
+        if len(self._rates) < NUM_TIMED:
+            return self._most_flops
+        return min(self._most_flops, int(SLICE_S * max(self._rates)))
+
+    def _affordable(self, chunk: Chunk, rows: int, budget: int) -> int:
+        """Return how many of the first ``rows`` rows of a chunk fit into a budget."""
+        rows = min(rows, len(chunk.token_ids))
+        if self._cost(chunk, rows) <= budget:
+            return rows
+        return bisect_right(range(1, rows), budget, key=lambda count: self._cost(chunk, count))
+
+    def _cost(self, chunk: Chunk, count: int) -> int:
+        """Return the FLOPs of the first rows of a chunk, in all layers."""
+        return self._flops.span(chunk.start, chunk.start + count)

@@ -1,0 +1,152 @@
+"""Answers layer requests: gates the rows, assigns their experts, computes the own ones."""
+
+import time
+from collections.abc import Mapping
+
+import torch
+from prometheus_client import Counter, Histogram
+from torch import Tensor
+
+from moesaic.errors import InvalidInput
+from moesaic.experts import frames
+from moesaic.experts.activations import ActivationMeter
+from moesaic.experts.assignment import Assigner, Assignment, decision_digest
+from moesaic.experts.basis import AssignmentBasis
+from moesaic.experts.epochs import Epochs, Tenure
+from moesaic.messages.scheduling import ExpertScheduling
+from moesaic.models.configuration.config import ModelConfig
+from moesaic.models.layers.gate import Gate
+from moesaic.transport.frame import Frame
+
+MAX_ASSIGNERS = 4096  # kept; one per layer and set of live workers
+
+ACTIVATED = Histogram(
+    "moesaic_experts_activated",
+    "Distinct experts of a layer that this worker computed for one batch",
+    buckets=[0, 1, 2, 4, 8, 16, 32, 64, 128],
+)
+ROWS = Counter(
+    "moesaic_expert_rows", "Rows that came for this worker's experts, those of every layer"
+)
+MOST_ACTIVATED = Counter(
+    "moesaic_experts_activated_max",
+    "The same of the worker that had most for that batch, added up over the batches",
+)
+SCHEDULING_S = Counter(
+    "moesaic_expert_scheduling_seconds", "Deciding which worker computes which experts"
+)
+
+_AssignerKey = tuple[int, int, ExpertScheduling, tuple[int, ...]]  # epoch, layer, policy, live
+
+
+class LayerAnswers:
+    """Answers for every epoch of one worker, on the engine thread."""
+
+    def __init__(
+        self,
+        epochs: Epochs,
+        gates: Mapping[int, Gate],
+        config: ModelConfig,
+        device: torch.device,
+        activations: ActivationMeter,
+    ) -> None:
+        """Compute with the slots of ``epochs`` on ``device``; ``gates`` are by decoder layer."""
+        self._epochs, self._gates, self._config = epochs, gates, config
+        self._device, self._activations = device, activations
+        self._assigners: dict[_AssignerKey, Assigner] = {}
+        self._newest = 0  # epoch of the assigners
+
+    def answer(self, request: Frame) -> Frame:
+        """Compute this worker's part of one layer for one batch; a ``transport`` handler.
+
+        Args:
+            request: see ``moesaic.experts.frames``.
+
+        Raises:
+            StaleEpoch: its epoch is not answered here.
+            InvalidInput: it is for no layer with experts, or its tensors have other shapes.
+            ExpertUnavailable: no live worker holds an expert that some row wants.
+        """
+        tenure = self._epochs.ask(request.epoch)
+        hidden = self._rows(request)
+        topk_weights, topk_ids = self._routing(request)
+        started = time.perf_counter()
+        basis = AssignmentBasis.decode(request.tensors[1], len(tenure.placement.workers))
+        seed = request.request_id + request.layer.to_bytes(4, "little", signed=True)
+        assigner = self._assigner(tenure, request.layer, basis)
+        assignment = assigner.assign(topk_ids, basis.load, seed)
+        SCHEDULING_S.inc(time.perf_counter() - started)
+        ACTIVATED.observe(assignment.num_experts)
+        ROWS.inc(len(hidden))
+        MOST_ACTIVATED.inc(assignment.most_experts)
+        results = self._compute(tenure, request, topk_weights, assignment)
+        if basis.live[0] == tenure.worker_idx:  # one worker of all that see the batch counts it
+            self._activations.record(
+                request.epoch, request.layer, topk_ids, assignment.most_experts, basis.scheduling
+            )
+        loads = None if basis.load is None else torch.from_numpy(assignment.load)
+        decision = decision_digest(
+            request.epoch, request.layer, request.threshold, topk_ids, assignment.served
+        )
+        return frames.layer_reply(request, results, loads, decision)
+
+    def _rows(self, request: Frame) -> Tensor:
+        """The hidden states ``[T, H]`` of a request that can be answered."""
+        if request.layer not in self._gates or len(request.tensors) not in (2, 4):
+            raise InvalidInput(
+                "frame.layer", f"no MoE layer {request.layer} with {len(request.tensors)} tensors"
+            )
+        hidden = request.tensors[0]
+        if hidden.shape[1] != self._config.hidden_size:
+            raise InvalidInput(
+                "frame.tensors", f"hidden size is {self._config.hidden_size}, got {hidden.shape[1]}"
+            )
+        return hidden
+
+    def _routing(self, request: Frame) -> tuple[Tensor, Tensor]:
+        """The weights and ids of each row's experts: the sender's own, or this gate's."""
+        hidden = request.tensors[0]
+        if len(request.tensors) == 2:
+            return self._gates[request.layer](hidden.to(self._device))
+        topk_weights, topk_ids = request.tensors[2:]
+        shape = (hidden.shape[0], self._config.moe.top_k)
+        for name, tensor, dtype in (
+            ("frame.tensors[2]", topk_weights, torch.float32),
+            ("frame.tensors[3]", topk_ids, torch.int32),
+        ):
+            if tensor.shape != shape or tensor.dtype != dtype:
+                raise InvalidInput(name, f"must be {dtype} {list(shape)}")
+        num_experts = self._config.moe.num_experts
+        if bool(((topk_ids < 0) | (topk_ids >= num_experts)).any()):
+            raise InvalidInput("frame.tensors[3]", f"must have experts in 0..{num_experts - 1}")
+        return topk_weights.to(self._device), topk_ids.to(self._device)
+
+    def _assigner(self, tenure: Tenure, layer: int, basis: AssignmentBasis) -> Assigner:
+        """The assigner for this basis; kept, for only loads differ from batch to batch."""
+        placement = tenure.placement
+        if self._newest != self._epochs.in_force or len(self._assigners) >= MAX_ASSIGNERS:
+            self._assigners, self._newest = {}, self._epochs.in_force
+        key = placement.epoch, layer, basis.scheduling, basis.live
+        found = self._assigners.get(key)
+        if found is None:
+            found = self._assigners[key] = Assigner(
+                placement, layer, tenure.worker_idx, basis.scheduling, basis.live, self._device
+            )
+        return found
+
+    def _compute(
+        self, tenure: Tenure, request: Frame, topk_weights: Tensor, assignment: Assignment
+    ) -> list[Tensor]:
+        """The partial sum, or unsummed results and their places."""
+        hidden, layer = request.tensors[0], request.layer
+        if frames.wants_unsummed(request):
+            results, places = tenure.table.compute_choices(
+                layer, hidden.to(self._device), assignment.slot_ids
+            )
+            return [results.cpu(), places.cpu()]
+        if not assignment.num_experts:
+            return [hidden.new_empty(0, hidden.shape[1], dtype=torch.float32)]
+        partial = tenure.table.compute_slots(
+            layer, hidden.to(self._device), topk_weights, assignment.slot_ids
+        )
+        return [partial.cpu()]

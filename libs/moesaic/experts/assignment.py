@@ -1,0 +1,181 @@
+"""Assigns the experts of a batch to workers. Every worker decides about all of them, alike."""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import xxhash
+from numpy.typing import NDArray
+from torch import Tensor
+
+from moesaic.errors import ExpertUnavailable
+from moesaic.experts import baselines
+from moesaic.kernels import aebs
+from moesaic.messages.placement import EMPTY_SLOT, Placement
+from moesaic.messages.scheduling import ExpertScheduling
+from moesaic.placement.schedule.aebs import NONE, Costs, live_replicas, replica_table
+from moesaic.placement.schedule.baselines import activated_experts
+from moesaic.placement.schedule.serving import replicas_on, serving_costs, serving_replicas
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """The part of a batch that one worker computes, and its knowledge of the others' parts."""
+
+    slot_ids: Tensor  # int32 [T, k], its own slots; -1: another worker's choice
+    served: NDArray[np.int32]  # the worker that serves: by expert [E], or by choice [T, k]
+    # [N] work of each worker now, with what it had before, in the unit of ``aebs``.
+    load: NDArray[np.int64]
+    num_experts: int  # distinct ones of its own
+    most_experts: int  # of any worker
+
+
+class Assigner:
+    """One layer's experts among the workers that live, under one policy."""
+
+    def __init__(
+        self,
+        placement: Placement,
+        layer: int,
+        worker_idx: int,
+        scheduling: ExpertScheduling,
+        live: Sequence[int],
+        device: torch.device,
+    ) -> None:
+        """
+        Args:
+            placement: in which ``worker_idx`` is the worker that decides.
+            layer: index of the decoder layer.
+            worker_idx: see above.
+            scheduling: the policy.
+            live: indices of the workers that may serve.
+            device: of the batches.
+        """
+        self._layer, self._worker_idx, self._scheduling = layer, worker_idx, scheduling
+        slots = placement.slots[placement.layers.index(layer)]
+        num_workers = len(slots)
+        lives = np.zeros(num_workers, bool)
+        lives[list(live)] = True
+        held = live_replicas(replica_table(slots, placement.num_experts), lives)
+        first = sum(len(experts) for experts in slots[:worker_idx])
+        self._window = (first, first + len(slots[worker_idx]))
+        self._live = live
+        self._held = serving_replicas(scheduling, held)
+        self._replicas = torch.from_numpy(self._held).to(device)
+        self._lives = torch.from_numpy(lives).to(device)
+        costs = serving_costs(scheduling, [worker.ridge_rows for worker in placement.workers])
+        self._costs = Costs(
+            torch.from_numpy(costs.weights).to(device), torch.from_numpy(costs.row).to(device)
+        )
+        self._no_load = torch.zeros(num_workers, dtype=torch.int64, device=device)
+        self._unheld = torch.from_numpy((held < 0).all(axis=1))  # [E]
+        self._all_held = not bool(self._unheld.any())
+
+    def assign(self, topk_ids: Tensor, load: Sequence[int] | None, seed: bytes) -> Assignment:
+        """Decide about one batch.
+
+        Args:
+            topk_ids: int32 ``[T, k]``, contiguous.
+            load: of the live workers, in the unit of ``Assignment.load``; ``None``: they have
+                nothing else to do.
+            seed: the same for all who decide; random choices are drawn from it.
+
+        Raises:
+            ExpertUnavailable: no live worker holds an expert that some row wants.
+        """
+        if not self._all_held:
+            wanted = set(topk_ids.flatten().tolist())
+            if missing := [e for e in self._unheld.nonzero().flatten().tolist() if e in wanted]:
+                raise ExpertUnavailable(self._layer, len(missing))
+        if self._scheduling in baselines.BY_ROW:
+            return self._assign_by_row(topk_ids, seed)
+        replicas = self._replicas
+        if self._scheduling in baselines.BY_BATCH:
+            ids = topk_ids.cpu().numpy()
+            instance = baselines.choose_by_batch(self._scheduling, ids, self._held, seed)
+            replicas = torch.from_numpy(replicas_on(self._held, instance)).to(replicas.device)
+        carried = self._no_load if load is None else self._loads(load)
+        schedule = aebs.schedule_experts(
+            topk_ids, replicas, self._lives, carried, self._costs, self._window
+        )
+        instance = schedule.instance.cpu().numpy()
+        counts = np.bincount(instance + 1, minlength=len(self._lives) + 1)[1:]
+        return self._assignment(
+            schedule.replica_of_choice, instance, schedule.load.cpu().numpy(), counts
+        )
+
+    def _loads(self, load: Sequence[int]) -> Tensor:
+        """Loads of the live workers as int64 ``[N]``, 0 elsewhere."""
+        carried = self._no_load.clone()
+        carried[list(self._live)] = torch.tensor(load, device=carried.device)
+        return carried
+
+    def _assign_by_row(self, topk_ids: Tensor, seed: bytes) -> Assignment:
+        ids = topk_ids.cpu().numpy()
+        served = baselines.choose_by_row(self._scheduling, ids, self._held, seed)
+        slots = self._held[ids, served] - self._window[0]
+        slot_ids = np.where(served == self._worker_idx, slots, np.int32(NONE))
+        counts = activated_experts(ids, served, *self._held.shape)
+        return self._assignment(
+            torch.from_numpy(slot_ids).to(topk_ids.device), served, counts, counts
+        )
+
+    def _assignment(
+        self,
+        slot_ids: Tensor,
+        served: NDArray[np.int32],
+        load: NDArray[np.int64],
+        counts: NDArray[np.int64],
+    ) -> Assignment:
+        """``counts``: distinct experts of each worker, ``[N]``."""
+        own, most = int(counts[self._worker_idx]), int(counts.max())
+        return Assignment(slot_ids, served, load, own, most)
+
+
+def decision_digest(
+    epoch: int, layer: int, threshold: float, topk_ids: Tensor, served: NDArray[np.int32]
+) -> int:
+    """64 bits that two workers have in common only if they decided alike about the same rows.
+
+    The workers of experts do not show which rows have these, so the choices are part of it.
+
+    Args:
+        epoch: of the placement.
+        layer: the decoder layer.
+        threshold: share of work that is kept exact, in ``0..1``.
+        topk_ids: int32 ``[T, k]``.
+        served: of an ``Assignment``.
+    """
+    shape = (*topk_ids.shape, *served.shape)
+    digest = xxhash.xxh3_64(
+        struct.pack(f"<QqdB{len(shape)}q", epoch, layer, threshold, len(shape), *shape)
+    )
+    digest.update(topk_ids.cpu().contiguous().numpy().data)
+    digest.update(served.data)
+    return digest.intdigest()
+
+
+def has_choice(placement: Placement, layer: int, live: Sequence[int]) -> bool:
+    """True if several live workers hold the same expert of a layer."""
+    held = [set(placement.slots[placement.layers.index(layer)][n]) - {EMPTY_SLOT} for n in live]
+    return sum(map(len, held)) > len(set[int]().union(*held))
+
+
+def serving_workers(
+    placement: Placement, layer: int, scheduling: ExpertScheduling, live: Sequence[int]
+) -> tuple[int, ...] | None:
+    """Indices of the workers that may serve a batch of a layer, ascending.
+
+    Returns:
+        ``None`` if no live worker holds some expert.
+    """
+    slots = placement.slots[placement.layers.index(layer)]
+    lives = np.zeros(len(slots), bool)
+    lives[list(live)] = True
+    held = live_replicas(replica_table(slots, placement.num_experts), lives)
+    held = serving_replicas(scheduling, held)
+    if not (held >= 0).any(axis=1).all():
+        return None
+    return tuple(np.flatnonzero((held >= 0).any(axis=0)).tolist())

@@ -1,0 +1,92 @@
+"""Frames between attention workers and expert workers: a layer's rows there, sums back.
+
+Request
+    tensors: hidden states ``[T, H]``; ``AssignmentBasis``, encoded; and if the sender has gated
+    itself, weights float32 ``[T, k]`` and ids int32 ``[T, k]``. ``flags``: ``UNSUMMED`` or 0.
+Reply
+    tensors: the partial sum float32 ``[T, H]``, or no rows if none of this worker's experts has
+    any; if the basis has loads, those of all workers of the placement, int64 ``[1, N]``.
+    ``digest``: of the decision about all workers.
+Reply to ``UNSUMMED``
+    tensors: results float32 ``[n, H]`` and their places int64 ``[n, 1]``, see
+    ``SlotTable.compute_choices``; loads as above. ``digest``: the same.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from moesaic.transport.frame import Frame, FrameKind
+
+UNSUMMED = 1  # flag of a request that has the sender's own choice of experts
+
+
+def layer_request(
+    step_id: bytes,
+    epoch: int,
+    layer: int,
+    seq: int,
+    tensors: Sequence[Tensor],
+    *,
+    unsummed: bool = False,
+) -> Frame:
+    """Ask one worker for its part of a batch; ``tensors`` as in the table above."""
+    return Frame(
+        kind=FrameKind.REQUEST,
+        request_id=step_id,
+        epoch=epoch,
+        layer=layer,
+        seq=seq,
+        flags=UNSUMMED if unsummed else 0,
+        tensors=list(tensors),
+    )
+
+
+def wants_unsummed(request: Frame) -> bool:
+    """True if the sender adds up the experts of a row itself."""
+    return bool(request.flags & UNSUMMED)
+
+
+def layer_reply(
+    request: Frame, results: Sequence[Tensor], loads: Tensor | None, decision: int
+) -> Frame:
+    """Answer a request.
+
+    Args:
+        request: it.
+        results: the partial sum, or unsummed results and their places.
+        loads: int64 ``[N]`` of all workers; ``None`` if the request had none.
+        decision: from ``decision_digest``.
+    """
+    more = [] if loads is None else [loads[None]]
+    return request.reply([*results, *more], digest=decision)
+
+
+def decision_of(reply: Frame) -> int:
+    """The digest of the decision, about all workers, that a reply rests on."""
+    return reply.digest
+
+
+def loads_of(reply: Frame) -> Tensor:
+    """The loads int64 ``[N]`` of all workers, in the reply to a request that had loads."""
+    return reply.tensors[1][0]
+
+
+def is_partial_sum(reply: Frame, rows: Tensor, num_loads: int) -> bool:
+    """True if a reply has a partial sum of all ``rows`` or none, and loads of as many workers."""
+    shapes = [list(tensor.shape) for tensor in reply.tensors]
+    loads = [[1, num_loads]] if num_loads else []
+    return shapes in ([list(rows.shape), *loads], [[0, rows.shape[1]], *loads])
+
+
+def is_unsummed(reply: Frame, hidden_size: int) -> bool:
+    """True if a reply has results float32 ``[n, H]`` and their places int64 ``[n, 1]``."""
+    if len(reply.tensors) != 2:
+        return False
+    results, places = reply.tensors
+    shapes = [list(results.shape), list(places.shape)]
+    return (results.dtype, places.dtype) == (torch.float32, torch.int64) and shapes == [
+        [len(results), hidden_size],
+        [len(results), 1],
+    ]

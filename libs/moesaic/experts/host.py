@@ -1,0 +1,60 @@
+"""Everything that an expert worker has: its gates, its share of the experts, and their epochs."""
+
+import torch
+
+from moesaic.experts.activations import ActivationMeter
+from moesaic.experts.answering import LayerAnswers
+from moesaic.experts.epochs import Epochs
+from moesaic.experts.loaded import Bring, ExpertFiles
+from moesaic.experts.loading import PlacementLoader
+from moesaic.experts.slots import LoadResult
+from moesaic.kernels.linear import Quantization
+from moesaic.messages.placement import Placement
+from moesaic.models.configuration.config import ModelConfig
+from moesaic.models.layers.gate import load_gates
+from moesaic.models.weights.checkpoint import Checkpoint
+from moesaic.transport.frame import Frame
+
+
+class ExpertHost:
+    """Prepares placements on any one thread at a time; answers layer requests on the engine thread.
+
+    Attributes:
+        files: the checkpoint's experts.
+        epochs: that are prepared, in force, or lately followed by another.
+        activations: counts of what batches activate.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        config: ModelConfig,
+        worker_id: str,
+        slots_per_layer: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        quantization: Quantization = "none",
+        max_expert_bytes: int = 0,
+    ) -> None:
+        """Read the gates; experts come with the first placement.
+
+        With ``max_expert_bytes``, a placement is refused that would need more memory for experts,
+        those of the placement before it included.
+        """
+        self.slots_per_layer = slots_per_layer
+        self.files = ExpertFiles(checkpoint, config, dtype, device, quantization)
+        self.epochs = Epochs(worker_id)
+        self.activations = ActivationMeter(config.moe.num_experts)
+        gates = load_gates(checkpoint, config, dtype, device)
+        self._answers = LayerAnswers(self.epochs, gates, config, device, self.activations)
+        self._loader = PlacementLoader(
+            self.epochs, self.files, config.digest, worker_id, slots_per_layer, max_expert_bytes
+        )
+
+    def prepare(self, placement: Placement, bring: Bring | None = None) -> LoadResult:
+        """See ``PlacementLoader.prepare``."""
+        return self._loader.prepare(placement, bring)
+
+    def answer(self, request: Frame) -> Frame:
+        """See ``LayerAnswers.answer``."""
+        return self._answers.answer(request)

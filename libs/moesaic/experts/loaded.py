@@ -1,0 +1,83 @@
+"""Experts in memory, to compute with and for peers to pull."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from moesaic.experts.pace import LoadPace
+from moesaic.experts.pieces import digests_of
+from moesaic.kernels.expert_layout import ExpertLayout
+from moesaic.kernels.gated_mlp import GatedMLP, make_mlp
+from moesaic.kernels.linear import Quantization
+from moesaic.kernels.native.memory import huge_pages
+from moesaic.models.configuration.config import ModelConfig
+from moesaic.models.weights.checkpoint import Checkpoint
+from moesaic.models.weights.experts import load_expert
+
+Bring = Callable[[int, int], "LoadedExpert"]
+"""Loads one expert, given its layer and id, on a thread of its own; raises ``MoesaicError``."""
+
+
+@dataclass(frozen=True)
+class LoadedExpert:
+    """An expert's weights, in one copy."""
+
+    mlp: GatedMLP
+    packed: Tensor | None = None  # uint8 [nbytes], the memory of ``mlp``; None: peers cannot use it
+    digests: Tensor | None = None  # int64 [pieces], taken when a worker read it from the checkpoint
+
+
+class ExpertFiles:
+    """Reads experts and packs them for this machine."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        quantization: Quantization = "none",
+    ) -> None:
+        self._checkpoint, self._config = checkpoint, config
+        self._dtype, self._device, self._quantization = dtype, device, quantization
+        size = config.moe.expert_size
+        on_cpu = device.type == "cpu"
+        self.layout = (
+            ExpertLayout(config.hidden_size, size, dtype, quantization) if on_cpu else None
+        )
+
+    @property
+    def expert_bytes(self) -> int:
+        """Bytes of one expert in memory."""
+        if self.layout is not None:
+            return self.layout.nbytes
+        return 3 * self._config.hidden_size * self._config.moe.expert_size * self._dtype.itemsize
+
+    def bring(self, pace: LoadPace) -> Bring:
+        """A loader at this pace.
+
+        Returns:
+            A function that raises ``CheckpointError`` if a tensor is missing, mis-shaped or cannot
+            be read, and ``NotReady`` if the loading was cancelled.
+        """
+
+        def bring(layer: int, expert: int) -> LoadedExpert:
+            pace.check()
+            started = time.monotonic()
+            loaded = self._read(layer, expert)
+            pace.rest(time.monotonic() - started)
+            return loaded
+
+        return bring
+
+    def _read(self, layer: int, expert: int) -> LoadedExpert:
+        read = load_expert(self._checkpoint, self._config, layer, expert, self._dtype, self._device)
+        if self.layout is None:
+            return LoadedExpert(make_mlp(read.gate_up, read.down, self._quantization))
+        # Zeros, for the gaps between the parts are sent and compared too.
+        packed = huge_pages.zeros((self.layout.nbytes,), torch.uint8)
+        self.layout.pack(read.gate_up, read.down, packed)
+        return LoadedExpert(self.layout.view(packed), packed, digests_of(packed.unsqueeze(0))[0])

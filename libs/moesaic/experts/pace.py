@@ -1,0 +1,42 @@
+"""Pace of loading beside serving: a part of the time, and an end at any moment.
+
+The loading thread keeps its priority. A thread of low priority that is set aside while it has
+Python's lock would keep the engine's thread waiting for it; one that sleeps has no lock.
+"""
+
+import threading
+
+from moesaic.errors import InvalidInput, NotReady
+
+
+class LoadPace:
+    """The pace at which one placement may be loaded, and its end if nobody wants it any more."""
+
+    def __init__(self, share: float = 1.0) -> None:
+        """Work for at most a ``share`` of the time, in (0, 1]; 1 never rests.
+
+        Raises:
+            InvalidInput: it is outside of that.
+        """
+        if not 0.0 < share <= 1.0:
+            raise InvalidInput("load_share", f"must be above 0 and at most 1, got {share}")
+        self._rest_per_work = 1.0 / share - 1.0
+        self._cancelled = threading.Event()
+
+    def cancel(self) -> None:
+        """End the loading, from any thread; a thread that rests wakes up."""
+        self._cancelled.set()
+
+    def check(self) -> None:
+        """Raise ``NotReady`` if the loading was cancelled."""
+        if self._cancelled.is_set():
+            raise NotReady("the placement is no longer wanted", code="placement_changing")
+
+    def rest(self, worked_s: float) -> None:
+        """Sleep in proportion to work that was done, on a thread of its own.
+
+        Raises:
+            NotReady: the loading was cancelled.
+        """
+        self._cancelled.wait(worked_s * self._rest_per_work)
+        self.check()

@@ -1,0 +1,1 @@
+"""How does a worker get packed experts from another one?"""

@@ -1,0 +1,109 @@
+"""The asking side of all pulls of experts."""
+
+import asyncio
+import itertools
+
+from torch import Tensor
+
+from moesaic.errors import ExpertUnavailable, InvalidInput, MoesaicError, PeerLost
+from moesaic.experts.pieces import is_as_digested, pieces_of
+from moesaic.experts.pull import frames
+from moesaic.experts.pull.ranges import PULLS_AHEAD, Runs
+from moesaic.transport.contract import Link, Network
+
+
+class DamagedExpert(MoesaicError):
+    """A peer gave other bytes than it had read from the checkpoint."""
+
+    code = "damaged_expert"
+
+    def __init__(self, peer: str, layer: int, row: int) -> None:
+        self.peer, self.layer, self.row = peer, layer, row
+        super().__init__(f"{peer}: row {row} of layer {layer} is damaged: its digest differs")
+
+
+class PullClient:
+    """Asks one peer for a share, in messages of ``PULL_BYTES``, a few at a time.
+
+    Messages are received into memory of their own and copied: a late one must never write to
+    experts that are being computed with. The copy takes 3 to 5 % of a message's way.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        link: Link,
+        contents: int,
+        row_bytes: int,
+        timeout_s: float,
+        turns: asyncio.Semaphore | None = None,
+    ) -> None:
+        """
+        Args:
+            network: of the link.
+            link: to the peer.
+            contents: the bytes that are meant, see ``frames.contents_digest``.
+            row_bytes: of one packed expert.
+            timeout_s: for one message.
+            turns: messages that may be under way, shared with other peers; by default some of its own.
+        """
+        self.link, self.usable = link, True
+        self._network, self._contents, self._timeout_s = network, contents, timeout_s
+        self._row_bytes = row_bytes
+        self._turns = turns or asyncio.Semaphore(PULLS_AHEAD)
+        self._seq = itertools.count(1)
+
+    async def bring(self, layer: int, runs: Runs, into: Tensor) -> None:
+        """Copy ``runs`` of the layer's share to the same places of ``into``, uint8 ``[bytes]``.
+
+        Raises:
+            DamagedExpert: some bytes are not as the peer read them.
+            MoesaicError: some did not come; others may be there.
+        """
+        pulls = [self.pull(layer, start, into[start : start + length]) for start, length in runs]
+        outcomes = await asyncio.gather(*pulls, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    def failed(self, error: BaseException) -> None:
+        """Draw the consequence of an error that ``bring`` raised.
+
+        | error | consequence |
+        |---|---|
+        | ``InvalidInput`` | not used again: the peer means other bytes |
+        | ``DamagedExpert`` | not used again: its memory is damaged |
+        | ``ExpertUnavailable`` | none: the peer may have other experts |
+        | any other | the link ends, to be dialled anew |
+        """
+        if isinstance(error, InvalidInput | DamagedExpert):
+            self.usable = False
+        elif not isinstance(error, ExpertUnavailable):
+            self.link.discard("a pull failed")
+
+    async def pull(self, layer: int, start: int, into: Tensor) -> Tensor:
+        """Fill ``into``, uint8 of at most ``PULL_BYTES``, with whole pieces from ``start`` of the share.
+
+        Returns:
+            The digests of the pieces, int64 ``[pieces]``, see ``pieces``.
+
+        Raises:
+            DamagedExpert: they are not as the peer read them; ``into`` is as it was.
+            MoesaicError: they did not come; ``into`` is as it was.
+        """
+        pieces = pieces_of(start, len(into), self._row_bytes)
+        assert pieces is not None
+        async with self._turns:
+            frame = frames.pull_request(layer, next(self._seq), start, len(into), self._contents)
+            [outcome] = await self._network.exchange([(self.link, frame)], self._timeout_s)
+            if isinstance(outcome, MoesaicError):
+                raise outcome
+            found = frames.pulled(outcome, len(into), len(pieces))
+            if found is None:
+                self.link.discard("its experts have another size")
+                raise PeerLost(self.link.peer, "its experts have another size")
+            packed, digests = found
+            if not is_as_digested(packed, start, self._row_bytes, digests):
+                raise DamagedExpert(self.link.peer, layer, start // self._row_bytes)
+            into.numpy()[:] = packed.numpy()
+            return digests.clone()

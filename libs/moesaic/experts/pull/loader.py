@@ -1,0 +1,156 @@
+"""Loads experts from workers that hold them, before the checkpoint is read."""
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import structlog
+import torch
+from prometheus_client import Counter
+from torch import Tensor
+
+from moesaic.errors import ExpertUnavailable, MoesaicError
+from moesaic.experts.loaded import Bring, LoadedExpert
+from moesaic.experts.pace import LoadPace
+from moesaic.experts.pull.client import DamagedExpert, PullClient
+from moesaic.experts.pull.frames import contents_digest
+from moesaic.experts.pull.ranges import Share, messages_of
+from moesaic.kernels.expert_layout import ExpertLayout
+from moesaic.kernels.native.memory import huge_pages
+from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.transport.contract import Network
+
+log = structlog.get_logger()
+T = TypeVar("T")
+
+DIAL_TIMEOUT_S = 2.0
+PIECE_TIMEOUT_S = 5.0
+
+_pulls = Counter("moesaic_expert_pulls", "experts asked of peers", ["outcome"])
+_pulled_bytes = Counter("moesaic_expert_pulled_bytes", "bytes of experts that peers gave")
+
+
+class ExpertPeers:
+    """Reaches other workers for their experts, on the event loop of ``network``: not the engine's."""
+
+    def __init__(
+        self, network: Network, worker_id: str, layout: ExpertLayout, model_digest: str
+    ) -> None:
+        """Make it on that event loop."""
+        self.layout = layout
+        self._network, self._worker_id = network, worker_id
+        self._contents = contents_digest(model_digest, layout, Share())
+        self._loop = asyncio.get_running_loop()
+
+    def pulling(self, serving: Placement, pace: LoadPace) -> "Pulling":
+        """Pull from the workers of the placement that serves now."""
+        return Pulling(self, serving, pace)
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the event loop and wait for it, on another thread."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    async def dial(self, holder: PlacedWorker) -> PullClient:
+        """Link to a worker.
+
+        Raises:
+            MoesaicError: it cannot be reached.
+        """
+        link = await self._network.connect(holder.weights_address, holder.worker_id, DIAL_TIMEOUT_S)
+        row_bytes = self.layout.nbytes
+        return PullClient(self._network, link, self._contents, row_bytes, PIECE_TIMEOUT_S)
+
+    def holders(self, serving: Placement, layer: int, expert: int) -> list[PlacedWorker]:
+        """Workers that give an expert; its replicas take turns to be the first."""
+        if layer not in serving.layers or not 0 <= expert < serving.num_experts:
+            return []
+        held = [
+            worker
+            for worker, slots in zip(
+                serving.workers, serving.slots[serving.layers.index(layer)], strict=True
+            )
+            if expert in slots and worker.weights_address and worker.worker_id != self._worker_id
+        ]
+        first = (expert + layer) % max(1, len(held))
+        return held[first:] + held[:first]
+
+
+class Pulling:
+    """The pulls of one placement, on the thread that loads it; their links end with it."""
+
+    def __init__(self, peers: ExpertPeers, serving: Placement, pace: LoadPace) -> None:
+        self._peers, self._serving, self._pace = peers, serving, pace
+        self._clients: dict[str, PullClient] = {}  # by worker id
+        self._failed: set[str] = set()  # not asked again for this placement
+        self.pulled = 0
+
+    def or_else(self, otherwise: Bring) -> Bring:
+        """A loader that asks the holders of an expert, one after the other, then ``otherwise``."""
+
+        def bring(layer: int, expert: int) -> LoadedExpert:
+            for holder in self._peers.holders(self._serving, layer, expert):
+                if holder.worker_id not in self._failed:
+                    loaded = self._from(holder, layer, expert)
+                    if loaded is not None:
+                        return loaded
+            return otherwise(layer, expert)
+
+        return bring
+
+    def close(self) -> None:
+        """End the links."""
+
+        async def end() -> None:
+            for client in self._clients.values():
+                client.link.discard("the placement is loaded")
+
+        if self._clients:
+            self._peers.call(end())
+
+    def _from(self, holder: PlacedWorker, layer: int, expert: int) -> LoadedExpert | None:
+        self._pace.check()
+        layout = self._peers.layout
+        packed = huge_pages.zeros((layout.nbytes,), torch.uint8)
+        try:
+            digests = self._pull(holder, layer, expert, packed)
+        except DamagedExpert as error:
+            self._refuse("damaged", holder, layer, expert, str(error))
+            return None
+        except MoesaicError as error:
+            self._pace.check()
+            if not isinstance(
+                error, ExpertUnavailable
+            ):  # a holder without this one may have others
+                self._failed.add(holder.worker_id)
+            self._refuse("failed", holder, layer, expert, str(error))
+            return None
+        _pulls.labels("ok").inc()
+        _pulled_bytes.inc(layout.nbytes)
+        self.pulled += 1
+        return LoadedExpert(layout.view(packed), packed, digests)
+
+    def _pull(self, holder: PlacedWorker, layer: int, expert: int, into: Tensor) -> Tensor:
+        """Fill ``into``, message by message.
+
+        Returns:
+            The digests of its pieces, int64 ``[pieces]``.
+        """
+        client = self._clients.get(holder.worker_id)
+        if client is None or not client.link.alive:
+            client = self._clients[holder.worker_id] = self._peers.call(self._peers.dial(holder))
+        digests = []
+        for start, length in messages_of(len(into), len(into)):
+            began = time.monotonic()
+            part = into[start : start + length]
+            digests.append(self._peers.call(client.pull(layer, expert * len(into) + start, part)))
+            self._pace.rest(time.monotonic() - began)
+        return torch.cat(digests)
+
+    def _refuse(
+        self, outcome: str, holder: PlacedWorker, layer: int, expert: int, cause: str
+    ) -> None:
+        _pulls.labels(outcome).inc()
+        log.warning(
+            "expert.not_pulled", peer=holder.worker_id, layer=layer, expert=expert, cause=cause
+        )

@@ -1,0 +1,234 @@
+"""The experts resident in one process, by layer and slot, and their computation.
+
+A ``SlotTable`` never changes: a new placement makes a new table, which shares unchanged layers. So a
+running step keeps the experts that it began with, while others are loaded or retired.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from moesaic.experts.loaded import Bring, LoadedExpert
+from moesaic.kernels.gated_mlp import GatedMLP, PlainMLP, make_mlp
+from moesaic.kernels.grouped_experts import grouped_experts
+from moesaic.kernels.linear import Quantization
+from moesaic.kernels.packed_experts import PackedMLP, PackedSlots
+from moesaic.messages.placement import EMPTY_SLOT
+from moesaic.models.configuration.config import ModelConfig
+from moesaic.models.weights.checkpoint import Checkpoint
+from moesaic.models.weights.experts import load_expert
+
+if TYPE_CHECKING:
+    from moesaic.kernels.triton.grouped_experts import SlotWeights
+
+
+@dataclass(frozen=True)
+class LayerSlots:
+    """One layer's slots: ``mlps[s]`` computes expert ``experts[s]``."""
+
+    experts: tuple[int, ...]
+    mlps: tuple[GatedMLP | None, ...]  # None: an empty slot
+    loaded: tuple[LoadedExpert | None, ...] = ()  # the same experts, where peers may pull them
+
+    @classmethod
+    def of(cls, experts: Sequence[int], loaded: Sequence[LoadedExpert | None]) -> "LayerSlots":
+        """Slots with experts as they were loaded."""
+        mlps = tuple(expert.mlp if expert else None for expert in loaded)
+        return cls(tuple(experts), mlps, tuple(loaded))
+
+    @cached_property
+    def on_gpu(self) -> "SlotWeights":
+        """The weights as a GPU's kernels find them."""
+        from moesaic.kernels.triton.grouped_experts import SlotWeights
+
+        plain = [
+            (mlp.gate_up, mlp.down) if isinstance(mlp, PlainMLP) else None for mlp in self.mlps
+        ]
+        return SlotWeights.of(plain)
+
+    @cached_property
+    def packed(self) -> PackedSlots | None:
+        """The weights as a CPU's kernel finds them; ``None``: no slot has packed ones."""
+        packed = [mlp if isinstance(mlp, PackedMLP) else None for mlp in self.mlps]
+        return PackedSlots(packed) if any(packed) else None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights."""
+        return sum(mlp.nbytes for mlp in self.mlps if mlp is not None)
+
+
+@dataclass(frozen=True)
+class SlotTable:
+    """All slots of one process under one placement."""
+
+    layers: Mapping[int, LayerSlots]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all weights in the slots."""
+        return sum(layer.nbytes for layer in self.layers.values())
+
+    def compute(
+        self,
+        layer: int,
+        hidden_states: Tensor,
+        topk_weights: Tensor,
+        topk_ids: Tensor,
+        mine: Tensor | None,
+    ) -> Tensor:
+        """The weighted sum over those of each row's experts that this process serves.
+
+        Args:
+            layer: index of the decoder layer.
+            hidden_states: ``[T, H]``.
+            topk_weights: float32 ``[T, k]``.
+            topk_ids: int32 ``[T, k]``.
+            mine: int64 ``[E]``: the slot to use for an expert, -1 where another process serves it;
+                ``None`` where expert ``e`` lies in slot ``e``.
+
+        Returns:
+            float32 ``[T, H]``.
+        """
+        slot_ids = topk_ids.to(hidden_states.device)
+        if mine is not None:
+            slot_ids = mine.index_select(0, slot_ids.flatten()).view(topk_ids.shape)
+        return self.compute_slots(layer, hidden_states, topk_weights, slot_ids)
+
+    def compute_slots(
+        self, layer: int, hidden_states: Tensor, topk_weights: Tensor, slot_ids: Tensor
+    ) -> Tensor:
+        """Compute as ``compute`` does, given the slot of each choice.
+
+        Args:
+            layer: index of the decoder layer.
+            hidden_states: ``[T, H]``.
+            topk_weights: float32 ``[T, k]``.
+            slot_ids: int32 or int64 ``[T, k]``, -1 where another process serves the choice.
+
+        Returns:
+            float32 ``[T, H]``.
+        """
+        slots = self.layers[layer]
+        if hidden_states.is_cuda:
+            return _compute_on_gpu(hidden_states, topk_weights, slot_ids, slots)
+        if slots.packed is not None:
+            return slots.packed.compute(hidden_states, topk_weights, slot_ids.to(torch.int32))
+        return grouped_experts(hidden_states, topk_weights, slot_ids, slots.mlps)
+
+    def compute_choices(
+        self, layer: int, hidden_states: Tensor, slot_ids: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The unweighted result of each choice that this process serves.
+
+        Args:
+            layer: index of the decoder layer.
+            hidden_states: ``[T, H]``.
+            slot_ids: int32 or int64 ``[T, k]``, -1 where another process serves the choice.
+
+        Returns:
+            Results float32 ``[n, H]``; their places int64 ``[n, 1]`` among the ``T * k`` choices,
+            row by row.
+        """
+        top_k, slots = slot_ids.shape[1], slot_ids.flatten()
+        places = (slots >= 0).nonzero()  # [n, 1]
+        if not len(places):
+            return hidden_states.new_empty(0, hidden_states.shape[1], dtype=torch.float32), places
+        rows = hidden_states.index_select(0, places[:, 0] // top_k)
+        ones = torch.ones(len(places), 1, device=rows.device)
+        return self.compute_slots(layer, rows, ones, slots[places]), places
+
+    def slot_of_expert(self, layer: int, num_experts: int, served: Sequence[bool]) -> Tensor:
+        """The first slot that holds each expert marked in ``served``.
+
+        Returns:
+            int64 ``[E]``, -1 for other experts.
+        """
+        mine = torch.full((num_experts,), EMPTY_SLOT, dtype=torch.int64)
+        for slot, expert in reversed(list(enumerate(self.layers[layer].experts))):
+            if expert != EMPTY_SLOT and served[expert]:
+                mine[expert] = slot
+        return mine
+
+
+def _compute_on_gpu(
+    hidden_states: Tensor, topk_weights: Tensor, slot_ids: Tensor, slots: LayerSlots
+) -> Tensor:
+    from moesaic.kernels.triton import grouped_experts as grouped_experts_triton
+
+    if all(mlp is None for mlp in slots.mlps):
+        return hidden_states.new_zeros(hidden_states.shape, dtype=torch.float32)
+    device = hidden_states.device  # weights that another process chose arrive on the host
+    return grouped_experts_triton.grouped_experts(
+        hidden_states, topk_weights.to(device), slot_ids.long(), slots.on_gpu
+    )
+
+
+@dataclass(frozen=True)
+class LoadResult:
+    """A new table, and the numbers of replicas that were loaded for it and kept."""
+
+    table: SlotTable
+    loaded: int
+    kept: int
+
+
+def load_table(
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    wanted: Mapping[int, Sequence[int]],
+    dtype: torch.dtype,
+    device: torch.device,
+    quantization: Quantization = "none",
+) -> LoadResult:
+    """Make the table that holds ``wanted[layer][slot]``, all of it read from the checkpoint.
+
+    Raises:
+        CheckpointError: an expert's tensor is missing, damaged or mis-shaped.
+    """
+
+    def bring(layer: int, expert: int) -> LoadedExpert:
+        weights = load_expert(checkpoint, config, layer, expert, dtype, device)
+        return LoadedExpert(make_mlp(weights.gate_up, weights.down, quantization))
+
+    return change_table(wanted, bring, [])
+
+
+def change_table(
+    wanted: Mapping[int, Sequence[int]], bring: Bring, resident: Sequence[SlotTable]
+) -> LoadResult:
+    """Make the table that holds ``wanted[layer][slot]``, bringing only experts that no table has.
+
+    Args:
+        wanted: expert ids by layer and slot; -1 is an empty slot.
+        bring: loads one expert.
+        resident: tables in memory, the one in force first. Their experts are shared, not copied.
+
+    Raises:
+        MoesaicError: an expert could not be brought; nothing has changed.
+    """
+    layers, loaded, kept = {}, 0, 0
+    for layer, experts in wanted.items():
+        olds = [table.layers[layer] for table in resident if layer in table.layers]
+        present = sum(expert != EMPTY_SLOT for expert in experts)
+        same = next((old for old in olds if old.experts == tuple(experts)), None)
+        if same is not None:
+            layers[layer] = same
+            kept += present
+            continue
+        here = {
+            e: held
+            for old in reversed(olds)
+            for e, held in zip(old.experts, old.loaded, strict=True)
+        }
+        missing = {e for e in experts if e != EMPTY_SLOT and here.get(e) is None}
+        brought = {expert: bring(layer, expert) for expert in sorted(missing)}
+        slots = [(brought.get(e) or here[e]) if e != EMPTY_SLOT else None for e in experts]
+        layers[layer] = LayerSlots.of(experts, slots)
+        loaded += len(brought)
+        kept += present - len(brought)
+    return LoadResult(SlotTable(layers), loaded, kept)

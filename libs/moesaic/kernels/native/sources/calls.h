@@ -1,0 +1,200 @@
+// All that Python calls, and the structs that it fills. header.py reads both from here, and every
+// definition is compiled against it: no order and no type is written twice.
+//   Form     one declaration a statement; a pointer that may be NULL says "or none".
+#ifndef MOESAIC_CALLS_H
+#define MOESAIC_CALLS_H
+
+#include <stdint.h>
+
+#define EXPORT __attribute__((visibility("default")))
+
+// A packed matrix: x [rows, num_in] -> [rows, num_out]. P panels, see matrix.h.
+struct matrix {
+    const void *panels;      // float [P][num_in][PANEL] or int8 [P][in4][PANEL][4]
+    const float *bias;       // [P * PANEL] or none
+    const float *scales;     // [P * PANEL]; or none: float32
+    const int32_t *offsets;  // [P * PANEL]: what ZERO adds to each sum, where x is around it
+    int64_t num_in, num_out;
+};
+
+struct expert {
+    struct matrix gate_up;  // H -> 2I, each panel: half of it gate, half of it up
+    struct matrix down;     // I -> H
+};
+
+// The sequences of a step, as the planner has them.
+struct batch {
+    const int32_t *first_rows, *num_rows, *lengths, *block_tables;
+    int64_t count, table_width;
+};
+
+// The place of heads in the queries and in the cache.
+struct shape {
+    int64_t heads, kv_heads;
+    int64_t key_dim, value_dim;
+    // In the cache, in floats. A key_stride other than 1: of a block, a head's keys lie dimension by
+    // dimension, LANES tokens and more of it side by side.
+    int64_t block_stride, head_stride, token_stride, key_stride, value_start, value_stride;
+    int64_t block_size, window;        // window 0: none
+    int64_t query_stride, out_stride;  // between rows
+    float scale;
+};
+
+// Attention between two norms.
+struct layer {
+    struct matrix qkv, output;
+    const float *norm;         // [H], before attention
+    const float *qk_norm;      // [heads + kv_heads, dim] or none
+    const float *norm_behind;  // [H]
+    float eps;
+};
+
+// The rows of a step, for all layers.
+struct step {
+    const float *cos, *sin;    // [T, dim]; or, with `positions` [T], of all positions
+    const int64_t *positions;  // or none
+    const int64_t *offsets;    // [T]: where in the cache; or none: nothing is written
+    struct shape shape;
+    struct batch batch;
+    int64_t count;  // T
+    int32_t interleaved;
+};
+
+// The routed experts of a layer.
+struct moe {
+    struct matrix gate;                 // H -> E
+    const struct expert *const *slots;  // [E]
+    int64_t size, top_k;                // I, k
+    float scaling;
+    int32_t normalise;
+};
+
+struct whole_layer {
+    struct layer attention;
+    struct moe moe;
+};
+
+struct decoder {
+    const struct whole_layer *layers;
+    int64_t num_layers;
+    struct matrix kv;        // the last layer's: H -> 2 kv_heads d, or all of its qkv
+    const float *embedding;  // [vocab, H]
+    const float *norm;       // [H]
+    struct matrix head;      // H -> vocab
+    volatile int64_t *layers_done;  // counts up; other threads read it meanwhile
+};
+
+struct whole_step {
+    struct step all;
+    const int64_t *tokens;     // [T]
+    const int64_t *attending;  // [A], ascending: the rows that attend in the last layer; or none: all
+    struct step last;          // of these; they write nothing there
+};
+
+// Outputs of one panel, and numbers of one vector register.
+EXPORT int64_t panel_width(void);
+EXPORT int64_t vector_width(void);
+
+// weight [num_out, num_in] -> panels; `panels` holds whole panels of zeros.
+EXPORT void pack_float(const float *weight, int64_t num_out, int64_t num_in, float *panels);
+
+// The same for bytes; also sums up the part of ZERO in each output.
+EXPORT void pack_int8(const int8_t *weight, int64_t num_out, int64_t num_in, int8_t *panels,
+                      int32_t *offsets);
+
+// x [count, heads, num_in] -> out [count, heads, num_out], a matrix for each head; strides in floats.
+// int8 takes one head, and `scratch` of count * (in_fours * 4 + 4) bytes; float32 needs none.
+EXPORT void linear(const struct matrix *matrices, int64_t heads, const float *x, int64_t x_stride,
+                   int64_t x_head_stride, int64_t count, float *out, int64_t out_stride,
+                   int64_t out_head_stride, uint8_t *scratch, int threads);
+
+// Bytes of `scratch` that `experts` needs.
+EXPORT int64_t experts_scratch(int64_t rows, int64_t top_k, int64_t hidden, int64_t size,
+                               int64_t num_slots, int threads);
+
+// x [T, H], weights and slot_ids [T, k] (-1: not here) -> out [T, H].
+EXPORT void experts(const struct expert *const *slots, int64_t num_slots, const float *x,
+                    int64_t num_rows, int64_t hidden, int64_t size, const float *weights,
+                    const int32_t *slot_ids, int64_t top_k, float *out, uint8_t *scratch,
+                    int threads);
+
+// results [T * k, H] -> out [T, H], each row's in the order of `routed` [T, k], the place of a choice
+// in `results`. The sum that `experts` makes of the same results in the same order, to the bit.
+EXPORT void sum_of_choices(float *results, int64_t num_rows, int64_t hidden, const float *weights,
+                           int32_t *routed, int64_t top_k, float *out, int threads);
+
+// sum = x + delta (or none) [T, size], out = sum / rms(sum) * weight; x by its stride.
+EXPORT void add_rms_norm(const float *x, int64_t x_stride, const float *delta, const float *weight,
+                         float eps, int64_t count, int64_t size, float *sum, float *out,
+                         int threads);
+
+// Norms (by `qk_norm` [heads + kv_heads, d], or not at all) and rotates the queries and keys in qkv
+// [T, (heads + 2 kv_heads) d], in place, and stores keys and values at their offsets (or none) in
+// the cache. Row t turns by row t of cos and sin, or, with `positions`, by that of its position.
+// Of a block it keeps all of a head's keys, token by token (key_stride 1) or dimension by dimension
+// (key_stride block_size), then all its values, then the next head's.
+EXPORT void store_grouped(float *qkv, int64_t count, int64_t heads, int64_t kv_heads, int64_t dim,
+                          const float *qk_norm, float eps, const float *cos, const float *sin,
+                          const int64_t *positions, int interleaved, const int64_t *offsets,
+                          float *cache, int64_t block_size, int64_t key_stride, int threads);
+
+// The same for latent attention: norms the latent, rotates the key that all heads share.
+EXPORT void store_latent(const float *latent, int64_t latent_stride, const float *weight, float eps,
+                         const float *key, int64_t key_stride, const float *cos, const float *sin,
+                         int interleaved, int64_t count, int64_t rank, int64_t rope,
+                         const int64_t *offsets, float *cache);
+
+// Rotates x [T, heads, d] into out; strides in floats, rows and heads may overlap nothing else.
+EXPORT void rotate_heads(const float *x, int64_t x_stride, int64_t x_head_stride, int64_t count,
+                         int64_t heads, int64_t dim, const float *cos, const float *sin,
+                         int interleaved, float *out, int64_t out_stride, int64_t out_head_stride);
+
+// Logits [T, E] -> the top k of their softmax, heaviest first; of equals, the first.
+EXPORT void select_experts(const float *logits, int64_t count, int64_t num_experts, int64_t top_k,
+                           int normalise, float scaling, float *weights, int32_t *ids,
+                           int threads);
+
+// The same from the rows x [T, H] on, by a gate in float32; `logits` has room for them.
+EXPORT void choose_experts(const struct matrix *gate, const float *x, int64_t count, int64_t top_k,
+                           int normalise, float scaling, float *logits, float *weights,
+                           int32_t *ids, int threads);
+
+// Bytes of `scratch` that `schedule_experts` needs.
+EXPORT int64_t schedule_experts_scratch(int64_t num_experts, int64_t num_instances);
+
+// ids [count] (no expert: outside 0..E-1), replicas [E, N] (-1: none), live [N] (0 or 1), load [N]
+// (in: carried over; out: with this batch), weights and row [N] -> instance and replica [E], and of
+// every choice its replica less `first`, -1 where that is outside `first`..`end`-1.
+EXPORT void schedule_experts(const int32_t *ids, int64_t count, const int32_t *replicas,
+                             int64_t num_experts, int64_t num_instances, const uint8_t *live,
+                             const int64_t *weights, const int64_t *row, int64_t *load,
+                             int32_t first, int32_t end, int32_t *instance, int32_t *replica,
+                             int32_t *of_choice, uint8_t *scratch);
+
+// Bytes of `scratch` that `attention` needs.
+EXPORT int64_t attention_scratch(const struct shape *shape, const struct batch *batch, int threads);
+
+// queries [T, heads, key_dim] by query_stride -> out [T, heads, value_dim] by out_stride.
+EXPORT void attention(const struct shape *shape, const struct batch *batch, const float *queries,
+                      const float *cache, float *out, uint8_t *scratch, int threads);
+
+// Bytes of `scratch` that `grouped_query_layer` needs.
+EXPORT int64_t grouped_query_scratch(const struct layer *layer, const struct step *step,
+                                     int threads);
+
+// sum = x + delta (or none) + attention of its norm [T, H], out = the norm of that. The rows'
+// keys and values are written to `cache`.
+EXPORT void grouped_query_layer(const struct layer *layer, const struct step *step, const float *x,
+                                const float *delta, float *cache, float *sum, float *out,
+                                uint8_t *scratch, int threads);
+
+// Bytes of `scratch` that `decoder_step` needs.
+EXPORT int64_t decoder_step_scratch(const struct decoder *decoder, const struct whole_step *step,
+                                    int threads);
+
+// Writes the rows' keys and values to `caches`, one for each layer, and the logits [A, vocab] of those
+// that attend in the last layer to `logits`, or none.
+EXPORT void decoder_step(const struct decoder *decoder, const struct whole_step *step,
+                         float *const *caches, float *logits, uint8_t *scratch, int threads);
+
+#endif

@@ -1,0 +1,65 @@
+#include "matrix.h"
+#include "pool.h"
+
+enum { BLOCK = 96 };  // rows that are multiplied with a panel while it is in the cache
+
+struct product {
+    const struct matrix *matrices;
+    const float *x;
+    float *out;
+    int64_t x_stride, x_head_stride, out_stride, out_head_stride, count;
+    float *scales;  // of rows rounded to bytes
+    uint8_t *bytes;
+    int64_t blocks, parts, panels;  // of rows; of panels, for each block; panels
+};
+
+static void round_one(void *with, int64_t row, int worker) {
+    const struct product *p = with;
+    const struct matrix *m = p->matrices;
+    (void)worker;
+    uint8_t *to = p->bytes + row * in_fours(m) * 4;
+    p->scales[row] = round_row(p->x + row * p->x_stride, m->num_in, to);
+}
+
+static void multiply_part(void *with, int64_t task, int worker) {
+    const struct product *p = with;
+    const int64_t head = task / (p->blocks * p->parts), block = task / p->parts % p->blocks;
+    const struct matrix *m = &p->matrices[head];
+    const struct rows rows = m->scales
+                                 ? (struct rows){p->bytes, p->scales, in_fours(m) * 4}
+                                 : (struct rows){p->x + head * p->x_head_stride, 0, p->x_stride};
+    const int64_t first = block * BLOCK, left = p->count - first;
+    const int64_t part = task % p->parts;
+    (void)worker;
+    for (int64_t panel = part * p->panels / p->parts; panel < (part + 1) * p->panels / p->parts;
+         panel++) {
+        const int64_t column = panel * PANEL;
+        float *out = p->out + first * p->out_stride + head * p->out_head_stride + column;
+        multiply_panel(m, rows, first, left < BLOCK ? left : BLOCK, panel, out, p->out_stride,
+                       m->num_out - column < PANEL ? m->num_out - column : PANEL, 0);
+    }
+}
+
+EXPORT void linear(const struct matrix *matrices, int64_t heads, const float *x, int64_t x_stride,
+                   int64_t x_head_stride, int64_t count, float *out, int64_t out_stride,
+                   int64_t out_head_stride, uint8_t *scratch, int threads) {
+    const int64_t panels = num_panels(matrices), blocks = (count + BLOCK - 1) / BLOCK;
+    // Of few rows, threads share the weights; of many, the rows.
+    const int64_t parts = heads * blocks >= 4 * threads ? 1 : panels;
+    struct product p = {matrices,
+                        x,
+                        out,
+                        x_stride,
+                        x_head_stride,
+                        out_stride,
+                        out_head_stride,
+                        count,
+                        (float *)scratch,
+                        scratch + count * 4,
+                        blocks,
+                        parts,
+                        panels};
+    if (matrices->scales)
+        in_parallel(round_one, &p, count, count * matrices->num_in < 4096 ? 1 : threads);
+    in_parallel(multiply_part, &p, heads * blocks * parts, threads);
+}

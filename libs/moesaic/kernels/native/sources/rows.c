@@ -1,0 +1,194 @@
+// The operations between the products: one row at a time, each in one pass.
+#include "calls.h"
+#include "pool.h"
+#include "vector.h"
+
+enum { PARALLEL = 32768 };  // numbers below which a second thread costs more than it saves
+enum { ROWS = 64 };         // of one task
+
+typedef void row_function(void *with, int64_t row);
+
+struct each {
+    row_function *run;
+    void *with;
+    int64_t count;
+};
+
+static void some_rows(void *with, int64_t task, int worker) {
+    const struct each *each = with;
+    const int64_t end = (task + 1) * ROWS < each->count ? (task + 1) * ROWS : each->count;
+    (void)worker;
+    for (int64_t row = task * ROWS; row < end; row++) each->run(each->with, row);
+}
+
+// Does `count` rows of `size` numbers.
+static void for_each(row_function *run, void *with, int64_t count, int64_t size, int threads) {
+    struct each each = {run, with, count};
+    in_parallel(some_rows, &each, (count + ROWS - 1) / ROWS, count * size > PARALLEL ? threads : 1);
+}
+
+INLINE float scale_of(const float *x, int64_t size, float eps) {
+    vec squares = {0};
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) squares = fma_of(load(x + i), load(x + i), squares);
+    const vec rest = load_some(x + i, size - i);
+    return 1.0f / __builtin_sqrtf(sum_of(fma_of(rest, rest, squares)) / (float)size + eps);
+}
+
+INLINE void norm_row(const float *x, const float *weight, int64_t size, float eps, float *out) {
+    const float scale = scale_of(x, size, eps);
+    for (int64_t i = 0; i < size; i++) out[i] = x[i] * scale * weight[i];
+}
+
+struct add_norm {
+    const float *x, *delta, *weight;
+    float *sum, *out, eps;
+    int64_t x_stride, size;
+};
+
+static void add_norm_row(void *with, int64_t t) {
+    const struct add_norm *c = with;
+    const float *row = c->x + t * c->x_stride;
+    if (c->delta) {
+        float *to = c->sum + t * c->size;
+        for (int64_t i = 0; i < c->size; i++) to[i] = row[i] + c->delta[t * c->size + i];
+        row = to;
+    }
+    norm_row(row, c->weight, c->size, c->eps, c->out + t * c->size);
+}
+
+EXPORT void add_rms_norm(const float *x, int64_t x_stride, const float *delta, const float *weight,
+                         float eps, int64_t count, int64_t size, float *sum, float *out,
+                         int threads) {
+    struct add_norm call = {x, delta, weight, sum, out, eps, x_stride, size};
+    for_each(add_norm_row, &call, count, size, threads);
+}
+
+// A pair (a, b) turns into (a cos - b sin, b cos + a sin); `sin` has the sign in it.
+INLINE void rotate(float *x, const float *cos, const float *sin, int64_t size, int interleaved) {
+    const int64_t half = size / 2;
+    for (int64_t i = 0; i < half; i++) {
+        const int64_t first = interleaved ? 2 * i : i, second = interleaved ? 2 * i + 1 : i + half;
+        const float a = x[first], b = x[second];
+        x[first] = a * cos[first] + b * sin[first];
+        x[second] = b * cos[second] + a * sin[second];
+    }
+}
+
+struct grouped {
+    float *qkv, *cache, eps;
+    const float *qk_norm, *cos, *sin;
+    const int64_t *positions, *offsets;
+    int64_t heads, kv_heads, dim, block_size, key_stride;
+    int interleaved;
+};
+
+static void store_grouped_row(void *with, int64_t t) {
+    const struct grouped *c = with;
+    const int64_t heads = c->heads, kv_heads = c->kv_heads, dim = c->dim;
+    const int64_t turn = (c->positions ? c->positions[t] : t) * dim;
+    float *row = c->qkv + t * (heads + 2 * kv_heads) * dim;
+    for (int64_t h = 0; h < heads + kv_heads; h++) {
+        float *head = row + h * dim;
+        if (c->qk_norm) norm_row(head, c->qk_norm + h * dim, dim, c->eps, head);
+        rotate(head, c->cos + turn, c->sin + turn, dim, c->interleaved);
+    }
+    if (!c->offsets || c->offsets[t] < 0) return;
+    const int64_t head_stride = 2 * c->block_size * dim, block = c->offsets[t] / c->block_size;
+    const int64_t token = c->offsets[t] % c->block_size;
+    float *to = c->cache + block * kv_heads * head_stride;
+    for (int64_t h = 0; h < kv_heads; h++, to += head_stride) {
+        const float *key = row + (heads + h) * dim, *value = key + kv_heads * dim;
+        if (c->key_stride == 1)
+            memcpy(to + token * dim, key, (size_t)dim * 4);
+        else
+            for (int64_t i = 0; i < dim; i++) to[i * c->key_stride + token] = key[i];
+        memcpy(to + head_stride / 2 + token * dim, value, (size_t)dim * 4);
+    }
+}
+
+EXPORT void store_grouped(float *qkv, int64_t count, int64_t heads, int64_t kv_heads, int64_t dim,
+                          const float *qk_norm, float eps, const float *cos, const float *sin,
+                          const int64_t *positions, int interleaved, const int64_t *offsets,
+                          float *cache, int64_t block_size, int64_t key_stride, int threads) {
+    struct grouped call = {qkv,       cache, eps,   qk_norm,  cos, sin,
+                           positions, offsets, heads, kv_heads, dim, block_size,
+                           key_stride, interleaved};
+    for_each(store_grouped_row, &call, count, (heads + 2 * kv_heads) * dim, threads);
+}
+
+EXPORT void store_latent(const float *latent, int64_t latent_stride, const float *weight, float eps,
+                         const float *key, int64_t key_stride, const float *cos, const float *sin,
+                         int interleaved, int64_t count, int64_t rank, int64_t rope,
+                         const int64_t *offsets, float *cache) {
+    for (int64_t t = 0; t < count; t++) {
+        if (offsets[t] < 0) continue;
+        float *to = cache + offsets[t] * (rank + rope);
+        norm_row(latent + t * latent_stride, weight, rank, eps, to);
+        memcpy(to + rank, key + t * key_stride, (size_t)rope * 4);
+        rotate(to + rank, cos + t * rope, sin + t * rope, rope, interleaved);
+    }
+}
+
+EXPORT void rotate_heads(const float *x, int64_t x_stride, int64_t x_head_stride, int64_t count,
+                         int64_t heads, int64_t dim, const float *cos, const float *sin,
+                         int interleaved, float *out, int64_t out_stride, int64_t out_head_stride) {
+    for (int64_t t = 0; t < count; t++)
+        for (int64_t h = 0; h < heads; h++) {
+            float *to = out + t * out_stride + h * out_head_stride;
+            memmove(to, x + t * x_stride + h * x_head_stride, (size_t)dim * 4);
+            rotate(to, cos + t * dim, sin + t * dim, dim, interleaved);
+        }
+}
+
+struct selection {
+    const float *logits;
+    float *weights, scaling;
+    int32_t *ids;
+    int64_t num_experts, top_k;
+    int normalise;
+};
+
+static void select_row(void *with, int64_t t) {
+    const struct selection *c = with;
+    const float *row = c->logits + t * c->num_experts;
+    float *weight = c->weights + t * c->top_k;
+    int32_t *id = c->ids + t * c->top_k;
+    for (int64_t n = 0; n < c->top_k; n++) {  // the heaviest that comes after the last chosen
+        int32_t best = -1;
+        for (int32_t e = 0; e < c->num_experts; e++) {
+            if (n && !(row[e] < weight[n - 1] || (row[e] == weight[n - 1] && e > id[n - 1])))
+                continue;
+            if (best < 0 || row[e] > row[best]) best = e;
+        }
+        // Logits that are no numbers: the experts from the first on, so that ids stay in range.
+        id[n] = best < 0 ? (int32_t)n : best;
+        weight[n] = row[id[n]];
+    }
+    const float most = weight[0];
+    float total = 0;
+    for (int64_t e = 0; e < c->num_experts && !c->normalise; e += LANES) {
+        const int64_t left = c->num_experts - e;
+        const vec exps = exp_of((left < LANES ? load_some(row + e, left) : load(row + e)) - most);
+        for (int64_t i = 0; i < LANES && i < left; i++) total += exps[i];
+    }
+    for (int64_t n = 0; n < c->top_k; n++) {
+        weight[n] = exp_of(all(weight[n] - most))[0];
+        if (c->normalise) total += weight[n];
+    }
+    for (int64_t n = 0; n < c->top_k; n++) weight[n] *= c->scaling / total;
+}
+
+EXPORT void select_experts(const float *logits, int64_t count, int64_t num_experts, int64_t top_k,
+                           int normalise, float scaling, float *weights, int32_t *ids,
+                           int threads) {
+    struct selection call = {logits, weights, scaling, ids, num_experts, top_k, normalise};
+    for_each(select_row, &call, count, num_experts * top_k, threads);
+}
+
+EXPORT void choose_experts(const struct matrix *gate, const float *x, int64_t count, int64_t top_k,
+                           int normalise, float scaling, float *logits, float *weights,
+                           int32_t *ids, int threads) {
+    linear(gate, 1, x, gate->num_in, 0, count, logits, gate->num_out, 0, 0, threads);
+    select_experts(logits, count, gate->num_out, top_k, normalise, scaling, weights, ids, threads);
+}

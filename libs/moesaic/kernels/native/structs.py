@@ -1,0 +1,72 @@
+"""The structs of ``calls.h`` that Python fills: a field is set by its name in C."""
+
+from collections.abc import Callable
+from ctypes import Structure
+from typing import TypeVar
+
+from moesaic.kernels.native import header
+
+S = TypeVar("S", bound=type[Structure])
+
+STRUCTS: dict[str, type[Structure]] = {}
+"""The classes below, by the name of the struct."""
+
+
+def _struct(name: str) -> Callable[[S], S]:
+    def with_fields(cls: S) -> S:
+        fields = header.structs()[name]
+        cls._fields_ = [(field.name, field.ctype(STRUCTS)) for field in fields]
+        STRUCTS[name] = cls
+        return cls
+
+    return with_fields
+
+
+@_struct("matrix")
+class MatrixArgs(Structure):
+    """A packed matrix."""
+
+
+@_struct("expert")
+class ExpertArgs(Structure):
+    """The two matrices of an expert."""
+
+
+@_struct("batch")
+class BatchArgs(Structure):
+    """The sequences of a step."""
+
+
+@_struct("shape")
+class ShapeArgs(Structure):
+    """The place of heads in queries and cache."""
+
+
+@_struct("layer")
+class AttentionLayerArgs(Structure):
+    """The weights of one layer's grouped-query attention, between two norms."""
+
+
+@_struct("step")
+class AttentionStepArgs(Structure):
+    """The rows of a step, as attention sees them."""
+
+
+@_struct("moe")
+class RoutedExpertsArgs(Structure):
+    """The gate and the experts of one layer."""
+
+
+@_struct("whole_layer")
+class WholeLayerArgs(Structure):
+    """One layer: attention and routed experts."""
+
+
+@_struct("decoder")
+class DecoderArgs(Structure):
+    """A decoder whose experts are all in this process."""
+
+
+@_struct("whole_step")
+class WholeStepArgs(Structure):
+    """The rows of a step, in all layers and in the last."""

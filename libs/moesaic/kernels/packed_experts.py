@@ -1,0 +1,109 @@
+# Packed experts: the weighted sum of SwiGLU experts over the rows routed to them, by the kernels for CPUs.
+#   Layout     each panel of gate_up has gates and their ups; rows are sorted by slot.
+#   Cost       2 * 3 * R * H * I operations; the active slots' weights are read once, others never.
+#   Order      a row's experts are added in ascending slot order: same input, same sum.
+#   Reference  moesaic.kernels.grouped_experts, on plain experts; int8 rounds beside it.
+"""Experts in the form that the kernels for CPUs compute with."""
+
+import ctypes
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from moesaic.kernels.linear import PackedMatrix, Quantization
+from moesaic.kernels.native.library import lib, scratch
+from moesaic.kernels.native.structs import ExpertArgs
+
+
+class PackedMLP:
+    """Weights packed for the kernels for CPUs: each panel of the first has gates and their ups."""
+
+    def __init__(
+        self,
+        gate_up: Tensor,
+        down: Tensor,
+        quantization: Quantization = "none",
+        *,
+        lasting: bool = True,
+    ) -> None:
+        """Pack the weights; the caller's are needed no longer."""
+        hidden_size, size = down.shape
+        half = lib().panel_width() // 2
+        padded = -(-size // half) * half
+        halves = gate_up.new_zeros(2, padded, hidden_size)
+        halves[:, :size] = gate_up.view(2, size, -1)
+        mixed = halves.view(2, -1, half, hidden_size).transpose(0, 1).flatten(0, 2)
+        pack = PackedMatrix.int8 if quantization == "int8" else PackedMatrix.float32
+        self._take(pack(mixed, lasting=lasting), pack(down, lasting=lasting))
+
+    @classmethod
+    def of_packed(cls, gate_up: PackedMatrix, down: PackedMatrix) -> "PackedMLP":
+        """Compute with matrices that are packed already, in place."""
+        mlp = cls.__new__(cls)
+        mlp._take(gate_up, down)
+        return mlp
+
+    def _take(self, gate_up: PackedMatrix, down: PackedMatrix) -> None:
+        self.hidden_size, self.size = down.shape
+        self.matrices = gate_up, down
+        self.nbytes = gate_up.nbytes + down.nbytes
+        self.c = ExpertArgs(gate_up=gate_up.c, down=down.c)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See ``GatedMLP``; float32. It is the only expert of every row."""
+        return PackedSlots([self]).compute(x, *_all_in_one(len(x)))
+
+
+class PackedSlots:
+    """The experts of one layer as the kernel for CPUs reads them, slot by slot."""
+
+    def __init__(self, experts: Sequence[PackedMLP | None]) -> None:
+        """Take ``S`` experts, one at least; ``None`` for a slot to which no row is routed."""
+        self._held = experts
+        some = next(mlp for mlp in experts if mlp is not None)
+        self._hidden_size, self.size = some.hidden_size, some.size
+        self.c = (ctypes.POINTER(ExpertArgs) * len(experts))()
+        for slot, mlp in enumerate(experts):
+            if mlp is not None:
+                self.c[slot] = ctypes.pointer(mlp.c)
+
+    def compute(self, hidden_states: Tensor, topk_weights: Tensor, slot_ids: Tensor) -> Tensor:
+        """Compute as ``grouped_experts``; float32 rows, int32 slots."""
+        assert slot_ids.dtype == torch.int32
+        hidden_states, topk_weights, slot_ids = (
+            tensor.contiguous() for tensor in (hidden_states, topk_weights, slot_ids)
+        )
+        (num_rows, top_k), threads = slot_ids.shape, torch.get_num_threads()
+        assert hidden_states.shape == (num_rows, self._hidden_size)
+        out = torch.empty(num_rows, self._hidden_size)
+        kernels, hidden_size, size, num_slots = lib(), self._hidden_size, self.size, len(self.c)
+        needed = kernels.experts_scratch(
+            rows=num_rows,
+            top_k=top_k,
+            hidden=hidden_size,
+            size=size,
+            num_slots=num_slots,
+            threads=threads,
+        )
+        kernels.experts(
+            slots=self.c,
+            num_slots=num_slots,
+            x=hidden_states.data_ptr(),
+            num_rows=num_rows,
+            hidden=hidden_size,
+            size=size,
+            weights=topk_weights.data_ptr(),
+            slot_ids=slot_ids.data_ptr(),
+            top_k=top_k,
+            out=out.data_ptr(),
+            scratch=scratch(needed),
+            threads=threads,
+        )
+        return out
+
+
+@lru_cache(maxsize=64)
+def _all_in_one(num_rows: int) -> tuple[Tensor, Tensor]:
+    return torch.ones(num_rows, 1), torch.zeros(num_rows, 1, dtype=torch.int32)

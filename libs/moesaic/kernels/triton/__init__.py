@@ -1,0 +1,1 @@
+"""The kernels for CUDA devices, in Triton, each beside its torch reference."""

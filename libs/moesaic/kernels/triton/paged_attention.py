@@ -1,0 +1,336 @@
+# Paged attention on a GPU: decoded rows, chunks of prompts and whole prompts, by one kernel.
+#   Grid       (B * kv_heads, tiles, split programs). A tile is TILE_ROWS pairs of a row and a head
+#              of one group: they share every key and value that is read. Tiles with the most keys
+#              begin first.
+#   Layout     as moesaic.kernels.paged_attention. Latent values lie in the keys' first columns, so
+#              one read serves both products.
+#   Cost       decode: memory-bound, what the sequences have cached is read once per tile; prefill:
+#              2 * (key_dim + value_dim) operations for each row, head and key seen.
+#   Order      keys ascend, in steps that begin at multiples of TILE_KEYS. Where few rows meet many
+#              keys, pieces of SPLIT keys are attended to by programs of their own and merged in
+#              ascending order. Pieces are cut by position, never by how busy the GPU is: what a
+#              decoded row gets does not depend on its neighbours in the batch. With several rows
+#              the height of a tile follows the longest run, and with it the last bits.
+#   Reference  moesaic.kernels.paged_attention.paged_attention_reference.
+"""Paged attention for CUDA."""
+
+import math
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from moesaic.kernels.paged_rows import KVLayout, PagedRows
+
+SPLIT = 512  # keys a piece
+_FEW_ROWS = 16  # more rows than this are never split: their tiles fill the GPU
+_SPLIT_PROGRAMS = 64  # at most, per tile; they take pieces in turn
+
+
+@triton.jit
+def _first_key(position, WINDOW: tl.constexpr):
+    """The first key that a row at ``position`` sees."""
+    if WINDOW > 0:
+        return tl.maximum(position - WINDOW + 1, 0)
+    return position * 0
+
+
+@triton.jit
+def _attend_keys(
+    query,
+    query_extra,
+    position,
+    cached,
+    block_table,
+    begin,
+    end,
+    cached_stride,
+    key_column,
+    value_column,
+    scale_log2,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    MAIN_DIM: tl.constexpr,
+    MAIN: tl.constexpr,
+    EXTRA: tl.constexpr,
+    VALUES: tl.constexpr,
+    SHARED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE_KEYS: tl.constexpr,
+):
+    """Attend to the keys ``begin..end-1``: unnormalised sums, largest score, sum of weights."""
+    main = tl.arange(0, MAIN)
+    value = tl.arange(0, VALUES)
+    total = tl.zeros((TILE_ROWS, VALUES), tl.float32)
+    largest = tl.full((TILE_ROWS,), float("-inf"), tl.float32)
+    weight = tl.zeros((TILE_ROWS,), tl.float32)
+    for start in range(begin // TILE_KEYS * TILE_KEYS, end, TILE_KEYS):
+        key = start + tl.arange(0, TILE_KEYS)
+        inside = (key >= begin) & (key < end)  # outside, the cache may hold anything, NaN too
+        block = tl.load(block_table + key // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
+        row = cached + (block * BLOCK_SIZE + key % BLOCK_SIZE)[:, None] * cached_stride
+        keys = tl.load(
+            row + key_column + main[None, :],
+            mask=inside[:, None] & (main < MAIN_DIM)[None, :],
+            other=0.0,
+        )
+        scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
+        if EXTRA > 0:
+            extra = tl.arange(0, EXTRA)
+            keys_extra = tl.load(
+                row + key_column + MAIN_DIM + extra[None, :],
+                mask=inside[:, None] & (MAIN_DIM + extra < KEY_DIM)[None, :],
+                other=0.0,
+            )
+            scores = tl.dot(query_extra, tl.trans(keys_extra), scores, input_precision="ieee")
+        if SHARED:
+            values = keys
+        else:
+            values = tl.load(
+                row + value_column + value[None, :],
+                mask=inside[:, None] & (value < VALUE_DIM)[None, :],
+                other=0.0,
+            )
+        seen = inside[None, :] & (key[None, :] <= position[:, None])
+        if WINDOW > 0:
+            seen = seen & (key[None, :] > position[:, None] - WINDOW)
+        scores = tl.where(seen, scores * scale_log2, float("-inf"))
+        now = tl.maximum(largest, tl.max(scores, axis=1))
+        base = tl.where(now == float("-inf"), 0.0, now)  # a row that has seen no key yet
+        weights = tl.exp2(scores - base[:, None])
+        shrink = tl.exp2(largest - base)
+        weight = weight * shrink + tl.sum(weights, axis=1)
+        total = tl.dot(
+            weights.to(values.dtype), values, total * shrink[:, None], input_precision="ieee"
+        )
+        largest = now
+    return total, largest, weight
+
+
+@triton.jit(do_not_specialize=["table_stride", "max_rows", "max_pieces"])
+def _attend_kernel(
+    queries,
+    cached,
+    out,
+    pieces,
+    piece_scores,
+    first_rows,
+    num_rows,
+    lengths,
+    block_tables,
+    query_stride,
+    head_stride,
+    cached_stride,
+    table_stride,
+    max_rows,
+    max_pieces,
+    scale_log2,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    VALUE_COLUMN: tl.constexpr,
+    MAIN_DIM: tl.constexpr,
+    MAIN: tl.constexpr,
+    EXTRA: tl.constexpr,
+    VALUES: tl.constexpr,
+    SHARED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE_KEYS: tl.constexpr,
+    SPLIT: tl.constexpr,
+):
+    group: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
+    sequence = tl.program_id(0) // NUM_KV_HEADS
+    kv_head = tl.program_id(0) % NUM_KV_HEADS
+    first_pair = (tl.num_programs(1) - 1 - tl.program_id(1)) * TILE_ROWS
+    count = tl.load(num_rows + sequence)
+    if first_pair >= count * group:
+        return
+    length = tl.load(lengths + sequence)
+    pair = first_pair + tl.arange(0, TILE_ROWS)
+    row = pair // group
+    real = row < count
+    head = kv_head * group + pair % group
+    token = (tl.load(first_rows + sequence) + tl.where(real, row, 0)).to(tl.int64)
+    position = length - count + row
+    last_row = tl.minimum((first_pair + TILE_ROWS - 1) // group, count - 1)
+    begin = _first_key(length - count + first_pair // group, WINDOW)
+    end = length - count + last_row + 1
+
+    main = tl.arange(0, MAIN)
+    query_row = queries + (token * query_stride + head * head_stride)[:, None]
+    query = tl.load(query_row + main[None, :], mask=(main < MAIN_DIM)[None, :], other=0.0)
+    query_extra = query  # not read
+    if EXTRA > 0:
+        extra = tl.arange(0, EXTRA)
+        query_extra = tl.load(
+            query_row + MAIN_DIM + extra[None, :],
+            mask=(MAIN_DIM + extra < KEY_DIM)[None, :],
+            other=0.0,
+        )
+    block_table = block_tables + sequence.to(tl.int64) * table_stride
+    value = tl.arange(0, VALUES)
+    store = real[:, None] & (value < VALUE_DIM)[None, :]
+    if SPLIT == 0:
+        total, largest, weight = _attend_keys(
+            query, query_extra, position, cached, block_table, begin, end, cached_stride,
+            kv_head * KEY_DIM, VALUE_COLUMN + kv_head * VALUE_DIM, scale_log2,
+            KEY_DIM, VALUE_DIM, MAIN_DIM, MAIN, EXTRA, VALUES, SHARED, BLOCK_SIZE, WINDOW,
+            TILE_ROWS, TILE_KEYS,
+        )  # fmt: skip
+        attended = total / tl.where(weight == 0.0, 1.0, weight)[:, None]
+        where = (token * NUM_HEADS + head)[:, None] * VALUE_DIM + value[None, :]
+        tl.store(out + where, attended.to(out.dtype.element_ty), mask=store)
+    else:
+        for piece in range(
+            begin // SPLIT + tl.program_id(2), tl.cdiv(end, SPLIT), tl.num_programs(2)
+        ):
+            total, largest, weight = _attend_keys(
+                query, query_extra, position, cached, block_table,
+                tl.maximum(piece * SPLIT, begin), tl.minimum((piece + 1) * SPLIT, end),
+                cached_stride, kv_head * KEY_DIM, VALUE_COLUMN + kv_head * VALUE_DIM, scale_log2,
+                KEY_DIM, VALUE_DIM, MAIN_DIM, MAIN, EXTRA, VALUES, SHARED, BLOCK_SIZE, WINDOW,
+                TILE_ROWS, TILE_KEYS,
+            )  # fmt: skip
+            weight = tl.where(weight == 0.0, 1.0, weight)
+            attended = total / weight[:, None]
+            at = ((sequence * max_rows + row).to(tl.int64) * NUM_HEADS + head) * max_pieces + piece
+            tl.store(piece_scores + at, largest + tl.log2(weight), mask=real)
+            tl.store(pieces + at[:, None] * VALUE_DIM + value[None, :], attended, mask=store)
+
+
+@triton.jit(do_not_specialize=["max_rows", "max_pieces"])
+def _merge_kernel(
+    pieces,
+    piece_scores,
+    out,
+    first_rows,
+    num_rows,
+    lengths,
+    max_rows,
+    max_pieces,
+    NUM_HEADS: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    VALUES: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SPLIT: tl.constexpr,
+):
+    sequence = tl.program_id(0) // max_rows
+    row = tl.program_id(0) % max_rows
+    head = tl.program_id(1)
+    count = tl.load(num_rows + sequence)
+    if row >= count:
+        return
+    position = tl.load(lengths + sequence) - count + row
+    at = (tl.program_id(0).to(tl.int64) * NUM_HEADS + head) * max_pieces
+    value = tl.arange(0, VALUES)
+    real = value < VALUE_DIM
+    total = tl.zeros((VALUES,), tl.float32)
+    largest = float("-inf")
+    weight = 0.0
+    for piece in range(_first_key(position, WINDOW) // SPLIT, position // SPLIT + 1):
+        score = tl.load(piece_scores + at + piece)
+        attended = tl.load(pieces + (at + piece) * VALUE_DIM + value, mask=real, other=0.0)
+        now = tl.maximum(largest, score)
+        shrink = tl.exp2(largest - now)
+        share = tl.exp2(score - now)
+        total = total * shrink + attended * share
+        weight = weight * shrink + share
+        largest = now
+    token = (tl.load(first_rows + sequence) + row).to(tl.int64)
+    where = (token * NUM_HEADS + head) * VALUE_DIM + value
+    tl.store(out + where, (total / weight).to(out.dtype.element_ty), mask=real)
+
+
+def paged_attention(
+    queries: Tensor,
+    cached: Tensor,
+    rows: PagedRows,
+    layout: KVLayout,
+    block_size: int,
+    scale: float,
+    window: int | None,
+    out: Tensor,
+) -> None:
+    """Compute as ``moesaic.kernels.paged_attention.paged_attention``; never waits for the device."""
+    num_heads, num_sequences = queries.shape[1], len(rows.lengths)
+    assert queries.stride(2) == cached.stride(1) == rows.block_tables.stride(1) == 1
+    assert out.is_contiguous()
+    if not num_sequences:
+        return
+    num_pieces = triton.cdiv(rows.max_length, SPLIT)
+    split = SPLIT if rows.max_rows <= _FEW_ROWS and num_pieces > 1 else 0
+    num_pairs = rows.max_rows * (num_heads // layout.num_kv_heads)
+    shape = _shape(num_pairs, layout, queries.dtype)
+    pieces = piece_scores = out  # not touched unless split
+    if split:
+        num_places = num_sequences * rows.max_rows * num_heads * num_pieces
+        pieces = queries.new_empty(num_places, layout.value_dim, dtype=torch.float32)
+        piece_scores = queries.new_empty(num_places, dtype=torch.float32)
+    tables = (rows.first_rows, rows.num_rows, rows.lengths)
+    common = {
+        "NUM_HEADS": num_heads,
+        "VALUE_DIM": layout.value_dim,
+        "VALUES": shape["VALUES"],
+        "WINDOW": window or 0,
+        "SPLIT": split,
+    }
+    tiles = triton.cdiv(num_pairs, shape["TILE_ROWS"])
+    programs = min(num_pieces, _SPLIT_PROGRAMS) if split else 1
+    _attend_kernel[(num_sequences * layout.num_kv_heads, tiles, programs)](
+        queries,
+        cached,
+        out,
+        pieces,
+        piece_scores,
+        *tables,
+        rows.block_tables,
+        queries.stride(0),
+        queries.stride(1),
+        cached.stride(0),
+        rows.block_tables.stride(0),
+        rows.max_rows,
+        num_pieces,
+        scale * math.log2(math.e),
+        NUM_KV_HEADS=layout.num_kv_heads,
+        KEY_DIM=layout.key_dim,
+        VALUE_COLUMN=layout.value_column,
+        SHARED=layout.value_column == 0,
+        BLOCK_SIZE=block_size,
+        **{**shape, **common},
+    )
+    if split:
+        _merge_kernel[(num_sequences * rows.max_rows, num_heads)](
+            pieces, piece_scores, out, *tables, rows.max_rows, num_pieces, **common
+        )
+
+
+def _shape(num_pairs: int, layout: KVLayout, dtype: torch.dtype) -> dict[str, Any]:
+    """Cut up a launch: as much as fits the registers, which a wide (latent) tile fills soon."""
+    shared = layout.value_column == 0
+    main_dim = layout.value_dim if shared else layout.key_dim
+    main = _padded(main_dim)
+    wide, exact = main > 256, dtype == torch.float32
+    most_rows = 16 if exact else 64 if wide else 128
+    tile_rows = max(16, min(most_rows, triton.next_power_of_2(num_pairs)))
+    tile_keys = 16 if wide and exact else 32 if exact or (wide and tile_rows > 16) else 64
+    return {
+        "MAIN_DIM": main_dim,
+        "MAIN": main,
+        "EXTRA": _padded(layout.key_dim - main_dim) if layout.key_dim > main_dim else 0,
+        "VALUES": _padded(layout.value_dim),
+        "TILE_ROWS": tile_rows,
+        "TILE_KEYS": tile_keys,
+        "num_warps": 8 if wide or tile_rows == 128 else 4,
+        "num_stages": (1 if exact else 2) if wide else 3,
+    }
+
+
+def _padded(dim: int) -> int:
+    return max(16, triton.next_power_of_2(dim))  # 16 is the least that a matrix unit takes

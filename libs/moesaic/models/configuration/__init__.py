@@ -1,0 +1,1 @@
+"""What does a model directory say its model is? Needs no torch."""

@@ -1,0 +1,150 @@
+"""Checked access to the JSON files of a model directory: every error names the file and the field."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from moesaic.errors import CheckpointError
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read the JSON object in the file at ``path``.
+
+    Raises:
+        CheckpointError: there is no such file, or it does not hold a JSON object.
+    """
+    try:
+        value = json.loads(path.read_bytes())
+    except OSError as error:
+        raise CheckpointError(str(path), "no such file, or it cannot be read") from error
+    except ValueError as error:
+        raise CheckpointError(path.name, f"is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(path.name, f"expected a JSON object, got {type(value).__name__}")
+    return value
+
+
+class Fields:
+    """The fields of one JSON object, read with their types.
+
+    A field that the object lacks has its default; without one it is required. A null is a value, which
+    only ``has`` and ``sizes`` take. Every reader raises ``CheckpointError`` for a value of another
+    type or range.
+    """
+
+    def __init__(
+        self,
+        file: str,
+        values: Mapping[str, Any],
+        prefix: str = "",
+        defaults: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        self._file, self._values, self._prefix = file, values, prefix
+        self._defaults, self._spelled = defaults, dict[str, str]()
+
+    def filled(self, defaults: Mapping[str, Any], spellings: Mapping[str, str]) -> "Fields":
+        """Return the same fields with defaults.
+
+        Args:
+            defaults: for fields that are not there.
+            spellings: by the name of a field, another one for the same.
+
+        Raises:
+            CheckpointError: a field is there under both names, with two values.
+        """
+        filled = Fields(self._file, dict(self._values), self._prefix, defaults)
+        for name, other in spellings.items():
+            if self._values.get(other) is not None:
+                if self._values.get(name) is None:
+                    filled._values = {**filled._values, name: self._values[other]}
+                    filled._spelled[name] = other
+                elif self._values[name] != self._values[other]:
+                    raise self.contradiction(name, self, other)
+        return filled
+
+    def error(self, name: str, problem: str) -> CheckpointError:
+        """Make the error about field ``name``, for the caller to raise."""
+        return CheckpointError(self._file, f"{self.path(name)}: {problem}")
+
+    def contradiction(self, name: str, others: "Fields", other: str) -> CheckpointError:
+        """Make the error that ``name`` and field ``other`` of ``others`` mean the same and differ."""
+        mine, theirs = self._values.get(name), others._values.get(other)
+        return self.error(
+            name,
+            f"is {mine!r}, but {others.path(other)} is {theirs!r}, and both mean the same: leave one out",
+        )
+
+    def path(self, name: str) -> str:
+        """Spell field ``name`` as the file does, with the objects that it is in."""
+        return self._prefix + self._spelled.get(name, name)
+
+    def has(self, name: str) -> bool:
+        """Return true if field ``name``, or its default, is there and not null."""
+        return self._find(name) is not None
+
+    def gives(self, name: str) -> bool:
+        """Return true if the file itself has a field ``name`` that is not null."""
+        return self._values.get(name) is not None
+
+    def size(self, name: str, *, least: int = 1) -> int:
+        """Read an integer that is at least ``least``."""
+        value = self._get(name)
+        if type(value) is not int or value < least:
+            raise self.error(name, f"expected an integer of at least {least}, got {value!r}")
+        return value
+
+    def number(self, name: str, *, zero: bool = False) -> float:
+        """Read a positive, finite number, or 0 if ``zero`` allows it."""
+        value = self._get(name)
+        if type(value) not in (int, float) or not (0 < value < math.inf or (zero and value == 0)):
+            raise self.error(name, f"expected a positive number, got {value!r}")
+        return float(value)
+
+    def flag(self, name: str) -> bool:
+        """Read a boolean."""
+        value = self._get(name)
+        if type(value) is not bool:
+            raise self.error(name, f"expected true or false, got {value!r}")
+        return value
+
+    def choice(self, name: str, allowed: tuple[str, ...]) -> str:
+        """Read one of ``allowed``."""
+        value = self._get(name)
+        if value not in allowed:
+            raise self.error(name, f"{value!r} is not supported; supported: {', '.join(allowed)}")
+        return str(value)
+
+    def sizes(self, name: str) -> tuple[int, ...]:
+        """Read a list of integers, one integer, or nothing."""
+        value = self._find(name)
+        values = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(type(item) is int and item >= 0 for item in values):
+            raise self.error(name, f"expected an integer or a list of integers, got {value!r}")
+        return tuple(values)
+
+    def all_are(self, name: str, item: str) -> bool:
+        """Return true if field ``name`` is a list of nothing but ``item``."""
+        value = self._find(name)
+        return isinstance(value, list) and all(found == item for found in value)
+
+    def group(self, name: str) -> dict[str, Any]:
+        """Read the object in field ``name``; an empty one if it is missing or null."""
+        value = self._find(name)
+        if value is not None and not isinstance(value, dict):
+            raise self.error(name, f"expected an object, got {value!r}")
+        return dict(value or {})
+
+    def under(self, name: str, values: Mapping[str, Any]) -> "Fields":
+        """Return ``values`` as the fields of the object ``name``."""
+        return Fields(self._file, values, f"{self._prefix}{name}.")
+
+    def _find(self, name: str) -> Any:
+        return self._values[name] if name in self._values else self._defaults.get(name)
+
+    def _get(self, name: str) -> Any:
+        if name not in self._values and self._defaults.get(name) is None:
+            raise self.error(name, "is missing")
+        return self._find(name)

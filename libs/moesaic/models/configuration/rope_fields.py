@@ -1,0 +1,84 @@
+"""The spellings of the rotary embedding in ``config.json``: new files have ``rope_parameters``, older ones
+``rope_theta`` beside a ``rope_scaling`` that may be null."""
+
+import math
+from typing import Any
+
+from moesaic.models.configuration.architecture import Rope, Yarn
+from moesaic.models.configuration.fields import Fields
+
+_GROUPS = ("rope_parameters", "rope_scaling")
+# The values that transformers' functions take for fields that a group leaves out; null is the same, except for two.
+_DEFAULTS: dict[str, Any] = {
+    "truncate": True,
+    "rope_type": "default",
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 0.0,  # 0 is how a file says "none"
+    "mscale_all_dim": 0.0,
+    "partial_rotary_factor": 1.0,
+}
+_NULL_COUNTS = ("factor", "truncate")
+
+
+def read_rope(fields: Fields, *, latent: bool) -> Rope:
+    """Read the rotary embedding of a model, ``latent`` attention or not.
+
+    Raises:
+        CheckpointError: a field is invalid, not supported, or contradicts another one.
+    """
+    given = [name for name in _GROUPS if fields.group(name)]  # transformers skips empty ones
+    ropes = [_read_group(fields, name, latent=latent) for name in given or _GROUPS[:1]]
+    if any(rope != ropes[0] for rope in ropes):
+        raise fields.contradiction(given[0], fields, given[1])
+    return ropes[0]
+
+
+def _read_group(fields: Fields, name: str, *, latent: bool) -> Rope:
+    values = fields.group(name)
+    for key, value in values.items():
+        if isinstance(value, dict):
+            raise fields.under(name, values).error(
+                key, "layers that rotate differently are not supported"
+            )
+    known = {k: v for k, v in values.items() if v is not None or k in _NULL_COUNTS}
+    inner = fields.under(name, known).filled(_DEFAULTS, {"rope_type": "type"})
+    for place in (inner, fields):
+        if place.gives("partial_rotary_factor") and place.number("partial_rotary_factor") != 1.0:
+            raise place.error(
+                "partial_rotary_factor", "heads that are rotated in part are not supported"
+            )
+    theta = _here_or_there(inner, fields, "rope_theta").number("rope_theta")
+    if inner.choice("rope_type", ("default", "yarn")) == "default":
+        return Rope(theta, None)
+    return Rope(theta, _read_yarn(inner, fields, latent=latent))
+
+
+def _read_yarn(inner: Fields, fields: Fields, *, latent: bool) -> Yarn:
+    factor = inner.number("factor")
+    mscale = inner.number("mscale", zero=True)
+    all_dim = inner.number("mscale_all_dim", zero=True)
+    name = "original_max_position_embeddings"
+    place = _here_or_there(inner, fields, name)
+
+    def magnitude(mscale: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+    inferred = magnitude(mscale) / magnitude(all_dim) if mscale and all_dim else magnitude(1.0)
+    given = inner.gives("attention_factor")
+    return Yarn(
+        factor=factor,
+        original_max_positions=place.size(name if place.gives(name) else "max_position_embeddings"),
+        beta_fast=inner.number("beta_fast"),
+        beta_slow=inner.number("beta_slow"),
+        truncate=inner.flag("truncate"),
+        rotation_scale=inner.number("attention_factor") if given else inferred,
+        softmax_scale=magnitude(all_dim) ** 2 if latent and all_dim else 1.0,
+    )
+
+
+def _here_or_there(inner: Fields, fields: Fields, name: str) -> Fields:
+    """Choose the one of the two that has ``name``; ``fields`` has its default."""
+    if inner.gives(name) and fields.gives(name) and inner.number(name) != fields.number(name):
+        raise inner.contradiction(name, fields, name)
+    return inner if inner.gives(name) else fields

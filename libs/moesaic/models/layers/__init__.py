@@ -1,0 +1,1 @@
+"""The layers of a decoder, and one forward pass through them."""

@@ -1,0 +1,308 @@
+"""The decoder: everything of a model but the routed experts and their gates."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from moesaic.kernels.decoder_step import DecoderStepKernel, RoutedExpertsKernel
+from moesaic.kernels.gated_mlp import GatedMLP
+from moesaic.kernels.grouped_query import GroupedQueryKernel, StepOfRows
+from moesaic.kernels.linear import Linear, PackedLinear, Quantization, make_linear
+from moesaic.kernels.rms_norm import add_rms_norm, rms_norm
+from moesaic.models.configuration.architecture import LatentAttention, ModelConfig
+from moesaic.models.layers.attention_plan import AttentionPlan, StepPlan, plan_attention
+from moesaic.models.layers.grouped_query import GroupedQueryLayer
+from moesaic.models.layers.kv_cache import KVCache
+from moesaic.models.layers.latent import LatentLayer
+from moesaic.models.layers.mlp import SharedExpert, load_mlp
+from moesaic.models.layers.rope import RotaryEmbedding, Rotation
+from moesaic.models.layers.step_batch import StepBatch
+from moesaic.models.layers.whole_steps import WholeSteps
+from moesaic.models.weights.checkpoint import Checkpoint
+from moesaic.models.weights.tensor_names import EMBEDDING, FINAL_NORM, HEAD, layer_prefix
+from moesaic.models.weights.tensor_reader import TensorReader
+
+MoELayer = Callable[[int, Tensor], Awaitable[Tensor]]
+"""The routed experts: index of the decoder layer, normed hidden states ``[T, H]`` -> their weighted
+sum ``[T, H]``.
+
+The decoder calls it, computes the shared expert, then awaits the result. So a plain function that
+sends its frames before it returns an awaitable overlaps the two; a coroutine function is right too,
+but starts only when awaited. It must not change the hidden states.
+"""
+
+
+class AttentionLayer(Protocol):
+    """The attention of one decoder layer."""
+
+    def __call__(
+        self, hidden_states: Tensor, rotation: Rotation, plan: AttentionPlan, cache: KVCache
+    ) -> Tensor:
+        """Write the rows' keys and values to the cache, and compute the rows that attend.
+
+        Returns:
+            ``[A, H]`` for ``[T, H]``.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class _Layer:
+    attention_norm: Tensor  # [H]
+    attention: AttentionLayer
+    mlp_norm: Tensor  # [H]
+    fused: GroupedQueryKernel | None  # attention and both norms in one call
+    dense: GatedMLP | None  # None: a sparse layer
+    shared: SharedExpert | None
+
+
+class Decoder:
+    """One replica of a model's non-expert weights. Holds no state of any sequence."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layers: list[_Layer],
+        embedding: Tensor,
+        norm: Tensor,
+        head: Linear,
+    ) -> None:
+        """Take the weights, as ``load`` reads them: ``embedding`` ``[vocab, H]``, ``head`` ``H -> vocab``."""
+        self.config, self.dtype, self.device = config, embedding.dtype, embedding.device
+        self._layers, self._embedding, self._norm, self._head = layers, embedding, norm, head
+        latent = isinstance(config.attention, LatentAttention)
+        self._rotary = RotaryEmbedding(
+            config.rope, config.attention.rotary_dim, interleaved=latent, device=self.device
+        )
+        # Latent attention rotates in float32, whatever the model's dtype.
+        self._rotation_dtype = torch.float32 if latent else self.dtype
+        self.window = (
+            None
+            if isinstance(config.attention, LatentAttention)
+            else config.attention.sliding_window
+        )
+
+    @classmethod
+    def load(
+        cls,
+        checkpoint: Checkpoint,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        quantization: Quantization = "none",
+    ) -> "Decoder":
+        """Read all weights but those of routed experts and their gates.
+
+        The head is never quantised: its errors would reach every token at full size.
+
+        Raises:
+            CheckpointError: a tensor is missing, mis-shaped or cannot be read.
+        """
+        reader = TensorReader(checkpoint, dtype, device, quantization)
+        layers = [
+            _load_layer(reader.under(layer_prefix(i)), config, i) for i in range(config.num_layers)
+        ]
+        shape = (config.vocab_size, config.hidden_size)
+        embedding = reader.read(EMBEDDING, *shape)
+        head = embedding if config.tie_word_embeddings else reader.read(HEAD, *shape)
+        norm = reader.read(FINAL_NORM, config.hidden_size)
+        return cls(config, layers, embedding, norm, make_linear(head))
+
+    def new_kv_cache(self, num_blocks: int, block_size: int = 16) -> KVCache:
+        """Reserve an empty cache that fits this decoder."""
+        return KVCache(self.config, num_blocks, block_size, self.dtype, self.device)
+
+    def whole_steps(
+        self, experts: Mapping[int, RoutedExpertsKernel], cache: KVCache
+    ) -> WholeSteps | None:
+        """Prepare steps over ``cache`` that are one call each, with all ``experts`` in this process.
+
+        Returns:
+            None if some layer has to be computed piece by piece.
+        """
+        layers = [(layer.fused, experts.get(index)) for index, layer in enumerate(self._layers)]
+        whole = [(attention, routed) for attention, routed in layers if attention and routed]
+        last, head = self._layers[-1].attention, self._head
+        if (
+            len(whole) < len(layers)
+            or any(layer.shared for layer in self._layers)
+            or not isinstance(last, GroupedQueryLayer)
+            or not isinstance(last.qkv, PackedLinear)
+            or not isinstance(head, PackedLinear)
+        ):
+            return None
+        # Keys and values alone, if they begin a panel of the packed projection.
+        kv = last.kv if isinstance(last.kv, PackedLinear) else last.qkv
+        caches = [cache.rows(index) for index in range(len(whole))]
+        kernel = DecoderStepKernel(
+            whole,
+            kv.matrix,
+            self._embedding.contiguous(),
+            self._norm,
+            head.matrix,
+            last.lying(cache.block_size, self.window),
+            caches,
+        )
+        return WholeSteps(kernel, self._rotary, cache.block_size)
+
+    async def forward(
+        self, batch: StepBatch, cache: KVCache, moe: MoELayer, *, every_row: bool = False
+    ) -> Tensor:
+        """Run one forward pass, which writes the rows' keys and values to ``cache``.
+
+        Rows whose logits are not wanted skip the last layer, unless ``every_row`` is set.
+
+        Returns:
+            float32 ``[R, vocab]``: the next-token logits of the wanted rows, in their order.
+        """
+        plan = plan_attention(batch, cache.block_size, self.window, self.device)
+        attending = plan.last.attending
+        if every_row:
+            plan = StepPlan(plan.layer, plan.layer)
+        token_ids, positions = batch.on(self.device)
+        hidden = await self.compute(token_ids, positions, plan, cache, moe)
+        if every_row and attending is not None:
+            hidden = hidden[attending]
+        return self.logits(hidden if any(batch.wanted) else hidden[:0])
+
+    async def compute(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        plan: StepPlan,
+        cache: KVCache,
+        moe: MoELayer,
+    ) -> Tensor:
+        """Compute a batch that is planned and on the device.
+
+        Returns:
+            The output of the last layer, ``[A, H]``, of the rows that attend in it.
+        """
+        rotation = self._rotary.rotation(positions, self._rotation_dtype)
+        hidden = self.embed(token_ids)
+        delta: Tensor | None = None  # what the layer before adds to the residual stream
+        *others, last = range(len(self._layers))
+        rows = _Rows(rotation, plan.layer, cache, self._layers[0].attention)
+        for index in others:
+            hidden, delta = await self._pass(index, hidden, delta, rows, moe)
+        if plan.last is not plan.layer:
+            rows = replace(rows, plan=plan.last)
+        hidden, delta = await self._pass(last, hidden, delta, rows, moe)
+        return hidden + delta.to(hidden.dtype)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Return the input of the first layer, ``[T, H]``, of int64 ``[T]``."""
+        return F.embedding(token_ids, self._embedding)
+
+    async def compute_layer(
+        self,
+        index: int,
+        hidden: Tensor,
+        positions: Tensor,
+        plan: AttentionPlan,
+        cache: KVCache,
+        moe: MoELayer,
+    ) -> Tensor:
+        """Compute one layer; layer after layer, this is what ``compute`` does.
+
+        Args:
+            index: of the layer.
+            hidden: its input, ``[T, H]``.
+            positions: int64 ``[T]``.
+            plan: of its attention.
+            cache: of this layer.
+            moe: the routed experts.
+
+        Returns:
+            Its output, ``[A, H]``.
+        """
+        rotation = self._rotary.rotation(positions, self._rotation_dtype)
+        rows = _Rows(rotation, plan, cache, self._layers[index].attention)
+        hidden, delta = await self._pass(index, hidden, None, rows, moe)
+        return hidden + delta.to(hidden.dtype)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the next-token logits, float32 ``[R, vocab]``, of outputs of the last layer, ``[R, H]``."""
+        return self._head(rms_norm(hidden, self._norm, self.config.rms_norm_eps)).float()
+
+    async def _pass(
+        self,
+        index: int,
+        hidden: Tensor,
+        delta: Tensor | None,
+        rows: "_Rows",
+        moe: MoELayer,
+    ) -> tuple[Tensor, Tensor]:
+        """Pass one layer.
+
+        Returns:
+            ``hidden`` behind its attention, and the output of its MLP, not added yet.
+        """
+        layer = self._layers[index]
+        if layer.fused is not None and rows.plan.attending is None:
+            hidden, normed = layer.fused(hidden, delta, rows.fused, rows.cache.rows(index))
+        else:
+            hidden, normed = self._attend(layer, hidden, delta, rows)
+        if layer.dense is not None:
+            return hidden, layer.dense(normed)
+        routed = moe(index, normed)  # may be in flight while the shared expert is computed
+        if layer.shared is None:
+            return hidden, await routed
+        return hidden, layer.shared(normed) + await routed
+
+    def _attend(
+        self, layer: _Layer, hidden: Tensor, delta: Tensor | None, rows: "_Rows"
+    ) -> tuple[Tensor, Tensor]:
+        """Return the residual stream behind a layer's attention, and its norm, ``[A, H]`` each."""
+        eps, attending = self.config.rms_norm_eps, rows.plan.attending
+        if delta is None:
+            normed = rms_norm(hidden, layer.attention_norm, eps)
+        else:
+            hidden, normed = add_rms_norm(hidden, delta, layer.attention_norm, eps)
+        attended = layer.attention(normed, rows.rotation, rows.plan, rows.cache)
+        if attending is not None:
+            hidden = hidden[attending]
+        return add_rms_norm(hidden, attended, layer.mlp_norm, eps)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The rows that pass the layers, as these see them."""
+
+    rotation: Rotation
+    plan: AttentionPlan
+    cache: KVCache
+    attention: AttentionLayer  # of any layer
+
+    @cached_property
+    def fused(self) -> StepOfRows:
+        """The same for layers whose attention is one call; built once."""
+        assert isinstance(self.attention, GroupedQueryLayer)
+        return self.attention.step_of(self.rotation, self.plan)
+
+
+def _load_layer(reader: TensorReader, config: ModelConfig, index: int) -> _Layer:
+    attention = reader.under("self_attn.")
+    dense = index not in config.moe_layers
+    mlp = reader.under("mlp.")
+    norm = reader.read("input_layernorm.weight", config.hidden_size)
+    mlp_norm = reader.read("post_attention_layernorm.weight", config.hidden_size)
+    layer: LatentLayer | GroupedQueryLayer
+    if isinstance(config.attention, LatentAttention):
+        layer, fused = LatentLayer.load(attention, config, config.attention, index), None
+    else:
+        layer = GroupedQueryLayer.load(attention, config, config.attention, index)
+        fused = layer.between(norm, mlp_norm)
+    return _Layer(
+        attention_norm=norm,
+        attention=layer,
+        mlp_norm=mlp_norm,
+        fused=fused,
+        dense=load_mlp(mlp, config.hidden_size, config.dense_size) if dense else None,
+        shared=None if dense else SharedExpert.load(mlp, config),
+    )

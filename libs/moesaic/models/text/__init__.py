@@ -1,0 +1,1 @@
+"""Text to tokens and back, and chat templates. Needs no torch."""

@@ -1,0 +1,138 @@
+"""The inventory of a model: its files hold no tensor that is neither read nor known to be useless. Needs no torch."""
+
+import re
+from collections.abc import Container, Iterator, Mapping
+from itertools import pairwise
+
+from moesaic.errors import CheckpointError
+from moesaic.models.configuration.architecture import Family, LatentAttention, ModelConfig
+from moesaic.models.weights.files import StoredTensor, same_payload
+from moesaic.models.weights.tensor_names import (
+    EMBEDDING,
+    FINAL_NORM,
+    HEAD,
+    MIXTRAL_NAMES,
+    USUAL_NAMES,
+    layer_prefix,
+    moe_prefix,
+)
+
+MAX_NAMED = 3  # tensors in one complaint
+
+# What checkpoints of a family carry and no forward pass uses.
+_ROTARY_BUFFERS = r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.(inv_freq|(cos|sin)_cached)"
+_UNUSED: Mapping[Family, tuple[str, ...]] = {
+    "mixtral": (_ROTARY_BUFFERS,),
+    "qwen2_moe": (_ROTARY_BUFFERS,),
+    "qwen3_moe": (_ROTARY_BUFFERS,),
+    "deepseek_v2": (_ROTARY_BUFFERS,),
+}
+# A layer that predicts one token more; it follows the decoder's layers and has this tensor.
+_MTP_LAYER = re.compile(r"model\.layers\.(\d+)\.eh_proj\.weight")
+
+
+def check_tensors(config: ModelConfig, tensors: Mapping[str, StoredTensor]) -> None:
+    """Make sure that the files of a model hold nothing but what the model has.
+
+    Args:
+        config: of the model.
+        tensors: all that its files hold.
+
+    Raises:
+        CheckpointError: some of them would never be read, so they belong to another model than
+            that of ``config``; names the first few.
+    """
+    unread = sorted(
+        tensors.keys() - set(tensor_names(config, tensors)) - set(_unused(config, tensors))
+    )
+    if unread == [HEAD] and EMBEDDING in tensors:
+        if same_payload(tensors[HEAD], tensors[EMBEDDING]):
+            return
+        raise CheckpointError(
+            tensors[HEAD].file.name,
+            f"config.json ties it to {EMBEDDING} by tie_word_embeddings, but they differ: correct "
+            "the one or leave out the other",
+            tensor=HEAD,
+        )
+    if unread:
+        more = f" and {len(unread) - MAX_NAMED} more" if len(unread) > MAX_NAMED else ""
+        raise CheckpointError(
+            tensors[unread[0]].file.name,
+            f"{len(unread)} tensors have no place in the model that config.json describes: "
+            f"{', '.join(unread[:MAX_NAMED])}{more}",
+        )
+
+
+def tensor_names(config: ModelConfig, found: Container[str]) -> Iterator[str]:
+    """List every tensor of the model, spelled as in the files that have ``found``."""
+    yield EMBEDDING
+    yield FINAL_NORM
+    if not config.tie_word_embeddings:
+        yield HEAD
+    for layer in range(config.num_layers):
+        prefix = layer_prefix(layer)
+        yield f"{prefix}input_layernorm.weight"
+        yield f"{prefix}post_attention_layernorm.weight"
+        for name in _attention_names(config):
+            yield f"{prefix}self_attn.{name}"
+        if layer in config.moe_layers:
+            yield from _sparse_names(config, found, layer)
+        else:
+            yield from _mlp_names(f"{prefix}mlp.")
+
+
+def _attention_names(config: ModelConfig) -> Iterator[str]:
+    attention = config.attention
+    yield "o_proj.weight"
+    if isinstance(attention, LatentAttention):
+        compressed = attention.q_lora_rank is not None
+        query = "q_a_proj" if compressed else "q_proj"
+        yield from (f"{query}.weight", "kv_a_proj_with_mqa.weight", "kv_b_proj.weight")
+        yield "kv_a_layernorm.weight"
+        if compressed:
+            yield from ("q_a_layernorm.weight", "q_b_proj.weight")
+        if attention.bias:
+            yield from ("o_proj.bias", "kv_a_proj_with_mqa.bias")
+            if compressed:
+                yield f"{query}.bias"
+        return
+    for name in ("q_proj", "k_proj", "v_proj"):
+        yield f"{name}.weight"
+        if attention.qkv_bias:
+            yield f"{name}.bias"
+    if attention.output_bias:
+        yield "o_proj.bias"
+    if attention.qk_norm:
+        yield from ("q_norm.weight", "k_norm.weight")
+
+
+def _sparse_names(config: ModelConfig, found: Container[str], layer: int) -> Iterator[str]:
+    prefix, moe = moe_prefix(found, layer), config.moe
+    yield f"{prefix}gate.weight"
+    if f"{prefix}experts.gate_up_proj" in found:
+        yield from (f"{prefix}experts.gate_up_proj", f"{prefix}experts.down_proj")
+    else:
+        names = MIXTRAL_NAMES if f"{prefix}experts.0.w1.weight" in found else USUAL_NAMES
+        for expert in range(moe.num_experts):
+            yield from (f"{prefix}experts.{expert}.{name}.weight" for name in names)
+    if moe.shared_expert_size:
+        mlp = layer_prefix(layer) + "mlp."
+        yield from _mlp_names(
+            mlp + ("shared_expert." if moe.shared_expert_gated else "shared_experts.")
+        )
+        if moe.shared_expert_gated:
+            yield f"{mlp}shared_expert_gate.weight"
+
+
+def _mlp_names(prefix: str) -> Iterator[str]:
+    return (f"{prefix}{name}.weight" for name in USUAL_NAMES)
+
+
+def _unused(config: ModelConfig, names: Mapping[str, StoredTensor]) -> Iterator[str]:
+    patterns = [re.compile(pattern) for pattern in _UNUSED[config.family]]
+    yield from (name for name in names if any(p.fullmatch(name) for p in patterns))
+    extra = sorted(int(match[1]) for name in names if (match := _MTP_LAYER.fullmatch(name)))
+    # They follow the decoder's layers without a gap: others are of a longer model than config.json says.
+    if extra and extra[0] == config.num_layers and all(b == a + 1 for a, b in pairwise(extra)):
+        prefixes = tuple(layer_prefix(layer) for layer in extra)
+        yield from (name for name in names if name.startswith(prefixes))

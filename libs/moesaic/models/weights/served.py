@@ -1,0 +1,27 @@
+"""The model of a worker, before anything of it is loaded."""
+
+from pathlib import Path
+
+import torch
+
+from moesaic.kernels.native.library import require_library
+from moesaic.models.configuration.config import ModelConfig, load_config
+from moesaic.models.weights.checkpoint import Checkpoint
+from moesaic.settings import ModelSettings
+
+
+def find_served_model(settings: ModelSettings) -> tuple[ModelConfig, Checkpoint]:
+    """Read a model's configuration and the heads of its files, and let torch have its threads.
+
+    Call it before anything listens: a bad directory should fail at once.
+
+    Raises:
+        MoesaicError: the directory holds no model that can be served so.
+    """
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    config = load_config(Path(settings.model))
+    checkpoint = Checkpoint.of_model(Path(settings.model), config)
+    if settings.quantization != "none":
+        require_library("--quantization")
+    return config, checkpoint

@@ -1,0 +1,36 @@
+"""A checkpoint read under one prefix, to one dtype and device."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from moesaic.kernels.linear import Linear, Quantization, make_linear
+from moesaic.models.weights.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True)
+class TensorReader:
+    """Reads the weights of a layer, for its ``load`` function."""
+
+    checkpoint: Checkpoint
+    dtype: torch.dtype
+    device: torch.device
+    quantization: Quantization = "none"
+    prefix: str = ""
+
+    def under(self, prefix: str) -> "TensorReader":
+        """Return a reader of the tensors whose names go on with ``prefix``."""
+        return replace(self, prefix=self.prefix + prefix)
+
+    def read(self, name: str, *shape: int) -> Tensor:
+        """Read the tensor ``name`` under the prefix.
+
+        Raises:
+            CheckpointError: it is missing, mis-shaped or cannot be read.
+        """
+        return self.checkpoint.read(self.prefix + name, shape, self.dtype, self.device)
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """Make a linear layer of ``weight``, quantised if the reader is."""
+        return make_linear(weight, bias, self.quantization)

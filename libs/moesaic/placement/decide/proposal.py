@@ -1,0 +1,208 @@
+"""Proposals for the workers there are: a placement if another one is due, or what is missing for one."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass, field
+
+from moesaic.messages.placement import EMPTY_SLOT, PlacedWorker, Placement
+from moesaic.messages.registry import WorkerRecord
+from moesaic.placement.decide.coverage import missing_experts
+from moesaic.placement.policies.uniform import Slots, refill, uniform
+
+Incarnation = tuple[str, int]  # worker id and generation: one start of one worker
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A placement that the fleet calls for; without one there is nothing to do but wait."""
+
+    placement: Placement | None = None  # its epoch is 0; one is chosen when it is committed
+    urgent: bool = False  # experts are missing or a worker leaves: do not let newcomers settle
+    # More slots would help: for experts that are missing, or for a worker that wants to leave.
+    short: bool = False
+    waiting_for: list[str] = field(default_factory=list)  # for people
+
+
+def propose(current: Placement | None, records: Iterable[WorkerRecord]) -> Proposal:
+    """Compare the committed placement with the workers there are.
+
+    A placement is due when the workers that can take one are not those that are placed:
+
+    =====================================  ==========================================================
+    what happened                          what is proposed
+    =====================================  ==========================================================
+    the first workers came                 all experts, dealt evenly
+    a worker came or went                  workers keep their slots; only what is lacking moves
+    a worker restarted                     it gets back what it held
+    a worker drains                        a placement without it, unless its slots are needed
+    workers with another model came        nothing for them while any worker has the served model
+    =====================================  ==========================================================
+
+    Args:
+        current: the committed placement.
+        records: the workers there are; attention workers say which model is asked for.
+    """
+    records = list(records)
+    experts = [record for record in records if record.role == "expert"]
+    asked_for = {record.model_digest for record in records if record.role == "attention"}
+    missing = missing_experts(current, {incarnation(r) for r in experts}) if current else {}
+    placed = {(w.worker_id, w.generation) for w in current.workers} if current else set()
+    draining = [r for r in experts if r.state == "draining" and incarnation(r) in placed]
+    ready = [r for r in experts if _can_be_placed(r)]
+    served = _served_model(current, [*ready, *draining], asked_for)
+    candidates = sorted(
+        (r for r in [*ready, *draining] if r.model_digest == served), key=lambda r: r.worker_id
+    )
+    usable = _needed(current, candidates)
+    waiting_for = [
+        f"expert worker {r.worker_id}: has model {r.model_digest[:12]}, others have {served[:12]}"
+        for r in sorted([*ready, *draining], key=lambda r: r.worker_id)
+        if r.model_digest != served
+    ]
+    staying = [r for r in draining if r in usable]
+    waiting_for += [
+        f"expert worker {r.worker_id}: drains, but the others lack slots for its experts"
+        for r in staying
+    ]
+    needed = bool(missing) or not current
+    if shortfall := _shortfall(current, usable):
+        return Proposal(
+            short=needed, waiting_for=[*waiting_for, shortfall] if needed else waiting_for
+        )
+    if {incarnation(r) for r in usable} == placed:
+        return Proposal(short=bool(staying), waiting_for=waiting_for)
+    somebody_leaves = any(r not in usable for r in draining)
+    return Proposal(
+        _placement(current, usable), bool(missing) or somebody_leaves, bool(staying), waiting_for
+    )
+
+
+def obsolete(planned: Placement, current: Placement | None, records: Iterable[WorkerRecord]) -> str:
+    """Find out whether a placement that is being prepared is still worth waiting for.
+
+    It is not once one of its workers has gone, or drains and is not needed.
+
+    Args:
+        planned: what is being prepared.
+        current: the placement in force.
+        records: the workers there are now.
+
+    Returns:
+        The reason not to wait, for people; empty if there is none.
+    """
+    by_key = {incarnation(record): record for record in records}
+    keys = [(worker.worker_id, worker.generation) for worker in planned.workers]
+    if gone := [
+        worker_id for worker_id, generation in keys if (worker_id, generation) not in by_key
+    ]:
+        return f"{', '.join(gone)} left while experts were loaded"
+    wanted = propose(current, by_key.values()).placement or current
+    needed = {(w.worker_id, w.generation) for w in wanted.workers} if wanted else set(keys)
+    leaving = [key[0] for key in keys if by_key[key].state == "draining" and key not in needed]
+    return f"{', '.join(leaving)} drains while experts are loaded" if leaving else ""
+
+
+def incarnation(record: WorkerRecord) -> Incarnation:
+    """The start of a worker that a record is of."""
+    return record.worker_id, record.generation
+
+
+def _can_be_placed(record: WorkerRecord) -> bool:
+    return record.state == "ready" and min(record.slots_per_layer, record.num_experts) > 0
+
+
+def _served_model(
+    current: Placement | None, candidates: Sequence[WorkerRecord], asked_for: Set[str]
+) -> str:
+    """Choose the model that is served.
+
+    The placement's stays while any worker has it. Else it is the model that most slots are for, among
+    those that attention workers have; without attention workers, among all.
+    """
+    slots: Counter[str] = Counter()
+    for record in candidates:
+        slots[record.model_digest] += record.slots_per_layer
+    if current and (current.model_digest in slots or current.model_digest in asked_for):
+        return current.model_digest
+    among = slots.keys() & asked_for or slots.keys()
+    return max(among, key=lambda digest: (slots[digest], digest), default="")
+
+
+def _needed(current: Placement | None, candidates: Sequence[WorkerRecord]) -> list[WorkerRecord]:
+    """Choose the ready workers, and as few of the draining ones as it takes to hold every expert.
+
+    Returns:
+        Their records, by worker id.
+    """
+    needed = [record for record in candidates if record.state == "ready"]
+    for record in candidates:
+        if record.state == "draining" and _shortfall(current, needed):
+            needed.append(record)
+    return sorted(needed, key=lambda record: record.worker_id)
+
+
+def _shortfall(current: Placement | None, usable: Sequence[WorkerRecord]) -> str:
+    """The reason why these workers cannot hold every expert, for people; empty if they can."""
+    if usable:
+        num_experts = usable[0].num_experts
+    elif current:
+        num_experts = current.num_experts
+    else:
+        return "expert workers: none registered"
+    slots = sum(min(record.slots_per_layer, num_experts) for record in usable)
+    if slots >= num_experts:
+        return ""
+    return f"expert workers: {slots} of {num_experts} slots per layer registered"
+
+
+def _placement(current: Placement | None, usable: Sequence[WorkerRecord]) -> Placement:
+    model = usable[0]
+    if current and (current.model_digest, current.num_experts, current.layers) == (
+        model.model_digest,
+        model.num_experts,
+        model.layers,
+    ):
+        slots = refill(model.num_experts, _held(current, usable))
+    else:
+        slots = uniform(
+            model.num_experts, len(model.layers), [record.slots_per_layer for record in usable]
+        )
+    return Placement(
+        epoch=0,
+        model_digest=model.model_digest,
+        num_experts=model.num_experts,
+        workers=[
+            PlacedWorker(
+                worker_id=record.worker_id,
+                generation=record.generation,
+                admin_address=record.admin_address,
+                data_address=record.data_address,
+                weights_address=record.weights_address,
+                ridge_rows=record.ridge_rows,
+                node=record.node,
+            )
+            for record in usable
+        ],
+        layers=list(model.layers),
+        slots=slots,
+    )
+
+
+def _held(current: Placement, usable: Sequence[WorkerRecord]) -> list[Slots]:
+    """Experts in each worker's slots, also from before a restart, cut or filled up to its slots.
+
+    Returns:
+        ``[L][N][slots]``; -1 is empty.
+    """
+    place = {worker.worker_id: idx for idx, worker in enumerate(current.workers)}
+    return [
+        [
+            _fitted(layer[place[r.worker_id]] if r.worker_id in place else [], r.slots_per_layer)
+            for r in usable
+        ]
+        for layer in current.slots
+    ]
+
+
+def _fitted(slots: Sequence[int], num_slots: int) -> list[int]:
+    return [*slots[:num_slots], *[EMPTY_SLOT] * (num_slots - len(slots))]

@@ -1,0 +1,1 @@
+"""How good is a placement on steps that were recorded?"""

@@ -1,0 +1,1 @@
+"""Which replica serves which expert of a batch? AEBS, the baselines it is compared with, and the exact optimum."""

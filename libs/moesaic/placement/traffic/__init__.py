@@ -1,0 +1,1 @@
+"""What does the traffic activate? Counts of steps, their statistics, and recorded traces."""

@@ -1,0 +1,1 @@
+"""How would a fleet serve recorded or drawn traffic? Pure: policies, traces and costs in, figures out."""

@@ -1,0 +1,1 @@
+"""How do processes reach each other? Strangers at the door, the handshake, then UCX."""

@@ -1,0 +1,340 @@
+"""The part of UCX that Moesaic uses; the only module that imports UCX's bindings.
+
+Workers that know each other's addresses send tagged messages. An idle worker is armed, and its file
+descriptor wakes the event loop. Being woken takes several times longer than the message (measured on
+a virtual machine: 100 us against 30 us a round trip of 4 KB between two cores), so after a message
+the worker waits awake for a moment, as long as that pays. Processes that share a core only take this
+time from each other (the slowest exchanges then took ten times longer), so OMP_WAIT_POLICY=passive,
+which forbids OpenMP's threads the same, forbids it.
+"""
+
+import asyncio
+import ctypes
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import structlog
+
+os.environ.setdefault("UCX_LOG_LEVEL", "error")  # UCX reads it when its library is loaded
+
+from ucxx._lib import libucxx
+from ucxx._lib.arr import Array
+
+from moesaic.transport.frame import Message
+
+log = structlog.get_logger()
+
+UCXError = libucxx.UCXError
+
+_ANY_TAG = libucxx.UCXXTag(0)
+_ANY_MASK = libucxx.UCXXTagMask(0)
+_ROUNDS = 32  # of progress before other tasks of the event loop get their turn
+_AWAKE_S = 200e-6  # the longest wait that holds up the event loop
+_MAY_WAIT_AWAKE = os.environ.get("OMP_WAIT_POLICY", "").lower() != "passive"
+_PATIENCE = 8  # waits in vain before it stops waiting awake
+_RETRY = 64  # every so many waits it tries again
+_CLOSE_S = 0.5  # for peers to take what was sent, at the end
+_STUCK_S = 2.0  # for a peer to take what was sent before its connection was closed
+_DRAIN_S, _DRAIN_EVERY_S = 10.0, 0.002  # of a worker that was replaced
+
+# Bindings of destroyed objects, and of memory that hung peers may still use: freeing one would
+# destroy it again, or wait for ever. Never freed, not even at the end of the process.
+_abandoned: list[Any] = []
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(_abandoned))
+
+
+@dataclass(slots=True)
+class _Transfer:
+    """A transfer under way: UCX uses ``memory`` until ``request`` is completed."""
+
+    request: Any
+    memory: Message | None
+    finish: Callable[[str | None], None]  # takes the error, if any
+
+
+class UcxWorker:
+    """One UCX context and worker, driven by the running event loop."""
+
+    def __init__(
+        self,
+        options: dict[str, str],
+        reports_failure: bool,
+        max_bytes: int,
+        on_stuck: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Open the transports.
+
+        Args:
+            options: UCX's settings, without the prefix UCX_; they win over the environment's.
+            reports_failure: use only transports that report a dead peer (in UCX 1.21 shared memory does not).
+            max_bytes: a longer message ends its connection unread.
+            on_stuck: called once when the peer of a closed connection does not take its messages.
+                Where death is not reported UCX can neither cancel them nor sleep: replace and retire
+                the worker.
+
+        Raises:
+            UCXError: this machine offers none of the transports.
+        """
+        features = (libucxx.Feature.TAG, libucxx.Feature.WAKEUP)
+        self._context = libucxx.UCXContext(options, features)
+        self._worker = libucxx.UCXWorker(self._context)
+        self._worker.init_blocking_progress_mode()
+        self._reports_failure, self._max_bytes = reports_failure, max_bytes
+        self._on_stuck: Callable[[], None] | None = on_stuck
+        self.address: bytes = self._worker.address.tobytes()
+        self._endpoints: dict[int, UcxEndpoint] = {}  # by the tag they receive
+        self._transfers: list[_Transfer] = []
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._worker.epoll_file_descriptor, self._progress)
+        self._stopped = self._destroyed = False
+        self._expectant = False  # a message came or went since the last wait
+        self._num_waits, self._patience = 0, _PATIENCE
+        self._wakeup: asyncio.Handle | None = self._loop.call_soon(self._progress)
+
+    def connect(
+        self,
+        address: bytes,
+        tags: tuple[int, int],
+        on_message: Callable[[Message], None],
+        on_lost: Callable[[str], None],
+    ) -> "UcxEndpoint":
+        """Open a connection to the worker at ``address``, which uses the same ``tags`` (to send, to receive) reversed.
+
+        Raises:
+            UCXError: no transport leads there, or it is no address.
+        """
+        far = libucxx.UCXAddress.create_from_buffer(address)
+        handle = self._worker.create_endpoint_from_worker_address(far, self._reports_failure)
+        endpoint = UcxEndpoint(self, handle, tags, on_message, on_lost)
+        self._endpoints[tags[1]] = endpoint
+        self.wake()
+        return endpoint
+
+    def wake(self) -> None:
+        """Let UCX progress in the next turn of the event loop."""
+        if self._wakeup is None and not self._stopped:
+            self._wakeup = self._loop.call_soon(self._progress)
+
+    def track(
+        self, request: Any, memory: Message | None, finish: Callable[[str | None], None]
+    ) -> None:
+        """Keep ``memory`` until ``request`` is completed, then call ``finish`` with its error, if any."""
+        self._transfers.append(_Transfer(request, memory, finish))
+        self._expectant = True
+        self.wake()
+
+    def closing(self, receive_tag: int, request: Any | None) -> None:
+        """Drop messages with this tag from now on; ``request`` is the end of its endpoint, if it must be awaited."""
+        self._endpoints.pop(receive_tag, None)
+        if request is not None:
+            self.track(request, None, _ignore)
+            self._loop.call_later(_STUCK_S, self._check_closed, request)
+
+    async def close(self) -> None:
+        """Close all endpoints, then the worker; wait a little for peers that still receive."""
+        for endpoint in list(self._endpoints.values()):
+            endpoint.close()
+        give_up_at = self._loop.time() + _CLOSE_S
+        while self._transfers and self._loop.time() < give_up_at:
+            self.wake()
+            await asyncio.sleep(0.001)
+        self._stop()
+        if self._transfers:
+            _abandoned.append((self._context, self._worker, self._transfers))
+        del self._worker, self._context
+
+    def retire(self, cause: str) -> None:
+        """Lose all connections; free UCX's resources a while later, or with ``destroy``.
+
+        Until then messages that peers have begun to send are received and dropped. Otherwise each of
+        those peers would have to replace its worker as well, and then its own peers theirs.
+        """
+        self._stop()
+        for endpoint in list(self._endpoints.values()):
+            endpoint.lose(cause)
+        self._loop.call_later(_DRAIN_EVERY_S, self._drain, self._loop.time() + _DRAIN_S)
+
+    def _drain(self, give_up_at: float) -> None:
+        if self._destroyed:
+            return
+        for _ in range(_ROUNDS):
+            if not self._worker.progress_once():
+                break
+            self._probe()
+        self._finish()
+        if self._loop.time() < give_up_at:
+            self._loop.call_later(_DRAIN_EVERY_S, self._drain, give_up_at)
+        else:
+            self.destroy()
+
+    def destroy(self) -> None:
+        """Free UCX's resources, which takes 0.1 s, after ``retire``; calling it again changes nothing."""
+        if self._destroyed:
+            return
+        self._destroyed = True
+        # The bindings' own destructors would wait for the transfers, which hold the worker.
+        endpoints, self._endpoints = list(self._endpoints.values()), {}
+        transfers, self._transfers = self._transfers, []
+        held = [endpoint.orphan() for endpoint in endpoints]
+        held += [transfer.request for transfer in transfers]
+        _abandoned.append((self._context, self._worker, held))
+        ucp = ctypes.CDLL("libucp.so.0")  # loaded already
+        ucp.ucp_worker_destroy(ctypes.c_void_p(self._worker.handle))
+        ucp.ucp_cleanup(ctypes.c_void_p(self._context.handle))
+        os.close(self._worker.epoll_file_descriptor)
+        del self._worker, self._context
+
+    def _stop(self) -> None:
+        """Detach the worker from the event loop."""
+        self._on_stuck = None
+        self._loop.remove_reader(self._worker.epoll_file_descriptor)
+        if self._wakeup:
+            self._wakeup.cancel()
+        self._stopped = True
+
+    def _check_closed(self, request: Any) -> None:
+        if self._on_stuck and not request.completed:
+            on_stuck, self._on_stuck = self._on_stuck, None
+            on_stuck()
+
+    def _progress(self) -> None:
+        """Progress as long as messages move, then arm; the file descriptor or ``wake`` calls this again."""
+        if self._wakeup:  # the file descriptor was faster: two turns would each ask for the next
+            self._wakeup.cancel()
+        self._wakeup = None
+        for _ in range(_ROUNDS):
+            moved = self._worker.progress_once()
+            self._probe()
+            self._finish()
+            if moved or self._wait_awake():
+                continue
+            if self._worker.arm():  # else something has come since
+                return
+        self.wake()
+
+    def _wait_awake(self) -> bool:
+        """Wait awake for a message, if one has moved just now and such waits have paid lately."""
+        if not (self._expectant and _MAY_WAIT_AWAKE):
+            return False
+        self._expectant = False
+        self._num_waits += 1
+        if not self._patience and self._num_waits % _RETRY:
+            return False
+        give_up_at = time.perf_counter() + _AWAKE_S
+        while time.perf_counter() < give_up_at:
+            if self._worker.progress_once():
+                self._patience = _PATIENCE
+                return True
+        self._patience = max(0, self._patience - 1)
+        return False
+
+    def _probe(self) -> None:
+        """Start to receive the messages that have arrived."""
+        while (found := self._worker.tag_probe(_ANY_TAG, _ANY_MASK)).matched:
+            endpoint = self._endpoints.get(found.sender_tag.value)
+            if endpoint and found.length > self._max_bytes:
+                endpoint.lose(f"a message of {found.length} bytes exceeds {self._max_bytes}")
+                endpoint = None
+            # One byte suffices to be rid of a message: UCX drops what does not fit.
+            memory = bytearray(found.length if endpoint else 1)
+            request = self._worker.tag_recv(Array(memory), found.sender_tag)
+            finish = partial(endpoint.received, memory) if endpoint else _ignore
+            self._transfers.append(_Transfer(request, memory, finish))
+
+    def _finish(self) -> None:
+        transfers, self._transfers = self._transfers, []  # finishing one may start another
+        for transfer in transfers:
+            if not transfer.request.completed:
+                self._transfers.append(transfer)
+                continue
+            try:
+                transfer.finish(_error_of(transfer.request))
+            except Exception:  # one receiver's fault must not stop the others
+                log.exception("message.failed")
+
+
+class UcxEndpoint:
+    """One connection. Reports in later turns of the event loop, and never after ``close``."""
+
+    def __init__(
+        self,
+        worker: UcxWorker,
+        handle: Any,
+        tags: tuple[int, int],
+        on_message: Callable[[Message], None],
+        on_lost: Callable[[str], None],
+    ) -> None:
+        self._worker, self._handle, self._receive_tag = worker, handle, tags[1]
+        self._send_tag = libucxx.UCXXTag(tags[0])
+        self._on_message, self._on_lost = on_message, on_lost
+        self._open = True
+        handle.set_close_callback(self.lose, ("the connection broke",))
+
+    def send(self, message: Message) -> None:
+        """Start sending; the memory belongs to UCX until the end."""
+        if not self._open:
+            return
+        try:
+            request = self._handle.tag_send(Array(message), self._send_tag)
+        except UCXError as error:
+            self.lose(f"cannot send: {error}")
+            return
+        self._worker.track(request, message, self._sent)
+
+    def close(self) -> None:
+        """Abort messages under way, both ways; calling it again changes nothing."""
+        if not self._open:
+            return
+        self._open = False
+        self._handle.remove_close_callback()
+        # UCX has closed a broken one itself, and closing it twice crashes.
+        request = self._handle.close() if self._handle.alive else None
+        self._worker.closing(self._receive_tag, request)
+
+    def orphan(self) -> Any:
+        """Note the end of a worker that is being destroyed.
+
+        Returns:
+            The binding, which must not be freed.
+        """
+        if self._open:
+            self._open = False
+            self._handle.remove_close_callback()
+            asyncio.get_running_loop().call_soon(self._on_lost, "the network is closed")
+        return self._handle
+
+    def received(self, message: Message, error: str | None) -> None:
+        """Note the end of a receive."""
+        if error:
+            self.lose(f"cannot receive: {error}")
+        elif self._open:
+            self._on_message(message)
+
+    def lose(self, cause: str) -> None:
+        """Report the end of the connection, in a later turn of the event loop."""
+        asyncio.get_running_loop().call_soon(self._report, cause)
+
+    def _report(self, cause: str) -> None:
+        if self._open:
+            self.close()
+            self._on_lost(cause)
+
+    def _sent(self, error: str | None) -> None:
+        if error:
+            self.lose(f"cannot send: {error}")
+
+
+def _ignore(error: str | None) -> None:
+    """Note the end of a transfer without a waiter."""
+
+
+def _error_of(request: Any) -> str | None:
+    try:
+        request.check_error()
+    except UCXError as error:
+        return str(error)
+    return None

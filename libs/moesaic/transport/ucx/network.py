@@ -1,0 +1,241 @@
+"""The network between processes: authenticated over TCP, then UCX for everything else.
+
+A listener is a plain TCP socket. Only peers that have proved the cluster secret learn a UCX address,
+and the tags of their messages are drawn from the session key; messages with any other tag are
+dropped. Each process has one UCX worker per plane: shared memory for peers on its host, the network
+for the others.
+"""
+
+import asyncio
+import socket
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+import structlog
+
+from moesaic.errors import DeadlineExceeded, FrameError, InvalidInput, MoesaicError, PeerLost
+from moesaic.transport.contract import Handler, Link
+from moesaic.transport.dialled import DialledLink
+from moesaic.transport.frame import Frame, FrameKind, FrameLimits, Message
+from moesaic.transport.links import Links
+from moesaic.transport.ucx import door, handshake
+from moesaic.transport.ucx.bindings import UCXError, UcxWorker
+from moesaic.transport.ucx.control import Control
+from moesaic.transport.ucx.door import Door
+from moesaic.transport.ucx.interfaces import only_network
+from moesaic.transport.ucx.planes import (
+    PlaneChoice,
+    PlaneOffer,
+    Transports,
+    choose_plane,
+    planes_of,
+    shared_memory_id,
+)
+from moesaic.transport.wire import Receiver
+
+log = structlog.get_logger()
+
+_Message = TypeVar("_Message")
+
+MAX_LINKS = 4096
+
+
+class UcxNetwork:
+    """A ``Network`` over UCX."""
+
+    def __init__(
+        self,
+        worker_id: str,
+        role: str,
+        secret: bytes,
+        limits: FrameLimits,
+        transports: Transports = "auto",
+        own_address: str | None = None,
+    ) -> None:
+        """Open the transports; call it on the event loop that will own the network.
+
+        Args:
+            worker_id: this process's, for its peers.
+            role: of this process, such as "expert".
+            secret: the cluster secret.
+            limits: the largest frames to believe.
+            transports: "tcp" or "shm" alone, or "auto": shared memory between processes of one host,
+                UCX's own choice between hosts.
+            own_address: of this machine; tensors use no other network than the one it is on.
+
+        Raises:
+            InvalidInput: this machine does not offer the transports, or has no such address.
+        """
+        self._worker_id, self._role, self._secret = worker_id, role, secret
+        self._links = Links(limits)
+        self._kinds = planes_of(transports, only_network(own_address))
+        self._max_bytes = limits.max_bytes
+        try:
+            self._planes = {name: self._open(name) for name in self._kinds}
+        except UCXError as error:
+            raise InvalidInput(
+                "transports", f"UCX does not offer {transports!r} here: {error}"
+            ) from error
+        self._doors: list[Door] = []
+        self._retired: list[UcxWorker] = []
+
+    async def listen(self, host: str, port: int, handler: Handler) -> str:
+        """See ``Network.listen``."""
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            sock = socket.create_server((host, port), family=family, backlog=door.BACKLOG)
+        except OSError as error:
+            raise InvalidInput(
+                "address", f"cannot listen on {host}:{port}: {error.strerror}"
+            ) from error
+        sock.setblocking(False)
+        bound = f"{sock.getsockname()[0]}:{sock.getsockname()[1]}"
+        admit = partial(self._admit, handler=handler)
+        self._doors.append(Door(sock, admit, lambda: len(self._links) >= MAX_LINKS))
+        return bound
+
+    async def connect(self, address: str, peer: str, deadline_s: float) -> Link:
+        """See ``Network.connect``."""
+        host, _, port = address.rpartition(":")
+        try:
+            async with asyncio.timeout(deadline_s):
+                link = await self._dial(host.strip("[]"), int(port), peer)
+                await link.answered()
+                return link
+        except TimeoutError:
+            raise DeadlineExceeded(f"connecting to {peer} at {address}", deadline_s * 1e3) from None
+        except (OSError, ValueError) as error:
+            raise PeerLost(peer, f"cannot reach {address}: {error}") from error
+        except FrameError as error:
+            raise PeerLost(peer, f"{address} is not one of our listeners: {error}") from error
+
+    async def exchange(
+        self, calls: Sequence[tuple[Link, Frame]], deadline_s: float
+    ) -> list[Frame | MoesaicError]:
+        """See ``Network.exchange``."""
+        return await self._links.exchange(calls, deadline_s)
+
+    @property
+    def served_peers(self) -> list[str]:
+        """Worker ids of the peers that this network serves now, sorted."""
+        return self._links.served_peers
+
+    async def all_left(self, besides: Collection[str] = ()) -> None:
+        """Wait until this network serves no peer but those with worker ids in ``besides``."""
+        await self._links.all_left(besides)
+
+    async def close(self) -> None:
+        """See ``Network.close``."""
+        doors, self._doors = self._doors, []
+        for entrance in doors:
+            await entrance.close()
+        await self._links.close()
+        for retired in self._retired:
+            retired.destroy()
+        for plane in self._planes.values():
+            await plane.close()
+        self._planes = {}
+
+    def _open(self, name: str) -> UcxWorker:
+        return UcxWorker(*self._kinds[name], self._max_bytes, partial(self._renew, name))
+
+    def _renew(self, name: str) -> None:
+        """Replace the UCX worker of a plane on which a dead peer has messages outstanding.
+
+        The peer will never take them, and until then the worker would keep the processor busy. The
+        other peers on the plane dial again.
+        """
+        stuck = self._planes[name]
+        try:
+            self._planes[name] = self._open(name)
+        except UCXError as error:  # then it goes on, restless
+            log.error("plane.stuck", plane=name, cause=str(error))
+            return
+        log.warning("plane.renewed", plane=name)
+        stuck.retire("its plane was renewed after another peer's death")
+        self._retired.append(stuck)
+
+    async def _dial(self, host: str, port: int, peer: str) -> DialledLink:
+        loop = asyncio.get_running_loop()
+        family, kind, protocol, _, where = (
+            await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        )[0]
+        with ExitStack() as undo:
+            sock = undo.enter_context(socket.socket(family, kind, protocol))
+            sock.setblocking(False)
+            await loop.sock_connect(sock, where)
+            session = await handshake.dial(sock, self._secret, self._worker_id, self._role, peer)
+            offered = dict(self._planes)
+            offer = PlaneOffer(shared_memory_id(), {name: p.address for name, p in offered.items()})
+            await session.send(sock, FrameKind.OFFER, msgspec.msgpack.encode(offer))
+            choice = _decode(await session.receive(sock, FrameKind.ACCEPT), PlaneChoice)
+            if offered.get(choice.plane) is not self._planes.get(choice.plane):
+                raise PeerLost(peer, f"{choice.plane} was renewed while it was dialled")
+            tags = (session.tag("dialler"), session.tag("listener"))
+            wire = self._wire(sock, peer, choice.plane, choice.address, tags)
+            link = wire.receiver = self._links.dial(peer, wire)
+            undo.pop_all()
+            return link
+
+    async def _admit(
+        self, sock: socket.socket, on_seal: Callable[[], None], handler: Handler
+    ) -> None:
+        """Let a stranger prove itself, then serve it."""
+        session = await handshake.accept(sock, self._secret, self._worker_id, self._role, on_seal)
+        offer = _decode(await session.receive(sock, FrameKind.OFFER), PlaneOffer)
+        plane = choose_plane(offer, self._planes)
+        tags = (session.tag("listener"), session.tag("dialler"))
+        with ExitStack() as undo:
+            wire = self._wire(sock, session.peer, plane, offer.addresses[plane], tags)
+            link = wire.receiver = self._links.serve(session.peer, wire, handler)
+            undo.callback(link.end)
+            choice = PlaneChoice(plane, self._planes[plane].address)
+            await session.send(sock, FrameKind.ACCEPT, msgspec.msgpack.encode(choice))
+            undo.pop_all()
+        log.info("peer.joined", peer=session.peer, plane=plane)
+
+    def _wire(
+        self, sock: socket.socket, peer: str, plane: str, address: bytes, tags: tuple[int, int]
+    ) -> "_UcxWire":
+        if plane not in self._planes:
+            raise FrameError("plane", f"{plane!r} was not offered")
+        try:
+            return _UcxWire(self._planes[plane], address, tags, sock)
+        except UCXError as error:
+            raise PeerLost(peer, f"UCX cannot reach it by {plane}: {error}") from error
+
+
+class _UcxWire:
+    """A ``Wire``: a UCX endpoint, and the connection that tells when the peer is gone."""
+
+    receiver: Receiver
+
+    def __init__(
+        self, plane: UcxWorker, address: bytes, tags: tuple[int, int], sock: socket.socket
+    ) -> None:
+        self._endpoint = plane.connect(address, tags, self._arrive, self._lost)
+        self._control = Control(sock, self._lost)
+
+    def send(self, message: Message) -> None:
+        self._endpoint.send(message)
+
+    def close(self) -> None:
+        self._endpoint.close()
+        self._control.close()
+
+    def _arrive(self, message: Message) -> None:
+        self.receiver.on_message(message)
+
+    def _lost(self, cause: str) -> None:
+        self.close()
+        self.receiver.on_lost(cause)
+
+
+def _decode(body: bytes, message: type[_Message]) -> _Message:
+    try:
+        return msgspec.msgpack.decode(body, type=message)
+    except msgspec.DecodeError as error:
+        raise FrameError("body", f"is no {message.__name__}: {error}") from error

@@ -1,0 +1,144 @@
+"""The engine of a worker, and the parts that it is made of."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from moesaic.classification.forms import MAX_LABELS
+from moesaic.dispatch.tracing import StepTracer
+from moesaic.engine.engine import Engine, TellBlocks
+from moesaic.engine.sequences.blocks import blocks_for
+from moesaic.engine.sequences.requests import Event, Request, RequestKey
+from moesaic.engine.steps.limits import EngineLimits
+from moesaic.engine.steps.sweeps import MOST_SWEEPS
+from moesaic.engine.thread import EngineThread
+from moesaic.models.configuration.config import ModelConfig
+from moesaic.models.layers.sweep_area import SweepArea
+from moesaic.prefix.block_hashes import BLOCK_SIZE, BlockHasher, naming_key
+from moesaic.services.attention.kv_room import kv_blocks_of
+from moesaic.services.attention.modes.contract import Mode, WorkerParts, dtype_of
+from moesaic.services.attention.settings import AttentionSettings
+from moesaic.v1.attention_pb2 import EngineProfile
+
+log = structlog.get_logger()
+
+Emit = Callable[[list[Event]], None]
+
+
+@dataclass(frozen=True)
+class RunningEngine:
+    """An engine and the thread that it lives on, for callers on the main loop."""
+
+    engine: Engine
+    thread: EngineThread
+
+    async def run(self) -> None:
+        """Compute, until cancelled."""
+        await self.thread.run(self.engine.run())
+
+    def submit(self, request: Request) -> None:
+        """Hand a request over."""
+        self.thread.call(self.engine.submit, request)
+
+    def cancel(self, key: RequestKey) -> None:
+        """Forget a request, if there is one."""
+        self.thread.call(self.engine.cancel, key)
+
+    def trace(self, tracer: StepTracer | None) -> None:
+        """Show ``tracer`` the steps from now on; ``None``: nobody."""
+        self.thread.call(self.engine.trace, tracer)
+
+
+async def open_engine(
+    worker: WorkerParts, mode: Mode, emit: Emit, tell_blocks: TellBlocks
+) -> RunningEngine:
+    """Make the engine of a worker.
+
+    Args:
+        worker: its parts.
+        mode: computes the routed experts.
+        emit: called on the main loop with the events of each step.
+        tell_blocks: called there with the names of blocks that were stored, and of those evicted.
+    """
+    main_loop = asyncio.get_running_loop()
+
+    def emit_there(events: list[Event]) -> None:
+        main_loop.call_soon_threadsafe(emit, events)
+
+    def tell_there(stored: list[bytes], evicted: list[bytes]) -> None:
+        main_loop.call_soon_threadsafe(tell_blocks, stored, evicted)
+
+    engine = await worker.thread.build(_engine, worker, mode, emit_there, tell_there)
+    return RunningEngine(engine, worker.thread)
+
+
+def profile_of(worker: WorkerParts, slowdown: float = 0.0) -> EngineProfile:
+    """Describe the engine to gateways; ``slowdown``: see ``Mode.start``."""
+    settings, hasher = worker.settings, _hasher(worker)
+    return EngineProfile(
+        max_step_tokens=settings.max_num_batched_tokens,
+        naming=hasher.naming if hasher else b"",
+        slowdown=slowdown,
+        sweeps_scores=not settings.store_scoring_kv,
+    )
+
+
+def record_of(worker: WorkerParts, mode: Mode, engine: RunningEngine) -> dict[str, Any]:
+    """Describe the worker to its cluster: fields of its ``WorkerRecord``."""
+    return {
+        "model_digest": worker.config.digest,
+        "config_digest": worker.config.config_digest,
+        "dispatch": worker.settings.dispatch,
+        "max_request_tokens": engine.engine.max_request_tokens,
+        "data_address": mode.data_address,
+        "share": mode.share,
+    }
+
+
+def _engine(worker: WorkerParts, mode: Mode, emit: Emit, tell_blocks: TellBlocks) -> Engine:
+    settings, config = worker.settings, worker.config
+    limits = EngineLimits(
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_num_queued_reqs=settings.max_num_queued_reqs,
+        max_num_queued_tokens=settings.max_num_queued_tokens,
+        max_model_len=config.max_positions,
+        sweep_blocks=_sweep_blocks(settings, config),
+        store_scoring_kv=settings.store_scoring_kv,
+    )
+    return Engine(
+        worker.decoder,
+        mode.dispatcher,
+        limits,
+        kv_blocks_of(settings, config),
+        emit,
+        settings.recovery_s,
+        _hasher(worker),
+        tell_blocks,
+        mode.max_batches,
+        mode.shortcut,
+        settings.step_target_s,
+    )
+
+
+def _hasher(worker: WorkerParts) -> BlockHasher | None:
+    """Names blocks; ``None`` without a prefix cache."""
+    settings = worker.settings
+    if not settings.enable_prefix_caching:
+        return None
+    key = naming_key(settings.block_secret.get_secret_value(), settings.secret.get_secret_value())
+    return BlockHasher(key, worker.config.digest, BLOCK_SIZE)
+
+
+def _sweep_blocks(settings: AttentionSettings, config: ModelConfig) -> int:
+    block_bytes = SweepArea.block_bytes(config, dtype_of(settings), BLOCK_SIZE)
+    # More than so many prompts of any length, with as many labels as there may be, find no use for it.
+    lanes = MAX_LABELS * blocks_for(2 * BLOCK_SIZE)
+    most = MOST_SWEEPS * (blocks_for(config.max_positions) + lanes)
+    num_blocks = min(settings.sweep_bytes // block_bytes, most)
+    max_tokens = min(num_blocks * BLOCK_SIZE, config.max_positions)
+    log.info("sweeps.ready", max_tokens=max_tokens, bytes=num_blocks * block_bytes)
+    return num_blocks

@@ -1,0 +1,42 @@
+"""The model of a worker: checked before anything listens, then loaded."""
+
+from collections.abc import Awaitable
+from dataclasses import replace
+
+import torch
+
+from moesaic.cluster.service import Process
+from moesaic.engine.thread import engine_thread
+from moesaic.kernels.native.library import require_library
+from moesaic.kernels.own_thread import on_own_thread
+from moesaic.models.configuration.config import ModelConfig
+from moesaic.models.layers.decoder import Decoder
+from moesaic.models.weights.checkpoint import Checkpoint
+from moesaic.models.weights.served import find_served_model
+from moesaic.services.attention.modes.contract import WorkerParts, dtype_of
+from moesaic.services.attention.settings import AttentionSettings
+
+
+def find_model(settings: AttentionSettings) -> tuple[ModelConfig, Checkpoint]:
+    """Refuse what cannot be served before anything listens: see ``find_served_model``."""
+    found = find_served_model(settings)
+    if settings.deterministic:
+        require_library("--deterministic")
+    return found
+
+
+async def load_worker(
+    process: Process[AttentionSettings],
+    config: ModelConfig,
+    checkpoint: Checkpoint,
+    weights_digest: Awaitable[str],
+) -> WorkerParts:
+    """Start the engine's thread, and read all weights but those of routed experts."""
+    settings, device = process.settings, torch.device(process.settings.device)
+    thread = await process.enter(engine_thread(device))
+    decoder = await on_own_thread(
+        Decoder.load, checkpoint, config, dtype_of(settings), device, settings.quantization
+    )
+    config = replace(config, weights_digest=await weights_digest)
+    process.status.model_digest = config.digest
+    return WorkerParts(process, config, checkpoint, decoder, thread)

@@ -1,0 +1,105 @@
+"""The promise of a mode: opened with the parts of a worker, it gives back a ``Mode``."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import torch
+
+from moesaic.cluster.service import Process
+from moesaic.dispatch.contract import Dispatcher
+from moesaic.engine.computing import Shortcut
+from moesaic.engine.thread import EngineThread
+from moesaic.models.configuration.config import ModelConfig
+from moesaic.models.layers.decoder import Decoder
+from moesaic.models.layers.gate import Gate, load_gates
+from moesaic.models.layers.kv_cache import KVCache
+from moesaic.models.weights.checkpoint import Checkpoint
+from moesaic.services.attention.settings import AttentionSettings
+from moesaic.transport.frame import FrameLimits
+from moesaic.transport.ucx.opening import OpenNetwork, open_network
+
+
+@dataclass(frozen=True)
+class WorkerParts:
+    """The parts of a worker that every mode finds there.
+
+    Attributes:
+        process: in its cluster; what a mode opens is closed with its parts.
+        config: with the digest of the weights.
+        checkpoint: the weights.
+        decoder: all of the model but its routed experts.
+        thread: of the engine.
+    """
+
+    process: Process[AttentionSettings]
+    config: ModelConfig
+    checkpoint: Checkpoint
+    decoder: Decoder
+    thread: EngineThread
+
+    @property
+    def settings(self) -> AttentionSettings:
+        """The settings, with the worker id and with addresses of this machine."""
+        return self.process.settings
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of weights and activations."""
+        return dtype_of(self.settings)
+
+    @property
+    def device(self) -> torch.device:
+        """The device that steps are computed on."""
+        return torch.device(self.settings.device)
+
+    def load_gates(self) -> dict[int, Gate]:
+        """Read the gates, by decoder layer."""
+        return load_gates(self.checkpoint, self.config, self.dtype, self.device)
+
+    async def open_network(self, limits: FrameLimits, thread: EngineThread) -> OpenNetwork:
+        """Open a network on the event loop of ``thread``, until the worker ends."""
+        opening = open_network(self.settings, "attention", limits, thread.run)
+        return await self.process.enter(opening)
+
+
+def dtype_of(settings: AttentionSettings) -> torch.dtype:
+    """The type of weights and activations."""
+    dtype: torch.dtype = getattr(torch, settings.dtype)
+    return dtype
+
+
+def no_shortcut(cache: KVCache) -> Shortcut | None:
+    """Compute all steps by the dispatcher."""
+    return None
+
+
+async def start_at_once() -> float:
+    """Wait for nobody, and measure nothing."""
+    return 0.0
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One way for rows and experts to meet, open in one worker.
+
+    Attributes:
+        dispatcher: computes the routed experts of each step; lives on the engine's thread.
+        data_address: where other workers reach this one, ``host:port``; empty: none does.
+        share: the experts that other attention workers have from here, like ``0/2``; empty: none.
+        max_batches: parts of one step that may be under way side by side.
+        shortcut: makes, of the engine's KV cache, what computes whole steps without the dispatcher.
+        start: awaited once others can find this worker, to find them and to measure. Gives how many
+            times as long the largest step takes for transfers that it does not hide; 0: none.
+    """
+
+    dispatcher: Dispatcher
+    data_address: str = ""
+    share: str = ""
+    max_batches: int = 1
+    shortcut: Callable[[KVCache], Shortcut | None] = no_shortcut
+    start: Callable[[], Awaitable[float]] = start_at_once
+
+
+OpenMode = Callable[[WorkerParts], Awaitable[Mode]]
+PlanMode = Callable[[AttentionSettings, ModelConfig], OpenMode]
+"""Refuses settings that cannot work, before the process listens; called on a thread of its own."""

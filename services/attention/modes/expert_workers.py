@@ -1,0 +1,26 @@
+"""Links to the expert workers that the placement names."""
+
+from moesaic.dispatch.routed.dispatcher import RoutedDispatcher
+from moesaic.kernels.own_thread import on_own_thread
+from moesaic.services.attention.modes.contract import WorkerParts
+from moesaic.services.attention.modes.peers import follow_placement
+from moesaic.transport.frame import FrameLimits
+from moesaic.transport.ucx.opening import OpenNetwork
+
+
+async def link_expert_workers(worker: WorkerParts) -> tuple[OpenNetwork, RoutedDispatcher]:
+    """Open a network on the engine's thread, and follow placements until the worker ends."""
+    settings, config, thread = worker.settings, worker.config, worker.thread
+    gates = await on_own_thread(worker.load_gates)
+    network = await worker.open_network(FrameLimits.of_hidden_size(config.hidden_size), thread)
+    dispatcher = await thread.build(
+        RoutedDispatcher,
+        network.network,
+        gates,
+        settings.expert_timeout_s,
+        settings.expert_scheduling,
+        deterministic=settings.deterministic,
+    )
+    worker.process.parts.push_async_callback(lambda: thread.run(dispatcher.close()))
+    await follow_placement(worker, thread, dispatcher)
+    return network, dispatcher

@@ -1,0 +1,42 @@
+"""``local``: all experts are in this process."""
+
+from functools import partial
+
+from moesaic.dispatch.local import LocalDispatcher
+from moesaic.engine.computing import Shortcut
+from moesaic.kernels.own_thread import on_own_thread
+from moesaic.models.configuration.config import ModelConfig
+from moesaic.models.layers.decode_graphs import DecodeGraphs
+from moesaic.models.layers.kv_cache import KVCache
+from moesaic.services.attention.modes.contract import Mode, OpenMode, WorkerParts
+from moesaic.services.attention.modes.offload import plan_offload
+from moesaic.services.attention.settings import AttentionSettings
+
+
+def plan_local(settings: AttentionSettings, config: ModelConfig) -> OpenMode:
+    """Keep all experts in memory, or most of them in a file."""
+    return plan_offload(settings, config) if settings.offload else open_local
+
+
+async def open_local(worker: WorkerParts) -> Mode:
+    """Read all experts."""
+    dispatcher = await on_own_thread(
+        LocalDispatcher,
+        worker.checkpoint,
+        worker.config,
+        worker.dtype,
+        worker.device,
+        worker.settings.quantization,
+    )
+    return Mode(dispatcher, shortcut=partial(_shortcut, worker, dispatcher))
+
+
+def _shortcut(worker: WorkerParts, dispatcher: LocalDispatcher, cache: KVCache) -> Shortcut | None:
+    settings, decoder = worker.settings, worker.decoder
+    if settings.device == "cpu":
+        return decoder.whole_steps(dispatcher.kernels, cache)
+    if not settings.decode_graph_tokens:
+        return None
+    moe = partial(dispatcher.dispatch, dispatcher.begin_step())
+    max_length = min(settings.decode_graph_tokens, decoder.config.max_positions)
+    return DecodeGraphs(decoder, cache, moe, settings.max_num_seqs, max_length)

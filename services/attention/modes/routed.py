@@ -1,0 +1,20 @@
+"""``routed``: rows go to expert workers."""
+
+from moesaic.models.configuration.config import ModelConfig
+from moesaic.services.attention.modes.contract import Mode, OpenMode, WorkerParts
+from moesaic.services.attention.modes.either import plan_either
+from moesaic.services.attention.modes.expert_workers import link_expert_workers
+from moesaic.services.attention.modes.two_phase import join_node
+from moesaic.services.attention.settings import AttentionSettings
+
+
+def plan_routed(settings: AttentionSettings, config: ModelConfig) -> OpenMode:
+    """Send all rows to expert workers, or bring experts here in steps for which that is faster."""
+    return plan_either(settings, config) if settings.offload else open_routed
+
+
+async def open_routed(worker: WorkerParts) -> Mode:
+    """Link the expert workers, and this node's other attention workers where rows travel together."""
+    network, dispatcher = await link_expert_workers(worker)
+    address = await join_node(worker, network, dispatcher)
+    return Mode(dispatcher, address, max_batches=worker.settings.micro_batches)

@@ -1,0 +1,1 @@
+"""Who calls, and how much may they ask?"""

@@ -1,0 +1,172 @@
+"""The outermost layer: ids, keys, body limits, and one log line and one count for every request."""
+
+import asyncio
+import secrets
+from collections.abc import Iterator, Mapping
+
+import structlog
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from moesaic.services.gateway import metrics
+from moesaic.services.gateway.access.limits import TenantLimited
+from moesaic.services.gateway.access.scopes import NO_KEY, scope_of
+from moesaic.services.gateway.access.tenants import DEFAULT, Tenant
+from moesaic.services.gateway.files.upload import MAX_FORM_BYTES
+from moesaic.services.gateway.gateway import Gateway
+from moesaic.services.gateway.http.disconnect import ClientClosed
+from moesaic.services.gateway.http.problems import HttpProblem, internal_error, problem, problem_of
+from moesaic.services.gateway.http.request_record import RequestRecord, is_request_id, route_of
+
+log = structlog.get_logger()
+
+BODY_S = 30.0  # longest pause within a request's body
+
+
+class Entry:
+    """The layer around the routes of one gateway."""
+
+    def __init__(
+        self, app: ASGIApp, direct: Mapping[tuple[str, str], ASGIApp], gateway: Gateway
+    ) -> None:
+        """Wrap ``app``; ``direct`` has the routes that are called past it, by method and path."""
+        self._app, self._direct, self._gateway = app, direct, gateway
+        self._max_body_bytes = gateway.settings.max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request from its first byte to its last."""
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id")
+        record = RequestRecord(
+            given if is_request_id(given) else f"req-{secrets.token_hex(12)}", scope["method"]
+        )
+        scope.setdefault("state", {})["record"] = record
+        structlog.contextvars.bind_contextvars(request_id=record.request_id)  # of this task only
+        with metrics.inflight.track_inprogress():
+            try:
+                await self._handle(record, headers, scope, receive, send)
+            finally:
+                record.route = route_of(scope)
+                self._gateway.release(record)
+                record.settle()
+                record.close()
+
+    async def _handle(
+        self, record: RequestRecord, headers: Headers, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        complete = False
+
+        async def send_noted(message: Message) -> None:
+            nonlocal complete
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                message["headers"] = [*message.get("headers", ()), *_added_headers(record)]
+            elif not message.get("more_body", False):
+                complete = True
+                record.settle()  # before its client can know: its next request finds room
+            await send(message)
+
+        max_body_bytes = self._max_body_bytes
+        if scope["path"] == "/v1/files" and self._gateway.store is not None:
+            max_body_bytes = MAX_FORM_BYTES  # it goes to the disk, not into memory
+        refused = self._refused(record, scope, headers, max_body_bytes)
+        if refused is not None:
+            metrics.rejections.labels(refused.body.code).inc()
+            record.fail(refused)
+            return await refused.response()(scope, receive, send_noted)
+        route = self._direct.get((scope["method"], scope["path"]), self._app)
+        try:
+            scope["app"] = self._app
+            await route(scope, _Bounded(receive, max_body_bytes), send_noted)
+            if not complete and not record.code:  # nobody else has noticed
+                record.fail(problem_of(ClientClosed()))
+        except Exception:
+            # The routes have answered already if they could; this is the only place that sees the cause.
+            log.exception("request.failed", request_id=record.request_id)
+            failure = internal_error(record.request_id)
+            answered = record.status != 0
+            record.fail(failure)
+            if not answered:
+                await failure.response()(scope, receive, send_noted)
+
+    def _refused(
+        self, record: RequestRecord, request: Scope, headers: Headers, max_body_bytes: int
+    ) -> HttpProblem | None:
+        """Find a reason to refuse a request before its body is read; note its tenant."""
+        path = request["path"]
+        tenant: Tenant | None = request["state"].get("caller")  # of a batch, from within
+        needed = None if tenant is not None else scope_of(path)
+        if tenant is None and path not in NO_KEY:
+            tenant = self._caller(headers)
+            if tenant is None:
+                message = "send the header authorization: Bearer with a valid API key"
+                return problem(401, "invalid_api_key", message)
+        if tenant is not None:
+            record.tenant = tenant.name
+            structlog.contextvars.bind_contextvars(tenant=tenant.name)
+            if needed is not None and needed not in tenant.scopes:
+                allowed = ", ".join(sorted(tenant.scopes))
+                message = f"this needs an API key that allows {needed}; yours allows {allowed}"
+                return problem(403, "insufficient_scope", message)
+        length = headers.get("content-length", "0")
+        if length.isdecimal() and int(length) > max_body_bytes:
+            return problem(413, "request_too_large", _too_large(max_body_bytes))
+        return _limited(record, tenant)
+
+    def _caller(self, headers: Headers) -> Tenant | None:
+        if not self._gateway.tenants.need_keys:
+            return DEFAULT
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        tenant = self._gateway.tenants.find(key.strip())
+        known = tenant is not None and scheme.lower() == "bearer" and not tenant.is_expired
+        return tenant if known else None
+
+
+class _Bounded:
+    """The body of a request, neither too long nor too slow."""
+
+    def __init__(self, receive: Receive, max_bytes: int) -> None:
+        self._receive, self._left, self._max_bytes = receive, max_bytes, max_bytes
+        self._complete = False
+
+    async def __call__(self) -> Message:
+        if self._complete:  # only the client's leaving can come now
+            return await self._receive()
+        try:
+            async with asyncio.timeout(BODY_S):
+                message = await self._receive()
+        except TimeoutError:
+            raise HTTPException(408, f"no more of the body came within {BODY_S:g} s") from None
+        if message["type"] == "http.request":
+            self._complete = not message.get("more_body", False)
+            self._left -= len(message.get("body", b""))
+            if self._left < 0:
+                raise HTTPException(413, _too_large(self._max_bytes))
+        return message
+
+
+def _too_large(max_bytes: int) -> str:
+    return f"the body must be at most {max_bytes} bytes"
+
+
+def _limited(record: RequestRecord, tenant: Tenant | None) -> HttpProblem | None:
+    """Charge the request to its tenant, or tell why not."""
+    if tenant is None or tenant.allowance is None:
+        return None
+    try:
+        record.charge(tenant.allowance)
+    except TenantLimited as error:
+        return problem_of(error)
+    return None
+
+
+def _added_headers(record: RequestRecord) -> Iterator[tuple[bytes, bytes]]:
+    yield b"x-request-id", record.request_id.encode()
+    if record.ignored:
+        yield b"x-moesaic-ignored", ", ".join(record.ignored).encode()
+    if record.allowance is not None and (record.status < 300 or record.status == 429):
+        for name, value in record.allowance.headers():
+            yield name.encode(), value.encode()

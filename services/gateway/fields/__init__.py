@@ -1,0 +1,1 @@
+"""What may callers send?"""

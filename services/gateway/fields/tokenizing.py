@@ -1,0 +1,25 @@
+"""Bodies of ``/tokenize`` and ``/detokenize``."""
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from moesaic.services.gateway.fields.bodies import RequestBody, TokenId
+from moesaic.services.gateway.fields.messages import Message
+
+
+class TokenizeWire(RequestBody):
+    """Body of ``/tokenize``: a prompt or messages."""
+
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    return_token_strs: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeWire(RequestBody):
+    """Body of ``/detokenize``."""
+
+    tokens: Annotated[list[TokenId], Field(fail_fast=True)]

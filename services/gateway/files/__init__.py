@@ -1,0 +1,1 @@
+"""Where are files and batches kept?"""

@@ -1,0 +1,128 @@
+"""The directory of files and batches, which several gateways may share."""
+
+import asyncio
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from moesaic.errors import InvalidInput
+from moesaic.services.gateway.access.limits import TenantLimited
+from moesaic.services.gateway.files.disk import entries, sync_names
+from moesaic.services.gateway.files.shelf import BatchRecord, Shelf
+
+MAX_UNFINISHED = 100  # batches of one tenant
+_TENANT = "tenant-"
+_ORPHAN_S = 600.0  # by then a batch that was announced has been made
+
+
+class Unfinished(NamedTuple):
+    """A batch that has not ended."""
+
+    tenant: str
+    batch_id: str
+
+    @property
+    def name(self) -> str:
+        """The name of its lock; tenants' names have no tilde."""
+        return f"{self.batch_id}~{self.tenant}"
+
+
+class Store:
+    """All files and batches, tenant by tenant.
+
+    The process that holds the lock of an unfinished batch carries it out and is the only one to change its record. The
+    lock ends with that process, however it ends.
+
+    Args:
+        root: the directory; it is made unless it is there.
+        quota_bytes: most bytes of each tenant.
+        keep_s: time for which files and ended batches are kept.
+
+    Attributes:
+        added: set when a batch was added by this process.
+
+    Raises:
+        InvalidInput: there can be no such directory.
+    """
+
+    def __init__(self, root: Path, quota_bytes: int, keep_s: float) -> None:
+        self._root, self._quota_bytes, self._keep_s = root.absolute(), quota_bytes, keep_s
+        self._unfinished = self._root / "unfinished"
+        self.added = asyncio.Event()
+        try:
+            self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._unfinished.mkdir(exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise InvalidInput("--files-dir", f"cannot use {root}: {error.strerror}") from error
+
+    def of(self, tenant: str) -> Shelf:
+        """Open the shelf of a tenant."""
+        return Shelf(self._root / f"{_TENANT}{tenant}", self._quota_bytes)
+
+    def add_batch(self, tenant: str, record: BatchRecord) -> None:
+        """Keep a new batch, and have it carried out.
+
+        Raises:
+            TenantLimited: the tenant has too many that have not ended.
+            NoSuch: its input is not there.
+        """
+        if sum(batch.tenant == tenant for batch in self.unfinished()) >= MAX_UNFINISHED:
+            what = f"{MAX_UNFINISHED} batches of this key have not ended, which is all it may have"
+            raise TenantLimited("too_many_batches", what, 60.0)
+        announced = self._unfinished / Unfinished(tenant, record.batch.id).name
+        announced.touch()  # before the batch itself, or nobody would find it after a crash in between
+        sync_names(self._unfinished)
+        try:
+            self.of(tenant).add_batch(record)
+        except BaseException:
+            announced.unlink(missing_ok=True)
+            raise
+
+    def unfinished(self) -> list[Unfinished]:
+        """List the batches that have not ended, the oldest first."""
+        found = []
+        for name in reversed(entries(self._unfinished)):
+            batch_id, _, tenant = name.partition("~")
+            found.append(Unfinished(tenant, batch_id))
+        return found
+
+    @contextmanager
+    def claimed(self, batch: Unfinished) -> Iterator[bool]:
+        """Claim a batch for the length of the block; false: another process has it, or it has ended."""
+        path = self._unfinished / batch.name
+        try:
+            lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            yield False
+            return
+        try:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+            else:
+                yield path.exists()  # else it ended while this one was opening the lock
+        finally:
+            os.close(lock)
+
+    def settle(self, batch: Unfinished) -> None:
+        """Note that a batch has ended; only the process that has claimed it may do so."""
+        (self._unfinished / batch.name).unlink(missing_ok=True)
+
+    def is_orphan(self, batch: Unfinished) -> bool:
+        """Tell if a batch was announced, and then never made."""
+        try:
+            announced = (self._unfinished / batch.name).stat().st_mtime
+        except FileNotFoundError:
+            return True
+        return announced < time.time() - _ORPHAN_S
+
+    def sweep(self) -> None:
+        """Remove objects that need not be kept any longer."""
+        for name in entries(self._root):
+            if name.startswith(_TENANT):
+                self.of(name.removeprefix(_TENANT)).sweep(time.time(), self._keep_s)

@@ -1,0 +1,106 @@
+"""Form of an answer's text: ``response_format``, and other servers' ways to ask for more."""
+
+import json
+from typing import Any
+
+from moesaic.errors import InvalidInput
+from moesaic.services.gateway.fields.generating import GenerationWire
+from moesaic.v1.attention_pb2 import Grammar
+
+MAX_GRAMMAR_CHARS = 200_000
+ANY_OBJECT = '{"type": "object"}'
+# JSON lets any run of blanks stand between two tokens, and small models get lost in them until their answer is
+# full. One blank, or a new line with its indent, is enough for every usual layout.
+BLANKS = {"whitespace_pattern": r"( |\n {0,40})?"}
+
+
+def grammar_of(body: GenerationWire) -> Grammar | None:
+    """Find the grammar that a request asks for, if any.
+
+    Raises:
+        InvalidInput: the request asks for several, or for a very long one.
+    """
+    wanted = [*_of_response_format(body), *_of_structured_outputs(body)]
+    wanted += [*_of_guided(body), *_of_others(body)]
+    if len(wanted) > 1:
+        fix = f"cannot be combined with {wanted[0].field}"
+        raise InvalidInput(wanted[1].field, fix)
+    for grammar in wanted:
+        if grammar.ByteSize() > MAX_GRAMMAR_CHARS:
+            fix = f"must take at most {MAX_GRAMMAR_CHARS} characters"
+            raise InvalidInput(grammar.field, fix)
+    return wanted[0] if wanted else None
+
+
+def _of_response_format(body: GenerationWire) -> list[Grammar]:
+    asked, field = body.response_format, "response_format"
+    if asked is None or asked.type == "text":
+        return []
+    if asked.type == "json_object":
+        return [Grammar(json_schema=_text(ANY_OBJECT), field=field)]
+    if asked.json_schema is None:
+        raise InvalidInput(f"{field}.json_schema", "is required with this type")
+    schema = asked.json_schema.schema_
+    return [Grammar(json_schema=_text(ANY_OBJECT if schema is None else schema), field=field)]
+
+
+def _of_structured_outputs(body: GenerationWire) -> list[Grammar]:
+    asked = body.structured_outputs
+    if asked is None:
+        return []
+    return _grammars(
+        "structured_outputs.",
+        ANY_OBJECT if asked.json_ is None and asked.json_object else asked.json_,
+        asked.regex,
+        asked.grammar,
+        asked.choice,
+    )
+
+
+def _of_guided(body: GenerationWire) -> list[Grammar]:
+    return _grammars(
+        "guided_", body.guided_json, body.guided_regex, body.guided_grammar, body.guided_choice
+    )
+
+
+def _of_others(body: GenerationWire) -> list[Grammar]:
+    """Read the names of SGLang and llama.cpp."""
+    given = {
+        "json_schema": None if body.json_schema is None else _text(body.json_schema),
+        "regex": body.regex,
+        "ebnf": body.ebnf,
+        "grammar": body.grammar,
+    }
+    kinds = {"ebnf": "grammar"}
+    return [
+        Grammar(**{kinds.get(name, name): text}, field=name)
+        for name, text in given.items()
+        if text is not None
+    ]
+
+
+def _grammars(
+    prefix: str, schema: Any, regex: str | None, grammar: str | None, choice: list[str] | None
+) -> list[Grammar]:
+    wanted = []
+    if schema is not None:
+        wanted.append(Grammar(json_schema=_text(schema), field=f"{prefix}json"))
+    if regex is not None:
+        wanted.append(Grammar(regex=regex, field=f"{prefix}regex"))
+    if grammar is not None:
+        wanted.append(Grammar(grammar=grammar, field=f"{prefix}grammar"))
+    if choice is not None:
+        wanted.append(Grammar(choice=json.dumps(choice), field=f"{prefix}choice"))
+    return wanted
+
+
+def _text(schema: str | bool | dict[str, Any]) -> str:
+    """Write a schema as text, without a way to write blanks for ever; a worker refuses one that is no schema."""
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except ValueError:
+            return str(schema)
+    if isinstance(schema, dict):
+        schema = {"x-guidance": BLANKS, **schema}
+    return json.dumps(schema)

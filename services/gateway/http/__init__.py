@@ -1,0 +1,1 @@
+"""How does the gateway speak HTTP? Bounds, bodies, errors, events."""

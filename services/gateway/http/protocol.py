@@ -1,0 +1,161 @@
+"""HTTP/1.1 as the gateway speaks it: httptools' parser, with bounds on all that is not the body of a request."""
+
+import asyncio
+from http import HTTPStatus
+
+import msgspec
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from moesaic.services.gateway.http.problems import ErrorReply, HttpProblem, problem
+
+# Of a request's first line and headers, beside other bytes of the same packet.
+MAX_HEAD_BYTES = 64 << 10
+HEAD_S = 30.0  # for them to arrive
+# Of a body that comes in chunks, so many bytes for each byte of what frames them: every chunk costs a call of the
+# parser, however small it is. Beside that they have as much as a head, for trailers and the chunks of small bodies.
+BODY_PER_FRAMING = 8
+PACKET_BYTES = 16 << 10  # that are parsed between two looks at what they were
+MAX_PIPELINED = 32  # requests that wait for the answer to one before them
+# A request that was answered before all of it came, mostly because it is refused: so much more of it is read, and for
+# so long, since a connection that is closed with something unread may lose its answer.
+DRAIN_BYTES = 32 << 20
+DRAIN_S = 10.0
+UNSENT_BYTES = (64 << 10, 16 << 10)  # from which on writers wait, and down to which
+
+
+class BoundedHttp(HttpToolsProtocol):
+    """One connection. A message that is too long or too slow ends it, if possible with an answer that says so.
+
+    The parser itself would collect a header without an end, or a trailer behind a chunked body, for ever.
+    """
+
+    _in_head = True
+    _in_message = False
+    _num_messages = 0
+    _body_bytes = 0  # of the message that comes now
+    _other_bytes = 0  # of it, which are its head, or frame its body
+    _drain_bytes = 0  # that may still come of a message that was answered
+    _too_late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # narrower, as uvicorn has it
+        """Wait for a request: a client that connects has something to ask."""
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(*UNSENT_BYTES)
+        self._begin_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait no more: the client has gone, or was let go."""
+        self._end_wait()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse bytes of one request, or of several."""
+        for start in range(0, len(data), PACKET_BYTES):
+            if self.transport.is_closing():
+                return
+            self._feed(data[start : start + PACKET_BYTES])
+        idle = self.cycle is not None and self.cycle.response_complete and not self._in_message
+        if idle and self.timeout_keep_alive_task is None:  # what came was nothing
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    def _feed(self, data: bytes) -> None:
+        before, in_message, body_bytes = self._num_messages, self._in_message, self._body_bytes
+        super().data_received(data)
+        if self.transport.is_closing() or (in_message and before != self._num_messages):
+            return  # a packet of two messages is counted to neither
+        if before != self._num_messages:
+            body_bytes = 0
+        self._other_bytes += len(data) - (self._body_bytes - body_bytes)
+        most = MAX_HEAD_BYTES
+        if not self._in_head:
+            most += self._body_bytes // BODY_PER_FRAMING
+        if self._other_bytes > most:
+            what = "headers" if self._in_head else "trailers, and what frames chunks of the body,"
+            message = f"the {what} must be at most {most} bytes"
+            self._refuse(problem(431, "request_too_large", message))
+        elif self._is_answered and self._in_message:
+            self._drain_bytes -= len(data)
+            if self._drain_bytes < 0:
+                self.transport.close()
+
+    def on_message_begin(self) -> None:
+        """Note the first byte of a request."""
+        self._num_messages += 1
+        self._in_message = True
+        if not self._in_head:
+            self._begin_head()
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header; trailers are nobody's."""
+        if self._in_head:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Note that the head is whole: its request may be answered."""
+        self._in_head, self._other_bytes = False, 0
+        self._end_wait()
+        super().on_headers_complete()
+        if len(self.pipeline) > MAX_PIPELINED:
+            # For the parser, which ends the connection.
+            raise ValueError("too many requests that wait for answers")
+
+    def on_body(self, body: bytes) -> None:
+        """Count bytes of the body."""
+        self._body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Note that the whole request is here."""
+        self._in_message = False
+        if self._is_answered:
+            self._end_wait()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Note that the transport has the whole answer."""
+        super().on_response_complete()
+        if self._is_answered and self._in_message and not self.transport.is_closing():
+            self._drain_bytes = DRAIN_BYTES
+            self._end_wait()
+            self._too_late = self.loop.call_later(DRAIN_S, self.transport.close)
+
+    @property
+    def _is_answered(self) -> bool:
+        """True if the request that came last has been answered, whole or not."""
+        return self.cycle is not None and self.cycle.response_complete and not self._in_head
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer bytes that are not HTTP as every other error."""
+        self._refuse(problem(400, "invalid_request", "the request is not valid HTTP/1.1"))
+
+    def _begin_head(self) -> None:
+        self._in_head = True
+        self._body_bytes = self._other_bytes = 0
+        self._end_wait()
+        self._too_late = self.loop.call_later(HEAD_S, self._give_up)
+
+    def _end_wait(self) -> None:
+        if self._too_late is not None:
+            self._too_late.cancel()
+            self._too_late = None
+
+    def _give_up(self) -> None:
+        message = f"the headers did not arrive within {HEAD_S:g} s"
+        self._refuse(problem(408, "request_timeout", message))
+
+    def _refuse(self, why: HttpProblem) -> None:
+        """Answer past the application, which has never seen this request, and hang up."""
+        self._end_wait()
+        busy = self.cycle is not None and not self.cycle.response_complete
+        if not busy:  # else the bytes would end up within the answer to the request before
+            body = msgspec.json.encode(ErrorReply(why.body))
+            head = (
+                f"HTTP/1.1 {why.status} {HTTPStatus(why.status).phrase}\r\n"
+                f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+                "connection: close\r\n\r\n"
+            )
+            self.transport.write(head.encode() + body)
+        self.transport.close()

@@ -1,0 +1,148 @@
+"""The record of an HTTP request, from its first byte to its last, that is logged and counted once."""
+
+import re
+import time
+from dataclasses import dataclass, field
+from typing import Literal, TypeGuard
+
+import structlog
+from starlette.types import Scope
+
+from moesaic.services.gateway import metrics
+from moesaic.services.gateway.access.limits import TenantAllowance, TenantLimited
+from moesaic.services.gateway.access.scopes import PROBED
+from moesaic.services.gateway.http.problems import HttpProblem
+from moesaic.telemetry.metrics import series
+
+log = structlog.get_logger()
+
+Outcome = Literal["done", "errored", "cancelled"]
+CLIENT_CLOSED = 499
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+def is_request_id(value: str | None) -> TypeGuard[str]:
+    """Tell if a caller's own request id can be used."""
+    return value is not None and _REQUEST_ID.fullmatch(value) is not None
+
+
+def route_of(scope: Scope) -> str:
+    """Name the template of the route that matched: a closed set, unlike paths."""
+    return str(getattr(scope.get("route"), "path", "other"))
+
+
+@dataclass(eq=False)
+class RequestRecord:
+    """One HTTP request, filled in on its way through the gateway."""
+
+    request_id: str
+    method: str
+    tenant: str = ""  # whose request it is; empty while that is not known, and where nobody asks
+    allowance: TenantAllowance | None = None  # what it is charged to; None: no limits
+    started: float = field(default_factory=time.monotonic)
+    route: str = "other"
+    model: str = ""  # only ever the served model's name: it becomes a label
+    status: int = 0
+    code: str = ""
+    stream: bool = False
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    attempts: int = 0
+    admitted: bool = False
+    ignored: list[str] = field(default_factory=list)  # fields that changed nothing
+    _charged: bool = False
+    _charged_tokens: int = 0
+    _last_token: float | None = None
+    _outcome: Outcome | None = None
+
+    def charge(self, allowance: TenantAllowance) -> None:
+        """Charge the request to a tenant.
+
+        Raises:
+            TenantLimited: the tenant may have no further request now.
+        """
+        self.allowance = allowance
+        allowance.admit()
+        self._charged = True
+
+    def charge_tokens(self, max_output: int) -> None:
+        """Charge the prompt and up to so many tokens of output to the tenant, before any work.
+
+        Raises:
+            TenantLimited: the tenant may not have so many now.
+        """
+        if self.allowance is not None:
+            count = self.prompt_tokens + max_output
+            try:
+                self.allowance.spend_tokens(count)
+            except TenantLimited as error:
+                metrics.rejections.labels(error.code).inc()
+                self.prompt_tokens = 0  # only accepted prompts are counted
+                raise
+            self._charged_tokens = count
+
+    def settle(self) -> None:
+        """Correct the charge by the tokens used: none, if no worker got any work."""
+        if self.allowance is not None and self._charged:
+            self._charged = False
+            used = self.prompt_tokens + self.completion_tokens if self.attempts else 0
+            self.allowance.settle_tokens(self._charged_tokens, used)
+            self.allowance.release()
+
+    def note_tokens(self, count: int, each: int = 1) -> None:
+        """Time tokens, or scores, by the first and the gaps; those that came together count as made at even gaps.
+
+        Args:
+            count: tokens of all answers.
+            each: most of them of one answer.
+        """
+        now = time.monotonic()
+        if self._last_token is None:
+            series(metrics.ttft_s, self.route, self.model).observe(now - self.started)
+        elif count:
+            gaps = series(metrics.itl_s, self.route, self.model)
+            for _ in range(each):
+                gaps.observe((now - self._last_token) / each)
+        self._last_token = now
+        self.completion_tokens += count
+
+    def fail(self, problem: HttpProblem) -> None:
+        """Note the error that the request ends with."""
+        self.status = self.status or problem.status
+        self.code = problem.body.code or ""
+        cancelled = problem.status == CLIENT_CLOSED
+        self._outcome = self._outcome or ("cancelled" if cancelled else "errored")
+
+    def close(self) -> None:
+        """Log and count the request; called once, when nothing more is sent."""
+        outcome: Outcome = self._outcome or ("done" if 0 < self.status < 400 else "errored")
+        took_s = time.monotonic() - self.started
+        by = self.route, self.model
+        series(metrics.requests, *by, str(self.status), outcome).inc()
+        series(metrics.e2e_s, *by).observe(took_s)
+        if self.tenant:
+            series(metrics.tenant_requests, self.tenant, outcome).inc()
+            series(metrics.tenant_tokens, self.tenant, "prompt").inc(self.prompt_tokens)
+            series(metrics.tenant_tokens, self.tenant, "output").inc(self.completion_tokens)
+        if self.prompt_tokens:
+            series(metrics.prompt_tokens, *by).inc(self.prompt_tokens)
+            series(metrics.prompt_tokens_cached, *by).inc(self.cached_tokens)
+            series(metrics.generation_tokens, *by).inc(self.completion_tokens)
+        report = log.debug if self.route in PROBED else log.info
+        report(
+            "request.finished",
+            request_id=self.request_id,
+            method=self.method,
+            tenant=self.tenant or None,
+            route=self.route,
+            status=self.status,
+            outcome=outcome,
+            code=self.code or None,
+            stream=self.stream,
+            took_s=round(took_s, 4),
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            completion_tokens=self.completion_tokens,
+            attempts=self.attempts,
+        )

@@ -1,0 +1,73 @@
+"""Answers of ``/v1/score``, ``/v1/rerank`` and ``/generative_scoring``."""
+
+import msgspec
+
+from moesaic.services.gateway.replies.accounts import Provenance, Usage
+
+
+class PairScore(msgspec.Struct, kw_only=True):
+    """Relevance of the second text of a pair to the first, 0 to 1."""
+
+    index: int
+    object: str = "score"
+    score: float
+    label_mass: float
+
+
+class PairScores(msgspec.Struct, kw_only=True):
+    """Answer of ``/v1/score``."""
+
+    id: str
+    object: str = "list"
+    created: int
+    model: str
+    data: list[PairScore]
+    usage: Usage
+    moesaic: Provenance
+
+
+class RankedText(msgspec.Struct):
+    """A document, given back."""
+
+    text: str
+
+
+class Ranked(msgspec.Struct, kw_only=True):
+    """Relevance of one document, 0 to 1; ``index`` is its place in the request."""
+
+    index: int
+    document: RankedText | msgspec.UnsetType = msgspec.UNSET
+    relevance_score: float
+    label_mass: float
+
+
+class Ranking(msgspec.Struct, kw_only=True):
+    """Answer of ``/v1/rerank``, the most relevant document first."""
+
+    id: str
+    model: str
+    results: list[Ranked]
+    usage: Usage
+    moesaic: Provenance
+
+
+class ItemScore(msgspec.Struct, kw_only=True):
+    """One item: the probability of the first label token, and of all of them in the order of the request."""
+
+    index: int
+    object: str = "score"
+    score: float
+    probs: list[float]
+    label_mass: float
+
+
+class ItemScores(msgspec.Struct, kw_only=True):
+    """Answer of ``/generative_scoring``."""
+
+    id: str
+    object: str = "list"
+    created: int
+    model: str
+    data: list[ItemScore]
+    usage: Usage
+    moesaic: Provenance

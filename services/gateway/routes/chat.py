@@ -1,0 +1,58 @@
+"""``/v1/chat/completions``."""
+
+from fastapi import APIRouter, Request, Response
+
+from moesaic.errors import InvalidInput
+from moesaic.services.gateway.admission import admit
+from moesaic.services.gateway.fields.generating import ChatWire
+from moesaic.services.gateway.generate.answers import begin
+from moesaic.services.gateway.generate.chat_shape import ChatShape
+from moesaic.services.gateway.generate.deliver import Delivery, token_texts
+from moesaic.services.gateway.generate.runs import LogprobCounts
+from moesaic.services.gateway.http.openapi import INFERENCE, answers
+from moesaic.services.gateway.replies.generating import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    PromptLogprobs,
+)
+from moesaic.services.gateway.replies.logprobs import prompt_logprobs
+
+router = APIRouter()
+
+
+@router.post(
+    "/v1/chat/completions",
+    responses=answers(ChatCompletion, stream=ChatCompletionChunk, errors=INFERENCE),
+)
+async def create_chat_completion(body: ChatWire, request: Request) -> Response:
+    """Answer a conversation."""
+    admitted = admit(request, body, "chatcmpl")
+    gateway = admitted.gateway
+    prompt = await gateway.language.encode_chat(
+        [message.for_template(f"messages[{i}]") for i, message in enumerate(body.messages)],
+        add_generation_prompt=body.add_generation_prompt,
+        template_kwargs=body.chat_template_kwargs or {},
+        control_tokens=gateway.settings.control_tokens_in_content,
+    )
+    logprobs = LogprobCounts(_top_logprobs(body), body.prompt_logprobs)
+    growing = await begin(admitted, [prompt], "messages", logprobs)
+    shape = ChatShape(body, token_texts(gateway, body))
+
+    def of_prompt() -> PromptLogprobs:
+        told, num_top = growing.runs[0].prompt_logprobs, body.prompt_logprobs or 0
+        return prompt_logprobs(prompt, told, shape.text_of, num_top)
+
+    delivery = Delivery(
+        admitted,
+        growing,
+        shape,
+        prompt_token_ids=prompt if body.return_token_ids else None,
+        prompt_logprobs=of_prompt if body.prompt_logprobs is not None else None,
+    )
+    return await delivery.respond(request)
+
+
+def _top_logprobs(body: ChatWire) -> int | None:
+    if body.top_logprobs and not body.logprobs:
+        raise InvalidInput("top_logprobs", "needs logprobs to be true")
+    return (body.top_logprobs or 0) if body.logprobs else None

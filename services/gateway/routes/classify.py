@@ -1,0 +1,97 @@
+"""``/v1/classify``: one prefill a text, or one a text and label; no decoding."""
+
+from collections.abc import Sequence
+from functools import partial
+
+from fastapi import APIRouter, Request, Response
+
+from moesaic.classification.candidates import Read
+from moesaic.classification.forms import Classification, Form, Label, assemble, normal_form
+from moesaic.errors import InvalidInput
+from moesaic.services.gateway.admission import admit
+from moesaic.services.gateway.fields.bodies import as_list
+from moesaic.services.gateway.fields.classifying import ClassifyWire, LabelWire
+from moesaic.services.gateway.gateway import Gateway
+from moesaic.services.gateway.http.disconnect import while_connected
+from moesaic.services.gateway.http.openapi import INFERENCE, answers
+from moesaic.services.gateway.http.problems import RouteNotEnabled
+from moesaic.services.gateway.http.reply import reply
+from moesaic.services.gateway.language import PER_MESSAGE_CHARS
+from moesaic.services.gateway.replies.classifying import Classified, ClassifiedLabel, ClassifiedText
+from moesaic.services.gateway.score.reading import MAX_READS, Bounds, read_out
+
+router = APIRouter()
+
+
+@router.post("/classify", responses=answers(Classified, errors=INFERENCE))
+@router.post("/v1/classify", responses=answers(Classified, errors=INFERENCE))
+async def classify(body: ClassifyWire, request: Request) -> Response:
+    """Say which of the given labels fits each text best, and how likely each is."""
+    admitted = admit(request, body, "classify", _refusal(body))
+    language, labels = admitted.gateway.language, [_label(label) for label in body.labels or ()]
+    num_chars = _num_chars(body, labels)
+    form, families = await language.work(num_chars, _ask, admitted.gateway, body, labels)
+    reading = read_out(admitted, families, "input")
+    told = await while_connected(request.receive, reading)
+    told.provenance.prompt_version = language.dialogue.wording.version
+    answer = Classified(
+        id=admitted.answer_id,
+        created=admitted.created,
+        model=admitted.gateway.model_name,
+        data=[_text(i, assemble(form, told.logprobs[i], body.top_k)) for i in range(len(families))],
+        usage=told.usage,
+        method=form.method,
+        moesaic=told.provenance,
+    )
+    return reply(answer)
+
+
+def _refusal(body: ClassifyWire) -> RouteNotEnabled | None:
+    if body.labels is not None:
+        return None
+    what = (
+        "this model has no labels of its own: send them in the field labels, or ask /v1/decisions"
+    )
+    return RouteNotEnabled(what)
+
+
+def _ask(
+    gateway: Gateway, body: ClassifyWire, labels: list[Label]
+) -> tuple[Form, list[list[Read]]]:
+    language, texts = gateway.language, as_list(body.input)
+    with language.naming("labels"):
+        methods = language.classify_methods
+        form = normal_form(language.dialogue, labels, body.instruction, body.method, methods)
+    if form.method == "multi" and len(texts) * len(labels) > MAX_READS:
+        fix = (
+            f"{len(labels)} labels of {len(texts)} texts are {len(texts) * len(labels)} questions; "
+            f"a request may have {MAX_READS} with method multi: send fewer texts at once"
+        )
+        raise InvalidInput("input", fix)
+    families, bounds = [], Bounds(gateway)
+    for i, text in enumerate(texts):
+        field = "input" if isinstance(body.input, str) else f"input[{i}]"
+        reads = form.reads(text)
+        families.append([bounds.read(partial(next, reads), field) for _ in range(form.num_reads)])
+    return form, families
+
+
+def _num_chars(body: ClassifyWire, labels: Sequence[Label]) -> int:
+    """Characters of all the prompts: each has the labels in it, and each label is tried behind a short one."""
+    texts = as_list(body.input)
+    head = sum(len(label.name) + len(label.description) for label in labels)
+    head += len(body.instruction or "")
+    reads_per_text = len(labels) if body.method == "multi" else 1
+    asked = sum(map(len, texts)) + len(texts) * head
+    return reads_per_text * asked + len(labels) * PER_MESSAGE_CHARS
+
+
+def _label(label: str | LabelWire) -> Label:
+    return Label(label) if isinstance(label, str) else Label(label.label, label.description or "")
+
+
+def _text(index: int, answer: Classification) -> ClassifiedText:
+    ranked = [ClassifiedLabel(*scored) for scored in answer.ranked]
+    return ClassifiedText(
+        index, answer.label, answer.probs, len(answer.probs), ranked, answer.label_mass
+    )

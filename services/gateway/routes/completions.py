@@ -1,0 +1,63 @@
+"""``/v1/completions``."""
+
+from fastapi import APIRouter, Request, Response
+
+from moesaic.services.gateway.admission import admit
+from moesaic.services.gateway.fields.generating import CompletionWire
+from moesaic.services.gateway.generate.answers import begin
+from moesaic.services.gateway.generate.completion_shape import CompletionShape
+from moesaic.services.gateway.generate.deliver import Delivery, token_texts
+from moesaic.services.gateway.generate.runs import LogprobCounts
+from moesaic.services.gateway.http.openapi import INFERENCE, answers
+from moesaic.services.gateway.language import Language
+from moesaic.services.gateway.replies.generating import Completion
+
+DEFAULT_MAX_TOKENS = 16
+
+router = APIRouter()
+
+
+@router.post("/v1/completions", responses=answers(Completion, stream=Completion, errors=INFERENCE))
+async def create_completion(body: CompletionWire, request: Request) -> Response:
+    """Continue one or more prompts."""
+    admitted = admit(request, body, "cmpl")
+    language = admitted.gateway.language
+    num_chars = sum(len(prompt) for prompt in body.prompt)
+    prompts = await language.work(num_chars, _encode, language, body)
+    logprobs = LogprobCounts(body.logprobs, _prompt_logprobs(body))
+    growing = await begin(admitted, prompts, "prompt", logprobs, DEFAULT_MAX_TOKENS)
+    echoes = None
+    if body.echo:
+        echoes = await language.work(num_chars, _echoes, language, body, prompts)
+    shape = CompletionShape(body, growing.runs, echoes, token_texts(admitted.gateway, body))
+    return await Delivery(admitted, growing, shape).respond(request)
+
+
+def _prompt_logprobs(body: CompletionWire) -> int | None:
+    """Count the log-probabilities of each of the prompt's tokens that the answer needs."""
+    counts = [] if body.prompt_logprobs is None else [body.prompt_logprobs]
+    if body.echo and body.logprobs is not None:
+        counts.append(body.logprobs)
+    if body.answer_tokens == 0:
+        counts.append(0)  # workers take such work only for the prompt's sake
+    return max(counts, default=None)
+
+
+def _encode(language: Language, body: CompletionWire) -> list[list[int]]:
+    special, is_one = body.add_special_tokens, len(body.prompt) == 1
+    return [
+        language.encode_prompt(
+            prompt, "prompt" if is_one else f"prompt[{i}]", add_special_tokens=special
+        )
+        if isinstance(prompt, str)
+        else language.checked(prompt, "prompt")
+        for i, prompt in enumerate(body.prompt)
+    ]
+
+
+def _echoes(language: Language, body: CompletionWire, prompts: list[list[int]]) -> list[str]:
+    decode, skip = language.tokenizer.decode, body.skip_special_tokens
+    return [
+        given if isinstance(given, str) else decode(token_ids, skip_special_tokens=skip)
+        for given, token_ids in zip(body.prompt, prompts, strict=True)
+    ]

@@ -1,0 +1,117 @@
+"""``/v1/decisions``: questions about one input, each a prefill behind the input they share."""
+
+from collections.abc import Sequence
+from functools import partial
+
+from fastapi import APIRouter, Request, Response
+
+from moesaic.classification.candidates import Read
+from moesaic.classification.decisions import Question, evidence_of, mean_level, put
+from moesaic.services.gateway.admission import admit
+from moesaic.services.gateway.fields.decisions import (
+    AnyQuestionWire,
+    ChoiceWire,
+    DecisionsWire,
+    GradeWire,
+    asked_of,
+)
+from moesaic.services.gateway.gateway import Gateway
+from moesaic.services.gateway.http.disconnect import while_connected
+from moesaic.services.gateway.http.openapi import INFERENCE, answers
+from moesaic.services.gateway.http.reply import reply
+from moesaic.services.gateway.language import PER_MESSAGE_CHARS
+from moesaic.services.gateway.replies.accounts import Usage
+from moesaic.services.gateway.replies.decisions import (
+    ChoiceAnswer,
+    Decisions,
+    DecisionUsage,
+    InputDetails,
+    LevelProbability,
+    OutputDetails,
+    PredicateAnswer,
+    ScoreAnswer,
+    ValueProbability,
+)
+from moesaic.services.gateway.score.reading import Bounds, read_out
+
+router = APIRouter()
+
+
+@router.post("/v1/decisions", responses=answers(Decisions, errors=INFERENCE))
+async def decide(body: DecisionsWire, request: Request) -> Response:
+    """Answer questions about one input: is it so, which one, how much."""
+    admitted = admit(request, body, "decision")
+    gateway = admitted.gateway
+    questions, reads = await gateway.language.work(_num_chars(body), _ask, gateway, body)
+    told = await while_connected(request.receive, read_out(admitted, [reads], "input"))
+    told.provenance.prompt_version = gateway.language.dialogue.wording.version
+    decisions = Decisions(
+        model=gateway.model_name,
+        answers=[
+            _answer(wire, question, logprobs)
+            for wire, question, logprobs in zip(
+                body.questions, questions, told.logprobs[0], strict=True
+            )
+        ],
+        usage=_usage(told.usage),
+        moesaic=told.provenance,
+    )
+    return reply(decisions)
+
+
+def _ask(gateway: Gateway, body: DecisionsWire) -> tuple[list[Question], list[Read]]:
+    language, evidence = gateway.language, evidence_of(body.turns())
+    questions, reads, bounds = [], [], Bounds(gateway)
+    for i, wire in enumerate(body.questions):
+        field = f"questions[{i}]"
+        asked = asked_of(wire, field)
+        with language.naming(field):
+            questions.append(put(language.dialogue, asked, field, language.classify_methods))
+        reads.append(bounds.read(partial(questions[-1].read, evidence), "input", field))
+    return questions, reads
+
+
+def _answer(
+    wire: AnyQuestionWire, question: Question, logprobs: Sequence[float]
+) -> PredicateAnswer | ChoiceAnswer | ScoreAnswer:
+    shares, mass = question.odds(logprobs)
+    best = shares.index(max(shares))
+    if isinstance(wire, ChoiceWire):
+        values = [option.value for option in wire.choices]
+        probabilities = [ValueProbability(*pair) for pair in zip(values, shares, strict=True)]
+        return ChoiceAnswer(
+            name=wire.name,
+            choice=values[best],
+            probabilities=probabilities,
+            confidence=shares[best],
+            label_mass=mass,
+        )
+    if isinstance(wire, GradeWire):
+        levels = [
+            LevelProbability(i, level.label, share)
+            for i, (level, share) in enumerate(zip(wire.levels, shares, strict=True))
+        ]
+        return ScoreAnswer(
+            name=wire.name,
+            score=mean_level(shares),
+            probabilities=levels,
+            confidence=shares[best],
+            label_mass=mass,
+        )
+    return PredicateAnswer(name=wire.name, probability=shares[0], label_mass=mass)
+
+
+def _usage(usage: Usage) -> DecisionUsage:
+    cached = InputDetails(usage.prompt_tokens_details["cached_tokens"])
+    return DecisionUsage(usage.prompt_tokens, cached, 0, OutputDetails(), usage.total_tokens)
+
+
+def _num_chars(body: DecisionsWire) -> int:
+    """Characters of all the prompts, with what telling the options apart costs."""
+    words = sum(len(turn.text) for turn in body.turns())
+    num_options = sum(
+        len(wire.choices if isinstance(wire, ChoiceWire) else wire.levels)
+        for wire in body.questions
+        if isinstance(wire, ChoiceWire | GradeWire)
+    )
+    return len(body.questions) * (words + PER_MESSAGE_CHARS) + num_options * PER_MESSAGE_CHARS

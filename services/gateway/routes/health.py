@@ -1,0 +1,60 @@
+"""Health: probes for life and readiness, and the metrics."""
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.responses import PlainTextResponse
+
+from moesaic.services.gateway.gateway import gateway_of
+from moesaic.services.gateway.http.openapi import answers
+from moesaic.services.gateway.http.problems import problem_of
+from moesaic.services.gateway.http.reply import reply
+
+router = APIRouter()
+
+
+NOT_READY = "Requests cannot be answered now; `failing` says why"
+
+
+class Readiness(msgspec.Struct):
+    """Readiness for requests, and the checks that fail."""
+
+    status: str
+    failing: dict[str, str]
+
+
+_READINESS = answers(Readiness)
+_READINESS[503] = {"description": NOT_READY, "content": _READINESS[200]["content"]}
+
+
+@router.get("/livez")
+async def livez() -> dict[str, str]:
+    """The process answers. For liveness probes: restart the gateway if this fails for long.
+
+    It says nothing about workers: a restart of the gateway would not bring those back.
+    """
+    return {"status": "ok"}
+
+
+@router.get("/health", responses=_READINESS)
+@router.get("/readyz", responses=_READINESS)
+async def readyz(request: Request) -> Response:
+    """Requests can be answered; otherwise 503 with the failing checks. For readiness and startup probes and load
+    balancers: send no requests here while this fails.
+
+    `/health` is the same as `/readyz`, under the name that clients of other servers know. Neither is for liveness
+    probes: they fail while workers load or are lost, which no restart of the gateway mends.
+    """
+    failing = gateway_of(request).failing_checks()
+    if not failing:
+        return reply(Readiness("ok", {}))
+    answer = reply(Readiness("not ready", {name: str(error) for name, error in failing.items()}))
+    answer.status_code = 503
+    answer.headers.update(problem_of(next(iter(failing.values()))).headers())
+    return answer
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+async def metrics() -> Response:
+    """Prometheus text; the port that `--metrics-port` names serves the same, without a key."""
+    return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)

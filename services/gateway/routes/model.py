@@ -1,0 +1,130 @@
+"""The served model: its name, its tokenizer, texts as tokens and back."""
+
+from typing import Any, Literal
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+import moesaic
+from moesaic.errors import InvalidInput, ModelNotFound
+from moesaic.services.gateway.fields.tokenizing import DetokenizeWire, TokenizeWire
+from moesaic.services.gateway.gateway import Gateway, gateway_of, record_of
+from moesaic.services.gateway.http.openapi import READS_BODY, answers
+from moesaic.services.gateway.http.reply import reply
+from moesaic.services.gateway.language import MAX_LISTED, SHORT_CHARS
+
+router = APIRouter()
+
+
+class ModelCard(msgspec.Struct, kw_only=True):
+    """A served model."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "moesaic"
+    root: str
+    parent: None = None
+    max_model_len: int  # of prompt and answer together, on the workers there are
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    """The served models."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class Tokenized(msgspec.Struct):
+    """Token ids of a text, and each of them as text if asked for."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Detokenized(msgspec.Struct):
+    """The text of token ids."""
+
+    prompt: str
+
+
+@router.get("/v1/models", responses=answers(ModelList))
+async def list_models(request: Request) -> Response:
+    """The served model."""
+    return reply(ModelList(data=[_card(gateway_of(request))]))
+
+
+@router.get("/v1/models/{model_id:path}", responses=answers(ModelCard, errors=(404,)))
+async def retrieve_model(model_id: str, request: Request) -> Response:
+    """The served model, by name."""
+    gateway = gateway_of(request)
+    if model_id != gateway.model_name:
+        raise ModelNotFound(model_id[:200], gateway.model_name)
+    return reply(_card(gateway))
+
+
+@router.post("/tokenize", responses=answers(Tokenized, errors=(*READS_BODY, 404)))
+async def tokenize(body: TokenizeWire, request: Request) -> Response:
+    """Token ids of a prompt or of messages."""
+    gateway = gateway_of(request)
+    gateway.check(record_of(request), body)
+    language = gateway.language
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidInput("prompt", "send either prompt or messages")
+    if body.prompt is not None:
+        special = body.add_special_tokens is not False
+        tokens = await language.list_tokens(body.prompt, add_special_tokens=special)
+    else:
+        messages = [m.for_template(f"messages[{i}]") for i, m in enumerate(body.messages or [])]
+        tokens = await language.encode_chat(
+            messages,
+            add_generation_prompt=body.add_generation_prompt,
+            template_kwargs=body.chat_template_kwargs or {},
+            control_tokens=gateway.settings.control_tokens_in_content,
+            most=max(language.max_tokens, MAX_LISTED),
+        )
+
+    def answer() -> Response:
+        strings = [language.token_text(i) for i in tokens] if body.return_token_strs else None
+        return reply(Tokenized(len(tokens), gateway.max_tokens, tokens, strings))
+
+    return await language.work(len(tokens), answer)
+
+
+@router.post("/detokenize", responses=answers(Detokenized, errors=(*READS_BODY, 404)))
+async def detokenize(body: DetokenizeWire, request: Request) -> Response:
+    """The text of token ids."""
+    gateway = gateway_of(request)
+    gateway.check(record_of(request), body)
+    language = gateway.language
+    language.checked(body.tokens, "tokens")
+    long = len(body.tokens) > SHORT_CHARS
+    decode = language.tokenizer.decode_long if long else language.tokenizer.decode
+
+    def answer() -> Response:
+        return reply(Detokenized(decode(body.tokens, skip_special_tokens=False)))
+
+    return await language.work(len(body.tokens), answer)
+
+
+@router.get("/tokenizer_info", responses=answers(dict[str, Any]))
+async def tokenizer_info(request: Request) -> Response:
+    """The tokenizer's configuration: with it, clients count tokens and render chats as the server does."""
+    return reply(gateway_of(request).language.tokenizer_info)
+
+
+@router.get("/version")
+async def version() -> dict[str, str]:
+    """The version of this software."""
+    return {"version": moesaic.__version__}
+
+
+def _card(gateway: Gateway) -> ModelCard:
+    return ModelCard(
+        id=gateway.model_name,
+        created=gateway.created,
+        root=gateway.model_name,
+        max_model_len=gateway.max_tokens,
+    )

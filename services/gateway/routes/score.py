@@ -1,0 +1,172 @@
+"""``/v1/score``, ``/v1/rerank``, ``/generative_scoring``: one prefill a pair of texts."""
+
+import math
+from collections.abc import Iterator
+from functools import partial
+
+from fastapi import APIRouter, Request, Response
+
+from moesaic.classification.candidates import Read, odds
+from moesaic.classification.relevance import Relevance, relevance_of
+from moesaic.errors import InvalidInput
+from moesaic.services.gateway.admission import Admitted, admit
+from moesaic.services.gateway.fields.pairs import (
+    GenerativeScoringWire,
+    Pairs,
+    RerankWire,
+    ScoreWire,
+)
+from moesaic.services.gateway.gateway import Gateway
+from moesaic.services.gateway.http.disconnect import while_connected
+from moesaic.services.gateway.http.openapi import INFERENCE, answers
+from moesaic.services.gateway.http.reply import reply
+from moesaic.services.gateway.language import PER_MESSAGE_CHARS, Language
+from moesaic.services.gateway.replies.pairs import (
+    ItemScore,
+    ItemScores,
+    PairScore,
+    PairScores,
+    Ranked,
+    RankedText,
+    Ranking,
+)
+from moesaic.services.gateway.score.reading import Bounds, Readout, read_out
+
+router = APIRouter()
+Judged = ScoreWire | RerankWire
+
+
+@router.post("/score", responses=answers(PairScores, errors=INFERENCE))
+@router.post("/v1/score", responses=answers(PairScores, errors=INFERENCE))
+async def score(body: ScoreWire, request: Request) -> Response:
+    """Say how relevant texts are to others, pair by pair."""
+    pairs = body.pairs()
+    admitted = admit(request, body, "score")
+    told = await _judge(admitted, request, pairs)
+    scores = [
+        PairScore(index=i, score=relevance, label_mass=mass)
+        for i, (relevance, mass) in enumerate(_relevances(told))
+    ]
+    return reply(
+        PairScores(
+            id=admitted.answer_id,
+            created=admitted.created,
+            model=admitted.gateway.model_name,
+            data=scores,
+            usage=told.usage,
+            moesaic=told.provenance,
+        )
+    )
+
+
+@router.post("/rerank", responses=answers(Ranking, errors=INFERENCE))
+@router.post("/v1/rerank", responses=answers(Ranking, errors=INFERENCE))
+@router.post("/v2/rerank", responses=answers(Ranking, errors=INFERENCE))
+async def rerank(body: RerankWire, request: Request) -> Response:
+    """Order documents by how relevant they are to a query."""
+    pairs = body.pairs()
+    admitted = admit(request, body, "rerank")
+    told = await _judge(admitted, request, pairs)
+    results = [
+        Ranked(index=i, relevance_score=relevance, label_mass=mass)
+        for i, (relevance, mass) in enumerate(_relevances(told))
+    ]
+    results.sort(key=lambda result: -result.relevance_score)  # stable: the earlier document first
+    results = results[: body.top_n or None]
+    if body.return_documents is not False:
+        for result in results:
+            result.document = RankedText(pairs.documents[result.index])
+    return reply(
+        Ranking(
+            id=admitted.answer_id,
+            model=admitted.gateway.model_name,
+            results=results,
+            usage=told.usage,
+            moesaic=told.provenance,
+        )
+    )
+
+
+@router.post("/generative_scoring", responses=answers(ItemScores, errors=INFERENCE))
+async def score_items(body: GenerativeScoringWire, request: Request) -> Response:
+    """Say how likely given tokens come next behind each item."""
+    admitted = admit(request, body, "generative-scoring")
+    language = admitted.gateway.language
+    num_chars = len(body.query) + sum(map(len, body.items))
+    reads = await language.work(num_chars, _put_together, admitted.gateway, body)
+    families = [[read] for read in reads] if body.item_first else [reads]
+    told = await while_connected(request.receive, read_out(admitted, families, "items"))
+    data = []
+    for i, logprobs in enumerate(_in_order(told)):
+        shares, mass = odds(logprobs)
+        probs = shares if body.apply_softmax else [min(1.0, math.exp(value)) for value in logprobs]
+        data.append(ItemScore(index=i, score=probs[0], probs=probs, label_mass=mass))
+    return reply(
+        ItemScores(
+            id=admitted.answer_id,
+            created=admitted.created,
+            model=admitted.gateway.model_name,
+            data=data,
+            usage=told.usage,
+            moesaic=told.provenance,
+        )
+    )
+
+
+async def _judge(admitted: Admitted[Judged], request: Request, pairs: Pairs) -> Readout:
+    """Have the relevance of each document judged; those of one query are a family."""
+    gateway, instruction = admitted.gateway, admitted.body.instruction
+    queries = pairs.queries * (len(pairs.documents) if len(pairs.queries) == 1 else 1)
+
+    def ask() -> list[list[Read]]:
+        bounds = Bounds(gateway)
+        relevance = Relevance(gateway.language.dialogue, instruction)
+        reads = [
+            bounds.read(partial(relevance.read, query, document), field)
+            for query, document, field in zip(queries, pairs.documents, pairs.fields, strict=True)
+        ]
+        return [reads] if len(pairs.queries) == 1 else [[read] for read in reads]
+
+    num_chars = sum(map(len, queries)) + sum(map(len, pairs.documents))
+    num_chars += len(queries) * PER_MESSAGE_CHARS
+    families = await gateway.language.work(num_chars, ask)
+    field, _, _ = pairs.fields[0].partition("[")
+    told = await while_connected(request.receive, read_out(admitted, families, field))
+    told.provenance.prompt_version = gateway.language.dialogue.wording.version
+    return told
+
+
+def _put_together(gateway: Gateway, body: GenerativeScoringWire) -> list[Read]:
+    language, vocab_size = gateway.language, gateway.language.config.vocab_size
+    seen: set[int] = set()
+    for i, token_id in enumerate(body.label_token_ids):
+        if token_id >= vocab_size:
+            raise InvalidInput(f"label_token_ids[{i}]", f"must be in 0..{vocab_size - 1}")
+        if token_id in seen:
+            fix = f"must be unique, {token_id} is there already"
+            raise InvalidInput(f"label_token_ids[{i}]", fix)
+        seen.add(token_id)
+    candidates = tuple((token_id,) for token_id in body.label_token_ids)
+    query = _tokens(language, body.query, "query", special=body.add_special_tokens)
+    reads, bounds = [], Bounds(gateway)
+    for i, given in enumerate(body.items):
+        item = _tokens(language, given, f"items[{i}]", special=False)
+        prompt = [*item, *query] if body.item_first else [*query, *item]
+        if not prompt:
+            raise InvalidInput(f"items[{i}]", "query and item have no tokens")
+        reads.append(bounds.read(partial(Read, prompt, candidates), f"items[{i}]"))
+    return reads
+
+
+def _tokens(language: Language, given: str | list[int], field: str, *, special: bool) -> list[int]:
+    if isinstance(given, str):
+        return language.encode_prompt(given, field, add_special_tokens=special)
+    return language.checked(given, field)
+
+
+def _in_order(told: Readout) -> Iterator[list[float]]:
+    return (logprobs for family in told.logprobs for logprobs in family)
+
+
+def _relevances(told: Readout) -> Iterator[tuple[float, float]]:
+    return (relevance_of(logprobs) for logprobs in _in_order(told))

@@ -1,0 +1,1 @@
+"""Questions that are answered by reading a prompt, not by writing."""

@@ -1,0 +1,1 @@
+"""Which attention worker gets a request, and what does it answer?"""

@@ -1,0 +1,238 @@
+"""One REST request on the attention workers: each of its runs ends exactly once, whichever workers are lost."""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from types import TracebackType
+
+import structlog
+
+from moesaic.errors import MoesaicError, NotReady, PeerLost
+from moesaic.services.gateway import metrics
+from moesaic.services.gateway.access.places import Places
+from moesaic.services.gateway.workers.failures import SlowClient, WorkFailed
+from moesaic.services.gateway.workers.run import Deadline, Run
+from moesaic.services.gateway.workers.tasks import Event, Key, Task
+from moesaic.services.gateway.workers.workers import Workers
+from moesaic.v1.attention_pb2 import (
+    FINISH_REASON_LENGTH,
+    Failure,
+    Finished,
+    PromptLogprobs,
+    Scores,
+    Tokens,
+)
+
+log = structlog.get_logger()
+
+WINDOW = 64  # runs of one request that are under way at a time
+MAX_BUFFERED = 8192  # events that may wait for a slow client
+MAX_ATTEMPTS = 8  # of one run: eight lost workers are its own doing
+_TRY_ELSEWHERE = {"worker_lost", "draining", "not_ready", "overloaded"}
+_NO_HOME = ("", 0)
+
+News = PromptLogprobs | Tokens | Scores | Finished  # of a run
+
+
+class Execution:
+    """The runs of one request; leaving the block cancels those that are still under way."""
+
+    def __init__(
+        self,
+        workers: Workers,
+        request_id: str,
+        runs: Sequence[Run],
+        deadline: Deadline,
+        places: Places | None = None,
+    ) -> None:
+        """Prepare runs; ``places`` bound those that are computed at once, of this request and others."""
+        self.runs = runs
+        self._places = places or Places()
+        self._workers, self._request_id, self._deadline = workers, request_id, deadline
+        self._waiting = deque(range(len(runs)))
+        self._num_open = len(runs)
+        self._events: deque[tuple[int, int, Event]] = deque()  # run, attempt, event
+        self._arrived = asyncio.Event()
+        self._aborted: MoesaicError | None = None
+        # Of each family that has begun, the worker that got the last of it; None while its first waits for one.
+        self._homes: dict[int | None, Key | None] = {}
+
+    async def __aenter__(self) -> "Execution":
+        loop = asyncio.get_running_loop()
+        self._expiring = loop.call_at(self._deadline.at, self._expire)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._expiring.cancel()
+        for run in self.runs:
+            self.cancel(run)
+        self._places.leave(self)
+
+    def _expire(self) -> None:
+        if self._aborted is None:
+            self.abort(self._deadline.exceeded())
+
+    def abort(self, error: MoesaicError) -> None:
+        """Make the request fail at its next step."""
+        self._aborted = error
+        self._arrived.set()
+
+    def cancel(self, run: Run) -> None:
+        """End a run: its worker stops, and no more events of it come."""
+        if not run.done:
+            self._end(run)
+            self._hang_up(run)
+
+    def wake(self) -> None:
+        """Look again: there may be a place for a run that waits."""
+        self._arrived.set()
+
+    def _end(self, run: Run) -> None:
+        run.done = True
+        self._num_open -= 1
+        if run.attempt:  # it has begun
+            self._places.give_back(self)
+
+    async def next_events(self) -> list[tuple[int, News]]:
+        """Wait for events and give all of them, each with its run's index; none when all runs have ended.
+
+        Raises:
+            MoesaicError: the request cannot be completed.
+        """
+        while self._num_open:
+            self._fill_window()
+            await self._wait()
+            accepted = []
+            while self._events:
+                idx, attempt, event = self._events.popleft()
+                run = self.runs[idx]
+                if run.done or attempt != run.attempt:
+                    continue
+                if (wanted := self._accept(idx, run, event)) is not None:
+                    accepted.append((idx, wanted))
+            if accepted:
+                return accepted
+        return []
+
+    async def _wait(self) -> None:
+        if not self._events and self._aborted is None:
+            self._arrived.clear()
+            await self._arrived.wait()
+        if self._aborted is not None:
+            raise self._aborted
+
+    def _fill_window(self) -> None:
+        under_way = self._num_open - len(self._waiting)
+        while self._waiting and under_way < WINDOW:
+            if self._homes.get(self.runs[self._waiting[0]].family, _NO_HOME) is None:
+                return  # siblings go where the first of them goes
+            if not self._places.take(self):
+                return
+            self._start(self._waiting.popleft())
+            under_way += 1
+
+    def _start(self, idx: int) -> None:
+        """Have the next attempt of a run placed.
+
+        Raises:
+            NotReady: no worker can take it, and none has been there for long.
+            Overloaded: too many wait.
+        """
+        run = self.runs[idx]
+        submit = run.submit(f"{self._request_id}-{idx}", self._deadline.remaining_ms())
+        attempt = run.attempt
+
+        def placed(key: Key) -> None:
+            run.placed_at = key
+            run.worker_ids.append(key[0])
+            if run.family is not None:
+                self._homes[run.family] = key
+                self._arrived.set()  # its siblings may follow it now
+            submit.deadline_ms = self._deadline.remaining_ms()  # less what it waited
+
+        run.placed_at = None
+        run.under_way = Task(submit, placed, lambda event: self._deliver(idx, attempt, event))
+        if run.family is not None:
+            self._homes.setdefault(run.family, None)
+        run.excluded = self._out_of_question(run)
+        self._workers.submit(run.under_way, run.excluded)
+
+    def _out_of_question(self, run: Run) -> set[Key]:
+        """Find the workers that may not get a run.
+
+        These are the workers of earlier attempts, unless there is no other; and for siblings all but the worker that
+        has the others, as long as it accepts work.
+        """
+        accepting = self._accepting
+        home = self._homes.get(run.family)
+        if home in accepting - run.tried:
+            return run.tried | (accepting - {home})
+        return run.tried.copy() if accepting - run.tried else set()
+
+    @property
+    def _accepting(self) -> set[Key]:
+        return {worker.key for worker in self._workers.accepting}
+
+    def _deliver(self, idx: int, attempt: int, event: Event) -> None:
+        if len(self._events) >= MAX_BUFFERED:
+            self._aborted = self._aborted or SlowClient()
+        else:
+            self._events.append((idx, attempt, event))
+        self._arrived.set()
+
+    def _accept(self, idx: int, run: Run, event: Event) -> News | None:
+        """Take an event and give its news; a loss sets the run going elsewhere."""
+        try:
+            if isinstance(event, Tokens):
+                return run.add_tokens(event)
+            if isinstance(event, PromptLogprobs):
+                return run.add_prompt_logprobs(event)
+        except PeerLost as gap:
+            self._hang_up(run)
+            return self._try_elsewhere(idx, run, gap)
+        if isinstance(event, Finished):
+            self._end(run)
+            return event
+        if isinstance(event, Scores):
+            return event
+        error = WorkFailed(event) if isinstance(event, Failure) else event
+        if isinstance(error, NotReady) and run.placed_at is None:
+            if not run.excluded:  # nobody has come
+                raise run.loss or error
+            self._start(idx)  # those that it waited for have gone: others will do
+            return None
+        if error.code not in _TRY_ELSEWHERE or run.placed_at is None:
+            raise error
+        return self._try_elsewhere(idx, run, error)
+
+    def _try_elsewhere(self, idx: int, run: Run, cause: MoesaicError) -> Finished | None:
+        """Go on from the tokens so far, on another worker or on one that comes back.
+
+        Sampling is by seed and position, so nothing changes.
+        """
+        if run.is_full:  # only the worker's last word was lost
+            self._end(run)
+            return Finished(reason=FINISH_REASON_LENGTH, prompt_tokens=len(run.prompt))
+        assert run.placed_at is not None  # or nothing could come back that is tried elsewhere
+        run.tried.add(run.placed_at)
+        run.loss = cause
+        run.fruitless = 1 if len(run.token_ids) > run.start else run.fruitless + 1
+        refused = not isinstance(cause, PeerLost) and not self._accepting - run.tried
+        if run.fruitless > 1 or run.attempt >= MAX_ATTEMPTS or (refused and self._accepting):
+            raise cause
+        try:
+            self._start(idx)
+        except MoesaicError:
+            raise cause from None
+        metrics.reruns.labels(cause.code).inc()
+        log.warning("request.rerun", cause=cause.code, sequence=idx, tokens=len(run.token_ids))
+        return None
+
+    def _hang_up(self, run: Run) -> None:
+        if run.under_way is not None:
+            self._workers.cancel(run.under_way)

@@ -1,0 +1,149 @@
+"""One run of a request: a prompt, what is made of it, and the progress over all its attempts."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from moesaic.errors import DeadlineExceeded, MoesaicError, PeerLost
+from moesaic.services.gateway import metrics
+from moesaic.services.gateway.workers.tasks import Key, Task
+from moesaic.v1.attention_pb2 import (
+    Generation,
+    PromptLogprobs,
+    Scoring,
+    Submit,
+    TokenLogprob,
+    Tokens,
+)
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """End of a request's time, on the event loop's clock."""
+
+    budget_ms: float
+    at: float
+
+    @classmethod
+    def after(cls, budget_ms: float) -> "Deadline":
+        """Set the end ``budget_ms`` from now."""
+        return cls(budget_ms, asyncio.get_running_loop().time() + budget_ms / 1000)
+
+    def remaining_ms(self) -> int:
+        """Count the milliseconds that are left, at least 1: 0 would mean no deadline."""
+        return max(1, round((self.at - asyncio.get_running_loop().time()) * 1000))
+
+    def exceeded(self) -> DeadlineExceeded:
+        """Make the error to raise when it has passed."""
+        return DeadlineExceeded("the request", self.budget_ms)
+
+
+@dataclass(frozen=True)
+class RequestTerms:
+    """Treatment of a request's runs beside others."""
+
+    priority: int = 0  # less goes first; below 0, before the tenant's own requests only
+    tenant: str = ""  # the owner of the turns that they use up
+    cache_salt: str = ""  # only requests with the same one share computed prefixes
+    exact: bool = False  # no KV that was computed in a degraded way may be used
+    store_kv: bool | None = None  # of scorings; None: as workers do by default
+
+
+@dataclass(eq=False)
+class Run:
+    """One prompt with the work on it, and the progress of that."""
+
+    prompt: Sequence[int]
+    work: Generation | Scoring
+    terms: RequestTerms = field(default_factory=RequestTerms)
+    family: int | None = None  # runs of one family share their prefix, so they go to one worker
+    token_ids: list[int] = field(default_factory=list)  # of the answer, so far
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # from the second token on
+    done: bool = False
+    attempt: int = 0
+    start: int = 0  # tokens there were when this attempt began
+    fruitless: int = 0  # lost attempts in a row without a token
+    tried: set[Key] = field(default_factory=set)
+    loss: MoesaicError | None = None  # that ended the last attempt
+    worker_ids: list[str] = field(default_factory=list)  # of all attempts
+    under_way: Task | None = None
+    placed_at: Key | None = None  # of this attempt; None while it waits for a worker
+    excluded: set[Key] = field(default_factory=set)  # from this attempt
+
+    def submit(self, request_id: str, deadline_ms: int) -> Submit:
+        """Make the command for the next attempt: the prompt, continued from the tokens so far."""
+        self.attempt += 1
+        self.start = len(self.token_ids)
+        submit = Submit(
+            request_id=request_id,
+            attempt=self.attempt,
+            token_ids=[*self.prompt, *self.token_ids],
+            deadline_ms=deadline_ms,
+            priority=self.terms.priority,
+            cache_salt=self.terms.cache_salt,
+            exact=self.terms.exact,
+            tenant=self.terms.tenant,
+            part_of=request_id.rpartition("-")[0],
+        )
+        if isinstance(self.work, Scoring):
+            submit.scoring.CopyFrom(self.work)
+            if self.terms.store_kv is not None:
+                submit.scoring.store_kv = self.terms.store_kv
+        else:
+            submit.generation.CopyFrom(self.work)
+            submit.generation.max_tokens -= self.start
+            submit.generation.min_tokens = max(0, self.work.min_tokens - self.start)
+            submit.generation.num_resumed_tokens = self.start
+            if self.start:  # what is known of the prompt came before the first token
+                submit.generation.ClearField("prompt_logprobs")
+        return submit
+
+    @property
+    def is_full(self) -> bool:
+        """True if a generation has all its tokens, and the log-probabilities of its prompt if it wants them."""
+        if isinstance(self.work, Scoring) or len(self.token_ids) < self.work.max_tokens:
+            return False
+        wants_prompt = self.work.HasField("prompt_logprobs")
+        return not wants_prompt or len(self.prompt_logprobs) == len(self.prompt) - 1
+
+    def add_tokens(self, event: Tokens) -> Tokens | None:
+        """Take tokens of the answer.
+
+        Returns:
+            Those that are new; None if all came before.
+
+        Raises:
+            PeerLost: some are missing before them.
+        """
+        known = len(self.token_ids) - self.start  # of this attempt
+        if event.token_index > known:
+            raise _gap(known, event.token_index)
+        if repeated := min(known - event.token_index, len(event.token_ids)):
+            metrics.duplicates.inc(repeated)
+            event = Tokens(
+                token_index=known,
+                token_ids=event.token_ids[repeated:],
+                logprobs=event.logprobs[repeated:],
+            )
+        self.token_ids.extend(event.token_ids)
+        return event if event.token_ids else None
+
+    def add_prompt_logprobs(self, event: PromptLogprobs) -> PromptLogprobs | None:
+        """Take log-probabilities of the prompt; another attempt begins them again.
+
+        Returns:
+            The event if any of them is new, else None.
+
+        Raises:
+            PeerLost: some are missing before them.
+        """
+        known = len(self.prompt_logprobs)
+        if event.first_position > known + 1:
+            raise _gap(known + 1, event.first_position)
+        fresh = event.logprobs[known + 1 - event.first_position :]
+        self.prompt_logprobs.extend(fresh)
+        return event if fresh else None
+
+
+def _gap(expected: int, came: int) -> PeerLost:
+    return PeerLost("an attention worker", f"token {expected} expected, {came} came")

@@ -1,0 +1,68 @@
+"""Causes of decisions, as the log has them: the fields of a ``PlacementDecision`` for each."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from moesaic.messages.placement import Placement
+from moesaic.messages.registry import WorkerRecord
+from moesaic.placement.decide.moves import moves
+from moesaic.services.scheduler.planning.planner import PlacementPlan
+
+
+def by_traffic(plan: PlacementPlan, *, adopted: bool) -> dict[str, Any]:
+    """Fields for a plan that is carried out, or one to stay."""
+    return {
+        "cause": "traffic",
+        "adopted": adopted,
+        "reason": plan.reason,
+        "policy": plan.policy,
+        "epoch_before": plan.base_epoch,
+        "moves": len(plan.moves),
+        "moved_bytes": plan.moved_bytes,
+        "batches": plan.batches,
+        "sampled_batches": plan.sampled_batches,
+        "predicted_before": plan.before,
+        "predicted_after": plan.after,
+        "predicted_s": plan.seconds,
+    }
+
+
+def by_operator(
+    current: Placement, wanted: Placement, known: Mapping[str, WorkerRecord]
+) -> dict[str, Any]:
+    """Fields for a placement or pins that an operator asked for."""
+    return {
+        "cause": "operator",
+        "adopted": True,
+        "reason": "an operator asked for it",
+        "epoch_before": current.epoch,
+        **_loading(current, wanted, known),
+    }
+
+
+def by_workers(
+    current: Placement | None, wanted: Placement, known: Mapping[str, WorkerRecord]
+) -> dict[str, Any]:
+    """Fields for a placement that the coming and going of workers makes necessary."""
+    before = {worker.worker_id for worker in current.workers} if current else set()
+    after = {worker.worker_id for worker in wanted.workers}
+    came, left = sorted(after - before), sorted(before - after)
+    changes = [
+        f"{', '.join(names)} {verb}" for names, verb in ((came, "came"), (left, "left")) if names
+    ]
+    return {
+        "cause": "workers",
+        "adopted": True,
+        "reason": "; ".join(changes) or "a worker was started again or forgot its placement",
+        "epoch_before": current.epoch if current else 0,
+        **_loading(current, wanted, known),
+    }
+
+
+def _loading(
+    current: Placement | None, wanted: Placement, known: Mapping[str, WorkerRecord]
+) -> dict[str, int]:
+    needed = moves(current, wanted)
+    names = [worker.worker_id for worker in wanted.workers]
+    expert_bytes = max((known[name].expert_bytes for name in names if name in known), default=0)
+    return {"moves": len(needed), "moved_bytes": len(needed) * expert_bytes}

@@ -1,0 +1,1 @@
+"""How a placement comes into force."""

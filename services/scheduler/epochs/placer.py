@@ -1,0 +1,167 @@
+"""Placing: every worker prepares a placement under a new epoch, then it is committed or given up."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import structlog
+from msgspec.structs import replace
+from prometheus_client import Counter, Histogram
+
+from moesaic.cluster.leadership import Leadership
+from moesaic.cluster.placement_view import PlacementView
+from moesaic.cluster.registry import Fleet
+from moesaic.errors import InvalidInput, MoesaicError, NotReady, StaleEpoch
+from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.placement.decide.checking import violations
+from moesaic.placement.decide.proposal import Incarnation, incarnation, obsolete
+from moesaic.services.scheduler.epochs import workers
+from moesaic.services.scheduler.epochs.store import EpochStore
+
+log = structlog.get_logger()
+
+_LOOK_S = 1.0  # how often to see whether we still lead
+
+_attempts = Counter("moesaic_migrations", "placements tried", ["outcome"])
+_seconds = Histogram("moesaic_migration_seconds", "from plan to commit, of those that succeeded")
+
+
+class Obsolete(NotReady):
+    """The placement that was being prepared is no longer wanted: decide again, at once."""
+
+
+class Placer:
+    """Places one placement at a time.
+
+    Attributes:
+        last_commit_s: monotonic time of the last commit by this process; -inf before.
+        failed: workers that could not prepare the last placement.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        view: PlacementView,
+        leadership: Leadership,
+        epochs: EpochStore,
+        *,
+        prepare_timeout_s: float,
+        load_share: float,
+    ) -> None:
+        self.last_commit_s = float("-inf")
+        self.failed: list[Incarnation] = []
+        self._fleet, self._view, self._leadership, self._epochs = fleet, view, leadership, epochs
+        self._prepare_timeout_s, self._load_share = prepare_timeout_s, load_share
+        self._asked: set[Incarnation] = set()  # workers, for the highest epoch they have seen
+        self._silent: set[Incarnation] = set()  # of them, those that did not answer
+
+    async def place(
+        self, wanted: Placement, *, urgent: bool, begun: Callable[[int], Awaitable[None]]
+    ) -> Placement:
+        """Make ``wanted`` the placement under a new epoch; serving goes on meanwhile.
+
+        Args:
+            wanted: its epoch does not matter.
+            urgent: load as fast as can be; else at the pace that serving allows.
+            begun: told the epoch as soon as it is known.
+
+        Raises:
+            InvalidInput: it breaks a rule that every placement must keep; no worker was asked.
+            Obsolete: the fleet changed so that it is no longer wanted.
+            NotReady: another scheduler leads now.
+            MoesaicError: a worker could not prepare; all were told to forget it.
+        """
+        self.failed = []
+        current, records = self._view.current, list(self._fleet.workers.values())
+        if found := violations(wanted, records, current):
+            log.error("placement.refused", violations=found)
+            _attempts.labels("refused").inc()
+            raise InvalidInput("placement", "; ".join(found))
+        await self.learn(again=True)
+        started = time.monotonic()
+        placement = replace(wanted, epoch=await self._epochs.allocate())
+        await begun(placement.epoch)
+        log.info(
+            "placement.planned",
+            epoch=placement.epoch,
+            workers=[worker.worker_id for worker in placement.workers],
+            layers=len(placement.layers),
+            num_experts=placement.num_experts,
+            urgent=urgent,
+        )
+        try:
+            await self._prepare(placement, 1.0 if urgent or current is None else self._load_share)
+        except MoesaicError as error:
+            self.note_newer(error)
+            await self._give_up(placement)
+            raise
+        try:
+            await self._epochs.commit(placement)
+        except NotReady:
+            await self._give_up(placement)
+            raise  # PeerLost is another matter: it may be committed, the next step will see
+        self.last_commit_s = time.monotonic()
+        seconds = self.last_commit_s - started
+        _attempts.labels("committed").inc()
+        _seconds.observe(seconds)
+        log.info("placement.committed", epoch=placement.epoch, seconds=round(seconds, 3))
+        return placement
+
+    async def learn(self, *, again: bool = False) -> None:
+        """Ask every worker once for the highest epoch it has seen: Redis may have lost the last.
+
+        Args:
+            again: also those that did not answer before.
+        """
+        records = {incarnation(record): record for record in self._fleet.workers.values()}
+        keys = records.keys() - (self._asked - self._silent if again else self._asked)
+        silent = await self._epochs.learn_from(records[key] for key in keys)
+        self._silent = (self._silent - keys) | {incarnation(record) for record in silent}
+        self._asked = set(records)
+        self._silent &= self._asked
+
+    def note_newer(self, error: MoesaicError) -> None:
+        """Learn from a worker's refusal that it has seen a later epoch."""
+        if isinstance(error, StaleEpoch):
+            self._epochs.floor = max(self._epochs.floor, error.current)
+
+    async def _prepare(self, placement: Placement, load_share: float) -> None:
+        """Have all workers load, for as long as the placement is wanted."""
+        preparing = asyncio.create_task(
+            workers.prepare(
+                placement,
+                self._view.current,
+                load_share,
+                self._prepare_timeout_s,
+                self._note_failed,
+            )
+        )
+        try:
+            while not preparing.done():
+                seen = self._fleet.version
+                if cause := self._not_wanted(placement):
+                    raise Obsolete(cause)
+                news = asyncio.create_task(self._fleet.changed(seen))
+                await asyncio.wait(
+                    {preparing, news}, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED
+                )
+                news.cancel()
+            await preparing
+        finally:
+            preparing.cancel()
+            await asyncio.gather(preparing, return_exceptions=True)
+
+    def _note_failed(self, worker: PlacedWorker, error: MoesaicError) -> None:
+        if not isinstance(error, StaleEpoch):  # that is our mistake
+            self.failed.append((worker.worker_id, worker.generation))
+
+    def _not_wanted(self, placement: Placement) -> str:
+        if not self._leadership.held:
+            return "the lead was lost"
+        if self._fleet.stale:  # the workers there are not known, and nothing could be committed
+            return ""
+        return obsolete(placement, self._view.current, self._fleet.workers.values())
+
+    async def _give_up(self, placement: Placement) -> None:
+        _attempts.labels("failed").inc()
+        await workers.abort(placement)

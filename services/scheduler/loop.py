@@ -1,0 +1,307 @@
+"""The loop that decides: for the workers there are, for operators, for the traffic, in this order.
+
+Every decision is logged before it is placed, and again with what became of it.
+"""
+
+import asyncio
+import time
+from contextlib import suppress
+
+import structlog
+from msgspec.structs import replace
+
+from moesaic.cluster.leadership import Leadership
+from moesaic.cluster.placement_view import PlacementView
+from moesaic.cluster.registry import Fleet
+from moesaic.errors import InvalidInput, MoesaicError, NotReady, StaleEpoch
+from moesaic.messages.decisions import DecisionOutcome, PlacementDecision
+from moesaic.messages.placement import Placement
+from moesaic.messages.registry import WorkerRecord
+from moesaic.placement.decide.fitting import fitting
+from moesaic.placement.decide.pins import unfulfilled, with_pins
+from moesaic.placement.decide.proposal import Proposal
+from moesaic.services.scheduler import causes
+from moesaic.services.scheduler.epochs.confirmation import Confirmation
+from moesaic.services.scheduler.epochs.placer import Obsolete, Placer
+from moesaic.services.scheduler.epochs.store import EpochStore
+from moesaic.services.scheduler.fleet import FleetProposer
+from moesaic.services.scheduler.log import DecisionLog
+from moesaic.services.scheduler.measuring import measure
+from moesaic.services.scheduler.pinning import Pinning
+from moesaic.services.scheduler.planning.planner import PlacementPlan, Planner
+from moesaic.services.scheduler.planning.policy_store import PolicyStore
+from moesaic.services.scheduler.planning.timing import PlanTimer
+from moesaic.services.scheduler.planning.traffic import TrafficFeed
+from moesaic.services.scheduler.settings import SchedulerSettings
+
+log = structlog.get_logger()
+
+_LOOK_S = 1.0  # how often to look without news: newcomers settle, Redis may have lost its data
+_BACKOFF_S = (1.0, 30.0)  # first and longest wait after a failed placement
+_AT_ONCE_S = 0.2  # before deciding again because the fleet has changed
+
+
+class PlacementLoop:
+    """Decides about the placement while its scheduler leads.
+
+    Attributes:
+        waiting_for: what keeps a placement from being committed, for people.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        view: PlacementView,
+        leadership: Leadership,
+        epochs: EpochStore,
+        policies: PolicyStore,
+        feed: TrafficFeed,
+        decisions: DecisionLog,
+        settings: SchedulerSettings,
+    ) -> None:
+        self.waiting_for: list[str] = []
+        self._fleet, self._view, self._leadership, self._epochs = fleet, view, leadership, epochs
+        self._policies, self._feed, self._log = policies, feed, decisions
+        self._settings = settings
+        self._planner = Planner(feed, settings.replan_gain)
+        self._timer = PlanTimer(settings.replan_interval_s)
+        self._placer = Placer(
+            fleet,
+            view,
+            leadership,
+            epochs,
+            prepare_timeout_s=settings.prepare_timeout_s,
+            load_share=settings.load_share,
+        )
+        self._turn = asyncio.Lock()  # one placement at a time, for the loop and for operators
+        self._proposer = FleetProposer(fleet)
+        self._pinning = Pinning()
+        self._confirmation = Confirmation(fleet, settings.prepare_timeout_s)
+        self._closed = False  # all decisions but the next one have an outcome
+        self._load_bytes_per_s: float | None = None  # of workers, at the last paced placement
+
+    async def run(self) -> None:
+        """Decide after every change of the fleet and every ``_LOOK_S``, for ever."""
+        backoff_s = _BACKOFF_S[0]
+        while True:
+            seen, pause_s = self._fleet.version, _LOOK_S
+            try:
+                async with self._turn:
+                    await self._step()
+                backoff_s = _BACKOFF_S[0]
+            except Obsolete as cause:
+                log.info("placement.obsolete", cause=str(cause))
+                await asyncio.sleep(_AT_ONCE_S)
+                continue
+            except MoesaicError as error:
+                log.warning("placement.failed", cause=str(error), retry_after_s=backoff_s)
+                self.waiting_for = [f"another attempt: {error}"]
+                await asyncio.sleep(_BACKOFF_S[0])  # a fleet that changes all the time can wait too
+                pause_s, backoff_s = backoff_s - _BACKOFF_S[0], min(2 * backoff_s, _BACKOFF_S[1])
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._fleet.changed(seen)
+
+    async def plan(self, current: Placement, policy: str) -> PlacementPlan:
+        """Plan by a policy with what is known now; see ``Planner.plan``. Nothing changes."""
+        pins = self._policies.current.pins
+        return await self._planner.plan(
+            current, self._experts(), policy, pins, self._load_bytes_per_s
+        )
+
+    async def apply(self, placement: Placement, base_epoch: int) -> PlacementDecision | None:
+        """Make an operator's placement the one in force.
+
+        Returns:
+            The decision as it was logged; None if the placement is in force already.
+
+        Raises:
+            StaleEpoch: another was committed since it was made.
+            InvalidInput: it breaks a rule that every placement must keep.
+            NotReady: this scheduler does not lead, or the fleet changed meanwhile.
+            MoesaicError: a worker could not load it.
+        """
+        async with self._turn:
+            self.require_lead()
+            current = self._view.current
+            if current is None or base_epoch != current.epoch:
+                raise StaleEpoch(base_epoch, self._view.epoch)
+            placed = {worker.worker_id for worker in current.workers}
+            if {worker.worker_id for worker in placement.workers} != placed:  # it would not last
+                names = ", ".join(sorted(placed))
+                raise InvalidInput("placement.workers", f"must be those that are placed: {names}")
+            if placement.slots == current.slots and placement.workers == current.workers:
+                return None
+            decision = await self._log.note(
+                **causes.by_operator(current, placement, self._fleet.workers)
+            )
+            try:
+                await self._place(placement, decision, urgent=False)
+            except Obsolete as cause:
+                raise NotReady(str(cause), code="placement_changing") from cause
+            with suppress(MoesaicError):  # the loop tells the workers that could not be told
+                await self._confirm()
+            return decision
+
+    def require_lead(self) -> None:
+        """Refuse what only a leader may do.
+
+        Raises:
+            NotReady: this scheduler does not lead.
+        """
+        if self._fleet.stale or not self._leadership.held:
+            leader = self._leadership.leader or "nobody"
+            raise NotReady(f"this scheduler does not lead; {leader} does")
+
+    async def _step(self) -> None:
+        self._proposer.look()
+        if self._fleet.stale:
+            self.waiting_for = ["redis"]
+            return
+        if not self._leadership.held:
+            self._closed = False
+            self._confirmation.forget()  # another leader may have workers prepare something
+            self.waiting_for = [f"the lead, which {self._leadership.leader or 'nobody'} has"]
+            return
+        await self._epochs.agree()
+        await self._placer.learn()
+        await self._policies.refresh()
+        if not self._closed:
+            await self._log.close(self._view.epoch)
+            self._closed = True
+        proposal = self._proposer.propose(self._view.current)
+        if proposal.placement is not None and (proposal.urgent or self._may_change()):
+            await self._decide_for_workers(proposal)
+            proposal = self._proposer.propose(self._view.current)
+        self.waiting_for = proposal.waiting_for
+        told = await self._confirm()
+        current = self._view.current
+        if told and proposal.placement is None and current is not None:
+            self.waiting_for += unfulfilled(current, self._policies.current.pins)
+            await measure(self._feed, self._log, current)
+            if self._may_change():
+                await self._decide_for_pins_or_traffic(current)
+
+    def _may_change(self) -> bool:
+        """True if a placement that can wait has waited long enough."""
+        if not self._proposer.settled(self._settings.settle_s):
+            return False
+        since_s = time.monotonic() - self._placer.last_commit_s
+        return self._view.current is None or since_s >= self._settings.min_epoch_interval_s
+
+    async def _decide_for_workers(self, proposal: Proposal) -> None:
+        assert proposal.placement is not None
+        current = self._view.current
+        wanted = with_pins(proposal.placement, self._policies.current.pins)
+        if wanted.slots != proposal.placement.slots:  # a pin must not stop what workers need
+            records = list(self._fleet.workers.values())
+            wanted = fitting(proposal.placement, wanted, records, current)
+        noted = await self._log.note(**causes.by_workers(current, wanted, self._proposer.known))
+        await self._place(wanted, noted, urgent=proposal.urgent)
+
+    async def _decide_for_pins_or_traffic(self, current: Placement) -> None:
+        """Move experts if operators have pinned some, or if traffic makes it worth while."""
+        pins = self._policies.current.pins
+        pinned = self._pinning.propose(current, pins, self._fleet.workers.values())
+        if pinned.slots != current.slots:
+            noted = await self._log.note(**causes.by_operator(current, pinned, self._fleet.workers))
+            self._pinning.note_tried(current, self._policies.current.pins)
+            await self._place(pinned, noted, urgent=False)
+            await self._confirm()
+        elif self._timer.due():
+            self._pinning.forget()
+            plan = await self._planned(current)
+            if plan is not None and plan.worthwhile:
+                noted = await self._log.note(**causes.by_traffic(plan, adopted=True))
+                await self._place(plan.placement, noted, urgent=False)
+                await self._confirm()
+
+    async def _planned(self, current: Placement) -> PlacementPlan | None:
+        """Plan by the policy in force; None if the fleet changes meanwhile, for that goes first."""
+        planning = asyncio.create_task(self._plan_by_policy_in_force(current))
+        news = asyncio.create_task(self._fleet.changed(self._fleet.version))
+        try:
+            await asyncio.wait({planning, news}, return_when=asyncio.FIRST_COMPLETED)
+            if planning.done():
+                return await planning
+            self._timer.interrupted()
+            return None
+        finally:
+            news.cancel()
+            planning.cancel()
+            await asyncio.gather(planning, news, return_exceptions=True)
+
+    async def _plan_by_policy_in_force(self, current: Placement) -> PlacementPlan:
+        policy = self._policies.current.policy
+        plan = await self.plan(current, policy)
+        if not plan.worthwhile and self._timer.is_news(plan, policy):
+            await self._log.note(**causes.by_traffic(plan, adopted=False))
+        return plan
+
+    async def _place(self, wanted: Placement, noted: PlacementDecision, *, urgent: bool) -> None:
+        """Have a decision placed, and log which epoch that takes and what became of it."""
+        done = DecisionOutcome(decision_id=noted.decision_id)
+
+        async def begun(epoch: int) -> None:
+            nonlocal done
+            done = replace(done, tried=epoch)
+            self.waiting_for = [f"workers to load placement {epoch}"]
+            # A later leader sees by the epoch whether it was committed.
+            await self._log.note_outcome(done)
+
+        started = time.monotonic()
+        failure, overtaken = "the scheduler was stopped", False  # unless something else is known
+        try:
+            placed = await self._placer.place(wanted, urgent=urgent, begun=begun)
+            seconds = round(time.monotonic() - started, 3)
+            done, failure = replace(done, epoch=placed.epoch, seconds=seconds), ""
+            self.waiting_for = []
+        except MoesaicError as error:
+            failure, overtaken = str(error), isinstance(error, Obsolete)
+            self._closed = False  # it may have been committed, if Redis did not say
+            self._confirmation.forget()  # a worker may not have heard that it was given up
+            self._proposer.could_not_load(self._placer.failed)
+            raise
+        finally:
+            done = replace(done, failure=failure)
+            await self._log.note_outcome(done)
+            self._learn_from(noted, done, overtaken=overtaken)
+
+    def _learn_from(
+        self, decision: PlacementDecision, outcome: DecisionOutcome, *, overtaken: bool
+    ) -> None:
+        """Set when to plan next, and how fast workers load.
+
+        After a plan that could not be carried out the next ones wait longer and longer; not after one
+        that the fleet has ``overtaken``.
+        """
+        if decision.cause == "traffic" and overtaken:
+            self._timer.interrupted()
+        elif decision.cause == "traffic":
+            self._timer.ended(failed=bool(outcome.failure))
+        paced = decision.cause != "workers"  # for these workers may have loaded without rest
+        if paced and outcome.epoch and outcome.seconds and decision.moved_bytes:
+            self._load_bytes_per_s = decision.moved_bytes / outcome.seconds
+
+    async def _confirm(self) -> bool:
+        """Put the committed placement in force wherever that has not been acknowledged.
+
+        Returns:
+            True if it is in force everywhere.
+        """
+        current = self._view.current
+        if current is None:
+            return False
+        if self._epochs.floor <= current.epoch:
+            try:
+                return await self._confirmation.confirm(current)
+            except StaleEpoch as error:
+                self._placer.note_newer(error)
+        # A worker has seen a later epoch, or another placement of this one: Redis went back to an
+        # earlier state.
+        noted = await self._log.note(**causes.by_workers(current, current, self._proposer.known))
+        await self._place(replace(current, epoch=0), noted, urgent=True)
+        return False
+
+    def _experts(self) -> list[WorkerRecord]:
+        return [record for record in self._fleet.workers.values() if record.role == "expert"]

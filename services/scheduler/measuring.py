@@ -1,0 +1,34 @@
+"""Measurements of the epoch in force, set beside the prediction it was committed for."""
+
+from prometheus_client import Gauge
+
+from moesaic.messages.decisions import DecisionOutcome
+from moesaic.messages.placement import Placement
+from moesaic.services.scheduler.log import DecisionLog
+from moesaic.services.scheduler.planning.traffic import TrafficFeed
+
+FIRST_MEASURED = 100  # batches; then whenever there are twice as many
+
+_busiest = Gauge(
+    "moesaic_busiest_worker_experts",
+    "most activated experts on one worker, mean of the batches under the epoch in force",
+)
+
+
+async def measure(feed: TrafficFeed, decisions: DecisionLog, current: Placement) -> None:
+    """Show how evenly the epoch in force is served, and log it with the decision that led to it."""
+    served = feed.served(current)
+    if served is None:
+        return
+    batches, busiest = served
+    if batches:
+        _busiest.set(busiest / batches)
+    outcome = decisions.outcome_of(current.epoch)
+    if outcome and batches >= max(FIRST_MEASURED, 2 * outcome.measured_batches):
+        await decisions.note_outcome(
+            DecisionOutcome(
+                decision_id=outcome.decision_id,
+                measured_after=round(busiest / batches, 3),
+                measured_batches=batches,
+            )
+        )

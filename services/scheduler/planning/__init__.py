@@ -1,0 +1,1 @@
+"""Which placement would serve the traffic better, and when is it worth asking?"""

@@ -1,0 +1,136 @@
+"""Traffic of the models, from the reports of expert workers."""
+
+import asyncio
+import time
+from collections import OrderedDict
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+import msgspec
+import structlog
+from prometheus_client import Counter
+
+from moesaic.cluster.leadership import Leadership
+from moesaic.cluster.placement_view import PlacementView
+from moesaic.cluster.redis.bus import Bus
+from moesaic.errors import InvalidInput
+from moesaic.messages.activation_report import ActivationReport
+from moesaic.messages.placement import Placement
+from moesaic.placement.traffic.statistics import Statistics
+
+log = structlog.get_logger()
+
+STREAM = "ctl:activations"
+MAX_MODELS = 4  # whose traffic is remembered
+MAX_EPOCHS = 16  # whose measurements are remembered
+_LOOK_S = 1.0
+
+_reports = Counter("moesaic_activation_reports", "reports of expert workers", ["outcome"])
+_decoder: "msgspec.msgpack.Decoder[ActivationReport]" = msgspec.msgpack.Decoder(ActivationReport)
+
+
+@dataclass
+class ModelTraffic:
+    """One model's traffic, older batches counting less."""
+
+    statistics: Statistics
+    until_s: float  # monotonic time up to which it is aged
+    windows: int = 0
+    scheduling: str = "aebs"  # how workers choose replicas, as the latest report has it
+    served: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Batches, and the sum of most activated experts on one worker, by epoch."""
+
+
+class TrafficFeed:
+    """Reads the reports while its scheduler leads.
+
+    Attributes:
+        refused: reports that made no sense.
+    """
+
+    def __init__(
+        self, bus: Bus, leadership: Leadership, view: PlacementView, half_life_s: float
+    ) -> None:
+        self._bus, self._leadership, self._view = bus, leadership, view
+        self._half_life_s = half_life_s
+        self._models: OrderedDict[str, ModelTraffic] = OrderedDict()
+        self.refused = 0
+
+    def of(self, model_digest: str) -> ModelTraffic | None:
+        """A model's traffic as of now; None if there was none."""
+        traffic = self._models.get(model_digest)
+        if traffic is not None:
+            self._age(traffic)
+        return traffic
+
+    def served(self, placement: Placement) -> tuple[int, int] | None:
+        """Batches under a placement's epoch, and the sum of the most activated experts on one worker."""
+        traffic = self._models.get(placement.model_digest)
+        return traffic.served.get(placement.epoch) if traffic else None
+
+    async def run(self) -> None:
+        """Take in every report while this scheduler leads, for ever.
+
+        A new leader begins with the reports of the last minutes, which Redis has.
+        """
+        while True:
+            if self._leadership.held:
+                self._models.clear()  # all that is there is read now
+                read = self._bus.read_on(STREAM, _decoder)
+                async with aclosing(read) as reports:
+                    async for report in reports:
+                        if report is not None:
+                            self.take(report)
+                            await asyncio.sleep(0)  # there may be many at first
+                        if not self._leadership.held:
+                            break
+            await asyncio.sleep(_LOOK_S)
+
+    def take(self, report: ActivationReport) -> None:
+        """Take in one report; a report that cannot be true is counted and changes nothing."""
+        try:
+            self._take(report)
+        except InvalidInput as error:
+            self.refused += 1
+            _reports.labels("refused").inc()
+            log.warning(
+                "activations.refused", worker_id=report.window.worker_id[:100], cause=str(error)
+            )
+        else:
+            _reports.labels("taken").inc()
+
+    def _take(self, report: ActivationReport) -> None:
+        window, placement = report.window, self._view.current
+        if placement is None or window.model_digest != placement.model_digest:
+            raise InvalidInput("model_digest", "is not of the model that is placed")
+        known = {(worker.worker_id, worker.generation) for worker in placement.workers}
+        if (window.worker_id, window.generation) not in known:
+            raise InvalidInput("worker_id", "is not placed in this generation")
+        if unknown := {seen.layer for seen in window.layers} - set(placement.layers):
+            raise InvalidInput("layers", f"has no layers {sorted(unknown)[:3]} with experts")
+        most = sum(seen.batches for seen in window.layers)
+        for served in report.served:
+            if served.epoch > placement.epoch or served.batches > most:
+                raise InvalidInput("served", "has another epoch or more batches than were seen")
+            if not served.batches <= served.busiest <= served.batches * placement.num_experts:
+                raise InvalidInput("served.busiest", "must be between 1 and E for each batch")
+        traffic = self._models.get(placement.model_digest)
+        if traffic is None:
+            traffic = ModelTraffic(Statistics(placement.num_experts, {}), time.monotonic())
+        self._age(traffic)
+        traffic.statistics = traffic.statistics.plus(window)  # or refuses it
+        traffic.windows, traffic.scheduling = traffic.windows + 1, report.scheduling
+        for served in report.served:
+            batches, busiest = traffic.served.get(served.epoch, (0, 0))
+            traffic.served[served.epoch] = batches + served.batches, busiest + served.busiest
+        while len(traffic.served) > MAX_EPOCHS:
+            del traffic.served[min(traffic.served)]
+        self._models[placement.model_digest] = traffic
+        self._models.move_to_end(placement.model_digest)
+        while len(self._models) > MAX_MODELS:
+            self._models.popitem(last=False)
+
+    def _age(self, traffic: ModelTraffic) -> None:
+        now_s = time.monotonic()
+        keep = 0.5 ** ((now_s - traffic.until_s) / self._half_life_s)
+        traffic.statistics, traffic.until_s = traffic.statistics.decayed(keep), now_s

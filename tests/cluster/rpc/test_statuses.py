@@ -1,0 +1,105 @@
+import grpc
+import pytest
+
+from moesaic import errors
+from moesaic.cluster.rpc.channels import channel
+from moesaic.cluster.rpc.statuses import as_error, errors_as_status
+from moesaic.v1 import admin_pb2 as pb
+from moesaic.v1 import admin_pb2_grpc
+
+
+class Failing(admin_pb2_grpc.AdminServiceServicer):
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    async def GetInfo(self, request: pb.GetInfoRequest, context):
+        async with errors_as_status(context):
+            raise self.error
+
+
+async def failure_of(error: Exception) -> grpc.aio.AioRpcError:
+    server = grpc.aio.server()
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(Failing(error), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with channel(f"127.0.0.1:{port}") as connection:
+            stub = admin_pb2_grpc.AdminServiceStub(connection)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.GetInfo(pb.GetInfoRequest(), timeout=10)
+            return caught.value
+    finally:
+        await server.stop(0)
+
+
+EXAMPLES = [
+    errors.InvalidInput("max_tokens", "muß at least be 1", code="context_length_exceeded"),
+    errors.ModelNotFound("gpt", "demo"),
+    errors.CheckpointError("model.safetensors", "is cut short", tensor="a.b"),
+    errors.Overloaded("the queue is full", 2.5),
+    errors.NotReady("no worker yet", 3.0, code="no_attention_worker"),
+    errors.StaleEpoch(3, 5),
+    errors.ExpertUnavailable(2, 4),
+    errors.PlacementInfeasible(16, 1024),
+    errors.DeadlineExceeded("the request", 250.0),
+    errors.PeerLost("expert-1", "connection reset"),
+    errors.FrameError("magic", "is not ours"),
+]
+
+
+def test_the_examples_are_all_the_errors_there_are():
+    shared = {e for e in errors.MoesaicError.__subclasses__() if e.__module__ == errors.__name__}
+
+    assert {type(e) for e in EXAMPLES} == shared  # services may have some of their own besides
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+async def test_an_error_arrives_as_what_it_was(error: errors.MoesaicError):
+    failure = await failure_of(error)
+    arrived = as_error(failure, "peer")
+
+    assert failure.code().name == error.grpc_status
+    metadata = dict(failure.trailing_metadata())
+    assert metadata["moesaic-code"] == error.code
+    assert ("moesaic-retry-after" in metadata) == error.retryable
+    assert type(arrived) is type(error)
+    assert str(arrived) == str(error)
+    assert vars(arrived) == vars(error)
+
+
+async def test_a_bug_becomes_internal_and_gives_nothing_away():
+    failure = await failure_of(RuntimeError("canary at 0x7f00 in /srv/key"))
+
+    assert failure.code() is grpc.StatusCode.INTERNAL
+    assert "canary" not in str(failure)
+    assert type(as_error(failure, "peer")) is errors.MoesaicError
+
+
+async def test_a_peer_that_is_not_there_is_lost():
+    async with channel("127.0.0.1:1") as connection:
+        stub = admin_pb2_grpc.AdminServiceStub(connection)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.GetInfo(pb.GetInfoRequest(), timeout=10)
+
+    assert isinstance(as_error(caught.value, "expert-7"), errors.PeerLost)
+    assert "expert-7" in str(as_error(caught.value, "expert-7"))
+
+
+async def test_a_peer_that_does_not_answer_in_time_is_lost():
+    async def silent(request: pb.GetInfoRequest, context):
+        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "")
+
+    servicer = Failing(RuntimeError())
+    servicer.GetInfo = silent  # type: ignore[method-assign]
+    server = grpc.aio.server()
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with channel(f"127.0.0.1:{port}") as connection:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await admin_pb2_grpc.AdminServiceStub(connection).GetInfo(
+                pb.GetInfoRequest(), timeout=10
+            )
+    await server.stop(0)
+
+    assert str(as_error(caught.value, "e")) == "e: no answer before the deadline"

@@ -1,0 +1,51 @@
+"""The documentation: links lead somewhere, and the pages of settings and metrics are true."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from docs.reference import generate
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def anchors(page: Path) -> set[str]:
+    """Heads of a page as links spell them."""
+    heads = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_pages_and_heads_that_there_are(page: Path) -> None:
+    for target in LINK.findall(page.read_text(encoding="utf-8")):
+        path, _, anchor = target.partition("#")
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        to = page.parent / path if path else page
+        assert to.exists(), target
+        assert not anchor or to.suffix != ".md" or anchor in anchors(to), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_lines_fit_a_screen(page: Path) -> None:
+    prose = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    long = [line for line in prose.splitlines() if len(line) > 160 and not line.startswith("|")]
+    assert not long
+
+
+def test_every_setting_is_on_the_page_of_settings() -> None:
+    assert (generate.HERE / "settings.md").read_text(encoding="utf-8") == generate.settings_page()
+
+
+def test_every_metric_is_on_the_page_of_metrics() -> None:
+    assert (generate.HERE / "metrics.md").read_text(encoding="utf-8") == generate.metrics_page()
+
+
+def test_each_path_is_told_in_fifteen_files_at_most() -> None:
+    page = (ROOT / "docs/inside/paths.md").read_text(encoding="utf-8")
+    tables = [section.count("\n| ") - 1 for section in page.split("\n## ")[1:]]  # less the head
+    assert len(tables) == 3
+    assert max(tables) <= 15

@@ -1,0 +1,155 @@
+"""How a batch's experts are shared out among those that hold them, and that all workers agree."""
+
+import asyncio
+from typing import Any
+
+import pytest
+import torch
+
+from moesaic.dispatch.routed.dispatcher import DIVERGENCES
+from moesaic.experts.answering import ACTIVATED, MOST_ACTIVATED
+from moesaic.experts.basis import AssignmentBasis
+from moesaic.messages.scheduling import SCHEDULINGS, ExpertScheduling
+from moesaic.transport.frame import Frame, FrameKind
+
+CPU, FP32 = torch.device("cpu"), torch.float32
+EVERYTHING = list(range(8))
+NUM_EXPERTS, NUM_LAYERS = 8, 3
+HALVES = [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+async def test_workers_that_choose_other_experts_are_caught_and_overruled(
+    cluster: Any, tiny_model: Any
+) -> None:
+    async with cluster(tiny_model, 2) as c:
+        c.put_in_force(c.placement(1, *HALVES))
+        crooked = c.hosts[1]._answers._gates[1]
+        straight = crooked._linear
+        crooked._linear = lambda x: -straight(x)
+        before = DIVERGENCES._value.get()
+
+        await c.check()
+
+        assert DIVERGENCES._value.get() == before + 1
+
+
+async def test_workers_that_choose_other_experts_are_overruled_with_replicas_too(
+    cluster: Any,
+    tiny_model: Any,
+) -> None:
+    async with cluster(tiny_model, 3) as c:
+        c.put_in_force(c.placement(1, EVERYTHING, [0, 1, 2, 3], [4, 5, 6, 7]))
+        crooked = c.hosts[2]._answers._gates[1]
+        straight = crooked._linear
+        crooked._linear = lambda x: -straight(x)
+        before = DIVERGENCES._value.get()
+
+        await c.check()
+
+        assert DIVERGENCES._value.get() == before + 1
+
+
+@pytest.mark.parametrize("scheduling", SCHEDULINGS)
+async def test_every_policy_gives_the_sums_of_local_experts(
+    cluster: Any, tiny_model: Any, scheduling: ExpertScheduling
+) -> None:
+    async with cluster(tiny_model, 3, scheduling=scheduling) as c:
+        c.put_in_force(c.placement(1, EVERYTHING, [0, 1, 2, 3], [7, 2, 5, 4, 6]))
+
+        for rows in (1, 5, 40):
+            await c.check(rows)
+
+
+async def test_replicas_share_the_experts_of_a_row_evenly(cluster: Any, tiny_model: Any) -> None:
+    async with cluster(tiny_model, 2) as c:
+        c.put_in_force(c.placement(1, EVERYTHING, EVERYTHING))
+        before = ACTIVATED._sum.get(), MOST_ACTIVATED._value.get()
+
+        await c.check(1)
+
+        top_k = c.config.moe.top_k
+        assert top_k == 2
+        assert ACTIVATED._sum.get() - before[0] == NUM_LAYERS * top_k
+        # Each of the two workers has counted the larger half.
+        assert MOST_ACTIVATED._value.get() - before[1] == NUM_LAYERS * 2 * (top_k // 2)
+
+
+async def test_batches_under_way_together_are_shared_out_with_regard_to_each_other(
+    cluster: Any,
+    tiny_model: Any,
+) -> None:
+    async with cluster(tiny_model, 2) as c:
+        c.put_in_force(c.placement(1, EVERYTHING, EVERYTHING))
+        await c.check()
+        told: list[AssignmentBasis] = []
+
+        def note(answer: Any) -> Any:
+            async def noting(request: Frame) -> Frame:
+                told.append(AssignmentBasis.decode(request.tensors[1], 2))
+                return answer(request)
+
+            return noting
+
+        for network, host in zip(c.networks, c.hosts, strict=True):
+            for link in network._links._served:
+                link._handler = note(host.answer)
+        step = c.routed.begin_step()
+        batches = [torch.randn(4, 32) for _ in range(3)]
+        for layer in range(2):
+            together = await asyncio.gather(
+                *(c.routed.dispatch(step, layer, rows) for rows in batches)
+            )
+        again = await asyncio.gather(*(c.routed.dispatch(step, 1, rows) for rows in batches))
+        await c.routed.dispatch(step, 1, batches[0])
+        c.routed.end_step(step)
+
+        assert step.route.under_way == []
+        loads = [terms.load for terms in told]
+        # Of each layer for the first time: nothing is known, and the first has nobody before it.
+        assert loads[:12] == 2 * [None, None, (0, 0), (0, 0), (0, 0), (0, 0)]
+        assert loads[12:14] == [None, None]
+        assert all(load is not None and sum(load) > 0 for load in loads[14:18])
+        assert loads[14] == loads[15]
+        assert loads[16] == loads[17]
+        assert sum(loads[16]) == 2 * sum(loads[14])
+        assert loads[18:] == [None, None]
+        for rows, combined, more in zip(batches, together, again, strict=True):
+            expected = await c.local.dispatch(c.local.begin_step(), 1, rows)
+            torch.testing.assert_close(combined, expected, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(more, expected, rtol=1e-5, atol=1e-5)
+
+
+async def test_by_the_placement_alone_no_bit_of_a_row_depends_on_its_company(
+    cluster: Any,
+    tiny_model: Any,
+) -> None:
+    async with cluster(tiny_model, 3, scheduling="static") as c:
+        c.put_in_force(c.placement(1, EVERYTHING, [0, 1, 2, 3], [7, 2, 5, 4, 6]))
+        await asyncio.wait_for(c.routed.reachable(), 5)
+        step = c.routed.begin_step()
+        rows = torch.randn(24, 32)
+
+        whole = await c.routed.dispatch(step, 1, rows)
+        parts = await asyncio.gather(
+            *(c.routed.dispatch(step, 1, part) for part in rows.split([1, 6, 17]))
+        )
+
+        assert torch.equal(torch.cat(parts), whole)
+        c.routed.end_step(step)
+
+
+async def test_a_worker_without_a_share_answers_without_rows(cluster: Any, tiny_model: Any) -> None:
+    async with cluster(tiny_model, 2) as c:
+        c.put_in_force(c.placement(1, EVERYTHING, EVERYTHING))
+        routing = [torch.ones(3, 2), torch.full((3, 2), 5, dtype=torch.int32)]
+        terms = AssignmentBasis("aebs", (0, 1), (0, 9)).encode()
+        request = Frame(
+            kind=FrameKind.REQUEST, epoch=1, tensors=[torch.randn(3, 32), terms, *routing]
+        )
+
+        one, other = [host.answer(request) for host in c.hosts]
+
+        assert one.digest == other.digest
+        assert [list(t.shape) for t in one.tensors] == [[3, 32], [1, 2]]
+        assert [list(t.shape) for t in other.tensors] == [[0, 32], [1, 2]]
+        assert one.tensors[1].tolist() == other.tensors[1].tolist() == [[1, 9]]

@@ -1,0 +1,286 @@
+"""Attention and expert workers on named nodes, in this process, with real networks between them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from moesaic.dispatch.links import Endpoint
+from moesaic.dispatch.local import LocalDispatcher
+from moesaic.dispatch.routed.dispatcher import RoutedDispatcher
+from moesaic.dispatch.two_phase.choice.chooser import Mode
+from moesaic.dispatch.two_phase.dispatcher import TwoPhaseDispatcher
+from moesaic.dispatch.two_phase.relay import ExpertRelay
+from moesaic.experts.host import ExpertHost
+from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.models.configuration.config import load_config
+from moesaic.models.layers.gate import load_gates
+from moesaic.models.weights.checkpoint import Checkpoint
+from moesaic.transport.frame import FrameLimits
+from moesaic.transport.inprocess import Hub, InProcessNetwork
+from moesaic.transport.ucx.network import UcxNetwork
+
+CPU, FP32 = torch.device("cpu"), torch.float32
+NUM_EXPERTS, NUM_LAYERS = 8, 3
+SECRET = b"secret"
+
+
+@dataclass
+class Expert:
+    host: ExpertHost
+    network: Any
+    relay: ExpertRelay
+    address: str = ""
+
+
+@dataclass
+class Attention:
+    network: Any
+    dispatcher: RoutedDispatcher
+    two_phase: TwoPhaseDispatcher
+    contact: Endpoint
+    node: str
+
+
+@dataclass
+class Lab:
+    """``attention`` and ``experts`` name the node of every worker."""
+
+    model: Any
+    kind: str
+    attention_nodes: Sequence[str]
+    expert_nodes: Sequence[str]
+    mode: Mode
+    timeout_s: float = 5.0
+    hub: Hub = field(default_factory=Hub)
+    experts: list[Expert] = field(default_factory=list)
+    attention: list[Attention] = field(default_factory=list)
+
+    async def open(self) -> None:
+        self.config, self.checkpoint = (
+            load_config(self.model.directory),
+            Checkpoint(self.model.directory),
+        )
+        self.local = LocalDispatcher(self.checkpoint, self.config, FP32, CPU)
+        for idx in range(len(self.expert_nodes)):
+            await self.add_expert(idx)
+        for idx, node in enumerate(self.attention_nodes):
+            await self.add_attention(idx, node)
+        self.meet()
+
+    async def add_expert(self, idx: int) -> None:
+        name = f"expert-{idx}"
+        host = ExpertHost(self.checkpoint, self.config, name, NUM_EXPERTS, FP32, CPU)
+        network = self.network(name)
+        relay = ExpertRelay(name, network, host.answer, host.epochs.placement)
+        expert = Expert(host, network, relay)
+        expert.address = await network.listen(self._where, 0, relay.answer)
+        self.experts.append(expert)
+
+    async def add_attention(self, idx: int, node: str) -> None:
+        name, network = f"attention-{idx}", self.network(f"attention-{idx}")
+        gates = load_gates(self.checkpoint, self.config, FP32, CPU)
+        dispatcher = RoutedDispatcher(network, gates, self.timeout_s)
+        two_phase = TwoPhaseDispatcher(
+            network, name, node, self.mode, self.timeout_s, dispatcher.route_of
+        )
+        dispatcher.use(two_phase)
+        address = await network.listen(self._where, 0, two_phase.answer)
+        self.attention.append(
+            Attention(network, dispatcher, two_phase, Endpoint(name, 1, address), node)
+        )
+
+    def meet(self) -> None:
+        """Tell every attention worker who else is on its node."""
+        for worker in self.attention:
+            worker.two_phase.set_neighbours(
+                [
+                    other.contact
+                    for other in self.attention
+                    if other is not worker and other.node == worker.node
+                ]
+            )
+
+    @property
+    def _where(self) -> str:
+        return "memory" if self.kind == "inprocess" else "127.0.0.1"
+
+    def network(self, worker_id: str) -> Any:
+        limits = FrameLimits.of_hidden_size(self.config.hidden_size)
+        if self.kind == "inprocess":
+            return InProcessNetwork(worker_id, SECRET, limits, self.hub)
+        return UcxNetwork(worker_id, "expert", SECRET, limits, transports=self.kind)  # type: ignore[arg-type]
+
+    def place(self, epoch: int = 1) -> None:
+        """Give every expert to one worker in turn, and the first two of them to a second one."""
+        num = len(self.experts)
+        held = [[e for e in range(NUM_EXPERTS) if e % num == n] for n in range(num)]
+        for expert in (0, 1):
+            if (worker := (expert + 1) % num) != expert % num:
+                held[worker].append(expert)
+        placement = Placement(
+            epoch=epoch,
+            model_digest=self.config.digest,
+            num_experts=NUM_EXPERTS,
+            workers=[
+                PlacedWorker(
+                    worker_id=f"expert-{n}",
+                    generation=1,
+                    admin_address="",
+                    data_address=self.experts[n].address,
+                    node=self.expert_nodes[n],
+                )
+                for n in range(num)
+            ],
+            layers=list(range(NUM_LAYERS)),
+            slots=[[list(experts) for experts in held] for _ in range(NUM_LAYERS)],
+        )
+        for expert in self.experts:
+            expert.host.prepare(placement)
+        for expert in self.experts:
+            expert.host.epochs.commit(epoch)
+        for worker in self.attention:
+            worker.dispatcher.set_placement(placement)
+
+    async def linked(self) -> None:
+        """Wait until all links of both phases are there."""
+        for worker in self.attention:
+            await asyncio.wait_for(worker.dispatcher.reachable(), 10)
+            for contact in worker.two_phase._joining.neighbours:
+                await worker.two_phase._joining.reach(contact, 10)
+
+    async def measured(self) -> None:
+        """Wait until those who choose a way know what links cost."""
+        choosing = [w.two_phase for w in self.attention if w.two_phase._upkeep._running]
+        while any(each.costs is None for each in choosing):
+            await asyncio.sleep(0.01)
+            for each in choosing:  # as if they went on
+                each._upkeep._used_s = asyncio.get_running_loop().time()
+
+    async def parts(self, worker: int, rows: Sequence[int], seed: int = 0) -> list[list[Tensor]]:
+        """One step of one attention worker, in micro-batches; what every layer gave, by part."""
+        dispatcher = self.attention[worker].dispatcher
+        step = dispatcher.begin_step()
+
+        async def part(number: int, count: int) -> list[Tensor]:
+            found = []
+            for layer in range(NUM_LAYERS):
+                hidden = self.rows(count, seed + worker + 100 * number, layer)
+                found.append(await dispatcher.dispatch(step, layer, hidden))
+                for _ in range(number):  # as attention would: they do not stay in step
+                    await asyncio.sleep(0)
+            return found
+
+        try:
+            return await asyncio.gather(*(part(n, count) for n, count in enumerate(rows)))
+        finally:
+            dispatcher.end_step(step)
+
+    async def step(self, worker: int, rows: int, seed: int = 0) -> list[Tensor]:
+        """One step of one attention worker; what every layer gave."""
+        dispatcher = self.attention[worker].dispatcher
+        step = dispatcher.begin_step()
+        try:
+            return [
+                await dispatcher.dispatch(step, layer, self.rows(rows, seed + worker, layer))
+                for layer in range(NUM_LAYERS)
+            ]
+        finally:
+            dispatcher.end_step(step)
+
+    def rows(self, rows: int, seed: int, layer: int) -> Tensor:
+        generator = torch.Generator().manual_seed(1000 * seed + layer)
+        return torch.randn(rows, self.config.hidden_size, generator=generator)
+
+    async def expected(self, worker: int, rows: int, seed: int = 0) -> list[Tensor]:
+        """The same from local experts; sums in another order."""
+        step = self.local.begin_step()
+        return [
+            await self.local.dispatch(step, layer, self.rows(rows, seed + worker, layer))
+            for layer in range(NUM_LAYERS)
+        ]
+
+    async def direct(self, worker: int, rows: int, seed: int = 0) -> list[Tensor]:
+        """The same without two phases; sums in the same order, so the same bits."""
+        dispatcher = self.attention[worker].dispatcher
+        step = dispatcher.begin_step()
+        found = [
+            await dispatcher._directly(step, layer, self.rows(rows, seed + worker, layer))
+            for layer in range(NUM_LAYERS)
+        ]
+        dispatcher.end_step(step)
+        return found
+
+    async def check(self, rows: Sequence[int], seed: int = 0) -> None:
+        """All attention workers step at the same time; every layer is right, to the bit."""
+        found = await asyncio.gather(
+            *(self.step(worker, count, seed) for worker, count in enumerate(rows))
+        )
+        for worker, count in enumerate(rows):
+            for got, expected in zip(
+                found[worker], await self.expected(worker, count, seed), strict=True
+            ):
+                torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+            for got, directly in zip(
+                found[worker], await self.direct(worker, count, seed), strict=True
+            ):
+                assert torch.equal(got, directly)
+
+    async def meet_up(self) -> None:
+        """Step until the first two attention workers wait for each other."""
+        waits = self.attention[0].two_phase._rounds.waits
+        for _ in range(50):
+            await asyncio.gather(self.step(0, 4), self.step(1, 4))
+            if waits.regulars(0) == {"attention-0", "attention-1"}:
+                return
+        raise AssertionError(f"only {waits.regulars(0)} meet")
+
+    async def close(self) -> None:
+        for worker in self.attention:
+            await worker.dispatcher.close()
+            await worker.network.close()
+        for expert in self.experts:
+            await expert.relay.close()
+            await expert.network.close()
+
+
+OpenLab = Callable[..., AbstractAsyncContextManager[Lab]]
+
+
+@pytest.fixture
+def open_lab(tiny_model: Any) -> OpenLab:
+    """A lab with its placement in force and all links made."""
+
+    @asynccontextmanager
+    async def opened(
+        kind: str,
+        attention_nodes: Sequence[str],
+        expert_nodes: Sequence[str],
+        mode: Mode,
+        timeout_s: float = 5.0,
+    ) -> AsyncIterator[Lab]:
+        lab = Lab(tiny_model, kind, attention_nodes, expert_nodes, mode, timeout_s)
+        try:
+            await lab.open()
+            lab.place()
+            await lab.linked()
+            yield lab
+        finally:
+            await lab.close()
+
+    return opened
+
+
+@pytest.fixture
+def count() -> Callable[..., float]:
+    """The value of a counter of ``metrics``."""
+
+    def value(counter: Any, *labels: str) -> float:
+        return float(counter.labels(*labels)._value.get())
+
+    return value

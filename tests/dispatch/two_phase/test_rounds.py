@@ -1,0 +1,293 @@
+"""Rounds hold what was offered for one layer, wait for those who should come, and for nobody else."""
+
+import asyncio
+import gc
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from moesaic.dispatch.two_phase import waiting
+from moesaic.dispatch.two_phase.rounds import Contribution, Rounds
+from moesaic.errors import ExpertUnavailable, MoesaicError, NotReady
+from moesaic.messages.placement import Placement
+
+PLACEMENT = Placement(epoch=1, model_digest="", num_experts=1, workers=[], layers=[0, 1], slots=[])
+
+
+@dataclass
+class Reach:
+    placement: Placement = PLACEMENT
+    live: tuple[int, ...] = (0,)
+    links: dict[int, Any] = field(default_factory=dict)
+    targets: dict[int, tuple[int, ...]] = field(default_factory=lambda: {0: (0,), 1: (0,)})
+
+    def basis_of(self, layer: int) -> torch.Tensor:
+        return torch.tensor([self.live])
+
+
+@dataclass
+class Sends:
+    """Doubles every row, and remembers who came together."""
+
+    rounds: list[tuple[int, list[str]]] = field(default_factory=list)
+    error: Exception | None = None
+
+    async def __call__(self, layer: int, members: Sequence[Contribution]) -> torch.Tensor:
+        self.rounds.append((layer, [each.worker_id for each in members]))
+        await asyncio.sleep(0)
+        if self.error:
+            raise self.error
+        return 2 * torch.cat([each.hidden for each in members])
+
+
+def offer(
+    worker_id: str, value: float, rows: int = 2, reach: Any = None, lane: int = 0
+) -> Contribution:
+    return Contribution(worker_id, torch.full((rows, 4), value), reach or Reach(), lane)
+
+
+async def together(made: Rounds, layer: int = 0) -> None:
+    """Two workers are offered side by side; both get their own rows back."""
+    b, a = await asyncio.gather(
+        made.join(layer, offer("b", 2.0)), made.join(layer, offer("a", 1.0))
+    )
+    assert torch.equal(b, torch.full((2, 4), 4.0))
+    assert torch.equal(a, torch.full((2, 4), 2.0))
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds that wait for somebody wait for ever: a test that needs patience to end would hang."""
+    monkeypatch.setattr(waiting, "_PATIENCE_S", (3600.0, 3600.0))
+
+
+async def meet(made: Rounds) -> None:
+    """Both are waited for at the first layer from now on."""
+    made.waits._regulars = {0: {"a", "b"}}
+    await together(made)
+
+
+@pytest.mark.usefixtures("patient")
+async def test_rows_leave_in_the_order_of_workers_and_sums_find_their_way() -> None:
+    sends = Sends()
+    made = Rounds(sends, 100)
+
+    await meet(made)
+    await together(made, layer=1)
+
+    assert sends.rounds == [(0, ["a", "b"]), (1, ["a", "b"])]
+
+
+@pytest.mark.usefixtures("patient")
+async def test_a_worker_nobody_knows_is_not_kept_waiting() -> None:
+    sends = Sends()
+
+    await Rounds(sends, 100).join(0, offer("a", 1.0))
+
+    assert sends.rounds == [(0, ["a"])]
+
+
+async def test_who_stays_away_is_waited_for_once() -> None:
+    sends = Sends()
+    made = Rounds(sends, 100)
+    await meet(made)
+
+    await made.join(0, offer("a", 1.0))
+
+    assert made.waits.regulars(0) == {"a"}
+
+
+@pytest.mark.usefixtures("patient")
+async def test_who_is_a_layer_ahead_is_not_waited_for() -> None:
+    sends = Sends()
+    made = Rounds(sends, 100)
+    reach = Reach(targets={0: (0,), 1: (0,), 2: (0,)})
+    made.waits._regulars = {0: {"a", "b"}}
+    await asyncio.gather(
+        made.join(0, offer("a", 1.0, reach=reach)), made.join(0, offer("b", 1.0, reach=reach))
+    )
+    behind = asyncio.ensure_future(made.join(1, offer("a", 1.0, reach=reach)))
+    ahead = asyncio.ensure_future(made.join(2, offer("b", 1.0, reach=reach)))
+
+    await behind
+    await asyncio.gather(made.join(2, offer("a", 1.0, reach=reach)), ahead)  # a has caught up
+
+    assert sends.rounds[1:] == [(1, ["a"]), (2, ["a", "b"])]
+
+
+@pytest.mark.usefixtures("patient")
+async def test_who_leaves_the_node_holds_up_nobody() -> None:
+    sends = Sends()
+    made = Rounds(sends, 100)
+    await meet(made)
+    waiting = asyncio.ensure_future(made.join(0, offer("a", 1.0)))
+    await asyncio.sleep(0)
+
+    made.keep("a")
+
+    await waiting
+    assert sends.rounds[-1] == (0, ["a"])
+
+
+@pytest.mark.usefixtures("patient")
+async def test_rows_for_other_experts_or_too_many_go_in_rounds_of_their_own() -> None:
+    sends = Sends()
+    made = Rounds(sends, 5)
+    made.waits._regulars = {0: {"a", "b", "c"}}
+    joins = [
+        made.join(0, offer("a", 1.0, rows=3)),
+        made.join(0, offer("b", 1.0, rows=3)),
+        made.join(0, offer("c", 1.0, rows=1, reach=Reach(live=(0, 1)))),
+    ]
+    asking = [asyncio.ensure_future(join) for join in joins]
+    await asyncio.sleep(0)
+    made.keep("")
+
+    await asyncio.gather(*asking)
+
+    assert sorted(sends.rounds) == [(0, ["a"]), (0, ["b"]), (0, ["c"])]
+
+
+async def test_a_failure_reaches_everybody_in_the_round_and_nobody_else() -> None:
+    sends = Sends(error=ExpertUnavailable(0))
+    made = Rounds(sends, 100)
+    made.waits._regulars = {0: {"a", "b"}}
+
+    failed = await asyncio.gather(
+        made.join(0, offer("a", 1.0)), made.join(0, offer("b", 1.0)), return_exceptions=True
+    )
+
+    assert [type(error) for error in failed] == [ExpertUnavailable] * 2
+    sends.error = None
+    await together(made)
+
+
+@pytest.mark.usefixtures("patient")
+async def test_closing_ends_what_waits() -> None:
+    made = Rounds(Sends(), 100)
+    made.waits._regulars = {0: {"a", "b"}}
+    waiting = asyncio.ensure_future(made.join(0, offer("a", 1.0)))
+    await asyncio.sleep(0)
+
+    await made.close()
+
+    with pytest.raises(NotReady):
+        await waiting
+
+
+@pytest.mark.usefixtures("patient")
+async def test_batches_of_one_step_go_in_rounds_of_their_own() -> None:
+    sends = Sends()
+    made = Rounds(sends, 100)
+    made.waits._regulars = {0: {"a", "b"}, 1: {"a", "b"}}
+
+    await asyncio.gather(
+        *(made.join(0, offer(name, 1.0, lane=lane)) for name in "ab" for lane in (0, 1))
+    )
+    await asyncio.gather(
+        *(made.join(1, offer(name, 1.0, lane=lane)) for name in "ab" for lane in (1, 0))
+    )
+
+    assert sends.rounds == [(layer, ["a", "b"]) for layer in (0, 0, 1, 1)]
+
+
+@pytest.mark.usefixtures("patient")
+async def test_who_has_one_batch_is_not_waited_for_with_the_second_of_others() -> None:
+    sends = Sends()
+    made = Rounds(sends, 100)
+    await meet(made)
+
+    first = asyncio.ensure_future(made.join(0, offer("a", 1.0)))
+    await made.join(0, offer("a", 2.0, lane=1))
+    await made.join(0, offer("b", 1.0))
+    await first
+
+    assert sends.rounds[1:] == [(0, ["a"]), (0, ["a", "b"])]
+
+
+@pytest.mark.usefixtures("patient")
+async def test_two_offers_of_one_worker_are_no_company() -> None:
+    made = Rounds(Sends(), 100)
+    made.waits._regulars = {0: {"b"}}
+    offers = [offer("a", 1.0), offer("a", 2.0)]
+    joins = asyncio.gather(*(made.join(0, each) for each in offers))
+    await asyncio.sleep(0)
+
+    made.keep("a")
+
+    await joins
+    assert [each.members for each in offers] == [1, 1]
+
+
+@pytest.mark.usefixtures("patient")
+async def test_nothing_is_kept_of_those_who_left_the_node() -> None:
+    made = Rounds(Sends(), 100)
+    await meet(made)
+    await together(made, layer=1)
+    made.waits._regulars = {0: {"a"}}  # b stayed away for once, and then left
+
+    made.keep("a")
+
+    assert made.waits._companions == {("a", 0): {"a"}}
+    await made.join(1, offer("a", 1.0))  # waits for nobody
+
+
+async def test_a_failure_of_any_kind_ends_its_round_and_no_task_dies_of_it() -> None:
+    died: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: died.append(context))
+    sends = Sends(error=RuntimeError("of any kind"))
+    made = Rounds(sends, 100)
+
+    with pytest.raises(MoesaicError):
+        await made.join(0, offer("a", 1.0))
+
+    sends.error = None
+    await made.join(0, offer("a", 1.0))
+    gc.collect()
+    await asyncio.sleep(0)
+    assert not died
+
+
+async def test_who_keeps_another_pace_is_waited_for_ever_more_seldom() -> None:
+    """A short step waited for the one who is in a long step, each time that had begun another."""
+    made = Rounds(Sends(), 100)
+    made.waits._regulars = {0: {"a", "b"}}
+    waited = 0
+
+    for _ in range(100):  # b comes when a has just gone
+        waited += "b" in made.waits.regulars(0)
+        await made.join(0, offer("a", 1.0))
+        made.waits._regulars[0].discard("a")
+        await made.join(0, offer("b", 1.0))
+
+    assert 3 <= waited <= 9
+
+
+async def test_who_meets_again_is_a_regular_again() -> None:
+    made = Rounds(Sends(), 100)
+    made.waits._missed, made.waits._passes = {("b", 0): 6}, {("b", 0): 63}
+    made.waits._regulars = {0: {"a"}}
+
+    b = asyncio.ensure_future(made.join(0, offer("b", 1.0)))
+    await asyncio.sleep(0)
+    await asyncio.gather(b, made.join(0, offer("a", 1.0)))
+
+    assert made.waits.regulars(0) == {"a", "b"}
+    assert not made.waits._missed
+    assert not made.waits._passes
+
+
+async def test_patience_comes_from_steps_and_not_from_the_pauses_between_them() -> None:
+    """After a pause, everybody was waited for as long as that."""
+    made = Rounds(Sends(), 100)
+
+    for layer in (0, 1):
+        await made.join(layer, offer("a", 1.0))
+    learned_s = made.waits.step_s
+    await asyncio.sleep(0.1)
+    await made.join(0, offer("a", 1.0))
+
+    assert made.waits.step_s == learned_s > 0

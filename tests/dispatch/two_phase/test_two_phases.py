@@ -1,0 +1,296 @@
+"""Rows in two phases bring the sums of local experts, and the very bits of going directly, whatever happens."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from msgspec.structs import replace
+
+from moesaic.dispatch.two_phase import metrics
+from moesaic.dispatch.two_phase.choice.costs import WAYS
+from moesaic.dispatch.two_phase.messages import Relay, encode
+from moesaic.errors import ExpertUnavailable, InvalidInput, MoesaicError
+from moesaic.transport.frame import Frame, FrameKind
+
+ONE_ONE = (["a"], ["x"])
+SHAPES = [
+    (["a"], ["x", "x"]),  # A < E
+    (["a", "a"], ["x", "x"]),  # A = E
+    (["a", "a", "a"], ["x", "x"]),  # A > E
+    (["a", "a", "b"], ["x", "x", "y"]),  # nodes of different sizes
+    (["a", "a", "b", "b"], ["x", "x", "y", "y"]),
+    (["a", "b"], ["x", "y"]),  # a worker each: nothing to bring together
+    (["a", "a"], ["x", "a", "x", "a"]),  # experts on the own node as well, and in between
+    (["a", "a"], ["", "", ""]),  # nodes of their own
+]
+
+
+@pytest.mark.parametrize("mode", ["reduce", "relay", "direct"])
+@pytest.mark.parametrize(("attention", "experts"), SHAPES)
+async def test_any_shape_gives_the_sums_of_local_experts(
+    open_lab: Any, attention: list[str], experts: list[str], mode: str
+) -> None:
+    async with open_lab("inprocess", attention, experts, mode) as lab:
+        await lab.check([3 + 2 * n for n in range(len(attention))])
+        await lab.check([1] * len(attention), seed=50)
+
+
+@pytest.mark.parametrize("mode", ["reduce", "relay"])
+@pytest.mark.parametrize("kind", ["shm", "tcp"])
+async def test_real_links_carry_the_same_bits(open_lab: Any, kind: str, mode: str) -> None:
+    async with open_lab(kind, ["a", "a", "b"], ["x", "x", "y", "y"], mode) as lab:
+        await lab.check([64, 5, 17])
+        await lab.check([1, 300, 2], seed=9)
+
+
+@pytest.mark.parametrize(("mode", "there_and_back"), [("reduce", 4 + 2), ("relay", 2 + 2)])
+async def test_workers_that_step_together_share_their_messages(
+    open_lab: Any,
+    count: Callable[..., float],
+    monkeypatch: pytest.MonkeyPatch,
+    mode: str,
+    there_and_back: int,
+) -> None:
+    monkeypatch.setattr("moesaic.dispatch.two_phase.dispatcher._ALONE_S", 0.0)
+    async with open_lab("inprocess", ["a", "a"], ["x", "x", "y", "y"], mode) as lab:
+        await lab.meet_up()
+        monkeypatch.setattr("moesaic.dispatch.two_phase.waiting._PATIENCE_S", (60.0, 60.0))
+        before = count(metrics.MESSAGES, "inter")
+
+        await asyncio.gather(lab.step(0, 4), lab.step(1, 4))
+
+        per_layer = (count(metrics.MESSAGES, "inter") - before) / len(lab.config.moe_layers)
+        assert per_layer == there_and_back  # directly: 2 x 4 there and as many back
+
+
+async def test_a_worker_without_rows_is_waited_for_once(
+    open_lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moesaic.dispatch.two_phase.dispatcher._ALONE_S", 0.0)
+    async with open_lab("inprocess", ["a", "a"], ["x", "x"], "relay") as lab:
+        await lab.meet_up()
+        waits = lab.attention[0].two_phase._rounds.waits
+
+        await lab.step(0, 4)
+
+        assert waits.regulars(0) == {"attention-0"}
+        await lab.check([4, 4])
+
+
+async def test_a_worker_whose_lead_has_no_rows_goes_on_alone(open_lab: Any) -> None:
+    async with open_lab("inprocess", ["a", "a"], ["x", "x"], "reduce") as lab:
+        await lab.step(1, 4)
+
+        assert lab.attention[1].two_phase._steps._alone_until_s
+        for got, expected in zip(await lab.step(1, 4), await lab.expected(1, 4), strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["reduce", "relay"])
+async def test_an_attention_worker_comes_and_goes_in_the_middle(open_lab: Any, mode: str) -> None:
+    async with open_lab("tcp", ["a", "a"], ["x", "x"], mode) as lab:
+        await lab.check([4, 6])
+
+        await lab.add_attention(2, "a")
+        lab.meet()
+        lab.attention[2].dispatcher.set_placement(lab.experts[0].host.epochs.placement(1))
+        await lab.linked()
+        await lab.check([4, 6, 3])
+
+        gone = lab.attention.pop(0)  # which has gathered the rows
+        stepping = asyncio.gather(lab.step(0, 6, seed=1), lab.step(1, 3, seed=1))
+        await gone.dispatcher.close()
+        await gone.network.close()
+        found = await stepping
+        for worker, (rows, seed) in enumerate([(6, 1), (3, 1)]):
+            for got, expected in zip(
+                found[worker], await lab.expected(worker, rows, seed), strict=True
+            ):
+                torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+        lab.meet()
+        await lab.check([4, 4])
+
+
+async def test_a_new_epoch_in_the_middle_of_a_step(open_lab: Any) -> None:
+    async with open_lab("inprocess", ["a", "a"], ["x", "x"], "relay") as lab:
+        dispatcher = lab.attention[1].dispatcher
+        step = dispatcher.begin_step()
+        lab.place(epoch=2)
+        hidden = lab.rows(4, 1, 0)
+
+        got = await dispatcher.dispatch(step, 0, hidden)  # its neighbour is in the next epoch
+
+        expected = await lab.local.dispatch(lab.local.begin_step(), 0, hidden)
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+        dispatcher.end_step(step)
+        await lab.check([4, 4])
+
+
+@pytest.mark.parametrize("mode", ["reduce", "relay"])
+async def test_a_node_that_cannot_reach_itself_is_asked_directly(
+    open_lab: Any, count: Callable[..., float], mode: str
+) -> None:
+    async with open_lab("inprocess", ["a"], ["x", "x"], mode) as lab:
+        for expert in lab.experts:
+            expert.relay._links._network = lab.network("nobody")
+            expert.relay._links._network._secret = b"another"
+        before = count(metrics.FALLBACKS, "worker_lost")
+
+        await lab.check([5])
+
+        assert count(metrics.FALLBACKS, "worker_lost") > before
+
+
+@pytest.mark.parametrize("mode", ["reduce", "relay"])
+async def test_colleagues_that_chose_other_experts_are_overruled(open_lab: Any, mode: str) -> None:
+    async with open_lab("inprocess", ["a"], ["x", "x"], mode) as lab:
+        crooked = lab.experts[1].host._answers._gates[1]
+        straight = crooked._linear
+        crooked._linear = lambda x: -straight(x)
+
+        await lab.check([5])
+
+
+@pytest.mark.parametrize("mode", ["reduce", "relay"])
+async def test_a_worker_that_knows_no_orders_is_not_believed(
+    open_lab: Any, count: Callable[..., float], mode: str
+) -> None:
+    async with open_lab("inprocess", ["a"], ["x", "x"], mode) as lab:
+        for expert in lab.experts:  # as one of an earlier version: it answers for itself alone
+            expert.relay.answer = expert.host.answer
+            await expert.network.close()
+            expert.network = lab.network(expert.relay._worker_id)
+            expert.address = await expert.network.listen("memory", 0, expert.host.answer)
+        lab.place(epoch=2)
+        await lab.linked()
+        before = count(metrics.FALLBACKS, "expert_unavailable")
+
+        await lab.check([5])
+
+        assert count(metrics.FALLBACKS, "expert_unavailable") == before + 1
+
+
+async def test_an_order_of_an_earlier_version_is_refused(open_lab: Any) -> None:
+    """Attention workers that asked for trials choose by link costs where nobody conducts them."""
+    async with open_lab("inprocess", ["a"], ["x", "x"], "relay") as lab:
+        attend = {"type": "attend", "worker_id": "attention-9", "node": "b", "measures": True}
+        request = Frame(kind=FrameKind.REQUEST, epoch=1, seq=1, body=msgspec.msgpack.encode(attend))
+        link = next(iter(lab.attention[0].dispatcher.begin_step().route.links.values()))
+
+        [outcome] = await lab.attention[0].network.exchange([(link, request)], 5.0)
+
+        assert isinstance(outcome, MoesaicError)
+        assert link.alive
+
+
+async def test_a_relay_asks_nobody_on_another_node(open_lab: Any) -> None:
+    async with open_lab("inprocess", ["a"], ["x", "y"], "relay") as lab:
+        for instances in ([0, 1], [1], [0, 7]):
+            request = Frame(
+                kind=FrameKind.REQUEST,
+                epoch=1,
+                seq=1,
+                tensors=[torch.zeros(1, 32), torch.tensor([[0, 1]], dtype=torch.int32)],
+                body=encode(Relay(instances, 1.0)),
+            )
+            with pytest.raises(InvalidInput):
+                await lab.experts[0].relay.answer(request)
+
+
+async def test_auto_measures_links_and_goes_the_way_that_they_say(
+    open_lab: Any, count: Callable[..., float]
+) -> None:
+    async with open_lab("tcp", ["a", "a"], ["x", "x"], "auto") as lab:
+        await lab.check([4, 4])
+        await lab.measured()
+        before = {way: count(metrics.ROUNDS, way, "faster") for way in WAYS}
+
+        for seed in range(8):
+            await lab.check([4, 4], seed)
+
+        assert lab.attention[0].two_phase.costs.inter.bytes_per_s > 0
+        assert any(count(metrics.ROUNDS, way, "faster") > before[way] for way in WAYS)
+
+
+async def test_a_lead_that_does_not_know_yet_what_links_cost_takes_rows(
+    open_lab: Any, count: Callable[..., float]
+) -> None:
+    async with open_lab("inprocess", ["a", "a"], ["x", "x"], "auto") as lab:
+        await lab.check([4, 4])
+        await lab.measured()
+        for worker in lab.attention:
+            worker.two_phase._steps.direct_until_s = 0.0
+        lab.attention[0].two_phase._chooser.costs = None
+        told = count(metrics.ROUNDS, "relay", "faster")
+        failed = count(metrics.FALLBACKS, "internal_error")
+
+        await lab.step(1, 4)
+
+        assert count(metrics.ROUNDS, "relay", "faster") > told
+        assert count(metrics.FALLBACKS, "internal_error") == failed
+
+
+async def test_one_node_alone_is_never_asked_in_two_phases(
+    open_lab: Any, count: Callable[..., float]
+) -> None:
+    async with open_lab("inprocess", ["a", "a"], ["a", "a"], "auto") as lab:
+        await lab.check([4, 4])
+
+        assert lab.attention[0].two_phase._upkeep._running is None
+
+
+async def test_a_lost_instance_fails_the_step_as_it_does_directly(open_lab: Any) -> None:
+    async with open_lab("tcp", ["a"], ["x", "x"], "relay") as lab:
+        await lab.check([4])
+        dispatcher = lab.attention[0].dispatcher
+        step = dispatcher.begin_step()
+        await lab.experts[1].network.close()
+
+        with pytest.raises(ExpertUnavailable, match="expert-1"):
+            await dispatcher.dispatch(step, 0, lab.rows(4, 0, 0))
+
+        dispatcher.end_step(step)
+
+
+def test_a_placement_of_before_reads_as_nodes_of_their_own() -> None:
+    from moesaic.messages.placement import PlacedWorker
+
+    worker = PlacedWorker(worker_id="w", generation=1, admin_address="", data_address="")
+
+    assert worker.node_name != replace(worker, worker_id="v").node_name
+    assert replace(worker, node="n").node_name == replace(worker, node="n", worker_id="v").node_name
+
+
+async def test_who_went_directly_in_a_step_is_not_offered_in_the_middle_of_it(
+    open_lab: Any, count: Callable[..., float]
+) -> None:
+    """Its neighbours are at other layers: nobody joined, and for a quarter of a second it stayed alone."""
+    async with open_lab("inprocess", ["a", "a"], ["x", "x"], "relay") as lab:
+        await lab.meet_up()
+        second = lab.attention[1]
+        second.two_phase._steps.direct_until_s = asyncio.get_running_loop().time() + 3600
+        step, rows = second.dispatcher.begin_step(), lab.rows(4, 1, 0)
+        await second.dispatcher.dispatch(step, 0, rows)
+        second.two_phase._steps.direct_until_s = 0.0
+        two_phases = count(metrics.ROUNDS, "relay", "told")
+
+        await second.dispatcher.dispatch(step, 1, rows)
+
+        assert count(metrics.ROUNDS, "relay", "told") == two_phases
+        second.dispatcher.end_step(step)
+        await lab.meet_up()
+
+
+async def test_one_that_is_missed_by_a_worker_with_steps_is_alone_for_one_step_only(
+    open_lab: Any,
+) -> None:
+    async with open_lab("inprocess", ["a", "a"], ["x", "x"], "relay") as lab:
+        await lab.step(0, 4)
+
+        await lab.step(1, 4)  # just too late
+
+        second = lab.attention[1].two_phase._steps
+        assert not second.is_alone(0, first=True, now_s=asyncio.get_running_loop().time())

@@ -1,0 +1,92 @@
+"""Rows of a step, by machines of any speed: what they take is a time of the step's own and one for
+each row."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moesaic.engine.steps.pace import (
+    BESIDE_ANSWERS,
+    BESIDE_OTHERS,
+    FIRST_ROWS,
+    GROWTH,
+    LEAST_ROWS,
+    StepPace,
+)
+
+MOST_ROWS = 2048
+
+
+def run(pace: StepPace, alone_s: float, row_s: float, steps: int = 12) -> list[int]:
+    """Rows of each of the next steps, which have all they may."""
+    rows = []
+    for _ in range(steps):
+        rows.append(pace.rows())
+        pace.took(rows[-1], alone_s + row_s * rows[-1])
+    return rows
+
+
+@given(row_s=st.floats(1e-6, 0.03), alone_s=st.floats(0, 0.3), hiccup_s=st.sampled_from([0.0, 5.0]))
+def test_no_step_takes_much_longer_than_it_should(
+    row_s: float, alone_s: float, hiccup_s: float
+) -> None:
+    pace = StepPace(1.0, MOST_ROWS)
+    run(pace, alone_s + hiccup_s, row_s, steps=1)
+
+    rows = run(pace, alone_s, row_s, steps=60)
+
+    few = 3 * LEAST_ROWS  # so many are tried even where they take longer
+    assert all(alone_s + row_s * count <= 1.5 for count in rows[20:] if count > few)
+    reached = max(rows[-8:])
+    fits = (1.0 - alone_s) / row_s
+    assert reached >= min(MOST_ROWS, max(LEAST_ROWS, 0.5 * fits)), "it stays slower than it must"
+
+
+def test_a_fast_machine_has_full_steps_after_a_few() -> None:
+    rows = run(StepPace(1.0, MOST_ROWS), 0.005, 0.0002)
+
+    assert rows[:3] == [FIRST_ROWS, FIRST_ROWS * GROWTH, FIRST_ROWS * GROWTH**2]
+    assert set(rows[4:]) == {MOST_ROWS}
+
+
+def test_a_step_that_takes_long_by_itself_is_not_cut_to_pieces() -> None:
+    """Reading the weights takes three seconds: sixteen rows at a time would take for ever."""
+    pace = StepPace(1.0, MOST_ROWS)
+
+    rows = run(pace, 3.0, 0.01, steps=40)
+
+    assert sum(rows[-10:]) / sum(3.0 + 0.01 * count for count in rows[-10:]) > 0.4 / 0.01
+    assert max(rows[-10:]) <= 2 * 3.0 / 0.01
+    assert pace.rows(BESIDE_ANSWERS) <= 3.0 / 0.01
+
+
+def test_a_slow_first_step_of_few_rows_is_not_held_against_all_others() -> None:
+    pace = StepPace(1.0, MOST_ROWS)
+    for _ in range(3):
+        pace.took(16, 3.0)
+
+    assert max(run(pace, 1.2, 0.015, steps=20)[-8:]) >= 0.9 * 1.2 / 0.015
+
+
+def test_steps_that_failed_have_fewer_rows_until_one_succeeds() -> None:
+    pace = StepPace(1.0, MOST_ROWS)
+    before = run(pace, 0.0, 0.0001)[-1]
+    for _ in range(20):
+        pace.failed(pace.rows())
+
+    assert (before, pace.rows()) == (MOST_ROWS, LEAST_ROWS)
+    assert run(pace, 0.0, 0.0001, steps=6)[-1] == MOST_ROWS
+
+
+def test_beside_another_tenants_answers_a_step_is_shorter() -> None:
+    pace = StepPace(1.0, MOST_ROWS)
+    for rows in (100, 200, 400):
+        pace.took(rows, rows * 0.001)
+
+    assert pace.rows() == pytest.approx(1000, rel=0.01)
+    assert pace.rows(BESIDE_ANSWERS) == pytest.approx(1000, rel=0.01)
+    assert pace.rows(BESIDE_OTHERS) == pytest.approx(100, rel=0.01)
+
+
+def test_without_a_target_a_step_has_all_it_may() -> None:
+    assert run(StepPace(0.0, MOST_ROWS), 100.0, 1.0, steps=3) == [MOST_ROWS] * 3

@@ -1,0 +1,77 @@
+"""What a body may hold is counted before it is decoded, and only what is no text counts."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moesaic.errors import InvalidInput
+from moesaic.services.gateway.http import bodies
+from moesaic.services.gateway.http.bodies import MAX_NESTED, MAX_VALUES, InvalidJson, decode_body
+
+TEXT = 'a, b: [c] {d} "e" \\ \\" \N{GRINNING FACE}\n'
+
+
+def test_text_may_have_any_number_of_marks_in_it() -> None:
+    body = {"prompt": TEXT * 50_000, "stop": [TEXT] * 1000}
+
+    for content in (json.dumps(body), json.dumps(body, ensure_ascii=False)):
+        assert decode_body(content.encode()) == body
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"[" + b"[]," * (MAX_NESTED + 1) + b"[]]",
+        b"[" * (MAX_NESTED + 1),
+        b"[" + b"{}," * (MAX_NESTED + 1) + b"1]",
+        b"[" + b"1," * (MAX_VALUES + 1) + b"1]",
+        b'{"a": [' + b'"\\"",' * (MAX_VALUES + 1) + b"1]}",
+        b"{" + b",".join(b'"%d":1' % i for i in range(MAX_NESTED + 1)) + b"}",
+        b'{"a\\\\": [' + b"[]," * (MAX_NESTED + 1) + b'"\\\\"]}',
+    ],
+)
+def test_more_than_may_be_held_is_refused_before_it_is_decoded(
+    content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bodies.json, "loads", lambda _: pytest.fail("decoded"))
+
+    with pytest.raises(InvalidInput, match=f"body: may hold at most {MAX_VALUES} values"):
+        decode_body(content)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text('ab",:[]{}\\', max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=5) | st.dictionaries(st.text('a",[\\'), inner, max_size=4)
+    ),
+    max_leaves=25,
+)
+
+
+@given(JSON, st.integers(0, 30))
+def test_a_body_is_refused_exactly_if_it_holds_more(value: object, most: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bodies, "MAX_NESTED", most)
+        content = json.dumps(value).encode()
+
+        if _num_nested(value) <= most:
+            assert decode_body(content) == value
+        else:
+            with pytest.raises(InvalidInput):
+                decode_body(content)
+
+
+def _num_nested(value: object) -> int:
+    if isinstance(value, dict):
+        return 1 + len(value) + sum(map(_num_nested, value.values()))
+    if isinstance(value, list):
+        return 1 + sum(map(_num_nested, value))
+    return 0
+
+
+def test_only_utf_8_is_json_here() -> None:
+    assert decode_body(b'\xef\xbb\xbf{"a": 1}') == {"a": 1}
+    with pytest.raises(InvalidJson, match="it is not UTF-8"):
+        decode_body('{"a": "\xe4"}'.encode("utf-16"))

@@ -1,0 +1,136 @@
+"""Routes that are called past the framework."""
+
+import pytest
+from fastapi import APIRouter, Request, Response
+
+from moesaic.errors import NotReady
+from moesaic.services.gateway.app import ROUTERS
+from moesaic.services.gateway.fields.tokenizing import TokenizeWire
+from moesaic.services.gateway.generate import answers
+from moesaic.services.gateway.http import direct
+
+DIRECT = {
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/classify",
+    "/v1/classify",
+    "/v1/decisions",
+    "/score",
+    "/v1/score",
+    "/rerank",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/generative_scoring",
+    "/tokenize",
+    "/detokenize",
+    "/v1/batches",
+}
+
+
+def refuse(request: Request, error: Exception) -> Response:
+    return pytest.fail("not asked")
+
+
+def test_every_route_that_takes_a_json_body_is_direct() -> None:
+    routes = [route for routes in ROUTERS for route in routes.router.routes]
+
+    found = direct.direct_routes(routes, refuse)
+
+    assert set(found) == {("POST", path) for path in DIRECT}
+
+
+def test_a_route_that_needs_more_than_its_body_is_refused_at_the_start() -> None:
+    router = APIRouter()
+
+    @router.post("/odd")
+    async def odd(body: TokenizeWire, request: Request, after: str = "") -> Response:
+        return Response(after)
+
+    with pytest.raises(TypeError, match="/odd: expected async def"):
+        direct.direct_routes(router.routes, refuse)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b'{"prompt": "a\xff"}', "it is not UTF-8"),
+        (b'{"seed": ' + b"7" * 5000 + b"}", "a number has too many digits"),
+        (b'{"prompt": ' + b"[" * 60_000, "it is nested too deeply"),
+        (b"{'prompt': 1}", "expecting property name enclosed in double quotes at line 1 column 2"),
+    ],
+)
+async def test_a_body_that_cannot_be_read_is_told_why(open_house, scripts, content, reason) -> None:
+    async with open_house(scripts.says("yes")) as house:
+        headers = {"content-type": "application/json"}
+        response = await house.client.post("/v1/completions", content=content, headers=headers)
+
+    assert response.status_code == 400
+    assert response.json()["error"]["message"] == f"the body is not valid JSON: {reason}"
+
+
+@pytest.mark.parametrize(
+    ("content_type", "status"),
+    [
+        ("application/json; charset=utf-8", 200),
+        ("Application/JSON", 200),
+        ("application/vnd.api+json", 200),
+        ("text/plain", 400),
+        ("application/jsonlines", 400),
+        ("application/x/y+json", 400),
+        (None, 400),
+    ],
+)
+async def test_a_body_must_come_as_json(open_house, scripts, content_type, status) -> None:
+    async with open_house(scripts.says("yes")) as house:
+        headers = {} if content_type is None else {"content-type": content_type}
+        content = b'{"prompt": "hello", "max_tokens": 1}'
+        response = await house.client.post("/v1/completions", content=content, headers=headers)
+
+    assert response.status_code == status
+    if status == 400:
+        assert response.json()["error"]["param"] == "body"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_bug_is_an_internal_error_and_logged(
+    open_house, scripts, monkeypatch, stream
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("secret detail")
+
+    async with open_house(scripts.says("yes")) as house:
+        monkeypatch.setattr(answers.Answers, "pieces", broken)
+        body = {"prompt": "hello", "stream": stream}
+        response = await house.client.post("/v1/completions", json=body)
+        await house.until(lambda: house.gateway.num_inflight == 0)
+
+    assert response.status_code == 500
+    assert response.json()["error"]["code"] == "internal_error"
+    assert "secret" not in response.text
+    failures = [line for line in house.logs if line["event"].endswith(".failed")]
+    assert len(failures) == 1
+
+
+async def test_an_error_that_is_raised_again_and_again_keeps_no_request(
+    open_house, scripts, monkeypatch
+) -> None:
+    kept = NotReady("experts are lacking", code="placement")
+
+    def admit(*_: object) -> None:
+        raise kept
+
+    async with open_house(scripts.says("yes")) as house:
+        monkeypatch.setattr(house.gateway, "admit", admit)
+        for _ in range(3):
+            response = await house.client.post("/v1/completions", json={"prompt": "hello"})
+            assert response.status_code == 503
+
+    assert kept.__traceback__ is None
+
+
+async def test_what_is_no_object_within_a_body_is_told_so(open_house, scripts) -> None:
+    async with open_house(scripts.says("yes")) as house:
+        body = {"messages": ["hello"]}
+        response = await house.client.post("/v1/chat/completions", json=body)
+
+    assert response.json()["error"]["message"].startswith("messages[0]: must be a JSON object")

@@ -1,0 +1,143 @@
+"""Compile every kernel for a Hopper GPU, as its launcher would at a model's size; needs no GPU.
+
+Prints a JSON object a line: the kernel, its case, what it takes of a multiprocessor and which
+matrix instructions it holds. Not for the interpreter: run it without TRITON_INTERPRET.
+"""
+
+import json
+import re
+import subprocess
+import tempfile
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+from moesaic.kernels.paged_rows import KVLayout, PagedRows
+from moesaic.kernels.triton.add_rms_norm import add_rms_norm
+from moesaic.kernels.triton.aebs import schedule_experts
+from moesaic.kernels.triton.gate import select_experts
+from moesaic.kernels.triton.grouped_experts import SlotWeights, grouped_experts
+from moesaic.kernels.triton.kv_rows import rotate, store_grouped, store_latent
+from moesaic.kernels.triton.paged_attention import paged_attention
+from moesaic.placement.schedule.aebs import Costs
+
+BFLOAT16 = torch.bfloat16
+GROUPED, LATENT = KVLayout.grouped(4, 128), KVLayout.latent(512, 64)
+case = ""
+
+
+class Hopper:
+    """The driver of a GPU that is not there."""
+
+    def get_current_target(self) -> GPUTarget:
+        """What is compiled for."""
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        """The only one."""
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        """The default one."""
+        return 0
+
+
+def compile_instead(self: Any, *args: Any, grid: object, warmup: bool, **options: Any) -> None:
+    """In place of a launch: compile with the same arguments, print what came out."""
+    kernel = launch(self, *args, grid=grid, warmup=True, **options)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    registers, stack = re.findall(r"REG:(\d+) STACK:(\d+)", usage)[0]
+    ptx = kernel.asm["ptx"]
+    facts = {
+        "case": case,
+        "kernel": self.__name__,
+        "registers": int(registers),
+        "stack_bytes": int(stack),
+        "shared_bytes": kernel.metadata.shared,
+        "wgmma": ptx.count("wgmma.mma_async"),
+        "mma": ptx.count("mma.sync"),
+        "async_copies": ptx.count("cp.async.cg"),
+    }
+    print(json.dumps(facts), flush=True)
+
+
+def empty(*shape: int, dtype: torch.dtype = BFLOAT16) -> torch.Tensor:
+    """A tensor whose numbers nobody reads."""
+    return torch.empty(shape, dtype=dtype)
+
+
+def experts(num_rows: int, hidden: int = 2048, size: int = 768, num_slots: int = 16) -> None:
+    """Eight experts a row."""
+    slots = empty(num_rows, 8, dtype=torch.int64)
+    experts = SlotWeights.of([(empty(2 * size, hidden), empty(hidden, size))] * num_slots)
+    grouped_experts(empty(num_rows, hidden), empty(num_rows, 8), slots, experts)
+
+
+def attention(num_rows: int, length: int, layout: KVLayout, num_heads: int) -> None:
+    """Two sequences."""
+    two = empty(2, dtype=torch.int32)
+    tables = empty(2, length // 16, dtype=torch.int32)
+    rows = PagedRows(two, two, two, tables, num_rows, length)
+    cached = empty(64, layout.key_dim + layout.value_column)
+    queries = empty(2 * num_rows, num_heads, layout.key_dim)
+    out = empty(2 * num_rows, num_heads, layout.value_dim)
+    paged_attention(queries, cached, rows, layout, 16, 0.1, None, out)
+
+
+def rows_of_cache() -> None:
+    """Both kinds of attention."""
+    offsets, sines = empty(4, dtype=torch.int64), empty(4, 64, dtype=torch.float32)
+    turn = (empty(4, 128), empty(4, 128), False)
+    store_grouped(empty(4, 40, 128), 32, empty(36, 128), 1e-6, *turn, offsets, empty(9, 1024))
+    latent, key = empty(4, 576).split([512, 64], dim=1)
+    store_latent(latent, empty(512), 1e-6, key, sines, sines, True, offsets, empty(9, 576))
+    heads = empty(4, 128, 192)[..., 128:]
+    rotate(heads, sines, sines, True, heads)
+
+
+def gates() -> None:
+    """With and without groups."""
+    select_experts(empty(4, 128), top_k=8, normalise=True)
+    select_experts(
+        empty(4, 160), top_k=6, num_groups=8, topk_group=3, normalise=False, scaling=16.0
+    )
+
+
+def schedule() -> None:
+    """The experts of DeepSeek-V2 on sixteen instances."""
+    numbers = empty(16, dtype=torch.int64)
+    ids, replicas = empty(512, 6, dtype=torch.int32), empty(160, 16, dtype=torch.int32)
+    schedule_experts(ids, replicas, empty(16, dtype=torch.bool), numbers, Costs(numbers, numbers))
+
+
+CASES = {
+    "gate": gates,
+    "schedule": schedule,
+    "norm": lambda: add_rms_norm(empty(4, 7168), empty(4, 7168), empty(7168), 1e-6),
+    "rows": rows_of_cache,
+    "experts, decode": lambda: experts(16),
+    "experts, some rows": lambda: experts(64),
+    "experts, prefill": lambda: experts(4096),
+    "experts, odd sizes": lambda: experts(16, 200, 136),
+    "attention, decode": lambda: attention(1, 256, GROUPED, 32),
+    "attention, long decode": lambda: attention(1, 4096, GROUPED, 32),
+    "attention, prefill": lambda: attention(512, 4096, GROUPED, 32),
+    "latent attention, decode, 16 heads": lambda: attention(1, 4096, LATENT, 16),
+    "latent attention, decode, 128 heads": lambda: attention(1, 4096, LATENT, 128),
+    "latent attention, prefill": lambda: attention(512, 4096, LATENT, 128),
+}
+
+launch = JITFunction.run
+
+if __name__ == "__main__":
+    triton.runtime.driver.set_active(Hopper())
+    JITFunction.run = compile_instead
+    for case in CASES:
+        CASES[case]()

@@ -1,0 +1,74 @@
+"""Every kernel compiles for a Hopper GPU and fits it, though there is none here."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+triton = pytest.importorskip("triton", reason="triton is not installed")
+
+KERNELS = Path(__file__).parents[3] / "libs/moesaic/kernels"
+SCRIPT = Path(__file__).with_name("compile_for_hopper.py")
+SHARED_BYTES = 227 * 1024  # what a program may have of a multiprocessor's shared memory
+STACK_BYTES = 320  # a latent tile of 64 rows spills as much, outside its loop
+
+
+@pytest.fixture(scope="module")
+def compiled(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, Any]]:
+    """What became of every kernel; known from an earlier run as long as no source has changed."""
+    cache, key = request.config.cache, _digest()
+    known = cache.get("moesaic/hopper", {}) if cache else {}
+    if key not in known:
+        known = {key: _compile(tmp_path_factory.mktemp("triton"))}
+        if cache:
+            cache.set("moesaic/hopper", known)
+    return list(known[key])
+
+
+def _digest() -> str:
+    """A digest of the kernels' sources, of what compiles them, and of the compiler's version."""
+    digest = hashlib.sha256(triton.__version__.encode())
+    for source in [*sorted(KERNELS.rglob("*.py")), SCRIPT]:
+        digest.update(source.read_bytes())
+    return digest.hexdigest()
+
+
+def _compile(directory: Path) -> list[dict[str, Any]]:
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(directory)}
+    environment.pop("TRITON_INTERPRET", None)
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_every_kernel_fits_the_registers_and_the_shared_memory(
+    compiled: list[dict[str, Any]],
+) -> None:
+    too_large = [
+        kernel
+        for kernel in compiled
+        if kernel["shared_bytes"] > SHARED_BYTES or kernel["stack_bytes"] > STACK_BYTES
+    ]
+
+    assert not too_large
+    assert len({kernel["kernel"] for kernel in compiled}) == 15
+
+
+def test_wide_products_use_the_instructions_of_the_tensor_cores(
+    compiled: list[dict[str, Any]],
+) -> None:
+    products = [k for k in compiled if k["kernel"] in ("_gate_up_kernel", "_down_kernel")]
+    products += [k for k in compiled if k["kernel"] == "_attend_kernel"]
+
+    assert all(kernel["wgmma"] or kernel["mma"] for kernel in products)
+    assert all(kernel["wgmma"] for kernel in products if "prefill" in kernel["case"])
+    assert all(kernel["async_copies"] for kernel in products)

@@ -1,0 +1,202 @@
+"""Paged attention's kernel against its reference."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from moesaic.kernels.paged_attention import paged_attention_reference
+from moesaic.kernels.paged_rows import KVLayout, PagedRows
+from moesaic.kernels.triton import paged_attention as kernel
+
+GROUPED = [(KVLayout.grouped(2, 16), 8), (KVLayout.grouped(1, 24), 3), (KVLayout.grouped(3, 8), 3)]
+LATENT = [(KVLayout.latent(32, 16), 6), (KVLayout.latent(24, 8), 20)]
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+@dataclass
+class Case:
+    """Sequences of (rows in this step, tokens in all) over a cache that holds NaN elsewhere."""
+
+    layout: KVLayout
+    num_heads: int
+    block_size: int
+    queries: Tensor
+    cached: Tensor
+    rows: PagedRows
+
+    def attend(self, function: object, window: int | None, only: slice = slice(None)) -> Tensor:
+        """The outputs of the sequences ``only``, NaN in all other rows."""
+        shape = (len(self.queries), self.num_heads, self.layout.value_dim)
+        out = self.queries.new_full(shape, float("nan"))
+        rows = PagedRows(
+            self.rows.first_rows[only],
+            self.rows.num_rows[only],
+            self.rows.lengths[only],
+            self.rows.block_tables[only],
+            max(self.rows.num_rows[only].tolist(), default=0),
+            max(self.rows.lengths[only].tolist(), default=0),
+        )
+        scale = self.layout.key_dim**-0.5
+        arguments = (rows, self.layout, self.block_size, scale, window, out)
+        assert callable(function)
+        function(self.queries, self.cached, *arguments)
+        return out
+
+
+def make_case(
+    sequences: Sequence[tuple[int, int]],
+    layout: KVLayout,
+    num_heads: int,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+    block_size: int = 4,
+    seed: int = 0,
+) -> Case:
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, device=device).to(dtype)
+
+    num_blocks = [-(-length // block_size) for _, length in sequences]
+    places = torch.randperm(sum(num_blocks) + 2).tolist()
+    width = layout.value_column + layout.num_kv_heads * layout.value_dim
+    width = max(width, layout.num_kv_heads * layout.key_dim)
+    cached = normal(len(places), block_size, width).fill_(float("nan"))
+    tables = torch.full((len(sequences), max(num_blocks, default=0)), -7)  # never to be read
+    for sequence, (_, length) in enumerate(sequences):
+        mine = [places.pop() for _ in range(num_blocks[sequence])]
+        tables[sequence, : len(mine)] = torch.tensor(mine)
+        kept = normal(len(mine) * block_size, width)
+        kept[length:] = float("nan")
+        cached[mine] = kept.view(len(mine), block_size, width)
+    counts = torch.tensor([count for count, _ in sequences])
+    first_rows = 1 + counts.cumsum(0) - counts  # the first of the queries is nobody's
+
+    def int32(values: Tensor) -> Tensor:
+        return values.to(device, torch.int32)
+
+    rows = PagedRows(
+        int32(first_rows),
+        int32(counts),
+        int32(torch.tensor([length for _, length in sequences])),
+        int32(tables),
+        max_rows=max((count for count, _ in sequences), default=0),
+        max_length=max((length for _, length in sequences), default=0),
+    )
+    queries = normal(1 + int(counts.sum()), num_heads, layout.key_dim)
+    return Case(layout, num_heads, block_size, queries, cached.flatten(0, 1), rows)
+
+
+def check(case: Case, window: int | None) -> None:
+    got = case.attend(kernel.paged_attention, window)
+
+    expected = case.attend(paged_attention_reference, window)
+    assert got[0].isnan().all()
+    got, expected = got[1:].double(), expected[1:].double()
+    # bfloat16 rounds the softmax's weights and the outputs, each to 8 bits.
+    tolerance = 5e-6 if case.queries.dtype == torch.float32 else 8e-3
+    assert (got - expected).norm() <= tolerance * expected.norm()
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    sequences=st.lists(st.tuples(st.integers(1, 6), st.integers(0, 20)), min_size=1, max_size=3),
+    shape=st.sampled_from(GROUPED + LATENT),
+    window=st.sampled_from([None, 1, 7]),
+    dtype=st.sampled_from(DTYPES),
+    block_size=st.sampled_from([1, 4, 16]),
+    seed=st.integers(0, 10**6),
+)
+@example([(40, 0), (33, 60)], GROUPED[0], None, torch.bfloat16, 4, 0)  # several tiles of 128
+@example([(40, 0), (33, 60)], LATENT[1], 9, torch.float32, 4, 0)
+def test_it_equals_the_reference(
+    device: torch.device,
+    sequences: list[tuple[int, int]],
+    shape: tuple[KVLayout, int],
+    window: int | None,
+    dtype: torch.dtype,
+    block_size: int,
+    seed: int,
+) -> None:
+    totals = [(rows, rows + before) for rows, before in sequences]
+    check(make_case(totals, *shape, device, dtype, block_size, seed), window)
+
+
+@pytest.mark.parametrize("shape", [GROUPED[0], LATENT[0]], ids=["grouped", "latent"])
+@pytest.mark.parametrize("window", [None, 40])
+def test_pieces_of_long_contexts_are_merged(
+    device: torch.device,
+    shape: tuple[KVLayout, int],
+    window: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kernel, "SPLIT", 32)
+    monkeypatch.setattr(kernel, "_SPLIT_PROGRAMS", 2)  # so that one takes several pieces
+    case = make_case([(1, 5), (1, 32), (3, 33), (1, 150)], *shape, device)
+
+    check(case, window)
+
+
+@pytest.mark.parametrize("shape", [GROUPED[0], LATENT[0]], ids=["grouped", "latent"])
+def test_what_a_decoded_row_gets_does_not_depend_on_its_neighbours(
+    device: torch.device, shape: tuple[KVLayout, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel, "SPLIT", 32)
+    case = make_case([(1, 70), (1, 9), (1, 40)], *shape, device, torch.bfloat16)
+
+    together = case.attend(kernel.paged_attention, None)
+
+    for sequence in range(3):
+        alone = case.attend(kernel.paged_attention, None, slice(sequence, sequence + 1))
+        assert torch.equal(alone[1 + sequence], together[1 + sequence])
+
+
+def test_no_sequences_write_nothing(device: torch.device) -> None:
+    case = make_case([], *GROUPED[0], device)
+
+    assert case.attend(kernel.paged_attention, None).isnan().all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "sequences",
+    [
+        [(1, 1)],
+        [(1, 4096)],
+        [(1, 17 * i + 1) for i in range(64)],
+        [(1, 32768), (1, 5)],
+        [(16, 2000), (9, 9)],
+        [(777, 777), (256, 3000), (17, 4000)],
+    ],
+    ids=["one token", "one", "many", "long", "few rows", "prompts"],
+)
+@pytest.mark.parametrize("window", [None, 1024])
+@pytest.mark.parametrize(
+    ("layout", "num_heads", "dtype"),
+    [
+        (KVLayout.grouped(4, 128), 32, torch.bfloat16),
+        (KVLayout.grouped(8, 128), 32, torch.bfloat16),
+        (KVLayout.grouped(16, 128), 16, torch.bfloat16),
+        (KVLayout.grouped(2, 64), 16, torch.float32),
+        (KVLayout.latent(512, 64), 16, torch.bfloat16),
+        (KVLayout.latent(512, 64), 128, torch.bfloat16),
+    ],
+    ids=str,
+)
+def test_it_equals_the_reference_at_a_models_size(
+    sequences: list[tuple[int, int]],
+    window: int | None,
+    layout: KVLayout,
+    num_heads: int,
+    dtype: torch.dtype,
+) -> None:
+    if layout.value_column == 0 and window:
+        pytest.skip("no model with latent attention has a window")
+    check(make_case(sequences, layout, num_heads, torch.device("cuda"), dtype, 16), window)

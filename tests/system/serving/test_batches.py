@@ -1,0 +1,111 @@
+"""Batches on a real suite: as documented, and through the death of the gateway."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.suites import MOESAIC, ROOT, Suite, eventually, running
+
+PAGE = (ROOT / "docs/use/batch.md").read_text(encoding="utf-8")
+PRINTED_URL = "http://127.0.0.1:8000"
+NUM_ROWS = 300
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+    with running(tmp_path_factory.mktemp("batches"), "--topology", "local") as suite:
+        yield suite
+
+
+def block(start: str) -> str:
+    blocks = re.findall(r"```(?:\w*)\n(.*?)```", PAGE, re.DOTALL)
+    return next(b for b in blocks if b.startswith(start))
+
+
+def run(command: list[str], suite: Suite) -> str:
+    done = subprocess.run(
+        command, cwd=suite.directory, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def labels(lines: str) -> dict[str, str]:
+    results = map(json.loads, lines.splitlines())
+    return {r["custom_id"]: r["response"]["body"]["data"][0]["label"] for r in results}
+
+
+def test_the_examples_of_the_page_work(suite: Suite) -> None:
+    run(["bash", "-c", block("cat >")], suite)
+    run(["bash", "-c", block("moesaic run-batch").replace("moesaic", str(MOESAIC))], suite)
+    printed = run(
+        [sys.executable, "-c", block("import time").replace(PRINTED_URL, suite.url)], suite
+    )
+
+    by_command = labels((suite.directory / "results.jsonl").read_text(encoding="utf-8"))
+    status, _, output = printed.partition("\n")
+    assert "completed" in status
+    assert labels(output.strip()) == by_command == {"a": "travel", "b": "banking"}
+
+
+def test_a_batch_survives_the_gateway_with_the_answers_that_the_command_gets(
+    suite: Suite, clinc_domain: Path
+) -> None:
+    rows = [json.loads(row) for row in clinc_domain.read_text().splitlines()[:NUM_ROWS]]
+    requests = [
+        {
+            "custom_id": f"r{n}",
+            "method": "POST",
+            "url": "/v1/classify",
+            "body": {"input": row["text"], "labels": row["labels"]},
+        }
+        for n, row in enumerate(rows)
+    ]
+    source = suite.directory / "rows.jsonl"
+    source.write_text("".join(json.dumps(request) + "\n" for request in requests))
+    with suite.client() as client:
+        with source.open("rb") as content:
+            file = client.post("/v1/files", files={"file": content}, data={"purpose": "batch"})
+        body = {
+            "input_file_id": file.json()["id"],
+            "endpoint": "/v1/classify",
+            "completion_window": "24h",
+        }
+        batch_id = client.post("/v1/batches", json=body).json()["id"]
+        eventually(lambda: get(suite, batch_id)["request_counts"]["completed"] > 0)
+        assert get(suite, batch_id)["status"] == "in_progress"
+
+    suite.signal("gateway", signal.SIGKILL)
+    eventually(lambda: is_completed(suite, batch_id))
+    batch = get(suite, batch_id)
+    with suite.client() as client:
+        output = client.get(f"/v1/files/{batch['output_file_id']}/content").text
+    done = suite.cli("run-batch", "-i", "rows.jsonl", "-o", "rows.out.jsonl")
+
+    assert done.returncode == 0, done.stderr
+    assert batch["request_counts"] == {"total": NUM_ROWS, "completed": NUM_ROWS, "failed": 0}
+    assert [json.loads(line)["custom_id"] for line in output.splitlines()] == [
+        request["custom_id"] for request in requests
+    ]
+    assert labels(output) == labels((suite.directory / "rows.out.jsonl").read_text())
+
+
+def get(suite: Suite, batch_id: str) -> dict[str, Any]:
+    with suite.client() as client:
+        return dict(client.get(f"/v1/batches/{batch_id}").json())
+
+
+def is_completed(suite: Suite, batch_id: str) -> bool:
+    """Check whether it is, as far as there is a gateway to ask."""
+    try:
+        return bool(get(suite, batch_id)["status"] == "completed")
+    except httpx.TransportError:
+        return False

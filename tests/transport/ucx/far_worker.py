@@ -1,0 +1,47 @@
+"""Starts echoing workers: forks one for each line "TRANSPORTS STDERR_FILE" it reads, which prints "PID ADDRESS".
+
+Importing torch takes seconds and forking takes none, so the tests share one of these. A request with ``flags`` 1 is
+answered after half a second.
+"""
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+
+from moesaic.transport.frame import Frame, FrameLimits
+from moesaic.transport.ucx.network import UcxNetwork
+
+
+async def answer(request: Frame) -> Frame:
+    if request.flags == 1:
+        await asyncio.sleep(0.5)
+    return request.reply(request.tensors)
+
+
+async def work(transports: str, secret: bytes) -> None:
+    """Serve until SIGTERM."""
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    limits = FrameLimits.of_hidden_size(4096)
+    network = UcxNetwork("far", "expert", secret, limits, transports=transports)  # type: ignore[arg-type]
+    print(os.getpid(), await network.listen("127.0.0.1", 0, answer), flush=True)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the log
+    await stop.wait()
+    await network.close()
+
+
+def main(secret: bytes) -> None:
+    """Fork workers until standard input ends."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the workers
+    while line := sys.stdin.readline():
+        transports, complaints = line.split()
+        if os.fork() == 0:
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: never outlive the tests
+            os.dup2(os.open(complaints, os.O_WRONLY | os.O_CREAT), 2)
+            asyncio.run(work(transports, secret))
+            return
+
+
+main(sys.argv[1].encode())
