@@ -114,6 +114,18 @@ class Suite:
         """Wait until the gateway says that the suite is ready."""
         eventually(lambda: httpx.get(f"{self.url}/readyz", timeout=5).status_code == 200)
 
+    def until_joined(self) -> None:
+        """Wait until the gateway knows all attention workers: a suite is ready with the first."""
+        processes = self.state()["processes"]
+        workers = {p["name"] for p in processes if p["role"] == "attention"}
+        if any(p["role"] == "gateway" for p in processes):
+            eventually(lambda: workers <= self.connected())
+
+    def connected(self) -> set[str]:
+        """The attention workers that its gateway has connected to so far."""
+        log = self.log("gateway")
+        return {entry["worker_id"] for entry in log if entry["event"] == "worker.connected"}
+
     def until_serving(self) -> None:
         """Wait until a request that needs every worker is answered: right after one is killed, the
         gateway may not know it yet and say that it is ready."""
@@ -142,6 +154,7 @@ def running(directory: Path, *flags: str) -> Iterator[Suite]:
     suite = Suite(directory, json.loads((directory / "run/moesaic.json").read_text())["url"])
     pids = [p["pid"] for p in suite.state()["processes"]]
     try:
+        suite.until_joined()
         yield suite
     finally:
         pids += [p["pid"] for p in suite.state()["processes"]]

@@ -125,7 +125,7 @@ async def test_an_answer_that_cannot_be_picked_fails_its_step_and_not_the_engine
 async def test_a_deadline_ends_a_request_between_two_steps(tiny_model: Any) -> None:
     async with rig(tiny_model) as r:
         now = time.monotonic()
-        r.submit("late", [4], GenerationTask(max_tokens=200), deadline_s=now + 0.05, budget_ms=50)
+        r.submit("late", [4], GenerationTask(max_tokens=200), deadline_s=now + 0.005, budget_ms=5)
         r.submit("in time", [4], GenerationTask(max_tokens=20))
         await r.ended("late", "in time")
 

@@ -37,7 +37,8 @@ def test_the_curl_example_returns_a_label_of_the_request(disaggregated: Any) -> 
 def test_the_openai_example_streams_text(disaggregated: Any) -> None:
     program = block("from openai").replace(PRINTED_URL, disaggregated.url)
 
-    assert len(run([sys.executable, "-c", program], disaggregated).split()) > 3
+    text = run([sys.executable, "-c", program], disaggregated)
+    assert text.strip()  # sampled: an answer may end after a word or two
 
 
 def test_the_command_line_examples_work(disaggregated: Any) -> None:
