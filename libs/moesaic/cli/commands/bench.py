@@ -1,7 +1,9 @@
 """``moesaic bench``: measurements behind the project's claims."""
 
+import sys
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Literal
 
@@ -43,10 +45,10 @@ def bench(
 ) -> None:
     """Run one benchmark and print its figures."""
     import json
-    from pathlib import Path
 
     from moesaic.cli.machine.facts import commit, gemm_gflops, machine_facts
 
+    sys.path.insert(0, str(Path.cwd()))  # an installed command's path lacks where it is run
     if find_spec("benchmarks") is None:
         raise CommandError("benchmarks need the sources: run this in the project's directory")
     try:
