@@ -4,7 +4,7 @@ import asyncio
 import os
 import socket
 import tracemalloc
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 
@@ -109,28 +109,36 @@ async def test_a_proof_made_without_the_secret_is_refused(address: str) -> None:
             await handshake.dial(sock, b"a guess", "near", "attention", "far")
 
 
-async def test_a_listener_without_the_secret_is_not_believed() -> None:
+async def assert_refused(
+    says: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]], cause: str
+) -> None:
+    """Dial a listener that says this and waits; the link is lost for this cause, and hung up on."""
     gone = asyncio.Event()
 
-    async def impostor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        sock = writer.get_extra_info("socket")
-        await reader.readexactly(128)
-        challenge = handshake.introduce("far", "expert")
-        writer.write(Frame(kind=FrameKind.CHALLENGE, body=challenge).encode())
-        writer.write(Frame(kind=FrameKind.WELCOME, body=bytes(32)).encode())
-        assert sock is not None
+    async def listener(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await says(reader, writer)
         with suppress(ConnectionResetError):
             await reader.read()
         writer.close()
         gone.set()
 
     network = UcxNetwork("near", "attention", SECRET, LIMITS, transports="tcp")
-    async with await asyncio.start_server(impostor, "127.0.0.1", 0) as server:
+    async with await asyncio.start_server(listener, "127.0.0.1", 0) as server:
         host, port = server.sockets[0].getsockname()
-        with pytest.raises(PeerLost, match="auth failed"):
+        with pytest.raises(PeerLost, match=cause):
             await network.connect(f"{host}:{port}", "far", 10.0)
         await gone.wait()
     await network.close()
+
+
+async def test_a_listener_without_the_secret_is_not_believed() -> None:
+    async def impostor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(128)
+        challenge = handshake.introduce("far", "expert")
+        writer.write(Frame(kind=FrameKind.CHALLENGE, body=challenge).encode())
+        writer.write(Frame(kind=FrameKind.WELCOME, body=bytes(32)).encode())
+
+    await assert_refused(impostor, "auth failed")
 
 
 async def test_a_proof_cannot_be_reflected() -> None:
@@ -182,22 +190,10 @@ async def test_a_listener_that_is_silent_costs_no_more_than_the_deadline() -> No
 
 
 async def test_something_else_at_the_address_is_a_lost_peer() -> None:
-    gone = asyncio.Event()
-
     async def http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n" * 10)
-        with suppress(ConnectionResetError):
-            await reader.read()
-        writer.close()
-        gone.set()
 
-    network = UcxNetwork("near", "attention", SECRET, LIMITS, transports="tcp")
-    async with await asyncio.start_server(http, "127.0.0.1", 0) as server:
-        host, port = server.sockets[0].getsockname()
-        with pytest.raises(PeerLost, match="magic"):
-            await network.connect(f"{host}:{port}", "far", 10.0)
-        await gone.wait()
-    await network.close()
+    await assert_refused(http, "magic")
 
 
 async def test_beyond_the_cap_the_stranger_who_came_first_makes_room(
