@@ -159,8 +159,8 @@ lock:
 	@touch $@ .venv/installed-all
 
 # What computes on a CPU. Without a C compiler torch computes instead, some times slower.
-NATIVE := libs/moesaic/kernels/native
-.venv/kernels: $(wildcard $(NATIVE)/sources/* $(NATIVE)/compile.py) | .venv/installed-all
+NATIVE := libs/moesaic/native
+.venv/kernels: $(wildcard $(NATIVE)/sources/*.h $(NATIVE)/sources/*/* $(NATIVE)/compile.py) | .venv/installed-all
 	@$(BIN)/python $(NATIVE)/compile.py > $@ 2> .venv/kernels.log \
 	  || { echo 'the kernels for CPUs cannot be compiled (.venv/kernels.log): install gcc for full speed'; touch $@; }
 

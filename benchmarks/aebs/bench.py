@@ -28,7 +28,7 @@ from benchmarks.aebs.routing import (
 )
 from benchmarks.common.routing_traces import DEMO_FLEETS, KINDS, demo_trace
 from moesaic.kernels import aebs
-from moesaic.kernels.native.library import library
+from moesaic.native.library import library
 from moesaic.placement.evaluation.trace_report import evenly, halves
 from moesaic.placement.schedule.aebs import Costs, memory_bound, schedule_experts
 from moesaic.placement.schedule.baselines import POLICIES, activated_experts

@@ -7,12 +7,12 @@ import torch
 
 from moesaic.cluster.service import Process
 from moesaic.engine.thread import engine_thread
-from moesaic.kernels.native.library import require_library
 from moesaic.kernels.own_thread import on_own_thread
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.layers.decoder import Decoder
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.models.weights.served import find_served_model
+from moesaic.native.library import require_library
 from moesaic.services.attention.modes.contract import WorkerParts, dtype_of
 from moesaic.services.attention.settings import AttentionSettings
 

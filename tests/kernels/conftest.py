@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from moesaic.kernels.native.compile import VARIANTS, can_run, find, this_variant
-from moesaic.kernels.native.library import Kernels, library
+from moesaic.native.compile import VARIANTS, can_run, find, this_variant
+from moesaic.native.library import Kernels, library
 
 GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 
@@ -46,7 +46,7 @@ def native(request: pytest.FixtureRequest) -> Iterator[str]:
         return
     loaded = Kernels(find(variant))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("moesaic.kernels.native.library.library", lambda: loaded)
+        patch.setattr("moesaic.native.library.library", lambda: loaded)
         yield variant
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from moesaic.kernels import aebs
-from moesaic.kernels.native import library
+from moesaic.native import library
 from moesaic.placement.schedule.aebs import Costs, replica_table, schedule_experts
 
 NAMES = ("replica", "instance", "load", "replica_of_choice")

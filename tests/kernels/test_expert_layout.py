@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from moesaic.kernels.expert_layout import ExpertLayout
 from moesaic.kernels.gated_mlp import make_mlp
-from moesaic.kernels.native.library import library
+from moesaic.native.library import library
 
 FORMS = [(torch.float32, "none"), (torch.bfloat16, "none"), (torch.float32, "int8")]
 

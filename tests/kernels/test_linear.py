@@ -192,7 +192,7 @@ def test_int8_is_refused_where_it_cannot_be_computed(
         make(weight.to("meta"), quantization="int8")
     with pytest.raises(ValueError, match="int8 needs float32 beside it"):
         make(weight.bfloat16(), quantization="int8")
-    monkeypatch.setattr("moesaic.kernels.native.library.library", lambda: None)
+    monkeypatch.setattr("moesaic.native.library.library", lambda: None)
     with pytest.raises(ValueError, match="install gcc"):
         make(weight, quantization="int8")
 

@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 
-from moesaic.kernels.native.memory import SLAB_BYTES, SMALL_BYTES, HugePages
+from moesaic.native.memory import SLAB_BYTES, SMALL_BYTES, HugePages
 
 MIDDLING = (SMALL_BYTES // 4, 3)
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from moesaic.kernels.native import header
-from moesaic.kernels.native.library import lib
-from moesaic.kernels.native.structs import STRUCTS
+from moesaic.native import header
+from moesaic.native.library import lib
+from moesaic.native.structs import STRUCTS
 
 pytestmark = pytest.mark.usefixtures("native")
 SOURCES = header.HEADER.parent
@@ -20,7 +20,7 @@ SOURCES = header.HEADER.parent
 def test_every_exported_function_is_declared_as_it_is_defined() -> None:
     defined = {
         name: function
-        for source in sorted(SOURCES.glob("*.c"))
+        for source in sorted(SOURCES.rglob("*.c"))
         for name, function in header.read_functions(source.read_text()).items()
     }
 

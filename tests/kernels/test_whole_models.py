@@ -43,7 +43,7 @@ def served_on(directory: Path, dtype: torch.dtype, device: torch.device) -> Serv
 
 def take_the_ways_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """With tensors of the CPU: the kernels are interpreted. Weights stay as a GPU has them."""
-    monkeypatch.setattr("moesaic.kernels.native.library.library", lambda: None)
+    monkeypatch.setattr("moesaic.native.library.library", lambda: None)
 
     def compute_slots(
         table: slots.SlotTable,
@@ -86,7 +86,7 @@ def test_a_family_without_compiled_kernels_equals_one_with_them(
 ) -> None:
     build_reference(case, tmp_path)
     expected = steps(Served(tmp_path))
-    monkeypatch.setattr("moesaic.kernels.native.library.library", lambda: None)
+    monkeypatch.setattr("moesaic.native.library.library", lambda: None)
 
     torch.testing.assert_close(steps(Served(tmp_path)), expected, atol=2e-4, rtol=0)
 

@@ -12,10 +12,10 @@ from moesaic.experts.pieces import digests_of
 from moesaic.kernels.expert_layout import ExpertLayout
 from moesaic.kernels.gated_mlp import GatedMLP, make_mlp
 from moesaic.kernels.linear import Quantization
-from moesaic.kernels.native.memory import huge_pages
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.models.weights.experts import load_expert
+from moesaic.native.memory import huge_pages
 
 Bring = Callable[[int, int], "LoadedExpert"]
 """Loads one expert, given its layer and id, on a thread of its own; raises ``MoesaicError``."""

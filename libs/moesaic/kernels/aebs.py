@@ -9,7 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from moesaic.kernels.native import library
+from moesaic.native import library
 from moesaic.placement.schedule import aebs
 from moesaic.placement.schedule.aebs import NONE, UNAVAILABLE, Costs, Schedule
 

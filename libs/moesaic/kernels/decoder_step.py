@@ -16,8 +16,9 @@ from torch import Tensor
 
 from moesaic.kernels.grouped_query import GroupedQueryKernel
 from moesaic.kernels.linear import PackedMatrix
-from moesaic.kernels.native.library import lib, scratch
-from moesaic.kernels.native.structs import (
+from moesaic.kernels.packed_experts import PackedSlots
+from moesaic.native.library import lib, scratch
+from moesaic.native.structs import (
     AttentionStepArgs,
     BatchArgs,
     DecoderArgs,
@@ -26,7 +27,6 @@ from moesaic.kernels.native.structs import (
     WholeLayerArgs,
     WholeStepArgs,
 )
-from moesaic.kernels.packed_experts import PackedSlots
 
 
 class RoutedExpertsKernel:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from moesaic.kernels.gated_mlp import GatedMLP, PlainMLP, make_mlp
 from moesaic.kernels.linear import PackedMatrix, Quantization
-from moesaic.kernels.native.library import lib
 from moesaic.kernels.packed_experts import PackedMLP
+from moesaic.native.library import lib
 
 _ALIGNMENT = 64  # of every part, for loads of vectors
 

@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from moesaic.kernels.linear import Quantization, check_int8
-from moesaic.kernels.native.library import usable
 from moesaic.kernels.packed_experts import PackedMLP
+from moesaic.native.library import usable
 
 
 class GatedMLP(Protocol):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from moesaic.kernels.gated_mlp import GatedMLP
-from moesaic.kernels.native.library import lib
+from moesaic.native.library import lib
 
 
 def grouped_experts(

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from moesaic.kernels.linear import PackedMatrix
-from moesaic.kernels.native.library import lib, scratch
-from moesaic.kernels.native.structs import AttentionLayerArgs, AttentionStepArgs, ShapeArgs
 from moesaic.kernels.paged_attention import batch_of
 from moesaic.kernels.paged_rows import PagedRows
+from moesaic.native.library import lib, scratch
+from moesaic.native.structs import AttentionLayerArgs, AttentionStepArgs, ShapeArgs
 
 
 class StepOfRows:

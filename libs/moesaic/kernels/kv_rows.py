@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from moesaic.kernels.native.library import lib, usable
+from moesaic.native.library import lib, usable
 
 
 def store_grouped(

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from moesaic.kernels.native.library import lib, scratch, usable
-from moesaic.kernels.native.memory import huge_pages
-from moesaic.kernels.native.structs import MatrixArgs
+from moesaic.native.library import lib, scratch, usable
+from moesaic.native.memory import huge_pages
+from moesaic.native.structs import MatrixArgs
 
 Quantization = Literal["none", "int8"]
 LEVELS = 127

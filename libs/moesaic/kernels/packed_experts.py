@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from moesaic.kernels.linear import PackedMatrix, Quantization
-from moesaic.kernels.native.library import lib, scratch
-from moesaic.kernels.native.structs import ExpertArgs
+from moesaic.native.library import lib, scratch
+from moesaic.native.structs import ExpertArgs
 
 
 class PackedMLP:

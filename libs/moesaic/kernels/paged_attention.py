@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from moesaic.kernels.kv_rows import key_stride
-from moesaic.kernels.native.library import lib, scratch, usable
-from moesaic.kernels.native.structs import BatchArgs, ShapeArgs
 from moesaic.kernels.paged_rows import KVLayout, PagedRows
+from moesaic.native.library import lib, scratch, usable
+from moesaic.native.structs import BatchArgs, ShapeArgs
 
 
 def paged_attention(

@@ -16,11 +16,11 @@ from moesaic.engine.thread import EngineThread, engine_thread
 from moesaic.experts.packed import PackedExperts
 from moesaic.experts.pull.ranges import Share
 from moesaic.kernels.expert_layout import ExpertLayout
-from moesaic.kernels.native.compile import cache_directory
 from moesaic.kernels.own_thread import on_own_thread
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.configuration.flops import step_flops
 from moesaic.models.layers.gate import load_gates
+from moesaic.native.compile import cache_directory
 from moesaic.services.attention.modes.contract import WorkerParts, dtype_of
 from moesaic.services.attention.settings import AttentionSettings
 from moesaic.transport.ucx.opening import OpenNetwork

@@ -105,7 +105,7 @@ def check_torch() -> Finding:
 
 def check_kernels() -> Finding:
     """Find the kernels for this processor, or compile them."""
-    from moesaic.kernels.native.compile import find, this_variant
+    from moesaic.native.compile import find, this_variant
 
     variant = this_variant()
     try:

@@ -17,8 +17,8 @@ from moesaic.experts.pull.client import DamagedExpert, PullClient
 from moesaic.experts.pull.frames import contents_digest
 from moesaic.experts.pull.ranges import Share, messages_of
 from moesaic.kernels.expert_layout import ExpertLayout
-from moesaic.kernels.native.memory import huge_pages
 from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.native.memory import huge_pages
 from moesaic.transport.contract import Network
 
 log = structlog.get_logger()

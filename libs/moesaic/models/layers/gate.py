@@ -5,11 +5,11 @@ from torch import Tensor
 
 from moesaic.kernels.decoder_step import RoutedExpertsKernel
 from moesaic.kernels.linear import PackedLinear, make_linear
-from moesaic.kernels.native.library import lib, scratch, usable
 from moesaic.kernels.packed_experts import PackedSlots
 from moesaic.models.configuration.architecture import ModelConfig, MoE
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.models.weights.tensor_names import moe_prefix
+from moesaic.native.library import lib, scratch, usable
 
 
 class Gate:

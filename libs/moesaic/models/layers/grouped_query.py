@@ -8,7 +8,6 @@ from torch import Tensor
 from moesaic.kernels.grouped_query import GroupedQueryKernel, StepOfRows
 from moesaic.kernels.kv_rows import store_grouped
 from moesaic.kernels.linear import Linear, PackedLinear
-from moesaic.kernels.native.structs import ShapeArgs
 from moesaic.kernels.paged_attention import shape_of
 from moesaic.kernels.paged_rows import KVLayout
 from moesaic.models.configuration.architecture import GroupedQueryAttention, ModelConfig
@@ -16,6 +15,7 @@ from moesaic.models.layers.attention_plan import AttentionPlan
 from moesaic.models.layers.kv_cache import KVCache
 from moesaic.models.layers.rope import Rotation
 from moesaic.models.weights.tensor_reader import TensorReader
+from moesaic.native.structs import ShapeArgs
 
 
 @dataclass(frozen=True)

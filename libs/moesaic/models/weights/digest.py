@@ -21,8 +21,8 @@ import structlog
 import xxhash
 
 from moesaic.errors import CheckpointError, NotReady
-from moesaic.kernels.native.compile import cache_directory
 from moesaic.models.weights.files import Stamp
+from moesaic.native.compile import cache_directory
 
 log = structlog.get_logger()
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import torch
 
-from moesaic.kernels.native.library import require_library
 from moesaic.models.configuration.config import ModelConfig, load_config
 from moesaic.models.weights.checkpoint import Checkpoint
+from moesaic.native.library import require_library
 from moesaic.settings import ModelSettings
 
 

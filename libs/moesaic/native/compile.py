@@ -62,11 +62,11 @@ def compile_into(directory: Path, variant: str) -> Path:
         raise OSError("there is no C compiler")
     directory.mkdir(parents=True, exist_ok=True)
     target = directory / _name(variant)
-    sources = sorted(_SOURCES.glob("*.c"))
+    sources = sorted(_SOURCES.rglob("*.c"))
     compiled = [f"{source.stem}.o" for source in sources]
     with tempfile.TemporaryDirectory(dir=directory) as work:
         for arguments in (
-            [*_FLAGS, *VARIANTS[variant][1], "-c", *map(str, sources)],
+            [*_FLAGS, *VARIANTS[variant][1], f"-I{_SOURCES}", "-c", *map(str, sources)],
             ["-shared", "-pthread", "-o", target.name, *compiled],
         ):
             subprocess.run(
@@ -100,7 +100,7 @@ def _processor_flags() -> frozenset[str]:
 def _name(variant: str) -> str:
     """Return a name for the compiled sources, so that no process ever loads another version."""
     digest = hashlib.sha256(repr((_FLAGS, VARIANTS[variant][1])).encode())
-    for source in sorted(_SOURCES.glob("*.[ch]")):
+    for source in sorted(_SOURCES.rglob("*.[ch]")):
         digest.update(source.read_bytes())
     return f"kernels-{variant}-{digest.hexdigest()[:16]}.so"
 

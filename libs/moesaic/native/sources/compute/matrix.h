@@ -7,7 +7,7 @@
 #define MOESAIC_MATRIX_H
 
 #include "calls.h"
-#include "vector.h"
+#include "compute/vector.h"
 
 enum { ZERO = 128, LEVELS = 127 };
 

@@ -2,8 +2,8 @@
 //   Tiles    PANEL positions at a time, counted from the sequence's start, with a running softmax.
 //   Order    a row's result depends on its own query and the cache, never on the rows
 //            beside it.
-#include "attention.h"
-#include "pool.h"
+#include "compute/attention.h"
+#include "compute/pool.h"
 
 enum { QUERIES = 192 };  // queries (of several rows and heads) that share a tile's keys and values
 enum { CHUNK = 4 };      // tasks that a thread takes at a time, so that it knows the next

@@ -1,8 +1,8 @@
 // The weighted sum of SwiGLU experts over the rows routed to them:
 //   sort (row, expert) pairs by slot; first products with silu(gate) * up; second products; sums.
-#include "arena.h"
-#include "matrix.h"
-#include "pool.h"
+#include "compute/arena.h"
+#include "compute/matrix.h"
+#include "compute/pool.h"
 
 enum { BLOCK = 48 };             // routed rows whose inputs a thread copies side by side
 enum { SUMMED = 16, FEW = 16 };  // rows added up in one task; rows that one thread adds up sooner

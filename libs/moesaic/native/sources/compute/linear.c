@@ -1,5 +1,5 @@
-#include "matrix.h"
-#include "pool.h"
+#include "compute/matrix.h"
+#include "compute/pool.h"
 
 enum { BLOCK = 96 };  // rows that are multiplied with a panel while it is in the cache
 

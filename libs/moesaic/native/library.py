@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from moesaic.errors import InvalidInput
-from moesaic.kernels.native import compile, header
-from moesaic.kernels.native.structs import STRUCTS
+from moesaic.native import compile, header
+from moesaic.native.structs import STRUCTS
 
 log = structlog.get_logger()
 

@@ -1,7 +1,7 @@
 // A step of a decoder whose experts are all here, from tokens to logits, in one call: with few rows,
 // the way between Python and its kernels takes a good part of the time that they compute.
-#include "arena.h"
-#include "matrix.h"
+#include "compute/arena.h"
+#include "compute/matrix.h"
 
 static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 

@@ -1,6 +1,6 @@
 // A tile of attention: the scores of some queries for PANEL positions, their weights, the values'
 // sums.
-#include "attention.h"
+#include "compute/attention.h"
 
 #define UPPER(i, side) (i) & (side) ? LANES + (i) - (side) : (i)
 #define LOWER(i, side) (i) & (side) ? LANES + (i) : (i) + (side)

@@ -3,7 +3,7 @@
 // runs on that member's core: milliseconds, many times a step. Here a helper that comes too late is
 // not missed.
 #define _GNU_SOURCE
-#include "pool.h"
+#include "compute/pool.h"
 
 #include <pthread.h>
 #include <sched.h>

@@ -1,7 +1,7 @@
 // The operations between the products: one row at a time, each in one pass.
 #include "calls.h"
-#include "pool.h"
-#include "vector.h"
+#include "compute/pool.h"
+#include "compute/vector.h"
 
 enum { PARALLEL = 32768 };  // numbers below which a second thread costs more than it saves
 enum { ROWS = 64 };         // of one task

@@ -2,7 +2,7 @@
 #ifndef MOESAIC_ARENA_H
 #define MOESAIC_ARENA_H
 
-#include "vector.h"
+#include "compute/vector.h"
 
 struct arena {
     uint8_t *next;

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from ctypes import Structure
 from typing import TypeVar
 
-from moesaic.kernels.native import header
+from moesaic.native import header
 
 S = TypeVar("S", bound=type[Structure])
 

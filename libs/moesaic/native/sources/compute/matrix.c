@@ -1,4 +1,4 @@
-#include "matrix.h"
+#include "compute/matrix.h"
 
 #if defined(__AVX512VNNI__)
 enum { AROUND = ZERO };

@@ -2,7 +2,7 @@
 #ifndef MOESAIC_ATTENTION_H
 #define MOESAIC_ATTENTION_H
 
-#include "matrix.h"
+#include "compute/matrix.h"
 
 struct sequence {
     int64_t first_row, num_rows;  // of this step

@@ -1,1 +1,0 @@
-"""Kernels for CPUs: C in GNU's dialect, compiled once for each kind of processor."""
