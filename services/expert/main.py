@@ -21,6 +21,7 @@ from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.models.weights.digest import digesting
 from moesaic.models.weights.served import find_served_model
+from moesaic.native.library import library
 from moesaic.services.expert.activations import ActivationReporter
 from moesaic.services.expert.admin import ExpertAdmin
 from moesaic.services.expert.settings import ExpertSettings
@@ -111,6 +112,9 @@ async def _open_relay(
     relay = await thread.build(
         ExpertRelay, settings.worker_id, network.network, host.answer, host.epochs.placement
     )
+    if library() is not None and _numbers(settings) == (torch.float32, torch.device("cpu")):
+        answers = host.answer_without_python(limits)
+        await thread.build(network.network.answer_by, answers.c)
     process.status.data_address = await network.listen(settings.data_port, relay.answer)
     process.parts.push_async_callback(lambda: thread.run(relay.close()))
     return network, relay

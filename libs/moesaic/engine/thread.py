@@ -9,6 +9,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
+from moesaic.transport.rings.plane import new_event_loop
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -52,7 +54,11 @@ async def engine_thread(device: torch.device, name: str = "engine") -> AsyncIter
         with torch.inference_mode():  # of this thread, so of all that runs on its loop
             await stop.wait()
 
-    thread = threading.Thread(target=asyncio.run, args=(idle(),), name=name, daemon=True)
+    def run() -> None:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(idle())
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()
     loop, stop = await asyncio.wrap_future(started)
     try:

@@ -3,11 +3,12 @@
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 
 from torch import Tensor
 
 from moesaic.messages.activation_report import ActivationReport, ServedBatches
-from moesaic.messages.scheduling import ExpertScheduling
+from moesaic.messages.scheduling import SCHEDULINGS, ExpertScheduling
 from moesaic.placement.traffic.recorder import ActivationRecorder
 
 
@@ -24,6 +25,16 @@ class ActivationMeter:
         self._batches: Counter[int] = Counter()  # by epoch
         self._busiest: Counter[int] = Counter()
         self._scheduling: ExpertScheduling = "aebs"
+        self._take_more: Callable[[], list[tuple[int, int, int, int, Tensor]]] = list
+
+    def count_also(self, take: Callable[[], list[tuple[int, int, int, int, Tensor]]]) -> None:
+        """Count the batches that ``take`` gives; see ``AnswersWithoutPython.take_batches``."""
+        self._take_more = take
+
+    def take_more(self) -> None:
+        """Count the batches that were answered without Python."""
+        for epoch, layer, code, busiest, ids in self._take_more():
+            self.record(epoch, layer, ids, busiest, SCHEDULINGS[code])
 
     def record(
         self,
@@ -55,6 +66,7 @@ class ActivationMeter:
         self, *, worker_id: str, generation: int, model_digest: str, epoch: int, dropped: int = 0
     ) -> ActivationReport:
         """Take the counts since the last call; counting starts anew."""
+        self.take_more()
         with self._lock:
             now_s = time.monotonic()
             taken = self._recorder.take(now_s - self._began_s)

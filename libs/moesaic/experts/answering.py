@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from prometheus_client import Counter, Histogram
@@ -13,6 +14,7 @@ from moesaic.experts.activations import ActivationMeter
 from moesaic.experts.assignment import Assigner, Assignment, decision_digest
 from moesaic.experts.basis import AssignmentBasis
 from moesaic.experts.epochs import Epochs, Tenure
+from moesaic.experts.without_python import AnswersWithoutPython
 from moesaic.messages.scheduling import ExpertScheduling
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.layers.gate import Gate
@@ -55,6 +57,7 @@ class LayerAnswers:
         self._device, self._activations = device, activations
         self._assigners: dict[_AssignerKey, Assigner] = {}
         self._newest = 0  # epoch of the assigners
+        self.without_python: AnswersWithoutPython | None = None
 
     def answer(self, request: Frame) -> Frame:
         """Compute this worker's part of one layer for one batch; a ``transport`` handler.
@@ -80,7 +83,10 @@ class LayerAnswers:
         ROWS.inc(len(hidden))
         MOST_ACTIVATED.inc(assignment.most_experts)
         results = self._compute(tenure, request, topk_weights, assignment)
-        if basis.live[0] == tenure.worker_idx:  # one worker of all that see the batch counts it
+        counts = basis.live[0] == tenure.worker_idx  # one worker of all that see the batch
+        if self.without_python is not None and is_plain(request):
+            self._register(self.without_python, tenure, request, assigner, counts)
+        if counts:
             self._activations.record(
                 request.epoch, request.layer, topk_ids, assignment.most_experts, basis.scheduling
             )
@@ -89,6 +95,25 @@ class LayerAnswers:
             request.epoch, request.layer, request.threshold, topk_ids, assignment.served
         )
         return frames.layer_reply(request, results, loads, decision)
+
+    def _register(
+        self,
+        answers: AnswersWithoutPython,
+        tenure: Tenure,
+        request: Frame,
+        assigner: Assigner,
+        counts: bool,
+    ) -> None:
+        """Have requests like this one answered without Python from now on, if that is possible."""
+        self._activations.take_more()  # it comes here again where there is no room for its counts
+        epoch, layer = request.epoch, request.layer
+        packed, decision = tenure.table.layers[layer].packed, assigner.native
+        kernel = self._gates[layer].before(packed) if packed is not None else None
+        if kernel is None or packed is None or decision is None:
+            return
+        decision |= {"num_slots": len(packed.c), "counts": counts}
+        still = partial(self._epochs.answers, epoch)
+        answers.register(epoch, layer, request.tensors[1], kernel, decision, still)
 
     def _rows(self, request: Frame) -> Tensor:
         """The hidden states ``[T, H]`` of a request that can be answered."""
@@ -150,3 +175,9 @@ class LayerAnswers:
             layer, hidden.to(self._device), topk_weights, assignment.slot_ids
         )
         return [partial.cpu()]
+
+
+def is_plain(request: Frame) -> bool:
+    """True if a request asks for no more than the partial sum of float32 rows."""
+    plain = len(request.tensors) == 2 and not request.flags and not request.body
+    return plain and request.tensors[0].dtype == torch.float32

@@ -3,6 +3,7 @@
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -72,6 +73,23 @@ class Assigner:
         self._no_load = torch.zeros(num_workers, dtype=torch.int64, device=device)
         self._unheld = torch.from_numpy((held < 0).all(axis=1))  # [E]
         self._all_held = not bool(self._unheld.any())
+
+    @property
+    def native(self) -> dict[str, Any] | None:
+        """Fields of ``AnswerableArgs`` that decide alike; ``None`` if Python has to decide."""
+        by_hand = (*baselines.BY_ROW, *baselines.BY_BATCH)
+        if not self._all_held or self._scheduling in by_hand or self._replicas.is_cuda:
+            return None
+        return {
+            "replicas": self._replicas,
+            "num_workers": len(self._lives),
+            "worker": self._worker_idx,
+            "live": self._lives,
+            "weights": self._costs.weights,
+            "row": self._costs.row,
+            "first": self._window[0],
+            "end": self._window[1],
+        }
 
     def assign(self, topk_ids: Tensor, load: Sequence[int] | None, seed: bytes) -> Assignment:
         """Decide about one batch.

@@ -14,6 +14,7 @@ An epoch that a step asks for was committed, even if this worker was not told ye
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from moesaic.errors import NotReady, StaleEpoch
@@ -48,6 +49,10 @@ class Epochs:
         self._asked_s: dict[int, float] = {}  # when a step last asked for an epoch
         self._changing = threading.Lock()  # loading and commits have threads of their own
         self.in_force = 0
+        # Steps are also answered without Python: when they asked for an epoch, and who must hear
+        # of epochs that are answered no more.
+        self.asked_elsewhere_s: Callable[[int], float] = _never
+        self.on_change: Callable[[set[int]], None] = _ignore
 
     def ask(self, epoch: int) -> Tenure:
         """The tenure that a step needs; the request is noted.
@@ -74,6 +79,10 @@ class Epochs:
             raise StaleEpoch(placement.epoch, self.in_force)
         return found
 
+    def answers(self, epoch: int) -> bool:
+        """True if the epoch is answered."""
+        return epoch in self._tenures
+
     @property
     def tables(self) -> list[SlotTable]:
         """The slots of all epochs, newest first."""
@@ -87,11 +96,13 @@ class Epochs:
     def drop_uncommitted(self, before: int) -> None:
         """Free earlier epochs that nobody will commit: a scheduler commits only its latest one."""
         with self._changing:
-            self._tenures = {
-                e: t
-                for e, t in self._tenures.items()
-                if e >= before or t.committed_s is not None or e in self._asked_s
-            }
+            self._set(
+                {
+                    e: t
+                    for e, t in self._tenures.items()
+                    if e >= before or t.committed_s is not None or self._was_asked_s(e)
+                }
+            )
 
     def commit(self, epoch: int) -> None:
         """Put a prepared epoch in force; repeating it changes nothing.
@@ -109,9 +120,9 @@ class Epochs:
                 raise NotReady(f"epoch {epoch} was not prepared on {self._worker_id}")
             self._put_in_force(epoch)
             # A later one that steps ask for was committed, but this worker not told.
-            self._tenures = {
-                e: t for e, t in self._tenures.items() if e <= epoch or e in self._asked_s
-            }
+            self._set(
+                {e: t for e, t in self._tenures.items() if e <= epoch or self._was_asked_s(e)}
+            )
 
     def learn(self, serving: Placement) -> bool:
         """Put a placement in force that was committed elsewhere, if it was prepared here.
@@ -134,7 +145,7 @@ class Epochs:
         """Forget an epoch that will not be committed; one in force or unknown changes nothing."""
         with self._changing:
             if epoch > self.in_force:
-                self._tenures = {e: t for e, t in self._tenures.items() if e != epoch}
+                self._set({e: t for e, t in self._tenures.items() if e != epoch})
 
     def retire(self) -> None:
         """Free epochs that another has followed so long ago that no step can still ask for them.
@@ -156,11 +167,13 @@ class Epochs:
             in_force = self._tenures.get(self.in_force)
             patient = in_force is not None and (in_force.committed_s or now_s) > very_long_ago_s
             self._asked_s = {e: s for e, s in self._asked_s.copy().items() if e in self._tenures}
-            self._tenures = {
-                e: t
-                for e, t in self._tenures.items()
-                if e >= oldest or (patient and self._asked_s.get(e, 0.0) > long_ago_s)
-            }
+            self._set(
+                {
+                    e: t
+                    for e, t in self._tenures.items()
+                    if e >= oldest or (patient and self._was_asked_s(e) > long_ago_s)
+                }
+            )
 
     def placement(self, epoch: int) -> Placement | None:
         """The placement of an epoch that is answered."""
@@ -194,5 +207,21 @@ class Epochs:
             others = {e: t for e, t in self._tenures.items() if e != epoch}
             past = sorted(e for e in others if e < epoch)[-MAX_PAST_TENURES:]
             kept = {e: t for e, t in others.items() if e in past or e > epoch}
-            self._tenures = {**kept, epoch: committed}
+            self._set({**kept, epoch: committed})
             self.in_force = epoch
+
+    def _set(self, tenures: dict[int, Tenure]) -> None:
+        """Answer for these from now on, and for no other when this returns."""
+        self._tenures = tenures
+        self.on_change(set(tenures))
+
+    def _was_asked_s(self, epoch: int) -> float:
+        return max(self._asked_s.get(epoch, 0.0), self.asked_elsewhere_s(epoch))
+
+
+def _never(epoch: int) -> float:
+    return 0.0
+
+
+def _ignore(epochs: set[int]) -> None:
+    """Nobody has to hear of it."""

@@ -8,12 +8,13 @@ from moesaic.experts.epochs import Epochs
 from moesaic.experts.loaded import Bring, ExpertFiles
 from moesaic.experts.loading import PlacementLoader
 from moesaic.experts.slots import LoadResult
+from moesaic.experts.without_python import AnswersWithoutPython
 from moesaic.kernels.linear import Quantization
 from moesaic.messages.placement import Placement
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.layers.gate import load_gates
 from moesaic.models.weights.checkpoint import Checkpoint
-from moesaic.transport.frame import Frame
+from moesaic.transport.frame import Frame, FrameLimits
 
 
 class ExpertHost:
@@ -50,6 +51,14 @@ class ExpertHost:
         self._loader = PlacementLoader(
             self.epochs, self.files, config.digest, worker_id, slots_per_layer, max_expert_bytes
         )
+
+    def answer_without_python(self, limits: FrameLimits) -> AnswersWithoutPython:
+        """Register answers from now on, for channels of frames within ``limits``."""
+        answers = AnswersWithoutPython(limits)
+        self.epochs.asked_elsewhere_s, self.epochs.on_change = answers.asked_s, answers.keep
+        self.activations.count_also(answers.take_batches)
+        self._answers.without_python = answers
+        return answers
 
     def prepare(self, placement: Placement, bring: Bring | None = None) -> LoadResult:
         """See ``PlacementLoader.prepare``."""

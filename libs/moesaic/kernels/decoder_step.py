@@ -35,8 +35,7 @@ class RoutedExpertsKernel:
     def __init__(
         self, gate: PackedMatrix, slots: PackedSlots, top_k: int, *, normalise: bool, scaling: float
     ) -> None:
-        """``gate`` is ``H -> E``, float32; ``slots`` has all ``E`` experts, each in its own slot."""
-        assert len(slots.c) == gate.shape[0]
+        """``gate`` is ``H -> E``, float32. For whole steps ``slots`` has all ``E`` experts, each in its own slot."""
         self._kept = gate, slots  # ``c`` points into them
         self.c = RoutedExpertsArgs(
             gate=gate.c,

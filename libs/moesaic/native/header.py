@@ -14,6 +14,7 @@ _SCALARS: Mapping[str, Any] = {
     "int": ctypes.c_int,
     "int32_t": ctypes.c_int32,
     "int64_t": ctypes.c_int64,
+    "uint64_t": ctypes.c_uint64,
     "float": ctypes.c_float,
 }
 _COMMENT = re.compile(r"//[^\n]*")

@@ -70,3 +70,23 @@ class DecoderArgs(Structure):
 @_struct("whole_step")
 class WholeStepArgs(Structure):
     """The rows of a step, in all layers and in the last."""
+
+
+@_struct("answerable")
+class AnswerableArgs(Structure):
+    """One layer of one epoch that can be answered without Python."""
+
+
+@_struct("answer_tally")
+class AnswerTally(Structure):
+    """What was answered since the last look."""
+
+
+@_struct("ask")
+class AskArgs(Structure):
+    """One layer of one route."""
+
+
+@_struct("asked")
+class AskedArgs(Structure):
+    """One batch that is sent to expert workers."""

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import structlog
 
@@ -34,6 +35,11 @@ class DialledLink:
     def peer(self) -> str:
         """See ``Link.peer``."""
         return self._peer
+
+    @property
+    def channel(self) -> Any:
+        """The ``Channel`` that carries the link, for exchanges without Python; ``None``: none does."""
+        return getattr(self._wire, "channel", None)
 
     @property
     def alive(self) -> bool:

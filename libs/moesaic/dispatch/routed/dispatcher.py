@@ -24,19 +24,27 @@ from prometheus_client import Counter
 from torch import Tensor
 
 from moesaic.dispatch.contract import Step
+from moesaic.dispatch.routed.asking import Asked, LayerAsk, plan_asks
 from moesaic.dispatch.routed.carrier import RowCarrier
 from moesaic.dispatch.routed.route import Route
 from moesaic.dispatch.routed.routes import Routes
 from moesaic.dispatch.routed.sum_order import combine
 from moesaic.errors import ExpertUnavailable, MoesaicError, NotReady, StaleEpoch
 from moesaic.experts.basis import loads_in
-from moesaic.experts.frames import decision_of, is_partial_sum, is_unsummed, layer_request
+from moesaic.experts.frames import (
+    decision_of,
+    is_partial_sum,
+    is_unsummed,
+    layer_request,
+    loads_of,
+)
 from moesaic.experts.unsummed import add_up_choices, rows_at_once
 from moesaic.messages.placement import Placement
 from moesaic.messages.scheduling import ExpertScheduling
 from moesaic.models.layers.gate import Gate
 from moesaic.transport.contract import Network
-from moesaic.transport.frame import Frame
+from moesaic.transport.frame import Frame, FrameLimits
+from moesaic.transport.rings.channel import NATIVE_SEQ
 
 log = structlog.get_logger()
 
@@ -74,6 +82,10 @@ class RoutedDispatcher:
         self._seq = itertools.count(1)
         self._carrier: RowCarrier | None = None
         self._refused = "", 0  # the last peer that did not know an epoch, and that epoch
+        # What wakes this process from an exchange without Python; -1: there are none.
+        self._bell: int = getattr(network, "bell", -1)
+        self._asks: dict[Route, dict[int, LayerAsk] | None] = {}  # of the last route
+        self._native_seq = 0
 
     @property
     def network(self) -> Network:
@@ -144,7 +156,14 @@ class RoutedDispatcher:
         route: Route = step.route
         rows = hidden_states.cpu()
         with route.batch(layer) as basis:
-            replies = await self._ask(step, layer, [rows, basis])
+            asked = self._send_without_python(step, layer, rows, basis)
+            if asked is not None:
+                if asked.finish(self._bell):
+                    route.learn(layer, basis, asked.loads)
+                    return asked.out
+                replies = self._read(step, layer, [rows, basis], await asked.outcomes())
+            else:
+                replies = await self._ask(step, layer, [rows, basis])
             if _differ(replies):
                 self._note_divergence(step, layer, replies)
                 topk_weights, topk_ids = self._gates[layer](hidden_states)
@@ -152,7 +171,7 @@ class RoutedDispatcher:
                 replies = await self._ask(step, layer, [rows, basis, *routing])
                 if _differ(replies):  # not over the gate, then
                     raise ExpertUnavailable(layer, cause="its workers hold different placements")
-            route.learn(layer, basis, replies)
+            route.learn(layer, basis, loads_of(replies[0]) if len(basis) > 1 else None)
         parts = [reply.tensors[0] for reply in replies]
         by_worker = dict(zip(route.targets[layer], parts, strict=True))
         return combine(route.placement.workers, by_worker, len(rows))
@@ -188,12 +207,46 @@ class RoutedDispatcher:
             )
             for idx in route.targets[layer]
         ]
+        outcomes = await self._network.exchange(calls, self._patience_s(len(tensors[0])))
+        return self._read(step, layer, tensors, outcomes, unsummed=unsummed)
+
+    def _patience_s(self, num_rows: int) -> float:
+        return self._timeout_s * max(1.0, num_rows / ROWS_PER_TIMEOUT)
+
+    def _send_without_python(
+        self, step: Step, layer: int, rows: Tensor, basis: Tensor
+    ) -> Asked | None:
+        """Ask all workers of a layer by C functions; ``None`` if these cannot."""
+        route: Route = step.route
+        if self._bell < 0 or rows.dtype != torch.float32:
+            return None
+        if step.route not in self._asks:
+            limits = FrameLimits.of_hidden_size(rows.shape[1])
+            self._asks = {route: plan_asks(route, limits, rows.shape[1])}
+        asks = self._asks[route]
+        if asks is None or not route.usable:
+            return None
+        seq = NATIVE_SEQ + self._native_seq
+        self._native_seq += len(route.targets[layer])
+        patience_s = self._patience_s(len(rows))
+        return Asked(asks[layer], step.step_id, seq, rows.contiguous(), basis, patience_s)
+
+    def _read(
+        self,
+        step: Step,
+        layer: int,
+        tensors: list[Tensor],
+        outcomes: Sequence[Frame | MoesaicError],
+        *,
+        unsummed: bool = False,
+    ) -> list[Frame]:
+        """Check the outcomes of an exchange, in the order of ``Route.targets``; see ``_ask``."""
+        route: Route = step.route
         rows, basis = tensors[:2]
-        patience_s = self._timeout_s * max(1.0, len(rows) / ROWS_PER_TIMEOUT)
-        outcomes = await self._network.exchange(calls, patience_s)
+        links = [route.links[idx] for idx in route.targets[layer]]
         num_loads = 0 if loads_in(basis) is None else len(route.placement.workers)
         replies: list[Frame] = []
-        for (link, _), outcome in zip(calls, outcomes, strict=True):
+        for link, outcome in zip(links, outcomes, strict=True):
             if isinstance(outcome, StaleEpoch):
                 self._note_refusal(link.peer, step.epoch, outcome)
                 raise outcome

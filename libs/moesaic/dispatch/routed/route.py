@@ -1,6 +1,6 @@
 """Workers that serve a placement now, as far as they are linked."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -9,11 +9,9 @@ from torch import Tensor
 
 from moesaic.experts.assignment import has_choice, serving_workers
 from moesaic.experts.basis import AssignmentBasis, loads_in
-from moesaic.experts.frames import loads_of
 from moesaic.messages.placement import Placement
 from moesaic.messages.scheduling import ExpertScheduling
 from moesaic.transport.contract import Link
-from moesaic.transport.frame import Frame
 
 CARRYING = ("aebs", "aebs-memory-bound")  # policies that count the work of earlier batches
 MAX_BATCH_LOAD = 1 << 30  # a reply is believed up to here
@@ -59,12 +57,12 @@ class Route:
         finally:
             self.under_way.remove(layer)
 
-    def learn(self, layer: int, basis: Tensor, replies: Sequence[Frame]) -> None:
-        """Remember the workers' loads of a batch, if its ``basis`` made replies tell them."""
-        if (known := loads_in(basis)) is not None:
+    def learn(self, layer: int, basis: Tensor, loads: Tensor | None) -> None:
+        """Remember the workers' ``loads`` of a batch, which replies tell if its ``basis`` has some."""
+        if loads is not None and (known := loads_in(basis)) is not None:
             carried = torch.zeros(len(self.placement.workers), dtype=torch.int64)
             carried[list(self.live)] = known
-            load = (loads_of(replies[0]) - carried).clamp(0, MAX_BATCH_LOAD).double()
+            load = (loads - carried).clamp(0, MAX_BATCH_LOAD).double()
             usual = self.usual_loads.get(layer, load)
             self.usual_loads[layer] = usual + (load - usual) * NEWEST_WEIGHS
 

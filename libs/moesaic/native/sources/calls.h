@@ -91,6 +91,56 @@ struct whole_step {
     struct step last;          // of these; they write nothing there
 };
 
+// One layer of one epoch that can be answered without Python, for one basis of assignment.
+struct answerable {
+    uint64_t epoch;
+    int64_t layer;
+    const int64_t *basis;  // [basis_size]: the policy's code, then the live workers
+    int64_t basis_size;
+    struct moe moe;  // `slots` are [num_slots] here
+    int64_t num_slots;
+    const int32_t *replicas;             // [E, N]
+    int64_t num_workers, worker;         // N, and the index of this one
+    const uint8_t *live;                 // [N]
+    const int64_t *weights, *row;        // [N]: costs, see schedule_experts
+    int32_t first, end;                  // this worker's replicas
+    int32_t counts;                      // of all workers that see a batch, this one counts it
+};
+
+// What was answered since the last look.
+struct answer_tally {
+    int64_t batches, rows, experts, most_experts;
+    // Batches by their number of experts: 0, 1, 2, up to 4, 8, 16, 32, 64, 128, more.
+    int64_t up_to_0, up_to_1, up_to_2, up_to_4, up_to_8, up_to_16, up_to_32, up_to_64, up_to_128;
+    int64_t up_to_any;
+    int64_t receive_ns, gate_ns, choose_ns, compute_ns, reply_ns;
+};
+
+// One layer of one route.
+struct ask {
+    void *const *channels;  // [num]
+    int64_t num;
+    const int64_t *order;    // [num]: in which replies are added up
+    const int64_t *node_of;  // [num]: the node of each, in that order
+    int64_t num_workers;     // of the placement: N
+    uint64_t epoch;
+    int64_t layer, hidden;
+    int64_t max_rows, max_cols, max_bytes;  // of a reply
+};
+
+// One batch.
+struct asked {
+    uint64_t id_low, id_high;  // of the step
+    uint64_t seq;              // of the first call; the others follow
+    const float *rows;         // [count, H]
+    const int64_t *basis;      // [basis_rows, basis_size]
+    int64_t count, basis_rows, basis_size;
+    float *out, *node_sum;  // [count, H]; the latter for several nodes
+    int64_t *loads;         // [N], where the basis has loads
+    int64_t deadline_ns;
+    int64_t send_ns, wait_ns, sum_ns;  // out
+};
+
 // Outputs of one panel, and numbers of one vector register.
 EXPORT int64_t panel_width(void);
 EXPORT int64_t vector_width(void);
@@ -196,5 +246,87 @@ EXPORT int64_t decoder_step_scratch(const struct decoder *decoder, const struct 
 // that attend in the last layer to `logits`, or none.
 EXPORT void decoder_step(const struct decoder *decoder, const struct whole_step *step,
                          float *const *caches, float *logits, uint8_t *scratch, int threads);
+
+// The checksum of frames: XXH3, 64 bits.
+EXPORT uint64_t checksum_of(const uint8_t *data, int64_t size, uint64_t seed);
+
+// Bytes of the memory that both sides of a channel map, zeroed at first.
+EXPORT int64_t channel_bytes(int64_t capacity);
+
+// A side, 0 or 1, of the channel in `memory`. `bell`: the other side's eventfd; `control`: becomes
+// readable when the peer is gone; `most`: bytes of a message. NULL: there is no memory.
+EXPORT void *channel_open(uint8_t *memory, int64_t capacity, int side, int bell, int control,
+                          int64_t most);
+
+EXPORT void channel_close(void *channel);
+
+// Messages of a channel may be answered by `answers` from now on.
+EXPORT void channel_answer(void *channel, void *answers);
+
+// Copies a message; what the ring has no room for waits. -1: the channel is broken.
+EXPORT int channel_send(void *channel, const uint8_t *message, int64_t size);
+
+// Bytes of the next message, which stays until `channel_taken`; 0: none; -1: the channel is broken.
+EXPORT int64_t channel_take(void *channel, uint8_t **message);
+
+EXPORT void channel_taken(void *channel);
+
+// Has the peer ring from now on; false if there is something to do already.
+EXPORT int channel_sleep(void *channel);
+
+// Messages that came while another was awaited, the first of them; `channel_forget` frees it.
+EXPORT int64_t channel_kept(void *channel, uint8_t **message);
+
+EXPORT void channel_forget(void *channel);
+
+// Ends all waits for it.
+EXPORT void channel_break(void *channel);
+
+// Puts a message to those.
+EXPORT void channel_hold(void *channel, const uint8_t *message, int64_t size);
+
+// How long every wait of this process is awake, offering its core to others, before it sleeps.
+EXPORT void set_awake(int64_t ns);
+
+// Sleeps as an event loop does, and answers meanwhile what can be answered here. 0: the time is over;
+// 1: a channel has a message for Python; 2: a descriptor of `epoll` other than `bell` is ready.
+// `last_moved`: when a message last came, kept between calls.
+EXPORT int wait_for_events(void *const *channels, int64_t count, int epoll, int bell,
+                           int64_t timeout_ns, int64_t *last_moved);
+
+// Answers of one process; `max_`: bounds of a frame.
+EXPORT void *answers_open(int64_t max_rows, int64_t max_cols, int64_t max_bytes, int threads);
+
+EXPORT void answers_close(void *answers);
+
+// The memory that `found` points to must stay until its epoch is dropped.
+EXPORT void answers_add(void *answers, const struct answerable *found);
+
+EXPORT void answers_drop(void *answers, uint64_t epoch);
+
+// When a step last asked for an epoch, in ns of the monotonic clock; 0: never.
+EXPORT int64_t answers_asked(void *answers, uint64_t epoch);
+
+EXPORT void answers_tally(void *answers, struct answer_tally *taken);
+
+// Batches since the last call, one behind the other: epoch (two halves), layer, policy, rows, k,
+// experts of the busiest worker, ids [T, k]. Returns their numbers; there is room for all in
+// answers_log_size.
+EXPORT int64_t answers_log(void *answers, int32_t *taken);
+
+EXPORT int64_t answers_log_size(void);
+
+// Workers that a batch can ask.
+EXPORT int64_t most_asked(void);
+
+// Sends a batch to all workers of a layer; -1: there is no memory.
+EXPORT int ask_begin(const struct ask *ask, struct asked *asked);
+
+// Waits for the replies and adds them up. 0: `out` is the sum; 1: some answer is no plain reply, or a
+// peer is lost; 2: the deadline is over. What came then is kept by the channels.
+EXPORT int ask_finish(const struct ask *ask, struct asked *asked, int bell);
+
+// Ends an exchange that `ask_finish` left to Python, or that nobody finishes.
+EXPORT void ask_end(const struct ask *ask);
 
 #endif

@@ -53,6 +53,10 @@ class Session:
         """Derive the 64-bit tag on all messages of ``sender`` ("dialler" or "listener") in this connection."""
         return int.from_bytes(_mac(self.key, b"tag of " + sender.encode())[:8], "little")
 
+    def token(self, purpose: str) -> bytes:
+        """Derive 32 bytes that only the two ends of this session know."""
+        return _mac(self.key, b"token for " + purpose.encode())
+
     async def send(self, sock: socket.socket, kind: FrameKind, body: bytes) -> None:
         """Send a body with a proof of its sender."""
         await _send(sock, kind, _mac(self.key, bytes([kind]) + body) + body)

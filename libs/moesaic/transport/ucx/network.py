@@ -7,9 +7,10 @@ for the others.
 """
 
 import asyncio
+import os
 import socket
 from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from typing import TypeVar
 
@@ -17,16 +18,22 @@ import msgspec
 import structlog
 
 from moesaic.errors import DeadlineExceeded, FrameError, InvalidInput, MoesaicError, PeerLost
+from moesaic.native.library import library
 from moesaic.transport.contract import Handler, Link
 from moesaic.transport.dialled import DialledLink
 from moesaic.transport.frame import Frame, FrameKind, FrameLimits, Message
 from moesaic.transport.links import Links
+from moesaic.transport.rings.channel import Channel
+from moesaic.transport.rings.meeting import Meeting, meet
+from moesaic.transport.rings.plane import RingPlane
 from moesaic.transport.ucx import door, handshake
 from moesaic.transport.ucx.bindings import UCXError, UcxWorker
 from moesaic.transport.ucx.control import Control
 from moesaic.transport.ucx.door import Door
+from moesaic.transport.ucx.handshake import Session
 from moesaic.transport.ucx.interfaces import only_network
 from moesaic.transport.ucx.planes import (
+    RING,
     PlaneChoice,
     PlaneOffer,
     Transports,
@@ -62,8 +69,8 @@ class UcxNetwork:
             role: of this process, such as "expert".
             secret: the cluster secret.
             limits: the largest frames to believe.
-            transports: "tcp" or "shm" alone, or "auto": shared memory between processes of one host,
-                UCX's own choice between hosts.
+            transports: "tcp", "shm" (both by UCX) or "ring" alone, or "auto": rings in shared memory
+                between processes of one host, UCX's own choice between hosts.
             own_address: of this machine; tensors use no other network than the one it is on.
 
         Raises:
@@ -73,6 +80,7 @@ class UcxNetwork:
         self._links = Links(limits)
         self._kinds = planes_of(transports, only_network(own_address))
         self._max_bytes = limits.max_bytes
+        self._rings = RingPlane() if transports in ("auto", "ring") and library() else None
         try:
             self._planes = {name: self._open(name) for name in self._kinds}
         except UCXError as error:
@@ -80,7 +88,17 @@ class UcxNetwork:
                 "transports", f"UCX does not offer {transports!r} here: {error}"
             ) from error
         self._doors: list[Door] = []
+        self._answers = 0
         self._retired: list[UcxWorker] = []
+
+    @property
+    def bell(self) -> int:
+        """The file descriptor that peers wake this process by; -1 if none do."""
+        return self._rings.bell if self._rings is not None else -1
+
+    def answer_by(self, answers: int) -> None:
+        """Let requests that come through channels be answered by native ``answers``, from now on."""
+        self._answers = answers
 
     async def listen(self, host: str, port: int, handler: Handler) -> str:
         """See ``Network.listen``."""
@@ -138,6 +156,9 @@ class UcxNetwork:
         for plane in self._planes.values():
             await plane.close()
         self._planes = {}
+        if self._rings is not None:
+            self._rings.close()
+            self._rings = None
 
     def _open(self, name: str) -> UcxWorker:
         return UcxWorker(*self._kinds[name], self._max_bytes, partial(self._renew, name))
@@ -169,13 +190,25 @@ class UcxNetwork:
             await loop.sock_connect(sock, where)
             session = await handshake.dial(sock, self._secret, self._worker_id, self._role, peer)
             offered = dict(self._planes)
-            offer = PlaneOffer(shared_memory_id(), {name: p.address for name, p in offered.items()})
-            await session.send(sock, FrameKind.OFFER, msgspec.msgpack.encode(offer))
-            choice = _decode(await session.receive(sock, FrameKind.ACCEPT), PlaneChoice)
-            if offered.get(choice.plane) is not self._planes.get(choice.plane):
-                raise PeerLost(peer, f"{choice.plane} was renewed while it was dialled")
-            tags = (session.tag("dialler"), session.tag("listener"))
-            wire = self._wire(sock, peer, choice.plane, choice.address, tags)
+            addresses = {name: plane.address for name, plane in offered.items()}
+            async with AsyncExitStack() as meetings:
+                meeting: asyncio.Task[tuple[int, int]] | None = None
+                if self._rings is not None:
+                    place = Meeting(self._rings.bell)
+                    addresses[RING] = place.name
+                    meeting = asyncio.ensure_future(place.met(session.token(RING)))
+                    meetings.push_async_callback(_end_meeting, place, meeting)
+                offer = PlaneOffer(shared_memory_id(), addresses)
+                await session.send(sock, FrameKind.OFFER, msgspec.msgpack.encode(offer))
+                choice = _decode(await session.receive(sock, FrameKind.ACCEPT), PlaneChoice)
+                wire: _RingWire | _UcxWire
+                if choice.plane == RING and meeting is not None and self._rings is not None:
+                    wire = _RingWire(self._rings, *await meeting, 0, sock)
+                else:
+                    if offered.get(choice.plane) is not self._planes.get(choice.plane):
+                        raise PeerLost(peer, f"{choice.plane} was renewed while it was dialled")
+                    tags = (session.tag("dialler"), session.tag("listener"))
+                    wire = self._wire(sock, peer, choice.plane, choice.address, tags)
             link = wire.receiver = self._links.dial(peer, wire)
             undo.pop_all()
             return link
@@ -186,16 +219,38 @@ class UcxNetwork:
         """Let a stranger prove itself, then serve it."""
         session = await handshake.accept(sock, self._secret, self._worker_id, self._role, on_seal)
         offer = _decode(await session.receive(sock, FrameKind.OFFER), PlaneOffer)
-        plane = choose_plane(offer, self._planes)
+        own = [RING, *self._planes] if self._rings is not None else list(self._planes)
+        plane = choose_plane(offer, own)
+        wire: _RingWire | _UcxWire | None = None
+        if plane == RING and self._rings is not None:
+            wire = await self._join(self._rings, offer.addresses[RING], session, sock)
+            if wire is None:
+                own.remove(RING)
+                plane = choose_plane(offer, own)
         tags = (session.tag("listener"), session.tag("dialler"))
         with ExitStack() as undo:
-            wire = self._wire(sock, session.peer, plane, offer.addresses[plane], tags)
+            if wire is None:
+                wire = self._wire(sock, session.peer, plane, offer.addresses[plane], tags)
             link = wire.receiver = self._links.serve(session.peer, wire, handler)
             undo.callback(link.end)
-            choice = PlaneChoice(plane, self._planes[plane].address)
+            choice = PlaneChoice(plane, b"" if plane == RING else self._planes[plane].address)
             await session.send(sock, FrameKind.ACCEPT, msgspec.msgpack.encode(choice))
             undo.pop_all()
         log.info("peer.joined", peer=session.peer, plane=plane)
+
+    async def _join(
+        self, rings: RingPlane, name: bytes, session: Session, sock: socket.socket
+    ) -> "_RingWire | None":
+        """Meet a dialler of this host; ``None`` if it cannot be met, as in another network."""
+        try:
+            memory, bell = await meet(name, session.token(RING), rings.bell)
+        except OSError as error:
+            log.info("meeting.failed", peer=session.peer, cause=str(error))
+            return None
+        wire = _RingWire(rings, memory, bell, 1, sock)
+        if self._answers:
+            wire.channel.answer_by(self._answers)
+        return wire
 
     def _wire(
         self, sock: socket.socket, peer: str, plane: str, address: bytes, tags: tuple[int, int]
@@ -232,6 +287,46 @@ class _UcxWire:
     def _lost(self, cause: str) -> None:
         self.close()
         self.receiver.on_lost(cause)
+
+
+class _RingWire:
+    """A ``Wire``: a channel in shared memory, and the connection that tells when the peer is gone."""
+
+    receiver: Receiver
+
+    def __init__(
+        self, rings: RingPlane, memory: int, bell: int, side: int, sock: socket.socket
+    ) -> None:
+        try:
+            self.channel = Channel(memory, side, bell, sock.fileno())
+        finally:
+            os.close(memory)
+        self._rings = rings
+        self._control = Control(sock, self._lost)
+        rings.add(self.channel, self._arrive, self._lost)
+
+    def send(self, message: Message) -> None:
+        if not self.channel.closed and not self.channel.send(message):
+            asyncio.get_running_loop().call_soon(self._lost, "the channel is damaged")
+
+    def close(self) -> None:
+        self._rings.remove(self.channel)
+        self._control.close()
+
+    def _arrive(self, message: Message) -> None:
+        self.receiver.on_message(message)
+
+    def _lost(self, cause: str) -> None:
+        if not self.channel.closed:
+            self.close()
+            self.receiver.on_lost(cause)
+
+
+async def _end_meeting(place: Meeting, meeting: "asyncio.Task[tuple[int, int]]") -> None:
+    if not meeting.done():
+        meeting.cancel()
+    await asyncio.gather(meeting, return_exceptions=True)
+    place.close()
 
 
 def _decode(body: bytes, message: type[_Message]) -> _Message:

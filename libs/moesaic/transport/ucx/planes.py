@@ -11,9 +11,9 @@ import msgspec
 
 from moesaic.errors import FrameError
 
-Transports = Literal["auto", "tcp", "shm"]
+Transports = Literal["auto", "tcp", "shm", "ring"]
 
-_SHM, _NET = "shm", "net"  # planes, best first
+RING, _SHM, _NET = "ring", "shm", "net"  # planes, best first
 
 # Mapped segments only. UCX's "shm" also means cma, which reads the peer's memory by process id: if
 # the peer dies in the middle, UCX aborts the reader as well.
@@ -32,14 +32,17 @@ _SEGMENT = "32k"
 
 
 class PlaneOffer(msgspec.Struct, frozen=True):
-    """The dialler's UCX address on each plane, and the host whose memory it can share."""
+    """The dialler's address on each plane, and the host whose memory it can share.
+
+    On the plane of rings it is the name of a meeting, else a UCX address.
+    """
 
     host: str
     addresses: dict[str, bytes]
 
 
 class PlaneChoice(msgspec.Struct, frozen=True):
-    """The plane that the listener has chosen, and its UCX address there."""
+    """The plane that the listener has chosen, and its UCX address there, if it has one."""
 
     plane: str
     address: bytes
@@ -84,7 +87,7 @@ def choose_plane(offer: PlaneOffer, own: Collection[str]) -> str:
     """
     usable = [name for name in own if name in offer.addresses]
     if offer.host != shared_memory_id():
-        usable = [name for name in usable if name != _SHM]
+        usable = [name for name in usable if name not in (RING, _SHM)]
     if not usable:
         raise FrameError(
             "addresses",

@@ -1,0 +1,310 @@
+#include "exchange/answer.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "exchange/frame.h"
+#include "exchange/xxh3.h"
+
+enum { BUCKETS = 1024, MAX_LOG = 1 << 18, LOG_HEAD = 7 };
+static const int64_t MAX_LOAD = 1ll << 40;
+
+struct known {
+    struct known *next;
+    struct answerable is;
+    int64_t asked_ns;
+};
+
+struct answers {
+    pthread_mutex_t lock;  // other threads drop epochs and take what was counted
+    struct known *known[BUCKETS];
+    struct frame_limits limits;
+    int threads;
+    uint8_t *scratch;
+    int64_t scratch_bytes;
+    struct answer_tally tally;
+    int32_t *log;  // batches: epoch (two), layer, policy, rows, top_k, busiest, ids
+    int64_t logged;
+};
+
+EXPORT void *answers_open(int64_t max_rows, int64_t max_cols, int64_t max_bytes,
+                                    int threads) {
+    struct answers *a = calloc(1, sizeof *a);
+    if (!a) return 0;
+    if (!(a->log = malloc(MAX_LOG * sizeof *a->log))) {
+        free(a);
+        return 0;
+    }
+    pthread_mutex_init(&a->lock, 0);
+    a->limits = (struct frame_limits){max_rows, max_cols, max_bytes};
+    a->threads = threads;
+    return a;
+}
+
+EXPORT void answers_close(void *answers) {
+    struct answers *a = answers;
+    for (int i = 0; i < BUCKETS; i++)
+        for (struct known *k = a->known[i], *next; k; k = next) next = k->next, free(k);
+    free(a->scratch);
+    free(a->log);
+    free(a);
+}
+
+static struct known **bucket_of(struct answers *a, uint64_t epoch, int64_t layer) {
+    return &a->known[(epoch * 0x9e3779b97f4a7c15u + (uint64_t)layer * 31) >> 20 & (BUCKETS - 1)];
+}
+
+EXPORT void answers_add(void *answers, const struct answerable *found) {
+    struct answers *a = answers;
+    struct known *k = malloc(sizeof *k);
+    if (!k) return;
+    *k = (struct known){0, *found, now_ns()};
+    pthread_mutex_lock(&a->lock);
+    struct known **bucket = bucket_of(a, found->epoch, found->layer);
+    k->next = *bucket;
+    *bucket = k;
+    pthread_mutex_unlock(&a->lock);
+}
+
+EXPORT void answers_drop(void *answers, uint64_t epoch) {
+    struct answers *a = answers;
+    pthread_mutex_lock(&a->lock);
+    for (int i = 0; i < BUCKETS; i++)
+        for (struct known **at = &a->known[i]; *at;) {
+            struct known *k = *at;
+            if (k->is.epoch == epoch)
+                *at = k->next, free(k);
+            else
+                at = &k->next;
+        }
+    pthread_mutex_unlock(&a->lock);
+}
+
+EXPORT int64_t answers_asked(void *answers, uint64_t epoch) {
+    struct answers *a = answers;
+    int64_t latest = 0;
+    pthread_mutex_lock(&a->lock);
+    for (int i = 0; i < BUCKETS; i++)
+        for (struct known *k = a->known[i]; k; k = k->next)
+            if (k->is.epoch == epoch && k->asked_ns > latest) latest = k->asked_ns;
+    pthread_mutex_unlock(&a->lock);
+    return latest;
+}
+
+EXPORT void answers_tally(void *answers, struct answer_tally *taken) {
+    struct answers *a = answers;
+    pthread_mutex_lock(&a->lock);
+    *taken = a->tally;
+    a->tally = (struct answer_tally){0};
+    pthread_mutex_unlock(&a->lock);
+}
+
+EXPORT int64_t answers_log_size(void) { return MAX_LOG; }
+
+EXPORT int64_t answers_log(void *answers, int32_t *taken) {
+    struct answers *a = answers;
+    pthread_mutex_lock(&a->lock);
+    const int64_t count = a->logged;
+    memcpy(taken, a->log, (size_t)count * sizeof *taken);
+    a->logged = 0;
+    pthread_mutex_unlock(&a->lock);
+    return count;
+}
+
+static int64_t rounded(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+static uint8_t *scratch_of(struct answers *a, int64_t bytes) {
+    if (bytes > a->scratch_bytes) {
+        free(a->scratch);
+        a->scratch_bytes = 0;
+        if (!(a->scratch = aligned_alloc(64, (size_t)rounded(bytes)))) return 0;
+        a->scratch_bytes = bytes;
+    }
+    return a->scratch;
+}
+
+// Parts of the scratch for one batch.
+struct desk {
+    float *logits, *weights;
+    int32_t *ids, *instance, *replica, *of_choice;
+    int64_t *load;
+    uint8_t *decision, *rest;
+};
+
+enum { DECISION_HEAD = 8 + 8 + 8 + 1 + 3 * 8 };
+
+static int64_t lay_out_desk(struct desk *d, uint8_t *at, const struct answerable *is, int64_t rows,
+                            int threads) {
+    const int64_t num_experts = is->moe.gate.num_out, top_k = is->moe.top_k, chosen = rows * top_k;
+    uint8_t *start = at;
+#define PLACE(field, bytes) d->field = (void *)at, at += rounded(bytes)
+    PLACE(logits, rows * num_experts * 4);
+    PLACE(weights, chosen * 4);
+    PLACE(ids, chosen * 4);
+    PLACE(instance, num_experts * 4);
+    PLACE(replica, num_experts * 4);
+    PLACE(of_choice, chosen * 4);
+    PLACE(load, is->num_workers * 8);
+    PLACE(decision, DECISION_HEAD + (chosen + num_experts) * 4);
+    const int64_t scheduling = schedule_experts_scratch(num_experts, is->num_workers);
+    const int64_t computing = experts_scratch(rows, top_k, is->moe.gate.num_in, is->moe.size,
+                                              is->num_slots, threads);
+    PLACE(rest, scheduling > computing ? scheduling : computing);
+#undef PLACE
+    return at - start;
+}
+
+// The digest of moesaic.experts.assignment.decision_digest.
+static uint64_t digest_of(const struct desk *d, const struct answerable *is,
+                          const struct frame_head *request, int64_t rows) {
+    const int64_t num_experts = is->moe.gate.num_out, top_k = is->moe.top_k;
+    const int64_t layer = request->layer, shape[3] = {rows, top_k, num_experts};
+    const double threshold = request->threshold;
+    uint8_t *at = d->decision;
+    memcpy(at, &request->epoch, 8);
+    memcpy(at + 8, &layer, 8);
+    memcpy(at + 16, &threshold, 8);
+    at[24] = 3;
+    memcpy(at + 25, shape, sizeof shape);
+    memcpy(at + DECISION_HEAD, d->ids, (size_t)(rows * top_k) * 4);
+    memcpy(at + DECISION_HEAD + rows * top_k * 4, d->instance, (size_t)num_experts * 4);
+    return xxh3_64(at, DECISION_HEAD + (rows * top_k + num_experts) * 4, 0);
+}
+
+// Loads that other batches left, by worker; false: they are none that a sender of ours writes.
+static int take_loads(const struct answerable *is, const int64_t *loads, int64_t *load) {
+    memset(load, 0, (size_t)is->num_workers * 8);
+    if (!loads) return 1;
+    if (loads[0]) return 0;
+    for (int64_t i = 1; i < is->basis_size; i++) {
+        const int64_t each = loads[i];
+        if (each < 0 || each > MAX_LOAD) return 0;
+        load[is->basis[i]] = each;
+    }
+    return 1;
+}
+
+static void note(struct answers *a, const struct answerable *is, const struct desk *d, int64_t rows,
+                 int64_t own, int64_t most) {
+    struct answer_tally *t = &a->tally;
+    t->batches++, t->rows += rows, t->most_experts += most, t->experts += own;
+    int64_t *count = &t->up_to_0;
+    for (int64_t bound = 0; own > bound && count < &t->up_to_any; count++)
+        bound = bound ? 2 * bound : 1;
+    ++*count;
+    if (!is->counts) return;
+    int32_t *log = a->log + a->logged;
+    const int32_t head[LOG_HEAD] = {(int32_t)is->epoch,        (int32_t)(is->epoch >> 32),
+                                    (int32_t)is->layer,        (int32_t)is->basis[0],
+                                    (int32_t)rows,             (int32_t)is->moe.top_k,
+                                    (int32_t)most};
+    memcpy(log, head, sizeof head);
+    memcpy(log + LOG_HEAD, d->ids, (size_t)(rows * is->moe.top_k) * 4);
+    a->logged += LOG_HEAD + rows * is->moe.top_k;
+}
+
+static int answer_rows(struct answers *a, struct known *k, struct channel *c,
+                       const uint8_t *message, const struct frame_head *request) {
+    const struct answerable *is = &k->is;
+    const int64_t started = now_ns(), rows = request->tensors[0].rows;
+    const int64_t hidden = is->moe.gate.num_in, num_experts = is->moe.gate.num_out;
+    const float *x = (const float *)(message + request->tensors[0].start);
+    const int has_loads = request->tensors[1].rows == 2;
+    if (is->counts && a->logged + LOG_HEAD + rows * is->moe.top_k > MAX_LOG) return 0;
+    struct desk d;
+    uint8_t *scratch = scratch_of(a, lay_out_desk(&d, 0, is, rows, a->threads));
+    if (!scratch) return 0;
+    lay_out_desk(&d, scratch, is, rows, a->threads);
+    const int64_t *basis = (const int64_t *)(message + request->tensors[1].start);
+    if (!take_loads(is, has_loads ? basis + is->basis_size : 0, d.load)) return 0;
+
+    choose_experts(&is->moe.gate, x, rows, is->moe.top_k, is->moe.normalise, is->moe.scaling,
+                   d.logits, d.weights, d.ids, a->threads);
+    const int64_t gated = now_ns();
+    schedule_experts(d.ids, rows * is->moe.top_k, is->replicas, num_experts, is->num_workers,
+                     is->live, is->weights, is->row, d.load, is->first, is->end, d.instance,
+                     d.replica, d.of_choice, d.rest);
+    int64_t own = 0, most = 0;
+    for (int64_t n = 0; n < is->num_workers; n++) {
+        int64_t count = 0;
+        for (int64_t e = 0; e < num_experts; e++) count += d.instance[e] == n;
+        if (count > most) most = count;
+        if (n == is->worker) own = count;
+    }
+    const uint64_t digest = digest_of(&d, is, request, rows);
+    const int64_t chosen = now_ns();
+
+    struct frame_head reply = {.kind = FRAME_REPLY,
+                               .num_tensors = 1 + has_loads,
+                               .layer = request->layer,
+                               .threshold = 1,
+                               .epoch = request->epoch,
+                               .seq = request->seq,
+                               .digest = digest};
+    memcpy(reply.request_id, request->request_id, sizeof reply.request_id);
+    reply.tensors[0].code = FRAME_FLOAT32;
+    reply.tensors[0].rows = own ? (uint32_t)rows : 0, reply.tensors[0].cols = (uint32_t)hidden;
+    if (has_loads)
+        reply.tensors[1] = (struct tensor_place){FRAME_INT64, 1, (uint32_t)is->num_workers, 0};
+    frame_lay_out(&reply);
+    const int64_t size = frame_size(&reply);
+    uint8_t *room = channel_room(c, size);
+    uint8_t *to = room ? room : aligned_alloc(64, (size_t)rounded(size));
+    if (!to) return 0;
+    if (own)
+        experts(is->moe.slots, is->num_slots, x, rows, hidden, is->moe.size, d.weights, d.of_choice,
+                is->moe.top_k, (float *)(to + reply.tensors[0].start), d.rest, a->threads);
+    if (has_loads) memcpy(to + reply.tensors[1].start, d.load, (size_t)is->num_workers * 8);
+    const int64_t computed = now_ns();
+    frame_seal(to, &reply);
+    if (room) {
+        channel_commit(c, size);
+    } else {
+        channel_send(c, to, size);
+        free(to);
+    }
+    k->asked_ns = started;
+    note(a, is, &d, rows, own, most);
+    struct answer_tally *t = &a->tally;
+    t->gate_ns += gated - started, t->choose_ns += chosen - gated;
+    t->compute_ns += computed - chosen, t->reply_ns += now_ns() - computed;
+    return 1;
+}
+
+static int is_rows(const struct answerable *is, const uint8_t *message,
+                   const struct frame_head *request) {
+    const struct tensor_place *rows = &request->tensors[0], *basis = &request->tensors[1];
+    return rows->code == FRAME_FLOAT32 && rows->rows && rows->cols == is->moe.gate.num_in &&
+           basis->code == FRAME_INT64 && basis->cols == is->basis_size &&
+           (basis->rows == 1 || basis->rows == 2) &&
+           !memcmp(message + basis->start, is->basis, (size_t)is->basis_size * 8);
+}
+
+static int answer_ping(struct channel *c, const struct frame_head *ping) {
+    struct frame_head pong = {.kind = FRAME_PONG, .threshold = 1, .seq = ping->seq};
+    uint8_t bytes[128] __attribute__((aligned(64)));
+    frame_lay_out(&pong);
+    frame_seal(bytes, &pong);
+    return channel_send(c, bytes, sizeof bytes) == 0;
+}
+
+int answer(struct answers *a, struct channel *c, const uint8_t *message, int64_t size) {
+    struct frame_head head;
+    const int64_t started = now_ns();
+    if (frame_read(message, size, &a->limits, &head)) return 0;
+    if (head.kind == FRAME_PING && !head.num_tensors) return answer_ping(c, &head);
+    if (head.kind != FRAME_REQUEST || head.num_tensors != 2 || head.flags || head.body_size)
+        return 0;
+    int done = 0;
+    pthread_mutex_lock(&a->lock);
+    a->tally.receive_ns += now_ns() - started;
+    for (struct known *k = *bucket_of(a, head.epoch, head.layer); k && !done; k = k->next)
+        if (k->is.epoch == head.epoch && k->is.layer == head.layer &&
+            is_rows(&k->is, message, &head)) {
+            done = answer_rows(a, k, c, message, &head);
+            break;
+        }
+    pthread_mutex_unlock(&a->lock);
+    return done;
+}

@@ -1,0 +1,231 @@
+// Asks expert workers for their parts of a layer, and adds them up, as moesaic.dispatch.routed does, to
+// the bit. Whatever is not a plain reply is kept for Python, which then settles the whole exchange.
+#define _GNU_SOURCE
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "exchange/frame.h"
+#include "exchange/ring.h"
+
+enum { DONE, RARE, LATE };
+enum { AWAITED, PART, OTHER };
+enum { MOST_ASKED = 64 };
+enum { LOOK_EVERY = 64 };  // offers of the core between two looks at the time
+
+// A reply where it came; `kept` if it came while another one was awaited.
+struct reply {
+    int state;
+    const uint8_t *message;
+    int64_t size;
+    struct kept *kept;
+    struct frame_head head;
+};
+
+EXPORT int64_t most_asked(void) { return MOST_ASKED; }
+
+static struct channel *channel_of(const struct ask *ask, int64_t i) { return ask->channels[i]; }
+
+static void fill(struct frame_head *head, const struct ask *ask, const struct asked *asked) {
+    *head = (struct frame_head){.kind = FRAME_REQUEST,
+                                .num_tensors = 2,
+                                .layer = (int32_t)ask->layer,
+                                .threshold = 1,
+                                .epoch = ask->epoch};
+    memcpy(head->request_id, &asked->id_low, 8);
+    memcpy(head->request_id + 8, &asked->id_high, 8);
+    head->tensors[0] =
+        (struct tensor_place){FRAME_FLOAT32, (uint32_t)asked->count, (uint32_t)ask->hidden, 0};
+    head->tensors[1] =
+        (struct tensor_place){FRAME_INT64, (uint32_t)asked->basis_rows, (uint32_t)asked->basis_size, 0};
+    frame_lay_out(head);
+}
+
+EXPORT int ask_begin(const struct ask *ask, struct asked *asked) {
+    struct frame_head head;
+    const int64_t started = now_ns();
+    fill(&head, ask, asked);
+    const int64_t size = frame_size(&head);
+    uint8_t *copy = 0;
+    for (int64_t i = 0; i < ask->num; i++) channel_of(ask, i)->outstanding++;
+    for (int64_t i = 0; i < ask->num; i++) {
+        struct channel *c = ask->channels[i];
+        uint8_t *room = channel_room(c, size), *to = room;
+        if (!to && !(to = copy ? copy : (copy = aligned_alloc(64, (size_t)(size + 63) / 64 * 64))))
+            return -1;
+        head.seq = asked->seq + (uint64_t)i;
+        memcpy(to + head.tensors[0].start, asked->rows,
+               (size_t)(asked->count * ask->hidden) * sizeof(float));
+        memcpy(to + head.tensors[1].start, asked->basis,
+               (size_t)(asked->basis_rows * asked->basis_size) * sizeof(int64_t));
+        frame_seal(to, &head);
+        if (room)
+            channel_commit(c, size);
+        else
+            channel_send(c, to, size);
+    }
+    free(copy);
+    asked->send_ns = now_ns() - started;
+    return 0;
+}
+
+static int is_part(const struct ask *ask, const struct asked *asked, int64_t i,
+                   const struct frame_head *head) {
+    const struct tensor_place *part = &head->tensors[0], *loads = &head->tensors[1];
+    const int has_loads = asked->basis_rows == 2;
+    return head->kind == FRAME_REPLY && head->seq == asked->seq + (uint64_t)i &&
+           head->epoch == ask->epoch && head->layer == ask->layer &&
+           !memcmp(head->request_id, &asked->id_low, 8) &&
+           !memcmp(head->request_id + 8, &asked->id_high, 8) &&
+           head->num_tensors == 1 + has_loads && part->code == FRAME_FLOAT32 &&
+           part->cols == ask->hidden && (part->rows == asked->count || !part->rows) &&
+           (!has_loads || (loads->code == FRAME_INT64 && loads->rows == 1 &&
+                           loads->cols == ask->num_workers));
+}
+
+// Reads a message if it answers call `i`; else it is for another.
+static int is_mine(const struct ask *ask, const struct asked *asked, int64_t i,
+                   const uint8_t *message, int64_t size, struct reply *reply) {
+    const struct frame_limits limits = {ask->max_rows, ask->max_cols, ask->max_bytes};
+    if (frame_read(message, size, &limits, &reply->head)) {
+        reply->state = OTHER;  // damage, which ends the channel
+        return 0;
+    }
+    if (reply->head.kind != FRAME_REPLY && reply->head.kind != FRAME_ERROR) return 0;
+    if (reply->head.seq != asked->seq + (uint64_t)i) return 0;
+    reply->state = is_part(ask, asked, i, &reply->head) ? PART : OTHER;
+    reply->message = message, reply->size = size;
+    return 1;
+}
+
+static void look_at_kept(const struct ask *ask, const struct asked *asked, int64_t i,
+                         struct reply *reply) {
+    for (struct kept **at = &channel_of(ask, i)->kept; *at; at = &(*at)->next)
+        if (is_mine(ask, asked, i, (*at)->bytes, (*at)->size, reply)) {
+            if (reply->state == OTHER) return;  // it stays for Python
+            reply->kept = *at;
+            *at = reply->kept->next;
+            return;
+        }
+}
+
+// True if something came.
+static int look(const struct ask *ask, const struct asked *asked, int64_t i, struct reply *reply) {
+    struct channel *c = ask->channels[i];
+    int64_t size;
+    const uint8_t *message;
+    int moved = channel_pump(c);
+    while (reply->state == AWAITED && (message = channel_peek(c, &size))) {
+        moved = 1;
+        const int mine = is_mine(ask, asked, i, message, size, reply);
+        if (mine && reply->state == PART) return 1;  // it is released when it has been added
+        channel_keep(c, message, size);
+        channel_release(c);
+    }
+    return moved;
+}
+
+// Sleeps until a peer rings, a connection ends, or the deadline; true if a connection ended.
+static int sleep_on(const struct ask *ask, const struct reply *replies, int bell,
+                    int64_t timeout_ns) {
+    struct pollfd fds[MOST_ASKED + 1] = {{.fd = bell, .events = POLLIN}};
+    int count = 1;
+    for (int64_t i = 0; i < ask->num; i++) {
+        struct channel *c = ask->channels[i];
+        if (replies[i].state != AWAITED) continue;
+        if (!channel_sleep(c)) return 0;
+        fds[count++] = (struct pollfd){.fd = c->control, .events = POLLIN};
+    }
+    const struct timespec timeout = {timeout_ns / 1000000000, timeout_ns % 1000000000};
+    if (ppoll(fds, (nfds_t)count, &timeout, 0) <= 0) return 0;
+    uint64_t rung;
+    if (fds[0].revents)
+        while (read(bell, &rung, sizeof rung) > 0) continue;
+    for (int i = 1; i < count; i++)
+        if (fds[i].revents) return 1;
+    return 0;
+}
+
+static int wait_for(const struct ask *ask, struct asked *asked, struct reply *replies, int bell) {
+    int64_t awake_until = now_ns() + awake_ns;
+    for (int64_t round = 0;; round++) {
+        int moved = 0, missing = 0, broken = 0;
+        for (int64_t i = 0; i < ask->num; i++) {
+            if (replies[i].state == AWAITED) moved |= look(ask, asked, i, &replies[i]);
+            missing += replies[i].state == AWAITED;
+            broken |= channel_of(ask, i)->broken;
+        }
+        if (!missing) return DONE;
+        if (broken) return RARE;
+        if (!moved && round % LOOK_EVERY) {
+            if (awake_ns) offer_core();
+            if (awake_ns) continue;
+        }
+        const int64_t now = now_ns();
+        if (now >= asked->deadline_ns) return LATE;
+        if (moved) awake_until = now + awake_ns;
+        if (now < awake_until) continue;
+        if (sleep_on(ask, replies, bell, asked->deadline_ns - now)) return RARE;
+        awake_until = now_ns() + awake_ns;
+    }
+}
+
+static void add_part(float *sum, const float *part, int64_t count) {
+    for (int64_t i = 0; i < count; i++) sum[i] += part[i];
+}
+
+// Node by node, workers of a node first: the order of moesaic.dispatch.routed.sum_order.
+static void add_up(const struct ask *ask, const struct asked *asked, const struct reply *replies) {
+    const int64_t count = asked->count * ask->hidden;
+    const int one_node = ask->node_of[0] == ask->node_of[ask->num - 1];
+    float *sum = one_node ? asked->out : asked->node_sum;
+    memset(asked->out, 0, (size_t)count * sizeof(float));
+    for (int64_t n = 0; n < ask->num; n++) {
+        const struct reply *reply = &replies[ask->order[n]];
+        if (!one_node && (!n || ask->node_of[n] != ask->node_of[n - 1])) {
+            if (n) add_part(asked->out, sum, count);
+            memset(sum, 0, (size_t)count * sizeof(float));
+        }
+        if (reply->head.tensors[0].rows)
+            add_part(sum, (const float *)(reply->message + reply->head.tensors[0].start), count);
+    }
+    if (!one_node) add_part(asked->out, sum, count);
+}
+
+static int agree(const struct ask *ask, const struct reply *replies) {
+    for (int64_t i = 0; i < ask->num; i++)
+        if (replies[i].state != PART || replies[i].head.digest != replies[0].head.digest) return 0;
+    return 1;
+}
+
+EXPORT void ask_end(const struct ask *ask) {
+    for (int64_t i = 0; i < ask->num; i++) channel_of(ask, i)->outstanding--;
+}
+
+EXPORT int ask_finish(const struct ask *ask, struct asked *asked, int bell) {
+    struct reply replies[MOST_ASKED] = {0};
+    const int64_t started = now_ns();
+    for (int64_t i = 0; i < ask->num; i++) look_at_kept(ask, asked, i, &replies[i]);
+    int outcome = wait_for(ask, asked, replies, bell);
+    const int64_t came = now_ns();
+    if (outcome == DONE && !agree(ask, replies)) outcome = RARE;
+    if (outcome == DONE) {
+        add_up(ask, asked, replies);
+        if (asked->basis_rows == 2)
+            memcpy(asked->loads, replies[0].message + replies[0].head.tensors[1].start,
+                   (size_t)ask->num_workers * sizeof(int64_t));
+    }
+    for (int64_t i = 0; i < ask->num; i++) {
+        struct reply *reply = &replies[i];
+        if (reply->state != PART) continue;
+        if (outcome != DONE) channel_keep(ask->channels[i], reply->message, reply->size);
+        if (reply->kept)
+            free(reply->kept);
+        else
+            channel_release(ask->channels[i]);
+    }
+    if (outcome == DONE) ask_end(ask);
+    asked->wait_ns = came - started, asked->sum_ns = now_ns() - came;
+    return outcome;
+}

@@ -1,0 +1,87 @@
+// The sleep of an event loop whose process has channels: what can be answered here is, and Python
+// wakes up for the rest.
+#define _GNU_SOURCE
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include "exchange/answer.h"
+
+enum { LOOK_EVERY = 8 };             // offers of the core between two looks at other descriptors
+enum { BUSY_LOOK_NS = 100 * 1000 };  // between two looks while requests come one after the other
+enum { MOST_EVENTS = 8 };
+
+enum { NOTHING, MESSAGES, EVENTS };
+
+// Answers what has come. Sets `rare` if a message is Python's.
+static int serve(void *const *channels, int64_t count, int *rare) {
+    int moved = 0;
+    for (int64_t i = 0; i < count; i++) {
+        struct channel *c = channels[i];
+        moved |= channel_pump(c);
+        int64_t size;
+        const uint8_t *message;
+        while ((message = channel_peek(c, &size))) {
+            if (!c->answers || !answer(c->answers, c, message, size)) {
+                *rare = 1;
+                break;
+            }
+            channel_release(c);
+            moved = 1;
+        }
+        if (c->broken || (c->kept && !c->outstanding)) *rare = 1;
+    }
+    return moved;
+}
+
+static void quiet(int bell) {
+    uint64_t rung;
+    while (read(bell, &rung, sizeof rung) > 0) continue;
+}
+
+// Sleeps until something happens; false if it was only the bell.
+static int sleep_on(void *const *channels, int64_t count, int epoll, int bell,
+                    int64_t timeout_ns) {
+    int idle = 1;
+    for (int64_t i = 0; i < count; i++) idle &= channel_sleep(channels[i]);
+    if (!idle) return 0;
+    struct epoll_event events[MOST_EVENTS];
+    const int64_t ms = timeout_ns < 0 ? -1 : (timeout_ns + 999999) / 1000000;
+    const int came = epoll_wait(epoll, events, MOST_EVENTS, ms > 1 << 30 ? 1 << 30 : (int)ms);
+    int others = came < 0;
+    for (int i = 0; i < came; i++)
+        if (events[i].data.fd == bell)
+            quiet(bell);
+        else
+            others = 1;
+    return others || !came;
+}
+
+EXPORT int wait_for_events(void *const *channels, int64_t count, int epoll, int bell,
+                           int64_t timeout_ns, int64_t *last_moved) {
+    const int64_t began = now_ns();
+    int64_t last = *last_moved, looked = began;
+    struct epoll_event events[MOST_EVENTS];
+    for (int64_t round = 0;; round++) {
+        int rare = 0;
+        const int moved = serve(channels, count, &rare);
+        if (rare) return MESSAGES;
+        const int64_t now = now_ns();
+        if (moved) *last_moved = last = now;
+        if (timeout_ns >= 0 && now - began >= timeout_ns) return NOTHING;
+        if (now - last < awake_ns || moved) {
+            if (!moved) offer_core();
+            if (moved ? now - looked < BUSY_LOOK_NS : round % LOOK_EVERY) continue;
+            looked = now;
+            const int came = epoll_wait(epoll, events, MOST_EVENTS, 0);
+            for (int i = 0; i < came; i++)
+                if (events[i].data.fd == bell)
+                    quiet(bell);
+                else
+                    return EVENTS;
+            continue;
+        }
+        const int64_t left = timeout_ns < 0 ? -1 : timeout_ns - (now - began);
+        if (sleep_on(channels, count, epoll, bell, left)) return EVENTS;
+        *last_moved = last = now_ns();
+    }
+}

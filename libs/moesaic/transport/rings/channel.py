@@ -1,0 +1,115 @@
+"""One side of a channel in shared memory, as Python and its C functions see it."""
+
+import ctypes
+import fcntl
+import mmap
+import os
+
+from moesaic.errors import FrameError
+from moesaic.native.library import lib
+from moesaic.transport.frame import Message
+
+CAPACITY = 4 << 20  # bytes each way; memory is taken as far as messages have ever reached
+NATIVE_SEQ = 1 << 63  # calls from here on were sent, and are awaited, without Python
+
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+def make_memory() -> int:
+    """Reserve the memory of one channel.
+
+    Returns:
+        Its file descriptor; the size is sealed, so that no other process can take it away.
+    """
+    memory = os.memfd_create("moesaic-channel", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(memory, lib().channel_bytes(capacity=CAPACITY))
+    fcntl.fcntl(memory, fcntl.F_ADD_SEALS, _SEALS)
+    return memory
+
+
+class Channel:
+    """Sends and receives whole messages. Everything happens on the thread of one event loop."""
+
+    def __init__(self, memory: int, side: int, bell: int, control: int) -> None:
+        """Map the memory; the file descriptors stay the caller's, but for ``bell``.
+
+        Args:
+            memory: file descriptor, from ``make_memory`` of either side.
+            side: 0 for the side that made the memory, 1 for the other.
+            bell: the other side's, which is closed with this object.
+            control: becomes readable when the peer is gone.
+
+        Raises:
+            FrameError: the memory is no channel's.
+        """
+        size = lib().channel_bytes(capacity=CAPACITY)
+        sealed = fcntl.fcntl(memory, fcntl.F_GET_SEALS) & _SEALS == _SEALS
+        if os.fstat(memory).st_size != size or not sealed:
+            raise FrameError("memory", "is no channel's: its size is another, or not sealed")
+        self._memory = mmap.mmap(memory, size)
+        self._start = ctypes.c_char.from_buffer(self._memory)
+        self._bell = bell
+        self.closed = False
+        self.c: int = lib().channel_open(
+            memory=ctypes.addressof(self._start),
+            capacity=CAPACITY,
+            side=side,
+            bell=bell,
+            control=control,
+            most=1 << 62,
+        )
+        self._message = ctypes.c_void_p()
+
+    def __del__(self) -> None:
+        if hasattr(self, "c"):
+            lib().channel_close(channel=self.c)
+            os.close(self._bell)
+
+    def send(self, message: Message) -> bool:
+        """Send a message, or let it wait for room; False if the channel is broken."""
+        start = ctypes.c_char.from_buffer(message)
+        sent = lib().channel_send(
+            channel=self.c, message=ctypes.addressof(start), size=len(message)
+        )
+        return bool(sent == 0)
+
+    def receive(self) -> Message | None:
+        """Take the next message that is Python's; ``None`` if there is none now.
+
+        Raises:
+            FrameError: the other side has damaged the channel.
+        """
+        size = lib().channel_take(channel=self.c, message=ctypes.byref(self._message))
+        if size < 0:
+            raise FrameError("channel", "the other side has damaged it")
+        if not size:
+            return None
+        message = bytearray(ctypes.string_at(self._message.value or 0, size))
+        lib().channel_taken(channel=self.c)
+        return message
+
+    def kept(self) -> list[Message]:
+        """Take the messages that came while others were awaited."""
+        found = []
+        while size := lib().channel_kept(channel=self.c, message=ctypes.byref(self._message)):
+            found.append(bytearray(ctypes.string_at(self._message.value or 0, size)))
+            lib().channel_forget(channel=self.c)
+        return found
+
+    def put_back(self, message: Message) -> None:
+        """Keep a message again; whoever awaits it finds it."""
+        start = ctypes.c_char.from_buffer(message)
+        lib().channel_hold(channel=self.c, message=ctypes.addressof(start), size=len(message))
+
+    def answer_by(self, answers: int) -> None:
+        """Let messages be answered by native ``answers``, as far as these can."""
+        lib().channel_answer(channel=self.c, answers=answers)
+
+    def sleep(self) -> bool:
+        """Have the bell rung from now on; False if there is something to do already."""
+        return bool(lib().channel_sleep(channel=self.c))
+
+    def close(self) -> None:
+        """End all waits. The memory stays until nobody holds this object."""
+        self.closed = True
+        lib().channel_break(channel=self.c)
