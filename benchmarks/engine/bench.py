@@ -22,7 +22,8 @@ import transformers
 
 from benchmarks.engine import int8_error
 from benchmarks.engine.first_token import PROMPT_TOKENS, STREAM_TOKENS, first_tokens
-from benchmarks.engine.sides import Prompts, Side, suite_side, transformers_side, vllm_side
+from benchmarks.engine.peers import vllm_side
+from benchmarks.engine.sides import Prompts, Side, suite_side, transformers_side
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"  # for its tokenizer
 SHAPE: dict[str, Any] = {

@@ -1,10 +1,8 @@
-"""Sides of ``moesaic bench engine``: whole suites of ours, and the engines that people use today."""
+"""Sides of ``moesaic bench engine``: what they are asked, transformers in this process, whole suites of ours."""
 
 import asyncio
 import json
 import os
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -12,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +20,6 @@ import transformers
 from benchmarks.common.raw_http import Connection, encoded
 
 START_S = 120
-VLLM_START_S = 400  # it compiles the model when it starts
 ANSWER_S = 600.0
 
 COMPLETIONS = "/v1/completions"
@@ -102,84 +98,16 @@ def suite_side(
         try:
             url = json.loads((Path(directory) / "run/moesaic.json").read_text())["url"]
             with httpx.Client(base_url=url, timeout=ANSWER_S) as client:
-                yield _server_side(client, model.name)
+                yield openai_side(client, model.name)
         finally:
             subprocess.run(
                 [*command, "down"], cwd=directory, check=True, capture_output=True, timeout=START_S
             )
 
 
-@contextmanager
-def vllm_side(python: str, model: Path) -> Iterator[Side]:
-    """vLLM's own server, asked over REST. It is stopped while others have their turn, for it polls."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    cores = f"0-{(os.cpu_count() or 1) - 1}"
-    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": cores}
-    flags = {
-        "--model": str(model),
-        "--served-model-name": model.name,
-        "--dtype": "float32",
-        "--max-model-len": "2048",
-        "--host": "127.0.0.1",
-        "--port": str(port),
-    }
-    server = subprocess.Popen(
-        [python, "-m", "vllm.entrypoints.openai.api_server", *chain(*flags.items())],
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=ANSWER_S) as client:
-            _wait_until_healthy(server, client)
+def openai_side(client: httpx.Client, model: str) -> Side:
+    """A server asked in the words of OpenAI's REST."""
 
-            side = _server_side(client, model.name)
-
-            def generate(prompts: Prompts, num_tokens: int) -> None:
-                with _awake(server):
-                    side.generate(prompts, num_tokens)
-
-            def stream(prompt: Prompt, num_tokens: int) -> list[float]:
-                with _awake(server):
-                    return side.stream(prompt, num_tokens)
-
-            yield Side(generate, stream)
-    finally:
-        os.killpg(server.pid, signal.SIGCONT)
-        os.killpg(server.pid, signal.SIGTERM)
-        try:
-            server.wait(START_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(server.pid, signal.SIGKILL)
-
-
-def _wait_until_healthy(server: "subprocess.Popen[bytes]", client: httpx.Client) -> None:
-    deadline = time.monotonic() + VLLM_START_S
-    while time.monotonic() < deadline:
-        if server.poll() is not None:
-            raise RuntimeError(f"vLLM ended at its start, status {server.returncode}")
-        try:
-            if client.get("/health").is_success:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.5)
-    raise RuntimeError(f"vLLM was not ready within {VLLM_START_S} s")
-
-
-@contextmanager
-def _awake(server: "subprocess.Popen[bytes]") -> Iterator[None]:
-    os.killpg(server.pid, signal.SIGCONT)
-    try:
-        yield
-    finally:
-        os.killpg(server.pid, signal.SIGSTOP)
-
-
-def _server_side(client: httpx.Client, model: str) -> Side:
     def body(prompt: Any, num_tokens: int) -> dict[str, Any]:
         greedy = {"temperature": 0, "ignore_eos": True}
         return {"model": model, "prompt": prompt, "max_tokens": num_tokens, **greedy}
@@ -192,25 +120,34 @@ def _server_side(client: httpx.Client, model: str) -> Side:
     def stream(prompt: Prompt, num_tokens: int) -> list[float]:
         # With their ids, tokens are told that have no text of their own.
         asked = {**body(prompt, num_tokens), "stream": True, "return_token_ids": True}
-        times = asyncio.run(_streamed(client.base_url.port, asked))
+        warm_up = {**asked, "max_tokens": 1, "prompt": prompt[::-1]}
+        events = streamed(client, COMPLETIONS, warm_up, asked)
+        times = [at for at, event in events for _ in _token_ids(event)]
         assert len(times) == num_tokens, f"{len(times)} tokens came, {num_tokens} were asked for"
         return times
 
     return Side(generate, stream)
 
 
-async def _streamed(port: int | None, asked: dict[str, Any]) -> list[float]:
-    """Stream an answer; seconds from the request to each token, of which those of one event come together."""
+def streamed(
+    client: httpx.Client, path: str, warm_up: dict[str, Any], asked: dict[str, Any]
+) -> list[tuple[float, bytes]]:
+    """Events of an answer, each with the seconds from its request; ``warm_up`` is answered first."""
+    port = client.base_url.port
     assert port is not None
+    return asyncio.run(_streamed(port, path, encoded(warm_up), encoded(asked)))
+
+
+async def _streamed(
+    port: int, path: str, warm_up: bytes, asked: bytes
+) -> list[tuple[float, bytes]]:
     connection = await Connection.open(port)
-    warm_up = encoded({**asked, "max_tokens": 1, "prompt": asked["prompt"][::-1]})
-    async for _ in connection.stream(COMPLETIONS, warm_up):
+    async for _ in connection.stream(path, warm_up):
         pass
     started = time.perf_counter()
-    events = connection.stream(COMPLETIONS, encoded(asked))
-    came = [(time.perf_counter() - started, event) async for event in events]
+    came = [(time.perf_counter() - started, e) async for e in connection.stream(path, asked)]
     connection.close()
-    return [at for at, event in came for _ in _token_ids(event)]
+    return came
 
 
 def _token_ids(event: bytes) -> list[int]:
