@@ -2,9 +2,9 @@
 
 One model of random weights is made on the spot. Ours is a whole suite, asked over REST: tokenised prompts in, text out,
 gateway, gRPC and sampling included. transformers runs in this process under the best conditions for it: one batch of
-equally long prompts, no server around it. vLLM, where installed, is asked as ours is. The sides take turns at each
-workload; the machine's limits are measured before and after each turn. So drift of the machine meets all of them. (The
-first tokens are an exception: there many streams are measured in turns, without the limits.)
+equally long prompts, no server around it. vLLM and llama.cpp, where installed, are asked as ours is. The sides take
+turns at each workload; the machine's limits are measured before and after each turn. So drift of the machine meets all
+of them. (The first tokens are an exception: there many streams are measured in turns, without the limits.)
 """
 
 import os
@@ -22,6 +22,7 @@ import transformers
 
 from benchmarks.engine import int8_error
 from benchmarks.engine.first_token import PROMPT_TOKENS, STREAM_TOKENS, first_tokens
+from benchmarks.engine.llama_cpp import llama_cpp_build, llama_cpp_side
 from benchmarks.engine.peers import vllm_side
 from benchmarks.engine.sides import Prompts, Side, suite_side, transformers_side
 
@@ -49,8 +50,8 @@ OURS: tuple[tuple[str, str, dict[str, str]], ...] = (
     ("disaggregated", "disaggregated", {}),
     ("int8", "local", {"MOESAIC_QUANTIZATION": "int8"}),
 )
-PEERS = ("transformers", "vllm")
-VLLM = "MOESAIC_BENCH_VLLM"
+PEERS = ("transformers", "vllm", "llama_cpp")
+VLLM, LLAMA_CPP = "MOESAIC_BENCH_VLLM", "MOESAIC_BENCH_LLAMA_CPP"  # each names a Python
 DRIFT = 0.1  # of the machine's speed within one turn of all sides
 
 
@@ -99,7 +100,7 @@ def run(quick: bool) -> dict[str, Any]:
     """Measure every workload on every side, in turns; ``quick`` takes fewer prompts, one round, and no int8.
 
     Returns:
-        ``config``; ``figures`` per workload: tokens/s of each side (median, lowest and highest round), the ratio to the
+        ``config``; ``figures`` per workload: tokens/s of each side (median, lowest and highest round), ratios to the
         best peer, and the part of the machine's own limit; ``notes``.
     """
     rounds, workloads = (1, QUICK_WORKLOADS) if quick else (3, WORKLOADS)
@@ -126,6 +127,7 @@ def run(quick: bool) -> dict[str, Any]:
             "times": {r.name: r.times for r in workloads},
             "first_token": [1, PROMPT_TOKENS, STREAM_TOKENS],
             "transformers": transformers.__version__,
+            "llama_cpp": llama_cpp_build(python) if (python := os.environ.get(LLAMA_CPP)) else None,
             "active_bytes_per_token": active,
             "prefill_flops_per_token": flops,
             "cores": os.cpu_count(),
@@ -133,9 +135,12 @@ def run(quick: bool) -> dict[str, Any]:
         "figures": figures,
         "notes": [
             "first_token: of streams, one at a time; steps are of one row, as the mean gap between a stream's tokens; "
-            "vLLM and ours over REST, on a connection on which one other prompt has just been answered",
+            "vLLM, llama.cpp and ours over REST, on a connection on which one other prompt has just been answered",
             "generation counts output tokens, their prefill's time included; prefill counts prompt tokens",
-            "ours, and vLLM: a server asked over REST; transformers: one batch in this process, no server",
+            "ours, vLLM, llama.cpp: a server asked over REST; transformers: one batch in this process, no server",
+            "llama.cpp: its defaults, but for as many slots as the most streams that generate at once: keys and "
+            "values as float16; a slot keeps its last prompt, so one that waits for a slot finds what it shares "
+            "with the prompt before it, and those read at once share nothing",
             "limits: reading a large array once, and a product of two matrices of 2048; the median of what was "
             "measured before and after each turn",
             "int8_error: the demo model on held-out text, float32 against int8",
@@ -144,9 +149,9 @@ def run(quick: bool) -> dict[str, Any]:
             f"turns within which the product's rate changed by more than {DRIFT:.0%} were repeated, at most as often "
             "as there are rounds of the row",
             *(
-                []
-                if "vllm" in measured.rates
-                else [f"vLLM takes part where {VLLM} names its Python"]
+                f"{peer} takes part where {variable} names its Python"
+                for peer, variable in (("vllm", VLLM), ("llama_cpp", LLAMA_CPP))
+                if peer not in measured.rates
             ),
             *(["quick: fewer prompts and sides, one round, the same code path"] if quick else []),
         ],
@@ -161,6 +166,7 @@ def _figure(
     figure: dict[str, Any] = {f"{side}_tokens_per_s": _spread(v) for side, v in rates.items()}
     best_peer = max(middle[side] for side in PEERS if side in middle)
     figure["ratio_vs_best_peer"] = round(middle["local"] / best_peer, 3)
+    figure["disaggregated_ratio_vs_best_peer"] = round(middle["disaggregated"] / best_peer, 3)
     if "int8" in middle:
         figure["ratio_int8_vs_float32"] = round(middle["int8"] / middle["local"], 3)
     limits = measured.limits[workload.name]
@@ -233,6 +239,9 @@ def _measure(
             sides[name] = running.enter_context(suite_side(directory, topology, settings))
         if python := os.environ.get(VLLM):
             sides["vllm"] = running.enter_context(vllm_side(python, directory))
+        if python := os.environ.get(LLAMA_CPP):
+            streams = max(w.num_prompts for w in workloads if w.output_tokens > 1)
+            sides["llama_cpp"] = running.enter_context(llama_cpp_side(python, directory, streams))
         for side in sides.values():
             side.generate(workloads[0].prompts(generator), 2)  # warm up
         short = EngineWorkload("first_token", 1, PROMPT_TOKENS, STREAM_TOKENS)

@@ -28,7 +28,8 @@ def first_tokens(
     Returns:
         For each side the ms from request to first token, the ms of a step of one row, which is the mean gap between
         the tokens after it, and the first in steps: each the median of all streams, with the lowest and the highest
-        turn. ``best_peer_over_local``: how many times as long the fastest peer's first token takes.
+        turn. ``best_peer_over_local``, ``best_peer_over_disaggregated``: how many times as long the fastest peer's
+        first token takes.
     """
     first: dict[str, list[list[float]]] = {name: [] for name in sides}  # turns, their streams: ms
     step: dict[str, list[list[float]]] = {name: [] for name in sides}
@@ -48,7 +49,10 @@ def first_tokens(
         figures[f"{name}_step_ms"] = _spread(step[name])
         figures[f"{name}_steps"] = _spread(steps)
     best_peer = min(figures[f"{name}_ms"]["median"] for name in peers if name in sides)
-    figures["best_peer_over_local"] = round(best_peer / figures["local_ms"]["median"], 3)
+    for ours in ("local", "disaggregated"):
+        if ours in sides:
+            ratio = best_peer / figures[f"{ours}_ms"]["median"]
+            figures[f"best_peer_over_{ours}"] = round(ratio, 3)
     return figures
 
 

@@ -15,6 +15,9 @@ import httpx
 from benchmarks.engine.sides import ANSWER_S, START_S, Prompt, Prompts, Side, openai_side
 
 PEER_START_S = 400  # vLLM compiles the model when it starts
+MAX_TOKENS = 2048  # of a sequence
+
+Server = tuple["subprocess.Popen[bytes]", httpx.Client]
 
 
 @contextmanager
@@ -22,30 +25,31 @@ def vllm_side(python: str, model: Path) -> Iterator[Side]:
     """vLLM's own server, asked over REST."""
     cores = f"0-{(os.cpu_count() or 1) - 1}"
     environment = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": cores}
-    port = _free_port()
+    port = free_port()
     flags = {
         "--model": str(model),
         "--served-model-name": model.name,
         "--dtype": "float32",
-        "--max-model-len": "2048",
+        "--max-model-len": str(MAX_TOKENS),
         "--host": "127.0.0.1",
         "--port": str(port),
     }
     command = [python, "-m", "vllm.entrypoints.openai.api_server", *chain(*flags.items())]
-    with _running("vLLM", command, port, environment) as (server, client):
-        yield _taking_turns(server, openai_side(client, model.name))
+    with running("vLLM", command, port, environment) as (server, client):
+        yield taking_turns(server, openai_side(client, model.name))
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nothing listens on."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
 
 
 @contextmanager
-def _running(
+def running(
     name: str, command: Sequence[str], port: int, environment: Mapping[str, str]
-) -> Iterator[tuple["subprocess.Popen[bytes]", httpx.Client]]:
+) -> Iterator[Server]:
     """A server from when it is healthy, and a client of it."""
     server = subprocess.Popen(
         command,
@@ -55,7 +59,10 @@ def _running(
         start_new_session=True,
     )
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=ANSWER_S) as client:
+        # A server that has been stopped hangs up on idle connections when it goes on.
+        once = httpx.Limits(max_keepalive_connections=0)
+        url = f"http://127.0.0.1:{port}"
+        with httpx.Client(base_url=url, timeout=ANSWER_S, limits=once) as client:
             _wait_until_healthy(name, server, client)
             yield server, client
     finally:
@@ -86,7 +93,7 @@ def _wait_until_healthy(name: str, server: "subprocess.Popen[bytes]", client: ht
     raise RuntimeError(f"{name} was not ready within {PEER_START_S} s")
 
 
-def _taking_turns(server: "subprocess.Popen[bytes]", side: Side) -> Side:
+def taking_turns(server: "subprocess.Popen[bytes]", side: Side) -> Side:
     """A side that is stopped while others have their turn, for its server polls."""
 
     def generate(prompts: Prompts, num_tokens: int) -> None:

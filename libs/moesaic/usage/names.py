@@ -124,7 +124,14 @@ COMPOSE = frozenset(
     }
 )
 # Read by tests and benchmarks.
-DEVELOPMENT = frozenset({"MOESAIC_BENCH_VLLM", "MOESAIC_COMMAND", "MOESAIC_TEST_ENGINE"})
+DEVELOPMENT = frozenset(
+    {
+        "MOESAIC_BENCH_LLAMA_CPP",
+        "MOESAIC_BENCH_VLLM",
+        "MOESAIC_COMMAND",
+        "MOESAIC_TEST_ENGINE",
+    }
+)
 VARIABLES = SETTINGS | COMMANDS | COMPOSE | DEVELOPMENT
 
 # Variables that Kubernetes, and Docker's links, set for a service named moesaic-something.
