@@ -1,12 +1,13 @@
 """Steps that are computed in fewer calls tell what others tell, and are left out where somebody watches."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from moesaic.dispatch.contract import Step
 from moesaic.dispatch.local import LocalDispatcher
 from moesaic.dispatch.tracing import ChosenExperts, StepTracer
 from moesaic.engine.sequences.requests import Event, GenerationTask, Sampling, ScoringTask
@@ -31,17 +32,16 @@ class Picky:
     def layers_done(self) -> int:
         return self._whole.layers_done
 
-    def takes(self, batch: StepBatch) -> bool:
-        return len(batch.token_ids) <= self._most_rows
-
-    def forward(self, batch: StepBatch) -> Tensor:
+    async def forward(self, step: Step, batches: Sequence[StepBatch]) -> Tensor | None:
+        if len(batches) > 1 or len(batches[0].token_ids) > self._most_rows:
+            return None
         self.num_taken += 1
-        return self._whole.forward(batch)
+        return self._whole.forward(batches[0])
 
 
 def making(most_rows: int, made: list[Picky]) -> Makes:
     def make(decoder: Decoder, dispatcher: LocalDispatcher, cache: KVCache) -> Picky:
-        made.append(Picky(decoder.whole_steps(dispatcher.kernels, cache), most_rows))
+        made.append(Picky(decoder.whole_steps(cache, dispatcher.kernels), most_rows))
         return made[-1]
 
     return make

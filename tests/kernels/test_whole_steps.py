@@ -42,7 +42,7 @@ class Both:
         self.decoder = Decoder.load(checkpoint, config, FP32, CPU, quantization)
         self.dispatcher = LocalDispatcher(checkpoint, config, FP32, CPU, quantization)
         self.caches = [self.decoder.new_kv_cache(NUM_BLOCKS, block_size) for _ in range(2)]
-        self.whole = self.decoder.whole_steps(self.dispatcher.kernels, self.caches[0])
+        self.whole = self.decoder.whole_steps(self.caches[0], self.dispatcher.kernels)
         self.layers = range(config.num_layers)
 
     def step(self, rows: Rows, wanted: list[int] | None = None) -> Tensor:

@@ -1,5 +1,6 @@
 """The promise of every dispatcher to the engine."""
 
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -32,7 +33,7 @@ class Dispatcher(Protocol):
         """Let go of a step's placement; the step has run, failed, or never started."""
         ...
 
-    async def dispatch(self, step: Step, layer: int, hidden_states: Tensor) -> Tensor:
+    def dispatch(self, step: Step, layer: int, hidden_states: Tensor) -> Awaitable[Tensor]:
         """The gate-weighted sum of each row's routed experts.
 
         Args:

@@ -5,7 +5,7 @@ another computes its attention. Together they succeed or fail, as the step that 
 """
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -30,19 +30,23 @@ from moesaic.prefix.block_hashes import BLOCK_SIZE
 
 
 class Shortcut(Protocol):
-    """Computes steps in fewer calls, for a decoder whose experts are all in this process."""
+    """Computes steps in fewer calls than one for each layer."""
 
     @property
     def layers_done(self) -> int:
         """Number of layers that it has computed so far, as any thread may ask."""
         ...
 
-    def takes(self, batch: StepBatch) -> bool:
-        """Return true if it can compute ``batch``."""
-        ...
+    async def forward(self, step: Step, batches: Sequence[StepBatch]) -> Tensor | None:
+        """Compute the parts of a step, side by side.
 
-    def forward(self, batch: StepBatch) -> Tensor:
-        """See ``Decoder.forward``."""
+        Returns:
+            The logits of all parts, one behind the other; see ``Decoder.forward``. ``None``: it cannot, and
+            what it has done changes nothing.
+
+        Raises:
+            MoesaicError: see ``Dispatcher.dispatch``.
+        """
         ...
 
 
@@ -87,19 +91,19 @@ class StepComputer:
         self._cache.copy_blocks(planned.copies)
         parts = split(planned.chunks, self._micro_batches)
         metrics.MICRO_BATCHES.inc(len(parts))
-        if len(parts) == 1:
-            logits = await self._forward(_to_batch(planned.chunks), self._moe_of(step))
-        else:
-            batches = [_to_batch(part) for part in parts]
-            logits = torch.cat(await run_together(self._forward, batches, self._moe_of(step)))
+        batches = [_to_batch(part) for part in parts]
+        logits = None
+        if self._shortcut is not None and self.tracer is None:
+            logits = await self._shortcut.forward(step, batches)
+        if logits is None:
+            moe = self._moe_of(step)
+            logits = torch.cat(await run_together(self._forward, batches, moe))
         self._progress.advance(planned.chunks, logits, step.epoch, events)
 
     async def _forward(self, batch: StepBatch, moe: MoELayer) -> Tensor:
         if self.tracer is not None:
             moe = self.tracer.watching(batch.sequence_rows, moe)  # the same rows in every layer
             return await self._decoder.forward(batch, self._cache, moe, every_row=True)
-        if self._shortcut is not None and self._shortcut.takes(batch):
-            return self._shortcut.forward(batch)
         return await self._decoder.forward(batch, self._cache, moe)
 
     async def _compute_slice(self, step: Step, piece: Slice, events: list[Event]) -> None:

@@ -1,15 +1,16 @@
-# A whole step of a decoder: embedding, layers with all of their experts, norm, head, in one call.
+# A whole step of a decoder: embedding, layers, norm, head, in one call. The experts are in this process, or
+# other processes are asked for them.
 #   Reference  the same kernels, called one by one: moesaic.models.layers.decoder. The bits are the same.
 #   Cost       of one row of a small model, what lies in Python between the pieces took a quarter of a
 #              step in float32, two fifths in int8.
-"""A step of a decoder on a CPU, where all experts are in this process."""
+"""A step of a decoder on a CPU, in one call."""
 
 import ctypes
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -19,9 +20,11 @@ from moesaic.kernels.linear import PackedMatrix
 from moesaic.kernels.packed_experts import PackedSlots
 from moesaic.native.library import lib, scratch
 from moesaic.native.structs import (
+    ApartArgs,
     AttentionStepArgs,
     BatchArgs,
     DecoderArgs,
+    PartArgs,
     RoutedExpertsArgs,
     ShapeArgs,
     WholeLayerArgs,
@@ -75,6 +78,29 @@ class Rotations(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class StepInputs:
+    """The rows of a step, or of a part of it.
+
+    Attributes:
+        token_ids: ``T`` of them.
+        positions: ``T`` of them.
+        offsets: ``T`` of them: where in the cache each row's keys and values go; -1: nowhere.
+        rotations: for all ``positions``.
+        rows: all ``T``.
+        last: the rows that attend in the last layer, and their indices, ascending; None: all.
+        logits: true if any are wanted.
+    """
+
+    token_ids: Sequence[int]
+    positions: Sequence[int]
+    offsets: Sequence[int]
+    rotations: Rotations
+    rows: Attending
+    last: tuple[Attending, Sequence[int]] | None = None
+    logits: bool = True
+
+
 class _Numbers:
     """Numbers at an address, for as long as this object lives."""
 
@@ -88,7 +114,7 @@ class DecoderStepKernel:
 
     def __init__(
         self,
-        layers: Sequence[tuple[GroupedQueryKernel, RoutedExpertsKernel]],
+        layers: Sequence[tuple[GroupedQueryKernel, RoutedExpertsKernel | None]],
         last_kv: PackedMatrix,
         embedding: Tensor,
         norm: Tensor,
@@ -99,7 +125,7 @@ class DecoderStepKernel:
         """Take the weights.
 
         Args:
-            layers: each layer's attention and experts.
+            layers: each layer's attention, and its experts if they are in this process.
             last_kv: of the last layer's projection, keys and values; or all of it.
             embedding: float32 ``[vocab, H]``.
             norm: before the head, float32 ``[H]``.
@@ -113,7 +139,10 @@ class DecoderStepKernel:
         self._shape, self._num_out, self._vocab_size = shape, head.shape[0], len(embedding)
         self._layers_done = ctypes.c_int64()
         whole = [
-            WholeLayerArgs(attention=attention.c, moe=experts.c) for attention, experts in layers
+            WholeLayerArgs(attention=attention.c, moe=experts.c)
+            if experts
+            else WholeLayerArgs(attention=attention.c)
+            for attention, experts in layers
         ]
         self._c = DecoderArgs(
             layers=(WholeLayerArgs * len(whole))(*whole),
@@ -131,46 +160,15 @@ class DecoderStepKernel:
         """Number of layers computed so far; grows while a step runs."""
         return self._layers_done.value
 
-    def __call__(
-        self,
-        token_ids: Sequence[int],
-        positions: Sequence[int],
-        offsets: Sequence[int],
-        rotations: Rotations,
-        rows: Attending,
-        last: tuple[Attending, Sequence[int]] | None = None,
-        *,
-        logits: bool = True,
-    ) -> Tensor:
-        """Run a step, which writes the keys and values of its rows.
-
-        Args:
-            token_ids: ``T`` of them.
-            positions: ``T`` of them.
-            offsets: ``T`` of them: where in the cache each row's keys and values go; -1: nowhere.
-            rotations: for all ``positions``.
-            rows: all ``T``.
-            last: the rows that attend in the last layer, and their indices, ascending; None: all.
-            logits: true if any are wanted.
+    def __call__(self, inputs: StepInputs) -> Tensor:
+        """Run a step, which writes the keys and values of its rows; all experts are in this process.
 
         Returns:
             float32 ``[A, vocab]``, or ``[0, vocab]``: next-token logits of the rows that attend in the last
             layer.
         """
-        assert len(token_ids) == len(positions) == len(offsets)
-        assert 0 <= min(token_ids) <= max(token_ids) < self._vocab_size
-        assert max(positions) < len(rotations.cos)
-        tokens, kept_at = _Numbers("q", token_ids), _Numbers("q", offsets)
-        every = _Facts(rows, positions)
-        everywhere = self._step(every, rotations, kept_at.address)
-        step = WholeStepArgs(all=everywhere, tokens=tokens.address)
-        num_attending = len(offsets)
-        if last is not None:
-            attending = _Numbers("q", last[1])
-            few = _Facts(last[0], [positions[row] for row in last[1]])
-            step.attending, step.last = attending.address, self._step(few, rotations, None)
-            num_attending = len(last[1])
-        out = torch.empty(num_attending if logits else 0, self._num_out)
+        step, _kept = self._whole_step(inputs)
+        out = self._room_for_logits(inputs)
         decoder, told = ctypes.byref(self._c), ctypes.byref(step)
         threads, kernels = torch.get_num_threads(), lib()
         needed = kernels.decoder_step_scratch(decoder=decoder, step=told, threads=threads)
@@ -178,11 +176,74 @@ class DecoderStepKernel:
             decoder=decoder,
             step=told,
             caches=self._caches,
-            logits=out.data_ptr() if logits else None,
+            logits=out.data_ptr() if inputs.logits else None,
             scratch=scratch(needed),
             threads=threads,
         )
         return out
+
+    def apart(self, inputs: Sequence[StepInputs], apart: ApartArgs) -> tuple[Tensor, Any]:
+        """Run a step whose experts are in other processes, in parts that take turns.
+
+        Args:
+            inputs: of every part.
+            apart: the exchanges; its counters and sequence number move on.
+
+        Returns:
+            The logits of all parts, as above, and an array of ``PartArgs`` with the exchanges that failed;
+            None in their place if there are none.
+
+        Raises:
+            MemoryError: there is no memory for a request.
+        """
+        steps = [self._whole_step(each) for each in inputs]
+        outs = [self._room_for_logits(each) for each in inputs]
+        parts = (PartArgs * len(inputs))(
+            *(
+                PartArgs(step=step, logits=out.data_ptr() if each.logits else None)
+                for (step, _kept), out, each in zip(steps, outs, inputs, strict=True)
+            )
+        )
+        decoder, threads, kernels = ctypes.byref(self._c), torch.get_num_threads(), lib()
+        needed = kernels.decoder_step_apart_scratch(
+            decoder=decoder, apart=apart, parts=parts, num_parts=len(parts), threads=threads
+        )
+        failed = kernels.decoder_step_apart(
+            decoder=decoder,
+            apart=apart,
+            parts=parts,
+            num_parts=len(parts),
+            caches=self._caches,
+            scratch=scratch(needed),
+            threads=threads,
+        )
+        if failed < 0:
+            raise MemoryError("no memory for a request")
+        logits = outs[0] if len(outs) == 1 else torch.cat(outs)
+        return logits, parts if failed else None
+
+    def _room_for_logits(self, inputs: StepInputs) -> Tensor:
+        attending = inputs.offsets if inputs.last is None else inputs.last[1]
+        return torch.empty(len(attending) if inputs.logits else 0, self._num_out)
+
+    def _whole_step(self, inputs: StepInputs) -> tuple[WholeStepArgs, Any]:
+        """The arguments, and what they point into."""
+        token_ids, positions, offsets = inputs.token_ids, inputs.positions, inputs.offsets
+        assert len(token_ids) == len(positions) == len(offsets)
+        assert 0 <= min(token_ids) <= max(token_ids) < self._vocab_size
+        assert max(positions) < len(inputs.rotations.cos)
+        tokens, kept_at = _Numbers("q", token_ids), _Numbers("q", offsets)
+        every = _Facts(inputs.rows, positions)
+        everywhere = self._step(every, inputs.rotations, kept_at.address)
+        step = WholeStepArgs(all=everywhere, tokens=tokens.address)
+        kept: list[Any] = [tokens, kept_at, every, inputs.rotations]
+        if inputs.last is not None:
+            attending = _Numbers("q", inputs.last[1])
+            few = _Facts(inputs.last[0], [positions[row] for row in inputs.last[1]])
+            step.attending = attending.address
+            step.last = self._step(few, inputs.rotations, None)
+            kept += [attending, few]
+        return step, kept
 
     def _step(
         self, facts: "_Facts", rotations: Rotations, offsets: int | None

@@ -64,7 +64,7 @@ class WholeLayerArgs(Structure):
 
 @_struct("decoder")
 class DecoderArgs(Structure):
-    """A decoder whose experts are all in this process."""
+    """A decoder: its layers, with experts or without."""
 
 
 @_struct("whole_step")
@@ -79,7 +79,7 @@ class AnswerableArgs(Structure):
 
 @_struct("answer_tally")
 class AnswerTally(Structure):
-    """What was answered since the last look."""
+    """Counts of answers since the last look."""
 
 
 @_struct("ask")
@@ -90,3 +90,13 @@ class AskArgs(Structure):
 @_struct("asked")
 class AskedArgs(Structure):
     """One batch that is sent to expert workers."""
+
+
+@_struct("part")
+class PartArgs(Structure):
+    """One part of a step whose experts are in other processes."""
+
+
+@_struct("apart")
+class ApartArgs(Structure):
+    """All layers of one route, and the exchanges of one step."""

@@ -4,6 +4,7 @@ from functools import partial
 
 from moesaic.dispatch.local import LocalDispatcher
 from moesaic.engine.computing import Shortcut
+from moesaic.engine.one_call import LocalSteps
 from moesaic.kernels.own_thread import on_own_thread
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.layers.decode_graphs import DecodeGraphs
@@ -34,9 +35,10 @@ async def open_local(worker: WorkerParts) -> Mode:
 def _shortcut(worker: WorkerParts, dispatcher: LocalDispatcher, cache: KVCache) -> Shortcut | None:
     settings, decoder = worker.settings, worker.decoder
     if settings.device == "cpu":
-        return decoder.whole_steps(dispatcher.kernels, cache)
+        whole = decoder.whole_steps(cache, dispatcher.kernels)
+        return LocalSteps(whole) if whole else None
     if not settings.decode_graph_tokens:
         return None
     moe = partial(dispatcher.dispatch, dispatcher.begin_step())
     max_length = min(settings.decode_graph_tokens, decoder.config.max_positions)
-    return DecodeGraphs(decoder, cache, moe, settings.max_num_seqs, max_length)
+    return LocalSteps(DecodeGraphs(decoder, cache, moe, settings.max_num_seqs, max_length))

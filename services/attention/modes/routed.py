@@ -1,6 +1,12 @@
 """``routed``: rows go to expert workers."""
 
+from functools import partial
+
+from moesaic.dispatch.routed.dispatcher import RoutedDispatcher
+from moesaic.dispatch.routed.whole_steps import RoutedSteps
+from moesaic.engine.computing import Shortcut
 from moesaic.models.configuration.config import ModelConfig
+from moesaic.models.layers.kv_cache import KVCache
 from moesaic.services.attention.modes.contract import Mode, OpenMode, WorkerParts
 from moesaic.services.attention.modes.either import plan_either
 from moesaic.services.attention.modes.expert_workers import link_expert_workers
@@ -17,4 +23,14 @@ async def open_routed(worker: WorkerParts) -> Mode:
     """Link the expert workers, and this node's other attention workers where rows travel together."""
     network, dispatcher = await link_expert_workers(worker)
     address = await join_node(worker, network, dispatcher)
-    return Mode(dispatcher, address, max_batches=worker.settings.micro_batches)
+    return Mode(
+        dispatcher,
+        address,
+        max_batches=worker.settings.micro_batches,
+        shortcut=partial(_shortcut, worker, dispatcher),
+    )
+
+
+def _shortcut(worker: WorkerParts, dispatcher: RoutedDispatcher, cache: KVCache) -> Shortcut | None:
+    whole = worker.decoder.whole_steps(cache) if worker.settings.device == "cpu" else None
+    return RoutedSteps(dispatcher, whole, worker.config.hidden_size) if whole else None

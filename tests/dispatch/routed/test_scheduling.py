@@ -103,7 +103,7 @@ async def test_batches_under_way_together_are_shared_out_with_regard_to_each_oth
         await c.routed.dispatch(step, 1, batches[0])
         c.routed.end_step(step)
 
-        assert step.route.under_way == []
+        assert not step.route.under_way
         loads = [terms.load for terms in told]
         # Of each layer for the first time: nothing is known, and the first has nobody before it.
         assert loads[:12] == 2 * [None, None, (0, 0), (0, 0), (0, 0), (0, 0)]

@@ -18,15 +18,16 @@ from moesaic.dispatch.routed.route import Route
 from moesaic.dispatch.routed.sum_order import by_node
 from moesaic.errors import DeadlineExceeded, FrameError, MoesaicError, PeerLost
 from moesaic.native.library import lib
-from moesaic.native.structs import AskArgs, AskedArgs
-from moesaic.transport.contract import Link
+from moesaic.native.structs import ApartArgs, AskArgs, AskedArgs
+from moesaic.transport.contract import Link, Network
 from moesaic.transport.failure import error_of
 from moesaic.transport.frame import Frame, FrameKind, FrameLimits
-from moesaic.transport.rings.channel import Channel
+from moesaic.transport.rings.channel import NATIVE_SEQ, Channel
 
 DONE = 0  # of ask_finish
 ANSWERS = (FrameKind.REPLY, FrameKind.ERROR)
 POLL_S = 0.0005  # for answers that come to Python
+ROWS_PER_TIMEOUT = 512  # a larger batch may take longer, in proportion
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +41,15 @@ class LayerAsk:
     kept: Any = field(repr=False)  # memory that ``c`` points to
 
 
-def plan_asks(route: Route, limits: FrameLimits, hidden_size: int) -> dict[int, LayerAsk] | None:
+@dataclass(frozen=True, eq=False)
+class RouteAsks:
+    """All layers of a route."""
+
+    by_layer: dict[int, LayerAsk]
+    in_a_row: Any  # array of AskArgs in the order of layers
+
+
+def plan_asks(route: Route, limits: FrameLimits, hidden_size: int) -> RouteAsks | None:
     """Prepare the layers of a route.
 
     Returns:
@@ -54,110 +63,147 @@ def plan_asks(route: Route, limits: FrameLimits, hidden_size: int) -> dict[int, 
         channels[idx] = channel
     if any(len(indices) > lib().most_asked() for indices in route.targets.values()):
         return None
-    asks = {}
-    for layer, indices in route.targets.items():
-        nodes = list(by_node(route.placement.workers, indices).values())
-        order = [indices.index(idx) for node in nodes for idx in node]
-        node_of = [number for number, node in enumerate(nodes) for _ in node]
-        c_channels = (ctypes.c_void_p * len(indices))(*(channels[idx].c for idx in indices))
-        numbers = torch.tensor([order, node_of], dtype=torch.int64)
-        c = AskArgs(
-            channels=ctypes.cast(c_channels, ctypes.POINTER(ctypes.c_void_p)),
-            num=len(indices),
-            order=numbers[0].data_ptr(),
-            node_of=numbers[1].data_ptr(),
-            num_workers=len(route.placement.workers),
-            epoch=route.placement.epoch,
-            layer=layer,
-            hidden=hidden_size,
-            max_rows=limits.max_rows,
-            max_cols=limits.max_cols,
-            max_bytes=limits.max_bytes,
-        )
-        asks[layer] = LayerAsk(
-            c,
-            [route.links[idx] for idx in indices],
-            [channels[idx] for idx in indices],
-            len(nodes),
-            (c_channels, numbers),
-        )
-    return asks
+    asks = {
+        layer: _plan_layer(route, layer, limits, hidden_size, channels)
+        for layer in sorted(route.targets)
+    }
+    return RouteAsks(asks, (AskArgs * len(asks))(*(ask.c for ask in asks.values())))
 
 
-class Asked:
-    """One batch under way. Give it up, or finish it, before the next turn to use its links."""
+def _plan_layer(
+    route: Route, layer: int, limits: FrameLimits, hidden_size: int, channels: dict[int, Channel]
+) -> LayerAsk:
+    indices, basis = route.targets[layer], route.encoded[layer]
+    nodes = list(by_node(route.placement.workers, indices).values())
+    order = [indices.index(idx) for node in nodes for idx in node]
+    node_of = [number for number, node in enumerate(nodes) for _ in node]
+    c_channels = (ctypes.c_void_p * len(indices))(*(channels[idx].c for idx in indices))
+    numbers = torch.tensor([order, node_of], dtype=torch.int64)
+    usual = route.usual_loads.get(layer)
+    c = AskArgs(
+        channels=ctypes.cast(c_channels, ctypes.POINTER(ctypes.c_void_p)),
+        num=len(indices),
+        order=numbers[0].data_ptr(),
+        node_of=numbers[1].data_ptr(),
+        num_workers=len(route.placement.workers),
+        epoch=route.placement.epoch,
+        layer=layer,
+        hidden=hidden_size,
+        max_rows=limits.max_rows,
+        max_cols=limits.max_cols,
+        max_bytes=limits.max_bytes,
+        basis=basis.data_ptr(),
+        basis_size=basis.shape[1],
+        usual=usual.mean.data_ptr() if usual else None,
+        known=usual.known.data_ptr() if usual else None,
+    )
+    return LayerAsk(
+        c,
+        [route.links[idx] for idx in indices],
+        [channels[idx] for idx in indices],
+        len(nodes),
+        (c_channels, numbers, basis, usual),
+    )
+
+
+class NativeExchanges:
+    """The exchanges of one dispatcher that need no Python, as far as its network can do without."""
+
+    def __init__(self, network: Network, timeout_s: float) -> None:
+        """Wait ``timeout_s`` for the replies to a batch of up to ``ROWS_PER_TIMEOUT`` rows."""
+        # What wakes this process from an exchange; -1: there are none.
+        self._bell: int = getattr(network, "bell", -1)
+        self._timeout_s, self._seq = timeout_s, NATIVE_SEQ
+        self._asks: dict[Route, RouteAsks | None] = {}  # of the last route
+
+    def patience_s(self, num_rows: int) -> float:
+        """The longest wait for the replies to a batch."""
+        return self._timeout_s * max(1.0, num_rows / ROWS_PER_TIMEOUT)
+
+    def asks_of(self, route: Route, hidden_size: int) -> RouteAsks | None:
+        """Prepare a route; ``None`` if Python has to ask."""
+        if self._bell < 0 or not route.usable:
+            return None
+        if route not in self._asks:
+            limits = FrameLimits.of_hidden_size(hidden_size)
+            self._asks = {route: plan_asks(route, limits, hidden_size)}
+        return self._asks[route]
+
+    def begin(
+        self, route: Route, step_id: bytes, layer: int, rows: Tensor, basis: Tensor
+    ) -> "LayerExchange | None":
+        """Send a batch to all workers of a layer; ``None`` if Python has to."""
+        if rows.dtype != torch.float32:
+            return None
+        asks = self.asks_of(route, rows.shape[1])
+        if asks is None:
+            return None
+        ask, seq = asks.by_layer[layer], self._seq
+        self._seq += ask.c.num
+        unsettled = _Unsettled(ask, step_id, seq, self.patience_s(len(rows)))
+        return LayerExchange(unsettled, rows.contiguous(), basis, self._bell)
+
+    def apart(self, asks: RouteAsks, step_id: bytes) -> ApartArgs:
+        """Describe the exchanges of one step; ``note`` takes them back."""
+        low, high = _halves(step_id)
+        return ApartArgs(
+            asks=asks.in_a_row,
+            id_low=low,
+            id_high=high,
+            seq=self._seq,
+            patience_ns=int(self._timeout_s * 1e9),
+            patience_rows=ROWS_PER_TIMEOUT,
+            bell=self._bell,
+        )
+
+    def note(self, apart: ApartArgs) -> None:
+        """Go on after the exchanges of a step."""
+        self._seq = int(apart.seq)
+
+    def unsettled(
+        self, asks: RouteAsks, step_id: bytes, layer: int, seq: int, deadline_ns: int
+    ) -> "_Unsettled":
+        """Take an exchange that failed in a step."""
+        return _Unsettled(asks.by_layer[layer], step_id, seq, self._timeout_s, deadline_ns * 1e-9)
+
+
+class _Unsettled:
+    """An exchange, as Python sees it while C functions do not settle it."""
 
     def __init__(
         self,
         ask: LayerAsk,
         step_id: bytes,
         seq: int,
-        rows: Tensor,
-        basis: Tensor,
         patience_s: float,
+        deadline_s: float | None = None,
     ) -> None:
-        """Send the rows.
-
-        Args:
-            ask: the layer.
-            step_id: of the step.
-            seq: of the first call, from ``NATIVE_SEQ`` on; the others follow.
-            rows: float32 ``[T, H]``, contiguous.
-            basis: int64, encoded.
-            patience_s: longest wait for all replies.
-        """
-        self._ask, self._step_id, self._seq = ask, step_id, seq
-        self._patience_s, self._deadline_s = patience_s, time.monotonic() + patience_s
-        self.out = torch.empty_like(rows)
-        node_sum = torch.empty_like(rows) if ask.num_nodes > 1 else None
-        self.loads = torch.empty(ask.c.num_workers, dtype=torch.int64) if len(basis) > 1 else None
-        self._kept = rows, basis, node_sum
-        self._c = AskedArgs(
-            id_low=int.from_bytes(step_id[:8], "little"),
-            id_high=int.from_bytes(step_id[8:], "little"),
-            seq=seq,
-            rows=rows.data_ptr(),
-            basis=basis.data_ptr(),
-            count=len(rows),
-            basis_rows=len(basis),
-            basis_size=basis.shape[1],
-            out=self.out.data_ptr(),
-            node_sum=None if node_sum is None else node_sum.data_ptr(),
-            loads=None if self.loads is None else self.loads.data_ptr(),
-            deadline_ns=int(self._deadline_s * 1e9),
-        )
-        if lib().ask_begin(ask=ask.c, asked=self._c):
-            lib().ask_end(ask=ask.c)
-            raise MemoryError("no memory for a request")
-
-    def finish(self, bell: int) -> bool:
-        """Wait for the replies; True if ``out`` is their sum.
-
-        Else ``outcomes`` has to be awaited.
-        """
-        return bool(lib().ask_finish(ask=self._ask.c, asked=self._c, bell=bell) == DONE)
+        """``seq`` is the first call's, from ``NATIVE_SEQ`` on; the others follow."""
+        self.ask, self.step_id, self.seq = ask, step_id, seq
+        self.deadline_s = time.monotonic() + patience_s if deadline_s is None else deadline_s
+        self._patience_s = patience_s
 
     async def outcomes(self) -> list[Frame | MoesaicError]:
-        """Settle what ``finish`` left: each worker's answer, or the error that stands for it.
+        """Wait for each worker's answer, or the error that stands for it.
 
         A link whose answer is missing at the deadline is discarded.
         """
-        found: list[Frame | MoesaicError | None] = [None] * len(self._ask.links)
+        found: list[Frame | MoesaicError | None] = [None] * len(self.ask.links)
         try:
             while True:
                 for at, (link, channel) in enumerate(
-                    zip(self._ask.links, self._ask.channels, strict=True)
+                    zip(self.ask.links, self.ask.channels, strict=True)
                 ):
                     if found[at] is None:
                         found[at] = self._outcome(at, link, channel)
                 if all(each is not None for each in found):
                     break
-                if time.monotonic() >= self._deadline_s:
+                if time.monotonic() >= self.deadline_s:
                     self._give_up(found)
                     break
                 await asyncio.sleep(POLL_S)
         finally:
-            lib().ask_end(ask=self._ask.c)
+            lib().ask_end(ask=self.ask.c)
         return [each for each in found if each is not None]
 
     def _outcome(self, at: int, link: Link, channel: Channel) -> Frame | MoesaicError | None:
@@ -165,7 +211,7 @@ class Asked:
         for message in channel.kept():
             try:
                 frame = Frame.decode(message, self._limits)
-                if frame.kind in ANSWERS and frame.seq == self._seq + at:
+                if frame.kind in ANSWERS and frame.seq == self.seq + at:
                     found = self._checked(frame)
                 else:
                     channel.put_back(message)
@@ -177,9 +223,9 @@ class Asked:
         return found
 
     def _checked(self, reply: Frame) -> Frame | MoesaicError:
-        c = self._ask.c
+        c = self.ask.c
         for name, is_right in (
-            ("request_id", reply.request_id == self._step_id),
+            ("request_id", reply.request_id == self.step_id),
             ("epoch", reply.epoch == c.epoch),
             ("layer", reply.layer == c.layer),
         ):
@@ -189,13 +235,66 @@ class Asked:
 
     @property
     def _limits(self) -> FrameLimits:
-        c = self._ask.c
+        c = self.ask.c
         return FrameLimits(c.max_rows, c.max_cols, c.max_bytes)
 
     def _give_up(self, found: list[Frame | MoesaicError | None]) -> None:
         cause = f"no answer within {self._patience_s * 1e3:.0f} ms"
-        for at, link in enumerate(self._ask.links):
+        for at, link in enumerate(self.ask.links):
             if found[at] is None:
-                what = f"layer {self._ask.c.layer} on {link.peer}"
+                what = f"layer {self.ask.c.layer} on {link.peer}"
                 found[at] = DeadlineExceeded(what, self._patience_s * 1e3)
                 link.discard(cause)
+
+
+class LayerExchange:
+    """One batch under way. Finish it before the next turn to use its links, or drop it."""
+
+    def __init__(self, unsettled: _Unsettled, rows: Tensor, basis: Tensor, bell: int) -> None:
+        """Send the rows, float32 ``[T, H]``, contiguous; ``basis`` is encoded."""
+        ask = unsettled.ask
+        self._unsettled, self._bell, self._under_way = unsettled, bell, True
+        self.out = torch.empty_like(rows)
+        node_sum = torch.empty_like(rows) if ask.num_nodes > 1 else None
+        self.loads = torch.empty(ask.c.num_workers, dtype=torch.int64) if len(basis) > 1 else None
+        self._kept = rows, basis, node_sum
+        low, high = _halves(unsettled.step_id)
+        self._c = AskedArgs(
+            id_low=low,
+            id_high=high,
+            seq=unsettled.seq,
+            rows=rows.data_ptr(),
+            basis=basis.data_ptr(),
+            count=len(rows),
+            basis_rows=len(basis),
+            basis_size=basis.shape[1],
+            out=self.out.data_ptr(),
+            node_sum=None if node_sum is None else node_sum.data_ptr(),
+            loads=None if self.loads is None else self.loads.data_ptr(),
+            deadline_ns=int(unsettled.deadline_s * 1e9),
+        )
+        if lib().ask_begin(ask=ask.c, asked=self._c):
+            raise MemoryError("no memory for a request")
+
+    def __del__(self) -> None:
+        if self._under_way:
+            lib().ask_end(ask=self._unsettled.ask.c)
+
+    def finish(self) -> bool:
+        """Wait for the replies; True if ``out`` is their sum.
+
+        Else ``outcomes`` has to be awaited.
+        """
+        ask = self._unsettled.ask
+        done = bool(lib().ask_finish(ask=ask.c, asked=self._c, bell=self._bell) == DONE)
+        self._under_way = not done
+        return done
+
+    async def outcomes(self) -> list[Frame | MoesaicError]:
+        """Settle an exchange that ``finish`` has left: each worker's answer, or its error."""
+        self._under_way = False
+        return await self._unsettled.outcomes()
+
+
+def _halves(step_id: bytes) -> tuple[int, int]:
+    return int.from_bytes(step_id[:8], "little"), int.from_bytes(step_id[8:], "little")

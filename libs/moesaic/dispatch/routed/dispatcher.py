@@ -15,7 +15,7 @@ its experts turned away from the workers that the batch before it had filled.
 
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from functools import partial
 
 import structlog
@@ -24,9 +24,9 @@ from prometheus_client import Counter
 from torch import Tensor
 
 from moesaic.dispatch.contract import Step
-from moesaic.dispatch.routed.asking import Asked, LayerAsk, plan_asks
+from moesaic.dispatch.routed.asking import LayerExchange, NativeExchanges
 from moesaic.dispatch.routed.carrier import RowCarrier
-from moesaic.dispatch.routed.route import Route
+from moesaic.dispatch.routed.route import BatchUnderWay, Route
 from moesaic.dispatch.routed.routes import Routes
 from moesaic.dispatch.routed.sum_order import combine
 from moesaic.errors import ExpertUnavailable, MoesaicError, NotReady, StaleEpoch
@@ -42,9 +42,8 @@ from moesaic.experts.unsummed import add_up_choices, rows_at_once
 from moesaic.messages.placement import Placement
 from moesaic.messages.scheduling import ExpertScheduling
 from moesaic.models.layers.gate import Gate
-from moesaic.transport.contract import Network
-from moesaic.transport.frame import Frame, FrameLimits
-from moesaic.transport.rings.channel import NATIVE_SEQ
+from moesaic.transport.contract import Link, Network
+from moesaic.transport.frame import Frame
 
 log = structlog.get_logger()
 
@@ -52,7 +51,6 @@ DIVERGENCES = Counter(
     "moesaic_gate_divergence_total",
     "Layers whose expert workers decided differently about the same rows",
 )
-ROWS_PER_TIMEOUT = 512  # a larger batch may take longer, in proportion
 
 
 class RoutedDispatcher:
@@ -76,21 +74,23 @@ class RoutedDispatcher:
             scheduling: how expert workers choose among replicas.
             deterministic: sums have the bits of ``local``, wherever experts are; see ``unsummed``.
         """
-        self._network, self._gates, self._timeout_s = network, gates, timeout_s
+        self._network, self._gates = network, gates
         self._deterministic = deterministic
+        self.native = NativeExchanges(network, timeout_s)
         self._routes = Routes(network, scheduling)
         self._seq = itertools.count(1)
         self._carrier: RowCarrier | None = None
         self._refused = "", 0  # the last peer that did not know an epoch, and that epoch
-        # What wakes this process from an exchange without Python; -1: there are none.
-        self._bell: int = getattr(network, "bell", -1)
-        self._asks: dict[Route, dict[int, LayerAsk] | None] = {}  # of the last route
-        self._native_seq = 0
 
     @property
     def network(self) -> Network:
         """The network that frames travel by."""
         return self._network
+
+    @property
+    def goes_directly(self) -> bool:
+        """True if all rows go from here to the workers, which send sums back."""
+        return self._carrier is None and not self._deterministic
 
     def use(self, carrier: RowCarrier) -> None:
         """Let ``carrier`` decide from now on how rows travel."""
@@ -137,44 +137,79 @@ class RoutedDispatcher:
         """See ``Dispatcher.reachable``."""
         await self._routes.reachable()
 
-    async def dispatch(self, step: Step, layer: int, hidden_states: Tensor) -> Tensor:
-        """See ``Dispatcher.dispatch``. Several batches of one step may be under way at once."""
-        route: Route = step.route
-        direct = partial(self._directly, step, layer, hidden_states)
-        if self._deterministic:
+    def dispatch(self, step: Step, layer: int, hidden_states: Tensor) -> Awaitable[Tensor]:
+        """See ``Dispatcher.dispatch``. Several batches of one step may be under way at once.
+
+        Where that takes no Python, rows are sent before this returns.
+        """
+        if self.goes_directly:
+            return self._directly(step, layer, hidden_states)
+        return self._indirectly(step, layer, hidden_states)
+
+    async def _indirectly(self, step: Step, layer: int, hidden_states: Tensor) -> Tensor:
+        if self._carrier is None or self._deterministic:
             combined = await self._one_by_one(step, layer, hidden_states)
-        elif self._carrier is None:
-            combined = await direct()
         else:
             # Rows of several workers go as one batch, so none of them tells what is under way.
+            direct = partial(self._directly, step, layer, hidden_states)
             combined = await self._carrier.dispatch(
-                route, layer, hidden_states.cpu(), direct, step.step_id
+                step.route, layer, hidden_states.cpu(), direct, step.step_id
             )
         return combined.to(hidden_states.device, hidden_states.dtype)
 
-    async def _directly(self, step: Step, layer: int, hidden_states: Tensor) -> Tensor:
+    def _directly(self, step: Step, layer: int, hidden_states: Tensor) -> Awaitable[Tensor]:
         route: Route = step.route
-        rows = hidden_states.cpu()
-        with route.batch(layer) as basis:
-            asked = self._send_without_python(step, layer, rows, basis)
-            if asked is not None:
-                if asked.finish(self._bell):
-                    route.learn(layer, basis, asked.loads)
-                    return asked.out
-                replies = self._read(step, layer, [rows, basis], await asked.outcomes())
+        rows, basis = hidden_states.cpu(), route.basis_of(layer)
+        sent = self.native.begin(route, step.step_id, layer, rows, basis)
+        # From now on other batches are assigned with regard to it.
+        batch = route.sent(layer)
+        return self._settled(step, batch, hidden_states, [rows, basis], sent)
+
+    async def _settled(
+        self,
+        step: Step,
+        batch: BatchUnderWay,
+        hidden_states: Tensor,
+        tensors: list[Tensor],
+        sent: LayerExchange | None,
+    ) -> Tensor:
+        """The sum of a batch that is ``sent`` already, or is sent now."""
+        route, layer = step.route, batch.layer
+        try:
+            if sent is not None and sent.finish():
+                route.learn(layer, tensors[1], sent.loads)
+                combined = sent.out
             else:
-                replies = await self._ask(step, layer, [rows, basis])
-            if _differ(replies):
-                self._note_divergence(step, layer, replies)
-                topk_weights, topk_ids = self._gates[layer](hidden_states)
-                routing = [topk_weights.cpu(), topk_ids.cpu()]
-                replies = await self._ask(step, layer, [rows, basis, *routing])
-                if _differ(replies):  # not over the gate, then
-                    raise ExpertUnavailable(layer, cause="its workers hold different placements")
-            route.learn(layer, basis, loads_of(replies[0]) if len(basis) > 1 else None)
+                combined = await self._by_python(step, layer, hidden_states, tensors, sent)
+        finally:
+            route.under_way.discard(batch)
+        return combined.to(hidden_states.device, hidden_states.dtype)
+
+    async def _by_python(
+        self,
+        step: Step,
+        layer: int,
+        hidden_states: Tensor,
+        tensors: list[Tensor],
+        sent: LayerExchange | None,
+    ) -> Tensor:
+        """Ask, or settle what was asked already; and ask again if the workers decided differently."""
+        route: Route = step.route
+        if sent is not None:
+            replies = self._read(step, layer, tensors, await sent.outcomes())
+        else:
+            replies = await self._ask(step, layer, tensors)
+        if _differ(replies):
+            self._note_divergence(step, layer, replies)
+            topk_weights, topk_ids = self._gates[layer](hidden_states)
+            routing = [topk_weights.cpu(), topk_ids.cpu()]
+            replies = await self._ask(step, layer, [*tensors, *routing])
+            if _differ(replies):  # not over the gate, then
+                raise ExpertUnavailable(layer, cause="its workers hold different placements")
+        route.learn(layer, tensors[1], loads_of(replies[0]) if len(tensors[1]) > 1 else None)
         parts = [reply.tensors[0] for reply in replies]
         by_worker = dict(zip(route.targets[layer], parts, strict=True))
-        return combine(route.placement.workers, by_worker, len(rows))
+        return combine(route.placement.workers, by_worker, len(tensors[0]))
 
     async def _one_by_one(self, step: Step, layer: int, hidden_states: Tensor) -> Tensor:
         """The bits of ``local``: the result of each of a row's experts comes here by itself."""
@@ -207,29 +242,8 @@ class RoutedDispatcher:
             )
             for idx in route.targets[layer]
         ]
-        outcomes = await self._network.exchange(calls, self._patience_s(len(tensors[0])))
+        outcomes = await self._network.exchange(calls, self.native.patience_s(len(tensors[0])))
         return self._read(step, layer, tensors, outcomes, unsummed=unsummed)
-
-    def _patience_s(self, num_rows: int) -> float:
-        return self._timeout_s * max(1.0, num_rows / ROWS_PER_TIMEOUT)
-
-    def _send_without_python(
-        self, step: Step, layer: int, rows: Tensor, basis: Tensor
-    ) -> Asked | None:
-        """Ask all workers of a layer by C functions; ``None`` if these cannot."""
-        route: Route = step.route
-        if self._bell < 0 or rows.dtype != torch.float32:
-            return None
-        if step.route not in self._asks:
-            limits = FrameLimits.of_hidden_size(rows.shape[1])
-            self._asks = {route: plan_asks(route, limits, rows.shape[1])}
-        asks = self._asks[route]
-        if asks is None or not route.usable:
-            return None
-        seq = NATIVE_SEQ + self._native_seq
-        self._native_seq += len(route.targets[layer])
-        patience_s = self._patience_s(len(rows))
-        return Asked(asks[layer], step.step_id, seq, rows.contiguous(), basis, patience_s)
 
     def _read(
         self,
@@ -247,13 +261,8 @@ class RoutedDispatcher:
         num_loads = 0 if loads_in(basis) is None else len(route.placement.workers)
         replies: list[Frame] = []
         for link, outcome in zip(links, outcomes, strict=True):
-            if isinstance(outcome, StaleEpoch):
-                self._note_refusal(link.peer, step.epoch, outcome)
-                raise outcome
             if isinstance(outcome, MoesaicError):
-                self._routes.plan_anew()
-                self._note_failure(step, layer, link.peer, outcome)
-                raise ExpertUnavailable(layer, cause=f"{link.peer}: {outcome.code}") from outcome
+                raise self.failure(step, layer, link, outcome)
             if not (
                 is_unsummed(outcome, rows.shape[1])
                 if unsummed
@@ -263,6 +272,21 @@ class RoutedDispatcher:
                 raise ExpertUnavailable(layer, cause=f"{link.peer}: reply has another shape")
             replies.append(outcome)
         return replies
+
+    def failure(self, step: Step, layer: int, link: Link, cause: MoesaicError) -> MoesaicError:
+        """Take note of an exchange that failed on ``link``.
+
+        Returns:
+            The error of the step.
+        """
+        if isinstance(cause, StaleEpoch):
+            self._note_refusal(link.peer, step.epoch, cause)
+            return cause
+        self._routes.plan_anew()
+        self._note_failure(step, layer, link.peer, cause)
+        error = ExpertUnavailable(layer, cause=f"{link.peer}: {cause.code}")
+        error.__cause__ = cause
+        return error
 
     def _note_failure(self, step: Step, layer: int, peer: str, cause: MoesaicError) -> None:
         log.warning(

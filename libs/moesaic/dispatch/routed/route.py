@@ -1,8 +1,7 @@
 """Workers that serve a placement now, as far as they are linked."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -19,6 +18,31 @@ NEWEST_WEIGHS = 1 / 8  # in the mean of the loads of a layer
 
 
 @dataclass(frozen=True, eq=False)
+class UsualLoads:
+    """Mean load of each worker over past batches of a layer, in the unit of ``aebs``.
+
+    C functions read and write the same memory.
+    """
+
+    mean: Tensor  # float64 [N]; zeros until a load is known
+    known: Tensor  # int64 [1]: 1 if one is
+
+    def learn(self, load: Tensor) -> None:
+        """Count the load of one more batch, int64 ``[N]``."""
+        if not self.known.item():
+            self.mean.copy_(load)
+            self.known.fill_(1)
+        self.mean.add_((load - self.mean) * NEWEST_WEIGHS)
+
+
+@dataclass(frozen=True, eq=False)
+class BatchUnderWay:
+    """A batch that was sent, for as long as somebody holds this."""
+
+    layer: int
+
+
+@dataclass(frozen=True, eq=False)
 class Route:
     """A placement with the workers that can be reached now."""
 
@@ -28,9 +52,9 @@ class Route:
     targets: dict[int, tuple[int, ...]]  # layer -> indices of workers that may serve its experts
     bases: dict[int, AssignmentBasis]  # by layer, without loads
     encoded: dict[int, Tensor]  # the same, encoded
-    # By layer: mean load of each worker over past batches, float64 [N], in the unit of ``aebs``.
-    usual_loads: dict[int, Tensor] = field(default_factory=dict)
-    under_way: list[int] = field(default_factory=list)  # layers of batches that wait for replies
+    usual_loads: dict[int, UsualLoads]  # of layers whose policy counts them
+    # Batches that wait for replies. One that nobody awaits any more is not among them.
+    under_way: "WeakSet[BatchUnderWay]" = field(default_factory=WeakSet)
 
     @property
     def usable(self) -> bool:
@@ -38,33 +62,28 @@ class Route:
         return all(link.alive for link in self.links.values())
 
     def basis_of(self, layer: int) -> Tensor:
-        """The encoded basis of a batch if nothing else is under way."""
-        return self.encoded[layer]
+        """The encoded basis of a batch that is sent now, beside those under way."""
+        if not self.under_way or layer not in self.usual_loads:
+            return self.encoded[layer]
+        busy = torch.zeros(len(self.placement.workers), dtype=torch.float64)
+        for batch in self.under_way:
+            if (usual := self.usual_loads.get(batch.layer)) is not None:
+                busy += usual.mean
+        load = tuple(busy.round().long()[list(self.live)].tolist())
+        return replace(self.bases[layer], load=load).encode()
 
-    @contextmanager
-    def batch(self, layer: int) -> Iterator[Tensor]:
-        """The encoded basis of one more batch, which counts as under way meanwhile."""
-        basis = self.encoded[layer]
-        if self.under_way and self.bases[layer].scheduling in CARRYING:
-            busy = torch.zeros(len(self.placement.workers), dtype=torch.float64)
-            for at in self.under_way:
-                busy += self.usual_loads.get(at, 0)
-            load = tuple(busy.round().long()[list(self.live)].tolist())
-            basis = replace(self.bases[layer], load=load).encode()
-        self.under_way.append(layer)
-        try:
-            yield basis
-        finally:
-            self.under_way.remove(layer)
+    def sent(self, layer: int) -> BatchUnderWay:
+        """Count a batch as under way from now on."""
+        batch = BatchUnderWay(layer)
+        self.under_way.add(batch)
+        return batch
 
     def learn(self, layer: int, basis: Tensor, loads: Tensor | None) -> None:
         """Remember the workers' ``loads`` of a batch, which replies tell if its ``basis`` has some."""
         if loads is not None and (known := loads_in(basis)) is not None:
             carried = torch.zeros(len(self.placement.workers), dtype=torch.int64)
             carried[list(self.live)] = known
-            load = (loads - carried).clamp(0, MAX_BATCH_LOAD).double()
-            usual = self.usual_loads.get(layer, load)
-            self.usual_loads[layer] = usual + (load - usual) * NEWEST_WEIGHS
+            self.usual_loads[layer].learn((loads - carried).clamp(0, MAX_BATCH_LOAD))
 
 
 def plan_route(
@@ -87,4 +106,12 @@ def plan_route(
             return None
         targets[layer], bases[layer] = serving, AssignmentBasis(policy, live)
     encoded = {layer: each.encode() for layer, each in bases.items()}
-    return Route(placement, live, links, targets, bases, encoded)
+    num_workers = len(placement.workers)
+    usual = {
+        layer: UsualLoads(
+            torch.zeros(num_workers, dtype=torch.float64), torch.zeros(1, dtype=torch.int64)
+        )
+        for layer, basis in bases.items()
+        if basis.scheduling in CARRYING
+    }
+    return Route(placement, live, links, targets, bases, encoded, usual)

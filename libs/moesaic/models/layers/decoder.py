@@ -118,19 +118,30 @@ class Decoder:
         return KVCache(self.config, num_blocks, block_size, self.dtype, self.device)
 
     def whole_steps(
-        self, experts: Mapping[int, RoutedExpertsKernel], cache: KVCache
+        self, cache: KVCache, experts: Mapping[int, RoutedExpertsKernel] | None = None
     ) -> WholeSteps | None:
-        """Prepare steps over ``cache`` that are one call each, with all ``experts`` in this process.
+        """Prepare steps over ``cache`` that are one call each.
+
+        Args:
+            cache: the KV cache.
+            experts: by layer; none: they are all in other processes.
 
         Returns:
             None if some layer has to be computed piece by piece.
         """
-        layers = [(layer.fused, experts.get(index)) for index, layer in enumerate(self._layers)]
-        whole = [(attention, routed) for attention, routed in layers if attention and routed]
+        layers = [
+            (layer.fused, experts.get(index) if experts is not None else None)
+            for index, layer in enumerate(self._layers)
+        ]
+        whole = [
+            (attention, routed)
+            for attention, routed in layers
+            if attention and (routed or experts is None)
+        ]
         last, head = self._layers[-1].attention, self._head
         if (
             len(whole) < len(layers)
-            or any(layer.shared for layer in self._layers)
+            or any(layer.shared or layer.dense for layer in self._layers)
             or not isinstance(last, GroupedQueryLayer)
             or not isinstance(last.qkv, PackedLinear)
             or not isinstance(head, PackedLinear)

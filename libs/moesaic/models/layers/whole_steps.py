@@ -1,14 +1,16 @@
-"""Whole steps: one call each, for a decoder whose experts are all in one process, on a CPU."""
+"""Whole steps: one call each, on a CPU."""
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from moesaic.kernels.decoder_step import Attending, DecoderStepKernel
+from moesaic.kernels.decoder_step import Attending, DecoderStepKernel, StepInputs
 from moesaic.models.layers.rope import RotaryEmbedding
 from moesaic.models.layers.step_batch import StepBatch
+from moesaic.native.structs import ApartArgs
 
 
 class WholeSteps:
@@ -29,6 +31,16 @@ class WholeSteps:
 
     def forward(self, batch: StepBatch) -> Tensor:
         """See ``Decoder.forward``."""
+        return self._kernel(self._inputs(batch))
+
+    def forward_apart(self, batches: Sequence[StepBatch], apart: ApartArgs) -> tuple[Tensor, Any]:
+        """Compute the parts of one step, whose experts are in other processes.
+
+        See ``DecoderStepKernel.apart``.
+        """
+        return self._kernel.apart([self._inputs(batch) for batch in batches], apart)
+
+    def _inputs(self, batch: StepBatch) -> StepInputs:
         # Lists: for a few rows, a call of numpy's or torch's takes longer than what it does.
         size, counts, tables = self._block_size, batch.sequence_rows, batch.block_tables
         positions, ends = batch.positions, list(accumulate(counts))
@@ -42,14 +54,14 @@ class WholeSteps:
         ]
         last: tuple[Attending, list[int]] | None = None
         if (wanted := batch.wanted) != counts:
-            # One row attends at least, for the same bits and counts as with experts in other processes.
+            # One row attends at least, for the same bits and counts as computed layer by layer.
             wanted = wanted if any(wanted) else [1, *wanted[1:]]
             mine = [i for i, few in enumerate(wanted) if few]
             last = (
                 _attending(wanted, lengths, tables, mine),
                 [row for i in mine for row in range(ends[i] - wanted[i], ends[i])],
             )
-        return self._kernel(
+        return StepInputs(
             batch.token_ids,
             positions,
             offsets,

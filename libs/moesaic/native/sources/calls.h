@@ -126,6 +126,12 @@ struct ask {
     uint64_t epoch;
     int64_t layer, hidden;
     int64_t max_rows, max_cols, max_bytes;  // of a reply
+    const int64_t *basis;  // [basis_size]: the policy's code, then the live workers
+    int64_t basis_size;
+    // Where the policy counts work that is under way: the mean loads of past batches, 1 if there are
+    // any.
+    double *usual;   // [N], or none
+    int64_t *known;  // [1]
 };
 
 // One batch.
@@ -139,6 +145,26 @@ struct asked {
     int64_t *loads;         // [N], where the basis has loads
     int64_t deadline_ns;
     int64_t send_ns, wait_ns, sum_ns;  // out
+};
+
+// One part of a step whose experts are in other processes.
+struct part {
+    struct whole_step step;
+    float *logits;  // [A, vocab] of the rows that attend in the last layer, or none
+    // The exchange that was left to Python, where the step failed.
+    int64_t layer;  // -1: none
+    uint64_t seq;
+    int64_t deadline_ns;
+};
+
+// All layers of one route, and what the exchanges of one step have in common.
+struct apart {
+    const struct ask *asks;  // [num_layers]
+    uint64_t id_low, id_high;  // of the step
+    uint64_t seq;              // in: of the first call; out: of the next step's
+    int64_t patience_ns, patience_rows;  // a wait for replies; larger batches wait in proportion
+    int32_t bell;
+    int64_t attend_ns, send_ns, wait_ns, sum_ns;  // out: this step's are added
 };
 
 // Outputs of one panel, and numbers of one vector register.
@@ -328,5 +354,17 @@ EXPORT int ask_finish(const struct ask *ask, struct asked *asked, int bell);
 
 // Ends an exchange that `ask_finish` left to Python, or that nobody finishes.
 EXPORT void ask_end(const struct ask *ask);
+
+// Bytes of `scratch` that `decoder_step_apart` needs.
+EXPORT int64_t decoder_step_apart_scratch(const struct decoder *decoder, const struct apart *apart,
+                                          const struct part *parts, int64_t num_parts,
+                                          int threads);
+
+// What `decoder_step` does, with experts in other processes: while one part waits for its experts,
+// the next one computes its attention. 0: the logits are there; 1: an exchange failed, and Python
+// has to settle those that are left in `parts`; -1: there is no memory.
+EXPORT int decoder_step_apart(const struct decoder *decoder, struct apart *apart,
+                              struct part *parts, int64_t num_parts, float *const *caches,
+                              uint8_t *scratch, int threads);
 
 #endif

@@ -175,22 +175,30 @@ static void add_part(float *sum, const float *part, int64_t count) {
     for (int64_t i = 0; i < count; i++) sum[i] += part[i];
 }
 
+// A sum begins with zeros, so not even the sign of a zero depends on its parts.
+static void begin_sum(float *sum, const float *part, int64_t count) {
+    for (int64_t i = 0; i < count; i++) sum[i] = 0.0f + part[i];
+}
+
 // Node by node, workers of a node first: the order of moesaic.dispatch.routed.sum_order.
 static void add_up(const struct ask *ask, const struct asked *asked, const struct reply *replies) {
     const int64_t count = asked->count * ask->hidden;
     const int one_node = ask->node_of[0] == ask->node_of[ask->num - 1];
     float *sum = one_node ? asked->out : asked->node_sum;
-    memset(asked->out, 0, (size_t)count * sizeof(float));
+    int begun = 0, node_begun = 0;
     for (int64_t n = 0; n < ask->num; n++) {
         const struct reply *reply = &replies[ask->order[n]];
-        if (!one_node && (!n || ask->node_of[n] != ask->node_of[n - 1])) {
-            if (n) add_part(asked->out, sum, count);
-            memset(sum, 0, (size_t)count * sizeof(float));
+        const float *part = (const float *)(reply->message + reply->head.tensors[0].start);
+        if (reply->head.tensors[0].rows) {
+            (node_begun ? add_part : begin_sum)(sum, part, count);
+            node_begun = 1;
         }
-        if (reply->head.tensors[0].rows)
-            add_part(sum, (const float *)(reply->message + reply->head.tensors[0].start), count);
+        const int ends = n == ask->num - 1 || ask->node_of[n] != ask->node_of[n + 1];
+        if (one_node || !ends || !node_begun) continue;
+        (begun ? add_part : begin_sum)(asked->out, sum, count);
+        begun = 1, node_begun = 0;
     }
-    if (!one_node) add_part(asked->out, sum, count);
+    if (!(one_node ? node_begun : begun)) memset(asked->out, 0, (size_t)count * sizeof(float));
 }
 
 static int agree(const struct ask *ask, const struct reply *replies) {
