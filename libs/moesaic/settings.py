@@ -207,7 +207,11 @@ class ModelSettings(ServiceSettings):
     data_port: int = Field(
         0, ge=0, le=65535, description="UCXX port for tensors; 0 takes a free one"
     )
-    transports: Literal["auto", "tcp", "shm"] = Field("auto", description="UCX transports to use")
+    transports: Literal["auto", "tcp", "shm", "ring"] = Field(
+        "auto",
+        description="carriers of tensors: TCP by UCX (tcp), shared memory by UCX (shm) or by rings of our own "
+        "(ring, within a host only); auto: rings within a host, UCX between hosts",
+    )
 
     @model_validator(mode="after")
     def _only_on_a_cpu(self) -> Self:

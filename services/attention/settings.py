@@ -134,11 +134,11 @@ class AttentionSettings(ModelSettings):
         "placement alone (static)",
     )
     micro_batches: int = Field(
-        1,
-        ge=1,
+        0,
+        ge=0,
         le=8,
         description="routed: parts of a step that run side by side, attention of one while others "
-        "wait for experts",
+        "wait for experts; 0: one or two, whichever is faster",
     )
     recovery_s: float = Field(
         20.0,

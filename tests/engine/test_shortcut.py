@@ -32,6 +32,9 @@ class Picky:
     def layers_done(self) -> int:
         return self._whole.layers_done
 
+    def num_parts(self, num_rows: int) -> int:
+        return 1
+
     async def forward(self, step: Step, batches: Sequence[StepBatch]) -> Tensor | None:
         if len(batches) > 1 or len(batches[0].token_ids) > self._most_rows:
             return None

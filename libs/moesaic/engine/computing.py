@@ -37,6 +37,10 @@ class Shortcut(Protocol):
         """Number of layers that it has computed so far, as any thread may ask."""
         ...
 
+    def num_parts(self, num_rows: int) -> int:
+        """Number of parts into which the next step, of so many rows, is best cut."""
+        ...
+
     async def forward(self, step: Step, batches: Sequence[StepBatch]) -> Tensor | None:
         """Compute the parts of a step, side by side.
 
@@ -89,12 +93,15 @@ class StepComputer:
 
     async def _compute_step(self, step: Step, planned: PlannedStep, events: list[Event]) -> None:
         self._cache.copy_blocks(planned.copies)
-        parts = split(planned.chunks, self._micro_batches)
+        shortcut = self._shortcut if self.tracer is None else None
+        num_parts, logits = self._micro_batches, None
+        if shortcut is not None:
+            num_parts = shortcut.num_parts(sum(len(chunk.token_ids) for chunk in planned.chunks))
+        parts = split(planned.chunks, num_parts)
         metrics.MICRO_BATCHES.inc(len(parts))
         batches = [_to_batch(part) for part in parts]
-        logits = None
-        if self._shortcut is not None and self.tracer is None:
-            logits = await self._shortcut.forward(step, batches)
+        if shortcut is not None:
+            logits = await shortcut.forward(step, batches)
         if logits is None:
             moe = self._moe_of(step)
             logits = torch.cat(await run_together(self._forward, batches, moe))

@@ -11,7 +11,7 @@ from torch import Tensor
 from moesaic.engine.sequences.sequence import Chunk
 from moesaic.models.layers.decoder import MoELayer
 
-LEAST_ROWS = 8  # of a micro-batch: fewer are not worth a pass of their own
+LEAST_ROWS = 4  # of a micro-batch: fewer are not worth a pass of their own
 T = TypeVar("T")
 
 

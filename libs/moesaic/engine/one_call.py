@@ -38,6 +38,10 @@ class LocalSteps:
         """See ``Shortcut.layers_done``."""
         return self._whole.layers_done
 
+    def num_parts(self, num_rows: int) -> int:
+        """See ``Shortcut.num_parts``: nothing is waited for, so nothing overlaps."""
+        return 1
+
     async def forward(self, step: Step, batches: Sequence[StepBatch]) -> Tensor | None:
         """See ``Shortcut.forward``."""
         if len(batches) > 1 or not self._whole.takes(batches[0]):

@@ -26,11 +26,14 @@ async def open_routed(worker: WorkerParts) -> Mode:
     return Mode(
         dispatcher,
         address,
-        max_batches=worker.settings.micro_batches,
+        max_batches=max(1, worker.settings.micro_batches),
         shortcut=partial(_shortcut, worker, dispatcher),
     )
 
 
 def _shortcut(worker: WorkerParts, dispatcher: RoutedDispatcher, cache: KVCache) -> Shortcut | None:
-    whole = worker.decoder.whole_steps(cache) if worker.settings.device == "cpu" else None
-    return RoutedSteps(dispatcher, whole, worker.config.hidden_size) if whole else None
+    settings = worker.settings
+    whole = worker.decoder.whole_steps(cache) if settings.device == "cpu" else None
+    if whole is None:
+        return None
+    return RoutedSteps(dispatcher, whole, worker.config.hidden_size, settings.micro_batches)

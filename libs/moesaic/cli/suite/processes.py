@@ -70,20 +70,37 @@ def slots_per_layer(options: SuiteOptions, num_experts: int) -> int:
     return options.slots_per_layer
 
 
+def threads_of(options: SuiteOptions, cores: int) -> dict[str, int]:
+    """Divide the cores among the threads of services that compute, by role.
+
+    Where rows travel, attention and experts take turns: each side has all cores in its turn, if cores
+    are few. Where there are many, turns overlap and the sides share them.
+    """
+    if options.topology != "disaggregated":
+        return {"attention": max(1, cores // options.attention)}
+    sides = 1 if cores < 2 * (options.attention + options.experts) else 2
+    return {
+        "attention": max(1, cores // sides // options.attention),
+        "expert": max(1, cores // sides // options.experts),
+    }
+
+
 def services_of(options: SuiteOptions, num_experts: int, cores: int) -> list[Service]:
     """List the services of a suite; those that compute divide ``cores`` evenly."""
     routed = options.topology == "disaggregated"
     num_computing = options.attention + (options.experts if routed else 0)
-    threads = str(max(1, cores // num_computing))
-    environment = {"OMP_NUM_THREADS": threads}
+    threads = threads_of(options, cores)
+    environment: dict[str, str] = {}
     if num_computing + 2 > cores:  # the gateway and the scheduler want time as well
         # Threads that spin while they wait would take the cores from those that work.
         environment["OMP_WAIT_POLICY"] = "passive"
 
     def computing(role: str, number: int, *flags: str) -> Service:
         flags += ("--data-host", LOOPBACK, "--data-port", "0")  # of each its own
-        flags += ("--model", options.model, "--threads", threads)
-        return _service(options, f"{role}-{number}", role, *flags, environment=environment)
+        of_role = str(threads[role])
+        flags += ("--model", options.model, "--threads", of_role)
+        variables = {"OMP_NUM_THREADS": of_role, **environment}
+        return _service(options, f"{role}-{number}", role, *flags, environment=variables)
 
     services = [_service(options, "scheduler", "scheduler")]
     if routed:

@@ -106,7 +106,7 @@ def _plan_layer(
     )
 
 
-class NativeExchanges:
+class NativeAsking:
     """The exchanges of one dispatcher that need no Python, as far as its network can do without."""
 
     def __init__(self, network: Network, timeout_s: float) -> None:
@@ -131,7 +131,7 @@ class NativeExchanges:
 
     def begin(
         self, route: Route, step_id: bytes, layer: int, rows: Tensor, basis: Tensor
-    ) -> "LayerExchange | None":
+    ) -> "SentBatch | None":
         """Send a batch to all workers of a layer; ``None`` if Python has to."""
         if rows.dtype != torch.float32:
             return None
@@ -141,7 +141,7 @@ class NativeExchanges:
         ask, seq = asks.by_layer[layer], self._seq
         self._seq += ask.c.num
         unsettled = _Unsettled(ask, step_id, seq, self.patience_s(len(rows)))
-        return LayerExchange(unsettled, rows.contiguous(), basis, self._bell)
+        return SentBatch(unsettled, rows.contiguous(), basis, self._bell)
 
     def apart(self, asks: RouteAsks, step_id: bytes) -> ApartArgs:
         """Describe the exchanges of one step; ``note`` takes them back."""
@@ -247,7 +247,7 @@ class _Unsettled:
                 link.discard(cause)
 
 
-class LayerExchange:
+class SentBatch:
     """One batch under way. Finish it before the next turn to use its links, or drop it."""
 
     def __init__(self, unsettled: _Unsettled, rows: Tensor, basis: Tensor, bell: int) -> None:

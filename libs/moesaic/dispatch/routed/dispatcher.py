@@ -24,7 +24,7 @@ from prometheus_client import Counter
 from torch import Tensor
 
 from moesaic.dispatch.contract import Step
-from moesaic.dispatch.routed.asking import LayerExchange, NativeExchanges
+from moesaic.dispatch.routed.asking import NativeAsking, SentBatch
 from moesaic.dispatch.routed.carrier import RowCarrier
 from moesaic.dispatch.routed.route import BatchUnderWay, Route
 from moesaic.dispatch.routed.routes import Routes
@@ -76,7 +76,7 @@ class RoutedDispatcher:
         """
         self._network, self._gates = network, gates
         self._deterministic = deterministic
-        self.native = NativeExchanges(network, timeout_s)
+        self.native = NativeAsking(network, timeout_s)
         self._routes = Routes(network, scheduling)
         self._seq = itertools.count(1)
         self._carrier: RowCarrier | None = None
@@ -171,7 +171,7 @@ class RoutedDispatcher:
         batch: BatchUnderWay,
         hidden_states: Tensor,
         tensors: list[Tensor],
-        sent: LayerExchange | None,
+        sent: SentBatch | None,
     ) -> Tensor:
         """The sum of a batch that is ``sent`` already, or is sent now."""
         route, layer = step.route, batch.layer
@@ -191,7 +191,7 @@ class RoutedDispatcher:
         layer: int,
         hidden_states: Tensor,
         tensors: list[Tensor],
-        sent: LayerExchange | None,
+        sent: SentBatch | None,
     ) -> Tensor:
         """Ask, or settle what was asked already; and ask again if the workers decided differently."""
         route: Route = step.route

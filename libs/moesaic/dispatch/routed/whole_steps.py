@@ -1,27 +1,57 @@
 """Steps that are one call each, with experts in other processes."""
 
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from moesaic.dispatch.contract import Step
 from moesaic.dispatch.routed.dispatcher import RoutedDispatcher
+from moesaic.dispatch.routed.fastest import FastestWay
 from moesaic.errors import MoesaicError
 from moesaic.models.layers.step_batch import StepBatch
 from moesaic.models.layers.whole_steps import WholeSteps
 
+MOST_PARTS = 2  # more take longer, for experts are read again for every part
+
+
+@dataclass(frozen=True)
+class _Way:
+    """One way to compute a step."""
+
+    parts: int
+    threads: int
+
 
 class RoutedSteps:
-    """Computes steps without Python between their layers, as long as nothing rare happens."""
+    """Computes steps without Python between their layers, as long as nothing rare happens.
 
-    def __init__(self, dispatcher: RoutedDispatcher, whole: WholeSteps, hidden_size: int) -> None:
-        """Compute by ``whole`` on the routes of ``dispatcher``."""
+    Attention has all threads, which sleep while experts are waited for; to wake them pays for many rows.
+    Two parts of a step overlap attention and experts; that pays where neither has all cores. Which
+    is best differs by machine, neighbours and size of steps, so it is measured again and again.
+    """
+
+    def __init__(
+        self, dispatcher: RoutedDispatcher, whole: WholeSteps, hidden_size: int, parts: int = 0
+    ) -> None:
+        """Compute by ``whole`` on the routes of ``dispatcher``, in ``parts`` where rows allow; 0: by measurement."""
         self._dispatcher, self._whole, self._hidden_size = dispatcher, whole, hidden_size
+        threads = sorted({1, torch.get_num_threads()})
+        wanted = [parts] if parts else range(1, MOST_PARTS + 1)
+        self._fastest = FastestWay([_Way(p, t) for p in wanted for t in threads])
+        self._next = self._fastest.ways[0]
 
     @property
     def layers_done(self) -> int:
         """Number of layers computed so far, of all parts; grows while a step runs."""
         return self._whole.layers_done
+
+    def num_parts(self, num_rows: int) -> int:
+        """See ``Shortcut.num_parts``."""
+        self._next = self._fastest.choose(num_rows)
+        return self._next.parts
 
     async def forward(self, step: Step, batches: Sequence[StepBatch]) -> Tensor | None:
         """Compute the parts of a step side by side.
@@ -34,15 +64,18 @@ class RoutedSteps:
             ExpertUnavailable: see ``Dispatcher.dispatch``.
             StaleEpoch: the same.
         """
-        native, asks = self._dispatcher.native, None
+        native, asks, way = self._dispatcher.native, None, self._next
         if self._dispatcher.goes_directly:
             asks = native.asks_of(step.route, self._hidden_size)
         if asks is None:
             return None
+        started = time.perf_counter()
         apart = native.apart(asks, step.step_id)
-        logits, failed = self._whole.forward_apart(batches, apart)
+        logits, failed = self._whole.forward_apart(batches, apart, way.threads)
         native.note(apart)
         if failed is None:
+            num_rows = sum(len(batch.token_ids) for batch in batches)
+            self._fastest.took(way, num_rows, time.perf_counter() - started)
             return logits
         # Python settles what failed, so that nothing is awaited any more, and tells of errors. If there is
         # none, workers have decided differently, or have not been asked for this layer before.

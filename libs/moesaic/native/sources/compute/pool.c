@@ -23,6 +23,7 @@ static struct {
     _Atomic int64_t next;    // task
     _Atomic int inside;      // helpers that may be at work
     _Atomic int asleep;
+    _Atomic int resting;  // helpers sleep at once, for the owner waits for other processes
     task_function *run;
     void *with;
     int64_t count;
@@ -50,7 +51,7 @@ static void work(int worker) {
 static int is_new(uint64_t round, uint64_t seen) { return round % 2 && round != seen; }
 
 static uint64_t next_round(uint64_t seen) {
-    for (int offer = 0; offer < OFFERS; offer++) {
+    for (int offer = 0; offer < OFFERS && !atomic_load(&pool.resting); offer++) {
         for (int look = 0; look < LOOKS; look++) {
             const uint64_t round = atomic_load_explicit(&pool.round, memory_order_acquire);
             if (is_new(round, seen)) return round;
@@ -102,6 +103,8 @@ static void have_helpers(int wanted) {
     }
 }
 
+void pool_rest(void) { atomic_store(&pool.resting, 1); }
+
 void in_parallel(task_function *run, void *with, int64_t count, int threads) {
     // A caller that finds the pool at work does its own tasks: it could only take turns.
     if (threads <= 1 || count <= 1 || pthread_mutex_trylock(&pool.owner)) {
@@ -111,6 +114,7 @@ void in_parallel(task_function *run, void *with, int64_t count, int threads) {
     have_helpers(threads - 1);
     pool.run = run, pool.with = with, pool.count = count, pool.threads = threads;
     atomic_store_explicit(&pool.next, 0, memory_order_relaxed);
+    atomic_store(&pool.resting, 0);
     atomic_fetch_add(&pool.round, 1);
     if (atomic_load(&pool.asleep)) {
         pthread_mutex_lock(&pool.lock);

@@ -10,4 +10,7 @@ typedef void task_function(void *with, int64_t task, int worker);
 // `worker` is below `threads` and no two run as the same at once. Returns when all are done.
 void in_parallel(task_function *run, void *with, int64_t count, int threads);
 
+// Lets the helpers sleep until there is work: whoever calls waits for other processes.
+void pool_rest(void);
+
 #endif

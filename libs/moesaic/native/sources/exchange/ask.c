@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "compute/pool.h"
 #include "exchange/frame.h"
 #include "exchange/ring.h"
 
@@ -149,6 +150,7 @@ static int sleep_on(const struct ask *ask, const struct reply *replies, int bell
 
 static int wait_for(const struct ask *ask, struct asked *asked, struct reply *replies, int bell) {
     int64_t awake_until = now_ns() + awake_ns;
+    pool_rest();  // the cores are the experts' now
     for (int64_t round = 0;; round++) {
         int moved = 0, missing = 0, broken = 0;
         for (int64_t i = 0; i < ask->num; i++) {
