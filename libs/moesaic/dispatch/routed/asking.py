@@ -27,6 +27,7 @@ from moesaic.transport.rings.channel import NATIVE_SEQ, Channel
 DONE = 0  # of ask_finish
 ANSWERS = (FrameKind.REPLY, FrameKind.ERROR)
 POLL_S = 0.0005  # for answers that come to Python
+AWAKE_NS = 200_000  # the longest wait awake for one layer, as waking takes a good part of that
 ROWS_PER_TIMEOUT = 512  # a larger batch may take longer, in proportion
 
 
@@ -143,8 +144,8 @@ class NativeAsking:
         unsettled = _Unsettled(ask, step_id, seq, self.patience_s(len(rows)))
         return SentBatch(unsettled, rows.contiguous(), basis, self._bell)
 
-    def apart(self, asks: RouteAsks, step_id: bytes) -> ApartArgs:
-        """Describe the exchanges of one step; ``note`` takes them back."""
+    def apart(self, asks: RouteAsks, step_id: bytes, awake_ns: int) -> ApartArgs:
+        """Describe the exchanges of one step, whose waits are awake for so long; ``note`` takes them back."""
         low, high = _halves(step_id)
         return ApartArgs(
             asks=asks.in_a_row,
@@ -153,6 +154,7 @@ class NativeAsking:
             seq=self._seq,
             patience_ns=int(self._timeout_s * 1e9),
             patience_rows=ROWS_PER_TIMEOUT,
+            awake_ns=awake_ns,
             bell=self._bell,
         )
 
@@ -272,6 +274,7 @@ class SentBatch:
             node_sum=None if node_sum is None else node_sum.data_ptr(),
             loads=None if self.loads is None else self.loads.data_ptr(),
             deadline_ns=int(unsettled.deadline_s * 1e9),
+            awake_ns=AWAKE_NS,
         )
         if lib().ask_begin(ask=ask.c, asked=self._c):
             raise MemoryError("no memory for a request")

@@ -1,6 +1,6 @@
 """The promise of everything that carries rows to experts in another way than directly."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 
 from torch import Tensor
@@ -10,6 +10,14 @@ from moesaic.dispatch.routed.route import Route
 
 class RowCarrier(Protocol):
     """Another way for rows to travel than directly to every expert worker."""
+
+    def goes_directly(self, route: Route, layers: Iterable[int], /) -> bool:
+        """True if there is no other way for any of these layers, as the workers stand now."""
+        ...
+
+    def count_directly(self, route: Route, layers: Iterable[int], /) -> None:
+        """Note that a batch of each of these layers has gone directly."""
+        ...
 
     async def dispatch(
         self,

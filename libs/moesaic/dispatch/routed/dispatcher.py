@@ -15,7 +15,7 @@ its experts turned away from the workers that the batch before it had filled.
 
 import itertools
 import os
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from functools import partial
 
 import structlog
@@ -87,10 +87,18 @@ class RoutedDispatcher:
         """The network that frames travel by."""
         return self._network
 
-    @property
-    def goes_directly(self) -> bool:
-        """True if all rows go from here to the workers, which send sums back."""
-        return self._carrier is None and not self._deterministic
+    def goes_directly(self, route: Route, layers: Iterable[int]) -> bool:
+        """True if all rows of these layers go from here to the workers, which send sums back.
+
+        Whatever goes so is counted.
+        """
+        if self._deterministic:
+            return False
+        if self._carrier is not None:
+            if not self._carrier.goes_directly(route, layers):
+                return False
+            self._carrier.count_directly(route, layers)
+        return True
 
     def use(self, carrier: RowCarrier) -> None:
         """Let ``carrier`` decide from now on how rows travel."""
@@ -142,7 +150,7 @@ class RoutedDispatcher:
 
         Where that takes no Python, rows are sent before this returns.
         """
-        if self.goes_directly:
+        if self.goes_directly(step.route, (layer,)):
             return self._directly(step, layer, hidden_states)
         return self._indirectly(step, layer, hidden_states)
 

@@ -14,6 +14,7 @@ from moesaic.errors import MoesaicError
 from moesaic.models.layers.step_batch import StepBatch
 from moesaic.models.layers.whole_steps import WholeSteps
 
+AWAKE_NS = (0, 1_000_000)  # longer than the experts of a layer of a few rows take
 MOST_PARTS = 2  # more take longer, for experts are read again for every part
 
 
@@ -23,14 +24,16 @@ class _Way:
 
     parts: int
     threads: int
+    awake_ns: int  # the longest wait awake, here and on the experts' side
 
 
 class RoutedSteps:
     """Computes steps without Python between their layers, as long as nothing rare happens.
 
     Attention has all threads, which sleep while experts are waited for; to wake them pays for many rows.
-    Two parts of a step overlap attention and experts; that pays where neither has all cores. Which
-    is best differs by machine, neighbours and size of steps, so it is measured again and again.
+    Two parts of a step overlap attention and experts; that pays where neither has all cores. To wait
+    awake saves the time of waking up; it costs those who share the core. What is best differs by
+    machine, neighbours and size of steps, so it is measured again and again.
     """
 
     def __init__(
@@ -40,7 +43,9 @@ class RoutedSteps:
         self._dispatcher, self._whole, self._hidden_size = dispatcher, whole, hidden_size
         threads = sorted({1, torch.get_num_threads()})
         wanted = [parts] if parts else range(1, MOST_PARTS + 1)
-        self._fastest = FastestWay([_Way(p, t) for p in wanted for t in threads])
+        self._fastest = FastestWay(
+            [_Way(p, t, a) for p in wanted for t in threads for a in AWAKE_NS]
+        )
         self._next = self._fastest.ways[0]
 
     @property
@@ -64,13 +69,12 @@ class RoutedSteps:
             ExpertUnavailable: see ``Dispatcher.dispatch``.
             StaleEpoch: the same.
         """
-        native, asks, way = self._dispatcher.native, None, self._next
-        if self._dispatcher.goes_directly:
-            asks = native.asks_of(step.route, self._hidden_size)
-        if asks is None:
+        native, way = self._dispatcher.native, self._next
+        asks = native.asks_of(step.route, self._hidden_size)
+        if asks is None or not self._dispatcher.goes_directly(step.route, asks.by_layer):
             return None
         started = time.perf_counter()
-        apart = native.apart(asks, step.step_id)
+        apart = native.apart(asks, step.step_id, way.awake_ns)
         logits, failed = self._whole.forward_apart(batches, apart, way.threads)
         native.note(apart)
         if failed is None:

@@ -7,7 +7,7 @@ layer is late, never wrong.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import structlog
 import torch
@@ -91,6 +91,15 @@ class TwoPhaseDispatcher:
         self._joining.set_neighbours(neighbours)
         self._upkeep.set_neighbours(self._joining.neighbours)
         self._rounds.keep({neighbour.worker_id for neighbour in neighbours} | {self._worker_id})
+
+    def goes_directly(self, reach: Reach, layers: Iterable[int]) -> bool:
+        """See ``RowCarrier.goes_directly``."""
+        return not any(self._has_two_phases(self._nodes_of(reach, layer)) for layer in layers)
+
+    def count_directly(self, reach: Reach, layers: Iterable[int]) -> None:
+        """See ``RowCarrier.count_directly``."""
+        for layer in layers:
+            _count_direct(self._nodes_of(reach, layer))
 
     async def dispatch(
         self, reach: Reach, layer: int, hidden: Tensor, direct: Direct, step_id: bytes = b""

@@ -144,6 +144,7 @@ struct asked {
     float *out, *node_sum;  // [count, H]; the latter for several nodes
     int64_t *loads;         // [N], where the basis has loads
     int64_t deadline_ns;
+    int64_t awake_ns;  // the longest wait awake, of both sides, before it sleeps
     int64_t send_ns, wait_ns, sum_ns;  // out
 };
 
@@ -163,6 +164,7 @@ struct apart {
     uint64_t id_low, id_high;  // of the step
     uint64_t seq;              // in: of the first call; out: of the next step's
     int64_t patience_ns, patience_rows;  // a wait for replies; larger batches wait in proportion
+    int64_t awake_ns;  // see `asked`
     int32_t bell;
     int64_t attend_ns, send_ns, wait_ns, sum_ns;  // out: this step's are added
 };
@@ -310,9 +312,6 @@ EXPORT void channel_break(void *channel);
 
 // Puts a message to those.
 EXPORT void channel_hold(void *channel, const uint8_t *message, int64_t size);
-
-// How long every wait of this process is awake, offering its core to others, before it sleeps.
-EXPORT void set_awake(int64_t ns);
 
 // Sleeps as an event loop does, and answers meanwhile what can be answered here. 0: the time is over;
 // 1: a channel has a message for Python; 2: a descriptor of `epoll` other than `bell` is ready.

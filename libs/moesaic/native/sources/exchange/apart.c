@@ -100,6 +100,7 @@ static int begin(struct apart *apart, struct turn *turns, int64_t num_turns, str
         .out = turn->pass.delta,
         .node_sum = turn->node_sum,
         .loads = turn->loads,
+        .awake_ns = apart->awake_ns,
         .deadline_ns = now_ns() + apart->patience_ns / apart->patience_rows * times,
     };
     apart->seq += (uint64_t)ask->num;

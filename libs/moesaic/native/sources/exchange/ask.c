@@ -46,12 +46,14 @@ static void fill(struct frame_head *head, const struct ask *ask, const struct as
 EXPORT int ask_begin(const struct ask *ask, struct asked *asked) {
     struct frame_head head;
     const int64_t started = now_ns();
+    pool_rest();  // the cores are the experts' now
     fill(&head, ask, asked);
     const int64_t size = frame_size(&head);
     uint8_t *copy = 0;
     for (int64_t i = 0; i < ask->num; i++) channel_of(ask, i)->outstanding++;
     for (int64_t i = 0; i < ask->num; i++) {
         struct channel *c = ask->channels[i];
+        channel_advise(c, asked->awake_ns);
         uint8_t *room = channel_room(c, size), *to = room;
         if (!to && !(to = copy ? copy : (copy = aligned_alloc(64, (size_t)(size + 63) / 64 * 64))))
             return -1;
@@ -149,8 +151,8 @@ static int sleep_on(const struct ask *ask, const struct reply *replies, int bell
 }
 
 static int wait_for(const struct ask *ask, struct asked *asked, struct reply *replies, int bell) {
-    int64_t awake_until = now_ns() + awake_ns;
-    pool_rest();  // the cores are the experts' now
+    const int64_t awake = asked->awake_ns;
+    int64_t awake_until = now_ns() + awake;
     for (int64_t round = 0;; round++) {
         int moved = 0, missing = 0, broken = 0;
         for (int64_t i = 0; i < ask->num; i++) {
@@ -161,15 +163,15 @@ static int wait_for(const struct ask *ask, struct asked *asked, struct reply *re
         if (!missing) return DONE;
         if (broken) return RARE;
         if (!moved && round % LOOK_EVERY) {
-            if (awake_ns) offer_core();
-            if (awake_ns) continue;
+            if (awake) offer_core();
+            if (awake) continue;
         }
         const int64_t now = now_ns();
         if (now >= asked->deadline_ns) return LATE;
-        if (moved) awake_until = now + awake_ns;
+        if (moved) awake_until = now + awake;
         if (now < awake_until) continue;
         if (sleep_on(ask, replies, bell, asked->deadline_ns - now)) return RARE;
-        awake_until = now_ns() + awake_ns;
+        awake_until = now_ns() + awake;
     }
 }
 

@@ -56,6 +56,16 @@ static int sleep_on(void *const *channels, int64_t count, int epoll, int bell,
     return others || !came;
 }
 
+// The longest wait awake that some asking side advises.
+static int64_t longest_awake(void *const *channels, int64_t count) {
+    int64_t longest = -1;
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t advice = channel_advice(channels[i]);
+        if (advice > longest) longest = advice;
+    }
+    return longest < 0 ? awake_ns : longest;
+}
+
 EXPORT int wait_for_events(void *const *channels, int64_t count, int epoll, int bell,
                            int64_t timeout_ns, int64_t *last_moved) {
     const int64_t began = now_ns();
@@ -68,7 +78,7 @@ EXPORT int wait_for_events(void *const *channels, int64_t count, int epoll, int 
         const int64_t now = now_ns();
         if (moved) *last_moved = last = now;
         if (timeout_ns >= 0 && now - began >= timeout_ns) return NOTHING;
-        if (now - last < awake_ns || moved) {
+        if (moved || now - last < longest_awake(channels, count)) {
             if (!moved) offer_core();
             if (moved ? now - looked < BUSY_LOOK_NS : round % LOOK_EVERY) continue;
             looked = now;

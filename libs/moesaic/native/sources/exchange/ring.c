@@ -9,6 +9,7 @@
 
 #include "exchange/frame.h"
 
+enum { MOST_AWAKE_US = 10000 };  // whatever a peer says
 enum { SKIP = 1 };  // flag of a record: the rest of the ring is empty
 enum { KIND_AT = 8, SEQ_AT = 48 };  // of a frame
 
@@ -18,7 +19,7 @@ struct record {
     uint64_t flags;
 };
 
-int64_t awake_ns = 1000000;
+int64_t awake_ns = 200 * 1000;
 
 int64_t now_ns(void) {
     struct timespec now;
@@ -28,7 +29,17 @@ int64_t now_ns(void) {
 
 void offer_core(void) { sched_yield(); }
 
-EXPORT void set_awake(int64_t ns) { awake_ns = ns; }
+void channel_advise(struct channel *c, int64_t ns) {
+    const uint32_t us = (uint32_t)(ns / 1000) + 1;
+    if (atomic_load_explicit(&c->out->awake_us, memory_order_relaxed) != us)
+        atomic_store_explicit(&c->out->awake_us, us, memory_order_relaxed);
+}
+
+int64_t channel_advice(const struct channel *c) {
+    const uint32_t us = atomic_load_explicit(&c->in->awake_us, memory_order_relaxed);
+    if (!us) return -1;
+    return us > MOST_AWAKE_US ? MOST_AWAKE_US * 1000ll : (us - 1) * 1000ll;
+}
 
 static uint64_t padded(uint64_t bytes) { return (bytes + RECORD - 1) / RECORD * RECORD; }
 

@@ -18,7 +18,8 @@ struct ring {  // in shared memory; counters only grow
     _Alignas(64) _Atomic uint64_t read;
     _Alignas(64) _Atomic uint32_t reader_sleeps;
     _Atomic uint32_t writer_sleeps;  // until there is room
-    uint8_t pad[56];
+    _Atomic uint32_t awake_us;       // the writer's advice for the reader's waits, and 1; 0: none
+    uint8_t pad[52];
 };
 
 struct waiting {  // a message behind others that the ring has no room for
@@ -72,8 +73,12 @@ int channel_is_ready(struct channel *c);
 
 int64_t now_ns(void);
 
-// The longest wait awake, in ns; 0: sleep at once.
+// The longest wait awake where nobody advises another, in ns.
 extern int64_t awake_ns;
+
+// Tells the other side how long its waits had best be awake, in ns; it is the asking side that knows.
+void channel_advise(struct channel *c, int64_t ns);
+int64_t channel_advice(const struct channel *c);  // -1: none
 
 // Waits a moment: gives the core to others, or, where none wants it, comes back at once.
 void offer_core(void);
