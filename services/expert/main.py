@@ -157,9 +157,10 @@ async def _serve_out(network: UcxNetwork, colleagues: list[str], grace_s: float)
 async def _keep_house(
     host: ExpertHost, status: ServiceStatus, thread: EngineThread, relay: ExpertRelay
 ) -> None:
-    """Retire old epochs, and show the epoch in force."""
+    """Retire old epochs, count answers, and show the epoch in force."""
     while True:
         host.epochs.retire()
+        host.count()
         thread.call(relay.follow, host.epochs.placement(host.epochs.in_force))
         status.epoch = host.epochs.in_force
         status.waiting_for = [] if host.epochs.in_force else ["a placement from the scheduler"]

@@ -3,9 +3,10 @@
 import time
 from collections.abc import Mapping
 from functools import partial
+from operator import attrgetter
 
 import torch
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter
 from torch import Tensor
 
 from moesaic.errors import InvalidInput
@@ -18,14 +19,17 @@ from moesaic.experts.without_python import AnswersWithoutPython
 from moesaic.messages.scheduling import ExpertScheduling
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.layers.gate import Gate
+from moesaic.telemetry.tallied import TalliedHistogram
 from moesaic.transport.frame import Frame
 
+PARTS = ("receive", "gate", "choose", "compute", "reply")  # of an answer
+_BY_NUMBER = attrgetter(*(f"up_to_{n}" for n in (0, 1, 2, 4, 8, 16, 32, 64, 128, "any")))
 MAX_ASSIGNERS = 4096  # kept; one per layer and set of live workers
 
-ACTIVATED = Histogram(
+ACTIVATED = TalliedHistogram(
     "moesaic_experts_activated",
     "Distinct experts of a layer that this worker computed for one batch",
-    buckets=[0, 1, 2, 4, 8, 16, 32, 64, 128],
+    [0, 1, 2, 4, 8, 16, 32, 64, 128],
 )
 ROWS = Counter(
     "moesaic_expert_rows", "Rows that came for this worker's experts, those of every layer"
@@ -36,6 +40,15 @@ MOST_ACTIVATED = Counter(
 )
 SCHEDULING_S = Counter(
     "moesaic_expert_scheduling_seconds", "Deciding which worker computes which experts"
+)
+PARTS_S = Counter(
+    "moesaic_expert_answer_seconds",
+    "Parts of answers that took no Python: reading a request, gating its rows, choosing who computes, "
+    "computing, sending the reply",
+    ["part"],
+)
+WITHOUT_PYTHON = Counter(
+    "moesaic_expert_answers_without_python", "Answers to requests of a layer that took no Python"
 )
 
 _AssignerKey = tuple[int, int, ExpertScheduling, tuple[int, ...]]  # epoch, layer, policy, live
@@ -95,6 +108,21 @@ class LayerAnswers:
             request.epoch, request.layer, request.threshold, topk_ids, assignment.served
         )
         return frames.layer_reply(request, results, loads, decision)
+
+    def count(self) -> None:
+        """Take over what was counted where no Python ran."""
+        if self.without_python is None:
+            return
+        tally = self.without_python.take_tally()
+        if not tally.batches:
+            return
+        WITHOUT_PYTHON.inc(tally.batches)
+        ACTIVATED.add(_BY_NUMBER(tally), tally.experts)
+        ROWS.inc(tally.rows)
+        MOST_ACTIVATED.inc(tally.most_experts)
+        SCHEDULING_S.inc(tally.choose_ns * 1e-9)
+        for part in PARTS:
+            PARTS_S.labels(part).inc(getattr(tally, f"{part}_ns") * 1e-9)
 
     def _register(
         self,

@@ -60,6 +60,10 @@ class ExpertHost:
         self._answers.without_python = answers
         return answers
 
+    def count(self) -> None:
+        """See ``LayerAnswers.count``."""
+        self._answers.count()
+
     def prepare(self, placement: Placement, bring: Bring | None = None) -> LoadResult:
         """See ``PlacementLoader.prepare``."""
         return self._loader.prepare(placement, bring)

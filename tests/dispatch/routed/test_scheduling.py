@@ -63,13 +63,13 @@ async def test_every_policy_gives_the_sums_of_local_experts(
 async def test_replicas_share_the_experts_of_a_row_evenly(cluster: Any, tiny_model: Any) -> None:
     async with cluster(tiny_model, 2) as c:
         c.put_in_force(c.placement(1, EVERYTHING, EVERYTHING))
-        before = ACTIVATED._sum.get(), MOST_ACTIVATED._value.get()
+        before = ACTIVATED.total, MOST_ACTIVATED._value.get()
 
         await c.check(1)
 
         top_k = c.config.moe.top_k
         assert top_k == 2
-        assert ACTIVATED._sum.get() - before[0] == NUM_LAYERS * top_k
+        assert ACTIVATED.total - before[0] == NUM_LAYERS * top_k
         # Each of the two workers has counted the larger half.
         assert MOST_ACTIVATED._value.get() - before[1] == NUM_LAYERS * 2 * (top_k // 2)
 

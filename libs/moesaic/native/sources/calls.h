@@ -288,6 +288,26 @@ EXPORT void *channel_open(uint8_t *memory, int64_t capacity, int side, int bell,
 
 EXPORT void channel_close(void *channel);
 
+// A UCX worker whose messages all belong to channels; NULL: UCX is not loaded. `descriptor` becomes
+// readable when UCX has something to do; `most`: bytes of a message.
+EXPORT void *ucx_plane_open(void *worker, int descriptor, int64_t most);
+
+// No call of UCX from now on.
+EXPORT void ucx_plane_close(void *plane);
+
+// True if something moved.
+EXPORT int ucx_plane_progress(void *plane);
+
+// A channel over a UCX endpoint; see `channel_open`.
+EXPORT void *channel_open_ucx(void *plane, void *endpoint, uint64_t send_tag, uint64_t receive_tag,
+                              int control);
+
+// Ends the use of its endpoint; messages that come for it are dropped.
+EXPORT void channel_unlink(void *channel);
+
+// Bytes of a message that was too long, and has broken the channel; 0: none was.
+EXPORT int64_t channel_excess(void *channel);
+
 // Messages of a channel may be answered by `answers` from now on.
 EXPORT void channel_answer(void *channel, void *answers);
 

@@ -1,4 +1,4 @@
-"""One side of a channel in shared memory, as Python and its C functions see it."""
+"""One side of a channel, as Python and its C functions see it."""
 
 import ctypes
 import fcntl
@@ -9,7 +9,7 @@ from moesaic.errors import FrameError
 from moesaic.native.library import lib
 from moesaic.transport.frame import Message
 
-CAPACITY = 4 << 20  # bytes each way; memory is taken as far as messages have ever reached
+CAPACITY = 16 << 20  # bytes each way; memory is taken as far as messages have ever reached
 NATIVE_SEQ = 1 << 63  # calls from here on were sent, and are awaited, without Python
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -28,42 +28,27 @@ def make_memory() -> int:
 
 
 class Channel:
-    """Sends and receives whole messages. Everything happens on the thread of one event loop."""
+    """Sends and receives whole messages. Everything happens on the thread of one event loop.
 
-    def __init__(self, memory: int, side: int, bell: int, control: int) -> None:
-        """Map the memory; the file descriptors stay the caller's, but for ``bell``.
+    Attributes:
+        c: as the C functions know it.
+        closed: true once it carries nothing any more.
+    """
 
-        Args:
-            memory: file descriptor, from ``make_memory`` of either side.
-            side: 0 for the side that made the memory, 1 for the other.
-            bell: the other side's, which is closed with this object.
-            control: becomes readable when the peer is gone.
+    def __init__(self, c: int) -> None:
+        """Take over ``c``.
 
         Raises:
-            FrameError: the memory is no channel's.
+            MemoryError: there is none.
         """
-        size = lib().channel_bytes(capacity=CAPACITY)
-        sealed = fcntl.fcntl(memory, fcntl.F_GET_SEALS) & _SEALS == _SEALS
-        if os.fstat(memory).st_size != size or not sealed:
-            raise FrameError("memory", "is no channel's: its size is another, or not sealed")
-        self._memory = mmap.mmap(memory, size)
-        self._start = ctypes.c_char.from_buffer(self._memory)
-        self._bell = bell
-        self.closed = False
-        self.c: int = lib().channel_open(
-            memory=ctypes.addressof(self._start),
-            capacity=CAPACITY,
-            side=side,
-            bell=bell,
-            control=control,
-            most=1 << 62,
-        )
+        if not c:
+            raise MemoryError("no memory for a channel")
+        self.c, self.closed = c, False
         self._message = ctypes.c_void_p()
 
     def __del__(self) -> None:
         if hasattr(self, "c"):
             lib().channel_close(channel=self.c)
-            os.close(self._bell)
 
     def send(self, message: Message) -> bool:
         """Send a message, or let it wait for room; False if the channel is broken."""
@@ -81,7 +66,7 @@ class Channel:
         """
         size = lib().channel_take(channel=self.c, message=ctypes.byref(self._message))
         if size < 0:
-            raise FrameError("channel", "the other side has damaged it")
+            raise FrameError("channel", self._cause())
         if not size:
             return None
         message = bytearray(ctypes.string_at(self._message.value or 0, size))
@@ -113,3 +98,45 @@ class Channel:
         """End all waits. The memory stays until nobody holds this object."""
         self.closed = True
         lib().channel_break(channel=self.c)
+
+    def _cause(self) -> str:
+        return "the other side has damaged it"
+
+
+class RingChannel(Channel):
+    """A channel in memory that both sides map."""
+
+    def __init__(self, memory: int, side: int, bell: int, control: int) -> None:
+        """Map the memory; the file descriptors stay the caller's, but for ``bell``.
+
+        Args:
+            memory: file descriptor, from ``make_memory`` of either side.
+            side: 0 for the side that made the memory, 1 for the other.
+            bell: the other side's, which is closed with this object.
+            control: becomes readable when the peer is gone.
+
+        Raises:
+            FrameError: the memory is no channel's.
+        """
+        size = lib().channel_bytes(capacity=CAPACITY)
+        sealed = fcntl.fcntl(memory, fcntl.F_GET_SEALS) & _SEALS == _SEALS
+        if os.fstat(memory).st_size != size or not sealed:
+            raise FrameError("memory", "is no channel's: its size is another, or not sealed")
+        self._memory = mmap.mmap(memory, size)
+        self._start = ctypes.c_char.from_buffer(self._memory)
+        super().__init__(
+            lib().channel_open(
+                memory=ctypes.addressof(self._start),
+                capacity=CAPACITY,
+                side=side,
+                bell=bell,
+                control=control,
+                most=1 << 62,
+            )
+        )
+        self._bell = bell
+
+    def __del__(self) -> None:
+        super().__del__()
+        if hasattr(self, "_bell"):
+            os.close(self._bell)

@@ -65,7 +65,7 @@ class RingPlane:
         self._c: Any = (ctypes.c_void_p * 0)()
         self._last_moved = ctypes.c_int64()
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self.bell, self._rung)
+        self._loop.add_reader(self.bell, self.look)
         selector = getattr(self._loop, "_selector", None)
         self._selector = selector if isinstance(selector, RingSelector) else None
         if self._selector is not None:
@@ -80,7 +80,7 @@ class RingPlane:
         """Receive the messages of a channel from now on; the loop calls back, never from within."""
         self.channels[channel], self._on_lost[channel] = on_message, on_lost
         self._changed()
-        self._loop.call_soon(self._rung)
+        self._loop.call_soon(self.look)
 
     def remove(self, channel: Channel) -> None:
         """Receive no more of its messages; calling it again changes nothing."""
@@ -114,7 +114,7 @@ class RingPlane:
     def _changed(self) -> None:
         self._c = (ctypes.c_void_p * len(self.channels))(*(each.c for each in self.channels))
 
-    def _rung(self) -> None:
+    def look(self) -> None:
         """Take what has come, and have the bell rung for what comes next."""
         with suppress(BlockingIOError, OSError):
             os.eventfd_read(self.bell)
@@ -134,7 +134,7 @@ class RingPlane:
         if self._selector is None:
             again |= not all([channel.sleep() for channel in self.channels])
         if again:
-            self._loop.call_soon(self._rung)
+            self._loop.call_soon(self.look)
 
     def _next_of(self, channel: Channel) -> Message | None:
         if channel not in self.channels:

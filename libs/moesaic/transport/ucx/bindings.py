@@ -25,6 +25,8 @@ from ucxx._lib import libucxx
 from ucxx._lib.arr import Array
 
 from moesaic.transport.frame import Message
+from moesaic.transport.rings.plane import RingPlane
+from moesaic.transport.ucx.channel import UcxChannel, UcxPlane
 
 log = structlog.get_logger()
 
@@ -65,6 +67,7 @@ class UcxWorker:
         reports_failure: bool,
         max_bytes: int,
         on_stuck: Callable[[], None] = lambda: None,
+        channels: RingPlane | None = None,
     ) -> None:
         """Open the transports.
 
@@ -75,6 +78,7 @@ class UcxWorker:
             on_stuck: called once when the peer of a closed connection does not take its messages.
                 Where death is not reported UCX can neither cancel them nor sleep: replace and retire
                 the worker.
+            channels: of this event loop, if C functions shall send and receive.
 
         Raises:
             UCXError: this machine offers none of the transports.
@@ -91,6 +95,11 @@ class UcxWorker:
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._worker.epoll_file_descriptor, self._progress)
         self._stopped = self._destroyed = False
+        self._channels, self._plane = channels, None
+        if channels is not None:
+            self._plane = UcxPlane.of(
+                self._worker.handle, self._worker.epoll_file_descriptor, max_bytes
+            )
         self._expectant = False  # a message came or went since the last wait
         self._num_waits, self._patience = 0, _PATIENCE
         self._wakeup: asyncio.Handle | None = self._loop.call_soon(self._progress)
@@ -101,8 +110,11 @@ class UcxWorker:
         tags: tuple[int, int],
         on_message: Callable[[Message], None],
         on_lost: Callable[[str], None],
+        control: int = -1,
     ) -> "UcxEndpoint":
         """Open a connection to the worker at ``address``, which uses the same ``tags`` (to send, to receive) reversed.
+
+        ``control`` becomes readable when the peer is gone.
 
         Raises:
             UCXError: no transport leads there, or it is no address.
@@ -111,8 +123,16 @@ class UcxWorker:
         handle = self._worker.create_endpoint_from_worker_address(far, self._reports_failure)
         endpoint = UcxEndpoint(self, handle, tags, on_message, on_lost)
         self._endpoints[tags[1]] = endpoint
+        if self._plane is not None and self._channels is not None:
+            endpoint.channel = UcxChannel(self._plane, handle.handle, tags, control)
+            self._channels.add(endpoint.channel, on_message, endpoint.lose)
         self.wake()
         return endpoint
+
+    def drop(self, channel: UcxChannel) -> None:
+        """Receive no more of its messages."""
+        if self._channels is not None:
+            self._channels.remove(channel)
 
     def wake(self) -> None:
         """Let UCX progress in the next turn of the event loop."""
@@ -143,6 +163,8 @@ class UcxWorker:
             self.wake()
             await asyncio.sleep(0.001)
         self._stop()
+        if self._plane is not None:
+            self._plane.close()
         if self._transfers:
             _abandoned.append((self._context, self._worker, self._transfers))
         del self._worker, self._context
@@ -162,9 +184,8 @@ class UcxWorker:
         if self._destroyed:
             return
         for _ in range(_ROUNDS):
-            if not self._worker.progress_once():
+            if not self._move():
                 break
-            self._probe()
         self._finish()
         if self._loop.time() < give_up_at:
             self._loop.call_later(_DRAIN_EVERY_S, self._drain, give_up_at)
@@ -181,6 +202,8 @@ class UcxWorker:
         transfers, self._transfers = self._transfers, []
         held = [endpoint.orphan() for endpoint in endpoints]
         held += [transfer.request for transfer in transfers]
+        if self._plane is not None:
+            self._plane.close()
         _abandoned.append((self._context, self._worker, held))
         ucp = ctypes.CDLL("libucp.so.0")  # loaded already
         ucp.ucp_worker_destroy(ctypes.c_void_p(self._worker.handle))
@@ -197,6 +220,7 @@ class UcxWorker:
         self._stopped = True
 
     def _check_closed(self, request: Any) -> None:
+        self.wake()
         if self._on_stuck and not request.completed:
             on_stuck, self._on_stuck = self._on_stuck, None
             on_stuck()
@@ -207,8 +231,7 @@ class UcxWorker:
             self._wakeup.cancel()
         self._wakeup = None
         for _ in range(_ROUNDS):
-            moved = self._worker.progress_once()
-            self._probe()
+            moved = self._move()
             self._finish()
             if moved or self._wait_awake():
                 continue
@@ -216,9 +239,19 @@ class UcxWorker:
                 return
         self.wake()
 
+    def _move(self) -> bool:
+        if self._plane is None or self._channels is None:
+            moved = bool(self._worker.progress_once())
+            self._probe()
+            return moved
+        moved = self._plane.progress()
+        if moved:
+            self._channels.look()
+        return moved
+
     def _wait_awake(self) -> bool:
         """Wait awake for a message, if one has moved just now and such waits have paid lately."""
-        if not (self._expectant and _MAY_WAIT_AWAKE):
+        if not (self._expectant and _MAY_WAIT_AWAKE) or self._plane is not None:
             return False
         self._expectant = False
         self._num_waits += 1
@@ -258,7 +291,11 @@ class UcxWorker:
 
 
 class UcxEndpoint:
-    """One connection. Reports in later turns of the event loop, and never after ``close``."""
+    """One connection. Reports in later turns of the event loop, and never after ``close``.
+
+    Attributes:
+        channel: carries its messages, if C functions do.
+    """
 
     def __init__(
         self,
@@ -272,11 +309,16 @@ class UcxEndpoint:
         self._send_tag = libucxx.UCXXTag(tags[0])
         self._on_message, self._on_lost = on_message, on_lost
         self._open = True
+        self.channel: UcxChannel | None = None
         handle.set_close_callback(self.lose, ("the connection broke",))
 
     def send(self, message: Message) -> None:
         """Start sending; the memory belongs to UCX until the end."""
         if not self._open:
+            return
+        if self.channel is not None:
+            if not self.channel.send(message):
+                self.lose("cannot send")
             return
         try:
             request = self._handle.tag_send(Array(message), self._send_tag)
@@ -290,6 +332,7 @@ class UcxEndpoint:
         if not self._open:
             return
         self._open = False
+        self._drop_channel()
         self._handle.remove_close_callback()
         # UCX has closed a broken one itself, and closing it twice crashes.
         request = self._handle.close() if self._handle.alive else None
@@ -303,6 +346,7 @@ class UcxEndpoint:
         """
         if self._open:
             self._open = False
+            self._drop_channel()
             self._handle.remove_close_callback()
             asyncio.get_running_loop().call_soon(self._on_lost, "the network is closed")
         return self._handle
@@ -317,6 +361,12 @@ class UcxEndpoint:
     def lose(self, cause: str) -> None:
         """Report the end of the connection, in a later turn of the event loop."""
         asyncio.get_running_loop().call_soon(self._report, cause)
+        if self.channel is not None and self._open:
+            self.channel.lose()  # a loop that sleeps in a C function would not look
+
+    def _drop_channel(self) -> None:
+        if self.channel is not None:
+            self._worker.drop(self.channel)
 
     def _report(self, cause: str) -> None:
         if self._open:

@@ -23,7 +23,7 @@ from moesaic.transport.contract import Handler, Link
 from moesaic.transport.dialled import DialledLink
 from moesaic.transport.frame import Frame, FrameKind, FrameLimits, Message
 from moesaic.transport.links import Links
-from moesaic.transport.rings.channel import Channel
+from moesaic.transport.rings.channel import Channel, RingChannel
 from moesaic.transport.rings.meeting import Meeting, meet
 from moesaic.transport.rings.plane import RingPlane
 from moesaic.transport.ucx import door, handshake
@@ -80,7 +80,8 @@ class UcxNetwork:
         self._links = Links(limits)
         self._kinds = planes_of(transports, only_network(own_address))
         self._max_bytes = limits.max_bytes
-        self._rings = RingPlane() if transports in ("auto", "ring") and library() else None
+        self._rings = RingPlane() if library() else None  # all channels, of whatever kind
+        self._meets = self._rings is not None and transports in ("auto", "ring")
         try:
             self._planes = {name: self._open(name) for name in self._kinds}
         except UCXError as error:
@@ -161,7 +162,9 @@ class UcxNetwork:
             self._rings = None
 
     def _open(self, name: str) -> UcxWorker:
-        return UcxWorker(*self._kinds[name], self._max_bytes, partial(self._renew, name))
+        return UcxWorker(
+            *self._kinds[name], self._max_bytes, partial(self._renew, name), self._rings
+        )
 
     def _renew(self, name: str) -> None:
         """Replace the UCX worker of a plane on which a dead peer has messages outstanding.
@@ -193,7 +196,7 @@ class UcxNetwork:
             addresses = {name: plane.address for name, plane in offered.items()}
             async with AsyncExitStack() as meetings:
                 meeting: asyncio.Task[tuple[int, int]] | None = None
-                if self._rings is not None:
+                if self._rings is not None and self._meets:
                     place = Meeting(self._rings.bell)
                     addresses[RING] = place.name
                     meeting = asyncio.ensure_future(place.met(session.token(RING)))
@@ -219,7 +222,7 @@ class UcxNetwork:
         """Let a stranger prove itself, then serve it."""
         session = await handshake.accept(sock, self._secret, self._worker_id, self._role, on_seal)
         offer = _decode(await session.receive(sock, FrameKind.OFFER), PlaneOffer)
-        own = [RING, *self._planes] if self._rings is not None else list(self._planes)
+        own = [RING, *self._planes] if self._meets else list(self._planes)
         plane = choose_plane(offer, own)
         wire: _RingWire | _UcxWire | None = None
         if plane == RING and self._rings is not None:
@@ -232,6 +235,8 @@ class UcxNetwork:
             if wire is None:
                 wire = self._wire(sock, session.peer, plane, offer.addresses[plane], tags)
             link = wire.receiver = self._links.serve(session.peer, wire, handler)
+            if self._answers and wire.channel is not None:
+                wire.channel.answer_by(self._answers)
             undo.callback(link.end)
             choice = PlaneChoice(plane, b"" if plane == RING else self._planes[plane].address)
             await session.send(sock, FrameKind.ACCEPT, msgspec.msgpack.encode(choice))
@@ -247,10 +252,7 @@ class UcxNetwork:
         except OSError as error:
             log.info("meeting.failed", peer=session.peer, cause=str(error))
             return None
-        wire = _RingWire(rings, memory, bell, 1, sock)
-        if self._answers:
-            wire.channel.answer_by(self._answers)
-        return wire
+        return _RingWire(rings, memory, bell, 1, sock)
 
     def _wire(
         self, sock: socket.socket, peer: str, plane: str, address: bytes, tags: tuple[int, int]
@@ -271,8 +273,12 @@ class _UcxWire:
     def __init__(
         self, plane: UcxWorker, address: bytes, tags: tuple[int, int], sock: socket.socket
     ) -> None:
-        self._endpoint = plane.connect(address, tags, self._arrive, self._lost)
+        self._endpoint = plane.connect(address, tags, self._arrive, self._lost, sock.fileno())
         self._control = Control(sock, self._lost)
+
+    @property
+    def channel(self) -> Channel | None:
+        return self._endpoint.channel
 
     def send(self, message: Message) -> None:
         self._endpoint.send(message)
@@ -298,7 +304,7 @@ class _RingWire:
         self, rings: RingPlane, memory: int, bell: int, side: int, sock: socket.socket
     ) -> None:
         try:
-            self.channel = Channel(memory, side, bell, sock.fileno())
+            self.channel = RingChannel(memory, side, bell, sock.fileno())
         finally:
             os.close(memory)
         self._rings = rings

@@ -132,20 +132,25 @@ static int look(const struct ask *ask, const struct asked *asked, int64_t i, str
 // Sleeps until a peer rings, a connection ends, or the deadline; true if a connection ended.
 static int sleep_on(const struct ask *ask, const struct reply *replies, int bell,
                     int64_t timeout_ns) {
-    struct pollfd fds[MOST_ASKED + 1] = {{.fd = bell, .events = POLLIN}};
-    int count = 1;
+    struct pollfd fds[2 * MOST_ASKED + 1] = {{.fd = bell, .events = POLLIN}};
+    int count = 1, controls;
     for (int64_t i = 0; i < ask->num; i++) {
         struct channel *c = ask->channels[i];
         if (replies[i].state != AWAITED) continue;
         if (!channel_sleep(c)) return 0;
         fds[count++] = (struct pollfd){.fd = c->control, .events = POLLIN};
     }
+    controls = count;
+    for (int64_t i = 0; i < ask->num; i++)
+        if (replies[i].state == AWAITED && channel_of(ask, i)->ucx)
+            fds[count++] =
+                (struct pollfd){.fd = ucx_descriptor(ask->channels[i]), .events = POLLIN};
     const struct timespec timeout = {timeout_ns / 1000000000, timeout_ns % 1000000000};
     if (ppoll(fds, (nfds_t)count, &timeout, 0) <= 0) return 0;
     uint64_t rung;
     if (fds[0].revents)
         while (read(bell, &rung, sizeof rung) > 0) continue;
-    for (int i = 1; i < count; i++)
+    for (int i = 1; i < controls; i++)
         if (fds[i].revents) return 1;
     return 0;
 }

@@ -38,6 +38,19 @@ static void quiet(int bell) {
     while (read(bell, &rung, sizeof rung) > 0) continue;
 }
 
+// True if one of the events is Python's: neither the bell nor a channel's, which was looked at.
+static int are_others(const struct epoll_event *events, int came, void *const *channels,
+                      int64_t count, int bell) {
+    for (int i = 0; i < came; i++) {
+        const int fd = events[i].data.fd;
+        int known = fd == bell;
+        if (known) quiet(bell);
+        for (int64_t n = 0; n < count && !known; n++) known = ucx_descriptor(channels[n]) == fd;
+        if (!known) return 1;
+    }
+    return 0;
+}
+
 // Sleeps until something happens; false if it was only the bell.
 static int sleep_on(void *const *channels, int64_t count, int epoll, int bell,
                     int64_t timeout_ns) {
@@ -47,13 +60,7 @@ static int sleep_on(void *const *channels, int64_t count, int epoll, int bell,
     struct epoll_event events[MOST_EVENTS];
     const int64_t ms = timeout_ns < 0 ? -1 : (timeout_ns + 999999) / 1000000;
     const int came = epoll_wait(epoll, events, MOST_EVENTS, ms > 1 << 30 ? 1 << 30 : (int)ms);
-    int others = came < 0;
-    for (int i = 0; i < came; i++)
-        if (events[i].data.fd == bell)
-            quiet(bell);
-        else
-            others = 1;
-    return others || !came;
+    return came <= 0 || are_others(events, came, channels, count, bell);
 }
 
 // The longest wait awake that some asking side advises.
@@ -83,11 +90,7 @@ EXPORT int wait_for_events(void *const *channels, int64_t count, int epoll, int 
             if (moved ? now - looked < BUSY_LOOK_NS : round % LOOK_EVERY) continue;
             looked = now;
             const int came = epoll_wait(epoll, events, MOST_EVENTS, 0);
-            for (int i = 0; i < came; i++)
-                if (events[i].data.fd == bell)
-                    quiet(bell);
-                else
-                    return EVENTS;
+            if (are_others(events, came, channels, count, bell)) return EVENTS;
             continue;
         }
         const int64_t left = timeout_ns < 0 ? -1 : timeout_ns - (now - began);

@@ -31,11 +31,13 @@ void offer_core(void) { sched_yield(); }
 
 void channel_advise(struct channel *c, int64_t ns) {
     const uint32_t us = (uint32_t)(ns / 1000) + 1;
+    if (c->ucx) return;
     if (atomic_load_explicit(&c->out->awake_us, memory_order_relaxed) != us)
         atomic_store_explicit(&c->out->awake_us, us, memory_order_relaxed);
 }
 
 int64_t channel_advice(const struct channel *c) {
+    if (c->ucx) return -1;
     const uint32_t us = atomic_load_explicit(&c->in->awake_us, memory_order_relaxed);
     if (!us) return -1;
     return us > MOST_AWAKE_US ? MOST_AWAKE_US * 1000ll : (us - 1) * 1000ll;
@@ -65,6 +67,7 @@ EXPORT void *channel_open(uint8_t *memory, int64_t capacity, int side, int bell,
 
 EXPORT void channel_close(void *channel) {
     struct channel *c = channel;
+    if (c->ucx) ucx_end(c);
     for (struct waiting *w = c->first, *next; w; w = next) next = w->next, free(w);
     for (struct kept *k = c->kept, *next; k; k = next) next = k->next, free(k);
     free(c->assembled);
@@ -112,6 +115,7 @@ static void publish(struct channel *c, uint64_t bytes) {
 }
 
 uint8_t *channel_room(struct channel *c, int64_t size) {
+    if (c->ucx) return c->broken ? 0 : ucx_room(c, size);
     if (c->first || c->broken || RECORD + padded((uint64_t)size) > c->capacity / 2) return 0;
     uint8_t *place = place_for(c, RECORD + padded((uint64_t)size));
     if (!place) return 0;
@@ -119,10 +123,16 @@ uint8_t *channel_room(struct channel *c, int64_t size) {
     return place + RECORD;
 }
 
-void channel_commit(struct channel *c, int64_t size) { publish(c, RECORD + padded((uint64_t)size)); }
+void channel_commit(struct channel *c, int64_t size) {
+    if (c->ucx)
+        ucx_commit(c, size);
+    else
+        publish(c, RECORD + padded((uint64_t)size));
+}
 
 int channel_pump(struct channel *c) {
     int moved = 0;
+    if (c->ucx) return ucx_progress(c);
     while (c->first && !c->broken) {
         struct waiting *w = c->first;
         const uint64_t left = (uint64_t)(w->size - w->sent), most = c->capacity / 4 - RECORD;
@@ -155,6 +165,7 @@ EXPORT int channel_send(void *channel, const uint8_t *message, int64_t size) {
         channel_commit(c, size);
         return 0;
     }
+    if (c->ucx) return -1;
     struct waiting *w = malloc(sizeof *w + (size_t)size);
     if (!w) return -1;
     *w = (struct waiting){.size = size};
@@ -201,6 +212,7 @@ static int next_record(struct channel *c, struct record *head) {
 
 const uint8_t *channel_peek(struct channel *c, int64_t *size) {
     struct record head;
+    if (c->ucx) return ucx_peek(c, size);
     if (c->assembled && c->assembled_got == c->assembled_size) {
         *size = c->assembled_size;
         return c->assembled;
@@ -237,6 +249,10 @@ const uint8_t *channel_peek(struct channel *c, int64_t *size) {
 }
 
 void channel_release(struct channel *c) {
+    if (c->ucx) {
+        ucx_release(c);
+        return;
+    }
     if (c->assembled) {
         free(c->assembled);
         c->assembled = 0;
@@ -262,6 +278,7 @@ void channel_keep(struct channel *c, const uint8_t *message, int64_t size) {
 
 int channel_is_ready(struct channel *c) {
     if (c->broken || (c->kept && !c->outstanding)) return 1;
+    if (c->ucx) return ucx_is_ready(c);
     if (atomic_load(&c->in->written) != c->next) return 1;
     if (!c->first) return 0;
     const uint64_t left = (uint64_t)(c->first->size - c->first->sent), most = c->capacity / 4;
@@ -308,6 +325,7 @@ EXPORT void channel_taken(void *channel) {
 
 EXPORT int channel_sleep(void *channel) {
     struct channel *c = channel;
+    if (c->ucx) return !channel_is_ready(c) && ucx_sleep(c);
     atomic_store(&c->in->reader_sleeps, 1);
     atomic_store(&c->out->writer_sleeps, c->first != 0);
     atomic_thread_fence(memory_order_seq_cst);
@@ -331,5 +349,7 @@ EXPORT void channel_forget(void *channel) {
 EXPORT void channel_hold(void *channel, const uint8_t *message, int64_t size) {
     channel_keep(channel, message, size);
 }
+
+EXPORT int64_t channel_excess(void *channel) { return ((struct channel *)channel)->excess; }
 
 EXPORT void channel_break(void *channel) { ((struct channel *)channel)->broken = 1; }

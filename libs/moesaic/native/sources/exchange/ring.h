@@ -10,6 +10,7 @@
 #include <stdatomic.h>
 
 #include "calls.h"
+#include "exchange/ucx.h"
 
 enum { RECORD = 64 };  // bytes of a record's head, and its alignment
 
@@ -35,6 +36,7 @@ struct kept {  // a message that came while another one was awaited
 };
 
 struct channel {
+    struct ucx_end *ucx;  // or none: rings
     struct ring *in, *out;
     uint8_t *in_bytes, *out_bytes;
     uint64_t capacity;
@@ -42,6 +44,7 @@ struct channel {
     uint64_t wrote, next;
     uint64_t peeked;  // bytes of the record that is read
     int64_t most;     // bytes of a message
+    int64_t excess;   // bytes of a longer one, which has broken the channel
     int bell;       // the other side's
     int control;    // the connection whose end is the peer's
     int broken;

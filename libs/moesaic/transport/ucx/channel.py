@@ -1,0 +1,67 @@
+"""Channels over UCX endpoints, and the UCX worker that carries them, as C functions see them."""
+
+from moesaic.native.library import lib, library
+from moesaic.transport.rings.channel import Channel
+
+
+class UcxPlane:
+    """A UCX worker whose messages all belong to channels. Made where ``of`` finds that it can be."""
+
+    def __init__(self, c: int) -> None:
+        """Take over ``c``."""
+        self.c = c
+
+    @classmethod
+    def of(cls, worker: int, descriptor: int, max_bytes: int) -> "UcxPlane | None":
+        """Let C functions progress a UCX worker.
+
+        Args:
+            worker: its handle.
+            descriptor: becomes readable when it has something to do.
+            max_bytes: a longer message breaks its channel.
+
+        Returns:
+            ``None``: there are no C functions here, or these do not find UCX.
+        """
+        kernels = library()
+        if kernels is None:
+            return None
+        found = kernels.ucx_plane_open(worker=worker, descriptor=descriptor, most=max_bytes)
+        return cls(found) if found else None
+
+    def progress(self) -> bool:
+        """Move messages; true if one did."""
+        return bool(lib().ucx_plane_progress(plane=self.c))
+
+    def close(self) -> None:
+        """Call UCX no more."""
+        lib().ucx_plane_close(plane=self.c)
+
+
+class UcxChannel(Channel):
+    """A channel over an endpoint of a plane."""
+
+    def __init__(self, plane: UcxPlane, endpoint: int, tags: tuple[int, int], control: int) -> None:
+        """``tags`` are those to send and to receive by; ``control`` becomes readable when the peer is gone."""
+        super().__init__(
+            lib().channel_open_ucx(
+                plane=plane.c,
+                endpoint=endpoint,
+                send_tag=tags[0],
+                receive_tag=tags[1],
+                control=control,
+            )
+        )
+
+    def close(self) -> None:
+        """See ``Channel.close``; whatever else comes for it is dropped."""
+        super().close()
+        lib().channel_unlink(channel=self.c)
+
+    def lose(self) -> None:
+        """Have all waits return to Python, which knows why."""
+        lib().channel_break(channel=self.c)
+
+    def _cause(self) -> str:
+        excess = lib().channel_excess(channel=self.c)
+        return f"a message of {excess} bytes is too long" if excess else "the connection broke"
