@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 class TalliedHistogram(Collector):
     """Counts values by bucket. Any thread may call."""
 
-    def __init__(self, name: str, documentation: str, bounds: Sequence[int]) -> None:
+    def __init__(self, name: str, documentation: str, bounds: Sequence[float]) -> None:
         """Register it; ``bounds`` are the upper ends of its buckets, but for the last, which has none."""
         self._name, self._documentation, self._bounds = name, documentation, tuple(bounds)
         self._counts, self._sum = [0] * (len(bounds) + 1), 0.0

@@ -19,6 +19,7 @@ def bench(
             "engine",
             "parity",
             "hop",
+            "apart",
             "gateway",
             "router",
             "sweeps",

@@ -1,10 +1,13 @@
 """Steps that are one call each, with experts in other processes."""
 
+import ctypes
 import time
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from prometheus_client import Counter
 from torch import Tensor
 
 from moesaic.dispatch.contract import Step
@@ -13,7 +16,23 @@ from moesaic.dispatch.routed.fastest import FastestWay
 from moesaic.errors import MoesaicError
 from moesaic.models.layers.step_batch import StepBatch
 from moesaic.models.layers.whole_steps import WholeSteps
+from moesaic.native.structs import ApartArgs
+from moesaic.telemetry.metrics import series
+from moesaic.telemetry.tallied import TalliedHistogram
 
+EXCHANGE_BOUNDS_S = tuple(20e-6 * 1.25**n for n in range(32))  # to 20 ms
+EXCHANGES = TalliedHistogram(
+    "moesaic_layer_exchange_seconds",
+    "One layer's exchange of one part of a step, from sending rows to the sum of all replies, less what "
+    "overlaps other parts",
+    EXCHANGE_BOUNDS_S,
+)
+PARTS_S = Counter(
+    "moesaic_step_part_seconds",
+    "Parts of steps whose experts are in other processes: attention and all that is no expert, sending rows, "
+    "waiting for replies, adding them up, and Python",
+    ["part"],
+)
 AWAKE_NS = (0, 1_000_000)  # longer than the experts of a layer of a few rows take
 MOST_PARTS = 2  # more take longer, for experts are read again for every part
 
@@ -74,12 +93,16 @@ class RoutedSteps:
         if asks is None or not self._dispatcher.goes_directly(step.route, asks.by_layer):
             return None
         started = time.perf_counter()
+        exchange_ns = (ctypes.c_int64 * (len(batches) * len(asks.by_layer)))()
         apart = native.apart(asks, step.step_id, way.awake_ns)
+        apart.exchange_ns = ctypes.addressof(exchange_ns)
         logits, failed = self._whole.forward_apart(batches, apart, way.threads)
         native.note(apart)
         if failed is None:
             num_rows = sum(len(batch.token_ids) for batch in batches)
-            self._fastest.took(way, num_rows, time.perf_counter() - started)
+            took_s = time.perf_counter() - started
+            self._fastest.took(way, num_rows, took_s)
+            _count(apart, exchange_ns[: apart.num_exchanges], took_s)
             return logits
         # Python settles what failed, so that nothing is awaited any more, and tells of errors. If there is
         # none, workers have decided differently, or have not been asked for this layer before.
@@ -97,3 +120,16 @@ class RoutedSteps:
                 if isinstance(outcome, MoesaicError):
                     raise self._dispatcher.failure(step, layer, link, outcome)
         return None
+
+
+def _count(apart: ApartArgs, exchange_ns: list[int], took_s: float) -> None:
+    counts = [0] * (len(EXCHANGE_BOUNDS_S) + 1)
+    for each in exchange_ns:
+        counts[bisect_left(EXCHANGE_BOUNDS_S, each * 1e-9)] += 1
+    EXCHANGES.add(counts, sum(exchange_ns) * 1e-9)
+    rest_s = took_s
+    for part in ("attend", "send", "wait", "sum"):
+        part_s = getattr(apart, f"{part}_ns") * 1e-9
+        rest_s -= part_s
+        series(PARTS_S, part).inc(part_s)
+    series(PARTS_S, "python").inc(max(0.0, rest_s))

@@ -167,6 +167,8 @@ struct apart {
     int64_t awake_ns;  // see `asked`
     int32_t bell;
     int64_t attend_ns, send_ns, wait_ns, sum_ns;  // out: this step's are added
+    int64_t *exchange_ns;  // out: of each exchange in its turn, from sending to the sum; room for all
+    int64_t num_exchanges;
 };
 
 // Outputs of one panel, and numbers of one vector register.

@@ -122,7 +122,9 @@ static int finish(struct apart *apart, struct turn *turn) {
         part->deadline_ns = turn->asked.deadline_ns;
         return FAILED;
     }
-    apart->wait_ns += turn->asked.wait_ns, apart->sum_ns += turn->asked.sum_ns;
+    const struct asked *asked = &turn->asked;
+    apart->wait_ns += asked->wait_ns, apart->sum_ns += asked->sum_ns;
+    apart->exchange_ns[apart->num_exchanges++] = asked->send_ns + asked->wait_ns + asked->sum_ns;
     learn(ask, &turn->asked);
     return DONE;
 }
