@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from moesaic.messages.scheduling import BASELINES, ExpertScheduling
+from moesaic.messages.wire import WireDtype
 from moesaic.settings import ModelSettings
 from moesaic.usage.flags import Unlisted
 
@@ -121,6 +122,11 @@ class AttentionSettings(ModelSettings):
         description="routed: the way of rows to expert workers on other nodes: direct, or brought together "
         "on the node first (reduce, relay); auto: whichever should be the fastest",
     )
+    wire_dtype: WireDtype = Field(
+        "own",
+        description="routed: the form in which rows go to expert workers and sums come back: their own dtype, or "
+        "int8 with a scale for each row: fewer bytes, with an error",
+    )
     expert_timeout_s: float = Field(
         2.0,
         gt=0,
@@ -192,5 +198,19 @@ class AttentionSettings(ModelSettings):
             raise ValueError(
                 f"--deterministic needs --exchange direct (or none), got {self.exchange}: on the way, "
                 "sums are added up as experts are placed"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _packed_rows_have_a_way(self) -> Self:
+        if self.wire_dtype == "own":
+            return self
+        if self.dispatch != "routed":
+            raise ValueError(
+                f"--wire-dtype {self.wire_dtype} needs --dispatch routed, got {self.dispatch}: no rows travel"
+            )
+        if self.deterministic:
+            raise ValueError(
+                f"--deterministic needs --wire-dtype own, got {self.wire_dtype}: rounded rows give other bits"
             )
         return self

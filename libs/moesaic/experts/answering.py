@@ -15,6 +15,7 @@ from moesaic.experts.activations import ActivationMeter
 from moesaic.experts.assignment import Assigner, Assignment, decision_digest
 from moesaic.experts.basis import AssignmentBasis
 from moesaic.experts.epochs import Epochs, Tenure
+from moesaic.experts.wire_rows import check_rows, from_wire
 from moesaic.experts.without_python import AnswersWithoutPython
 from moesaic.messages.scheduling import ExpertScheduling
 from moesaic.models.configuration.config import ModelConfig
@@ -62,12 +63,13 @@ class LayerAnswers:
         epochs: Epochs,
         gates: Mapping[int, Gate],
         config: ModelConfig,
+        dtype: torch.dtype,
         device: torch.device,
         activations: ActivationMeter,
     ) -> None:
-        """Compute with the slots of ``epochs`` on ``device``; ``gates`` are by decoder layer."""
+        """Compute in ``dtype`` with the slots of ``epochs`` on ``device``; ``gates`` are by decoder layer."""
         self._epochs, self._gates, self._config = epochs, gates, config
-        self._device, self._activations = device, activations
+        self._dtype, self._device, self._activations = dtype, device, activations
         self._assigners: dict[_AssignerKey, Assigner] = {}
         self._newest = 0  # epoch of the assigners
         self.without_python: AnswersWithoutPython | None = None
@@ -85,7 +87,7 @@ class LayerAnswers:
         """
         tenure = self._epochs.ask(request.epoch)
         hidden = self._rows(request)
-        topk_weights, topk_ids = self._routing(request)
+        topk_weights, topk_ids = self._routing(request, hidden)
         started = time.perf_counter()
         basis = AssignmentBasis.decode(request.tensors[1], len(tenure.placement.workers))
         seed = request.request_id + request.layer.to_bytes(4, "little", signed=True)
@@ -95,7 +97,7 @@ class LayerAnswers:
         ACTIVATED.observe(assignment.num_experts)
         ROWS.inc(len(hidden))
         MOST_ACTIVATED.inc(assignment.most_experts)
-        results = self._compute(tenure, request, topk_weights, assignment)
+        results = self._compute(tenure, request, hidden, topk_weights, assignment)
         counts = basis.live[0] == tenure.worker_idx  # one worker of all that see the batch
         if self.without_python is not None and is_plain(request):
             self._register(self.without_python, tenure, request, assigner, counts)
@@ -149,18 +151,15 @@ class LayerAnswers:
             raise InvalidInput(
                 "frame.layer", f"no MoE layer {request.layer} with {len(request.tensors)} tensors"
             )
-        hidden = request.tensors[0]
-        if hidden.shape[1] != self._config.hidden_size:
-            raise InvalidInput(
-                "frame.tensors", f"hidden size is {self._config.hidden_size}, got {hidden.shape[1]}"
-            )
-        return hidden
+        rows = request.tensors[0]
+        check_rows(rows, self._config.hidden_size)
+        hidden = from_wire(rows).to(self._dtype) if rows.dtype == torch.int8 else rows
+        return hidden.to(self._device)
 
-    def _routing(self, request: Frame) -> tuple[Tensor, Tensor]:
+    def _routing(self, request: Frame, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """The weights and ids of each row's experts: the sender's own, or this gate's."""
-        hidden = request.tensors[0]
         if len(request.tensors) == 2:
-            return self._gates[request.layer](hidden.to(self._device))
+            return self._gates[request.layer](hidden)
         topk_weights, topk_ids = request.tensors[2:]
         shape = (hidden.shape[0], self._config.moe.top_k)
         for name, tensor, dtype in (
@@ -188,24 +187,26 @@ class LayerAnswers:
         return found
 
     def _compute(
-        self, tenure: Tenure, request: Frame, topk_weights: Tensor, assignment: Assignment
+        self,
+        tenure: Tenure,
+        request: Frame,
+        hidden: Tensor,
+        topk_weights: Tensor,
+        assignment: Assignment,
     ) -> list[Tensor]:
         """The partial sum, or unsummed results and their places."""
-        hidden, layer = request.tensors[0], request.layer
+        layer, slot_ids = request.layer, assignment.slot_ids
         if frames.wants_unsummed(request):
-            results, places = tenure.table.compute_choices(
-                layer, hidden.to(self._device), assignment.slot_ids
-            )
+            results, places = tenure.table.compute_choices(layer, hidden, slot_ids)
             return [results.cpu(), places.cpu()]
-        if not assignment.num_experts:
-            return [hidden.new_empty(0, hidden.shape[1], dtype=torch.float32)]
-        partial = tenure.table.compute_slots(
-            layer, hidden.to(self._device), topk_weights, assignment.slot_ids
-        )
-        return [partial.cpu()]
+        if assignment.num_experts:
+            sums = tenure.table.compute_slots(layer, hidden, topk_weights, slot_ids).cpu()
+        else:
+            sums = torch.empty(0, hidden.shape[1])
+        return [frames.partial_sum(request, sums)]
 
 
 def is_plain(request: Frame) -> bool:
-    """True if a request asks for no more than the partial sum of float32 rows."""
+    """True if a request asks for no more than the partial sum of float32 or packed rows."""
     plain = len(request.tensors) == 2 and not request.flags and not request.body
-    return plain and request.tensors[0].dtype == torch.float32
+    return plain and request.tensors[0].dtype in (torch.float32, torch.int8)

@@ -1,12 +1,15 @@
 """Frames between attention workers and expert workers: a layer's rows there, sums back.
 
 Request
-    tensors: hidden states ``[T, H]``; ``AssignmentBasis``, encoded; and if the sender has gated
-    itself, weights float32 ``[T, k]`` and ids int32 ``[T, k]``. ``flags``: ``UNSUMMED`` or 0.
+    tensors: hidden states ``[T, H]``, or packed ones (``wire_rows``); ``AssignmentBasis``, encoded;
+    and if the sender has gated itself, weights float32 ``[T, k]`` and ids int32 ``[T, k]``.
+    ``flags``: ``UNSUMMED``, ``FLOAT32_SUMS`` or 0.
 Reply
-    tensors: the partial sum float32 ``[T, H]``, or no rows if none of this worker's experts has
-    any; if the basis has loads, those of all workers of the placement, int64 ``[1, N]``.
+    tensors: the partial sum in the form of the rows, or no rows if none of this worker's experts
+    has any; if the basis has loads, those of all workers of the placement, int64 ``[1, N]``.
     ``digest``: of the decision about all workers.
+Reply to ``FLOAT32_SUMS``
+    the same, but the sum is float32 ``[T, H]`` whatever the rows are.
 Reply to ``UNSUMMED``
     tensors: results float32 ``[n, H]`` and their places int64 ``[n, 1]``, see
     ``SlotTable.compute_choices``; loads as above. ``digest``: the same.
@@ -17,9 +20,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from moesaic.experts.wire_rows import is_sum_of, like_rows
 from moesaic.transport.frame import Frame, FrameKind
 
 UNSUMMED = 1  # flag of a request that has the sender's own choice of experts
+FLOAT32_SUMS = 2  # flag of a request whose sums are added up before they go on
 
 
 def layer_request(
@@ -46,6 +51,11 @@ def layer_request(
 def wants_unsummed(request: Frame) -> bool:
     """True if the sender adds up the experts of a row itself."""
     return bool(request.flags & UNSUMMED)
+
+
+def partial_sum(request: Frame, sums: Tensor) -> Tensor:
+    """Bring ``sums``, float32 ``[T or 0, H]``, into the form in which the sender wants them."""
+    return sums if request.flags & FLOAT32_SUMS else like_rows(sums, request.tensors[0])
 
 
 def layer_reply(
@@ -75,9 +85,9 @@ def loads_of(reply: Frame) -> Tensor:
 
 def is_partial_sum(reply: Frame, rows: Tensor, num_loads: int) -> bool:
     """True if a reply has a partial sum of all ``rows`` or none, and loads of as many workers."""
-    shapes = [list(tensor.shape) for tensor in reply.tensors]
-    loads = [[1, num_loads]] if num_loads else []
-    return shapes in ([list(rows.shape), *loads], [[0, rows.shape[1]], *loads])
+    found = [(list(tensor.shape), tensor.dtype) for tensor in reply.tensors[1:]]
+    loads = [([1, num_loads], torch.int64)] if num_loads else []
+    return found == loads and bool(reply.tensors) and is_sum_of(reply.tensors[0], rows)
 
 
 def is_unsummed(reply: Frame, hidden_size: int) -> bool:

@@ -47,7 +47,7 @@ class ExpertHost:
         self.epochs = Epochs(worker_id)
         self.activations = ActivationMeter(config.moe.num_experts)
         gates = load_gates(checkpoint, config, dtype, device)
-        self._answers = LayerAnswers(self.epochs, gates, config, device, self.activations)
+        self._answers = LayerAnswers(self.epochs, gates, config, dtype, device, self.activations)
         self._loader = PlacementLoader(
             self.epochs, self.files, config.digest, worker_id, slots_per_layer, max_expert_bytes
         )

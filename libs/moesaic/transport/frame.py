@@ -29,10 +29,9 @@ MAX_ROWS = 16_384  # of a tensor, unless told otherwise
 _HEADER = struct.Struct("<4sHHBBHif4x16sQQQQ12I")  # all but the checksum
 _CHECKSUM = struct.Struct("<Q")
 _ALIGNMENT = 64  # of each tensor in the payload, for vector loads
-_DTYPE_OF_CODE = dict(
-    enumerate((torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64), start=1)
-)
-_CODE_OF_DTYPE = {dtype: code for code, dtype in _DTYPE_OF_CODE.items()}
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.int8)
+_DTYPE_OF_CODE = dict(enumerate(_DTYPES, start=1))
+CODE_OF_DTYPE = {dtype: code for code, dtype in _DTYPE_OF_CODE.items()}
 
 
 class FrameKind(IntEnum):
@@ -66,7 +65,8 @@ class FrameLimits:
     @classmethod
     def of_hidden_size(cls, hidden_size: int, max_rows: int = MAX_ROWS) -> "FrameLimits":
         """Make limits for fp32 hidden states ``[max_rows, hidden_size]`` and two routing tables of up to 64 choices."""
-        max_cols = max(hidden_size, 4096)  # a list of workers is one row, however small the model
+        # Rows of bytes have their scale behind them; a list of workers is one row, however small the model.
+        max_cols = max(hidden_size + 4, 4096)
         return cls(max_rows, max_cols, max_rows * 4 * (hidden_size + 128) + (1 << 16))
 
 
@@ -233,12 +233,12 @@ def _table_of(tensors: list[Tensor]) -> list[int]:
         raise InvalidInput("tensors", f"a frame holds at most {MAX_TENSORS}, got {len(tensors)}")
     table = []
     for idx, tensor in enumerate(tensors):
-        if tensor.dim() != 2 or tensor.dtype not in _CODE_OF_DTYPE:
+        if tensor.dim() != 2 or tensor.dtype not in CODE_OF_DTYPE:
             found = f"{tensor.dtype} {list(tensor.shape)}"
             raise InvalidInput(
-                f"tensors[{idx}]", f"must be 2-D of f32, f16, bf16, i32 or i64, got {found}"
+                f"tensors[{idx}]", f"must be 2-D of f32, f16, bf16, i32, i64 or i8, got {found}"
             )
-        table += [_CODE_OF_DTYPE[tensor.dtype], *tensor.shape]
+        table += [CODE_OF_DTYPE[tensor.dtype], *tensor.shape]
     return table + [0] * (3 * (MAX_TENSORS - len(tensors)))
 
 

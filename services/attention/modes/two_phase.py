@@ -29,6 +29,7 @@ async def join_node(worker: WorkerParts, network: OpenNetwork, dispatcher: Route
         settings.exchange,
         settings.expert_timeout_s,
         dispatcher.route_of,
+        settings.wire_dtype,
     )
     await thread.build(dispatcher.use, two_phase)
     address = await network.listen(settings.data_port, two_phase.answer)

@@ -17,6 +17,7 @@ from torch import Tensor
 from moesaic.dispatch.routed.route import Route
 from moesaic.dispatch.routed.sum_order import by_node
 from moesaic.errors import DeadlineExceeded, FrameError, MoesaicError, PeerLost
+from moesaic.messages.wire import WireDtype
 from moesaic.native.library import lib
 from moesaic.native.structs import ApartArgs, AskArgs, AskedArgs
 from moesaic.transport.contract import Link, Network
@@ -50,8 +51,10 @@ class RouteAsks:
     in_a_row: Any  # array of AskArgs in the order of layers
 
 
-def plan_asks(route: Route, limits: FrameLimits, hidden_size: int) -> RouteAsks | None:
-    """Prepare the layers of a route.
+def plan_asks(
+    route: Route, limits: FrameLimits, hidden_size: int, wire: WireDtype
+) -> RouteAsks | None:
+    """Prepare the layers of a route, whose float32 rows travel as ``wire`` says.
 
     Returns:
         ``None`` if some link has no channel: then Python asks.
@@ -65,14 +68,19 @@ def plan_asks(route: Route, limits: FrameLimits, hidden_size: int) -> RouteAsks 
     if any(len(indices) > lib().most_asked() for indices in route.targets.values()):
         return None
     asks = {
-        layer: _plan_layer(route, layer, limits, hidden_size, channels)
+        layer: _plan_layer(route, layer, limits, hidden_size, wire, channels)
         for layer in sorted(route.targets)
     }
     return RouteAsks(asks, (AskArgs * len(asks))(*(ask.c for ask in asks.values())))
 
 
 def _plan_layer(
-    route: Route, layer: int, limits: FrameLimits, hidden_size: int, channels: dict[int, Channel]
+    route: Route,
+    layer: int,
+    limits: FrameLimits,
+    hidden_size: int,
+    wire: WireDtype,
+    channels: dict[int, Channel],
 ) -> LayerAsk:
     indices, basis = route.targets[layer], route.encoded[layer]
     nodes = list(by_node(route.placement.workers, indices).values())
@@ -93,6 +101,7 @@ def _plan_layer(
         max_rows=limits.max_rows,
         max_cols=limits.max_cols,
         max_bytes=limits.max_bytes,
+        code=CODE_OF_DTYPE[torch.int8 if wire == "int8" else torch.float32],
         basis=basis.data_ptr(),
         basis_size=basis.shape[1],
         usual=usual.mean.data_ptr() if usual else None,
@@ -110,12 +119,20 @@ def _plan_layer(
 class NativeAsking:
     """The exchanges of one dispatcher that need no Python, as far as its network can do without."""
 
-    def __init__(self, network: Network, timeout_s: float) -> None:
-        """Wait ``timeout_s`` for the replies to a batch of up to ``ROWS_PER_TIMEOUT`` rows."""
+    def __init__(self, network: Network, timeout_s: float, wire: WireDtype) -> None:
+        """Wait ``timeout_s`` for the replies to a batch of up to ``ROWS_PER_TIMEOUT`` rows.
+
+        Rows and sums travel as ``wire`` says.
+        """
+        self._wire = wire
         # What wakes this process from an exchange; -1: there are none.
         self._bell: int = getattr(network, "bell", -1)
         self._timeout_s, self._seq = timeout_s, NATIVE_SEQ
         self._asks: dict[Route, RouteAsks | None] = {}  # of the last route
+
+    def set_wire(self, wire: WireDtype) -> None:
+        """Let rows and sums travel in this form from now on."""
+        self._wire, self._asks = wire, {}
 
     def patience_s(self, num_rows: int) -> float:
         """The longest wait for the replies to a batch."""
@@ -127,7 +144,7 @@ class NativeAsking:
             return None
         if route not in self._asks:
             limits = FrameLimits.of_hidden_size(hidden_size)
-            self._asks = {route: plan_asks(route, limits, hidden_size)}
+            self._asks = {route: plan_asks(route, limits, hidden_size, self._wire)}
         return self._asks[route]
 
     def begin(

@@ -16,6 +16,7 @@ its experts turned away from the workers that the batch before it had filled.
 import itertools
 import os
 from collections.abc import Awaitable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import structlog
@@ -39,8 +40,10 @@ from moesaic.experts.frames import (
     loads_of,
 )
 from moesaic.experts.unsummed import add_up_choices, rows_at_once
+from moesaic.experts.wire_rows import from_wire, to_wire
 from moesaic.messages.placement import Placement
 from moesaic.messages.scheduling import ExpertScheduling
+from moesaic.messages.wire import WireDtype
 from moesaic.models.layers.gate import Gate
 from moesaic.transport.contract import Link, Network
 from moesaic.transport.frame import Frame
@@ -64,6 +67,7 @@ class RoutedDispatcher:
         scheduling: ExpertScheduling = "aebs",
         *,
         deterministic: bool = False,
+        wire: WireDtype = "own",
     ) -> None:
         """Use ``network`` for tensors.
 
@@ -73,10 +77,11 @@ class RoutedDispatcher:
             timeout_s: longest wait for one layer's replies to a batch of up to 512 rows.
             scheduling: how expert workers choose among replicas.
             deterministic: sums have the bits of ``local``, wherever experts are; see ``unsummed``.
+            wire: form in which rows and sums travel, unless ``deterministic``.
         """
         self._network, self._gates = network, gates
-        self._deterministic = deterministic
-        self.native = NativeAsking(network, timeout_s)
+        self._deterministic, self._wire = deterministic, wire
+        self.native = NativeAsking(network, timeout_s, wire)
         self._routes = Routes(network, scheduling)
         self._seq = itertools.count(1)
         self._carrier: RowCarrier | None = None
@@ -170,54 +175,44 @@ class RoutedDispatcher:
         rows, basis = hidden_states.cpu(), route.basis_of(layer)
         sent = self.native.begin(route, step.step_id, layer, rows, basis)
         # From now on other batches are assigned with regard to it.
-        batch = route.sent(layer)
-        return self._settled(step, batch, hidden_states, [rows, basis], sent)
+        batch = _Batch(route.sent(layer), hidden_states, rows, basis, self._wire)
+        return self._settled(step, batch, sent)
 
-    async def _settled(
-        self,
-        step: Step,
-        batch: BatchUnderWay,
-        hidden_states: Tensor,
-        tensors: list[Tensor],
-        sent: SentBatch | None,
-    ) -> Tensor:
+    async def _settled(self, step: Step, batch: "_Batch", sent: SentBatch | None) -> Tensor:
         """The sum of a batch that is ``sent`` already, or is sent now."""
-        route, layer = step.route, batch.layer
+        route, hidden_states = step.route, batch.hidden_states
         try:
             if sent is not None and sent.finish():
-                route.learn(layer, tensors[1], sent.loads)
+                route.learn(batch.layer, batch.basis, sent.loads)
                 combined = sent.out
             else:
-                combined = await self._by_python(step, layer, hidden_states, tensors, sent)
+                combined = await self._by_python(step, batch, sent)
         finally:
-            route.under_way.discard(batch)
+            route.under_way.discard(batch.under_way)
         return combined.to(hidden_states.device, hidden_states.dtype)
 
-    async def _by_python(
-        self,
-        step: Step,
-        layer: int,
-        hidden_states: Tensor,
-        tensors: list[Tensor],
-        sent: SentBatch | None,
-    ) -> Tensor:
+    async def _by_python(self, step: Step, batch: "_Batch", sent: SentBatch | None) -> Tensor:
         """Ask, or settle what was asked already; and ask again if the workers decided differently."""
-        route: Route = step.route
+        route, layer, basis = step.route, batch.layer, batch.basis
+        rows = to_wire(batch.rows, batch.wire)
         if sent is not None:
-            replies = self._read(step, layer, tensors, await sent.outcomes())
+            replies = self._read(step, layer, [rows, basis], await sent.outcomes())
         else:
-            replies = await self._ask(step, layer, tensors)
+            replies = await self._ask(step, layer, [rows, basis])
         if _differ(replies):
             self._note_divergence(step, layer, replies)
-            topk_weights, topk_ids = self._gates[layer](hidden_states)
+            seen = batch.hidden_states
+            if rows is not batch.rows:
+                seen = from_wire(rows).to(seen)
+            topk_weights, topk_ids = self._gates[layer](seen)
             routing = [topk_weights.cpu(), topk_ids.cpu()]
-            replies = await self._ask(step, layer, [*tensors, *routing])
+            replies = await self._ask(step, layer, [rows, basis, *routing])
             if _differ(replies):  # not over the gate, then
                 raise ExpertUnavailable(layer, cause="its workers hold different placements")
-        route.learn(layer, tensors[1], loads_of(replies[0]) if len(tensors[1]) > 1 else None)
-        parts = [reply.tensors[0] for reply in replies]
+        route.learn(layer, basis, loads_of(replies[0]) if len(basis) > 1 else None)
+        parts = [from_wire(reply.tensors[0]) for reply in replies]
         by_worker = dict(zip(route.targets[layer], parts, strict=True))
-        return combine(route.placement.workers, by_worker, len(tensors[0]))
+        return combine(route.placement.workers, by_worker, len(rows))
 
     async def _one_by_one(self, step: Step, layer: int, hidden_states: Tensor) -> Tensor:
         """The bits of ``local``: the result of each of a row's experts comes here by itself."""
@@ -321,6 +316,21 @@ class RoutedDispatcher:
         if self._carrier is not None:
             await self._carrier.close()
         await self._routes.close()
+
+
+@dataclass(frozen=True, eq=False)
+class _Batch:
+    """A batch that goes directly."""
+
+    under_way: BatchUnderWay
+    hidden_states: Tensor  # [T, H], where the model is
+    rows: Tensor  # the same on the CPU
+    basis: Tensor
+    wire: WireDtype
+
+    @property
+    def layer(self) -> int:
+        return self.under_way.layer
 
 
 def _differ(replies: Sequence[Frame]) -> bool:

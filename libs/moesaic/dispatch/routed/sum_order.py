@@ -21,7 +21,7 @@ def by_node(workers: Sequence[PlacedWorker], indices: Iterable[int]) -> dict[str
 
 
 def add_up(parts: Sequence[Tensor], rows: int) -> Tensor:
-    """The float32 sum ``[rows, H]`` of tensors of this shape, from the first to the last.
+    """The float32 sum ``[rows, H]`` of tensors of this shape and any float, from the first to the last.
 
     A part without rows adds nothing. The sum begins with zeros, so not even the sign of a zero
     depends on the parts that have rows.
@@ -31,11 +31,6 @@ def add_up(parts: Sequence[Tensor], rows: int) -> Tensor:
         if len(part):
             total += part
     return total
-
-
-def is_part(part: Tensor, hidden: Tensor) -> bool:
-    """True if ``part`` has as many rows as ``hidden``, or none, and can be part of their sum."""
-    return part.shape[1] == hidden.shape[1] and len(part) in (0, len(hidden))
 
 
 def combine(workers: Sequence[PlacedWorker], parts: Mapping[int, Tensor], rows: int) -> Tensor:

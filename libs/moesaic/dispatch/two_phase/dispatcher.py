@@ -25,6 +25,8 @@ from moesaic.dispatch.two_phase.sending import Sender
 from moesaic.dispatch.two_phase.steps import RecentJoins, Steps
 from moesaic.dispatch.two_phase.upkeep import LinkUpkeep
 from moesaic.errors import MoesaicError
+from moesaic.experts.wire_rows import row_bytes
+from moesaic.messages.wire import WireDtype
 from moesaic.transport.contract import Link, Network
 from moesaic.transport.frame import Frame
 
@@ -53,6 +55,7 @@ class TwoPhaseDispatcher:
         mode: Mode,
         timeout_s: float,
         reach_of: Callable[[int], Reach | None],
+        wire: WireDtype = "own",
     ) -> None:
         """Dispatch over ``network``.
 
@@ -63,10 +66,12 @@ class TwoPhaseDispatcher:
             mode: the way to go, or ``auto``: the one that should be the fastest.
             timeout_s: longest wait for the sums of up to 512 rows; in proportion for more.
             reach_of: what of an epoch's placement can be reached now, if that epoch is in use.
+            wire: form in which rows go to expert workers, and sums come back.
         """
         self._worker_id, self._node, self._mode = worker_id, node, mode
         self._timeout_s, self._reach_of = timeout_s, reach_of
-        self._sender, self._joining = Sender(network), Joining(network, worker_id)
+        self._wire = wire
+        self._sender, self._joining = Sender(network, wire), Joining(network, worker_id)
         self._rounds, self._chooser = Rounds(self._send, MAX_ROWS), RoundChooser(mode)
         self._upkeep = LinkUpkeep(network, node, self._chooser, self._joining.reach)
         self._reach: Reach | None = None
@@ -245,7 +250,10 @@ class TwoPhaseDispatcher:
         if self._mode != "auto" or now_s < self._steps.direct_until_s:
             return False
         members, rows = self._recent.at(lane, len(hidden), now_s)
-        if self._chooser.choose(nodes.shape(members, rows, hidden)).way != "direct":
+        if (
+            self._chooser.choose(nodes.shape(members, rows, self._row_bytes(hidden))).way
+            != "direct"
+        ):
             return False
         self._steps.direct_until_s = now_s + _DIRECT_S
         self._rounds.pass_by(self._worker_id)
@@ -256,7 +264,9 @@ class TwoPhaseDispatcher:
         reach = members[0].reach
         nodes = Nodes.of(reach, reach.targets[layer], self._node)
         hidden = torch.cat([m.hidden for m in members]) if len(members) > 1 else members[0].hidden
-        choice = self._chooser.choose(nodes.shape(members[0].members, len(hidden), hidden))
+        choice = self._chooser.choose(
+            nodes.shape(members[0].members, len(hidden), self._row_bytes(hidden))
+        )
         if choice.way == "direct":
             self._steps.direct_until_s = asyncio.get_running_loop().time() + _DIRECT_S
             return None
@@ -275,10 +285,13 @@ class TwoPhaseDispatcher:
         sums = await direct()
         _count_direct(nodes)
         members, rows = self._recent.at(lane, len(hidden), began_s)
-        choice = self._chooser.directly(nodes.shape(members, rows, hidden))
+        choice = self._chooser.directly(nodes.shape(members, rows, self._row_bytes(hidden)))
         metrics.count_round(choice)
         metrics.note_seconds(choice, asyncio.get_running_loop().time() - began_s)
         return sums
+
+    def _row_bytes(self, hidden: Tensor) -> int:
+        return row_bytes(hidden.shape[1], hidden.dtype, self._wire)
 
     def _patience_s(self, rows: int) -> float:
         return self._timeout_s * max(1.0, rows / ROWS_PER_TIMEOUT)

@@ -55,15 +55,17 @@ class Nodes:
         own = tuple(found.get(node, ()))
         return cls(own, tuple(tuple(w) for name, w in found.items() if name != node))
 
-    def shape(self, members: int, rows: int, hidden: Tensor) -> RoundShape:
-        """Describe a round of so many workers and rows, these like those of ``hidden``."""
-        width = hidden.shape[1]
+    def shape(self, members: int, rows: int, row_bytes: int) -> RoundShape:
+        """Describe a round of so many workers and rows; sums take as many bytes.
+
+        Sums inside a node are float32, and may take more: there bytes cost little.
+        """
         return RoundShape(
             members=members,
             instances=tuple(len(workers) for workers in self.others),
             own_instances=len(self.own),
-            request_bytes=rows * width * hidden.itemsize,
-            reply_bytes=rows * width * 4,  # sums are float32
+            request_bytes=rows * row_bytes,
+            reply_bytes=rows * row_bytes,
         )
 
 

@@ -14,7 +14,7 @@ import msgspec
 from torch import Tensor
 
 from moesaic.dispatch.links import Endpoint
-from moesaic.dispatch.routed.sum_order import add_up, is_part
+from moesaic.dispatch.routed.sum_order import add_up
 from moesaic.dispatch.two_phase.choice.costs import slowest
 from moesaic.dispatch.two_phase.held_sums import HeldSums, Ticket
 from moesaic.dispatch.two_phase.measure import FAR_S, measure_link
@@ -32,6 +32,8 @@ from moesaic.dispatch.two_phase.messages import (
 from moesaic.dispatch.two_phase.nodes import links_inside
 from moesaic.dispatch.two_phase.sending import RELAY_SHARE
 from moesaic.errors import ExpertUnavailable, InvalidInput, MoesaicError, StaleEpoch
+from moesaic.experts.frames import partial_sum
+from moesaic.experts.wire_rows import from_wire, is_sum_of
 from moesaic.messages.placement import PlacedWorker, Placement
 from moesaic.transport.contract import Link, Network
 from moesaic.transport.frame import Frame
@@ -186,10 +188,10 @@ def _ticket(request: Frame, order: Hold | Collect) -> Ticket:
 def _sum_of(request: Frame, replies: dict[int, Frame]) -> Frame:
     if len({reply.digest for reply in replies.values()}) > 1:
         raise ExpertUnavailable(request.layer, cause="the node's workers chose differently")
-    hidden = request.tensors[0]
+    rows = request.tensors[0]
     parts = [part for idx in sorted(replies) for part in replies[idx].tensors[:1]]
-    if len(parts) < len(replies) or not all(is_part(part, hidden) for part in parts):
+    if len(parts) < len(replies) or not all(is_sum_of(part, rows) for part in parts):
         raise ExpertUnavailable(request.layer, cause="the node's sums have other shapes")
-    sums = add_up(parts, len(hidden))
+    sums = partial_sum(request, add_up([from_wire(part) for part in parts], len(rows)))
     digest = next(iter(replies.values())).digest
     return sum_reply(request, sums, digest, len(parts))

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from moesaic.dispatch.routed.sum_order import add_up, is_part
+from moesaic.dispatch.routed.sum_order import add_up
 from moesaic.dispatch.two_phase import metrics
 from moesaic.dispatch.two_phase.choice.costs import Way
 from moesaic.dispatch.two_phase.messages import Hold, Reduce, Relay, encode, num_workers_in
 from moesaic.dispatch.two_phase.nodes import Nodes, Reach
 from moesaic.errors import ExpertUnavailable, MoesaicError
+from moesaic.experts.wire_rows import from_wire, is_sum_of, to_wire
+from moesaic.messages.wire import WireDtype
 from moesaic.transport.contract import Link, Network
 from moesaic.transport.frame import Frame, FrameKind
 
@@ -22,8 +24,8 @@ FIRST_SEQ = 1 << 61  # apart from frames that go directly over the same links at
 class Sender:
     """Asks expert nodes. Lives on the event loop of ``network``."""
 
-    def __init__(self, network: Network) -> None:
-        self._network = network
+    def __init__(self, network: Network, wire: WireDtype) -> None:
+        self._network, self._wire = network, wire
         self._seq, self._tickets, self._turn = itertools.count(FIRST_SEQ), itertools.count(1), 0
 
     async def send(
@@ -49,6 +51,7 @@ class Sender:
         step_id = os.urandom(16)  # rows of several steps may be in it
         calls: list[tuple[Link, Frame]] = []
         added_up: list[int] = []  # by call: workers whose sums the reply must hold, 0 for one
+        rows = to_wire(hidden, self._wire)
 
         def frame(body: bytes = b"", kind: FrameKind = FrameKind.REQUEST) -> Frame:
             return Frame(
@@ -57,7 +60,7 @@ class Sender:
                 epoch=reach.placement.epoch,
                 layer=layer,
                 seq=next(self._seq),
-                tensors=[hidden, reach.basis_of(layer)],
+                tensors=[rows, reach.basis_of(layer)],
                 body=body,
             )
 
@@ -82,7 +85,7 @@ class Sender:
                 body = encode(Reduce(list(workers), ticket, budget_s))
             calls.append((reach.links[first], frame(body)))
             added_up.append(len(workers) if body else 0)
-        replies = await self._replies(calls, added_up, hidden, deadline_s)
+        replies = await self._replies(calls, added_up, rows, deadline_s)
         metrics.MESSAGES.labels("intra").inc(2 * len(nodes.own))
         metrics.MESSAGES.labels("inter").inc(2 * len(nodes.others) + num_notes)
         return _in_order(nodes, replies, len(hidden))
@@ -91,7 +94,7 @@ class Sender:
         self,
         calls: Sequence[tuple[Link, Frame]],
         added_up: Sequence[int],
-        hidden: Tensor,
+        rows: Tensor,
         deadline_s: float,
     ) -> list[Tensor]:
         replies: list[Frame] = []
@@ -100,7 +103,7 @@ class Sender:
             layer = request.layer
             if isinstance(outcome, MoesaicError):
                 raise outcome
-            if not outcome.tensors or not is_part(outcome.tensors[0], hidden):
+            if not outcome.tensors or not is_sum_of(outcome.tensors[0], rows):
                 link.discard("reply has another shape")
                 raise ExpertUnavailable(layer, cause=f"{link.peer}: reply has another shape")
             if num_workers_in(outcome) != count:  # it may be of a version that knows no orders
@@ -108,7 +111,7 @@ class Sender:
             replies.append(outcome)
         if len({reply.digest for reply in replies}) > 1:
             raise ExpertUnavailable(calls[0][1].layer, cause="its workers chose differently")
-        return [reply.tensors[0] for reply in replies]
+        return [from_wire(reply.tensors[0]) for reply in replies]
 
 
 def _in_order(nodes: Nodes, replies: Sequence[Tensor], rows: int) -> Tensor:

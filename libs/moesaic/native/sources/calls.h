@@ -126,6 +126,7 @@ struct ask {
     uint64_t epoch;
     int64_t layer, hidden;
     int64_t max_rows, max_cols, max_bytes;  // of a reply
+    int64_t code;          // of rows and sums, as in frames: float32, or int8 [T, H + 4]
     const int64_t *basis;  // [basis_size]: the policy's code, then the live workers
     int64_t basis_size;
     // Where the policy counts work that is under way: the mean loads of past batches, 1 if there are
@@ -362,6 +363,12 @@ EXPORT void answers_tally(void *answers, struct answer_tally *taken);
 EXPORT int64_t answers_log(void *answers, int32_t *taken);
 
 EXPORT int64_t answers_log_size(void);
+
+// rows [count, hidden] -> packed [count, hidden + 4], as moesaic.experts.wire_rows has them.
+EXPORT void pack_int8_rows(const float *rows, int64_t count, int64_t hidden, int8_t *packed);
+
+// The way back.
+EXPORT void unpack_int8_rows(const int8_t *packed, int64_t count, int64_t hidden, float *rows);
 
 // Workers that a batch can ask.
 EXPORT int64_t most_asked(void);

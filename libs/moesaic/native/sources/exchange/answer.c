@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "exchange/frame.h"
+#include "exchange/int8_rows.h"
 #include "exchange/xxh3.h"
 
 enum { BUCKETS = 1024, MAX_LOG = 1 << 18, LOG_HEAD = 7 };
@@ -126,6 +127,7 @@ static uint8_t *scratch_of(struct answers *a, int64_t bytes) {
 
 // Parts of the scratch for one batch.
 struct desk {
+    float *rows, *sums;  // of a request in bytes
     float *logits, *weights;
     int32_t *ids, *instance, *replica, *of_choice;
     int64_t *load;
@@ -135,10 +137,13 @@ struct desk {
 enum { DECISION_HEAD = 8 + 8 + 8 + 1 + 3 * 8 };
 
 static int64_t lay_out_desk(struct desk *d, uint8_t *at, const struct answerable *is, int64_t rows,
-                            int threads) {
+                            int in_bytes, int threads) {
     const int64_t num_experts = is->moe.gate.num_out, top_k = is->moe.top_k, chosen = rows * top_k;
+    const int64_t unpacked = in_bytes ? rows * is->moe.gate.num_in * 4 : 0;
     uint8_t *start = at;
 #define PLACE(field, bytes) d->field = (void *)at, at += rounded(bytes)
+    PLACE(rows, unpacked);
+    PLACE(sums, unpacked);
     PLACE(logits, rows * num_experts * 4);
     PLACE(weights, chosen * 4);
     PLACE(ids, chosen * 4);
@@ -209,16 +214,19 @@ static int answer_rows(struct answers *a, struct known *k, struct channel *c,
     const struct answerable *is = &k->is;
     const int64_t started = now_ns(), rows = request->tensors[0].rows;
     const int64_t hidden = is->moe.gate.num_in, num_experts = is->moe.gate.num_out;
-    const float *x = (const float *)(message + request->tensors[0].start);
+    const int in_bytes = request->tensors[0].code == FRAME_INT8;
     const int has_loads = request->tensors[1].rows == 2;
     if (is->counts && a->logged + LOG_HEAD + rows * is->moe.top_k > MAX_LOG) return 0;
     struct desk d;
-    uint8_t *scratch = scratch_of(a, lay_out_desk(&d, 0, is, rows, a->threads));
+    uint8_t *scratch = scratch_of(a, lay_out_desk(&d, 0, is, rows, in_bytes, a->threads));
     if (!scratch) return 0;
-    lay_out_desk(&d, scratch, is, rows, a->threads);
+    lay_out_desk(&d, scratch, is, rows, in_bytes, a->threads);
     const int64_t *basis = (const int64_t *)(message + request->tensors[1].start);
     if (!take_loads(is, has_loads ? basis + is->basis_size : 0, d.load)) return 0;
 
+    const uint8_t *came = message + request->tensors[0].start;
+    if (in_bytes) unpack_int8_rows((const int8_t *)came, rows, hidden, d.rows);
+    const float *x = in_bytes ? d.rows : (const float *)came;
     choose_experts(&is->moe.gate, x, rows, is->moe.top_k, is->moe.normalise, is->moe.scaling,
                    d.logits, d.weights, d.ids, a->threads);
     const int64_t gated = now_ns();
@@ -243,8 +251,8 @@ static int answer_rows(struct answers *a, struct known *k, struct channel *c,
                                .seq = request->seq,
                                .digest = digest};
     memcpy(reply.request_id, request->request_id, sizeof reply.request_id);
-    reply.tensors[0].code = FRAME_FLOAT32;
-    reply.tensors[0].rows = own ? (uint32_t)rows : 0, reply.tensors[0].cols = (uint32_t)hidden;
+    reply.tensors[0] = request->tensors[0];  // sums travel as rows do
+    if (!own) reply.tensors[0].rows = 0;
     if (has_loads)
         reply.tensors[1] = (struct tensor_place){FRAME_INT64, 1, (uint32_t)is->num_workers, 0};
     frame_lay_out(&reply);
@@ -252,9 +260,11 @@ static int answer_rows(struct answers *a, struct known *k, struct channel *c,
     uint8_t *room = channel_room(c, size);
     uint8_t *to = room ? room : aligned_alloc(64, (size_t)rounded(size));
     if (!to) return 0;
+    uint8_t *part = to + reply.tensors[0].start;
     if (own)
         experts(is->moe.slots, is->num_slots, x, rows, hidden, is->moe.size, d.weights, d.of_choice,
-                is->moe.top_k, (float *)(to + reply.tensors[0].start), d.rest, a->threads);
+                is->moe.top_k, in_bytes ? d.sums : (float *)part, d.rest, a->threads);
+    if (own && in_bytes) pack_int8_rows(d.sums, rows, hidden, (int8_t *)part);
     if (has_loads) memcpy(to + reply.tensors[1].start, d.load, (size_t)is->num_workers * 8);
     const int64_t computed = now_ns();
     frame_seal(to, &reply);
@@ -275,7 +285,10 @@ static int answer_rows(struct answers *a, struct known *k, struct channel *c,
 static int is_rows(const struct answerable *is, const uint8_t *message,
                    const struct frame_head *request) {
     const struct tensor_place *rows = &request->tensors[0], *basis = &request->tensors[1];
-    return rows->code == FRAME_FLOAT32 && rows->rows && rows->cols == is->moe.gate.num_in &&
+    const int64_t hidden = is->moe.gate.num_in;
+    const int is_right = rows->code == FRAME_INT8 ? rows->cols == hidden + SCALE_BYTES
+                                                  : rows->code == FRAME_FLOAT32 && rows->cols == hidden;
+    return is_right && rows->rows &&
            basis->code == FRAME_INT64 && basis->cols == is->basis_size &&
            (basis->rows == 1 || basis->rows == 2) &&
            !memcmp(message + basis->start, is->basis, (size_t)is->basis_size * 8);

@@ -8,6 +8,7 @@
 
 #include "compute/pool.h"
 #include "exchange/frame.h"
+#include "exchange/int8_rows.h"
 #include "exchange/ring.h"
 
 enum { DONE, RARE, LATE };
@@ -28,6 +29,11 @@ EXPORT int64_t most_asked(void) { return MOST_ASKED; }
 
 static struct channel *channel_of(const struct ask *ask, int64_t i) { return ask->channels[i]; }
 
+// Columns of rows and sums as they travel.
+static int64_t columns_of(const struct ask *ask) {
+    return ask->hidden + (ask->code == FRAME_INT8 ? SCALE_BYTES : 0);
+}
+
 static void fill(struct frame_head *head, const struct ask *ask, const struct asked *asked) {
     *head = (struct frame_head){.kind = FRAME_REQUEST,
                                 .num_tensors = 2,
@@ -36,8 +42,8 @@ static void fill(struct frame_head *head, const struct ask *ask, const struct as
                                 .epoch = ask->epoch};
     memcpy(head->request_id, &asked->id_low, 8);
     memcpy(head->request_id + 8, &asked->id_high, 8);
-    head->tensors[0] =
-        (struct tensor_place){FRAME_FLOAT32, (uint32_t)asked->count, (uint32_t)ask->hidden, 0};
+    head->tensors[0] = (struct tensor_place){(uint32_t)ask->code, (uint32_t)asked->count,
+                                             (uint32_t)columns_of(ask), 0};
     head->tensors[1] =
         (struct tensor_place){FRAME_INT64, (uint32_t)asked->basis_rows, (uint32_t)asked->basis_size, 0};
     frame_lay_out(head);
@@ -58,8 +64,13 @@ EXPORT int ask_begin(const struct ask *ask, struct asked *asked) {
         if (!to && !(to = copy ? copy : (copy = aligned_alloc(64, (size_t)(size + 63) / 64 * 64))))
             return -1;
         head.seq = asked->seq + (uint64_t)i;
-        memcpy(to + head.tensors[0].start, asked->rows,
-               (size_t)(asked->count * ask->hidden) * sizeof(float));
+        // Packed anew for each: what a ring holds could have been changed by then.
+        if (ask->code == FRAME_INT8)
+            pack_int8_rows(asked->rows, asked->count, ask->hidden,
+                           (int8_t *)to + head.tensors[0].start);
+        else
+            memcpy(to + head.tensors[0].start, asked->rows,
+                   (size_t)(asked->count * ask->hidden) * sizeof(float));
         memcpy(to + head.tensors[1].start, asked->basis,
                (size_t)(asked->basis_rows * asked->basis_size) * sizeof(int64_t));
         frame_seal(to, &head);
@@ -81,8 +92,8 @@ static int is_part(const struct ask *ask, const struct asked *asked, int64_t i,
            head->epoch == ask->epoch && head->layer == ask->layer &&
            !memcmp(head->request_id, &asked->id_low, 8) &&
            !memcmp(head->request_id + 8, &asked->id_high, 8) &&
-           head->num_tensors == 1 + has_loads && part->code == FRAME_FLOAT32 &&
-           part->cols == ask->hidden && (part->rows == asked->count || !part->rows) &&
+           head->num_tensors == 1 + has_loads && part->code == ask->code &&
+           part->cols == columns_of(ask) && (part->rows == asked->count || !part->rows) &&
            (!has_loads || (loads->code == FRAME_INT64 && loads->rows == 1 &&
                            loads->cols == ask->num_workers));
 }
@@ -189,6 +200,18 @@ static void begin_sum(float *sum, const float *part, int64_t count) {
     for (int64_t i = 0; i < count; i++) sum[i] = 0.0f + part[i];
 }
 
+static void add_reply(const struct ask *ask, const struct asked *asked, const struct reply *reply,
+                      float *sum, int begun) {
+    const int64_t count = asked->count * ask->hidden;
+    const uint8_t *part = reply->message + reply->head.tensors[0].start;
+    if (ask->code == FRAME_INT8) {
+        if (!begun) memset(sum, 0, (size_t)count * sizeof(float));
+        add_int8_rows(sum, (const int8_t *)part, asked->count, ask->hidden);
+    } else {
+        (begun ? add_part : begin_sum)(sum, (const float *)part, count);
+    }
+}
+
 // Node by node, workers of a node first: the order of moesaic.dispatch.routed.sum_order.
 static void add_up(const struct ask *ask, const struct asked *asked, const struct reply *replies) {
     const int64_t count = asked->count * ask->hidden;
@@ -197,9 +220,8 @@ static void add_up(const struct ask *ask, const struct asked *asked, const struc
     int begun = 0, node_begun = 0;
     for (int64_t n = 0; n < ask->num; n++) {
         const struct reply *reply = &replies[ask->order[n]];
-        const float *part = (const float *)(reply->message + reply->head.tensors[0].start);
         if (reply->head.tensors[0].rows) {
-            (node_begun ? add_part : begin_sum)(sum, part, count);
+            add_reply(ask, asked, reply, sum, node_begun);
             node_begun = 1;
         }
         const int ends = n == ask->num - 1 || ask->node_of[n] != ask->node_of[n + 1];

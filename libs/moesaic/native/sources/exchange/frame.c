@@ -30,6 +30,7 @@ static int64_t bytes_of(uint32_t code) {
         case FRAME_FLOAT16:
         case FRAME_BFLOAT16: return 2;
         case FRAME_INT64: return 8;
+        case FRAME_INT8: return 1;
         default: return 0;
     }
 }
