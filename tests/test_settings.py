@@ -250,6 +250,24 @@ def test_bits_that_must_not_depend_on_the_placement_are_not_summed_up_on_the_way
 
 
 @pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--deterministic"], "--deterministic needs --wire-dtype own, got int8"),
+        (["--dispatch", "local"], "--wire-dtype int8 needs --dispatch routed, got local"),
+        (["--dispatch", "gathered"], "--wire-dtype int8 needs --dispatch routed, got gathered"),
+    ],
+)
+def test_packed_rows_are_refused_where_they_have_no_sense(
+    capsys: pytest.CaptureFixture[str], flags: list[str], told: str
+) -> None:
+    assert AttentionSettings(model="m", wire_dtype="int8").dispatch == "routed"
+
+    text = refusal(capsys, AttentionSettings, "--model", "m", "--wire-dtype", "int8", *flags)
+
+    assert told in text
+
+
+@pytest.mark.parametrize(
     ("url", "shown"),
     [
         ("redis://user:hidden@host:1/0", "redis://***@host:1/0"),

@@ -13,6 +13,7 @@ from moesaic.dispatch.routed.dispatcher import RoutedDispatcher
 from moesaic.experts.host import ExpertHost
 from moesaic.messages.placement import PlacedWorker, Placement
 from moesaic.messages.scheduling import ExpertScheduling
+from moesaic.messages.wire import WireDtype
 from moesaic.models.configuration.config import load_config
 from moesaic.models.layers.gate import Gate
 from moesaic.models.weights.checkpoint import Checkpoint
@@ -33,24 +34,26 @@ class Cluster:
         slots: int = NUM_EXPERTS,
         scheduling: ExpertScheduling = "aebs",
         deterministic: bool = False,
+        wire: WireDtype = "own",
+        dtype: torch.dtype = FP32,
     ) -> None:
         self.config, self.checkpoint = load_config(model.directory), Checkpoint(model.directory)
         self.hub, self.limits = Hub(), FrameLimits.of_hidden_size(self.config.hidden_size)
         self.hosts = [
-            ExpertHost(self.checkpoint, self.config, f"expert-{n}", slots, FP32, CPU)
+            ExpertHost(self.checkpoint, self.config, f"expert-{n}", slots, dtype, CPU)
             for n in range(num_workers)
         ]
         self.networks = [self._network(host.epochs._worker_id) for host in self.hosts]
         self.addresses: list[str] = []
         gates = {
-            layer: Gate.load(self.checkpoint, self.config, layer, FP32, CPU)
+            layer: Gate.load(self.checkpoint, self.config, layer, dtype, CPU)
             for layer in self.config.moe_layers
         }
         self.client = self._network("attention-0")
         self.routed = RoutedDispatcher(
-            self.client, gates, 2.0, scheduling, deterministic=deterministic
+            self.client, gates, 2.0, scheduling, deterministic=deterministic, wire=wire
         )
-        self.local = LocalDispatcher(self.checkpoint, self.config, FP32, CPU)
+        self.local = LocalDispatcher(self.checkpoint, self.config, dtype, CPU)
 
     def _network(self, worker_id: str) -> InProcessNetwork:
         return InProcessNetwork(worker_id, b"secret", self.limits, self.hub)
@@ -102,8 +105,10 @@ async def open_cluster(
     slots: int = NUM_EXPERTS,
     scheduling: ExpertScheduling = "aebs",
     deterministic: bool = False,
+    wire: WireDtype = "own",
+    dtype: torch.dtype = FP32,
 ) -> AsyncIterator[Cluster]:
-    c = Cluster(model, num_workers, slots, scheduling, deterministic)
+    c = Cluster(model, num_workers, slots, scheduling, deterministic, wire, dtype)
     for host, network in zip(c.hosts, c.networks, strict=True):
         c.addresses.append(await network.listen("memory", 0, host.answer))
     try:

@@ -11,13 +11,20 @@ from moesaic.errors import FrameError, InvalidInput
 from moesaic.transport.frame import HEADER_BYTES, Frame, FrameKind, FrameLimits, payload_bytes
 
 LIMITS = FrameLimits(max_rows=64, max_cols=64, max_bytes=1 << 20)
-DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64]
+DTYPES = [
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int32,
+    torch.int64,
+    torch.int8,
+]
 
 
 @st.composite
 def tensors(draw: st.DrawFn) -> torch.Tensor:
     rows, cols = draw(st.integers(0, 9)), draw(st.integers(0, 9))
-    values = torch.randint(-1000, 1000, (cols, rows) if draw(st.booleans()) else (rows, cols))
+    values = torch.randint(-128, 128, (cols, rows) if draw(st.booleans()) else (rows, cols))
     return values.to(draw(st.sampled_from(DTYPES))).reshape(cols, rows).T
 
 

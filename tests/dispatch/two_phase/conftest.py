@@ -18,6 +18,7 @@ from moesaic.dispatch.two_phase.dispatcher import TwoPhaseDispatcher
 from moesaic.dispatch.two_phase.relay import ExpertRelay
 from moesaic.experts.host import ExpertHost
 from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.messages.wire import WireDtype
 from moesaic.models.configuration.config import load_config
 from moesaic.models.layers.gate import load_gates
 from moesaic.models.weights.checkpoint import Checkpoint
@@ -57,6 +58,7 @@ class Lab:
     expert_nodes: Sequence[str]
     mode: Mode
     timeout_s: float = 5.0
+    wire: WireDtype = "own"
     hub: Hub = field(default_factory=Hub)
     experts: list[Expert] = field(default_factory=list)
     attention: list[Attention] = field(default_factory=list)
@@ -85,9 +87,9 @@ class Lab:
     async def add_attention(self, idx: int, node: str) -> None:
         name, network = f"attention-{idx}", self.network(f"attention-{idx}")
         gates = load_gates(self.checkpoint, self.config, FP32, CPU)
-        dispatcher = RoutedDispatcher(network, gates, self.timeout_s)
+        dispatcher = RoutedDispatcher(network, gates, self.timeout_s, wire=self.wire)
         two_phase = TwoPhaseDispatcher(
-            network, name, node, self.mode, self.timeout_s, dispatcher.route_of
+            network, name, node, self.mode, self.timeout_s, dispatcher.route_of, self.wire
         )
         dispatcher.use(two_phase)
         address = await network.listen(self._where, 0, two_phase.answer)
@@ -263,8 +265,9 @@ def open_lab(tiny_model: Any) -> OpenLab:
         expert_nodes: Sequence[str],
         mode: Mode,
         timeout_s: float = 5.0,
+        wire: WireDtype = "own",
     ) -> AsyncIterator[Lab]:
-        lab = Lab(tiny_model, kind, attention_nodes, expert_nodes, mode, timeout_s)
+        lab = Lab(tiny_model, kind, attention_nodes, expert_nodes, mode, timeout_s, wire)
         try:
             await lab.open()
             lab.place()
