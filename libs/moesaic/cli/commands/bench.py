@@ -31,6 +31,7 @@ def bench(
             "placement",
             "replacement",
             "kernels",
+            "wire",
         ],
         typer.Argument(help="Benchmark to run; docs/use/command-line.md describes each."),
     ],

@@ -1,0 +1,67 @@
+"""One attention worker and two expert workers on three hosts, joined by links of a set rate."""
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.two_phase.fleet import SHAPE, make_model
+from benchmarks.two_phase.shaped_network import NoNamespaces, ShapedNetwork, shaped_network
+
+HOSTS = ("attention", "expert-0", "expert-1")
+RATES, QUICK_RATES = (100, 1000, 0), (100,)  # Mbit/s; 0: none
+ROWS = (1, 16, 128)
+TURNS, QUICK_TURNS = 9, 3
+STEPS = 4  # of a turn
+
+
+def measured_links(quick: bool) -> dict[str, Any]:
+    """Measure a layer's exchange in both forms, by turns; says so where there are no namespaces."""
+    try:
+        with shaped_network(HOSTS) as network, tempfile.TemporaryDirectory() as directory:
+            make_model(Path(directory))
+            return _measure(network, Path(directory), quick)
+    except NoNamespaces as error:
+        return {"left_out": f"needs network namespaces and tc, as root: {error}"}
+
+
+def _measure(network: ShapedNetwork, model: Path, quick: bool) -> dict[str, Any]:
+    told = {"prefix": network.prefix, "hosts": HOSTS, "model": str(model)}
+    workers = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.wire.workers", json.dumps(told)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert workers.stdin is not None
+    assert workers.stdout is not None
+    figures: dict[str, Any] = {"hidden_size": SHAPE.hidden_size, "layers": SHAPE.num_layers}
+    try:
+        for rate in QUICK_RATES if quick else RATES:
+            network.shape(rate)
+            found: dict[str, Any] = {}
+            for rows in ROWS:
+                times: dict[str, list[float]] = {"own": [], "int8": []}
+                for _ in range(QUICK_TURNS if quick else TURNS):
+                    for wire, taken in times.items():
+                        order = {"wire": wire, "rows": rows, "steps": STEPS}
+                        print(json.dumps(order), file=workers.stdin, flush=True)
+                        taken.append(float(workers.stdout.readline()))
+                found[f"{rows}_rows"] = _compared(times)
+            figures[f"{rate}_mbit" if rate else "unlimited"] = found
+    finally:
+        workers.stdin.close()
+        workers.wait(30)
+    return figures
+
+
+def _compared(times: dict[str, list[float]]) -> dict[str, Any]:
+    ratios = [int8 / own for own, int8 in zip(times["own"], times["int8"], strict=True)]
+    figures: dict[str, Any] = {
+        f"{wire}_ms": round(1e3 * statistics.median(taken), 3) for wire, taken in times.items()
+    }
+    found = (statistics.median(ratios), min(ratios), max(ratios))
+    return figures | {"ratio": [round(value, 3) for value in found]}
