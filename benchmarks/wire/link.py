@@ -36,26 +36,31 @@ def _measure(network: ShapedNetwork, model: Path, quick: bool) -> dict[str, Any]
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert workers.stdin is not None
-    assert workers.stdout is not None
     figures: dict[str, Any] = {"hidden_size": SHAPE.hidden_size, "layers": SHAPE.num_layers}
     try:
         for rate in QUICK_RATES if quick else RATES:
             network.shape(rate)
-            found: dict[str, Any] = {}
+            found: dict[str, Any] = {"auto": _told(workers, {"wire": "auto"})}
             for rows in ROWS:
                 times: dict[str, list[float]] = {"own": [], "int8": []}
                 for _ in range(QUICK_TURNS if quick else TURNS):
                     for wire, taken in times.items():
                         order = {"wire": wire, "rows": rows, "steps": STEPS}
-                        print(json.dumps(order), file=workers.stdin, flush=True)
-                        taken.append(float(workers.stdout.readline()))
+                        taken.append(float(_told(workers, order)))
                 found[f"{rows}_rows"] = _compared(times)
             figures[f"{rate}_mbit" if rate else "unlimited"] = found
     finally:
-        workers.stdin.close()
+        if workers.stdin is not None:
+            workers.stdin.close()
         workers.wait(30)
     return figures
+
+
+def _told(workers: "subprocess.Popen[str]", order: dict[str, Any]) -> str:
+    assert workers.stdin is not None
+    assert workers.stdout is not None
+    print(json.dumps(order), file=workers.stdin, flush=True)
+    return workers.stdout.readline().strip()
 
 
 def _compared(times: dict[str, list[float]]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from moesaic.messages.scheduling import BASELINES, ExpertScheduling
-from moesaic.messages.wire import WireDtype
+from moesaic.messages.wire import WireSetting
 from moesaic.settings import ModelSettings
 from moesaic.usage.flags import Unlisted
 
@@ -122,10 +122,11 @@ class AttentionSettings(ModelSettings):
         description="routed: the way of rows to expert workers on other nodes: direct, or brought together "
         "on the node first (reduce, relay); auto: whichever should be the fastest",
     )
-    wire_dtype: WireDtype = Field(
+    wire_dtype: WireSetting = Field(
         "own",
         description="routed: the form in which rows go to expert workers and sums come back: their own dtype, or "
-        "int8 with a scale for each row: fewer bytes, with an error",
+        "int8 with a scale for each row: fewer bytes, with an error; auto: int8 where links to other nodes are "
+        "measured to be slow",
     )
     expert_timeout_s: float = Field(
         2.0,

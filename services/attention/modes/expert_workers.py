@@ -20,7 +20,7 @@ async def link_expert_workers(worker: WorkerParts) -> tuple[OpenNetwork, RoutedD
         settings.expert_timeout_s,
         settings.expert_scheduling,
         deterministic=settings.deterministic,
-        wire=settings.wire_dtype,
+        wire="own" if settings.wire_dtype == "auto" else settings.wire_dtype,
     )
     worker.process.parts.push_async_callback(lambda: thread.run(dispatcher.close()))
     await follow_placement(worker, thread, dispatcher)

@@ -109,6 +109,10 @@ class RoutedDispatcher:
         """Let ``carrier`` decide from now on how rows travel."""
         self._carrier = carrier
 
+    def set_wire(self, wire: WireDtype) -> None:
+        """Let rows and sums travel in this form from now on."""
+        self._wire, self._asks = wire, {}
+
     def route_of(self, epoch: int) -> Route | None:
         """The route of an epoch, if steps that begin now would use it."""
         route = self._routes.current

@@ -25,7 +25,7 @@ class Sender:
     """Asks expert nodes. Lives on the event loop of ``network``."""
 
     def __init__(self, network: Network, wire: WireDtype) -> None:
-        self._network, self._wire = network, wire
+        self._network, self.wire = network, wire
         self._seq, self._tickets, self._turn = itertools.count(FIRST_SEQ), itertools.count(1), 0
 
     async def send(
@@ -51,7 +51,7 @@ class Sender:
         step_id = os.urandom(16)  # rows of several steps may be in it
         calls: list[tuple[Link, Frame]] = []
         added_up: list[int] = []  # by call: workers whose sums the reply must hold, 0 for one
-        rows = to_wire(hidden, self._wire)
+        rows = to_wire(hidden, self.wire)
 
         def frame(body: bytes = b"", kind: FrameKind = FrameKind.REQUEST) -> Frame:
             return Frame(

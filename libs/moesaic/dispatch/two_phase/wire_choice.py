@@ -1,0 +1,120 @@
+"""``--wire-dtype auto``: rows as bytes where the links are so slow that packing is the shorter wait.
+
+All workers of a layer gate the same rows, so there is one form for all links; the slowest one to
+another node says which. Links are measured when they are new, and inside a node never.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+import structlog
+import torch
+
+from moesaic.dispatch.routed.route import Route
+from moesaic.dispatch.two_phase.choice.costs import LinkCost
+from moesaic.dispatch.two_phase.measure import measure_link
+from moesaic.errors import MoesaicError
+from moesaic.experts.wire_rows import pack_rows, row_bytes, unpack_rows
+from moesaic.messages.wire import WireDtype
+from moesaic.transport.contract import Link
+
+log = structlog.get_logger()
+
+ROWS = 16  # of a batch that packing is timed for: fewer share the cost of a call among them
+SURE = 2.0  # times as long as packing the saved bytes must take, for they cost an error too
+MEASUREMENTS = 3  # of which the best counts
+_PAUSE_S = 0.3  # between them
+_REPEATS = 10  # the fastest counts
+
+
+def packing_s(hidden_size: int) -> float:
+    """Measure the seconds for a row to be packed and unpacked here."""
+    rows, fastest_s = torch.ones(ROWS, hidden_size), float("inf")
+    for _ in range(_REPEATS):
+        started_s = time.perf_counter()
+        unpack_rows(pack_rows(rows))
+        fastest_s = min(fastest_s, time.perf_counter() - started_s)
+    return fastest_s / ROWS
+
+
+def wire_for(bytes_per_s: float, saved_bytes: int, packing_s: float) -> WireDtype:
+    """Choose the form for a link.
+
+    Args:
+        bytes_per_s: that the link carries.
+        saved_bytes: of a row, if it is packed.
+        packing_s: seconds for a row to be packed and unpacked.
+    """
+    return "int8" if saved_bytes / bytes_per_s > SURE * packing_s else "own"
+
+
+class WireChooser:
+    """Measures the links of a route and tells the form of rows. Lives on the engine thread's loop."""
+
+    def __init__(
+        self,
+        node: str,
+        hidden_size: int,
+        dtype: torch.dtype,
+        route: Callable[[], Route | None],
+        tell: Sequence[Callable[[WireDtype], None]],
+    ) -> None:
+        """Choose for rows ``[T, hidden_size]`` of ``dtype``.
+
+        Args:
+            node: that this worker is on.
+            hidden_size: of the model.
+            dtype: of rows that are not packed.
+            route: the route that steps take now.
+            tell: called with each choice.
+        """
+        self._node, self._route, self._tell = node, route, tell
+        own, packed = (row_bytes(hidden_size, dtype, wire) for wire in ("own", "int8"))
+        self._saved_bytes, self._packing_s = own - packed, packing_s(hidden_size)
+        self._measured: list[Link] = []
+
+    async def look(self) -> WireDtype | None:
+        """Choose anew if links are new.
+
+        Returns:
+            The choice; ``None`` if nothing was to choose, or a link failed meanwhile.
+        """
+        route = self._route()
+        links = [] if route is None else self._far(route)
+        if route is None or links == self._measured:
+            return None
+        try:
+            rates = [await _bytes_per_s(link) for link in links]
+        except MoesaicError as error:
+            log.warning("wire.not_measured", cause=str(error))
+            return None
+        self._measured = links
+        slowest = min(rates, default=float("inf"))
+        wire = wire_for(slowest, self._saved_bytes, self._packing_s)
+        log.info(
+            "wire.chosen",
+            wire=wire,
+            slowest_mb_per_s=round(slowest / 1e6, 1) if rates else None,
+            packing_us=round(1e6 * self._packing_s, 2),
+        )
+        for tell in self._tell:
+            tell(wire)
+        return wire
+
+    def _far(self, route: Route) -> list[Link]:
+        """Links to other nodes: those inside one have a ring, or another plane of shared memory."""
+        return [
+            link
+            for idx, link in sorted(route.links.items())
+            if getattr(link, "channel", None) is None
+            and route.placement.workers[idx].node_name != self._node
+        ]
+
+
+async def _bytes_per_s(link: Link) -> float:
+    found: list[LinkCost] = []
+    for _ in range(MEASUREMENTS):
+        found.append(await measure_link(link))
+        await asyncio.sleep(_PAUSE_S)
+    return max(cost.bytes_per_s for cost in found)

@@ -1,0 +1,60 @@
+"""``--wire-dtype auto`` packs rows where links are slow, and only there."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from moesaic.dispatch.two_phase.wire_choice import WireChooser, packing_s, wire_for
+
+ROWS = 9
+
+
+@pytest.mark.parametrize(
+    ("mbit", "packing_us", "wire"),
+    [(100, 2.0, "int8"), (1000, 2.0, "int8"), (10_000, 2.0, "int8"), (10_000, 3.0, "own")],
+)
+def test_packing_must_be_outweighed_twice(mbit: int, packing_us: float, wire: str) -> None:
+    assert wire_for(mbit * 1e6 / 8, 8192 - 2052, packing_us * 1e-6) == wire
+
+
+def test_packing_takes_time() -> None:
+    assert 0 < packing_s(64) < 1
+
+
+async def test_rows_take_another_form_as_soon_as_it_is_chosen(
+    open_lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moesaic.dispatch.two_phase.wire_choice._PAUSE_S", 0.0)
+    async with open_lab("tcp", ["a"], ["x", "x"], "relay") as lab:
+        [worker] = lab.attention
+        tell = worker.dispatcher.set_wire, worker.two_phase.set_wire
+        chooser = WireChooser("a", 32, torch.float32, lambda: worker.dispatcher.route_of(1), tell)
+        exact = await lab.step(0, ROWS)
+        chooser._packing_s = 0.0  # then any bytes weigh more
+
+        assert await chooser.look() == "int8"
+
+        packed = await lab.step(0, ROWS)
+        for right, got in zip(exact, packed, strict=True):
+            assert 0 < (got - right).norm() / right.norm() < 0.05
+        for directly in await lab.direct(0, ROWS):
+            assert not any(torch.equal(directly, right) for right in exact)
+        assert await chooser.look() is None  # the same links
+
+
+async def test_links_inside_a_node_are_not_packed_for(open_lab: Any) -> None:
+    async with open_lab("inprocess", ["a"], ["a", "a"], "direct") as lab:
+        chosen: list[str] = []
+        chooser = WireChooser(
+            "a",
+            32,
+            torch.float32,
+            lambda: lab.attention[0].dispatcher.route_of(1),
+            [chosen.append],
+        )
+        chooser._packing_s = 0.0
+
+        assert await chooser.look() is None
+
+        assert chosen == []
