@@ -15,7 +15,7 @@ _LOOK_S = 1.0  # between two looks for new links
 async def choose_wire(
     worker: WorkerParts, dispatcher: RoutedDispatcher, *others: Callable[[WireDtype], None]
 ) -> None:
-    """With ``--wire-dtype auto``, tell ``dispatcher`` and ``others`` the form until the worker ends."""
+    """Tell ``dispatcher`` and ``others`` the form until the worker ends, with ``--wire-dtype auto``."""
     if worker.settings.wire_dtype != "auto":
         return
     chooser = await worker.thread.build(
