@@ -111,7 +111,8 @@ class RoutedDispatcher:
 
     def set_wire(self, wire: WireDtype) -> None:
         """Let rows and sums travel in this form from now on."""
-        self._wire, self._asks = wire, {}
+        self._wire = wire
+        self.native.set_wire(wire)
 
     def route_of(self, epoch: int) -> Route | None:
         """The route of an epoch, if steps that begin now would use it."""
