@@ -182,7 +182,7 @@ def _step_s(suite: RunningSuite, rows: int, generator: torch.Generator, tokens: 
     vocab = SHAPE["vocab_size"]
 
     def prompt(size: int) -> list[int]:
-        return torch.randint(1, vocab, (size,), generator=generator).tolist()  # type: ignore[no-any-return]
+        return torch.randint(1, vocab, (size,), generator=generator).tolist()
 
     with httpx.Client(base_url=f"http://127.0.0.1:{suite.port}", timeout=ANSWER_S) as client:
         client.get("/livez").raise_for_status()

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,10 +15,30 @@ import torch
 from moesaic.transport.contract import Handler, Network
 from moesaic.transport.frame import Frame, FrameKind, FrameLimits
 from moesaic.transport.inprocess import Hub, InProcessNetwork
+from moesaic.transport.rings.plane import new_event_loop
+from moesaic.transport.ucx import network as network_module
 from moesaic.transport.ucx.network import UcxNetwork
 
 SECRET = b"the cluster secret"
 LIMITS = FrameLimits.of_hidden_size(4096)
+BY_PYTHON = " by python"  # of a kind: as on machines without the native library
+KINDS = ["shm", "tcp", "ring", "shm" + BY_PYTHON, "tcp" + BY_PYTHON]
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Services have such loops. One looks after a single network, others are as in any loop."""
+    return {"channels": new_event_loop}
+
+
+def make_network(kind: str, worker_id: str, role: str, secret: bytes, limits: FrameLimits) -> Any:
+    """A network of processes, of one of ``KINDS``."""
+    with pytest.MonkeyPatch.context() as patch:
+        if kind.endswith(BY_PYTHON):
+            patch.setattr(network_module, "library", lambda: None)
+        transports: Any = kind.removesuffix(BY_PYTHON)
+        return UcxNetwork(worker_id, role, secret, limits, transports=transports)
 
 
 @dataclass
@@ -35,12 +56,12 @@ class Cluster:
         if self.kind == "inprocess":
             made = InProcessNetwork(worker_id, secret, limits, self.hub)
         else:
-            made = UcxNetwork(worker_id, "expert", secret, limits, transports=self.kind)
+            made = make_network(self.kind, worker_id, "expert", secret, limits)
         self.networks.append(made)
         return made
 
 
-@pytest.fixture(params=["inprocess", "shm", "tcp"])
+@pytest.fixture(params=["inprocess", *KINDS])
 async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
     made = Cluster(request.param)
     yield made
@@ -48,10 +69,10 @@ async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
         await network.close()
 
 
-@pytest.fixture(params=["shm", "tcp"])
+@pytest.fixture(params=KINDS)
 async def network(request: pytest.FixtureRequest) -> AsyncIterator[UcxNetwork]:
     """The near side of two processes."""
-    made = UcxNetwork("near", "attention", SECRET, LIMITS, transports=request.param)
+    made = make_network(request.param, "near", "attention", SECRET, LIMITS)
     yield made
     await made.close()
 

@@ -11,6 +11,7 @@ import signal
 import sys
 
 from moesaic.transport.frame import Frame, FrameLimits
+from moesaic.transport.rings.plane import new_event_loop
 from moesaic.transport.ucx.network import UcxNetwork
 
 
@@ -40,7 +41,8 @@ def main(secret: bytes) -> None:
         if os.fork() == 0:
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: never outlive the tests
             os.dup2(os.open(complaints, os.O_WRONLY | os.O_CREAT), 2)
-            asyncio.run(work(transports, secret))
+            with asyncio.Runner(loop_factory=new_event_loop) as runner:
+                runner.run(work(transports, secret))
             return
 
 

@@ -14,16 +14,19 @@ from moesaic.errors import DeadlineExceeded, PeerLost
 from moesaic.transport.frame import Frame, FrameKind
 from moesaic.transport.ucx import bindings
 from moesaic.transport.ucx.network import UcxNetwork
+from tests.transport.conftest import BY_PYTHON
 
 Ask = Callable[..., Frame]
 Start = Callable[[str], Any]
 Until = Callable[[Callable[[], bool]], Awaitable[None]]
 
+SHM = ["shm", "shm" + BY_PYTHON]
+
 
 @pytest.fixture
 def transports(request: pytest.FixtureRequest) -> str:
-    """Those that the ``network`` fixture was made with."""
-    return str(request.node.callspec.params["network"])
+    """Those that the ``network`` fixture was made with, for the far side."""
+    return str(request.node.callspec.params["network"]).removesuffix(BY_PYTHON)
 
 
 @pytest.mark.parametrize("transports_of_far", ["auto", "same"])
@@ -98,7 +101,7 @@ async def test_a_peer_killed_while_it_receives_is_lost(
     assert isinstance(outcome, PeerLost)
 
 
-@pytest.mark.parametrize("network", ["shm"], indirect=True)
+@pytest.mark.parametrize("network", SHM, indirect=True)
 async def test_a_peer_that_dies_with_messages_under_way_leaves_none_of_its_memory_with_us(
     network: UcxNetwork, far_worker: Start, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ from moesaic.transport.ucx import network as network_module
 from moesaic.transport.ucx.bindings import UcxWorker
 from moesaic.transport.ucx.network import UcxNetwork
 from moesaic.transport.ucx.planes import PlaneOffer
-from tests.transport.ucx.test_processes import num_shared_segments
+from tests.transport.ucx.test_processes import SHM, num_shared_segments
 
 Ask = Callable[..., Frame]
 Start = Callable[[str], Any]
@@ -34,7 +34,7 @@ async def _fill(network: UcxNetwork, far: Any) -> None:
     await network.exchange(calls, 0.2)
 
 
-@pytest.mark.parametrize("network", ["shm"], indirect=True)
+@pytest.mark.parametrize("network", SHM, indirect=True)
 async def test_a_peer_killed_before_it_took_all_leaves_no_work_behind(
     network: UcxNetwork,
     far_worker: Start,
@@ -61,7 +61,7 @@ async def test_a_peer_killed_before_it_took_all_leaves_no_work_behind(
     assert time.process_time() - before < 0.1
 
 
-@pytest.mark.parametrize("network", ["shm"], indirect=True)
+@pytest.mark.parametrize("network", SHM, indirect=True)
 async def test_while_a_hung_peer_takes_nothing_ucx_gets_one_turn_at_a_time(
     network: UcxNetwork, far_worker: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,7 +85,7 @@ async def test_while_a_hung_peer_takes_nothing_ucx_gets_one_turn_at_a_time(
     assert 0 < turns <= 200
 
 
-@pytest.mark.parametrize("cluster", ["shm"], indirect=True)
+@pytest.mark.parametrize("cluster", SHM, indirect=True)
 async def test_a_dial_that_a_renewed_plane_overtakes_fails_at_once_and_the_next_succeeds(
     cluster: Any, echo: Handler, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,7 +107,7 @@ async def test_a_dial_that_a_renewed_plane_overtakes_fails_at_once_and_the_next_
     assert isinstance(answer, Frame)
 
 
-@pytest.mark.parametrize("cluster", ["shm"], indirect=True)
+@pytest.mark.parametrize("cluster", SHM, indirect=True)
 async def test_what_is_outstanding_when_a_plane_is_renewed_is_lost_on_both_ends(
     cluster: Any, ask: Ask, until: Until
 ) -> None:
@@ -127,7 +127,7 @@ async def test_what_is_outstanding_when_a_plane_is_renewed_is_lost_on_both_ends(
     await until(lambda: far.served_peers == [])
 
 
-@pytest.mark.parametrize("cluster", ["shm"], indirect=True)
+@pytest.mark.parametrize("cluster", SHM, indirect=True)
 async def test_renewing_a_plane_in_the_middle_of_answers_gets_nobody_else_stuck(
     cluster: Any, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:

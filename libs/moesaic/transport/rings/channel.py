@@ -32,10 +32,11 @@ class Channel:
 
     Attributes:
         c: as the C functions know it.
+        descriptor: becomes readable when messages may have come; -1: the bell is rung.
         closed: true once it carries nothing any more.
     """
 
-    def __init__(self, c: int) -> None:
+    def __init__(self, c: int, descriptor: int = -1) -> None:
         """Take over ``c``.
 
         Raises:
@@ -43,7 +44,7 @@ class Channel:
         """
         if not c:
             raise MemoryError("no memory for a channel")
-        self.c, self.closed = c, False
+        self.c, self.descriptor, self.closed = c, descriptor, False
         self._message = ctypes.c_void_p()
 
     def __del__(self) -> None:

@@ -38,10 +38,10 @@ class RingSelector(selectors.EpollSelector):
         if plane is None or not plane.channels:
             return super().select(timeout)
         messages = plane.wait(self.fileno(), timeout)
-        ready = super().select(0)
-        bell = plane.bell
-        if messages and not any(key.fd == bell for key, _ in ready):
-            ready.append((self.get_key(bell), selectors.EVENT_READ))
+        # What only tells of messages was heard already: Python would take those that C can answer.
+        ready = [each for each in super().select(0) if each[0].fd not in plane.heard]
+        if messages:
+            ready.append((self.get_key(plane.bell), selectors.EVENT_READ))
         return ready
 
 
@@ -56,6 +56,8 @@ class RingPlane:
     Attributes:
         bell: an eventfd that peers write to while this process sleeps.
         channels: those that are open, with the receivers of their messages.
+        heard: descriptors that only tell of messages in these.
+        by_selector: true if the event loop looks after channels while it sleeps.
     """
 
     def __init__(self) -> None:
@@ -67,7 +69,11 @@ class RingPlane:
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self.bell, self.look)
         selector = getattr(self._loop, "_selector", None)
-        self._selector = selector if isinstance(selector, RingSelector) else None
+        # It looks after one network. Others on its loop are woken as on any loop.
+        free = isinstance(selector, RingSelector) and selector.plane is None
+        self._selector: RingSelector | None = selector if free else None
+        self.by_selector = free
+        self.heard = frozenset([self.bell])
         if self._selector is not None:
             self._selector.plane = self
 
@@ -109,10 +115,12 @@ class RingPlane:
         if self._selector is not None:
             self._selector.plane = None
         self._loop.remove_reader(self.bell)
-        os.close(self.bell)
+        bell, self.bell = self.bell, -1  # a later turn may still want to read it
+        os.close(bell)
 
     def _changed(self) -> None:
         self._c = (ctypes.c_void_p * len(self.channels))(*(each.c for each in self.channels))
+        self.heard = frozenset([self.bell, *(each.descriptor for each in self.channels)])
 
     def look(self) -> None:
         """Take what has come, and have the bell rung for what comes next."""
@@ -131,7 +139,7 @@ class RingPlane:
             else:
                 again = True
         # A loop of another kind sleeps without looking after channels.
-        if self._selector is None:
+        if not self.by_selector:
             again |= not all([channel.sleep() for channel in self.channels])
         if again:
             self._loop.call_soon(self.look)

@@ -7,9 +7,9 @@ from moesaic.transport.rings.channel import Channel
 class UcxPlane:
     """A UCX worker whose messages all belong to channels. Made where ``of`` finds that it can be."""
 
-    def __init__(self, c: int) -> None:
-        """Take over ``c``."""
-        self.c = c
+    def __init__(self, c: int, descriptor: int) -> None:
+        """Take over ``c``, of the UCX worker with this file descriptor."""
+        self.c, self.descriptor = c, descriptor
 
     @classmethod
     def of(cls, worker: int, descriptor: int, max_bytes: int) -> "UcxPlane | None":
@@ -27,7 +27,7 @@ class UcxPlane:
         if kernels is None:
             return None
         found = kernels.ucx_plane_open(worker=worker, descriptor=descriptor, most=max_bytes)
-        return cls(found) if found else None
+        return cls(found, descriptor) if found else None
 
     def progress(self) -> bool:
         """Move messages; true if one did."""
@@ -50,8 +50,13 @@ class UcxChannel(Channel):
                 send_tag=tags[0],
                 receive_tag=tags[1],
                 control=control,
-            )
+            ),
+            plane.descriptor,
         )
+
+    def sleep(self) -> bool:
+        """Leave it to the worker, which arms itself."""
+        return True
 
     def close(self) -> None:
         """See ``Channel.close``; whatever else comes for it is dropped."""

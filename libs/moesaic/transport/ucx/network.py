@@ -94,8 +94,8 @@ class UcxNetwork:
 
     @property
     def bell(self) -> int:
-        """The file descriptor that peers wake this process by; -1 if none do."""
-        return self._rings.bell if self._rings is not None else -1
+        """The file descriptor that peers wake exchanges without Python by; -1: this loop has none."""
+        return self._rings.bell if self._rings is not None and self._rings.by_selector else -1
 
     def answer_by(self, answers: int) -> None:
         """Let requests that come through channels be answered by native ``answers``, from now on."""

@@ -171,6 +171,7 @@ static int wait_for(const struct ask *ask, struct asked *asked, struct reply *re
     int64_t awake_until = now_ns() + awake;
     for (int64_t round = 0;; round++) {
         int moved = 0, missing = 0, broken = 0;
+        channel_turn();
         for (int64_t i = 0; i < ask->num; i++) {
             if (replies[i].state == AWAITED) moved |= look(ask, asked, i, &replies[i]);
             missing += replies[i].state == AWAITED;

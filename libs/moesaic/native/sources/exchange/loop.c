@@ -80,6 +80,7 @@ EXPORT int wait_for_events(void *const *channels, int64_t count, int epoll, int 
     struct epoll_event events[MOST_EVENTS];
     for (int64_t round = 0;; round++) {
         int rare = 0;
+        channel_turn();
         const int moved = serve(channels, count, &rare);
         if (rare) return MESSAGES;
         const int64_t now = now_ns();

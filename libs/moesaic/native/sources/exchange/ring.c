@@ -29,6 +29,12 @@ int64_t now_ns(void) {
 
 void offer_core(void) { sched_yield(); }
 
+static _Thread_local uint64_t turns;  // a process may have several loops
+
+void channel_turn(void) { turns++; }
+
+uint64_t this_turn(void) { return turns; }
+
 void channel_advise(struct channel *c, int64_t ns) {
     const uint32_t us = (uint32_t)(ns / 1000) + 1;
     if (c->ucx) return;
@@ -201,7 +207,7 @@ static int next_record(struct channel *c, struct record *head) {
             advance(c, to_end);
             continue;
         }
-        if (head->flags || head->part > head->size || head->part > to_end ||
+        if (head->flags || !head->part || head->part > head->size || head->part > to_end ||
             RECORD + padded(head->part) > (there < to_end ? there : to_end))
             break;
         return 1;
@@ -225,14 +231,14 @@ const uint8_t *channel_peek(struct channel *c, int64_t *size) {
             return part;
         }
         if (!c->assembled) {
-            if (head.size > (uint64_t)c->most || !head.part ||
+            if (head.size > (uint64_t)c->most ||
                 !(c->assembled = aligned_alloc(RECORD, padded(head.size)))) {
                 c->broken = 1;
                 return 0;
             }
             c->assembled_size = (int64_t)head.size, c->assembled_got = 0;
         }
-        if (head.size != (uint64_t)c->assembled_size || !head.part ||
+        if (head.size != (uint64_t)c->assembled_size ||
             head.part > (uint64_t)(c->assembled_size - c->assembled_got)) {
             c->broken = 1;
             return 0;

@@ -74,6 +74,10 @@ int channel_pump(struct channel *c);
 // True if there is something to read, or room for what waits.
 int channel_is_ready(struct channel *c);
 
+// Begins the next turn of a loop that looks at channels. UCX is asked once a turn, for all of them.
+void channel_turn(void);
+uint64_t this_turn(void);
+
 int64_t now_ns(void);
 
 // The longest wait awake where nobody advises another, in ns.

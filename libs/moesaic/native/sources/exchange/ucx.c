@@ -24,6 +24,8 @@ struct ucx_plane {
     int descriptor;
     int64_t most;  // bytes of a message
     struct channel *channels;
+    uint64_t moved_at, armed_at;  // turns
+    int armed;
 };
 
 struct outbound {  // a message that UCX has not sent yet
@@ -49,7 +51,7 @@ static int find_functions(void) {
 
 EXPORT void *ucx_plane_open(void *worker, int descriptor, int64_t most) {
     struct ucx_plane *plane = find_functions() ? calloc(1, sizeof *plane) : 0;
-    if (plane) *plane = (struct ucx_plane){worker, descriptor, most, 0};
+    if (plane) *plane = (struct ucx_plane){.worker = worker, .descriptor = descriptor, .most = most};
     return plane;
 }
 
@@ -162,7 +164,7 @@ static int progress(struct ucx_plane *plane) {
         moved = 1;
         if (!c || c->broken) {
             drop(plane, message);
-        } else if ((int64_t)info.length > plane->most) {
+        } else if (!info.length || info.length > (uint64_t)plane->most) {
             c->broken = 1, c->excess = (int64_t)info.length;
             drop(plane, message);
         } else {
@@ -174,7 +176,12 @@ static int progress(struct ucx_plane *plane) {
 
 EXPORT int ucx_plane_progress(void *plane) { return progress(plane); }
 
-int ucx_progress(struct channel *c) { return progress(c->ucx->plane); }
+int ucx_progress(struct channel *c) {
+    struct ucx_plane *plane = c->ucx->plane;
+    if (plane->moved_at == this_turn()) return 0;
+    plane->moved_at = this_turn();
+    return progress(plane);
+}
 
 const uint8_t *ucx_peek(struct channel *c, int64_t *size) {
     struct inbound *in = c->ucx->first;
@@ -225,8 +232,13 @@ void ucx_commit(struct channel *c, int64_t size) {
 }
 
 int ucx_sleep(struct channel *c) {
-    if (ucx_is_ready(c) || progress(c->ucx->plane)) return 0;
-    return !c->ucx->plane->worker || ucp.arm(c->ucx->plane->worker) == 0;
+    struct ucx_plane *plane = c->ucx->plane;
+    if (!plane->worker) return 1;
+    if (plane->armed_at != this_turn()) {
+        plane->armed_at = this_turn();
+        plane->armed = ucp.arm(plane->worker) == 0;
+    }
+    return plane->armed;
 }
 
 int ucx_descriptor(const struct channel *c) { return c->ucx ? c->ucx->plane->descriptor : -1; }
