@@ -1,4 +1,4 @@
-"""Where a layer's time goes when attention and experts are processes of their own, and what that costs.
+"""Parts of a layer's time with attention and experts in processes of their own, and their price.
 
 Real suites serve the model of ``bench engine``: one with all experts in the attention worker, one with
 expert workers for every way that frames can travel. They compute the same steps in turns. The parts of a

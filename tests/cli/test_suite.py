@@ -48,17 +48,20 @@ def test_computing_processes_share_the_cores() -> None:
 
     attention = next(service for service in services if service.role == "attention")
 
-    assert flag(attention, "--threads") == "4"
-    assert dict(attention.environment) == {"OMP_NUM_THREADS": "4"}
+    assert flag(attention, "--threads") == "8"  # half of the cores, as all experts together
+    assert dict(attention.environment) == {"OMP_NUM_THREADS": "8"}
+    experts = [service for service in services if service.role == "expert"]
+    assert [flag(service, "--threads") for service in experts] == ["2", "2", "2"]
 
 
 def test_threads_wait_passively_where_processes_outnumber_cores() -> None:
     services = services_of(options(), num_experts=8, cores=2)
 
+    threads = {"attention": "2", "expert": "1"}  # they take turns on the cores
     for service in services:
-        computes = service.role in ("attention", "expert")
-        passive = {"OMP_WAIT_POLICY": "passive"}
-        expected = {"OMP_NUM_THREADS": "1", **passive} if computes else {}
+        expected = {}
+        if service.role in threads:
+            expected = {"OMP_NUM_THREADS": threads[service.role], "OMP_WAIT_POLICY": "passive"}
         assert dict(service.environment) == expected
 
 

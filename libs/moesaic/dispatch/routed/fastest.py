@@ -15,7 +15,7 @@ RETRY_EVERY = 32  # steps: neighbours come and go
 
 @dataclass
 class _Times:
-    """What the ways took for steps of about as many rows."""
+    """Times of ways, for steps of about as many rows."""
 
     by_way: list[deque[float]]
     steps: int = 0

@@ -18,6 +18,7 @@ from moesaic.errors import MoesaicError
 from moesaic.experts.wire_rows import pack_rows, row_bytes, unpack_rows
 from moesaic.messages.wire import WireDtype
 from moesaic.transport.contract import Link
+from moesaic.transport.rings.channel import RingChannel
 
 log = structlog.get_logger()
 
@@ -107,7 +108,7 @@ class WireChooser:
         return [
             link
             for idx, link in sorted(route.links.items())
-            if getattr(link, "channel", None) is None
+            if not isinstance(getattr(link, "channel", None), RingChannel)
             and route.placement.workers[idx].node_name != self._node
         ]
 

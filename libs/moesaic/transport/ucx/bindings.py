@@ -1,17 +1,13 @@
 """The part of UCX that Moesaic uses; the only module that imports UCX's bindings.
 
 Workers that know each other's addresses send tagged messages. An idle worker is armed, and its file
-descriptor wakes the event loop. Being woken takes several times longer than the message (measured on
-a virtual machine: 100 us against 30 us a round trip of 4 KB between two cores), so after a message
-the worker waits awake for a moment, as long as that pays. Processes that share a core only take this
-time from each other (the slowest exchanges then took ten times longer), so OMP_WAIT_POLICY=passive,
-which forbids OpenMP's threads the same, forbids it.
+descriptor wakes the event loop. Where C functions carry the messages (``channel``), the engine's
+steps choose by measurement how long they wait awake; nothing waits so here.
 """
 
 import asyncio
 import ctypes
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -35,10 +31,6 @@ UCXError = libucxx.UCXError
 _ANY_TAG = libucxx.UCXXTag(0)
 _ANY_MASK = libucxx.UCXXTagMask(0)
 _ROUNDS = 32  # of progress before other tasks of the event loop get their turn
-_AWAKE_S = 200e-6  # the longest wait that holds up the event loop
-_MAY_WAIT_AWAKE = os.environ.get("OMP_WAIT_POLICY", "").lower() != "passive"
-_PATIENCE = 8  # waits in vain before it stops waiting awake
-_RETRY = 64  # every so many waits it tries again
 _CLOSE_S = 0.5  # for peers to take what was sent, at the end
 _STUCK_S = 2.0  # for a peer to take what was sent before its connection was closed
 _DRAIN_S, _DRAIN_EVERY_S = 10.0, 0.002  # of a worker that was replaced
@@ -100,8 +92,6 @@ class UcxWorker:
             self._plane = UcxPlane.of(
                 self._worker.handle, self._worker.epoll_file_descriptor, max_bytes
             )
-        self._expectant = False  # a message came or went since the last wait
-        self._num_waits, self._patience = 0, _PATIENCE
         self._wakeup: asyncio.Handle | None = self._loop.call_soon(self._progress)
 
     def connect(
@@ -144,7 +134,6 @@ class UcxWorker:
     ) -> None:
         """Keep ``memory`` until ``request`` is completed, then call ``finish`` with its error, if any."""
         self._transfers.append(_Transfer(request, memory, finish))
-        self._expectant = True
         self.wake()
 
     def closing(self, receive_tag: int, request: Any | None) -> None:
@@ -233,7 +222,7 @@ class UcxWorker:
         for _ in range(_ROUNDS):
             moved = self._move()
             self._finish()
-            if moved or self._wait_awake():
+            if moved:
                 continue
             if self._worker.arm():  # else something has come since
                 return
@@ -248,22 +237,6 @@ class UcxWorker:
         if moved:
             self._channels.look()
         return moved
-
-    def _wait_awake(self) -> bool:
-        """Wait awake for a message, if one has moved just now and such waits have paid lately."""
-        if not (self._expectant and _MAY_WAIT_AWAKE) or self._plane is not None:
-            return False
-        self._expectant = False
-        self._num_waits += 1
-        if not self._patience and self._num_waits % _RETRY:
-            return False
-        give_up_at = time.perf_counter() + _AWAKE_S
-        while time.perf_counter() < give_up_at:
-            if self._worker.progress_once():
-                self._patience = _PATIENCE
-                return True
-        self._patience = max(0, self._patience - 1)
-        return False
 
     def _probe(self) -> None:
         """Start to receive the messages that have arrived."""
