@@ -93,6 +93,7 @@ SETTINGS = frozenset(
         "MOESAIC_TLS_NAME",
         "MOESAIC_TRANSPORTS",
         "MOESAIC_WEIGHTS_PORT",
+        "MOESAIC_WIRE_DTYPE",
         "MOESAIC_WORKER_ID",
     }
 )
