@@ -92,7 +92,7 @@ async def ask(address: str, model: Path, placement: Placement) -> None:
 
 async def _chosen(dispatcher: RoutedDispatcher, hidden_size: int) -> WireDtype | None:
     """The form that ``--wire-dtype auto`` would choose now."""
-    chooser = WireChooser("attention", hidden_size, FP32, lambda: dispatcher.route_of(1), ())
+    chooser = WireChooser("attention", hidden_size, FP32, lambda: dispatcher.route_of(1), (), int)
     return await chooser.look()
 
 

@@ -134,7 +134,8 @@ class ExpertAdmin(expert_pb2_grpc.ExpertServiceServicer):
         """Put a prepared epoch in force."""
         async with errors_as_status(context):
             host = self._host()
-            host.epochs.commit(request.epoch)
+            # On another thread: it waits for a request that is being answered.
+            await asyncio.to_thread(host.epochs.commit, request.epoch)
             log.info(
                 "placement.committed",
                 epoch=request.epoch,

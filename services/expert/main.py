@@ -159,7 +159,8 @@ async def _keep_house(
 ) -> None:
     """Retire old epochs, count answers, and show the epoch in force."""
     while True:
-        host.epochs.retire()
+        # On another thread: it waits for a request that is being answered.
+        await asyncio.to_thread(host.epochs.retire)
         host.count()
         thread.call(relay.follow, host.epochs.placement(host.epochs.in_force))
         status.epoch = host.epochs.in_force

@@ -91,7 +91,10 @@ class Epochs:
     def add(self, tenure: Tenure) -> None:
         """Answer for a prepared epoch from now on."""
         with self._changing:
-            self._tenures = {**self._tenures, tenure.placement.epoch: tenure}
+            others = {e: t for e, t in self._tenures.items() if e != tenure.placement.epoch}
+            if len(others) < len(self._tenures):
+                self._set(others)  # whoever answers for its old placement has to hear of this
+            self._tenures = {**others, tenure.placement.epoch: tenure}
 
     def drop_uncommitted(self, before: int) -> None:
         """Free earlier epochs that nobody will commit: a scheduler commits only its latest one."""

@@ -18,6 +18,7 @@ from moesaic.native.structs import AnswerableArgs, AnswerTally
 from moesaic.transport.frame import FrameLimits
 
 _LOG_HEAD = 7  # numbers before the ids of a batch
+MAX_REGISTERED = 4096  # of an epoch: one per layer and set of live workers
 
 
 class AnswersWithoutPython:
@@ -38,7 +39,8 @@ class AnswersWithoutPython:
         self._kept: dict[int, list[Any]] = {}  # by epoch: memory that registered answers point to
         self._keys: dict[int, set[tuple[int, bytes]]] = {}  # by epoch: layers and bases
         self._log = np.empty(lib().answers_log_size(), np.int32)
-        self._changing = threading.Lock()
+        self._changing = threading.Lock()  # may be held for as long as a request is computed
+        self._reading = threading.Lock()  # of the log
 
     def register(
         self,
@@ -62,7 +64,8 @@ class AnswersWithoutPython:
         first = basis[0].clone()
         key = layer, first.numpy().tobytes()
         with self._changing:
-            if key in self._keys.setdefault(epoch, set()) or not still():
+            known = self._keys.setdefault(epoch, set())
+            if key in known or len(known) >= MAX_REGISTERED or not still():
                 return
             tensors = {name: each for name, each in decision.items() if isinstance(each, Tensor)}
             numbers = {name: each for name, each in decision.items() if name not in tensors}
@@ -104,7 +107,7 @@ class AnswersWithoutPython:
         Returns:
             Epoch, layer, code of the policy, experts of the busiest worker, and ids int32 ``[T, k]``.
         """
-        with self._changing:
+        with self._reading:
             log = self._log
             end = lib().answers_log(answers=self.c, taken=log.ctypes.data)
             batches, at = [], 0

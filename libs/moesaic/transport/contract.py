@@ -89,6 +89,15 @@ class Network(Protocol):
         """
         ...
 
+    @property
+    def linking(self) -> bool:
+        """True while handshakes are under way; whoever computes on the same event loop leaves them time."""
+        ...
+
+    async def linked(self) -> None:
+        """Wait until no handshake is under way."""
+        ...
+
     async def close(self) -> None:
         """Discard all links and stop serving; calling it again changes nothing."""
         ...

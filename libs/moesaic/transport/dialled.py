@@ -105,10 +105,14 @@ class DialledLink:
 
     def beat(self, now: float) -> None:
         """Act on the peer's pulse; called once per interval."""
-        verdict = self._pulse.check(now, busy=bool(self._outstanding))
+        # Calls by C functions are outstanding as well, though not here.
+        busy = bool(self._outstanding) or (
+            self.channel is not None and self.channel.outstanding > 0
+        )
+        verdict = self._pulse.check(now, busy=busy)
         if verdict is Verdict.EJECT:
             self.discard("no heartbeat")
-        elif not self._outstanding:
+        elif not busy:
             if verdict is Verdict.WARN:
                 log.warning("link.suspected", peer=self._peer)
             self._ping()

@@ -1,7 +1,7 @@
 """The one message of the tensor plane: a fixed header, then the tensors, then an opaque body.
 
 Layout (little-endian, 128 bytes): magic 4s, version u16, header_len u16, kind u8, number of tensors u8,
-flags u16, layer i32, threshold f32, 4 zero bytes, request_id 16s, epoch u64, seq u64, nbytes u64,
+flags u16, layer i32, threshold f32, took_ns u32, request_id 16s, epoch u64, seq u64, nbytes u64,
 digest u64, four times (dtype u32, rows u32, cols u32), checksum u64. The payload holds each tensor
 row-major, padded with zeros to 64 bytes, then the body. The checksum is xxh3-64 of the payload,
 seeded with xxh3-64 of the header before it: it finds damage, not forgery.
@@ -26,7 +26,7 @@ VERSION = 1
 HEADER_BYTES = 128
 MAX_TENSORS = 4
 MAX_ROWS = 16_384  # of a tensor, unless told otherwise
-_HEADER = struct.Struct("<4sHHBBHif4x16sQQQQ12I")  # all but the checksum
+_HEADER = struct.Struct("<4sHHBBHifI16sQQQQ12I")  # all but the checksum
 _CHECKSUM = struct.Struct("<Q")
 _ALIGNMENT = 64  # of each tensor in the payload, for vector loads
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.int8)
@@ -85,6 +85,7 @@ class Frame:
     layer: int = 0
     seq: int = 0
     threshold: float = 1.0
+    took_ns: int = 0  # of a reply: what computing it took; 0: unknown
     flags: int = 0
     digest: int = 0
     tensors: list[Tensor] = field(default_factory=list)
@@ -106,9 +107,9 @@ class Frame:
         if len(self.request_id) != 16:
             raise InvalidInput("request_id", f"must be 16 bytes, got {len(self.request_id)}")
         start = (MAGIC, VERSION, HEADER_BYTES, self.kind, len(self.tensors), self.flags, self.layer)
-        rest = (self.threshold, self.request_id, self.epoch, self.seq, nbytes, self.digest)
+        rest = (self.threshold, self.took_ns, self.request_id, self.epoch, self.seq)
         try:
-            header = _HEADER.pack(*start, *rest, *table)
+            header = _HEADER.pack(*start, *rest, nbytes, self.digest, *table)
         except (struct.error, OverflowError) as error:
             raise InvalidInput("frame", f"a header field does not fit: {error}") from error
         message = bytearray().join((header, bytes(_CHECKSUM.size), *payload, self.body))
@@ -123,15 +124,15 @@ class Frame:
             FrameError: a field has a value that no sender of ours writes, or the message is damaged or too large.
         """
         header = _read_header(message, limits)
-        kind, num_tensors, flags, layer, threshold = header[3:8]
-        request_id, epoch, seq, nbytes, digest = header[8:13]
+        kind, num_tensors, flags, layer, threshold, took_ns = header[3:9]
+        request_id, epoch, seq, nbytes, digest = header[9:14]
         if nbytes != len(message) - HEADER_BYTES:
             raise FrameError("nbytes", f"says {nbytes}, {len(message) - HEADER_BYTES} came")
         if _CHECKSUM.unpack_from(message, _HEADER.size)[0] != _checksum(message):
             raise FrameError("checksum", "the message is damaged")
         if not 0.0 <= threshold <= 1.0:
             raise FrameError("threshold", f"must be in 0..1, got {threshold}")
-        tensors, body_start = _read_tensors(message, num_tensors, header[13:], limits)
+        tensors, body_start = _read_tensors(message, num_tensors, header[14:], limits)
         return cls(
             kind=kind,
             request_id=request_id,
@@ -139,6 +140,7 @@ class Frame:
             layer=layer,
             seq=seq,
             threshold=threshold,
+            took_ns=took_ns,
             flags=flags,
             digest=digest,
             tensors=tensors,
@@ -175,14 +177,14 @@ def payload_bytes(header: Message, limits: FrameLimits) -> int:
     Raises:
         FrameError: it is no header of ours, or announces more than ``limits`` allow.
     """
-    return int(_read_header(header, limits)[11])
+    return int(_read_header(header, limits)[12])
 
 
 def _read_header(message: Message, limits: FrameLimits) -> list[Any]:
     if len(message) < HEADER_BYTES:
         raise FrameError("header", f"needs {HEADER_BYTES} bytes, got {len(message)}")
     header = list(_HEADER.unpack_from(message))
-    magic, version, header_len, kind, nbytes = *header[:4], header[11]
+    magic, version, header_len, kind, nbytes = *header[:4], header[12]
     if magic != MAGIC:
         raise FrameError("magic", f"expected {MAGIC!r}, got {magic!r}")
     if version != VERSION:

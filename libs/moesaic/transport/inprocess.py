@@ -54,6 +54,14 @@ class InProcessNetwork:
         """See ``Network.listen``."""
         return self._hub.bind(host, port, self, handler)
 
+    @property
+    def linking(self) -> bool:
+        """See ``Network.linking``: handshakes take no time here."""
+        return False
+
+    async def linked(self) -> None:
+        """See ``Network.linked``."""
+
     async def connect(self, address: str, peer: str, deadline_s: float) -> Link:
         """See ``Network.connect``."""
         found = self._hub.find(address)

@@ -25,6 +25,7 @@ async def choose_wire(
         worker.dtype,
         lambda: dispatcher.route_of(dispatcher.epoch),
         (dispatcher.set_wire, *others),
+        lambda: dispatcher.num_sent,
     )
 
     async def follow() -> None:

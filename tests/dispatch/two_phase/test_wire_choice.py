@@ -1,5 +1,7 @@
 """``--wire-dtype auto`` packs rows where links are slow, and only there."""
 
+import itertools
+from functools import partial
 from typing import Any
 
 import pytest
@@ -29,7 +31,8 @@ async def test_rows_take_another_form_as_soon_as_it_is_chosen(
     async with open_lab("tcp", ["a"], ["x", "x"], "relay") as lab:
         [worker] = lab.attention
         tell = worker.dispatcher.set_wire, worker.two_phase.set_wire
-        chooser = WireChooser("a", 32, torch.float32, lambda: worker.dispatcher.route_of(1), tell)
+        route = partial(worker.dispatcher.route_of, 1)
+        chooser = WireChooser("a", 32, torch.float32, route, tell, lambda: 0)
         exact = await lab.step(0, ROWS)
         chooser._packing_s = 0.0  # then any bytes weigh more
 
@@ -52,9 +55,29 @@ async def test_links_inside_a_node_are_not_packed_for(open_lab: Any) -> None:
             torch.float32,
             lambda: lab.attention[0].dispatcher.route_of(1),
             [chosen.append],
+            lambda: 0,
         )
         chooser._packing_s = 0.0
 
         assert await chooser.look() is None
 
         assert chosen == []
+
+
+async def test_nothing_is_chosen_by_answers_that_waited_for_steps(
+    open_lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moesaic.dispatch.two_phase.wire_choice._PAUSE_S", 0.0)
+    async with open_lab("tcp", ["a"], ["x", "x"], "relay") as lab:
+        [worker] = lab.attention
+        chosen: list[str] = []
+        sent = itertools.count()
+        route = partial(worker.dispatcher.route_of, 1)
+        chooser = WireChooser("a", 32, torch.float32, route, [chosen.append], lambda: next(sent))
+        chooser._packing_s = 0.0
+
+        assert await chooser.look() is None
+        assert chosen == []
+
+        chooser._num_sent = lambda: 0
+        assert await chooser.look() == "int8"

@@ -126,9 +126,15 @@ class NativeAsking:
         """
         self._wire = wire
         # What wakes this process from an exchange; -1: there are none.
+        self._network: Any = network
         self._bell: int = getattr(network, "bell", -1)
         self._timeout_s, self._seq = timeout_s, NATIVE_SEQ
         self._asks: dict[Route, RouteAsks | None] = {}  # of the last route
+
+    @property
+    def num_sent(self) -> int:
+        """Requests that were sent without Python so far."""
+        return self._seq - NATIVE_SEQ
 
     def set_wire(self, wire: WireDtype) -> None:
         """Let rows and sums travel in this form from now on."""
@@ -159,12 +165,15 @@ class NativeAsking:
         ask, seq = asks.by_layer[layer], self._seq
         self._seq += ask.c.num
         unsettled = _Unsettled(ask, step_id, seq, self.patience_s(len(rows)))
-        return SentBatch(unsettled, rows.contiguous(), basis, self._bell)
+        return SentBatch(unsettled, rows.contiguous(), basis, self._network)
 
     def apart(self, asks: RouteAsks, step_id: bytes, awake_ns: int) -> ApartArgs:
         """Describe the exchanges of one step, whose waits are awake for so long; ``note`` takes them back."""
         low, high = _halves(step_id)
+        others, num_others = self._network.channels
         return ApartArgs(
+            others=others,
+            num_others=num_others,
             asks=asks.in_a_row,
             id_low=low,
             id_high=high,
@@ -269,10 +278,10 @@ class _Unsettled:
 class SentBatch:
     """One batch under way. Finish it before the next turn to use its links, or drop it."""
 
-    def __init__(self, unsettled: _Unsettled, rows: Tensor, basis: Tensor, bell: int) -> None:
+    def __init__(self, unsettled: _Unsettled, rows: Tensor, basis: Tensor, network: Any) -> None:
         """Send the rows, float32 ``[T, H]``, contiguous; ``basis`` is encoded."""
         ask = unsettled.ask
-        self._unsettled, self._bell, self._under_way = unsettled, bell, True
+        self._unsettled, self._network, self._under_way = unsettled, network, True
         self.out = torch.empty_like(rows)
         node_sum = torch.empty_like(rows) if ask.num_nodes > 1 else None
         self.loads = torch.empty(ask.c.num_workers, dtype=torch.int64) if len(basis) > 1 else None
@@ -305,8 +314,9 @@ class SentBatch:
 
         Else ``outcomes`` has to be awaited.
         """
-        ask = self._unsettled.ask
-        done = bool(lib().ask_finish(ask=ask.c, asked=self._c, bell=self._bell) == DONE)
+        ask, bell = self._unsettled.ask, self._network.bell
+        self._c.others, self._c.num_others = self._network.channels
+        done = bool(lib().ask_finish(ask=ask.c, asked=self._c, bell=bell) == DONE)
         self._under_way = not done
         return done
 

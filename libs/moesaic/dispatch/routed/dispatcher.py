@@ -13,9 +13,11 @@ batch is unknown here before its first reply. The load of the last batch alone w
 its experts turned away from the workers that the batch before it had filled.
 """
 
+import asyncio
 import itertools
 import os
 from collections.abc import Awaitable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -50,6 +52,9 @@ from moesaic.transport.frame import Frame
 
 log = structlog.get_logger()
 
+LINKING_SHARE = 0.1  # of the time of steps, while peers are being linked
+LINKING_LEAST_S = 0.002
+
 DIVERGENCES = Counter(
     "moesaic_gate_divergence_total",
     "Layers whose expert workers decided differently about the same rows",
@@ -83,7 +88,7 @@ class RoutedDispatcher:
         self._deterministic, self._wire = deterministic, wire
         self.native = NativeAsking(network, timeout_s, wire)
         self._routes = Routes(network, scheduling)
-        self._seq = itertools.count(1)
+        self._seq, self._num_asked = itertools.count(1), 0
         self._carrier: RowCarrier | None = None
         self._refused = "", 0  # the last peer that did not know an epoch, and that epoch
 
@@ -108,6 +113,21 @@ class RoutedDispatcher:
     def use(self, carrier: RowCarrier) -> None:
         """Let ``carrier`` decide from now on how rows travel."""
         self._carrier = carrier
+
+    @property
+    def num_sent(self) -> int:
+        """A count that grows with every batch that is sent."""
+        return self._num_asked + self.native.num_sent
+
+    async def link_peers(self, after_s: float) -> None:
+        """Let handshakes that are under way go on, for a part of the time ``after_s`` since the last such pause.
+
+        Steps leave the event loop a turn each, and a handshake takes some twenty.
+        """
+        if self._network.linking:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(LINKING_LEAST_S, LINKING_SHARE * after_s)):
+                    await self._network.linked()
 
     def set_wire(self, wire: WireDtype) -> None:
         """Let rows and sums travel in this form from now on."""
@@ -190,6 +210,7 @@ class RoutedDispatcher:
             if sent is not None and sent.finish():
                 route.learn(batch.layer, batch.basis, sent.loads)
                 combined = sent.out
+                await self.link_peers(0)
             else:
                 combined = await self._by_python(step, batch, sent)
         finally:
@@ -241,6 +262,7 @@ class RoutedDispatcher:
             Replies in the order of ``Route.targets``.
         """
         route: Route = step.route
+        self._num_asked += 1
         calls = [
             (
                 route.links[idx],

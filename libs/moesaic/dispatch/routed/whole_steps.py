@@ -20,11 +20,16 @@ from moesaic.native.structs import ApartArgs
 from moesaic.telemetry.metrics import series
 from moesaic.telemetry.tallied import TalliedHistogram
 
-EXCHANGE_BOUNDS_S = tuple(20e-6 * 1.25**n for n in range(32))  # to 20 ms
+EXCHANGE_BOUNDS_S = tuple(10e-6 * 1.25**n for n in range(36))  # to 25 ms
 EXCHANGES = TalliedHistogram(
     "moesaic_layer_exchange_seconds",
     "One layer's exchange of one part of a step, from sending rows to the sum of all replies, less what "
     "overlaps other parts",
+    EXCHANGE_BOUNDS_S,
+)
+BEYOND = TalliedHistogram(
+    "moesaic_layer_beyond_computation_seconds",
+    "The same without what the slowest expert worker took to gate, choose and compute, as it says itself",
     EXCHANGE_BOUNDS_S,
 )
 PARTS_S = Counter(
@@ -34,6 +39,7 @@ PARTS_S = Counter(
     ["part"],
 )
 AWAKE_NS = (0, 1_000_000)  # longer than the experts of a layer of a few rows take
+MOST_LEFT_OUT = 64  # steps
 MOST_PARTS = 2  # more take longer, for experts are read again for every part
 
 
@@ -66,6 +72,8 @@ class RoutedSteps:
             [_Way(p, t, a) for p in wanted for t in threads for a in AWAKE_NS]
         )
         self._next = self._fastest.ways[0]
+        self._took_s = 0.0  # the last step
+        self._failures = self._left_out = 0  # in a row; steps for Python before the next try
 
     @property
     def layers_done(self) -> int:
@@ -89,20 +97,26 @@ class RoutedSteps:
             StaleEpoch: the same.
         """
         native, way = self._dispatcher.native, self._next
+        if self._left_out:
+            self._left_out -= 1
+            return None
         asks = native.asks_of(step.route, self._hidden_size)
         if asks is None or not self._dispatcher.goes_directly(step.route, asks.by_layer):
             return None
+        await self._dispatcher.link_peers(self._took_s)
         started = time.perf_counter()
-        exchange_ns = (ctypes.c_int64 * (len(batches) * len(asks.by_layer)))()
+        times = _LayerTimes(len(batches) * len(asks.by_layer))
         apart = native.apart(asks, step.step_id, way.awake_ns)
-        apart.exchange_ns = ctypes.addressof(exchange_ns)
+        times.fill(apart)
         logits, failed = self._whole.forward_apart(batches, apart, way.threads)
         native.note(apart)
+        self._took_s = time.perf_counter() - started
         if failed is None:
+            self._failures = 0
             num_rows = sum(len(batch.token_ids) for batch in batches)
-            took_s = time.perf_counter() - started
-            self._fastest.took(way, num_rows, took_s)
-            _count(apart, exchange_ns[: apart.num_exchanges], took_s)
+            self._fastest.took(way, num_rows, self._took_s)
+            times.count(apart)
+            _count_parts(apart, self._took_s)
             return logits
         # Python settles what failed, so that nothing is awaited any more, and tells of errors. If there is
         # none, workers have decided differently, or have not been asked for this layer before.
@@ -119,14 +133,34 @@ class RoutedSteps:
             for link, outcome in zip(each.ask.links, outcomes, strict=True):
                 if isinstance(outcome, MoesaicError):
                     raise self._dispatcher.failure(step, layer, link, outcome)
+        # What was computed is lost: if that happens again and again, Python asks at once for a while.
+        self._failures += 1
+        self._left_out = min(2**self._failures, MOST_LEFT_OUT)
         return None
 
 
-def _count(apart: ApartArgs, exchange_ns: list[int], took_s: float) -> None:
-    counts = [0] * (len(EXCHANGE_BOUNDS_S) + 1)
-    for each in exchange_ns:
-        counts[bisect_left(EXCHANGE_BOUNDS_S, each * 1e-9)] += 1
-    EXCHANGES.add(counts, sum(exchange_ns) * 1e-9)
+class _LayerTimes:
+    """Times of the exchanges of one step, in ns."""
+
+    def __init__(self, most: int) -> None:
+        self._took, self._beyond = (ctypes.c_int64 * most)(), (ctypes.c_int64 * most)()
+
+    def fill(self, apart: ApartArgs) -> None:
+        """Have a step write them."""
+        apart.exchange_ns = ctypes.addressof(self._took)
+        apart.beyond_ns = ctypes.addressof(self._beyond)
+
+    def count(self, apart: ApartArgs) -> None:
+        """Add them to the metrics."""
+        for histogram, times in ((EXCHANGES, self._took), (BEYOND, self._beyond)):
+            counts, total_ns = [0] * (len(EXCHANGE_BOUNDS_S) + 1), 0
+            for each in times[: apart.num_exchanges]:
+                counts[bisect_left(EXCHANGE_BOUNDS_S, each * 1e-9)] += 1
+                total_ns += each
+            histogram.add(counts, total_ns * 1e-9)
+
+
+def _count_parts(apart: ApartArgs, took_s: float) -> None:
     rest_s = took_s
     for part in ("attend", "send", "wait", "sum"):
         part_s = getattr(apart, f"{part}_ns") * 1e-9

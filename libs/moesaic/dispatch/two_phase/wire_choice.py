@@ -12,7 +12,6 @@ import structlog
 import torch
 
 from moesaic.dispatch.routed.route import Route
-from moesaic.dispatch.two_phase.choice.costs import LinkCost
 from moesaic.dispatch.two_phase.measure import measure_link
 from moesaic.errors import MoesaicError
 from moesaic.experts.wire_rows import pack_rows, row_bytes, unpack_rows
@@ -60,6 +59,7 @@ class WireChooser:
         dtype: torch.dtype,
         route: Callable[[], Route | None],
         tell: Sequence[Callable[[WireDtype], None]],
+        num_sent: Callable[[], int],
     ) -> None:
         """Choose for rows ``[T, hidden_size]`` of ``dtype``.
 
@@ -69,8 +69,9 @@ class WireChooser:
             dtype: of rows that are not packed.
             route: the route that steps take now.
             tell: called with each choice.
+            num_sent: batches that steps have sent so far: beside them nothing can be measured.
         """
-        self._node, self._route, self._tell = node, route, tell
+        self._node, self._route, self._tell, self._num_sent = node, route, tell, num_sent
         own, packed = (row_bytes(hidden_size, dtype, wire) for wire in ("own", "int8"))
         self._saved_bytes, self._packing_s = own - packed, packing_s(hidden_size)
         self._measured: list[Link] = []
@@ -79,16 +80,18 @@ class WireChooser:
         """Choose anew if links are new.
 
         Returns:
-            The choice; ``None`` if nothing was to choose, or a link failed meanwhile.
+            The choice; ``None`` if nothing was to choose, or a link failed or steps ran meanwhile.
         """
         route = self._route()
         links = [] if route is None else self._far(route)
         if route is None or links == self._measured:
             return None
         try:
-            rates = [await _bytes_per_s(link) for link in links]
+            rates = [await self._bytes_per_s(link) for link in links]
         except MoesaicError as error:
             log.warning("wire.not_measured", cause=str(error))
+            return None
+        if not all(rates):
             return None
         self._measured = links
         slowest = min(rates, default=float("inf"))
@@ -112,10 +115,13 @@ class WireChooser:
             and route.placement.workers[idx].node_name != self._node
         ]
 
-
-async def _bytes_per_s(link: Link) -> float:
-    found: list[LinkCost] = []
-    for _ in range(MEASUREMENTS):
-        found.append(await measure_link(link))
-        await asyncio.sleep(_PAUSE_S)
-    return max(cost.bytes_per_s for cost in found)
+    async def _bytes_per_s(self, link: Link) -> float:
+        """Measure a few times; 0 if steps ran beside every time, for then answers wait for their end."""
+        fastest = 0.0
+        for _ in range(MEASUREMENTS):
+            before = self._num_sent()
+            cost = await measure_link(link)
+            if self._num_sent() == before:
+                fastest = max(fastest, cost.bytes_per_s)
+            await asyncio.sleep(_PAUSE_S)
+        return fastest

@@ -146,7 +146,11 @@ struct asked {
     int64_t *loads;         // [N], where the basis has loads
     int64_t deadline_ns;
     int64_t awake_ns;  // the longest wait awake, of both sides, before it sleeps
+    // Channels whose peers are answered meanwhile, if they only ask whether this side is there.
+    void *const *others;  // [num_others]
+    int64_t num_others;
     int64_t send_ns, wait_ns, sum_ns;  // out
+    int64_t slowest_ns;  // out: what the slowest worker says that it took to compute
 };
 
 // One part of a step whose experts are in other processes.
@@ -166,9 +170,12 @@ struct apart {
     uint64_t seq;              // in: of the first call; out: of the next step's
     int64_t patience_ns, patience_rows;  // a wait for replies; larger batches wait in proportion
     int64_t awake_ns;  // see `asked`
+    void *const *others;
+    int64_t num_others;
     int32_t bell;
     int64_t attend_ns, send_ns, wait_ns, sum_ns;  // out: this step's are added
     int64_t *exchange_ns;  // out: of each exchange in its turn, from sending to the sum; room for all
+    int64_t *beyond_ns;    // out: the same without what the slowest worker took to compute
     int64_t num_exchanges;
 };
 
@@ -308,6 +315,9 @@ EXPORT void *channel_open_ucx(void *plane, void *endpoint, uint64_t send_tag, ui
 // Ends the use of its endpoint; messages that come for it are dropped.
 EXPORT void channel_unlink(void *channel);
 
+// Exchanges whose replies are awaited without Python.
+EXPORT int64_t channel_outstanding(void *channel);
+
 // Bytes of a message that was too long, and has broken the channel; 0: none was.
 EXPORT int64_t channel_excess(void *channel);
 
@@ -390,7 +400,7 @@ EXPORT int64_t decoder_step_apart_scratch(const struct decoder *decoder, const s
 
 // What `decoder_step` does, with experts in other processes: while one part waits for its experts,
 // the next one computes its attention. 0: the logits are there; 1: an exchange failed, and Python
-// has to settle those that are left in `parts`; -1: there is no memory.
+// has to settle those that are left in `parts`.
 EXPORT int decoder_step_apart(const struct decoder *decoder, struct apart *apart,
                               struct part *parts, int64_t num_parts, float *const *caches,
                               uint8_t *scratch, int threads);

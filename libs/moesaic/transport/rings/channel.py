@@ -91,6 +91,11 @@ class Channel:
         """Let messages be answered by native ``answers``, as far as these can."""
         lib().channel_answer(channel=self.c, answers=answers)
 
+    @property
+    def outstanding(self) -> int:
+        """Exchanges whose replies are awaited without Python."""
+        return int(lib().channel_outstanding(channel=self.c))
+
     def sleep(self) -> bool:
         """Have the bell rung from now on; False if there is something to do already."""
         return bool(lib().channel_sleep(channel=self.c))
@@ -101,13 +106,14 @@ class Channel:
         lib().channel_break(channel=self.c)
 
     def _cause(self) -> str:
-        return "the other side has damaged it"
+        excess = lib().channel_excess(channel=self.c)
+        return f"a message of {excess} bytes is too long" if excess else "it is broken"
 
 
 class RingChannel(Channel):
     """A channel in memory that both sides map."""
 
-    def __init__(self, memory: int, side: int, bell: int, control: int) -> None:
+    def __init__(self, memory: int, side: int, bell: int, control: int, max_bytes: int) -> None:
         """Map the memory; the file descriptors stay the caller's, but for ``bell``.
 
         Args:
@@ -115,13 +121,14 @@ class RingChannel(Channel):
             side: 0 for the side that made the memory, 1 for the other.
             bell: the other side's, which is closed with this object.
             control: becomes readable when the peer is gone.
+            max_bytes: a longer message breaks the channel.
 
         Raises:
             FrameError: the memory is no channel's.
         """
+        self._bell = bell
         size = lib().channel_bytes(capacity=CAPACITY)
-        sealed = fcntl.fcntl(memory, fcntl.F_GET_SEALS) & _SEALS == _SEALS
-        if os.fstat(memory).st_size != size or not sealed:
+        if os.fstat(memory).st_size != size or not _is_sealed(memory):
             raise FrameError("memory", "is no channel's: its size is another, or not sealed")
         self._memory = mmap.mmap(memory, size)
         self._start = ctypes.c_char.from_buffer(self._memory)
@@ -132,12 +139,18 @@ class RingChannel(Channel):
                 side=side,
                 bell=bell,
                 control=control,
-                most=1 << 62,
+                most=max_bytes,
             )
         )
-        self._bell = bell
 
     def __del__(self) -> None:
         super().__del__()
         if hasattr(self, "_bell"):
             os.close(self._bell)
+
+
+def _is_sealed(memory: int) -> bool:
+    try:
+        return fcntl.fcntl(memory, fcntl.F_GET_SEALS) & _SEALS == _SEALS
+    except OSError:  # it is another kind of file
+        return False

@@ -10,47 +10,66 @@ import hmac
 import os
 import secrets
 import socket
+from collections.abc import Iterable
 
 from moesaic.errors import FrameError
 from moesaic.transport.rings.channel import make_memory
 
 _TOKEN_BYTES = 32
+_SPEAK_S = 0.2  # for a visitor to say its token: peers do at once
 
 
 class Meeting:
-    """The dialler's side of one meeting."""
+    """The dialler's side of one meeting, on the running event loop."""
 
-    def __init__(self, bell: int) -> None:
-        """Open the place; ``bell`` is this process's."""
-        self._bell = bell
+    def __init__(self, bell: int, token: bytes) -> None:
+        """Open the place for the peer with ``token``; ``bell`` is this process's."""
+        self._bell, self._token, self._taken = bell, token, False
         self.name = b"\0moesaic-" + secrets.token_hex(16).encode()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.setblocking(False)
         self._listener.bind(self.name)
         self._listener.listen(4)
+        self._peer = asyncio.ensure_future(self._meet())
 
-    async def met(self, token: bytes) -> tuple[int, int]:
-        """Wait for the peer with this token; others are turned away.
+    async def met(self) -> tuple[int, int]:
+        """Wait for the peer.
 
         Returns:
             File descriptors: memory for the channel, and the peer's bell.
         """
+        found = await self._peer
+        self._taken = True
+        return found
+
+    def close(self) -> None:
+        """Close the place. A peer that came, and that nobody awaits, is sent away."""
+        self._listener.close()
+        if not self._taken:
+            self._peer.cancel()
+            self._peer.add_done_callback(_send_away)
+
+    async def _meet(self) -> tuple[int, int]:
         loop = asyncio.get_running_loop()
         while True:
             visitor, _ = await loop.sock_accept(self._listener)
             with visitor:
                 visitor.setblocking(False)
-                said, bells = await _receive(visitor)
-                if len(bells) != 1 or not hmac.compare_digest(said, token):
+                try:
+                    async with asyncio.timeout(_SPEAK_S):
+                        said, bells = await _receive(visitor)
+                except TimeoutError:
+                    continue  # a stranger
+                if len(bells) != 1 or not hmac.compare_digest(said, self._token):
                     _close(bells)
                     continue
                 memory = make_memory()
-                socket.send_fds(visitor, [b"."], [memory, self._bell])
+                try:
+                    socket.send_fds(visitor, [b"."], [memory, self._bell])
+                except OSError:
+                    _close([memory, *bells])
+                    raise
                 return memory, bells[0]
-
-    def close(self) -> None:
-        """Close the place."""
-        self._listener.close()
 
 
 async def meet(name: bytes, token: bytes, bell: int) -> tuple[int, int]:
@@ -98,6 +117,11 @@ def _wake(sleeper: "asyncio.Future[None]") -> None:
         sleeper.set_result(None)
 
 
-def _close(given: list[int]) -> None:
+def _send_away(peer: "asyncio.Future[tuple[int, int]]") -> None:
+    if not peer.cancelled() and peer.exception() is None:
+        _close(peer.result())
+
+
+def _close(given: Iterable[int]) -> None:
     for each in given:
         os.close(each)

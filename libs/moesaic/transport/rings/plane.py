@@ -118,6 +118,11 @@ class RingPlane:
         bell, self.bell = self.bell, -1  # a later turn may still want to read it
         os.close(bell)
 
+    @property
+    def c_channels(self) -> tuple[Any, int]:
+        """All channels, as an array for C functions, and their number; valid until one comes or goes."""
+        return self._c, len(self._c)
+
     def _changed(self) -> None:
         self._c = (ctypes.c_void_p * len(self.channels))(*(each.c for each in self.channels))
         self.heard = frozenset([self.bell, *(each.descriptor for each in self.channels)])

@@ -66,7 +66,3 @@ class UcxChannel(Channel):
     def lose(self) -> None:
         """Have all waits return to Python, which knows why."""
         lib().channel_break(channel=self.c)
-
-    def _cause(self) -> str:
-        excess = lib().channel_excess(channel=self.c)
-        return f"a message of {excess} bytes is too long" if excess else "the connection broke"

@@ -10,18 +10,19 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import ExitStack
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import structlog
 
 from moesaic.errors import DeadlineExceeded, FrameError, InvalidInput, MoesaicError, PeerLost
-from moesaic.native.library import library
+from moesaic.native.library import lib, library
 from moesaic.transport.contract import Handler, Link
 from moesaic.transport.dialled import DialledLink
 from moesaic.transport.frame import Frame, FrameKind, FrameLimits, Message
+from moesaic.transport.handshakes import Handshakes
 from moesaic.transport.links import Links
 from moesaic.transport.rings.channel import Channel, RingChannel
 from moesaic.transport.rings.meeting import Meeting, meet
@@ -82,6 +83,9 @@ class UcxNetwork:
         self._max_bytes = limits.max_bytes
         self._rings = RingPlane() if library() else None  # all channels, of whatever kind
         self._meets = self._rings is not None and transports in ("auto", "ring")
+        if transports == "ring" and not self._meets:
+            raise InvalidInput("transports", "'ring' needs a C compiler here: install gcc")
+        self._handshakes = Handshakes()
         try:
             self._planes = {name: self._open(name) for name in self._kinds}
         except UCXError as error:
@@ -89,13 +93,28 @@ class UcxNetwork:
                 "transports", f"UCX does not offer {transports!r} here: {error}"
             ) from error
         self._doors: list[Door] = []
-        self._answers = 0
+        # Until `answer_by`: pings only, so that this side is there for its peers while it computes.
+        self._pings = self._answers = _answers_to_pings(limits) if self._rings is not None else 0
         self._retired: list[UcxWorker] = []
 
     @property
     def bell(self) -> int:
         """The file descriptor that peers wake exchanges without Python by; -1: this loop has none."""
         return self._rings.bell if self._rings is not None and self._rings.by_selector else -1
+
+    @property
+    def channels(self) -> tuple[Any, int]:
+        """All channels, as an array for C functions, and their number; valid until one comes or goes."""
+        return (None, 0) if self._rings is None else self._rings.c_channels
+
+    @property
+    def linking(self) -> bool:
+        """See ``Network.linking``; strangers without the secret do not count."""
+        return self._handshakes.under_way
+
+    async def linked(self) -> None:
+        """See ``Network.linked``."""
+        await self._handshakes.ended()
 
     def answer_by(self, answers: int) -> None:
         """Let requests that come through channels be answered by native ``answers``, from now on."""
@@ -121,8 +140,9 @@ class UcxNetwork:
         host, _, port = address.rpartition(":")
         try:
             async with asyncio.timeout(deadline_s):
-                link = await self._dial(host.strip("[]"), int(port), peer)
-                await link.answered()
+                with self._handshakes.one():
+                    link = await self._dial(host.strip("[]"), int(port), peer)
+                    await link.answered()
                 return link
         except TimeoutError:
             raise DeadlineExceeded(f"connecting to {peer} at {address}", deadline_s * 1e3) from None
@@ -160,6 +180,7 @@ class UcxNetwork:
         if self._rings is not None:
             self._rings.close()
             self._rings = None
+            lib().answers_close(answers=self._pings)
 
     def _open(self, name: str) -> UcxWorker:
         return UcxWorker(
@@ -194,24 +215,25 @@ class UcxNetwork:
             session = await handshake.dial(sock, self._secret, self._worker_id, self._role, peer)
             offered = dict(self._planes)
             addresses = {name: plane.address for name, plane in offered.items()}
-            async with AsyncExitStack() as meetings:
-                meeting: asyncio.Task[tuple[int, int]] | None = None
+            with ExitStack() as places:
+                meeting: Meeting | None = None
                 if self._rings is not None and self._meets:
-                    place = Meeting(self._rings.bell)
-                    addresses[RING] = place.name
-                    meeting = asyncio.ensure_future(place.met(session.token(RING)))
-                    meetings.push_async_callback(_end_meeting, place, meeting)
+                    meeting = Meeting(self._rings.bell, session.token(RING))
+                    places.callback(meeting.close)
+                    addresses[RING] = meeting.name
                 offer = PlaneOffer(shared_memory_id(), addresses)
                 await session.send(sock, FrameKind.OFFER, msgspec.msgpack.encode(offer))
                 choice = _decode(await session.receive(sock, FrameKind.ACCEPT), PlaneChoice)
                 wire: _RingWire | _UcxWire
                 if choice.plane == RING and meeting is not None and self._rings is not None:
-                    wire = _RingWire(self._rings, *await meeting, 0, sock)
+                    memory, bell = await meeting.met()
+                    wire = _RingWire(self._rings, memory, bell, 0, sock, self._max_bytes)
                 else:
                     if offered.get(choice.plane) is not self._planes.get(choice.plane):
                         raise PeerLost(peer, f"{choice.plane} was renewed while it was dialled")
                     tags = (session.tag("dialler"), session.tag("listener"))
                     wire = self._wire(sock, peer, choice.plane, choice.address, tags)
+            # Nothing may be awaited from here on: a wire without a receiver cannot tell of its end.
             link = wire.receiver = self._links.dial(peer, wire)
             undo.pop_all()
             return link
@@ -220,6 +242,17 @@ class UcxNetwork:
         self, sock: socket.socket, on_seal: Callable[[], None], handler: Handler
     ) -> None:
         """Let a stranger prove itself, then serve it."""
+        with ExitStack() as counted:
+
+            def sealed() -> None:  # those of strangers take nobody's time
+                counted.enter_context(self._handshakes.one())
+                on_seal()
+
+            await self._admit_sealed(sock, sealed, handler)
+
+    async def _admit_sealed(
+        self, sock: socket.socket, on_seal: Callable[[], None], handler: Handler
+    ) -> None:
         session = await handshake.accept(sock, self._secret, self._worker_id, self._role, on_seal)
         offer = _decode(await session.receive(sock, FrameKind.OFFER), PlaneOffer)
         own = [RING, *self._planes] if self._meets else list(self._planes)
@@ -252,7 +285,7 @@ class UcxNetwork:
         except OSError as error:
             log.info("meeting.failed", peer=session.peer, cause=str(error))
             return None
-        return _RingWire(rings, memory, bell, 1, sock)
+        return _RingWire(rings, memory, bell, 1, sock, self._max_bytes)
 
     def _wire(
         self, sock: socket.socket, peer: str, plane: str, address: bytes, tags: tuple[int, int]
@@ -301,13 +334,19 @@ class _RingWire:
     receiver: Receiver
 
     def __init__(
-        self, rings: RingPlane, memory: int, bell: int, side: int, sock: socket.socket
+        self,
+        rings: RingPlane,
+        memory: int,
+        bell: int,
+        side: int,
+        sock: socket.socket,
+        max_bytes: int,
     ) -> None:
         try:
-            self.channel = RingChannel(memory, side, bell, sock.fileno())
+            self.channel = RingChannel(memory, side, bell, sock.fileno(), max_bytes)
         finally:
             os.close(memory)
-        self._rings = rings
+        self._rings, self._open = rings, True
         self._control = Control(sock, self._lost)
         rings.add(self.channel, self._arrive, self._lost)
 
@@ -316,6 +355,7 @@ class _RingWire:
             asyncio.get_running_loop().call_soon(self._lost, "the channel is damaged")
 
     def close(self) -> None:
+        self._open = False
         self._rings.remove(self.channel)
         self._control.close()
 
@@ -323,16 +363,21 @@ class _RingWire:
         self.receiver.on_message(message)
 
     def _lost(self, cause: str) -> None:
-        if not self.channel.closed:
+        # Not `channel.closed`: a broken one is closed before anybody hears of it.
+        if self._open:
             self.close()
             self.receiver.on_lost(cause)
 
 
-async def _end_meeting(place: Meeting, meeting: "asyncio.Task[tuple[int, int]]") -> None:
-    if not meeting.done():
-        meeting.cancel()
-    await asyncio.gather(meeting, return_exceptions=True)
-    place.close()
+def _answers_to_pings(limits: FrameLimits) -> int:
+    return int(
+        lib().answers_open(
+            max_rows=limits.max_rows,
+            max_cols=limits.max_cols,
+            max_bytes=limits.max_bytes,
+            threads=1,
+        )
+    )
 
 
 def _decode(body: bytes, message: type[_Message]) -> _Message:

@@ -18,7 +18,9 @@ struct known {
 };
 
 struct answers {
-    pthread_mutex_t lock;  // other threads drop epochs and take what was counted
+    // Held while a request is answered. Others take it to change what is known, and wait for that.
+    pthread_mutex_t lock;
+    pthread_mutex_t notes;  // of numbers, and to read what is known; held for moments only
     struct known *known[BUCKETS];
     struct frame_limits limits;
     int threads;
@@ -38,6 +40,7 @@ EXPORT void *answers_open(int64_t max_rows, int64_t max_cols, int64_t max_bytes,
         return 0;
     }
     pthread_mutex_init(&a->lock, 0);
+    pthread_mutex_init(&a->notes, 0);
     a->limits = (struct frame_limits){max_rows, max_cols, max_bytes};
     a->threads = threads;
     return a;
@@ -56,21 +59,31 @@ static struct known **bucket_of(struct answers *a, uint64_t epoch, int64_t layer
     return &a->known[(epoch * 0x9e3779b97f4a7c15u + (uint64_t)layer * 31) >> 20 & (BUCKETS - 1)];
 }
 
+static void lock_both(struct answers *a) {
+    pthread_mutex_lock(&a->lock);
+    pthread_mutex_lock(&a->notes);
+}
+
+static void unlock_both(struct answers *a) {
+    pthread_mutex_unlock(&a->notes);
+    pthread_mutex_unlock(&a->lock);
+}
+
 EXPORT void answers_add(void *answers, const struct answerable *found) {
     struct answers *a = answers;
     struct known *k = malloc(sizeof *k);
     if (!k) return;
     *k = (struct known){0, *found, now_ns()};
-    pthread_mutex_lock(&a->lock);
+    lock_both(a);
     struct known **bucket = bucket_of(a, found->epoch, found->layer);
     k->next = *bucket;
     *bucket = k;
-    pthread_mutex_unlock(&a->lock);
+    unlock_both(a);
 }
 
 EXPORT void answers_drop(void *answers, uint64_t epoch) {
     struct answers *a = answers;
-    pthread_mutex_lock(&a->lock);
+    lock_both(a);
     for (int i = 0; i < BUCKETS; i++)
         for (struct known **at = &a->known[i]; *at;) {
             struct known *k = *at;
@@ -79,37 +92,37 @@ EXPORT void answers_drop(void *answers, uint64_t epoch) {
             else
                 at = &k->next;
         }
-    pthread_mutex_unlock(&a->lock);
+    unlock_both(a);
 }
 
 EXPORT int64_t answers_asked(void *answers, uint64_t epoch) {
     struct answers *a = answers;
     int64_t latest = 0;
-    pthread_mutex_lock(&a->lock);
+    pthread_mutex_lock(&a->notes);
     for (int i = 0; i < BUCKETS; i++)
         for (struct known *k = a->known[i]; k; k = k->next)
             if (k->is.epoch == epoch && k->asked_ns > latest) latest = k->asked_ns;
-    pthread_mutex_unlock(&a->lock);
+    pthread_mutex_unlock(&a->notes);
     return latest;
 }
 
 EXPORT void answers_tally(void *answers, struct answer_tally *taken) {
     struct answers *a = answers;
-    pthread_mutex_lock(&a->lock);
+    pthread_mutex_lock(&a->notes);
     *taken = a->tally;
     a->tally = (struct answer_tally){0};
-    pthread_mutex_unlock(&a->lock);
+    pthread_mutex_unlock(&a->notes);
 }
 
 EXPORT int64_t answers_log_size(void) { return MAX_LOG; }
 
 EXPORT int64_t answers_log(void *answers, int32_t *taken) {
     struct answers *a = answers;
-    pthread_mutex_lock(&a->lock);
+    pthread_mutex_lock(&a->notes);
     const int64_t count = a->logged;
     memcpy(taken, a->log, (size_t)count * sizeof *taken);
     a->logged = 0;
-    pthread_mutex_unlock(&a->lock);
+    pthread_mutex_unlock(&a->notes);
     return count;
 }
 
@@ -209,14 +222,22 @@ static void note(struct answers *a, const struct answerable *is, const struct de
     a->logged += LOG_HEAD + rows * is->moe.top_k;
 }
 
+// Only this thread writes to the log, so room does not go away.
+static int has_log_room(struct answers *a, int64_t num_ids) {
+    pthread_mutex_lock(&a->notes);
+    const int64_t end = a->logged + LOG_HEAD + num_ids;
+    pthread_mutex_unlock(&a->notes);
+    return end <= MAX_LOG;
+}
+
 static int answer_rows(struct answers *a, struct known *k, struct channel *c,
-                       const uint8_t *message, const struct frame_head *request) {
+                       const uint8_t *message, const struct frame_head *request, int64_t came) {
     const struct answerable *is = &k->is;
     const int64_t started = now_ns(), rows = request->tensors[0].rows;
     const int64_t hidden = is->moe.gate.num_in, num_experts = is->moe.gate.num_out;
     const int in_bytes = request->tensors[0].code == FRAME_INT8;
     const int has_loads = request->tensors[1].rows == 2;
-    if (is->counts && a->logged + LOG_HEAD + rows * is->moe.top_k > MAX_LOG) return 0;
+    if (is->counts && !has_log_room(a, rows * is->moe.top_k)) return 0;
     struct desk d;
     uint8_t *scratch = scratch_of(a, lay_out_desk(&d, 0, is, rows, in_bytes, a->threads));
     if (!scratch) return 0;
@@ -224,9 +245,9 @@ static int answer_rows(struct answers *a, struct known *k, struct channel *c,
     const int64_t *basis = (const int64_t *)(message + request->tensors[1].start);
     if (!take_loads(is, has_loads ? basis + is->basis_size : 0, d.load)) return 0;
 
-    const uint8_t *came = message + request->tensors[0].start;
-    if (in_bytes) unpack_int8_rows((const int8_t *)came, rows, hidden, d.rows);
-    const float *x = in_bytes ? d.rows : (const float *)came;
+    const uint8_t *sent = message + request->tensors[0].start;
+    if (in_bytes) unpack_int8_rows((const int8_t *)sent, rows, hidden, d.rows);
+    const float *x = in_bytes ? d.rows : (const float *)sent;
     choose_experts(&is->moe.gate, x, rows, is->moe.top_k, is->moe.normalise, is->moe.scaling,
                    d.logits, d.weights, d.ids, a->threads);
     const int64_t gated = now_ns();
@@ -266,7 +287,8 @@ static int answer_rows(struct answers *a, struct known *k, struct channel *c,
                 is->moe.top_k, in_bytes ? d.sums : (float *)part, d.rest, a->threads);
     if (own && in_bytes) pack_int8_rows(d.sums, rows, hidden, (int8_t *)part);
     if (has_loads) memcpy(to + reply.tensors[1].start, d.load, (size_t)is->num_workers * 8);
-    const int64_t computed = now_ns();
+    const int64_t computed = now_ns(), took = computed - started;
+    reply.took_ns = took < UINT32_MAX ? (uint32_t)took : UINT32_MAX;
     frame_seal(to, &reply);
     if (room) {
         channel_commit(c, size);
@@ -274,11 +296,15 @@ static int answer_rows(struct answers *a, struct known *k, struct channel *c,
         channel_send(c, to, size);
         free(to);
     }
+    const int64_t replied = now_ns();
+    pthread_mutex_lock(&a->notes);
     k->asked_ns = started;
     note(a, is, &d, rows, own, most);
     struct answer_tally *t = &a->tally;
-    t->gate_ns += gated - started, t->choose_ns += chosen - gated;
-    t->compute_ns += computed - chosen, t->reply_ns += now_ns() - computed;
+    t->receive_ns += started - came, t->gate_ns += gated - started;
+    t->choose_ns += chosen - gated, t->compute_ns += computed - chosen;
+    t->reply_ns += replied - computed;
+    pthread_mutex_unlock(&a->notes);
     return 1;
 }
 
@@ -304,18 +330,17 @@ static int answer_ping(struct channel *c, const struct frame_head *ping) {
 
 int answer(struct answers *a, struct channel *c, const uint8_t *message, int64_t size) {
     struct frame_head head;
-    const int64_t started = now_ns();
+    const int64_t came = now_ns();
     if (frame_read(message, size, &a->limits, &head)) return 0;
     if (head.kind == FRAME_PING && !head.num_tensors) return answer_ping(c, &head);
     if (head.kind != FRAME_REQUEST || head.num_tensors != 2 || head.flags || head.body_size)
         return 0;
     int done = 0;
     pthread_mutex_lock(&a->lock);
-    a->tally.receive_ns += now_ns() - started;
     for (struct known *k = *bucket_of(a, head.epoch, head.layer); k && !done; k = k->next)
         if (k->is.epoch == head.epoch && k->is.layer == head.layer &&
             is_rows(&k->is, message, &head)) {
-            done = answer_rows(a, k, c, message, &head);
+            done = answer_rows(a, k, c, message, &head, came);
             break;
         }
     pthread_mutex_unlock(&a->lock);

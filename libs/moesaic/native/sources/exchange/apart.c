@@ -34,13 +34,13 @@ static int64_t turn_bytes(const struct decoder *d, const struct apart *apart,
         nodes |= several_nodes(&apart->asks[i]);
     }
     const int64_t rows = part->step.all.count * d->head.num_in * 4;
-    return 2 * basis * 8 + apart->asks->num_workers * 8 + nodes * rows + 3 * 64;
+    return (2 * basis * 8 + apart->asks->num_workers * 8 + nodes * rows + 4 * 64) / 64 * 64;
 }
 
 EXPORT int64_t decoder_step_apart_scratch(const struct decoder *decoder, const struct apart *apart,
                                           const struct part *parts, int64_t num_parts,
                                           int threads) {
-    int64_t bytes = num_parts * ((int64_t)sizeof(struct turn) + 64), most = 0;
+    int64_t bytes = (num_parts * (int64_t)sizeof(struct turn) + 127) / 64 * 64, most = 0;
     for (int64_t p = 0; p < num_parts; p++) {
         const struct whole_step *step = &parts[p].step;
         const int64_t scratch = pass_scratch(decoder, step, threads);
@@ -84,6 +84,12 @@ static void learn(const struct ask *ask, const struct asked *asked) {
     *ask->known = 1;
 }
 
+// Leaves an exchange to Python.
+static void leave(const struct apart *apart, struct turn *turn, const struct ask *ask) {
+    turn->part->layer = ask - apart->asks, turn->part->seq = turn->asked.seq;
+    turn->part->deadline_ns = turn->asked.deadline_ns;
+}
+
 static int begin(struct apart *apart, struct turn *turns, int64_t num_turns, struct turn *turn) {
     const struct ask *ask = &apart->asks[turn->pass.layer - 1];
     const int64_t rows = turn->pass.rows->count;
@@ -101,12 +107,14 @@ static int begin(struct apart *apart, struct turn *turns, int64_t num_turns, str
         .node_sum = turn->node_sum,
         .loads = turn->loads,
         .awake_ns = apart->awake_ns,
+        .others = apart->others,
+        .num_others = apart->num_others,
         .deadline_ns = now_ns() + apart->patience_ns / apart->patience_rows * times,
     };
     apart->seq += (uint64_t)ask->num;
     if (ask_begin(ask, &turn->asked)) {
-        ask_end(ask);
-        return -1;
+        leave(apart, turn, ask);
+        return FAILED;
     }
     apart->send_ns += turn->asked.send_ns;
     turn->ask = ask;
@@ -115,16 +123,17 @@ static int begin(struct apart *apart, struct turn *turns, int64_t num_turns, str
 
 static int finish(struct apart *apart, struct turn *turn) {
     const struct ask *ask = turn->ask;
-    struct part *part = turn->part;
     turn->ask = 0;
     if (ask_finish(ask, &turn->asked, apart->bell)) {
-        part->layer = ask - apart->asks, part->seq = turn->asked.seq;
-        part->deadline_ns = turn->asked.deadline_ns;
+        leave(apart, turn, ask);
         return FAILED;
     }
     const struct asked *asked = &turn->asked;
     apart->wait_ns += asked->wait_ns, apart->sum_ns += asked->sum_ns;
-    apart->exchange_ns[apart->num_exchanges++] = asked->send_ns + asked->wait_ns + asked->sum_ns;
+    const int64_t took = asked->send_ns + asked->wait_ns + asked->sum_ns;
+    const int64_t beyond = took > asked->slowest_ns ? took - asked->slowest_ns : 0;
+    apart->exchange_ns[apart->num_exchanges] = took;
+    apart->beyond_ns[apart->num_exchanges++] = beyond;
     learn(ask, &turn->asked);
     return DONE;
 }

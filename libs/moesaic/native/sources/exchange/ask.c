@@ -4,17 +4,18 @@
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "compute/pool.h"
+#include "exchange/answer.h"
 #include "exchange/frame.h"
 #include "exchange/int8_rows.h"
-#include "exchange/ring.h"
 
 enum { DONE, RARE, LATE };
 enum { AWAITED, PART, OTHER };
 enum { MOST_ASKED = 64 };
 enum { LOOK_EVERY = 64 };  // offers of the core between two looks at the time
+enum { LOOK_AT_OTHERS_NS = 20 * 1000 * 1000 };
+enum { LARGE = 1 << 14 };  // numbers of a reply; to check these takes longer than to wake up for it
 
 // A reply where it came; `kept` if it came while another one was awaited.
 struct reply {
@@ -75,11 +76,16 @@ EXPORT int ask_begin(const struct ask *ask, struct asked *asked) {
                (size_t)(asked->basis_rows * asked->basis_size) * sizeof(int64_t));
         frame_seal(to, &head);
         if (room)
-            channel_commit(c, size);
+            channel_put(c, size);
         else
             channel_send(c, to, size);
     }
     free(copy);
+    // Only now, and those last that slept on this core: they may take it, and keep the others waiting.
+    const uint32_t core = this_core();
+    for (int here = 0; here < 2; here++)
+        for (int64_t i = 0; i < ask->num; i++)
+            if ((channel_core(ask->channels[i]) == core) == here) channel_tell(ask->channels[i]);
     asked->send_ns = now_ns() - started;
     return 0;
 }
@@ -140,17 +146,33 @@ static int look(const struct ask *ask, const struct asked *asked, int64_t i, str
     return moved;
 }
 
-// Sleeps until a peer rings, a connection ends, or the deadline; true if a connection ended.
-static int sleep_on(const struct ask *ask, const struct reply *replies, int bell,
-                    int64_t timeout_ns) {
-    struct pollfd fds[2 * MOST_ASKED + 1] = {{.fd = bell, .events = POLLIN}};
-    int count = 1, controls;
+// Has the peers ring that answer; of small replies only the one that is likely the last, as waking up for
+// each takes a core from those that still compute. False if there is something to do already.
+static int may_sleep(const struct ask *ask, const struct asked *asked,
+                     const struct reply *replies) {
+    const int all = asked->count * columns_of(ask) > LARGE;
+    int64_t last = -1;
+    for (int64_t i = 0; i < ask->num; i++)
+        if (replies[i].state == AWAITED && (last < 0 || channel_of(ask, i)->comes_last)) last = i;
     for (int64_t i = 0; i < ask->num; i++) {
         struct channel *c = ask->channels[i];
         if (replies[i].state != AWAITED) continue;
-        if (!channel_sleep(c)) return 0;
-        fds[count++] = (struct pollfd){.fd = c->control, .events = POLLIN};
+        // What waits for room in a ring, and UCX, may need this side meanwhile.
+        if ((all || i == last || c->ucx || c->first) && !channel_sleep(c)) return 0;
     }
+    return 1;
+}
+
+// Sleeps until a peer rings, a connection ends, or the deadline; true if a connection ended.
+static int sleep_on(const struct ask *ask, const struct asked *asked, const struct reply *replies,
+                    int bell, int64_t timeout_ns) {
+    struct pollfd fds[2 * MOST_ASKED + 1];
+    fds[0] = (struct pollfd){.fd = bell, .events = POLLIN};
+    int count = 1, controls;
+    if (!may_sleep(ask, asked, replies)) return 0;
+    for (int64_t i = 0; i < ask->num; i++)
+        if (replies[i].state == AWAITED)
+            fds[count++] = (struct pollfd){.fd = channel_of(ask, i)->control, .events = POLLIN};
     controls = count;
     for (int64_t i = 0; i < ask->num; i++)
         if (replies[i].state == AWAITED && channel_of(ask, i)->ucx)
@@ -158,26 +180,48 @@ static int sleep_on(const struct ask *ask, const struct reply *replies, int bell
                 (struct pollfd){.fd = ucx_descriptor(ask->channels[i]), .events = POLLIN};
     const struct timespec timeout = {timeout_ns / 1000000000, timeout_ns % 1000000000};
     if (ppoll(fds, (nfds_t)count, &timeout, 0) <= 0) return 0;
-    uint64_t rung;
-    if (fds[0].revents)
-        while (read(bell, &rung, sizeof rung) > 0) continue;
+    if (fds[0].revents) quiet(bell);
     for (int i = 1; i < controls; i++)
         if (fds[i].revents) return 1;
     return 0;
 }
 
+// Answers pings of peers that dialled this process: while it computes a step, nobody else would. They
+// ring for the next one.
+static void answer_others(const struct asked *asked) {
+    channel_turn();
+    for (int64_t i = 0; i < asked->num_others; i++) {
+        struct channel *c = asked->others[i];
+        int64_t size;
+        const uint8_t *message;
+        if (!c->answers) continue;
+        channel_pump(c);
+        if ((message = channel_peek(c, &size)) && answer(c->answers, c, message, size))
+            channel_release(c);
+        if (!c->ucx) channel_sleep(c);
+    }
+}
+
 static int wait_for(const struct ask *ask, struct asked *asked, struct reply *replies, int bell) {
-    const int64_t awake = asked->awake_ns;
-    int64_t awake_until = now_ns() + awake;
+    static _Thread_local int64_t looked;
+    const int64_t awake = asked->awake_ns, began = now_ns();
+    int64_t awake_until = began + awake, last = -1;
+    if (began - looked > LOOK_AT_OTHERS_NS) looked = began, answer_others(asked);
     for (int64_t round = 0;; round++) {
         int moved = 0, missing = 0, broken = 0;
         channel_turn();
         for (int64_t i = 0; i < ask->num; i++) {
-            if (replies[i].state == AWAITED) moved |= look(ask, asked, i, &replies[i]);
+            if (replies[i].state == AWAITED) {
+                moved |= look(ask, asked, i, &replies[i]);
+                if (replies[i].state != AWAITED) last = i;
+            }
             missing += replies[i].state == AWAITED;
             broken |= channel_of(ask, i)->broken;
         }
-        if (!missing) return DONE;
+        if (!missing) {
+            for (int64_t i = 0; i < ask->num; i++) channel_of(ask, i)->comes_last = i == last;
+            return DONE;
+        }
         if (broken) return RARE;
         if (!moved && round % LOOK_EVERY) {
             if (awake) offer_core();
@@ -187,7 +231,8 @@ static int wait_for(const struct ask *ask, struct asked *asked, struct reply *re
         if (now >= asked->deadline_ns) return LATE;
         if (moved) awake_until = now + awake;
         if (now < awake_until) continue;
-        if (sleep_on(ask, replies, bell, asked->deadline_ns - now)) return RARE;
+        if (sleep_on(ask, asked, replies, bell, asked->deadline_ns - now)) return RARE;
+        answer_others(asked);
         awake_until = now_ns() + awake;
     }
 }
@@ -246,6 +291,7 @@ EXPORT void ask_end(const struct ask *ask) {
 EXPORT int ask_finish(const struct ask *ask, struct asked *asked, int bell) {
     struct reply replies[MOST_ASKED] = {0};
     const int64_t started = now_ns();
+    asked->slowest_ns = 0;
     for (int64_t i = 0; i < ask->num; i++) look_at_kept(ask, asked, i, &replies[i]);
     int outcome = wait_for(ask, asked, replies, bell);
     const int64_t came = now_ns();
@@ -259,6 +305,7 @@ EXPORT int ask_finish(const struct ask *ask, struct asked *asked, int bell) {
     for (int64_t i = 0; i < ask->num; i++) {
         struct reply *reply = &replies[i];
         if (reply->state != PART) continue;
+        if (reply->head.took_ns > asked->slowest_ns) asked->slowest_ns = reply->head.took_ns;
         if (outcome != DONE) channel_keep(ask->channels[i], reply->message, reply->size);
         if (reply->kept)
             free(reply->kept);

@@ -13,7 +13,7 @@ struct header {
     uint16_t flags;
     int32_t layer;
     float threshold;
-    uint32_t zero;
+    uint32_t took_ns;
     uint8_t request_id[16];
     uint64_t epoch, seq, nbytes, digest;
     uint32_t table[3 * FRAME_TENSORS];
@@ -67,6 +67,7 @@ int frame_read(const uint8_t *message, int64_t size, const struct frame_limits *
                                 .flags = h.flags,
                                 .layer = h.layer,
                                 .threshold = h.threshold,
+                                .took_ns = h.took_ns,
                                 .epoch = h.epoch,
                                 .seq = h.seq,
                                 .digest = h.digest,
@@ -112,6 +113,7 @@ void frame_seal(uint8_t *message, const struct frame_head *head) {
                        .flags = (uint16_t)head->flags,
                        .layer = head->layer,
                        .threshold = head->threshold,
+                       .took_ns = head->took_ns,
                        .epoch = head->epoch,
                        .seq = head->seq,
                        .nbytes = (uint64_t)head->nbytes,

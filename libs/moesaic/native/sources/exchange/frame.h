@@ -28,7 +28,8 @@ struct frame_head {
     float threshold;
     uint8_t request_id[16];
     uint64_t epoch, seq, digest;
-    int64_t nbytes;  // behind the header
+    uint32_t took_ns;  // of a reply: what computing it took; 0: unknown
+    int64_t nbytes;    // behind the header
     int64_t body_start, body_size;
     struct tensor_place tensors[FRAME_TENSORS];
 };

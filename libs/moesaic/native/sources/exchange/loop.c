@@ -2,7 +2,6 @@
 // wakes up for the rest.
 #define _GNU_SOURCE
 #include <sys/epoll.h>
-#include <unistd.h>
 
 #include "exchange/answer.h"
 
@@ -12,7 +11,7 @@ enum { MOST_EVENTS = 8 };
 
 enum { NOTHING, MESSAGES, EVENTS };
 
-// Answers what has come. Sets `rare` if a message is Python's.
+// Answers one message of each channel, so that all have their turns. Sets `rare` if one is Python's.
 static int serve(void *const *channels, int64_t count, int *rare) {
     int moved = 0;
     for (int64_t i = 0; i < count; i++) {
@@ -20,22 +19,14 @@ static int serve(void *const *channels, int64_t count, int *rare) {
         moved |= channel_pump(c);
         int64_t size;
         const uint8_t *message;
-        while ((message = channel_peek(c, &size))) {
-            if (!c->answers || !answer(c->answers, c, message, size)) {
-                *rare = 1;
-                break;
-            }
-            channel_release(c);
-            moved = 1;
+        if ((message = channel_peek(c, &size))) {
+            const int done = c->answers && answer(c->answers, c, message, size);
+            if (done) channel_release(c);
+            *rare |= !done, moved |= done;
         }
         if (c->broken || (c->kept && !c->outstanding)) *rare = 1;
     }
     return moved;
-}
-
-static void quiet(int bell) {
-    uint64_t rung;
-    while (read(bell, &rung, sizeof rung) > 0) continue;
 }
 
 // True if one of the events is Python's: neither the bell nor a channel's, which was looked at.

@@ -86,6 +86,11 @@ static void ring_bell(struct channel *c) {
     if (write(c->bell, &one, sizeof one) < 0) return;
 }
 
+void quiet(int bell) {
+    uint64_t rung;
+    if (read(bell, &rung, sizeof rung) < 0) return;  // it was not rung
+}
+
 // Bytes that can be written; 0 also if the other side's counter makes no sense.
 static uint64_t room_in(struct channel *c) {
     const uint64_t used = c->wrote - atomic_load_explicit(&c->out->read, memory_order_acquire);
@@ -114,10 +119,21 @@ static uint8_t *place_for(struct channel *c, uint64_t bytes) {
     return c->out_bytes;
 }
 
-static void publish(struct channel *c, uint64_t bytes) {
-    move_on(c, bytes);
+void channel_tell(struct channel *c) {
+    if (c->ucx) return;
     if (atomic_load(&c->out->reader_sleeps) && atomic_exchange(&c->out->reader_sleeps, 0))
         ring_bell(c);
+}
+
+uint32_t channel_core(const struct channel *c) {
+    return c->ucx ? 0 : atomic_load_explicit(&c->out->reader_core, memory_order_relaxed);
+}
+
+uint32_t this_core(void) { return (uint32_t)(sched_getcpu() + 1); }
+
+static void publish(struct channel *c, uint64_t bytes) {
+    move_on(c, bytes);
+    channel_tell(c);
 }
 
 uint8_t *channel_room(struct channel *c, int64_t size) {
@@ -129,11 +145,23 @@ uint8_t *channel_room(struct channel *c, int64_t size) {
     return place + RECORD;
 }
 
-void channel_commit(struct channel *c, int64_t size) {
+void channel_put(struct channel *c, int64_t size) {
     if (c->ucx)
         ucx_commit(c, size);
     else
-        publish(c, RECORD + padded((uint64_t)size));
+        move_on(c, RECORD + padded((uint64_t)size));
+}
+
+void channel_commit(struct channel *c, int64_t size) {
+    channel_put(c, size);
+    channel_tell(c);
+}
+
+// Bytes of the first message that waits which are sent next.
+static uint64_t next_part(const struct channel *c) {
+    const uint64_t left = (uint64_t)(c->first->size - c->first->sent);
+    const uint64_t most = c->capacity / 4 - RECORD;
+    return left < most ? left : most;
 }
 
 int channel_pump(struct channel *c) {
@@ -141,8 +169,7 @@ int channel_pump(struct channel *c) {
     if (c->ucx) return ucx_progress(c);
     while (c->first && !c->broken) {
         struct waiting *w = c->first;
-        const uint64_t left = (uint64_t)(w->size - w->sent), most = c->capacity / 4 - RECORD;
-        const uint64_t part = left < most ? left : most;
+        const uint64_t part = next_part(c);
         uint8_t *place = place_for(c, RECORD + padded(part));
         if (!place) return moved;
         *(struct record *)place = (struct record){(uint64_t)w->size, part, 0};
@@ -182,6 +209,12 @@ EXPORT int channel_send(void *channel, const uint8_t *message, int64_t size) {
         c->first = w;
     c->last = w;
     channel_pump(c);
+    if (c->first && !c->broken) {
+        // Whoever sent it may sleep without a look at this channel: the reader has to ring for room.
+        atomic_store(&c->out->writer_sleeps, 1);
+        atomic_thread_fence(memory_order_seq_cst);
+        channel_pump(c);
+    }
     return c->broken ? -1 : 0;
 }
 
@@ -225,14 +258,17 @@ const uint8_t *channel_peek(struct channel *c, int64_t *size) {
     }
     while (next_record(c, &head)) {
         const uint8_t *part = c->in_bytes + c->next % c->capacity + RECORD;
+        if (head.size > (uint64_t)c->most) {
+            c->broken = 1, c->excess = (int64_t)(head.size & INT64_MAX);
+            return 0;
+        }
         if (!c->assembled && head.part == head.size) {
             c->peeked = RECORD + padded(head.part);
             *size = (int64_t)head.size;
             return part;
         }
         if (!c->assembled) {
-            if (head.size > (uint64_t)c->most ||
-                !(c->assembled = aligned_alloc(RECORD, padded(head.size)))) {
+            if (!(c->assembled = aligned_alloc(RECORD, padded(head.size)))) {
                 c->broken = 1;
                 return 0;
             }
@@ -287,8 +323,10 @@ int channel_is_ready(struct channel *c) {
     if (c->ucx) return ucx_is_ready(c);
     if (atomic_load(&c->in->written) != c->next) return 1;
     if (!c->first) return 0;
-    const uint64_t left = (uint64_t)(c->first->size - c->first->sent), most = c->capacity / 4;
-    return room_in(c) >= RECORD + padded(left < most ? left : most);
+    // Whoever wrongly says yes here keeps its side awake until the reader moves on.
+    const uint64_t bytes = RECORD + padded(next_part(c)), room = room_in(c);
+    const uint64_t to_end = c->capacity - c->wrote % c->capacity;
+    return c->broken || room >= bytes + (bytes > to_end ? to_end : 0);
 }
 
 // True for an answer to a call from `NATIVE_SEQ` on: whoever awaits it finds it among those kept.
@@ -332,6 +370,7 @@ EXPORT void channel_taken(void *channel) {
 EXPORT int channel_sleep(void *channel) {
     struct channel *c = channel;
     if (c->ucx) return !channel_is_ready(c) && ucx_sleep(c);
+    atomic_store_explicit(&c->in->reader_core, this_core(), memory_order_relaxed);
     atomic_store(&c->in->reader_sleeps, 1);
     atomic_store(&c->out->writer_sleeps, c->first != 0);
     atomic_thread_fence(memory_order_seq_cst);
@@ -354,6 +393,10 @@ EXPORT void channel_forget(void *channel) {
 
 EXPORT void channel_hold(void *channel, const uint8_t *message, int64_t size) {
     channel_keep(channel, message, size);
+}
+
+EXPORT int64_t channel_outstanding(void *channel) {
+    return ((struct channel *)channel)->outstanding;
 }
 
 EXPORT int64_t channel_excess(void *channel) { return ((struct channel *)channel)->excess; }

@@ -20,7 +20,8 @@ struct ring {  // in shared memory; counters only grow
     _Alignas(64) _Atomic uint32_t reader_sleeps;
     _Atomic uint32_t writer_sleeps;  // until there is room
     _Atomic uint32_t awake_us;       // the writer's advice for the reader's waits, and 1; 0: none
-    uint8_t pad[52];
+    _Atomic uint32_t reader_core;    // on which it went to sleep, and 1; 0: unknown
+    uint8_t pad[48];
 };
 
 struct waiting {  // a message behind others that the ring has no room for
@@ -51,6 +52,7 @@ struct channel {
     struct waiting *first, *last;
     struct kept *kept;
     int64_t outstanding;  // exchanges whose replies are awaited without Python
+    int comes_last;       // of the replies to one batch, the last time
     int takes_kept;
     uint8_t *assembled;  // a message of several parts
     int64_t assembled_size, assembled_got;
@@ -61,9 +63,20 @@ struct channel {
 const uint8_t *channel_peek(struct channel *c, int64_t *size);
 void channel_release(struct channel *c);
 
-// Room for a message in one piece, or none now. `channel_commit` sends it.
+// Room for a message in one piece, or none now. `channel_commit` sends it. Or `channel_put` does, and
+// `channel_tell` wakes a peer that sleeps: whoever is woken may take this core at once.
 uint8_t *channel_room(struct channel *c, int64_t size);
 void channel_commit(struct channel *c, int64_t size);
+void channel_put(struct channel *c, int64_t size);
+void channel_tell(struct channel *c);
+
+// The core on which the peer went to sleep, and 1; 0: unknown. A peer that is woken there takes it from
+// whoever runs on it.
+uint32_t channel_core(const struct channel *c);
+uint32_t this_core(void);
+
+// Reads the bell, so that it is quiet until it is rung again.
+void quiet(int bell);
 
 // Copies of messages, kept in the order in which they came.
 void channel_keep(struct channel *c, const uint8_t *message, int64_t size);
