@@ -1,0 +1,97 @@
+"""Every family gives the same tokens in float32, with experts in one process and in two or three others."""
+
+import shutil
+import urllib.request
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+
+from benchmarks.parity.cases import ParityCase, build_reference
+from tests.suites import DEMO, Suite, eventually, running
+
+FAMILIES = [
+    "mixtral",
+    "qwen2_moe",
+    "deepseek_v2",
+    pytest.param("qwen3_moe", marks=pytest.mark.slow),  # the demo model is one
+]
+VOCAB_SIZE = 4096  # of the demo model's tokenizer
+PROMPTS = (1, 5, 40)  # tokens
+TOKENS = 32
+WITHOUT_PYTHON = "moesaic_expert_answers_without_python_total"
+
+Answers = list[tuple[list[int], list[float]]]  # token ids and their log-probabilities
+
+
+@pytest.fixture
+def model(family: str, tmp_path: Path) -> Path:
+    """A small random model of the family, with a tokenizer."""
+    directory = tmp_path / "model"
+    options = {"vocab_size": VOCAB_SIZE, "initializer_range": 0.1}
+    build_reference(ParityCase(family, "served", options), directory)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(DEMO / name, directory)
+    return directory
+
+
+def made(directory: Path) -> Path:
+    """A new directory."""
+    directory.mkdir()
+    return directory
+
+
+def answers(suite: Suite) -> Answers:
+    """Greedy answers, alone and side by side."""
+    generator = torch.Generator().manual_seed(1)
+    prompts = [
+        torch.randint(300, VOCAB_SIZE, (size,), generator=generator).tolist() for size in PROMPTS
+    ]
+    found = []
+    for asked in (*([prompt] for prompt in prompts), prompts):
+        body = {
+            "model": "tiny",
+            "prompt": asked,
+            "max_tokens": TOKENS,
+            "temperature": 0,
+            "logprobs": 0,
+            "ignore_eos": True,
+            "return_token_ids": True,
+        }
+        answer = httpx.post(f"{suite.url}/v1/completions", json=body, timeout=60)
+        found += answer.raise_for_status().json()["choices"]
+    return [(each["token_ids"], each["logprobs"]["token_logprobs"]) for each in found]
+
+
+def answered_without_python(suite: Suite) -> int:
+    """Layer requests that expert workers answered so."""
+    count = 0.0
+    for process in suite.state()["processes"]:
+        if process["role"] == "expert":
+            with urllib.request.urlopen(f"http://{process['metrics_address']}/metrics") as page:
+                lines = page.read().decode().splitlines()
+            count += sum(
+                float(line.split()[1]) for line in lines if line.startswith(WITHOUT_PYTHON)
+            )
+    return int(count)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_of_a_family_do_not_depend_on_where_experts_are(
+    family: str, model: Path, tmp_path: Path
+) -> None:
+    flags = ("--model", str(model), "--served-model-name", "tiny")
+    with running(made(tmp_path / "local"), *flags, "--topology", "local") as suite:
+        reference = answers(suite)
+    assert all(len(ids) == TOKENS for ids, _ in reference)
+
+    for experts in ("2", "3"):
+        with running(made(tmp_path / experts), *flags, "--experts", experts) as suite:
+            found = answers(suite)
+            eventually(lambda s=suite: answered_without_python(s) > 0)  # counted now and then
+
+        for (ids, logprobs), (right_ids, right_logprobs) in zip(found, reference, strict=True):
+            assert ids == right_ids
+            assert logprobs == pytest.approx(right_logprobs, abs=1e-4)
