@@ -180,10 +180,10 @@ def _figure(
     return figure
 
 
-def make_model(directory: Path) -> Any:
+def make_model(directory: Path, shape: dict[str, Any] = SHAPE) -> Any:
     """A model of random weights, saved to ``directory`` with a tokenizer, and loaded."""
     torch.manual_seed(11)
-    config = transformers.Qwen3MoeConfig(**SHAPE)
+    config = transformers.Qwen3MoeConfig(**shape)
     model = transformers.Qwen3MoeForCausalLM(config).eval()  # type: ignore[no-untyped-call]  # untyped there
     model.save_pretrained(directory)
     for name in ("tokenizer.json", "tokenizer_config.json"):

@@ -5,6 +5,8 @@ way in which replicas are chosen. Recorded routing, the demo model's own experts
 
 Then suites of the demo model, each with three expert workers that have spare slots, run at once and take turns within
 each round, so that drift of the machine meets all of them. Their workers count the experts they activated.
+
+Last, the same with a model whose experts no cache holds: a step takes as long as reading its experts does.
 """
 
 import gzip
@@ -12,6 +14,7 @@ import os
 import statistics
 import time
 import urllib.request
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,8 @@ from torch import Tensor
 
 from benchmarks.common.routing_traces import demo_trace
 from benchmarks.common.suite import DEMO, RunningSuite, running_suite
+from benchmarks.routed.memory_bound import SHAPE, memory_bound_suites
+from benchmarks.routed.memory_bound import SIDES as MEMORY_BOUND_SIDES
 from moesaic.experts.assignment import Assigner
 from moesaic.experts.ridge import measure_ridge
 from moesaic.experts.slots import SlotTable, load_table
@@ -34,7 +39,7 @@ from moesaic.models.text.tokenizer import Tokenizer
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.placement.policies.uniform import uniform
 
-TEXT = Path(__file__).parents[1] / "models/training/data/text/wikitext2.test.txt.gz"
+TEXT = Path(__file__).parents[2] / "models/training/data/text/wikitext2.test.txt.gz"
 WORKERS, SLOTS = 3, 22  # every expert is on two workers, two on all three
 COMPUTED: tuple[ExpertScheduling, ...] = (
     "aebs",
@@ -53,8 +58,10 @@ SIDES: dict[str, dict[str, str]] = {
     "aebs, 2 micro-batches": {"MOESAIC_MICRO_BATCHES": "2"},
 }
 SEQUENCES = (8, 32, 64)
+FEW_SEQUENCES = (2, 4, 8, 16)
 PROMPT_TOKENS = 8
 ANSWER_S = 600.0
+SETTLE_S = 3.0  # until workers have counted what they did
 COUNTS = {
     "batches": "moesaic_experts_activated_count",
     "activated": "moesaic_experts_activated_sum",
@@ -67,6 +74,7 @@ def run(quick: bool) -> dict[str, Any]:
     """Measure every side, in turns."""
     rounds, tokens = (2, 16) if quick else (6, 32)
     prompts = _prompts(rounds * max(SEQUENCES))
+    assert rounds * max(SEQUENCES) >= 2 * rounds * max(FEW_SEQUENCES)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as workers have that share the cores
     ridge, figures = _slowest_worker(2 if quick else BATCHES)
@@ -77,20 +85,9 @@ def run(quick: bool) -> dict[str, Any]:
             name: running.enter_context(running_suite(*flags, **settings))
             for name, settings in SIDES.items()
         }
-        for count in SEQUENCES:
-            for suite in suites.values():
-                _generate(suite, prompts[:count], 4)  # warms up
-            before = {name: _counts(suite) for name, suite in suites.items()}
-            rates: dict[str, list[float]] = {name: [] for name in suites}
-            for at in range(rounds):
-                asked = prompts[at * count : (at + 1) * count]
-                for name in _rotated(list(suites), at):
-                    took_s = _generate(suites[name], asked, tokens)
-                    rates[name].append(count * tokens / took_s)
-            figures[f"{count}_sequences"] = {
-                name: _figures(before[name], _counts(suite), rates[name], rates["aebs"])
-                for name, suite in suites.items()
-            }
+        figures |= _in_turns(suites, SEQUENCES, prompts, rounds, tokens)
+    with memory_bound_suites() as others:
+        figures["memory_bound"] = _in_turns(others, FEW_SEQUENCES, prompts, 2 * rounds, tokens)
     return {
         "config": {
             "model": "demo",
@@ -98,6 +95,7 @@ def run(quick: bool) -> dict[str, Any]:
             "slots_per_layer": SLOTS,
             "ridge_rows": ridge,
             "sides": SIDES,
+            "memory_bound": {"shape": SHAPE, "sides": MEMORY_BOUND_SIDES},
             "prompt_tokens": PROMPT_TOKENS,
             "output_tokens": tokens,
             "rounds": rounds,
@@ -112,9 +110,38 @@ def run(quick: bool) -> dict[str, Any]:
             "mean over workers as well; scheduling_us: of one worker, for one batch of one layer",
             "tokens_per_s: over REST, prompts included; ratio: to aebs in the same round, median, least and largest",
             "all suites run at once on the same cores, and all but one are idle at a time",
+            "memory_bound: random weights, two expert workers that both have all experts; random: a replica for each "
+            "expert and batch, random-per-row: for each row; both are decided in Python, static and aebs are not",
             *(["quick: fewer rounds and tokens, the same code path"] if quick else []),
         ],
     }
+
+
+def _in_turns(
+    suites: Mapping[str, RunningSuite],
+    sequences: Sequence[int],
+    prompts: list[list[int]],
+    rounds: int,
+    tokens: int,
+) -> dict[str, Any]:
+    """Measure all suites with so many sequences at once."""
+    figures: dict[str, Any] = {}
+    for count in sequences:
+        for suite in suites.values():
+            _generate(suite, prompts[:count], 4)  # warms up
+        before = {name: _counts(suite) for name, suite in suites.items()}
+        rates: dict[str, list[float]] = {name: [] for name in suites}
+        for at in range(rounds):
+            asked = prompts[at * count : (at + 1) * count]
+            for name in _rotated(list(suites), at):
+                took_s = _generate(suites[name], asked, tokens)
+                rates[name].append(count * tokens / took_s)
+        time.sleep(SETTLE_S)
+        figures[f"{count}_sequences"] = {
+            name: _figures(before[name], _counts(suite), rates[name], rates["aebs"])
+            for name, suite in suites.items()
+        }
+    return figures
 
 
 def _slowest_worker(batches: int) -> tuple[int, dict[str, Any]]:

@@ -1,0 +1,1 @@
+"""What does choosing replicas batch by batch gain?"""
