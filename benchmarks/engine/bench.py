@@ -167,6 +167,11 @@ def _figure(
     best_peer = max(middle[side] for side in PEERS if side in middle)
     figure["ratio_vs_best_peer"] = round(middle["local"] / best_peer, 3)
     figure["disaggregated_ratio_vs_best_peer"] = round(middle["disaggregated"] / best_peer, 3)
+    # Turn by turn: both sides of a turn meet the same machine.
+    of_local = [a / b for a, b in zip(rates["disaggregated"], rates["local"], strict=True)]
+    figure["disaggregated_ratio_vs_local"] = [
+        round(value, 3) for value in (statistics.median(of_local), min(of_local), max(of_local))
+    ]
     if "int8" in middle:
         figure["ratio_int8_vs_float32"] = round(middle["int8"] / middle["local"], 3)
     limits = measured.limits[workload.name]

@@ -4,7 +4,7 @@ import asyncio
 
 from moesaic.services.gateway import metrics
 
-LOOK_EVERY_S = 0.02
+LOOK_EVERY_S = 0.05
 
 
 async def watch_loop() -> None:
