@@ -1,7 +1,6 @@
 """Models computed by the kernels against models computed by torch."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -11,14 +10,11 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from benchmarks.parity.cases import CASES, ParityCase, Served, build_reference, prompt_of
 from moesaic.dispatch.local import LocalDispatcher
-from moesaic.experts import slots
-from moesaic.kernels.triton import add_rms_norm as add_rms_norm_triton
-from moesaic.kernels.triton import kv_rows as kv_rows_triton
-from moesaic.kernels.triton import paged_attention as paged_attention_triton
-from moesaic.models.layers import attention_plan, decoder, gate, grouped_query, latent
+from moesaic.models.layers import decoder
 from moesaic.models.layers.decode_graphs import DecodeGraphs, StaticDecode, _at_once
 from moesaic.models.layers.step_batch import StepBatch
 from moesaic.models.weights.checkpoint import Checkpoint
+from tests.kernels.ways_of_a_gpu import take_the_ways_of_a_gpu
 
 pytestmark = pytest.mark.suite  # whole models in the interpreter: a minute of one core
 
@@ -39,32 +35,6 @@ def served_on(directory: Path, dtype: torch.dtype, device: torch.device) -> Serv
 
     served.moe = moe
     return served
-
-
-def take_the_ways_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With tensors of the CPU: the kernels are interpreted. Weights stay as a GPU has them."""
-    monkeypatch.setattr("moesaic.native.library.library", lambda: None)
-
-    def compute_slots(
-        table: slots.SlotTable,
-        layer: int,
-        hidden_states: Tensor,
-        topk_weights: Tensor,
-        slot_ids: Tensor,
-    ) -> Tensor:
-        parts = hidden_states, topk_weights, slot_ids
-        return slots._compute_on_gpu(*parts, table.layers[layer])
-
-    def store_grouped(*arguments: Any) -> Tensor:
-        return kv_rows_triton.store_grouped(*arguments[:-1])  # the size of blocks is for CPUs
-
-    monkeypatch.setattr(decoder, "add_rms_norm", add_rms_norm_triton.add_rms_norm)
-    monkeypatch.setattr(grouped_query, "store_grouped", store_grouped)
-    monkeypatch.setattr(latent, "store_latent", kv_rows_triton.store_latent)
-    monkeypatch.setattr(latent, "rotate", kv_rows_triton.rotate)
-    monkeypatch.setattr(gate, "select_experts", gate._select_experts_on_gpu)
-    monkeypatch.setattr(slots.SlotTable, "compute_slots", compute_slots)
-    monkeypatch.setattr(attention_plan, "paged_attention", paged_attention_triton.paged_attention)
 
 
 def steps(served: Served) -> Tensor:

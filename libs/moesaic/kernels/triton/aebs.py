@@ -92,7 +92,8 @@ def _improved(
     return loads
 
 
-@triton.jit
+# Another placement may have one instance or sixteen: each kind of number would be compiled anew.
+@triton.jit(do_not_specialize=["num_instances"])
 def _assign_kernel(
     counts,
     replicas,

@@ -18,7 +18,8 @@ from torch import Tensor
 _CHUNK = 512  # choices a program sorts
 _BLOCKS = 64  # blocks a program describes
 _TILE = 8192  # comparisons at a time: what eight warps hold in registers
-# What differs from step to step is not specialised on: each kind of number would be compiled anew.
+# What differs from step to step, or by placement, is not specialised on: each kind of number would be
+# compiled anew.
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def _load_slots(slot_ids, choice, num_choices, num_slots):
     return tl.where(slot < num_slots, slot, -1)
 
 
-@triton.jit(do_not_specialize=["num_choices"])
+@triton.jit(do_not_specialize=["num_choices", "num_slots"])
 def _count_kernel(
     slot_ids,
     counts,
@@ -63,7 +64,7 @@ def _count_kernel(
     tl.store(counts + chunk * SLOTS_POW2 + slot, count)
 
 
-@triton.jit(do_not_specialize=["num_choices", "num_chunks", "num_blocks"])
+@triton.jit(do_not_specialize=["num_choices", "num_slots", "num_chunks", "num_blocks"])
 def _place_kernel(
     slot_ids,
     counts,

@@ -27,6 +27,9 @@ from moesaic.kernels.paged_rows import KVLayout, PagedRows
 SPLIT = 512  # keys a piece
 _FEW_ROWS = 16  # more rows than this are never split: their tiles fill the GPU
 _SPLIT_PROGRAMS = 64  # at most, per tile; they take pieces in turn
+# Rows of one tensor, whose places in it follow from the number of sequences: each kind of place would
+# be compiled anew.
+_TABLES = ["first_rows", "num_rows", "lengths"]
 
 
 @triton.jit
@@ -111,7 +114,10 @@ def _attend_keys(
     return total, largest, weight
 
 
-@triton.jit(do_not_specialize=["table_stride", "max_rows", "max_pieces"])
+@triton.jit(
+    do_not_specialize=["table_stride", "max_rows", "max_pieces"],
+    do_not_specialize_on_alignment=_TABLES,
+)
 def _attend_kernel(
     queries,
     cached,
@@ -205,7 +211,7 @@ def _attend_kernel(
             tl.store(pieces + at[:, None] * VALUE_DIM + value[None, :], attended, mask=store)
 
 
-@triton.jit(do_not_specialize=["max_rows", "max_pieces"])
+@triton.jit(do_not_specialize=["max_rows", "max_pieces"], do_not_specialize_on_alignment=_TABLES)
 def _merge_kernel(
     pieces,
     piece_scores,

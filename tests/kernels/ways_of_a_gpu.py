@@ -1,0 +1,44 @@
+"""The ways that tensors of a GPU take, for tensors of the CPU: the kernels are interpreted."""
+
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from moesaic.experts import slots
+from moesaic.kernels import aebs
+from moesaic.kernels.triton import add_rms_norm as add_rms_norm_triton
+from moesaic.kernels.triton import aebs as aebs_triton
+from moesaic.kernels.triton import kv_rows as kv_rows_triton
+from moesaic.kernels.triton import paged_attention as paged_attention_triton
+from moesaic.models.layers import attention_plan, decoder, gate, grouped_query, latent
+
+
+def take_the_ways_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interpret kernels from now on. Weights that are loaded from now on stay as a GPU has them."""
+    monkeypatch.setattr("moesaic.native.library.library", lambda: None)
+
+    def compute_slots(
+        table: slots.SlotTable,
+        layer: int,
+        hidden_states: Tensor,
+        topk_weights: Tensor,
+        slot_ids: Tensor,
+    ) -> Tensor:
+        parts = hidden_states, topk_weights, slot_ids
+        return slots._compute_on_gpu(*parts, table.layers[layer])
+
+    def store_grouped(*arguments: Any) -> Tensor:
+        return kv_rows_triton.store_grouped(*arguments[:-1])  # the size of blocks is for CPUs
+
+    def schedule_experts(*arguments: Any) -> Any:
+        return aebs._within(aebs_triton.schedule_experts(*arguments[:5]), arguments[5])
+
+    monkeypatch.setattr(decoder, "add_rms_norm", add_rms_norm_triton.add_rms_norm)
+    monkeypatch.setattr(grouped_query, "store_grouped", store_grouped)
+    monkeypatch.setattr(latent, "store_latent", kv_rows_triton.store_latent)
+    monkeypatch.setattr(latent, "rotate", kv_rows_triton.rotate)
+    monkeypatch.setattr(gate, "select_experts", gate._select_experts_on_gpu)
+    monkeypatch.setattr(slots.SlotTable, "compute_slots", compute_slots)
+    monkeypatch.setattr(attention_plan, "paged_attention", paged_attention_triton.paged_attention)
+    monkeypatch.setattr(aebs, "schedule_experts", schedule_experts)
