@@ -17,6 +17,7 @@ from moesaic.engine.thread import EngineThread, engine_thread
 from moesaic.experts.host import ExpertHost
 from moesaic.experts.ridge import measure_ridge
 from moesaic.kernels.own_thread import on_own_thread
+from moesaic.kernels.warm_up import WARMING
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.models.weights.digest import digesting
@@ -68,6 +69,7 @@ async def serve(settings: ExpertSettings) -> None:
             "starting", weights_address=weights_address, **found, **record
         )
         await process.agree_on_weights(config.digest)
+        await _warm_up(process, host, thread)
         availability = Availability(process, lease)
         await availability.begin()
         log.info("worker.ready", **found, generation=process.generation)
@@ -118,6 +120,16 @@ async def _open_relay(
     process.status.data_address = await network.listen(settings.data_port, relay.answer)
     process.parts.push_async_callback(lambda: thread.run(relay.close()))
     return network, relay
+
+
+async def _warm_up(
+    process: Process[ExpertSettings], host: ExpertHost, thread: EngineThread
+) -> None:
+    """Run the kernels of later batches once; on a CPU there is nothing to compile."""
+    if process.settings.device == "cpu":
+        return
+    with process.status.waiting(WARMING):
+        await thread.run(host.warm_up(process.settings.warm_up_rows))
 
 
 def _record_of(settings: ExpertSettings, config: ModelConfig, host: ExpertHost) -> dict[str, Any]:

@@ -27,6 +27,13 @@ class ExpertSettings(ModelSettings):
         description="most memory for experts, those included that are held twice while a placement "
         "changes; 0: no limit",
     )
+    warm_up_rows: int = Field(
+        2048,
+        ge=0,
+        le=16_384,  # as many as a frame holds
+        description="on a CUDA device: before work is taken, run the kernels for batches of up to so many rows; "
+        "0: compile them when batches come",
+    )
     activation_window_s: float = Field(
         5.0,
         ge=0.1,

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 
@@ -55,6 +56,18 @@ WITHOUT_PYTHON = Counter(
 _AssignerKey = tuple[int, int, ExpertScheduling, tuple[int, ...]]  # epoch, layer, policy, live
 
 
+@dataclass(frozen=True)
+class LayerAnswer:
+    """An answer, and what there is to count of it."""
+
+    reply: Frame
+    topk_ids: Tensor  # int32 [T, k]
+    basis: AssignmentBasis
+    assigner: Assigner
+    assignment: Assignment
+    scheduling_s: float
+
+
 class LayerAnswers:
     """Answers for every epoch of one worker, on the engine thread."""
 
@@ -86,6 +99,12 @@ class LayerAnswers:
             ExpertUnavailable: no live worker holds an expert that some row wants.
         """
         tenure = self._epochs.ask(request.epoch)
+        answered = self.compute(tenure, request)
+        self._note(tenure, request, answered)
+        return answered.reply
+
+    def compute(self, tenure: Tenure, request: Frame) -> "LayerAnswer":
+        """Compute an answer under ``tenure``. Nothing is counted, and no epoch asked for."""
         hidden = self._rows(request)
         topk_weights, topk_ids = self._routing(request, hidden)
         started = time.perf_counter()
@@ -93,23 +112,33 @@ class LayerAnswers:
         seed = request.request_id + request.layer.to_bytes(4, "little", signed=True)
         assigner = self._assigner(tenure, request.layer, basis)
         assignment = assigner.assign(topk_ids, basis.load, seed)
-        SCHEDULING_S.inc(time.perf_counter() - started)
-        ACTIVATED.observe(assignment.num_experts)
-        ROWS.inc(len(hidden))
-        MOST_ACTIVATED.inc(assignment.most_experts)
+        scheduling_s = time.perf_counter() - started
         results = self._compute(tenure, request, hidden, topk_weights, assignment)
-        counts = basis.live[0] == tenure.worker_idx  # one worker of all that see the batch
-        if self.without_python is not None and is_plain(request):
-            self._register(self.without_python, tenure, request, assigner, counts)
-        if counts:
-            self._activations.record(
-                request.epoch, request.layer, topk_ids, assignment.most_experts, basis.scheduling
-            )
         loads = None if basis.load is None else torch.from_numpy(assignment.load)
         decision = decision_digest(
             request.epoch, request.layer, request.threshold, topk_ids, assignment.served
         )
-        return frames.layer_reply(request, results, loads, decision)
+        reply = frames.layer_reply(request, results, loads, decision)
+        return LayerAnswer(reply, topk_ids, basis, assigner, assignment, scheduling_s)
+
+    def _note(self, tenure: Tenure, request: Frame, answered: "LayerAnswer") -> None:
+        """Count an answer, and have such requests answered without Python if that is possible."""
+        basis, assignment = answered.basis, answered.assignment
+        SCHEDULING_S.inc(answered.scheduling_s)
+        ACTIVATED.observe(assignment.num_experts)
+        ROWS.inc(len(answered.topk_ids))
+        MOST_ACTIVATED.inc(assignment.most_experts)
+        counts = basis.live[0] == tenure.worker_idx  # one worker of all that see the batch
+        if self.without_python is not None and is_plain(request):
+            self._register(self.without_python, tenure, request, answered.assigner, counts)
+        if counts:
+            self._activations.record(
+                request.epoch,
+                request.layer,
+                answered.topk_ids,
+                assignment.most_experts,
+                basis.scheduling,
+            )
 
     def count(self) -> None:
         """Take over what was counted where no Python ran."""

@@ -8,6 +8,7 @@ from moesaic.experts.epochs import Epochs
 from moesaic.experts.loaded import Bring, ExpertFiles
 from moesaic.experts.loading import PlacementLoader
 from moesaic.experts.slots import LoadResult
+from moesaic.experts.warm_up import WarmUp
 from moesaic.experts.without_python import AnswersWithoutPython
 from moesaic.kernels.linear import Quantization
 from moesaic.messages.placement import Placement
@@ -48,6 +49,7 @@ class ExpertHost:
         self.activations = ActivationMeter(config.moe.num_experts)
         gates = load_gates(checkpoint, config, dtype, device)
         self._answers = LayerAnswers(self.epochs, gates, config, dtype, device, self.activations)
+        self._warm_up = WarmUp(gates, config, slots_per_layer, dtype, device, quantization)
         self._loader = PlacementLoader(
             self.epochs, self.files, config.digest, worker_id, slots_per_layer, max_expert_bytes
         )
@@ -67,6 +69,10 @@ class ExpertHost:
     def prepare(self, placement: Placement, bring: Bring | None = None) -> LoadResult:
         """See ``PlacementLoader.prepare``."""
         return self._loader.prepare(placement, bring)
+
+    async def warm_up(self, most_rows: int) -> None:
+        """See ``WarmUp.run``."""
+        await self._warm_up.run(most_rows)
 
     def answer(self, request: Frame) -> Frame:
         """See ``LayerAnswers.answer``."""

@@ -92,6 +92,7 @@ SETTINGS = frozenset(
         "MOESAIC_TLS_KEY",
         "MOESAIC_TLS_NAME",
         "MOESAIC_TRANSPORTS",
+        "MOESAIC_WARM_UP_ROWS",
         "MOESAIC_WEIGHTS_PORT",
         "MOESAIC_WIRE_DTYPE",
         "MOESAIC_WORKER_ID",

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -65,6 +66,16 @@ class ServiceStatus:
         else:
             self._state = state
         self._note(before)
+
+    @contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        """Tell people for the length of the block what is waited for."""
+        self.waiting_for.append(what)
+        try:
+            yield
+        finally:
+            with suppress(ValueError):  # somebody wrote the list anew
+                self.waiting_for.remove(what)
 
     def undrain(self) -> None:
         """Return to the state before draining."""

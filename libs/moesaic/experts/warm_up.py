@@ -1,0 +1,119 @@
+"""Warm-up of an expert worker: made-up requests of one layer, answered as real ones are.
+
+They are answered by ``LayerAnswers`` of their own, with made-up experts under made-up placements: the
+epochs, counts and slots of the worker stay as they are. One expert lies in all slots, so memory for one
+is enough; the layers of a model are alike, so one of them is, too.
+"""
+
+import asyncio
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from moesaic.experts.activations import ActivationMeter
+from moesaic.experts.answering import LayerAnswers
+from moesaic.experts.basis import AssignmentBasis
+from moesaic.experts.epochs import Epochs, Tenure
+from moesaic.experts.frames import layer_request
+from moesaic.experts.slots import LayerSlots, SlotTable
+from moesaic.kernels.gated_mlp import make_mlp
+from moesaic.kernels.linear import Quantization
+from moesaic.kernels.warm_up import row_counts, warming
+from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.models.configuration.config import ModelConfig
+from moesaic.models.layers.gate import Gate
+
+SETTING = "--warm-up-rows"
+MOST_WORKERS = 16  # the scheduling of more is compiled when a first batch comes for them
+_NOBODY = bytes(16)
+
+
+class WarmUp:
+    """The warm-up of one worker."""
+
+    def __init__(
+        self,
+        gates: Mapping[int, Gate],
+        config: ModelConfig,
+        num_slots: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        quantization: Quantization,
+    ) -> None:
+        """Take the gates, by decoder layer, and the form of experts; nothing is computed yet."""
+        self._gates, self._config, self._num_slots = gates, config, num_slots
+        self._dtype, self._device, self._quantization = dtype, device, quantization
+
+    async def run(self, most_rows: int) -> None:
+        """Answer requests of up to ``most_rows`` rows, on the engine thread; ends early if cancelled.
+
+        Raises:
+            InvalidInput: there is too little memory.
+        """
+        if not most_rows or not self._gates:
+            return
+        config, device = self._config, self._device
+        meter = ActivationMeter(config.moe.num_experts)
+        answers = LayerAnswers(Epochs(""), self._gates, config, self._dtype, device, meter)
+        with warming(device, SETTING, most_rows):
+            table = self._table()
+            alone = self._num_slots >= config.moe.num_experts  # one worker can have all of them
+            for num_workers in row_counts(MOST_WORKERS)[0 if alone else 1 :]:
+                self._answer(answers, self._tenure(table, num_workers), 1)
+                await asyncio.sleep(0)
+            tenure = self._tenure(table, 2)
+            for num_rows in row_counts(most_rows):
+                self._answer(answers, tenure, num_rows)
+                await asyncio.sleep(0)
+
+    def _answer(self, answers: LayerAnswers, tenure: Tenure, num_rows: int) -> None:
+        """Answer a request that the gate routes, and one that its sender has routed to this worker."""
+        layer, top_k = tenure.placement.layers[0], self._config.moe.top_k
+        rows = _rows(num_rows, self._config.hidden_size).to(self._dtype)
+        live = tuple(range(len(tenure.placement.workers)))
+        by_gate = AssignmentBasis("aebs", live, tuple(0 for _ in live))
+        held = tenure.table.layers[layer].experts
+        chosen = torch.arange(num_rows * top_k).remainder(len(set(held))).view(num_rows, top_k)
+        here = [torch.ones(num_rows, top_k), chosen.int()]
+        for tensors in (
+            [rows, by_gate.encode()],
+            [rows, AssignmentBasis("aebs", live).encode(), *here],
+        ):
+            answers.compute(tenure, layer_request(_NOBODY, 1, layer, 1, tensors))
+
+    def _table(self) -> SlotTable:
+        hidden, size, device = self._config.hidden_size, self._config.moe.expert_size, self._device
+        gate_up = torch.zeros(2 * size, hidden, dtype=self._dtype, device=device)
+        down = torch.zeros(hidden, size, dtype=self._dtype, device=device)
+        mlp = make_mlp(gate_up, down, self._quantization)
+        experts = [slot % self._config.moe.num_experts for slot in range(self._num_slots)]
+        slots = LayerSlots(tuple(experts), (mlp,) * len(experts))
+        return SlotTable({min(self._gates): slots})
+
+    def _tenure(self, table: SlotTable, num_workers: int) -> Tenure:
+        """Place the table on the first of so many workers. The second has what the first has not."""
+        [(layer, slots)] = table.layers.items()
+        rest = sorted(set(range(self._config.moe.num_experts)) - set(slots.experts))
+        others = [rest, *[[] for _ in range(num_workers)]][: num_workers - 1]
+        workers = [_worker(idx) for idx in range(num_workers)]
+        placed = [list(slots.experts), *others]
+        placement = Placement(
+            epoch=1,
+            model_digest=self._config.digest,
+            num_experts=self._config.moe.num_experts,
+            workers=workers,
+            layers=[layer],
+            slots=[placed],
+        )
+        return Tenure(placement, 0, table)
+
+
+def _worker(idx: int) -> PlacedWorker:
+    return PlacedWorker(
+        worker_id=str(idx), generation=0, admin_address="", data_address="", ridge_rows=1
+    )
+
+
+def _rows(num_rows: int, hidden_size: int) -> Tensor:
+    return torch.randn(num_rows, hidden_size, generator=torch.Generator().manual_seed(0))

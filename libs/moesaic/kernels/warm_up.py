@@ -1,0 +1,45 @@
+"""Warm-up: kernels run once before requests come, at the numbers of rows that these will have.
+
+A kernel is compiled at its first launch, which takes seconds, and its code reaches the device then.
+Kernels are not specialised on what differs from step to step beyond tile shapes, and these change at
+powers of two: so powers of two, and the largest step, meet all that is ever compiled.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import takewhile
+
+import torch
+
+from moesaic.errors import InvalidInput
+
+WARMING = "warming kernels"  # what a worker waits for meanwhile, for people
+
+
+def row_counts(most: int) -> list[int]:
+    """Return 1, 2, 4, ... below ``most``, then ``most``; nothing for 0."""
+    powers = takewhile(lambda count: count < most, (2**i for i in range(63)))
+    return [*powers, most] if most else []
+
+
+@contextmanager
+def warming(device: torch.device, setting: str, value: int) -> Iterator[None]:
+    """Run the block without gradients, and wait at its end for what it has started on ``device``.
+
+    Raises:
+        InvalidInput: the device has too little memory for it; ``setting`` is to be lowered.
+    """
+    try:
+        with torch.inference_mode():
+            yield
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+    except torch.OutOfMemoryError as error:
+        fix = (
+            f"got {value}, and a step of so many rows does not fit the memory of {device}: lower it"
+        )
+        raise InvalidInput(setting, f"{fix} ({_first_line(error)})") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

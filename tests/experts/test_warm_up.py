@@ -1,0 +1,198 @@
+"""The warm-up of an expert worker meets the kernels of later requests, and leaves no trace."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from prometheus_client import REGISTRY
+
+from moesaic.errors import InvalidInput
+from moesaic.experts.basis import AssignmentBasis
+from moesaic.experts.frames import layer_request
+from moesaic.experts.host import ExpertHost
+from moesaic.experts.slots import SlotTable
+from moesaic.kernels.warm_up import row_counts
+from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.models.configuration.config import load_config
+from moesaic.models.weights.checkpoint import Checkpoint
+from moesaic.transport.frame import Frame, FrameLimits
+
+CPU, EXPERTS, LAYERS, HIDDEN = torch.device("cpu"), 8, 3, 32
+
+
+def host_of(
+    model: Any, slots: int = EXPERTS, quantization: Any = "none", dtype: torch.dtype = torch.float32
+) -> ExpertHost:
+    checkpoint, config = Checkpoint(model.directory), load_config(model.directory)
+    return ExpertHost(checkpoint, config, "e0", slots, dtype, CPU, quantization)
+
+
+def placed(host: ExpertHost, *slots: list[int]) -> Placement:
+    """Put the same slots in force in every layer, the first of them on this worker."""
+    placement = Placement(
+        epoch=host.epochs.in_force + 1,
+        model_digest=host.files._config.digest,
+        num_experts=EXPERTS,
+        workers=[
+            PlacedWorker(
+                worker_id=f"e{n}", generation=1, admin_address="", data_address="", ridge_rows=8
+            )
+            for n in range(len(slots))
+        ],
+        layers=list(range(LAYERS)),
+        slots=[[list(s) for s in slots] for _ in range(LAYERS)],
+    )
+    host.prepare(placement)
+    host.epochs.commit(placement.epoch)
+    return placement
+
+
+def request(placement: Placement, rows: int, layer: int = 0, loads: bool = False) -> Frame:
+    live = tuple(range(len(placement.workers)))
+    basis = AssignmentBasis("aebs", live, (3,) * len(live) if loads else None)
+    hidden = torch.randn(rows, HIDDEN, generator=torch.Generator().manual_seed(rows))
+    return layer_request(b"s" * 16, placement.epoch, layer, 1, [hidden, basis.encode()])
+
+
+def counters() -> dict[str, float]:
+    """Every number that this process shows, but those of Python itself."""
+    return {
+        f"{sample.name}{sample.labels}": sample.value
+        for family in REGISTRY.collect()
+        for sample in family.samples
+        if sample.name.startswith("moesaic")
+    }
+
+
+def trace(host: ExpertHost) -> Any:
+    epochs = host.epochs
+    return (
+        counters(),
+        dict(epochs._tenures),
+        dict(epochs._asked_s),
+        epochs.in_force,
+        epochs.slots(),
+        epochs.resident_bytes,
+        dict(host._answers._assigners),
+    )
+
+
+@pytest.mark.parametrize("without_python", [False, True])
+@pytest.mark.parametrize("slots", [EXPERTS, 3, 11])
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+async def test_a_warm_up_leaves_no_trace(
+    tiny_model: Any, quantization: Any, slots: int, without_python: bool
+) -> None:
+    host = host_of(tiny_model, slots, quantization)
+    if without_python:
+        answers = host.answer_without_python(FrameLimits.of_hidden_size(HIDDEN))
+    before = trace(host)
+
+    await host.warm_up(9)
+
+    assert trace(host) == before
+    host.count()
+    assert trace(host) == before
+    if without_python:
+        assert not answers._keys
+    report = host.activations.report(worker_id="e0", generation=1, model_digest="d", epoch=0)
+    assert report.served == []
+    assert report.window.layers == []
+
+
+async def test_answers_are_the_same_behind_a_warm_up(tiny_model: Any) -> None:
+    cold, warm = host_of(tiny_model), host_of(tiny_model)
+    await warm.warm_up(20)
+    for host in (cold, warm):
+        placement = placed(host, [0, 1, 2, 3], [4, 5, 6, 7])
+
+    for layer in range(LAYERS):
+        frame = request(placement, 7, layer)
+        expected, got = cold.answer(frame), warm.answer(frame)
+        assert got.body == expected.body
+        for one, other in zip(got.tensors, expected.tensors, strict=True):
+            assert torch.equal(one, other)
+
+
+async def test_too_little_memory_is_told_with_the_setting_to_change(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: SlotTable, layer: int, hidden: torch.Tensor, *rest: Any) -> torch.Tensor:
+        if len(hidden) == 300:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried 9 GiB\nand more")
+        return torch.zeros(hidden.shape)
+
+    monkeypatch.setattr(SlotTable, "compute_slots", full)
+
+    with pytest.raises(InvalidInput) as refused:
+        await host_of(tiny_model).warm_up(300)
+
+    assert refused.value.field == "--warm-up-rows"
+    assert "got 300" in str(refused.value)
+    assert "lower it" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+async def test_no_rows_are_no_warm_up(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SlotTable, "compute_slots", None)
+
+    await host_of(tiny_model).warm_up(0)
+
+
+@pytest.mark.parametrize(
+    ("most", "counts"),
+    [(0, []), (1, [1]), (2, [1, 2]), (3, [1, 2, 3]), (64, [1, 2, 4, 8, 16, 32, 64])],
+)
+def test_rows_are_powers_of_two_and_the_most(most: int, counts: list[int]) -> None:
+    assert row_counts(most) == counts
+
+
+@pytest.fixture
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Collect what would be compiled on a GPU, whose ways tensors take here."""
+    pytest.importorskip("triton", reason="triton is not installed")
+    from tests.kernels.launch_keys import launch_keys
+    from tests.kernels.ways_of_a_gpu import take_the_ways_of_a_gpu
+
+    if torch.cuda.is_available():
+        pytest.skip("kernels are compiled here, not interpreted")
+    take_the_ways_of_a_gpu(monkeypatch)
+    with launch_keys() as keys:
+        yield keys
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+async def test_later_requests_compile_nothing_more(
+    tiny_model: Any, interpreted: set[str], dtype: torch.dtype
+) -> None:
+    host = host_of(tiny_model, 4, dtype=dtype)
+    await host.warm_up(48)
+    warmed = set(interpreted)
+    halves = [0, 1, 2, 3], [4, 5, 6, 7]
+
+    for workers, rows in [(2, 1), (2, 3), (2, 16), (2, 17), (2, 47), (3, 5), (5, 2), (16, 4)]:
+        placement = placed(host, *halves, *[[7, 1, 2, -1]] * (workers - 2))
+        frame = request(placement, rows, layer=rows % LAYERS, loads=rows % 2 == 0)
+        frame.tensors[0] = frame.tensors[0].to(dtype)
+        host.answer(frame)
+
+    names = {key.partition(" ")[0] for key in warmed}
+    assert {"_gate_kernel", "_assign_kernel", "_gate_up_kernel", "_combine_kernel"} <= names
+    assert interpreted == warmed
+
+
+async def test_the_tiles_of_many_rows_are_met_too(tiny_model: Any, interpreted: set[str]) -> None:
+    host = host_of(tiny_model, 2, dtype=torch.bfloat16)
+    await host.warm_up(160)  # on two slots: tiles of few rows, of more, and of many
+    warmed = set(interpreted)
+    heights = {key for key in warmed if key.startswith("_down_kernel")}
+    placement = placed(host, [0, 1], [2, 3, 4, 5, 6, 7][:2], [4, 5], [6, 7])
+
+    for rows in (9, 33, 100):
+        frame = request(placement, rows)
+        frame.tensors[0] = frame.tensors[0].bfloat16()
+        host.answer(frame)
+
+    assert len(heights) == 3
+    assert interpreted == warmed
