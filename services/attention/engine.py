@@ -15,8 +15,10 @@ from moesaic.engine.sequences.requests import Event, Request, RequestKey
 from moesaic.engine.steps.limits import EngineLimits
 from moesaic.engine.steps.sweeps import MOST_SWEEPS
 from moesaic.engine.thread import EngineThread
+from moesaic.kernels.warm_up import WARMING
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.layers.sweep_area import SweepArea
+from moesaic.models.layers.warm_up import warm_up as warm_up_decoder
 from moesaic.prefix.block_hashes import BLOCK_SIZE, BlockHasher, naming_key
 from moesaic.services.attention.kv_room import kv_blocks_of
 from moesaic.services.attention.modes.contract import Mode, WorkerParts, dtype_of
@@ -73,6 +75,22 @@ async def open_engine(
 
     engine = await worker.thread.build(_engine, worker, mode, emit_there, tell_there)
     return RunningEngine(engine, worker.thread)
+
+
+async def warm_up(worker: WorkerParts, mode: Mode) -> None:
+    """Run the kernels of later steps once; on a CPU there is nothing to compile.
+
+    Raises:
+        InvalidInput: the device has too little memory for the largest step.
+    """
+    settings = worker.settings
+    if settings.device == "cpu":
+        return
+    most_rows, most_sequences = settings.max_num_batched_tokens, settings.max_num_seqs
+    with worker.process.status.waiting(WARMING):
+        await worker.thread.run(
+            warm_up_decoder(worker.decoder, mode.experts, most_rows, most_sequences, BLOCK_SIZE)
+        )
 
 
 def profile_of(worker: WorkerParts, slowdown: float = 0.0) -> EngineProfile:

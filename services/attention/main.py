@@ -11,7 +11,7 @@ from moesaic.cluster.service import Availability, introduce, service
 from moesaic.kernels.own_thread import on_own_thread
 from moesaic.models.weights.digest import digesting
 from moesaic.services.attention.admin import AttentionAdmin
-from moesaic.services.attention.engine import open_engine, profile_of, record_of
+from moesaic.services.attention.engine import open_engine, profile_of, record_of, warm_up
 from moesaic.services.attention.loading import find_model, load_worker
 from moesaic.services.attention.modes import MODES
 from moesaic.services.attention.observing import observe
@@ -42,6 +42,7 @@ async def serve(settings: AttentionSettings) -> None:
         lease = await process.registered("starting", **record_of(worker, mode, engine))
         await process.agree_on_weights(worker.config.digest)
         process.status.data_address = mode.data_address
+        await warm_up(worker, mode)
         if slowdown := await mode.start():
             api.streams.describe(profile_of(worker, slowdown))
         await process.enter(background(engine.run(), "engine"))

@@ -1,6 +1,5 @@
 """The warm-up of an expert worker meets the kernels of later requests, and leaves no trace."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -148,27 +147,13 @@ def test_rows_are_powers_of_two_and_the_most(most: int, counts: list[int]) -> No
     assert row_counts(most) == counts
 
 
-@pytest.fixture
-def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Collect what would be compiled on a GPU, whose ways tensors take here."""
-    pytest.importorskip("triton", reason="triton is not installed")
-    from tests.kernels.launch_keys import launch_keys
-    from tests.kernels.ways_of_a_gpu import take_the_ways_of_a_gpu
-
-    if torch.cuda.is_available():
-        pytest.skip("kernels are compiled here, not interpreted")
-    take_the_ways_of_a_gpu(monkeypatch)
-    with launch_keys() as keys:
-        yield keys
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 async def test_later_requests_compile_nothing_more(
-    tiny_model: Any, interpreted: set[str], dtype: torch.dtype
+    tiny_model: Any, launches: set[str], dtype: torch.dtype
 ) -> None:
     host = host_of(tiny_model, 4, dtype=dtype)
     await host.warm_up(48)
-    warmed = set(interpreted)
+    warmed = set(launches)
     halves = [0, 1, 2, 3], [4, 5, 6, 7]
 
     for workers, rows in [(2, 1), (2, 3), (2, 16), (2, 17), (2, 47), (3, 5), (5, 2), (16, 4)]:
@@ -179,13 +164,13 @@ async def test_later_requests_compile_nothing_more(
 
     names = {key.partition(" ")[0] for key in warmed}
     assert {"_gate_kernel", "_assign_kernel", "_gate_up_kernel", "_combine_kernel"} <= names
-    assert interpreted == warmed
+    assert launches == warmed
 
 
-async def test_the_tiles_of_many_rows_are_met_too(tiny_model: Any, interpreted: set[str]) -> None:
+async def test_the_tiles_of_many_rows_are_met_too(tiny_model: Any, launches: set[str]) -> None:
     host = host_of(tiny_model, 2, dtype=torch.bfloat16)
     await host.warm_up(160)  # on two slots: tiles of few rows, of more, and of many
-    warmed = set(interpreted)
+    warmed = set(launches)
     heights = {key for key in warmed if key.startswith("_down_kernel")}
     placement = placed(host, [0, 1], [2, 3, 4, 5, 6, 7][:2], [4, 5], [6, 7])
 
@@ -195,4 +180,4 @@ async def test_the_tiles_of_many_rows_are_met_too(tiny_model: Any, interpreted: 
         host.answer(frame)
 
     assert len(heights) == 3
-    assert interpreted == warmed
+    assert launches == warmed

@@ -89,3 +89,20 @@ def _bfloat16_as_on_a_gpu() -> None:
     for name in [name for name in vars(builder) if vars(builder)[name] is dot]:
         setattr(builder, name, create_dot)
     builder.cast_impl = cast_impl
+
+
+@pytest.fixture
+def launches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
+    """Take the ways of a GPU, and collect what would be compiled there: see ``launch_keys``.
+
+    A parameter of false leaves it at that, and runs no kernel.
+    """
+    pytest.importorskip("triton", reason="triton is not installed")
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("kernels are compiled for the CUDA device here, not interpreted")
+    from tests.kernels.launch_keys import launch_keys
+    from tests.kernels.ways_of_a_gpu import take_the_ways_of_a_gpu
+
+    take_the_ways_of_a_gpu(monkeypatch)
+    with launch_keys(run=getattr(request, "param", True)) as keys:
+        yield keys

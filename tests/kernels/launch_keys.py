@@ -8,8 +8,11 @@ import pytest
 
 
 @contextmanager
-def launch_keys() -> Iterator[set[str]]:
-    """Collect, for the length of the block, the kernels that are launched, each with what it is specialised on."""
+def launch_keys(*, run: bool) -> Iterator[set[str]]:
+    """Collect, for the length of the block, the kernels that are launched, each with what it is specialised on.
+
+    Without ``run`` they are not interpreted, which takes long: their results may be anything.
+    """
     from triton.backends.compiler import GPUTarget
     from triton.compiler import make_backend
     from triton.runtime import interpreter, jit
@@ -19,15 +22,15 @@ def launch_keys() -> Iterator[set[str]]:
     found: set[str] = set()
     launch = interpreter.InterpretedFunction.run
 
-    def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+    def note(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         if self.fn not in binders:
             kernel = jit.JITFunction(self.fn, **self.kwargs)
             signature, params = kernel.signature, kernel.params
             binders[self.fn] = jit.create_function_from_signature(signature, params, backend)
         _, specialization, options = binders[self.fn](*args, **kwargs)
         found.add(f"{self.__name__} {jit.compute_cache_key({}, specialization, options)}")
-        return launch(self, *args, grid=grid, warmup=warmup, **kwargs)
+        return launch(self, *args, grid=grid, warmup=warmup or not run, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(interpreter.InterpretedFunction, "run", run)
+        patch.setattr(interpreter.InterpretedFunction, "run", note)
         yield found

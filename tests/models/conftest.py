@@ -10,6 +10,9 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from benchmarks.parity.cases import CASES, build_reference
+from tests.kernels.conftest import launches
+
+__all__ = ["launches"]
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog.",

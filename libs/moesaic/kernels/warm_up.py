@@ -27,7 +27,7 @@ def warming(device: torch.device, setting: str, value: int) -> Iterator[None]:
     """Run the block without gradients, and wait at its end for what it has started on ``device``.
 
     Raises:
-        InvalidInput: the device has too little memory for it; ``setting`` is to be lowered.
+        InvalidInput: the device has too little memory for ``value`` rows; ``setting`` is to be lowered.
     """
     try:
         with torch.inference_mode():

@@ -10,9 +10,10 @@ from moesaic.dispatch.contract import Dispatcher
 from moesaic.engine.computing import Shortcut
 from moesaic.engine.thread import EngineThread
 from moesaic.models.configuration.config import ModelConfig
-from moesaic.models.layers.decoder import Decoder
+from moesaic.models.layers.decoder import Decoder, MoELayer
 from moesaic.models.layers.gate import Gate, load_gates
 from moesaic.models.layers.kv_cache import KVCache
+from moesaic.models.layers.warm_up import experts_elsewhere
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.services.attention.settings import AttentionSettings
 from moesaic.transport.frame import FrameLimits
@@ -90,6 +91,7 @@ class Mode:
         shortcut: makes, of the engine's KV cache, what computes whole steps without the dispatcher.
         start: awaited once others can find this worker, to find them and to measure. Gives how many
             times as long the largest step takes for transfers that it does not hide; 0: none.
+        experts: computes the experts of made-up steps; by default, nobody does.
     """
 
     dispatcher: Dispatcher
@@ -98,6 +100,7 @@ class Mode:
     max_batches: int = 1
     shortcut: Callable[[KVCache], Shortcut | None] = no_shortcut
     start: Callable[[], Awaitable[float]] = start_at_once
+    experts: MoELayer = experts_elsewhere
 
 
 OpenMode = Callable[[WorkerParts], Awaitable[Mode]]

@@ -29,7 +29,8 @@ async def open_local(worker: WorkerParts) -> Mode:
         worker.device,
         worker.settings.quantization,
     )
-    return Mode(dispatcher, shortcut=partial(_shortcut, worker, dispatcher))
+    experts = partial(dispatcher.dispatch, dispatcher.begin_step())
+    return Mode(dispatcher, shortcut=partial(_shortcut, worker, dispatcher), experts=experts)
 
 
 def _shortcut(worker: WorkerParts, dispatcher: LocalDispatcher, cache: KVCache) -> Shortcut | None:
