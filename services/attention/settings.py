@@ -109,8 +109,8 @@ class AttentionSettings(ModelSettings):
         0,
         ge=0,
         le=1 << 24,
-        description="local, on a CUDA device: capture steps of single rows of up to so many tokens each, as "
-        "CUDA graphs; 0: none",
+        description="local and routed, on a CUDA device: capture steps of single rows of up to so many tokens "
+        "each, as CUDA graphs (routed: one for each layer, up to the exchange with its experts); 0: none",
     )
     deterministic: bool = Field(
         False,
@@ -169,9 +169,10 @@ class AttentionSettings(ModelSettings):
             raise ValueError(
                 f"experts that are shared or offloaded need --device cpu, got {self.device}"
             )
-        if self.decode_graph_tokens and (self.device == "cpu" or self.dispatch != "local"):
+        captures = self.device != "cpu" and self.dispatch in ("local", "routed")
+        if self.decode_graph_tokens and not captures:
             raise ValueError(
-                "--decode-graph-tokens needs --dispatch local and a CUDA --device, got "
+                "--decode-graph-tokens needs --dispatch local or routed and a CUDA --device, got "
                 f"{self.dispatch} and {self.device}"
             )
         index, _, count = self.share.partition("/")

@@ -11,7 +11,8 @@ pytest.importorskip("triton", reason="triton is not installed")
 from benchmarks.parity.cases import CASES, ParityCase, Served, build_reference, prompt_of
 from moesaic.dispatch.local import LocalDispatcher
 from moesaic.models.layers import decoder
-from moesaic.models.layers.decode_graphs import DecodeGraphs, StaticDecode, _at_once
+from moesaic.models.layers.decode_graphs import DecodeGraphs, _at_once
+from moesaic.models.layers.static_decode import StaticDecode
 from moesaic.models.layers.step_batch import StepBatch
 from moesaic.models.weights.checkpoint import Checkpoint
 from tests.kernels.ways_of_a_gpu import take_the_ways_of_a_gpu

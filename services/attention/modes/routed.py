@@ -5,7 +5,9 @@ from functools import partial
 from moesaic.dispatch.routed.dispatcher import RoutedDispatcher
 from moesaic.dispatch.routed.whole_steps import RoutedSteps
 from moesaic.engine.computing import Shortcut
+from moesaic.engine.segmented_steps import SegmentedSteps
 from moesaic.models.configuration.config import ModelConfig
+from moesaic.models.layers.decode_segments import DecodeSegments
 from moesaic.models.layers.kv_cache import KVCache
 from moesaic.services.attention.modes.contract import Mode, OpenMode, WorkerParts
 from moesaic.services.attention.modes.either import plan_either
@@ -32,8 +34,17 @@ async def open_routed(worker: WorkerParts) -> Mode:
 
 
 def _shortcut(worker: WorkerParts, dispatcher: RoutedDispatcher, cache: KVCache) -> Shortcut | None:
-    settings = worker.settings
-    whole = worker.decoder.whole_steps(cache) if settings.device == "cpu" else None
+    settings, decoder = worker.settings, worker.decoder
+    if settings.device != "cpu":
+        return _segments(worker, dispatcher, cache) if settings.decode_graph_tokens else None
+    whole = decoder.whole_steps(cache)
     if whole is None:
         return None
     return RoutedSteps(dispatcher, whole, worker.config.hidden_size, settings.micro_batches)
+
+
+def _segments(worker: WorkerParts, dispatcher: RoutedDispatcher, cache: KVCache) -> Shortcut:
+    settings, decoder = worker.settings, worker.decoder
+    max_length = min(settings.decode_graph_tokens, decoder.config.max_positions)
+    segments = DecodeSegments(decoder, cache, settings.max_num_seqs, max_length)
+    return SegmentedSteps(segments, dispatcher, max(1, settings.micro_batches))

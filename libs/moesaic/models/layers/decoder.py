@@ -194,17 +194,21 @@ class Decoder:
         Returns:
             The output of the last layer, ``[A, H]``, of the rows that attend in it.
         """
-        rotation = self._rotary.rotation(positions, self._rotation_dtype)
         hidden = self.embed(token_ids)
         delta: Tensor | None = None  # what the layer before adds to the residual stream
         *others, last = range(len(self._layers))
-        rows = _Rows(rotation, plan.layer, cache, self._layers[0].attention)
+        rows = self.rows(positions, plan.layer, cache)
         for index in others:
             hidden, delta = await self._pass(index, hidden, delta, rows, moe)
         if plan.last is not plan.layer:
             rows = replace(rows, plan=plan.last)
         hidden, delta = await self._pass(last, hidden, delta, rows, moe)
         return hidden + delta.to(hidden.dtype)
+
+    def rows(self, positions: Tensor, plan: AttentionPlan, cache: KVCache) -> "PassingRows":
+        """Describe the rows at ``positions``, int64 ``[T]``, to the layers that they pass."""
+        rotation = self._rotary.rotation(positions, self._rotation_dtype)
+        return PassingRows(rotation, plan, cache, self._layers[0].attention)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Return the input of the first layer, ``[T, H]``, of int64 ``[T]``."""
@@ -232,8 +236,7 @@ class Decoder:
         Returns:
             Its output, ``[A, H]``.
         """
-        rotation = self._rotary.rotation(positions, self._rotation_dtype)
-        rows = _Rows(rotation, plan, cache, self._layers[index].attention)
+        rows = self.rows(positions, plan, cache)
         hidden, delta = await self._pass(index, hidden, None, rows, moe)
         return hidden + delta.to(hidden.dtype)
 
@@ -241,12 +244,20 @@ class Decoder:
         """Return the next-token logits, float32 ``[R, vocab]``, of outputs of the last layer, ``[R, H]``."""
         return self._head(rms_norm(hidden, self._norm, self.config.rms_norm_eps)).float()
 
+    def dense(self, index: int) -> GatedMLP | None:
+        """The MLP of a dense layer; ``None`` for a sparse one."""
+        return self._layers[index].dense
+
+    def shared(self, index: int) -> SharedExpert | None:
+        """The shared expert of a sparse layer, if it has one."""
+        return self._layers[index].shared
+
     async def _pass(
         self,
         index: int,
         hidden: Tensor,
         delta: Tensor | None,
-        rows: "_Rows",
+        rows: "PassingRows",
         moe: MoELayer,
     ) -> tuple[Tensor, Tensor]:
         """Pass one layer.
@@ -255,10 +266,7 @@ class Decoder:
             ``hidden`` behind its attention, and the output of its MLP, not added yet.
         """
         layer = self._layers[index]
-        if layer.fused is not None and rows.plan.attending is None:
-            hidden, normed = layer.fused(hidden, delta, rows.fused, rows.cache.rows(index))
-        else:
-            hidden, normed = self._attend(layer, hidden, delta, rows)
+        hidden, normed = self.attend(index, hidden, delta, rows)
         if layer.dense is not None:
             return hidden, layer.dense(normed)
         routed = moe(index, normed)  # may be in flight while the shared expert is computed
@@ -266,11 +274,14 @@ class Decoder:
             return hidden, await routed
         return hidden, layer.shared(normed) + await routed
 
-    def _attend(
-        self, layer: _Layer, hidden: Tensor, delta: Tensor | None, rows: "_Rows"
+    def attend(
+        self, index: int, hidden: Tensor, delta: Tensor | None, rows: "PassingRows"
     ) -> tuple[Tensor, Tensor]:
         """Return the residual stream behind a layer's attention, and its norm, ``[A, H]`` each."""
+        layer = self._layers[index]
         eps, attending = self.config.rms_norm_eps, rows.plan.attending
+        if layer.fused is not None and attending is None:
+            return layer.fused(hidden, delta, rows.fused, rows.cache.rows(index))
         if delta is None:
             normed = rms_norm(hidden, layer.attention_norm, eps)
         else:
@@ -282,7 +293,7 @@ class Decoder:
 
 
 @dataclass(frozen=True)
-class _Rows:
+class PassingRows:
     """The rows that pass the layers, as these see them."""
 
     rotation: Rotation

@@ -1,0 +1,166 @@
+"""Decode steps in segments, between which experts in other processes are asked.
+
+A segment is all that this process computes between two exchanges: the addition of what came back, norm,
+attention and norm, and dense layers if there are any. The shared expert is one of its own, for it is
+computed while the others are. On a CUDA device each segment is a graph, launched at once; on a CPU it is
+a function.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moesaic.models.layers.decoder import Decoder, MoELayer, PassingRows
+from moesaic.models.layers.kv_cache import KVCache
+from moesaic.models.layers.static_decode import DecodeShapes, StaticDecode, compile_kernels
+from moesaic.models.layers.step_batch import StepBatch
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Computing up to the experts of one layer, and while they are waited for."""
+
+    layer: int
+    attend: Callable[[], None]
+    share: Callable[[], None] | None  # None: there is no shared expert
+
+
+class SegmentedDecode:
+    """A decode step of a fixed shape. Each segment finds what it reads where others have left it."""
+
+    def __init__(self, decoder: Decoder, cache: KVCache, num_rows: int, max_length: int) -> None:
+        """Set the tensors aside; a row may have up to ``max_length`` tokens."""
+        self._decoder, self._cache = decoder, cache
+        self._step = StaticDecode(decoder, cache, num_rows, max_length)
+        shape = num_rows, decoder.config.hidden_size
+        self._returned = torch.zeros(*shape, dtype=decoder.dtype, device=decoder.device)
+        self._rows: PassingRows | None = None
+        self._hidden = self._returned  # the residual stream behind the last attention
+        self._shared: Tensor | None = None  # output of the last shared expert
+        self._normed: dict[int, Tensor] = {}  # by layer: what its experts are asked
+        self._logits = self._returned
+        layers = decoder.config.moe_layers
+        begins = [0, *(layer + 1 for layer in layers)]
+        self._segments = [
+            Segment(
+                layer,
+                partial(self._attend, first, layer),
+                partial(self._share, layer) if decoder.shared(layer) else None,
+            )
+            for first, layer in zip(begins, layers, strict=False)
+        ]
+        self._finish: Callable[[], None] = partial(self._end, begins[-1])
+
+    async def forward(self, batch: StepBatch, moe: MoELayer) -> Tensor:
+        """Compute as ``Decoder.forward`` a batch of this shape or less; experts see its own rows alone."""
+        self._step.fill(batch)
+        count = len(batch.sequence_rows)
+        for segment in self._segments:
+            segment.attend()
+            routed = moe(segment.layer, self._normed[segment.layer][:count])
+            if segment.share is not None:
+                segment.share()  # while the experts are computed
+            self._returned[:count].copy_(await routed)
+        self._finish()
+        return self._logits[:count].clone()  # the next step writes over them
+
+    def capture(self, pool: Any) -> Any:
+        """Make each segment a graph whose memory is in ``pool``; None: a new one.
+
+        Returns:
+            The pool.
+        """
+
+        def captured(compute: Callable[[], None]) -> Callable[[], None]:
+            nonlocal pool
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool):
+                compute()
+            pool = pool or graph.pool()
+            return graph.replay
+
+        compile_kernels(self._decoder.device, self._run)
+        self._segments = [
+            Segment(each.layer, captured(each.attend), each.share and captured(each.share))
+            for each in self._segments
+        ]
+        self._finish = captured(self._finish)
+        return pool
+
+    def _run(self) -> None:
+        """Compute all segments, whatever the experts have returned."""
+        for segment in self._segments:
+            segment.attend()
+            if segment.share is not None:
+                segment.share()
+        self._finish()
+
+    def _begin(self, first: int) -> tuple[Tensor, Tensor | None]:
+        """Return the residual stream before layer ``first``, and what is to be added to it."""
+        if first:
+            returned, shared = self._returned, self._shared
+            return self._hidden, returned if shared is None else shared + returned
+        token_ids, positions, plan = self._step.planned()
+        self._rows = self._decoder.rows(positions, plan, self._cache)
+        return self._decoder.embed(token_ids), None
+
+    def _attend(self, first: int, layer: int) -> None:
+        hidden, delta = self._pass_dense(first, layer)
+        assert self._rows is not None
+        self._hidden, self._normed[layer] = self._decoder.attend(layer, hidden, delta, self._rows)
+
+    def _share(self, layer: int) -> None:
+        expert = self._decoder.shared(layer)
+        assert expert is not None
+        self._shared = expert(self._normed[layer])
+
+    def _end(self, first: int) -> None:
+        hidden, delta = self._pass_dense(first, self._decoder.config.num_layers)
+        assert delta is not None
+        self._logits = self._decoder.logits(hidden + delta.to(hidden.dtype))
+
+    def _pass_dense(self, first: int, end: int) -> tuple[Tensor, Tensor | None]:
+        """Pass the dense layers ``first..end-1``."""
+        hidden, delta = self._begin(first)
+        for index in range(first, end):
+            dense = self._decoder.dense(index)
+            assert dense is not None
+            assert self._rows is not None
+            hidden, normed = self._decoder.attend(index, hidden, delta, self._rows)
+            delta = dense(normed)
+        return hidden, delta
+
+
+class DecodeSegments:
+    """The decode steps of one decoder over one cache, in segments."""
+
+    def __init__(self, decoder: Decoder, cache: KVCache, max_rows: int, max_length: int) -> None:
+        """Prepare steps of 1, 2, 4, ... rows, up to the first that holds ``max_rows``.
+
+        On a CUDA device they are captured. The cost of a row grows with ``max_length``, even if the row
+        is short.
+        """
+        self._shapes = DecodeShapes(max_rows, max_length)
+        self._steps: dict[int, SegmentedDecode] = {}
+        pool = None
+        for size in reversed(self._shapes.sizes):  # the largest first: the others fit its memory
+            step = self._steps[size] = SegmentedDecode(decoder, cache, size, max_length)
+            if decoder.device.type == "cuda":
+                pool = step.capture(pool)
+
+    @property
+    def most_rows(self) -> int:
+        """Rows of the largest step."""
+        return self._shapes.sizes[-1]
+
+    def takes(self, batch: StepBatch) -> bool:
+        """See ``DecodeShapes.takes``."""
+        return self._shapes.takes(batch)
+
+    async def forward(self, batch: StepBatch, moe: MoELayer) -> Tensor:
+        """Compute as ``Decoder.forward`` a batch that ``takes`` accepts."""
+        return await self._steps[self._shapes.size_of(batch)].forward(batch, moe)
