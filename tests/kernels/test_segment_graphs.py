@@ -11,9 +11,12 @@ from torch import Tensor
 pytest.importorskip("triton", reason="triton is not installed")
 
 from benchmarks.parity.cases import CASES, ParityCase, build_reference, prompt_of
-from moesaic.models.layers.decode_segments import DecodeSegments
+from moesaic.models.layers import decode_segments
+from moesaic.models.layers.decode_segments import DecodeSegments, SegmentedDecode
 from moesaic.models.layers.decoder import Decoder
+from moesaic.models.layers.rope import RotaryEmbedding
 from moesaic.models.layers.warm_up import experts_elsewhere, warm_up
+from tests.kernels.played_graphs import played_graphs
 from tests.kernels.test_whole_models import decode_batch, served_on
 from tests.kernels.ways_of_a_gpu import take_the_ways_of_a_gpu
 
@@ -64,6 +67,37 @@ def test_segments_of_interpreted_kernels_equal_whole_steps(
         case, tmp_path, torch.float32, torch.device("cpu"), num_steps=3
     ):
         torch.testing.assert_close(got, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.suite  # a whole model in the interpreter
+@pytest.mark.parametrize("case", BASES[1::2], ids=str)
+def test_captured_segments_read_and_write_only_what_stays_where_it_is(
+    case: ParityCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("graphs are captured here, not played")
+    take_the_ways_of_a_gpu(monkeypatch)
+    build_reference(case, tmp_path)
+    whole, cut = (served_on(tmp_path, torch.float32, torch.device("cpu")) for _ in range(2))
+    for served in (whole, cut):
+        served.forward([([5, 6, 7], 0, TABLES[0]), ([8], 0, TABLES[1])])
+    monkeypatch.setattr(RotaryEmbedding, "rotation", RotaryEmbedding._compute)  # as on a GPU
+    monkeypatch.setattr(decode_segments, "compile_kernels", lambda device, compute: None)
+    step = SegmentedDecode(cut.decoder, cut.cache, num_rows=2, max_length=24)
+
+    with played_graphs() as pools:
+        assert step.capture(None) == "pool"
+        shares = bool(cut.decoder.shared(cut.config.moe_layers[0]))
+        assert pools == [None, *["pool"] * (len(cut.config.moe_layers) * (1 + shares))]
+        for at, tokens in enumerate([(9, 4), (3, 2), (7, 7)]):
+            rows = [(tokens[0], 3 + at, TABLES[0]), (tokens[1], 1 + at, TABLES[1])][: 1 + at % 2]
+            got = asyncio.run(step.forward(decode_batch(rows), cut.moe))
+            expected = whole.forward([([t], position, table) for t, position, table in rows])
+            torch.testing.assert_close(got, expected, atol=1e-5, rtol=0)
+    for layer in range(cut.config.num_layers):
+        torch.testing.assert_close(
+            cut.cache.rows(layer), whole.cache.rows(layer), atol=1e-5, rtol=0
+        )
 
 
 @pytest.mark.gpu
