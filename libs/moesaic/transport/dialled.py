@@ -8,6 +8,8 @@ from typing import Any
 import structlog
 
 from moesaic.errors import DeadlineExceeded, FrameError, InvalidInput, MoesaicError, PeerLost
+from moesaic.transport import parcels
+from moesaic.transport.device_memory import DeviceMemory
 from moesaic.transport.failure import error_of
 from moesaic.transport.frame import Frame, FrameKind, FrameLimits, Message
 from moesaic.transport.pulse import Pulse, Verdict
@@ -40,6 +42,12 @@ class DialledLink:
     def channel(self) -> Any:
         """The ``Channel`` that carries the link, for exchanges without Python; ``None``: none does."""
         return getattr(self._wire, "channel", None)
+
+    @property
+    def memory(self) -> DeviceMemory | None:
+        """The memory in which parcels of replies arrive; ``None``: all tensors travel within frames."""
+        carrier = parcels.parcels_of(self._wire)
+        return None if carrier is None else carrier.memory
 
     @property
     def alive(self) -> bool:
@@ -95,13 +103,12 @@ class DialledLink:
         if frame.seq in self._outstanding:
             settle(InvalidInput("seq", f"{frame.seq} is outstanding on this link already"))
             return
-        try:
-            message = frame.encode()
-        except InvalidInput as error:
-            settle(error)
-            return
         self._outstanding[frame.seq] = (frame, settle)
-        self._wire.send(message)
+        try:
+            parcels.send(self._wire, frame)
+        except InvalidInput as error:
+            del self._outstanding[frame.seq]
+            settle(error)
 
     def beat(self, now: float) -> None:
         """Act on the peer's pulse; called once per interval."""
@@ -125,7 +132,12 @@ class DialledLink:
         """Match an answer to its call; anything but an expected answer ends the link."""
         self._pulse.heard(asyncio.get_running_loop().time())
         try:
-            frame = Frame.decode(message, self._limits)
+            parcels.receive(self._wire, message, self._limits, self._take)
+        except FrameError as error:
+            self._end(error)
+
+    def _take(self, frame: Frame) -> None:
+        try:
             if frame.kind is FrameKind.PONG:
                 for waiting in (self._first_pong, self._probes.get(frame.seq)):
                     if waiting is not None and not waiting.done():

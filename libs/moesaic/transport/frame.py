@@ -5,6 +5,11 @@ flags u16, layer i32, threshold f32, took_ns u32, request_id 16s, epoch u64, seq
 digest u64, four times (dtype u32, rows u32, cols u32), checksum u64. The payload holds each tensor
 row-major, padded with zeros to 64 bytes, then the body. The checksum is xxh3-64 of the payload,
 seeded with xxh3-64 of the header before it: it finds damage, not forgery.
+
+The first tensors of a frame may be parcels: they are not in the payload but travel apart, from device
+memory to device memory. Bit 8 of the dtype marks them, and bits 12 to 31 number them. No checksum
+of ours covers their bytes, for they never come to the host. Networks and buses have checksums of their
+own, mapped memory has none.
 """
 
 import struct
@@ -12,26 +17,28 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
-import numpy.typing as npt
-import torch
 import xxhash
 from torch import Tensor
 
 from moesaic.errors import FrameError, InvalidInput
+from moesaic.transport.device_memory import DeviceMemory
+from moesaic.transport.tensor_table import (
+    memory_of,
+    padding_of,
+    parcels_of,
+    read_table,
+    read_tensors,
+    table_of,
+)
 
 Message = bytearray
 
 MAGIC = b"MOES"
 VERSION = 1
 HEADER_BYTES = 128
-MAX_TENSORS = 4
 MAX_ROWS = 16_384  # of a tensor, unless told otherwise
 _HEADER = struct.Struct("<4sHHBBHifI16sQQQQ12I")  # all but the checksum
 _CHECKSUM = struct.Struct("<Q")
-_ALIGNMENT = 64  # of each tensor in the payload, for vector loads
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.int8)
-_DTYPE_OF_CODE = dict(enumerate(_DTYPES, start=1))
-CODE_OF_DTYPE = {dtype: code for code, dtype in _DTYPE_OF_CODE.items()}
 
 
 class FrameKind(IntEnum):
@@ -77,6 +84,11 @@ class Frame:
     A reply repeats ``request_id``, ``seq``, ``epoch`` and ``layer`` of its request. The meaning of
     ``flags``, ``digest`` and ``body`` is the two ends' agreement; an ERROR carries its cause in
     ``body``.
+
+    Attributes:
+        parcels: so many of the first tensors travel apart, where the link can; they are contiguous.
+        first_parcel: the number of the first of them on its connection.
+        settled: the device has computed them already, so nobody waits for it before they are sent.
     """
 
     kind: FrameKind
@@ -90,19 +102,26 @@ class Frame:
     digest: int = 0
     tensors: list[Tensor] = field(default_factory=list)
     body: bytes = b""
+    parcels: int = 0
+    first_parcel: int = 0
+    settled: bool = False
 
-    def encode(self) -> Message:
+    def encode(self, *, apart: bool = False) -> Message:
         """Write header and payload into one new buffer; each tensor is copied into it once.
+
+        Args:
+            apart: leave the parcels out; otherwise they are tensors like the others.
 
         Raises:
             InvalidInput: a field does not fit its place, or a tensor is not 2-D of a supported dtype.
         """
-        table = _table_of(self.tensors)
+        parcels = self.parcels if apart else 0
+        table = table_of(self.tensors, parcels, self.first_parcel)
         payload: list[Any] = []
         nbytes = len(self.body)
-        for tensor in self.tensors:
-            padding = -tensor.nbytes % _ALIGNMENT
-            payload += (_memory_of(tensor), bytes(padding))
+        for tensor in self.tensors[parcels:]:
+            padding = padding_of(tensor.nbytes)
+            payload += (memory_of(tensor), bytes(padding))
             nbytes += tensor.nbytes + padding
         if len(self.request_id) != 16:
             raise InvalidInput("request_id", f"must be 16 bytes, got {len(self.request_id)}")
@@ -117,8 +136,13 @@ class Frame:
         return message
 
     @classmethod
-    def decode(cls, message: Message, limits: FrameLimits) -> "Frame":
-        """Read a received message; the tensors share its memory.
+    def decode(
+        cls, message: Message, limits: FrameLimits, memory: DeviceMemory | None = None
+    ) -> "Frame":
+        """Read a received message; the tensors share its memory, except parcels.
+
+        These get ``memory``, which they still have to be received into; ``None``: there can be none.
+        It is taken once all else is found right, and within ``limits``.
 
         Raises:
             FrameError: a field has a value that no sender of ours writes, or the message is damaged or too large.
@@ -132,7 +156,17 @@ class Frame:
             raise FrameError("checksum", "the message is damaged")
         if not 0.0 <= threshold <= 1.0:
             raise FrameError("threshold", f"must be in 0..1, got {threshold}")
-        tensors, body_start = _read_tensors(message, num_tensors, header[14:], limits)
+        entries = read_table(num_tensors, header[14:], limits.max_rows, limits.max_cols)
+        parcels, first_parcel = parcels_of(entries)
+        if parcels and memory is None:
+            raise FrameError("tensors", "travel apart, which was not agreed on")
+        whole = len(message) + sum(entry.nbytes for entry in entries[:parcels])
+        if whole > limits.max_bytes:
+            raise FrameError("tensors", f"at most {limits.max_bytes} bytes in all, got {whole}")
+        tensors, body_start = read_tensors(message, HEADER_BYTES, entries[parcels:])
+        if memory is not None:
+            apart = [memory.take(each.rows, each.cols, each.dtype) for each in entries[:parcels]]
+            tensors = apart + tensors
         return cls(
             kind=kind,
             request_id=request_id,
@@ -145,10 +179,18 @@ class Frame:
             digest=digest,
             tensors=tensors,
             body=bytes(message[body_start:]),
+            parcels=parcels,
+            first_parcel=first_parcel,
         )
 
     def reply(
-        self, tensors: list[Tensor], digest: int = 0, body: bytes = b"", flags: int = 0
+        self,
+        tensors: list[Tensor],
+        digest: int = 0,
+        body: bytes = b"",
+        flags: int = 0,
+        parcels: int = 0,
+        settled: bool = False,
     ) -> "Frame":
         """Make the REPLY to this request."""
         return Frame(
@@ -161,6 +203,8 @@ class Frame:
             digest=digest,
             tensors=tensors,
             body=body,
+            parcels=parcels,
+            settled=settled,
         )
 
     def answers(self, request: "Frame") -> str | None:
@@ -199,60 +243,6 @@ def _read_header(message: Message, limits: FrameLimits) -> list[Any]:
         raise FrameError("kind", f"unknown kind {kind}")
     header[3] = _KIND_OF_CODE[kind]
     return header
-
-
-def _read_tensors(
-    message: Message, num_tensors: int, table: list[int], limits: FrameLimits
-) -> tuple[list[Tensor], int]:
-    if num_tensors > MAX_TENSORS:
-        raise FrameError("num_tensors", f"at most {MAX_TENSORS}, got {num_tensors}")
-    tensors = []
-    start = HEADER_BYTES
-    for idx in range(num_tensors):
-        code, rows, cols = table[3 * idx : 3 * idx + 3]
-        dtype = _DTYPE_OF_CODE.get(code)
-        if dtype is None:
-            raise FrameError(f"tensors[{idx}].dtype", f"unknown code {code}")
-        if rows > limits.max_rows or cols > limits.max_cols:
-            raise FrameError(
-                f"tensors[{idx}].shape",
-                f"at most {limits.max_rows} x {limits.max_cols}, got {rows} x {cols}",
-            )
-        end = start + rows * cols * dtype.itemsize
-        if end > len(message):
-            raise FrameError(f"tensors[{idx}]", f"ends at byte {end} of {len(message)}")
-        tensors.append(
-            torch.frombuffer(message, dtype=dtype, count=rows * cols, offset=start).view(rows, cols)
-            if rows * cols
-            else torch.empty(rows, cols, dtype=dtype)
-        )
-        start = _aligned(end)
-    return tensors, start
-
-
-def _table_of(tensors: list[Tensor]) -> list[int]:
-    if len(tensors) > MAX_TENSORS:
-        raise InvalidInput("tensors", f"a frame holds at most {MAX_TENSORS}, got {len(tensors)}")
-    table = []
-    for idx, tensor in enumerate(tensors):
-        if tensor.dim() != 2 or tensor.dtype not in CODE_OF_DTYPE:
-            found = f"{tensor.dtype} {list(tensor.shape)}"
-            raise InvalidInput(
-                f"tensors[{idx}]", f"must be 2-D of f32, f16, bf16, i32, i64 or i8, got {found}"
-            )
-        table += [CODE_OF_DTYPE[tensor.dtype], *tensor.shape]
-    return table + [0] * (3 * (MAX_TENSORS - len(tensors)))
-
-
-def _memory_of(tensor: Tensor) -> npt.NDArray[Any]:
-    """Give the tensor's own memory, or a copy of it on the host; row-major."""
-    if tensor.dtype is torch.bfloat16:  # numpy has no such type
-        tensor = tensor.view(torch.int16)
-    return tensor.contiguous().numpy(force=True)
-
-
-def _aligned(offset: int) -> int:
-    return -(-offset // _ALIGNMENT) * _ALIGNMENT
 
 
 def _checksum(message: Message) -> int:

@@ -7,6 +7,7 @@ from typing import cast
 from moesaic.errors import MoesaicError
 from moesaic.transport import pulse
 from moesaic.transport.contract import Handler, Link
+from moesaic.transport.device_memory import settle
 from moesaic.transport.dialled import DialledLink
 from moesaic.transport.exchange import Exchange
 from moesaic.transport.frame import Frame, FrameLimits
@@ -56,7 +57,12 @@ class Links:
         self, calls: Sequence[tuple[Link, Frame]], deadline_s: float
     ) -> list[Frame | MoesaicError]:
         """See ``Network.exchange``."""
-        return await Exchange(cast(Sequence[tuple[DialledLink, Frame]], calls), deadline_s).run()
+        dialled = cast(Sequence[tuple[DialledLink, Frame]], calls)
+        for link, frame in dialled:
+            if frame.parcels and not frame.settled and link.memory is not None:
+                settle(link.memory.device)  # once for all links: they are of one network
+                break
+        return await Exchange(dialled, deadline_s).run()
 
     async def close(self) -> None:
         """End all links of both kinds and wait for the handlers."""

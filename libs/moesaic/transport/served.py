@@ -7,7 +7,9 @@ from functools import partial
 import structlog
 
 from moesaic.errors import FrameError, MoesaicError, Overloaded
+from moesaic.transport import parcels
 from moesaic.transport.contract import Handler
+from moesaic.transport.device_memory import settle
 from moesaic.transport.failure import failure_frame
 from moesaic.transport.frame import Frame, FrameKind, FrameLimits, Message
 from moesaic.transport.wire import Wire
@@ -40,7 +42,12 @@ class ServedLink:
     def on_message(self, message: Message) -> None:
         """Start serving a request or a note, or answer a ping; anything else ends the connection."""
         try:
-            frame = Frame.decode(message, self._limits)
+            parcels.receive(self._wire, message, self._limits, self._take)
+        except FrameError as error:
+            self._refuse(error)
+
+    def _take(self, frame: Frame) -> None:
+        try:
             if frame.kind is FrameKind.PING:
                 self._wire.send(Frame(kind=FrameKind.PONG, seq=frame.seq).encode())
             elif frame.kind not in (FrameKind.REQUEST, FrameKind.NOTE):
@@ -52,8 +59,11 @@ class ServedLink:
             else:
                 self._serve(frame)
         except FrameError as error:
-            log.warning("frame.refused", peer=self.peer, cause=str(error))
-            self.end()
+            self._refuse(error)
+
+    def _refuse(self, error: FrameError) -> None:
+        log.warning("frame.refused", peer=self.peer, cause=str(error))
+        self.end()
 
     def on_lost(self, cause: str) -> None:
         """See ``Receiver.on_lost``."""
@@ -98,13 +108,15 @@ class ServedLink:
             self._send_failure(request, error)
 
     def _send(self, request: Frame, reply: Frame) -> None:
-        if request.kind is FrameKind.REQUEST:
-            try:
-                message = reply.encode()
-            except MoesaicError as error:
-                message = failure_frame(request, error).encode()
-            if self._alive:
-                self._wire.send(message)
+        if request.kind is not FrameKind.REQUEST or not self._alive:
+            return
+        try:
+            carrier = parcels.parcels_of(self._wire)
+            if carrier is not None and reply.parcels and not reply.settled:
+                settle(carrier.memory.device)
+            parcels.send(self._wire, reply)
+        except MoesaicError as error:
+            self._wire.send(failure_frame(request, error).encode())
 
     def _send_failure(self, request: Frame, error: Exception) -> None:
         if not isinstance(error, MoesaicError):

@@ -1,7 +1,7 @@
 """Starts echoing workers: forks one for each line "TRANSPORTS STDERR_FILE" it reads, which prints "PID ADDRESS".
 
 Importing torch takes seconds and forking takes none, so the tests share one of these. A request with ``flags`` 1 is
-answered after half a second.
+answered after half a second. With "/parcels" behind the transports, tensors may travel apart from their frames.
 """
 
 import asyncio
@@ -9,6 +9,9 @@ import ctypes
 import os
 import signal
 import sys
+from typing import Any
+
+import torch
 
 from moesaic.transport.frame import Frame, FrameLimits
 from moesaic.transport.rings.plane import new_event_loop
@@ -18,7 +21,7 @@ from moesaic.transport.ucx.network import UcxNetwork
 async def answer(request: Frame) -> Frame:
     if request.flags == 1:
         await asyncio.sleep(0.5)
-    return request.reply(request.tensors)
+    return request.reply(request.tensors, parcels=request.parcels)
 
 
 async def work(transports: str, secret: bytes) -> None:
@@ -26,7 +29,9 @@ async def work(transports: str, secret: bytes) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     limits = FrameLimits.of_hidden_size(4096)
-    network = UcxNetwork("far", "expert", secret, limits, transports=transports)  # type: ignore[arg-type]
+    device = torch.device("cpu") if transports.endswith("/parcels") else None
+    kind: Any = transports.removesuffix("/parcels")
+    network = UcxNetwork("far", "expert", secret, limits, transports=kind, device=device)
     print(os.getpid(), await network.listen("127.0.0.1", 0, answer), flush=True)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the log
     await stop.wait()

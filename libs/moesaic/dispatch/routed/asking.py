@@ -22,8 +22,9 @@ from moesaic.native.library import lib
 from moesaic.native.structs import ApartArgs, AskArgs, AskedArgs
 from moesaic.transport.contract import Link, Network
 from moesaic.transport.failure import error_of
-from moesaic.transport.frame import CODE_OF_DTYPE, Frame, FrameKind, FrameLimits
+from moesaic.transport.frame import Frame, FrameKind, FrameLimits
 from moesaic.transport.rings.channel import NATIVE_SEQ, Channel
+from moesaic.transport.tensor_table import CODE_OF_DTYPE
 
 DONE = 0  # of ask_finish
 ANSWERS = (FrameKind.REPLY, FrameKind.ERROR)

@@ -20,9 +20,11 @@ os.environ.setdefault("UCX_LOG_LEVEL", "error")  # UCX reads it when its library
 from ucxx._lib import libucxx
 from ucxx._lib.arr import Array
 
+from moesaic.transport.device_memory import DeviceMemory
 from moesaic.transport.frame import Message
 from moesaic.transport.rings.plane import RingPlane
 from moesaic.transport.ucx.channel import UcxChannel, UcxPlane
+from moesaic.transport.ucx.parcels import PARCEL, UcxParcels, connection_of
 
 log = structlog.get_logger()
 
@@ -30,6 +32,7 @@ UCXError = libucxx.UCXError
 
 _ANY_TAG = libucxx.UCXXTag(0)
 _ANY_MASK = libucxx.UCXXTagMask(0)
+_PARCEL_TAG, _PARCEL_MASK = libucxx.UCXXTag(PARCEL), libucxx.UCXXTagMask(PARCEL)
 _ROUNDS = 32  # of progress before other tasks of the event loop get their turn
 _CLOSE_S = 0.5  # for peers to take what was sent, at the end
 _STUCK_S = 2.0  # for a peer to take what was sent before its connection was closed
@@ -46,7 +49,7 @@ class _Transfer:
     """A transfer under way: UCX uses ``memory`` until ``request`` is completed."""
 
     request: Any
-    memory: Message | None
+    memory: Any  # a message, or the memory of a tensor
     finish: Callable[[str | None], None]  # takes the error, if any
 
 
@@ -60,6 +63,7 @@ class UcxWorker:
         max_bytes: int,
         on_stuck: Callable[[], None] = lambda: None,
         channels: RingPlane | None = None,
+        memory: DeviceMemory | None = None,
     ) -> None:
         """Open the transports.
 
@@ -71,12 +75,16 @@ class UcxWorker:
                 Where death is not reported UCX can neither cancel them nor sleep: replace and retire
                 the worker.
             channels: of this event loop, if C functions shall send and receive.
+            memory: for parcels, if there shall be any. Then Python sends and receives, as on machines
+                without C functions: these know no parcels, and each process has a GPU to wait for.
 
         Raises:
-            UCXError: this machine offers none of the transports.
+            UCXError: this machine offers none of the transports, or none for this memory.
         """
         features = (libucxx.Feature.TAG, libucxx.Feature.WAKEUP)
         self._context = libucxx.UCXContext(options, features)
+        if memory is not None and memory.device.type == "cuda" and not self._context.cuda_support:
+            raise UCXError("there is no transport for CUDA memory")
         self._worker = libucxx.UCXWorker(self._context)
         self._worker.init_blocking_progress_mode()
         self._reports_failure, self._max_bytes = reports_failure, max_bytes
@@ -87,8 +95,10 @@ class UcxWorker:
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._worker.epoll_file_descriptor, self._progress)
         self._stopped = self._destroyed = False
+        self._memory = memory
+        self._parcels: dict[int, UcxParcels] = {}  # by what the tags they receive have in common
         self._channels, self._plane = channels, None
-        if channels is not None:
+        if channels is not None and memory is None:
             self._plane = UcxPlane.of(
                 self._worker.handle, self._worker.epoll_file_descriptor, max_bytes
             )
@@ -107,8 +117,11 @@ class UcxWorker:
         ``control`` becomes readable when the peer is gone.
 
         Raises:
-            UCXError: no transport leads there, or it is no address.
+            UCXError: no transport leads there, it is no address, or the tags are in use.
         """
+        connection = connection_of(tags[1])
+        if connection in self._parcels:
+            raise UCXError("another connection drew the same tags")
         far = libucxx.UCXAddress.create_from_buffer(address)
         handle = self._worker.create_endpoint_from_worker_address(far, self._reports_failure)
         endpoint = UcxEndpoint(self, handle, tags, on_message, on_lost)
@@ -116,6 +129,9 @@ class UcxWorker:
         if self._plane is not None and self._channels is not None:
             endpoint.channel = UcxChannel(self._plane, handle.handle, tags, control)
             self._channels.add(endpoint.channel, on_message, endpoint.lose)
+        if self._memory is not None:
+            endpoint.parcels = UcxParcels(endpoint, tags, self._memory)
+            self._parcels[connection] = endpoint.parcels
         self.wake()
         return endpoint
 
@@ -129,16 +145,24 @@ class UcxWorker:
         if self._wakeup is None and not self._stopped:
             self._wakeup = self._loop.call_soon(self._progress)
 
-    def track(
-        self, request: Any, memory: Message | None, finish: Callable[[str | None], None]
-    ) -> None:
+    def track(self, request: Any, memory: Any, finish: Callable[[str | None], None]) -> None:
         """Keep ``memory`` until ``request`` is completed, then call ``finish`` with its error, if any."""
         self._transfers.append(_Transfer(request, memory, finish))
         self.wake()
 
+    def receive(self, found: Any, memory: Any, finish: Callable[[str | None], None]) -> None:
+        """Receive a message that was probed and taken out of the queue."""
+        request = self._worker.tag_recv_with_handle(Array(memory), found)
+        self.track(request, memory, finish)
+
+    def drop_found(self, found: Any) -> None:
+        """Be rid of a message that was taken out of the queue."""
+        self.receive(found, bytearray(1), _ignore)
+
     def closing(self, receive_tag: int, request: Any | None) -> None:
         """Drop messages with this tag from now on; ``request`` is the end of its endpoint, if it must be awaited."""
         self._endpoints.pop(receive_tag, None)
+        self._parcels.pop(connection_of(receive_tag), None)
         if request is not None:
             self.track(request, None, _ignore)
             self._loop.call_later(_STUCK_S, self._check_closed, request)
@@ -240,7 +264,8 @@ class UcxWorker:
 
     def _probe(self) -> None:
         """Start to receive the messages that have arrived."""
-        while (found := self._worker.tag_probe(_ANY_TAG, _ANY_MASK)).matched:
+        mask = _ANY_MASK if self._memory is None else _PARCEL_MASK
+        while (found := self._worker.tag_probe(_ANY_TAG, mask)).matched:
             endpoint = self._endpoints.get(found.sender_tag.value)
             if endpoint and found.length > self._max_bytes:
                 endpoint.lose(f"a message of {found.length} bytes exceeds {self._max_bytes}")
@@ -250,6 +275,14 @@ class UcxWorker:
             request = self._worker.tag_recv(Array(memory), found.sender_tag)
             finish = partial(endpoint.received, memory) if endpoint else _ignore
             self._transfers.append(_Transfer(request, memory, finish))
+        if self._memory is None:
+            return
+        while (found := self._worker.tag_probe(_PARCEL_TAG, _PARCEL_MASK, True)).matched:
+            parcels = self._parcels.get(connection_of(found.sender_tag.value))
+            if parcels is not None:
+                parcels.arrived(found)
+            else:
+                self.drop_found(found)
 
     def _finish(self) -> None:
         transfers, self._transfers = self._transfers, []  # finishing one may start another
@@ -268,6 +301,7 @@ class UcxEndpoint:
 
     Attributes:
         channel: carries its messages, if C functions do.
+        parcels: carries tensors apart from their frames, if both sides can.
     """
 
     def __init__(
@@ -279,10 +313,11 @@ class UcxEndpoint:
         on_lost: Callable[[str], None],
     ) -> None:
         self._worker, self._handle, self._receive_tag = worker, handle, tags[1]
-        self._send_tag = libucxx.UCXXTag(tags[0])
+        self._send_tag = tags[0]
         self._on_message, self._on_lost = on_message, on_lost
         self._open = True
         self.channel: UcxChannel | None = None
+        self.parcels: UcxParcels | None = None
         handle.set_close_callback(self.lose, ("the connection broke",))
 
     def send(self, message: Message) -> None:
@@ -293,12 +328,26 @@ class UcxEndpoint:
             if not self.channel.send(message):
                 self.lose("cannot send")
             return
+        self.start(message, self._send_tag)
+
+    def start(self, memory: Any, tag: int) -> None:
+        """Start sending by UCX itself; the memory belongs to UCX until the end."""
+        if not self._open:
+            return
         try:
-            request = self._handle.tag_send(Array(message), self._send_tag)
+            request = self._handle.tag_send(Array(memory), libucxx.UCXXTag(tag))
         except UCXError as error:
             self.lose(f"cannot send: {error}")
             return
-        self._worker.track(request, message, self._sent)
+        self._worker.track(request, memory, self._sent)
+
+    def receive(self, found: Any, memory: Any, finish: Callable[[str | None], None]) -> None:
+        """See ``UcxWorker.receive``."""
+        self._worker.receive(found, memory, finish)
+
+    def drop_found(self, found: Any) -> None:
+        """See ``UcxWorker.drop_found``."""
+        self._worker.drop_found(found)
 
     def close(self) -> None:
         """Abort messages under way, both ways; calling it again changes nothing."""
@@ -306,6 +355,8 @@ class UcxEndpoint:
             return
         self._open = False
         self._drop_channel()
+        if self.parcels is not None:
+            self.parcels.close()
         self._handle.remove_close_callback()
         # UCX has closed a broken one itself, and closing it twice crashes.
         request = self._handle.close() if self._handle.alive else None
@@ -320,6 +371,8 @@ class UcxEndpoint:
         if self._open:
             self._open = False
             self._drop_channel()
+            if self.parcels is not None:
+                self.parcels.close(drop=False)
             self._handle.remove_close_callback()
             asyncio.get_running_loop().call_soon(self._on_lost, "the network is closed")
         return self._handle

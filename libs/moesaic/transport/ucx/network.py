@@ -16,10 +16,12 @@ from typing import Any, TypeVar
 
 import msgspec
 import structlog
+import torch
 
 from moesaic.errors import DeadlineExceeded, FrameError, InvalidInput, MoesaicError, PeerLost
 from moesaic.native.library import lib, library
 from moesaic.transport.contract import Handler, Link
+from moesaic.transport.device_memory import DeviceMemory
 from moesaic.transport.dialled import DialledLink
 from moesaic.transport.frame import Frame, FrameKind, FrameLimits, Message
 from moesaic.transport.handshakes import Handshakes
@@ -33,11 +35,14 @@ from moesaic.transport.ucx.control import Control
 from moesaic.transport.ucx.door import Door
 from moesaic.transport.ucx.handshake import Session
 from moesaic.transport.ucx.interfaces import only_network
+from moesaic.transport.ucx.parcels import UcxParcels, frame_tag
 from moesaic.transport.ucx.planes import (
+    PARCELS,
     RING,
     PlaneChoice,
     PlaneOffer,
     Transports,
+    best_first,
     choose_plane,
     planes_of,
     shared_memory_id,
@@ -62,6 +67,7 @@ class UcxNetwork:
         limits: FrameLimits,
         transports: Transports = "auto",
         own_address: str | None = None,
+        device: torch.device | None = None,
     ) -> None:
         """Open the transports; call it on the event loop that will own the network.
 
@@ -73,13 +79,16 @@ class UcxNetwork:
             transports: "tcp", "shm" (both by UCX) or "ring" alone, or "auto": rings in shared memory
                 between processes of one host, UCX's own choice between hosts.
             own_address: of this machine; tensors use no other network than the one it is on.
+            device: whose memory parcels come from and arrive in, with peers that have one as well;
+                ``None``: all tensors travel within frames.
 
         Raises:
             InvalidInput: this machine does not offer the transports, or has no such address.
         """
         self._worker_id, self._role, self._secret = worker_id, role, secret
         self._links = Links(limits)
-        self._kinds = planes_of(transports, only_network(own_address))
+        self._memory = None if device is None else DeviceMemory(device)
+        self._kinds = planes_of(transports, only_network(own_address), device)
         self._max_bytes = limits.max_bytes
         self._rings = RingPlane() if library() else None  # all channels, of whatever kind
         self._meets = self._rings is not None and transports in ("auto", "ring")
@@ -87,7 +96,7 @@ class UcxNetwork:
             raise InvalidInput("transports", "'ring' needs a C compiler here: install gcc")
         self._handshakes = Handshakes()
         try:
-            self._planes = {name: self._open(name) for name in self._kinds}
+            self._planes = self._open_all()
         except UCXError as error:
             raise InvalidInput(
                 "transports", f"UCX does not offer {transports!r} here: {error}"
@@ -182,10 +191,21 @@ class UcxNetwork:
             self._rings = None
             lib().answers_close(answers=self._pings)
 
+    def _open_all(self) -> dict[str, UcxWorker]:
+        opened: dict[str, UcxWorker] = {}
+        for name in self._kinds:
+            try:
+                opened[name] = self._open(name)
+            except UCXError as error:
+                if name not in PARCELS:
+                    raise
+                log.warning("parcels.impossible", cause=str(error))  # within frames, then
+        return opened
+
     def _open(self, name: str) -> UcxWorker:
-        return UcxWorker(
-            *self._kinds[name], self._max_bytes, partial(self._renew, name), self._rings
-        )
+        memory = self._memory if name in PARCELS else None
+        renew = partial(self._renew, name)
+        return UcxWorker(*self._kinds[name], self._max_bytes, renew, self._rings, memory)
 
     def _renew(self, name: str) -> None:
         """Replace the UCX worker of a plane on which a dead peer has messages outstanding.
@@ -255,7 +275,7 @@ class UcxNetwork:
     ) -> None:
         session = await handshake.accept(sock, self._secret, self._worker_id, self._role, on_seal)
         offer = _decode(await session.receive(sock, FrameKind.OFFER), PlaneOffer)
-        own = [RING, *self._planes] if self._meets else list(self._planes)
+        own = best_first(self._planes, self._meets)
         plane = choose_plane(offer, own)
         wire: _RingWire | _UcxWire | None = None
         if plane == RING and self._rings is not None:
@@ -292,6 +312,8 @@ class UcxNetwork:
     ) -> "_UcxWire":
         if plane not in self._planes:
             raise FrameError("plane", f"{plane!r} was not offered")
+        if plane in PARCELS:
+            tags = frame_tag(tags[0]), frame_tag(tags[1])
         try:
             return _UcxWire(self._planes[plane], address, tags, sock)
         except UCXError as error:
@@ -312,6 +334,10 @@ class _UcxWire:
     @property
     def channel(self) -> Channel | None:
         return self._endpoint.channel
+
+    @property
+    def parcels(self) -> UcxParcels | None:
+        return self._endpoint.parcels
 
     def send(self, message: Message) -> None:
         self._endpoint.send(message)

@@ -5,6 +5,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from moesaic.messages.registry import Role
 from moesaic.settings import ModelSettings, Place
 from moesaic.transport.contract import Handler
@@ -41,7 +43,11 @@ class OpenNetwork:
 
 @asynccontextmanager
 async def open_network(
-    settings: ModelSettings, role: Role, limits: FrameLimits, run: RunOnLoop
+    settings: ModelSettings,
+    role: Role,
+    limits: FrameLimits,
+    run: RunOnLoop,
+    device: torch.device | None = None,
 ) -> AsyncIterator[OpenNetwork]:
     """Open a network for the length of the block.
 
@@ -50,6 +56,8 @@ async def open_network(
         role: of the worker.
         limits: the largest frames to believe.
         run: awaits a coroutine on the event loop that the network shall live on.
+        device: of the tensors, if they shall travel from its memory. For a CPU that would only cost: C
+            functions exchange frames there, and know no parcels.
 
     Raises:
         InvalidInput: this machine does not offer the transports, or has no such address.
@@ -63,6 +71,7 @@ async def open_network(
             limits,
             transports=settings.transports,
             own_address=settings.data.host,
+            device=device,
         )
 
     network = await run(construct())

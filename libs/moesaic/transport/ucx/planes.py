@@ -8,12 +8,19 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
+import torch
 
 from moesaic.errors import FrameError
 
 Transports = Literal["auto", "tcp", "shm", "ring"]
 
 RING, _SHM, _NET = "ring", "shm", "net"  # planes, best first
+
+# Planes whose frames have parcels. Both ends have the same, or tensors travel within frames: a
+# dialler offers a plane by name, and a listener that has none of this name chooses among the others.
+_PARCELS_SHM, _PARCELS_NET = "parcels-shm", "parcels-net"
+PARCELS = (_PARCELS_SHM, _PARCELS_NET)
+_CUDA_TLS = ",cuda_copy,cuda_ipc"
 
 # Mapped segments only. UCX's "shm" also means cma, which reads the peer's memory by process id: if
 # the peer dies in the middle, UCX aborts the reader as well.
@@ -49,9 +56,12 @@ class PlaneChoice(msgspec.Struct, frozen=True):
 
 
 def planes_of(
-    transports: Transports, network: dict[str, str]
+    transports: Transports, network: dict[str, str], device: torch.device | None = None
 ) -> dict[str, tuple[dict[str, str], bool]]:
     """Give the planes for these transports, best first; ``network`` holds UCX's options that name one.
+
+    With a ``device`` there is one for parcels. It is the network's even within a host if transports are
+    "auto", as UCX takes device memory from process to process only beside transports that report a death.
 
     Each plane has a UCX worker of its own: UCX uses shared memory only for endpoints that need no
     report of a peer's death, and without one a broken network connection would be fatal.
@@ -60,6 +70,15 @@ def planes_of(
         By the plane's name, UCX's options, and True if it reports a peer's death.
     """
     planes: dict[str, tuple[dict[str, str], bool]] = {}
+    if device is not None:
+        name = {"auto": _NET, "tcp": _NET, "shm": _SHM}.get(transports)
+        more = _CUDA_TLS if device.type == "cuda" else ""
+        for plain, (options, reports) in planes_of(transports, network).items():
+            if plain == name:
+                # What a name of transports is added to names all; "^" and none leave CUDA's in.
+                tls = options.get("TLS", "^")
+                chosen = options if tls.startswith("^") else options | {"TLS": tls + more}
+                planes[_PARCELS_SHM if plain == _SHM else _PARCELS_NET] = chosen, reports
     if transports in ("auto", "shm"):
         options = {"TLS": _SHM_TLS, "MM_SEG_SIZE": _SEGMENT, "RNDV_THRESH": _COPY_ALWAYS}
         planes[_SHM] = options, False
@@ -79,6 +98,13 @@ def shared_memory_id() -> str:
     return hashlib.sha256("|".join(parts).encode()).hexdigest()
 
 
+def best_first(planes: Collection[str], meets: bool) -> list[str]:
+    """Order the planes of a listener, which ``meets`` others in rings or does not."""
+    with_parcels = [name for name in planes if name in PARCELS]
+    others = [name for name in planes if name not in PARCELS]
+    return with_parcels + [RING] * meets + others
+
+
 def choose_plane(offer: PlaneOffer, own: Collection[str]) -> str:
     """Choose the first of this side's planes that the dialler can use as well.
 
@@ -87,7 +113,7 @@ def choose_plane(offer: PlaneOffer, own: Collection[str]) -> str:
     """
     usable = [name for name in own if name in offer.addresses]
     if offer.host != shared_memory_id():
-        usable = [name for name in usable if name not in (RING, _SHM)]
+        usable = [name for name in usable if name not in (RING, _SHM, _PARCELS_SHM)]
     if not usable:
         raise FrameError(
             "addresses",

@@ -1,0 +1,65 @@
+"""Memory of one device, as kernels and a transport share it that knows nothing of torch's streams.
+
+The two sides of it, of which one is a wait for the device:
+
+* Before the transport may read a tensor, its kernels must have finished: ``settle`` waits for them.
+* Before the transport may write into memory, kernels must be done with what was there before. Memory
+  for what arrives is therefore taken for a stream on which nothing ever runs. The allocator gives to
+  it only memory whose last users have finished, as ``hand_over`` has noted them; nobody waits.
+
+On a CPU the same calls are made and none of them does anything but take memory.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+
+class DeviceMemory:
+    """Takes memory of one device for tensors that arrive.
+
+    Attributes:
+        device: its.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """Use ``device`` on this thread."""
+        self.device = device
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+            torch.empty(1, device=device)  # makes CUDA's context, which UCX needs on this thread
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def take(self, rows: int, cols: int, dtype: torch.dtype) -> Tensor:
+        """Take memory ``[rows, cols]`` that no kernel uses any more."""
+        if self._stream is None:
+            return torch.empty(rows, cols, dtype=dtype, device=self.device)
+        with torch.cuda.stream(self._stream):
+            return torch.empty(rows, cols, dtype=dtype, device=self.device)
+
+    def hand_over(self, tensors: Iterable[Tensor]) -> None:
+        """Let kernels of this thread use memory that ``take`` gave, and that is filled now."""
+        if self._stream is not None:
+            user = torch.cuda.current_stream(self.device)
+            for tensor in tensors:
+                tensor.record_stream(user)
+
+
+def settle(device: torch.device) -> None:
+    """Wait until the kernels that this thread has started have finished; nothing to do on a CPU."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+
+
+def begin_to_host(tensor: Tensor) -> Tensor:
+    """Start to copy a tensor to the host.
+
+    Returns:
+        The copy, to be read after ``settle``; on a CPU the tensor itself.
+    """
+    if not tensor.is_cuda:
+        return tensor
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return copy.copy_(tensor, non_blocking=True)

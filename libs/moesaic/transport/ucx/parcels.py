@@ -1,0 +1,160 @@
+"""Tensors that travel apart from their frames: each is one UCX message, from device memory to device memory.
+
+A frame names its parcels by number, and the tag of each is made of the connection's and this number.
+So it does not matter in which order frames and parcels come, how many are under way, or whether the
+frame of a parcel was ever taken: no parcel is taken for another. Frames have tags without ``PARCEL``.
+
+A parcel is received when it has been seen to come, never before. So UCX holds memory of this side only
+while bytes are moving into it, and a connection that ends leaves nothing to be cancelled.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from moesaic.errors import FrameError, InvalidInput
+from moesaic.transport.device_memory import DeviceMemory
+from moesaic.transport.frame import Frame
+
+if TYPE_CHECKING:
+    from moesaic.transport.ucx.bindings import UcxEndpoint
+
+PARCEL = 1 << 63  # of tags
+NUMBERS = 1 << 20  # of parcels, before they begin again
+PATIENCE_S = 30.0  # for parcels of a frame that is here
+MAX_WAITING = (
+    256  # frames of one connection that wait for parcels, and parcels that wait for frames
+)
+
+
+def frame_tag(tag: int) -> int:
+    """The tag of frames on a connection that has parcels."""
+    return tag & ~PARCEL
+
+
+def connection_of(tag: int) -> int:
+    """What all tags of one connection in one direction have in common, those of frames and parcels."""
+    return (tag & ~PARCEL) // NUMBERS
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A frame that waits for its parcels."""
+
+    frame: Frame
+    take: Callable[[Frame], None]
+    missing: int
+    timer: asyncio.TimerHandle | None = None
+
+
+class UcxParcels:
+    """The parcels of one connection; see ``parcels.Parcels``.
+
+    Attributes:
+        memory: that they arrive in.
+    """
+
+    def __init__(
+        self, endpoint: "UcxEndpoint", tags: tuple[int, int], memory: DeviceMemory
+    ) -> None:
+        """Send by the first of the ``tags`` of frames, receive by the other."""
+        self.memory = memory
+        self._endpoint = endpoint
+        self._send_tag, self._receive_tag = (connection_of(tag) * NUMBERS | PARCEL for tag in tags)
+        self._sent = 0
+        self._wanted: dict[int, tuple[Tensor, _Waiting]] = {}  # by tag
+        self._early: dict[int, Any] = {}  # by tag: came before their frames
+        self._waiting: set[_Waiting] = set()
+
+    def send(self, frame: Frame) -> None:
+        """See ``Parcels.send``."""
+        tensors = frame.tensors[: frame.parcels]
+        if not all(tensor.is_contiguous() for tensor in tensors):
+            raise InvalidInput("tensors", "those that travel apart must be contiguous")
+        frame.first_parcel = self._sent
+        message = frame.encode(apart=True)
+        self._endpoint.send(message)
+        for number, tensor in enumerate(tensors, start=self._sent):
+            if tensor.numel():
+                self._endpoint.start(_bytes_of(tensor), self._send_tag + number % NUMBERS)
+        self._sent = (self._sent + len(tensors)) % NUMBERS
+
+    def fetch(self, frame: Frame, take: Callable[[Frame], None]) -> None:
+        """See ``Parcels.fetch``."""
+        wanted = {
+            self._receive_tag + number % NUMBERS: tensor
+            for number, tensor in enumerate(frame.tensors[: frame.parcels], frame.first_parcel)
+            if tensor.numel()
+        }
+        if len(self._waiting) >= MAX_WAITING:
+            raise FrameError("tensors", f"of {MAX_WAITING} frames are waited for already")
+        if wanted.keys() & self._wanted.keys():
+            raise FrameError("first_parcel", f"{frame.first_parcel} is waited for already")
+        waiting = _Waiting(frame, take, len(wanted))
+        loop = asyncio.get_running_loop()
+        self._waiting.add(waiting)
+        if not wanted:
+            loop.call_soon(self._complete, waiting)
+            return
+        cause = f"the tensors of a frame did not come within {PATIENCE_S:g} s"
+        waiting.timer = loop.call_later(PATIENCE_S, self._endpoint.lose, cause)
+        for tag, tensor in wanted.items():
+            self._wanted[tag] = tensor, waiting
+            if (found := self._early.pop(tag, None)) is not None:
+                self.arrived(found)
+
+    def arrived(self, found: Any) -> None:
+        """Take a parcel, as UCX's probe has found it."""
+        tag = found.sender_tag.value
+        if tag not in self._wanted:
+            self._early[tag] = found
+            if len(self._early) > MAX_WAITING:
+                self._endpoint.lose(f"more than {MAX_WAITING} tensors came without a frame")
+            return
+        tensor, waiting = self._wanted.pop(tag)
+        if found.length != tensor.nbytes:
+            self._endpoint.drop_found(found)
+            self._endpoint.lose(f"a tensor of {tensor.nbytes} bytes came as {found.length}")
+            return
+        self._endpoint.receive(found, _bytes_of(tensor), partial(self._received, waiting))
+
+    def close(self, *, drop: bool = True) -> None:
+        """Give back the memory of what has not come, except where UCX writes at this moment.
+
+        UCX may ``drop`` what came too early, unless its worker ends as well.
+        """
+        for waiting in self._waiting:
+            if waiting.timer is not None:
+                waiting.timer.cancel()
+        early, self._early = self._early, {}
+        self._wanted, self._waiting = {}, set()
+        for found in early.values() if drop else ():
+            self._endpoint.drop_found(found)
+
+    def _received(self, waiting: _Waiting, error: str | None) -> None:
+        if error is not None:
+            self._endpoint.lose(f"cannot receive: {error}")
+            return
+        waiting.missing -= 1
+        if not waiting.missing:
+            self._complete(waiting)
+
+    def _complete(self, waiting: _Waiting) -> None:
+        if waiting not in self._waiting:
+            return  # the connection has ended
+        self._waiting.remove(waiting)
+        if waiting.timer is not None:
+            waiting.timer.cancel()
+        self.memory.hand_over(waiting.frame.tensors[: waiting.frame.parcels])
+        waiting.take(waiting.frame)
+
+
+def _bytes_of(tensor: Tensor) -> Any:
+    """The tensor's own memory as UCX's bindings take it: bytes on its device, or of an array."""
+    flat = tensor.view(-1).view(torch.uint8)
+    return flat if flat.is_cuda else flat.numpy()
