@@ -110,7 +110,8 @@ async def _open_relay(
 ) -> tuple[OpenNetwork, ExpertRelay]:
     """Answer attention workers and colleagues on ``thread`` until the process ends."""
     settings, limits = process.settings, FrameLimits.of_hidden_size(config.hidden_size)
-    network = await process.enter(open_network(settings, "expert", limits, thread.run))
+    device = torch.device(settings.device)
+    network = await process.enter(open_network(settings, "expert", limits, thread.run, device))
     relay = await thread.build(
         ExpertRelay, settings.worker_id, network.network, host.answer, host.epochs.placement
     )

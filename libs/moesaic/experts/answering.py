@@ -1,4 +1,11 @@
-"""Answers layer requests: gates the rows, assigns their experts, computes the own ones."""
+"""Answers layer requests: gates the rows, assigns their experts, computes the own ones.
+
+On a GPU the device is waited for once, before the reply: then the sums are complete, so UCX may read
+them, and so are the copies of what the host has to know. These are ``4 * T * k`` bytes of chosen
+experts, for the digest and the counts, ``4 * E`` bytes of who serves each, and ``8 * N`` of loads. More
+waits take place with replicas that are chosen at random, where no live worker holds some expert, and
+for unsummed results.
+"""
 
 import time
 from collections.abc import Mapping
@@ -22,6 +29,7 @@ from moesaic.messages.scheduling import ExpertScheduling
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.layers.gate import Gate
 from moesaic.telemetry.tallied import TalliedHistogram
+from moesaic.transport.device_memory import begin_to_host, settle, to_device
 from moesaic.transport.frame import Frame
 
 PARTS = ("receive", "gate", "choose", "compute", "reply")  # of an answer
@@ -112,6 +120,7 @@ class LayerAnswers:
         seed = request.request_id + request.layer.to_bytes(4, "little", signed=True)
         assigner = self._assigner(tenure, request.layer, basis)
         assignment = assigner.assign(topk_ids, basis.load, seed)
+        topk_ids = begin_to_host(topk_ids)
         scheduling_s = time.perf_counter() - started
         results = self._compute(tenure, request, hidden, topk_weights, assignment)
         loads = None if basis.load is None else torch.from_numpy(assignment.load)
@@ -200,7 +209,7 @@ class LayerAnswers:
         num_experts = self._config.moe.num_experts
         if bool(((topk_ids < 0) | (topk_ids >= num_experts)).any()):
             raise InvalidInput("frame.tensors[3]", f"must have experts in 0..{num_experts - 1}")
-        return topk_weights.to(self._device), topk_ids.to(self._device)
+        return to_device(topk_weights, self._device), to_device(topk_ids, self._device)
 
     def _assigner(self, tenure: Tenure, layer: int, basis: AssignmentBasis) -> Assigner:
         """The assigner for this basis; kept, for only loads differ from batch to batch."""
@@ -223,16 +232,26 @@ class LayerAnswers:
         topk_weights: Tensor,
         assignment: Assignment,
     ) -> list[Tensor]:
-        """The partial sum, or unsummed results and their places."""
+        """The partial sum, or unsummed results and their places; they are complete.
+
+        So is the assignment from then on.
+        """
         layer, slot_ids = request.layer, assignment.slot_ids
         if frames.wants_unsummed(request):
             results, places = tenure.table.compute_choices(layer, hidden, slot_ids)
             return [results.cpu(), places.cpu()]
-        if assignment.num_experts:
-            sums = tenure.table.compute_slots(layer, hidden, topk_weights, slot_ids).cpu()
+        # Whether there is anything to compute is known on the host only after the wait, which is
+        # worth more than a few kernels that find nothing to do.
+        apart = frames.travels_apart(request)
+        if not (apart or hidden.is_cuda) and not assignment.num_experts:
+            return [frames.partial_sum(request, torch.empty(0, hidden.shape[1]))]
+        sums = tenure.table.compute_slots(layer, hidden, topk_weights, slot_ids)
+        part = frames.partial_sum(request, sums).contiguous()
+        if apart:
+            settle(self._device)
         else:
-            sums = torch.empty(0, hidden.shape[1])
-        return [frames.partial_sum(request, sums)]
+            part = part.cpu()
+        return [part if assignment.num_experts else part[:0]]
 
 
 def is_plain(request: Frame) -> bool:

@@ -1,8 +1,9 @@
 """Assigns the experts of a batch to workers. Every worker decides about all of them, alike."""
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,18 +20,37 @@ from moesaic.messages.scheduling import ExpertScheduling
 from moesaic.placement.schedule.aebs import NONE, Costs, live_replicas, replica_table
 from moesaic.placement.schedule.baselines import activated_experts
 from moesaic.placement.schedule.serving import replicas_on, serving_costs, serving_replicas
+from moesaic.transport.device_memory import begin_to_host, to_device
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """The part of a batch that one worker computes, and its knowledge of the others' parts."""
+    """The part of a batch that one worker computes, and its knowledge of the others' parts.
+
+    On a GPU all but ``slot_ids`` is on its way to the host, and right once the device has been waited
+    for (``device_memory.settle``).
+    """
 
     slot_ids: Tensor  # int32 [T, k], its own slots; -1: another worker's choice
     served: NDArray[np.int32]  # the worker that serves: by expert [E], or by choice [T, k]
     # [N] work of each worker now, with what it had before, in the unit of ``aebs``.
     load: NDArray[np.int64]
-    num_experts: int  # distinct ones of its own
-    most_experts: int  # of any worker
+    worker_idx: int
+    count: Callable[[], NDArray[np.int64]]  # distinct experts of each worker, [N]
+
+    @cached_property
+    def num_experts(self) -> int:
+        """Distinct experts of its own."""
+        return int(self._counts[self.worker_idx])
+
+    @cached_property
+    def most_experts(self) -> int:
+        """Distinct experts of the worker with most of them."""
+        return int(self._counts.max())
+
+    @cached_property
+    def _counts(self) -> NDArray[np.int64]:
+        return self.count()
 
 
 class Assigner:
@@ -118,17 +138,20 @@ class Assigner:
         schedule = aebs.schedule_experts(
             topk_ids, replicas, self._lives, carried, self._costs, self._window
         )
-        instance = schedule.instance.cpu().numpy()
-        counts = np.bincount(instance + 1, minlength=len(self._lives) + 1)[1:]
-        return self._assignment(
-            schedule.replica_of_choice, instance, schedule.load.cpu().numpy(), counts
-        )
+        instance = begin_to_host(schedule.instance).numpy()
+        load_after = begin_to_host(schedule.load).numpy()
+        num_workers = len(self._lives)
+
+        def count() -> NDArray[np.int64]:
+            return np.bincount(instance + 1, minlength=num_workers + 1)[1:]
+
+        return Assignment(schedule.replica_of_choice, instance, load_after, self._worker_idx, count)
 
     def _loads(self, load: Sequence[int]) -> Tensor:
         """Loads of the live workers as int64 ``[N]``, 0 elsewhere."""
-        carried = self._no_load.clone()
-        carried[list(self._live)] = torch.tensor(load, device=carried.device)
-        return carried
+        carried = torch.zeros(len(self._lives), dtype=torch.int64)
+        carried[list(self._live)] = torch.tensor(load)
+        return to_device(carried, self._no_load.device)
 
     def _assign_by_row(self, topk_ids: Tensor, seed: bytes) -> Assignment:
         ids = topk_ids.cpu().numpy()
@@ -136,20 +159,8 @@ class Assigner:
         slots = self._held[ids, served] - self._window[0]
         slot_ids = np.where(served == self._worker_idx, slots, np.int32(NONE))
         counts = activated_experts(ids, served, *self._held.shape)
-        return self._assignment(
-            torch.from_numpy(slot_ids).to(topk_ids.device), served, counts, counts
-        )
-
-    def _assignment(
-        self,
-        slot_ids: Tensor,
-        served: NDArray[np.int32],
-        load: NDArray[np.int64],
-        counts: NDArray[np.int64],
-    ) -> Assignment:
-        """``counts``: distinct experts of each worker, ``[N]``."""
-        own, most = int(counts[self._worker_idx]), int(counts.max())
-        return Assignment(slot_ids, served, load, own, most)
+        slots_there = torch.from_numpy(slot_ids).to(topk_ids.device)
+        return Assignment(slots_there, served, counts, self._worker_idx, lambda: counts)
 
 
 def decision_digest(
@@ -163,14 +174,14 @@ def decision_digest(
         epoch: of the placement.
         layer: the decoder layer.
         threshold: share of work that is kept exact, in ``0..1``.
-        topk_ids: int32 ``[T, k]``.
+        topk_ids: int32 ``[T, k]``, on the host.
         served: of an ``Assignment``.
     """
     shape = (*topk_ids.shape, *served.shape)
     digest = xxhash.xxh3_64(
         struct.pack(f"<QqdB{len(shape)}q", epoch, layer, threshold, len(shape), *shape)
     )
-    digest.update(topk_ids.cpu().contiguous().numpy().data)
+    digest.update(topk_ids.contiguous().numpy().data)
     digest.update(served.data)
     return digest.intdigest()
 

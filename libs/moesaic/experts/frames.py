@@ -13,6 +13,9 @@ Reply to ``FLOAT32_SUMS``
 Reply to ``UNSUMMED``
     tensors: results float32 ``[n, H]`` and their places int64 ``[n, 1]``, see
     ``SlotTable.compute_choices``; loads as above. ``digest``: the same.
+
+Rows may be a parcel, which travels from device to device; then the sum of the reply is one as well. All
+other tensors are read by the host, and stay within the frame.
 """
 
 from collections.abc import Sequence
@@ -35,8 +38,12 @@ def layer_request(
     tensors: Sequence[Tensor],
     *,
     unsummed: bool = False,
+    apart: bool = False,
 ) -> Frame:
-    """Ask one worker for its part of a batch; ``tensors`` as in the table above."""
+    """Ask one worker for its part of a batch; ``tensors`` as in the table above.
+
+    With ``apart`` the rows are a parcel.
+    """
     return Frame(
         kind=FrameKind.REQUEST,
         request_id=step_id,
@@ -45,12 +52,18 @@ def layer_request(
         seq=seq,
         flags=UNSUMMED if unsummed else 0,
         tensors=list(tensors),
+        parcels=int(apart),
     )
 
 
 def wants_unsummed(request: Frame) -> bool:
     """True if the sender adds up the experts of a row itself."""
     return bool(request.flags & UNSUMMED)
+
+
+def travels_apart(request: Frame) -> bool:
+    """True if rows and sums stay on the devices of both sides."""
+    return bool(request.parcels) and not wants_unsummed(request)
 
 
 def partial_sum(request: Frame, sums: Tensor) -> Tensor:
@@ -65,12 +78,14 @@ def layer_reply(
 
     Args:
         request: it.
-        results: the partial sum, or unsummed results and their places.
+        results: the partial sum, or unsummed results and their places; they are complete, for the
+            device has been waited for.
         loads: int64 ``[N]`` of all workers; ``None`` if the request had none.
         decision: from ``decision_digest``.
     """
     more = [] if loads is None else [loads[None]]
-    return request.reply([*results, *more], digest=decision)
+    apart = travels_apart(request)
+    return request.reply([*results, *more], digest=decision, parcels=int(apart), settled=apart)
 
 
 def decision_of(reply: Frame) -> int:

@@ -15,7 +15,7 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int6
 _DTYPE_OF_CODE = dict(enumerate(_DTYPES, start=1))
 CODE_OF_DTYPE = {dtype: code for code, dtype in _DTYPE_OF_CODE.items()}
 NUMBERS = 1 << 20  # of parcels of one connection, before they begin again
-_CODE, _PARCEL, _NUMBER = 0xFF, 1 << 8, 12  # of the number that tells a dtype: its bits
+_PARCEL, _NUMBER = 1 << 8, 12  # bits of the number that tells a dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def read_table(
     entries = []
     for idx in range(num_tensors):
         code, rows, cols = table[3 * idx : 3 * idx + 3]
-        dtype = _DTYPE_OF_CODE.get(code & _CODE if code & _PARCEL else code)
+        dtype = _DTYPE_OF_CODE.get(code % (1 << _NUMBER) - _PARCEL if code & _PARCEL else code)
         if dtype is None:
             raise FrameError(f"tensors[{idx}].dtype", f"unknown code {code}")
         if rows > max_rows or cols > max_cols:

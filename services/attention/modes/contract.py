@@ -57,9 +57,14 @@ class WorkerParts:
         """Read the gates, by decoder layer."""
         return load_gates(self.checkpoint, self.config, self.dtype, self.device)
 
-    async def open_network(self, limits: FrameLimits, thread: EngineThread) -> OpenNetwork:
-        """Open a network on the event loop of ``thread``, until the worker ends."""
-        opening = open_network(self.settings, "attention", limits, thread.run)
+    async def open_network(
+        self, limits: FrameLimits, thread: EngineThread, device: torch.device | None = None
+    ) -> OpenNetwork:
+        """Open a network on the event loop of ``thread``, until the worker ends.
+
+        ``device`` has the tensors, if it is not the host that sends and receives them.
+        """
+        opening = open_network(self.settings, "attention", limits, thread.run, device)
         return await self.process.enter(opening)
 
 

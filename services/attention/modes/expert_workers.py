@@ -12,7 +12,8 @@ async def link_expert_workers(worker: WorkerParts) -> tuple[OpenNetwork, RoutedD
     """Open a network on the engine's thread, and follow placements until the worker ends."""
     settings, config, thread = worker.settings, worker.config, worker.thread
     gates = await on_own_thread(worker.load_gates)
-    network = await worker.open_network(FrameLimits.of_hidden_size(config.hidden_size), thread)
+    limits = FrameLimits.of_hidden_size(config.hidden_size)
+    network = await worker.open_network(limits, thread, worker.device)
     dispatcher = await thread.build(
         RoutedDispatcher,
         network.network,

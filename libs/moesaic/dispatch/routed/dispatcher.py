@@ -11,6 +11,11 @@ Where several batches are under way at once, the later ones are assigned with re
 their workers are taken to be still busy with their usual load of that layer. The true load of a
 batch is unknown here before its first reply. The load of the last batch alone would say too little:
 its experts turned away from the workers that the batch before it had filled.
+
+Where the model is on a GPU and so are all workers of a layer, rows leave from where they are, and sums
+arrive there (``transport.parcels``). The device is waited for once a layer, in ``Network.exchange``:
+UCX may read the rows only when kernels have written them. The sums are added up by kernels that nobody
+waits for. Otherwise rows are copied to the host, and the sums back.
 """
 
 import asyncio
@@ -197,10 +202,15 @@ class RoutedDispatcher:
 
     def _directly(self, step: Step, layer: int, hidden_states: Tensor) -> Awaitable[Tensor]:
         route: Route = step.route
-        rows, basis = hidden_states.cpu(), route.basis_of(layer)
-        sent = self.native.begin(route, step.step_id, layer, rows, basis)
+        basis = route.basis_of(layer)
+        sent: SentBatch | None = None
+        if apart := route.takes_from(hidden_states.device, layer):
+            rows = hidden_states  # Python sends: C functions know no parcels
+        else:
+            rows = hidden_states.cpu()
+            sent = self.native.begin(route, step.step_id, layer, rows, basis)
         # From now on other batches are assigned with regard to it.
-        batch = _Batch(route.sent(layer), hidden_states, rows, basis, self._wire)
+        batch = _Batch(route.sent(layer), hidden_states, rows, basis, self._wire, apart)
         return self._settled(step, batch, sent)
 
     async def _settled(self, step: Step, batch: "_Batch", sent: SentBatch | None) -> Tensor:
@@ -220,19 +230,19 @@ class RoutedDispatcher:
     async def _by_python(self, step: Step, batch: "_Batch", sent: SentBatch | None) -> Tensor:
         """Ask, or settle what was asked already; and ask again if the workers decided differently."""
         route, layer, basis = step.route, batch.layer, batch.basis
-        rows = to_wire(batch.rows, batch.wire)
+        rows = to_wire(batch.rows, batch.wire).contiguous()
         if sent is not None:
             replies = self._read(step, layer, [rows, basis], await sent.outcomes())
         else:
-            replies = await self._ask(step, layer, [rows, basis])
+            replies = await self._ask(step, layer, [rows, basis], apart=batch.apart)
         if _differ(replies):
             self._note_divergence(step, layer, replies)
             seen = batch.hidden_states
-            if rows is not batch.rows:
+            if batch.wire != "own":
                 seen = from_wire(rows).to(seen)
             topk_weights, topk_ids = self._gates[layer](seen)
             routing = [topk_weights.cpu(), topk_ids.cpu()]
-            replies = await self._ask(step, layer, [rows, basis, *routing])
+            replies = await self._ask(step, layer, [rows, basis, *routing], apart=batch.apart)
             if _differ(replies):  # not over the gate, then
                 raise ExpertUnavailable(layer, cause="its workers hold different placements")
         route.learn(layer, basis, loads_of(replies[0]) if len(basis) > 1 else None)
@@ -254,7 +264,13 @@ class RoutedDispatcher:
         return torch.cat(sums)
 
     async def _ask(
-        self, step: Step, layer: int, tensors: list[Tensor], *, unsummed: bool = False
+        self,
+        step: Step,
+        layer: int,
+        tensors: list[Tensor],
+        *,
+        unsummed: bool = False,
+        apart: bool = False,
     ) -> list[Frame]:
         """Ask all workers of a layer; ``tensors`` as in ``layer_request``.
 
@@ -263,13 +279,9 @@ class RoutedDispatcher:
         """
         route: Route = step.route
         self._num_asked += 1
+        ask = partial(layer_request, step.step_id, step.epoch, layer)
         calls = [
-            (
-                route.links[idx],
-                layer_request(
-                    step.step_id, step.epoch, layer, next(self._seq), tensors, unsummed=unsummed
-                ),
-            )
+            (route.links[idx], ask(next(self._seq), tensors, unsummed=unsummed, apart=apart))
             for idx in route.targets[layer]
         ]
         outcomes = await self._network.exchange(calls, self.native.patience_s(len(tensors[0])))
@@ -351,9 +363,10 @@ class _Batch:
 
     under_way: BatchUnderWay
     hidden_states: Tensor  # [T, H], where the model is
-    rows: Tensor  # the same on the CPU
+    rows: Tensor  # the same, where they are sent from
     basis: Tensor
     wire: WireDtype
+    apart: bool  # they are sent from the device, else from the CPU
 
     @property
     def layer(self) -> int:

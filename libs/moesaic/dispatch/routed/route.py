@@ -61,6 +61,12 @@ class Route:
         """True while all its links carry."""
         return all(link.alive for link in self.links.values())
 
+    def takes_from(self, device: torch.device, layer: int) -> bool:
+        """True if rows and sums of a layer can travel from and to the memory of ``device``, at all its workers."""
+        links = [self.links[idx] for idx in self.targets[layer]]
+        memories = [getattr(link, "memory", None) for link in links]
+        return all(memory is not None and memory.device.type == device.type for memory in memories)
+
     def basis_of(self, layer: int) -> Tensor:
         """The encoded basis of a batch that is sent now, beside those under way."""
         if not self.under_way or layer not in self.usual_loads:

@@ -26,7 +26,7 @@ def add_up(parts: Sequence[Tensor], rows: int) -> Tensor:
     A part without rows adds nothing. The sum begins with zeros, so not even the sign of a zero
     depends on the parts that have rows.
     """
-    total = torch.zeros(rows, parts[0].shape[1])
+    total = torch.zeros(rows, parts[0].shape[1], device=parts[0].device)
     for part in parts:
         if len(part):
             total += part

@@ -56,8 +56,8 @@ async def open_network(
         role: of the worker.
         limits: the largest frames to believe.
         run: awaits a coroutine on the event loop that the network shall live on.
-        device: of the tensors, if they shall travel from its memory. For a CPU that would only cost: C
-            functions exchange frames there, and know no parcels.
+        device: that tensors are on. From a GPU they travel as parcels, where the peer can take them.
+            On a CPU that would only cost: C functions exchange frames there, and know no parcels.
 
     Raises:
         InvalidInput: this machine does not offer the transports, or has no such address.
@@ -71,7 +71,7 @@ async def open_network(
             limits,
             transports=settings.transports,
             own_address=settings.data.host,
-            device=device,
+            device=device if device is not None and device.type != "cpu" else None,
         )
 
     network = await run(construct())

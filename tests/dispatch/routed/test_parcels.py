@@ -1,0 +1,190 @@
+"""Rows and sums that stay in the memory of a device: the CPU's here, over real UCX, as the same code uses it."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from moesaic.dispatch.routed.dispatcher import DIVERGENCES
+from moesaic.experts import answering
+from moesaic.experts.frames import layer_request
+from moesaic.transport import links, served
+from moesaic.transport.frame import Frame
+from moesaic.transport.ucx.network import UcxNetwork
+from tests.dispatch.conftest import CPU, FP32, NUM_LAYERS, Cluster
+
+EVERYTHING = list(range(8))
+HALVES = [[0, 1, 2, 3], [4, 5, 6, 7]]
+THIRDS = [[0, 3, 6], [1, 4, 7, 0], [2, 5]]
+DOUBLED = [EVERYTHING, EVERYTHING]
+
+
+class ParcelCluster(Cluster):
+    """Expert hosts behind UCX; those named in ``without`` know no parcels."""
+
+    transports: Any = "tcp"
+    without: tuple[str, ...] = ()
+
+    def _network(self, worker_id: str) -> Any:
+        device = None if worker_id in self.without else CPU
+        secret = b"secret"
+        return UcxNetwork(worker_id, "expert", secret, self.limits, self.transports, device=device)
+
+
+@asynccontextmanager
+async def parcel_cluster(cls: type[ParcelCluster], *args: Any, **kw: Any) -> AsyncIterator[Any]:
+    c = cls(*args, **kw)
+    c.seen = []  # type: ignore[attr-defined]
+    for host, network in zip(c.hosts, c.networks, strict=True):
+
+        def answer(request: Frame, host: Any = host) -> Frame:
+            reply: Frame = host.answer(request)
+            c.seen.append((request.parcels, reply.parcels))  # type: ignore[attr-defined]
+            return reply
+
+        c.addresses.append(await network.listen("127.0.0.1", 0, answer))
+    try:
+        yield c
+    finally:
+        await c.routed.close()
+        for network in (c.client, *c.networks):
+            await network.close()
+
+
+def cluster_of(kind: str, *without_parcels: str) -> type[ParcelCluster]:
+    class Made(ParcelCluster):
+        transports = kind
+        without = without_parcels
+
+    return Made
+
+
+def hidden(rows: int, seed: int, dtype: torch.dtype) -> Tensor:
+    made = torch.randn(rows, 32, generator=torch.Generator().manual_seed(seed))
+    return made.to(dtype)
+
+
+async def sums(c: Any, slots: list[list[int]], dtype: torch.dtype) -> list[Tensor]:
+    """The sums of some batches; two of each layer are under way at once."""
+    c.put_in_force(c.placement(1, *slots))
+    await asyncio.wait_for(c.routed.reachable(), 5)
+    step = c.routed.begin_step()
+    found: list[Tensor] = []
+    for layer in range(NUM_LAYERS):
+        batches = [hidden(rows, 10 * layer + rows, dtype) for rows in (1, 37)]
+        found += await asyncio.gather(*(c.routed.dispatch(step, layer, rows) for rows in batches))
+    c.routed.end_step(step)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["tcp", "shm"])
+@pytest.mark.parametrize("slots", [HALVES, THIRDS, DOUBLED])
+@pytest.mark.parametrize(
+    ("dtype", "wire"), [(FP32, "own"), (FP32, "int8"), (torch.bfloat16, "own")]
+)
+async def test_sums_have_the_bits_of_whole_frames(
+    cluster: Any,
+    tiny_model: Any,
+    kind: str,
+    slots: list[list[int]],
+    dtype: torch.dtype,
+    wire: Any,
+) -> None:
+    options = {"wire": wire, "dtype": dtype}
+    async with cluster(tiny_model, len(slots), **options) as c:
+        expected = await sums(c, slots, dtype)
+
+    async with parcel_cluster(cluster_of(kind), tiny_model, len(slots), **options) as c:
+        found = await sums(c, slots, dtype)
+
+    assert set(c.seen) == {(1, 1)}
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+
+
+async def test_one_worker_without_parcels_is_sent_whole_frames_and_so_are_the_others(
+    cluster: Any, tiny_model: Any
+) -> None:
+    async with cluster(tiny_model, 2) as c:
+        expected = await sums(c, HALVES, FP32)
+
+    async with parcel_cluster(cluster_of("tcp", "expert-1"), tiny_model, 2) as c:
+        found = await sums(c, HALVES, FP32)
+
+    assert set(c.seen) == {(0, 0)}
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
+async def test_workers_that_disagree_are_asked_again_with_parcels(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with parcel_cluster(cluster_of("tcp"), tiny_model, 2) as c:
+        c.put_in_force(c.placement(1, *HALVES))
+        gate = c.hosts[1]._answers._gates[1]
+        c.hosts[1]._answers._gates = {**c.hosts[1]._answers._gates, 1: lambda rows: gate(-rows)}
+        before = DIVERGENCES._value.get()
+
+        rows = hidden(5, 0, FP32)
+        await asyncio.wait_for(c.routed.reachable(), 5)
+        step = c.routed.begin_step()
+        found = await c.routed.dispatch(step, 1, rows)
+        c.routed.end_step(step)
+
+        expected = await c.local.dispatch(c.local.begin_step(), 1, rows)
+    assert DIVERGENCES._value.get() == before + 1
+    assert set(c.seen) == {(1, 1)}
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)  # sums in another order
+
+
+async def test_each_side_waits_for_its_device_once_a_layer(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: Counter[str] = Counter()
+
+    def count(name: str) -> Callable[[torch.device], None]:
+        return lambda device: waits.update([name])
+
+    monkeypatch.setattr(links, "settle", count("asking"))
+    monkeypatch.setattr(served, "settle", count("sending an answer"))
+    monkeypatch.setattr(answering, "settle", count("answering"))
+    async with parcel_cluster(cluster_of("tcp"), tiny_model, 3) as c:
+        c.put_in_force(c.placement(1, *THIRDS))
+        await c.check()
+
+    assert waits == {"asking": NUM_LAYERS, "answering": 3 * NUM_LAYERS}
+
+
+async def test_whoever_computes_nothing_sends_no_rows(tiny_model: Any) -> None:
+    async with parcel_cluster(cluster_of("tcp"), tiny_model, 2) as c:
+        gate = c.hosts[0]._answers._gates[0]
+        choices = ((seed, gate(hidden(1, seed, FP32))[1]) for seed in range(100))
+        seed = next(seed for seed, chosen in choices if int(chosen.max()) < 4)
+        c.put_in_force(c.placement(1, *HALVES))
+        await asyncio.wait_for(c.routed.reachable(), 5)
+        step = c.routed.begin_step()
+        links_by_worker = step.route.links
+        calls = [
+            (
+                links_by_worker[idx],
+                layer_request(
+                    step.step_id,
+                    1,
+                    0,
+                    seq,
+                    [hidden(1, seed, FP32), step.route.basis_of(0)],
+                    apart=True,
+                ),
+            )
+            for seq, idx in enumerate((0, 1))
+        ]
+
+        replies = await c.client.exchange(calls, 5.0)
+
+        c.routed.end_step(step)
+    assert [len(reply.tensors[0]) for reply in replies] == [1, 0]
