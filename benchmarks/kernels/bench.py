@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,6 +24,7 @@ REPEATS = 50
 GEMM_SIZE = 8192
 COPY_BYTES = 2 << 30
 TESTED = "tests/kernels"
+TESTED_OVER_UCX = "tests/transport/parcels", "tests/dispatch/routed"
 
 
 def run(quick: bool) -> dict[str, Any]:
@@ -157,13 +159,14 @@ def device_facts() -> dict[str, Any]:
 def run_tests() -> dict[str, Any]:
     """Run the tests marked gpu, and count those that passed, failed and were skipped; names those that failed."""
     root = Path(__file__).parents[2]
+    tested = [TESTED, *(TESTED_OVER_UCX if find_spec("ucxx") else ())]
     with tempfile.TemporaryDirectory() as directory:
         report = Path(directory) / "tests.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", f"--junitxml={report}"]
         # Plugins that the settings name may be missing where nothing can be installed.
         lenient = ["-W", "ignore::pytest.PytestConfigWarning", "--continue-on-collection-errors"]
         done = subprocess.run(
-            [*command, *lenient, TESTED], cwd=root, stdout=sys.stderr, check=False
+            [*command, *lenient, *tested], cwd=root, stdout=sys.stderr, check=False
         )
         if not report.is_file():
             raise CommandError(f"pytest -m gpu ended with {done.returncode} and no report")

@@ -1,4 +1,7 @@
-"""Gives experts to peers on a thread and an address of its own: the engine may be computing."""
+"""Gives experts to peers on a thread and an address of its own: the engine may be computing.
+
+On a GPU the thread has a stream of its own too: it waits for its copies, not for the engine's kernels.
+"""
 
 from contextlib import AsyncExitStack
 
@@ -19,26 +22,29 @@ from moesaic.transport.ucx.opening import open_network
 
 async def give_experts(
     settings: ExpertSettings, config: ModelConfig, host: ExpertHost, parts: AsyncExitStack
-) -> tuple[str, ExpertPeers | None]:
+) -> tuple[str, ExpertPeers]:
     """Give experts from the slots of ``host`` to peers that ask, until ``parts`` end.
 
     Returns:
-        The address, and the peers to pull from; neither on a GPU, whose experts stay there.
+        The address, and the peers to pull from.
     """
-    layout = host.files.layout
-    if layout is None:
-        return "", None
+    layout, device = host.files.layout, host.files.device
     digest = await on_own_thread(contents_digest, config.digest, layout, Share())  # packs an expert
     num_bytes = config.moe.num_experts * layout.nbytes
     server = PullServer(
         config.moe_layers, num_bytes, SlotShard(host.epochs.held, layout.nbytes), digest
     )
-    thread = await parts.enter_async_context(engine_thread(torch.device("cpu"), "weights"))
-
+    thread = await parts.enter_async_context(engine_thread(device, "weights"))
+    if device.type == "cuda":
+        await thread.build(_use_own_stream, device)
     network = await parts.enter_async_context(
-        open_network(settings, "expert", PULL_LIMITS, thread.run)
+        open_network(settings, "expert", PULL_LIMITS, thread.run, device)
     )
     peers = await thread.build(
-        ExpertPeers, network.network, settings.worker_id, layout, config.digest
+        ExpertPeers, network.network, settings.worker_id, layout, config.digest, device
     )
     return await network.listen(settings.weights_port, server.answer), peers
+
+
+def _use_own_stream(device: torch.device) -> None:
+    torch.cuda.set_stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]

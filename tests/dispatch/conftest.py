@@ -36,24 +36,26 @@ class Cluster:
         deterministic: bool = False,
         wire: WireDtype = "own",
         dtype: torch.dtype = FP32,
+        where: torch.device = CPU,
     ) -> None:
+        self.where = where
         self.config, self.checkpoint = load_config(model.directory), Checkpoint(model.directory)
         self.hub, self.limits = Hub(), FrameLimits.of_hidden_size(self.config.hidden_size)
         self.hosts = [
-            ExpertHost(self.checkpoint, self.config, f"expert-{n}", slots, dtype, CPU)
+            ExpertHost(self.checkpoint, self.config, f"expert-{n}", slots, dtype, where)
             for n in range(num_workers)
         ]
         self.networks = [self._network(host.epochs._worker_id) for host in self.hosts]
         self.addresses: list[str] = []
         gates = {
-            layer: Gate.load(self.checkpoint, self.config, layer, dtype, CPU)
+            layer: Gate.load(self.checkpoint, self.config, layer, dtype, where)
             for layer in self.config.moe_layers
         }
         self.client = self._network("attention-0")
         self.routed = RoutedDispatcher(
             self.client, gates, 2.0, scheduling, deterministic=deterministic, wire=wire
         )
-        self.local = LocalDispatcher(self.checkpoint, self.config, dtype, CPU)
+        self.local = LocalDispatcher(self.checkpoint, self.config, dtype, where)
 
     def _network(self, worker_id: str) -> InProcessNetwork:
         return InProcessNetwork(worker_id, b"secret", self.limits, self.hub)

@@ -41,7 +41,9 @@ class Worker:
         assert layout is not None
         self.layout, self.size = layout, layout.nbytes
         self.name, self.network = name, InProcessNetwork(name, b"secret", PULL_LIMITS, hub)
-        self.peers = ExpertPeers(self.network, name, layout, self.config.digest)
+        self.peers = ExpertPeers(
+            self.network, name, layout, self.config.digest, torch.device("cpu")
+        )
         self.digest = contents_digest(self.config.digest, layout, Share())
         shard = SlotShard(self.host.epochs.held, self.size)
         holder = PullServer(self.config.moe_layers, NUM_EXPERTS * self.size, shard, self.digest)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moesaic.kernels.expert_layout import ExpertLayout
-from moesaic.kernels.gated_mlp import make_mlp
+from moesaic.kernels.gated_mlp import PlainMLP, make_mlp
 from moesaic.native.library import library
 
 FORMS = [(torch.float32, "none"), (torch.bfloat16, "none"), (torch.float32, "int8")]
@@ -37,6 +37,22 @@ def test_it_computes_the_same_bits(hidden: int, size: int, form: Any, seed: int)
     assert torch.equal(layout.view(memory[1])(x), expected)
     assert torch.equal(layout.view(memory[2])(x), expected)
     assert layout.nbytes % 64 == 0
+
+
+def test_for_a_gpu_weights_keep_their_form() -> None:
+    gate_up, down, x = torch.randn(32, 24), torch.randn(24, 16), torch.randn(3, 24)
+    layout = ExpertLayout(24, 16, torch.float32, as_stored=True)
+    packed = torch.zeros(layout.nbytes, dtype=torch.uint8)
+
+    layout.pack(gate_up, down, packed)
+
+    mlp = layout.view(packed)
+    assert isinstance(mlp, PlainMLP)
+    assert torch.equal(mlp.gate_up, gate_up)
+    assert torch.equal(mlp.down, down)
+    assert torch.equal(mlp(x), PlainMLP(gate_up, down)(x))
+    if library():
+        assert layout.name != ExpertLayout(24, 16, torch.float32).name
 
 
 def test_names_differ_where_bytes_mean_something_else() -> None:

@@ -7,15 +7,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from moesaic.errors import InvalidInput
 from moesaic.experts.pace import LoadPace
 from moesaic.experts.pieces import digests_of
 from moesaic.kernels.expert_layout import ExpertLayout
-from moesaic.kernels.gated_mlp import GatedMLP, make_mlp
+from moesaic.kernels.gated_mlp import GatedMLP
 from moesaic.kernels.linear import Quantization
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.models.weights.experts import load_expert
 from moesaic.native.memory import huge_pages
+from moesaic.transport.device_memory import settle
 
 Bring = Callable[[int, int], "LoadedExpert"]
 """Loads one expert, given its layer and id, on a thread of its own; raises ``MoesaicError``."""
@@ -26,7 +28,7 @@ class LoadedExpert:
     """An expert's weights, in one copy."""
 
     mlp: GatedMLP
-    packed: Tensor | None = None  # uint8 [nbytes], the memory of ``mlp``; None: peers cannot use it
+    packed: Tensor | None = None  # uint8 [nbytes], the memory of ``mlp``; None: peers do not get it
     digests: Tensor | None = None  # int64 [pieces], taken when a worker read it from the checkpoint
 
 
@@ -41,20 +43,16 @@ class ExpertFiles:
         device: torch.device,
         quantization: Quantization = "none",
     ) -> None:
-        self._checkpoint, self._config = checkpoint, config
-        self._dtype, self._device, self._quantization = dtype, device, quantization
-        size = config.moe.expert_size
-        on_cpu = device.type == "cpu"
-        self.layout = (
-            ExpertLayout(config.hidden_size, size, dtype, quantization) if on_cpu else None
-        )
+        self._checkpoint, self._config, self.device = checkpoint, config, device
+        size, on_cpu = config.moe.expert_size, device.type == "cpu"
+        if quantization != "none" and not on_cpu:
+            raise InvalidInput("quantization", "is for CPUs; on a GPU it must be none")
+        self.layout = ExpertLayout(config.hidden_size, size, dtype, quantization, not on_cpu)
 
     @property
     def expert_bytes(self) -> int:
         """Bytes of one expert in memory."""
-        if self.layout is not None:
-            return self.layout.nbytes
-        return 3 * self._config.hidden_size * self._config.moe.expert_size * self._dtype.itemsize
+        return self.layout.nbytes
 
     def bring(self, pace: LoadPace) -> Bring:
         """A loader at this pace.
@@ -74,10 +72,12 @@ class ExpertFiles:
         return bring
 
     def _read(self, layer: int, expert: int) -> LoadedExpert:
-        read = load_expert(self._checkpoint, self._config, layer, expert, self._dtype, self._device)
-        if self.layout is None:
-            return LoadedExpert(make_mlp(read.gate_up, read.down, self._quantization))
+        layout, host = self.layout, torch.device("cpu")
+        read = load_expert(self._checkpoint, self._config, layer, expert, layout.dtype, host)
         # Zeros, for the gaps between the parts are sent and compared too.
-        packed = huge_pages.zeros((self.layout.nbytes,), torch.uint8)
-        self.layout.pack(read.gate_up, read.down, packed)
-        return LoadedExpert(self.layout.view(packed), packed, digests_of(packed.unsqueeze(0))[0])
+        packed = huge_pages.zeros((layout.nbytes,), torch.uint8)
+        layout.pack(read.gate_up, read.down, packed)
+        digests = digests_of(packed.unsqueeze(0))[0]
+        packed = packed.to(self.device)
+        settle(self.device)  # peers are given it on another thread
+        return LoadedExpert(layout.view(packed), packed, digests)

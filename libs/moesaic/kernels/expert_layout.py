@@ -39,17 +39,21 @@ class ExpertLayout:
 
     They depend on the processor: panels are as wide as its registers are. Bytes can be exchanged if
     and only if ``name`` is equal.
+
+    Attributes:
+        as_stored: no panels, whatever the processor here: the bytes are for a GPU.
     """
 
     hidden_size: int
     size: int
     dtype: torch.dtype
     quantization: Quantization = "none"
+    as_stored: bool = False
 
     def pack(self, gate_up: Tensor, down: Tensor, into: Tensor) -> None:
         """Write an expert's weights, ``gate_up`` ``[2I, H]`` and ``down`` ``[H, I]``, as the bytes
         ``into``, uint8 ``[nbytes]``."""
-        tensors = _tensors_of(make_mlp(gate_up, down, self.quantization, lasting=False))
+        tensors = _tensors_of(self._make(gate_up, down))
         for part in self._parts:
             _view(into, part).copy_(tensors[part.matrix][part.name])
 
@@ -84,12 +88,17 @@ class ExpertLayout:
     def _parts(self) -> tuple[_Part, ...]:
         return self._form[0]
 
+    def _make(self, gate_up: Tensor, down: Tensor) -> GatedMLP:
+        if self.as_stored and self.quantization == "none":
+            return PlainMLP(gate_up, down)
+        return make_mlp(gate_up, down, self.quantization, lasting=False)
+
     @cached_property
     def _form(self) -> tuple[tuple[_Part, ...], tuple[tuple[int, ...], ...] | None]:
         """The parts, and the shapes of the matrices if these are packed, as a sample shows."""
         gate_up = torch.zeros(2 * self.size, self.hidden_size, dtype=self.dtype)
         down = torch.zeros(self.hidden_size, self.size, dtype=self.dtype)
-        sample = make_mlp(gate_up, down, self.quantization, lasting=False)
+        sample = self._make(gate_up, down)
         parts: list[_Part] = []
         for matrix, tensors in enumerate(_tensors_of(sample)):
             for name, tensor in tensors.items():

@@ -28,10 +28,11 @@ class ParcelCluster(Cluster):
     """Expert hosts behind UCX; those named in ``without`` know no parcels."""
 
     transports: Any = "tcp"
+    device = CPU
     without: tuple[str, ...] = ()
 
     def _network(self, worker_id: str) -> Any:
-        device = None if worker_id in self.without else CPU
+        device = None if worker_id in self.without else self.device
         secret = b"secret"
         return UcxNetwork(worker_id, "expert", secret, self.limits, self.transports, device=device)
 
@@ -70,14 +71,22 @@ def hidden(rows: int, seed: int, dtype: torch.dtype) -> Tensor:
 
 
 async def sums(c: Any, slots: list[list[int]], dtype: torch.dtype) -> list[Tensor]:
-    """The sums of some batches; two of each layer are under way at once."""
+    """The sums of some batches; two of each layer are under way at once, unless they have replicas.
+
+    Which of these computes depends on loads, so on whose reply comes first.
+    """
     c.put_in_force(c.placement(1, *slots))
     await asyncio.wait_for(c.routed.reachable(), 5)
     step = c.routed.begin_step()
     found: list[Tensor] = []
     for layer in range(NUM_LAYERS):
-        batches = [hidden(rows, 10 * layer + rows, dtype) for rows in (1, 37)]
-        found += await asyncio.gather(*(c.routed.dispatch(step, layer, rows) for rows in batches))
+        batches = [hidden(n, 10 * layer + n, dtype).to(c.where) for n in (1, 37)]
+        asked = [c.routed.dispatch(step, layer, rows) for rows in batches[:1]]
+        if slots is not HALVES:
+            found += await asyncio.gather(*asked)
+            asked = []
+        asked += [c.routed.dispatch(step, layer, rows) for rows in batches[1:]]
+        found += await asyncio.gather(*asked)
     c.routed.end_step(step)
     return found
 
@@ -188,3 +197,42 @@ async def test_whoever_computes_nothing_sends_no_rows(tiny_model: Any) -> None:
 
         c.routed.end_step(step)
     assert [len(reply.tensors[0]) for reply in replies] == [1, 0]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+async def test_on_a_gpu_each_side_waits_once_a_layer(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every wait but these is an error. Never run yet."""
+    device, waits = torch.device("cuda"), Counter[str]()
+
+    def allowed(name: str) -> Callable[[torch.device], None]:
+        def settle(device: torch.device) -> None:
+            waits.update([name])
+            torch.cuda.set_sync_debug_mode("default")
+            torch.cuda.current_stream(device).synchronize()
+            torch.cuda.set_sync_debug_mode("error")
+
+        return settle
+
+    class OnGpu(ParcelCluster):
+        transports = "auto"
+
+    OnGpu.device = device
+    async with parcel_cluster(OnGpu, tiny_model, 2, where=device) as c:
+        await sums(c, DOUBLED, FP32)  # kernels are compiled
+        monkeypatch.setattr(links, "settle", allowed("asking"))
+        monkeypatch.setattr(answering, "settle", allowed("answering"))
+        rows = hidden(16, 0, FP32).to(device)
+        step = c.routed.begin_step()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            found = await c.routed.dispatch(step, 1, rows)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        c.routed.end_step(step)
+        expected = await c.local.dispatch(c.local.begin_step(), 1, rows)
+
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+    assert waits == {"asking": 1, "answering": 2}

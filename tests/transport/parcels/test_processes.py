@@ -32,7 +32,7 @@ async def test_processes_exchange_tensors_apart(
     open_one: Open, transports: str, far_worker: Start
 ) -> None:
     near = open_one("near")
-    link: Any = await near.connect(far_worker(f"{transports}/parcels").address, "far", 10.0)
+    link: Any = await near.connect(far_worker(f"{transports}/cpu").address, "far", 10.0)
     asked = [request(torch.randn(rows, 4096), seq) for seq, rows in enumerate((1, 16, 2048))]
 
     replies = await near.exchange([(link, frame) for frame in asked], 30.0)
@@ -62,7 +62,7 @@ async def test_a_peer_that_dies_with_tensors_under_way_is_lost_and_others_are_se
     open_one: Open, transports: str, far_worker: Start, rows: int
 ) -> None:
     near = open_one("near")
-    far = far_worker(f"{transports}/parcels")
+    far = far_worker(f"{transports}/cpu")
     link: Any = await near.connect(far.address, "far", 10.0)
     far.signal(signal.SIGSTOP)  # so that nothing of the tensors is taken
     asked = [request(torch.zeros(rows, 4096), seq) for seq in range(3)]
@@ -73,7 +73,7 @@ async def test_a_peer_that_dies_with_tensors_under_way_is_lost_and_others_are_se
 
     assert all(isinstance(outcome, PeerLost) for outcome in await exchange)
     assert not link._wire.parcels._waiting
-    again = await near.connect(far_worker(f"{transports}/parcels").address, "far", 10.0)
+    again = await near.connect(far_worker(f"{transports}/cpu").address, "far", 10.0)
     sent = torch.randn(64, 4096)
     [reply] = await near.exchange([(again, request(sent))], 30.0)
     assert isinstance(reply, Frame)
@@ -84,7 +84,7 @@ async def test_a_peer_that_dies_between_a_frame_and_its_tensors_is_lost(
     open_one: Open, transports: str, far_worker: Start
 ) -> None:
     near = open_one("near")
-    far = far_worker(f"{transports}/parcels")
+    far = far_worker(f"{transports}/cpu")
     link: Any = await near.connect(far.address, "far", 10.0)
     carrier = link._wire.parcels
     arrived = asyncio.Event()

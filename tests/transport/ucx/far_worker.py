@@ -1,7 +1,7 @@
 """Starts echoing workers: forks one for each line "TRANSPORTS STDERR_FILE" it reads, which prints "PID ADDRESS".
 
 Importing torch takes seconds and forking takes none, so the tests share one of these. A request with ``flags`` 1 is
-answered after half a second. With "/parcels" behind the transports, tensors may travel apart from their frames.
+answered after half a second. With "/" and a device behind the transports, tensors may travel apart from their frames.
 """
 
 import asyncio
@@ -29,8 +29,9 @@ async def work(transports: str, secret: bytes) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     limits = FrameLimits.of_hidden_size(4096)
-    device = torch.device("cpu") if transports.endswith("/parcels") else None
-    kind: Any = transports.removesuffix("/parcels")
+    name, _, device_name = transports.partition("/")
+    kind: Any = name
+    device = torch.device(device_name) if device_name else None
     network = UcxNetwork("far", "expert", secret, limits, transports=kind, device=device)
     print(os.getpid(), await network.listen("127.0.0.1", 0, answer), flush=True)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the log

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 
+import torch
 from torch import Tensor
 
 from moesaic.errors import ExpertUnavailable, InvalidInput, MoesaicError, PeerLost
@@ -10,6 +11,7 @@ from moesaic.experts.pieces import is_as_digested, pieces_of
 from moesaic.experts.pull import frames
 from moesaic.experts.pull.ranges import PULLS_AHEAD, Runs
 from moesaic.transport.contract import Link, Network
+from moesaic.transport.device_memory import begin_to_host, settle
 
 
 class DamagedExpert(MoesaicError):
@@ -27,6 +29,10 @@ class PullClient:
 
     Messages are received into memory of their own and copied: a late one must never write to
     experts that are being computed with. The copy takes 3 to 5 % of a message's way.
+
+    Bytes that arrive on a GPU are checked as all others are: a copy of them, made from where they have
+    arrived, is digested on the host. So what is compared has been on the GPU, but only the copy on it
+    from there to ``into`` is not compared again. It takes two waits a message, on a thread of its own.
     """
 
     def __init__(
@@ -103,7 +109,18 @@ class PullClient:
                 self.link.discard("its experts have another size")
                 raise PeerLost(self.link.peer, "its experts have another size")
             packed, digests = found
-            if not is_as_digested(packed, start, self._row_bytes, digests):
+            seen = begin_to_host(packed)
+            settle(packed.device)
+            if not is_as_digested(seen, start, self._row_bytes, digests):
                 raise DamagedExpert(self.link.peer, layer, start // self._row_bytes)
-            into.numpy()[:] = packed.numpy()
+            _copy(packed, into)
             return digests.clone()
+
+
+def _copy(packed: Tensor, into: Tensor) -> None:
+    """Copy bytes, wherever both are; done when this returns."""
+    if packed.device == into.device == torch.device("cpu"):
+        into.numpy()[:] = packed.numpy()  # torch would copy with a team of threads, and keep it
+        return
+    into.copy_(packed)
+    settle(into.device)  # kernels of another thread will compute with it

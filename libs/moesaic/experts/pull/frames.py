@@ -5,7 +5,8 @@ Request
     layer's share, and the number of bytes.
 Reply
     tensors: these bytes of the packed experts, int32 ``[1, bytes / 4]``; the digests of their
-    pieces, int64 ``[1, pieces]``, none if the bytes are not whole pieces.
+    pieces, int64 ``[1, pieces]``, none if the bytes are not whole pieces. The bytes are a parcel where
+    both sides can: then they go from the memory of one device to that of the other.
 """
 
 import torch
@@ -60,9 +61,13 @@ def range_of(request: Frame) -> tuple[int, int]:
     return start, length
 
 
-def pull_reply(request: Frame, packed: Tensor, digests: Tensor) -> Frame:
-    """Give ``packed``, uint8 ``[bytes]``, and the digests of its pieces, int64 ``[pieces]``."""
-    return request.reply(tensors=[packed.view(torch.int32).unsqueeze(0), digests.unsqueeze(0)])
+def pull_reply(request: Frame, packed: Tensor, digests: Tensor, *, lasting: bool) -> Frame:
+    """Give ``packed``, uint8 ``[bytes]``, and the digests of its pieces, int64 ``[pieces]``.
+
+    Only memory that does not change until it has been sent, which is ``lasting``, may travel apart.
+    """
+    tensors = [packed.view(torch.int32).unsqueeze(0), digests.unsqueeze(0)]
+    return request.reply(tensors, parcels=int(lasting))
 
 
 def pulled(reply: Frame, length: int, num_pieces: int) -> tuple[Tensor, Tensor] | None:

@@ -20,6 +20,7 @@ from moesaic.kernels.expert_layout import ExpertLayout
 from moesaic.messages.placement import PlacedWorker, Placement
 from moesaic.native.memory import huge_pages
 from moesaic.transport.contract import Network
+from moesaic.transport.device_memory import settle
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -35,10 +36,15 @@ class ExpertPeers:
     """Reaches other workers for their experts, on the event loop of ``network``: not the engine's."""
 
     def __init__(
-        self, network: Network, worker_id: str, layout: ExpertLayout, model_digest: str
+        self,
+        network: Network,
+        worker_id: str,
+        layout: ExpertLayout,
+        model_digest: str,
+        device: torch.device,
     ) -> None:
-        """Make it on that event loop."""
-        self.layout = layout
+        """Make it on that event loop; experts are brought to ``device``."""
+        self.layout, self.device = layout, device
         self._network, self._worker_id = network, worker_id
         self._contents = contents_digest(model_digest, layout, Share())
         self._loop = asyncio.get_running_loop()
@@ -111,7 +117,7 @@ class Pulling:
     def _from(self, holder: PlacedWorker, layer: int, expert: int) -> LoadedExpert | None:
         self._pace.check()
         layout = self._peers.layout
-        packed = huge_pages.zeros((layout.nbytes,), torch.uint8)
+        packed = self._zeros(layout.nbytes)
         try:
             digests = self._pull(holder, layer, expert, packed)
         except DamagedExpert as error:
@@ -129,6 +135,14 @@ class Pulling:
         _pulled_bytes.inc(layout.nbytes)
         self.pulled += 1
         return LoadedExpert(layout.view(packed), packed, digests)
+
+    def _zeros(self, nbytes: int) -> Tensor:
+        device = self._peers.device
+        if device.type == "cpu":
+            return huge_pages.zeros((nbytes,), torch.uint8)
+        made = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+        settle(device)  # it is filled on another thread
+        return made
 
     def _pull(self, holder: PlacedWorker, layer: int, expert: int, into: Tensor) -> Tensor:
         """Fill ``into``, message by message.

@@ -65,12 +65,13 @@ class PullServer:
         ):
             raise InvalidInput("frame.tensors", f"no {length} bytes from {start} here")
         digests = self._shard.digests(request.layer, start, length)
-        if isinstance(self._shard, FileShard):
-            part = await self._read(request.layer, start, length)
-        else:
+        in_memory = not isinstance(self._shard, FileShard)
+        if in_memory:
             part = self._shard.read(request.layer, start, length)
+        else:
+            part = await self._read(request.layer, start, length)
         SERVED_BYTES.inc(length)
-        return frames.pull_reply(request, part, digests)
+        return frames.pull_reply(request, part, digests, lasting=in_memory)
 
     async def _read(self, layer: int, start: int, length: int) -> Tensor:
         """Part of the file, in memory that is used again in the loop's next turn.

@@ -1,6 +1,6 @@
 """The share of the experts that one worker gives to others, packed, in memory."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
 import torch
@@ -79,8 +79,11 @@ class SlotShard:
             ExpertUnavailable: an expert is not here, or no longer.
         """
         expert, offset = divmod(start, self._row_bytes)
+        first = self._expert(layer, expert).packed
         if offset + length <= self._row_bytes:
-            return self._expert(layer, expert).packed[offset : offset + length]
+            return first[offset : offset + length]
+        if first.is_cuda:
+            return torch.cat(list(self._parts(layer, start, length)))
         copied = torch.empty(length, dtype=torch.uint8)
         self.read_into(layer, start, copied)
         return copied
@@ -98,10 +101,17 @@ class SlotShard:
     def read_into(self, layer: int, start: int, into: Tensor) -> None:
         """See ``Shard.read_into``, and ``read``."""
         done, to = 0, into.numpy()  # torch would copy with a team of threads, and keep it
-        while done < len(to):
+        for part in self._parts(layer, start, len(into)):
+            to[done : done + len(part)] = part.numpy(force=True)
+            done += len(part)
+
+    def _parts(self, layer: int, start: int, length: int) -> Iterator[Tensor]:
+        """``length`` bytes from ``start``, expert by expert."""
+        done = 0
+        while done < length:
             expert, offset = divmod(start + done, self._row_bytes)
-            part = self._expert(layer, expert).packed[offset : offset + len(to) - done].numpy()
-            to[done : done + len(part)] = part
+            part = self._expert(layer, expert).packed[offset : offset + length - done]
+            yield part
             done += len(part)
 
     def _expert(self, layer: int, expert: int) -> "_Held":
