@@ -47,4 +47,4 @@ async def give_experts(
 
 
 def _use_own_stream(device: torch.device) -> None:
-    torch.cuda.set_stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+    torch.cuda.set_stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]  # torch has no type for it

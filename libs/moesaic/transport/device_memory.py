@@ -30,7 +30,7 @@ class DeviceMemory:
         if device.type == "cuda":
             torch.cuda.set_device(device)
             torch.empty(1, device=device)  # makes CUDA's context, which UCX needs on this thread
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch has no type for it
 
     def take(self, rows: int, cols: int, dtype: torch.dtype) -> Tensor:
         """Take memory ``[rows, cols]`` that no kernel uses any more."""

@@ -9,6 +9,7 @@ import xxhash
 from moesaic.errors import FrameError
 from moesaic.transport.device_memory import DeviceMemory
 from moesaic.transport.frame import HEADER_BYTES, Frame, FrameKind, FrameLimits
+from moesaic.transport.tensor_table import NUMBERS
 
 LIMITS = FrameLimits(max_rows=64, max_cols=64, max_bytes=1 << 14)
 MEMORY = DeviceMemory(torch.device("cpu"))
@@ -57,6 +58,23 @@ def test_parcels_are_refused_where_none_were_agreed_on() -> None:
         Frame.decode(frame(1).encode(apart=True), LIMITS)
 
 
+@pytest.mark.parametrize("code", [1 | 1 << 8 | 8 << 12, 1 | 1 << 8 | 11 << 12])
+def test_parcels_that_are_not_numbered_in_a_row_are_refused(code: int) -> None:
+    message = resealed(frame(2).encode(apart=True), 84, (code).to_bytes(4, "little"))
+
+    with pytest.raises(FrameError, match="in a row"):
+        Frame.decode(message, LIMITS, MEMORY)
+
+
+def test_numbers_of_parcels_begin_again_within_a_frame() -> None:
+    sent = frame(2)
+    sent.first_parcel = NUMBERS - 1
+
+    decoded = Frame.decode(sent.encode(apart=True), LIMITS, MEMORY)
+
+    assert (decoded.parcels, decoded.first_parcel) == (2, NUMBERS - 1)
+
+
 def test_a_tensor_within_the_frame_before_a_parcel_is_refused() -> None:
     message = resealed(frame(2).encode(apart=True), 72, (1).to_bytes(4, "little"))
 
@@ -84,7 +102,7 @@ def test_parcels_count_among_the_bytes_of_their_frame(monkeypatch: pytest.Monkey
         Frame.decode(message, tight, MEMORY)
 
 
-@pytest.mark.parametrize("at", [20, 72, 73, 76])
+@pytest.mark.parametrize("at", [72, 73, 74, 76])
 def test_a_damaged_description_of_parcels_is_found(at: int) -> None:
     message = frame(1).encode(apart=True)
     message[at] ^= 4

@@ -40,7 +40,7 @@ async def linked(open_one: Open, handler: Any = echo, **far: Any) -> tuple[UcxNe
 
 def hold_parcels(carrier: Any) -> list[tuple[Any, int]]:
     """From now on frames leave, and their parcels are kept here."""
-    start, held = carrier._endpoint.start, []
+    start, held = carrier._sender.start, []
 
     def start_frames(memory: Any, tag: int) -> None:
         if tag & parcels.PARCEL:
@@ -48,7 +48,7 @@ def hold_parcels(carrier: Any) -> list[tuple[Any, int]]:
         else:
             start(memory, tag)
 
-    carrier._endpoint.start = start_frames
+    carrier._sender.start = start_frames
     return held
 
 
@@ -198,7 +198,7 @@ async def test_tensors_that_come_after_their_deadline_reach_nobody(
 ) -> None:
     near, link = await linked(open_one)
     far = next(each for each in kept if each is not link._wire.parcels)
-    start, held = far._endpoint.start, hold_parcels(far)
+    start, held = far._sender.start, hold_parcels(far)
 
     [outcome] = await near.exchange([(link, request([torch.zeros(4, 8)]))], 0.2)
 
@@ -220,7 +220,7 @@ async def test_tensors_may_come_before_their_frame(
     open_one: Open, kept: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     near, link = await linked(open_one)
-    endpoint = link._wire.parcels._endpoint
+    endpoint = link._wire.parcels._sender
     send, late = endpoint.send, []
     endpoint.send = late.append
     exchange = asyncio.create_task(near.exchange([(link, request([torch.ones(4, 8)]))], 10.0))

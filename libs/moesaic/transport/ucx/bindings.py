@@ -95,8 +95,7 @@ class UcxWorker:
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._worker.epoll_file_descriptor, self._progress)
         self._stopped = self._destroyed = False
-        self._memory = memory
-        self._parcels: dict[int, UcxParcels] = {}  # by what the tags they receive have in common
+        self._memory, self._parcels = memory, dict[int, UcxParcels]()  # by ``connection_of`` tags
         self._channels, self._plane = channels, None
         if channels is not None and memory is None:
             self._plane = UcxPlane.of(
@@ -130,12 +129,12 @@ class UcxWorker:
             endpoint.channel = UcxChannel(self._plane, handle.handle, tags, control)
             self._channels.add(endpoint.channel, on_message, endpoint.lose)
         if self._memory is not None:
-            endpoint.parcels = UcxParcels(endpoint, tags, self._memory)
+            endpoint.parcels = UcxParcels(endpoint, self, tags, self._memory)
             self._parcels[connection] = endpoint.parcels
         self.wake()
         return endpoint
 
-    def drop(self, channel: UcxChannel) -> None:
+    def remove(self, channel: UcxChannel) -> None:
         """Receive no more of its messages."""
         if self._channels is not None:
             self._channels.remove(channel)
@@ -155,7 +154,7 @@ class UcxWorker:
         request = self._worker.tag_recv_with_handle(Array(memory), found)
         self.track(request, memory, finish)
 
-    def drop_found(self, found: Any) -> None:
+    def drop(self, found: Any) -> None:
         """Be rid of a message that was taken out of the queue."""
         self.receive(found, bytearray(1), _ignore)
 
@@ -279,10 +278,7 @@ class UcxWorker:
             return
         while (found := self._worker.tag_probe(_PARCEL_TAG, _PARCEL_MASK, True)).matched:
             parcels = self._parcels.get(connection_of(found.sender_tag.value))
-            if parcels is not None:
-                parcels.arrived(found)
-            else:
-                self.drop_found(found)
+            parcels.arrived(found) if parcels else self.drop(found)
 
     def _finish(self) -> None:
         transfers, self._transfers = self._transfers, []  # finishing one may start another
@@ -341,23 +337,11 @@ class UcxEndpoint:
             return
         self._worker.track(request, memory, self._sent)
 
-    def receive(self, found: Any, memory: Any, finish: Callable[[str | None], None]) -> None:
-        """See ``UcxWorker.receive``."""
-        self._worker.receive(found, memory, finish)
-
-    def drop_found(self, found: Any) -> None:
-        """See ``UcxWorker.drop_found``."""
-        self._worker.drop_found(found)
-
     def close(self) -> None:
         """Abort messages under way, both ways; calling it again changes nothing."""
         if not self._open:
             return
-        self._open = False
-        self._drop_channel()
-        if self.parcels is not None:
-            self.parcels.close()
-        self._handle.remove_close_callback()
+        self._detach(drop=True)
         # UCX has closed a broken one itself, and closing it twice crashes.
         request = self._handle.close() if self._handle.alive else None
         self._worker.closing(self._receive_tag, request)
@@ -369,11 +353,7 @@ class UcxEndpoint:
             The binding, which must not be freed.
         """
         if self._open:
-            self._open = False
-            self._drop_channel()
-            if self.parcels is not None:
-                self.parcels.close(drop=False)
-            self._handle.remove_close_callback()
+            self._detach(drop=False)
             asyncio.get_running_loop().call_soon(self._on_lost, "the network is closed")
         return self._handle
 
@@ -390,9 +370,13 @@ class UcxEndpoint:
         if self.channel is not None and self._open:
             self.channel.lose()  # a loop that sleeps in a C function would not look
 
-    def _drop_channel(self) -> None:
+    def _detach(self, *, drop: bool) -> None:
+        self._open = False
         if self.channel is not None:
-            self._worker.drop(self.channel)
+            self._worker.remove(self.channel)
+        if self.parcels is not None:
+            self.parcels.close(drop=drop)
+        self._handle.remove_close_callback()
 
     def _report(self, cause: str) -> None:
         if self._open:

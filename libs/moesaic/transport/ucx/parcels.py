@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,16 +20,11 @@ from torch import Tensor
 from moesaic.errors import FrameError, InvalidInput
 from moesaic.transport.device_memory import DeviceMemory
 from moesaic.transport.frame import Frame
-
-if TYPE_CHECKING:
-    from moesaic.transport.ucx.bindings import UcxEndpoint
+from moesaic.transport.tensor_table import NUMBERS
 
 PARCEL = 1 << 63  # of tags
-NUMBERS = 1 << 20  # of parcels, before they begin again
 PATIENCE_S = 30.0  # for parcels of a frame that is here
-MAX_WAITING = (
-    256  # frames of one connection that wait for parcels, and parcels that wait for frames
-)
+MAX_WAITING = 256  # frames of a connection that wait for parcels, and parcels that wait for frames
 
 
 def frame_tag(tag: int) -> int:
@@ -38,8 +33,31 @@ def frame_tag(tag: int) -> int:
 
 
 def connection_of(tag: int) -> int:
-    """What all tags of one connection in one direction have in common, those of frames and parcels."""
+    """Give the part that all tags of one connection in one direction share, frames' and parcels'."""
     return (tag & ~PARCEL) // NUMBERS
+
+
+class ParcelSender(Protocol):
+    """The part of a connection that parcels need."""
+
+    def send(self, message: bytearray) -> None:
+        """Start sending a frame."""
+
+    def start(self, memory: Any, tag: int) -> None:
+        """Start sending by this tag; the memory belongs to UCX until the end."""
+
+    def lose(self, cause: str) -> None:
+        """Report the end of the connection, in a later turn of the event loop."""
+
+
+class ParcelReceiver(Protocol):
+    """The part of a UCX worker that parcels need; ``found`` was probed and taken out of its queue."""
+
+    def receive(self, found: Any, memory: Any, finish: Callable[[str | None], None]) -> None:
+        """Receive a message, then call ``finish`` with the error, if any."""
+
+    def drop(self, found: Any) -> None:
+        """Be rid of a message."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,11 +78,15 @@ class UcxParcels:
     """
 
     def __init__(
-        self, endpoint: "UcxEndpoint", tags: tuple[int, int], memory: DeviceMemory
+        self,
+        sender: ParcelSender,
+        receiver: ParcelReceiver,
+        tags: tuple[int, int],
+        memory: DeviceMemory,
     ) -> None:
         """Send by the first of the ``tags`` of frames, receive by the other."""
         self.memory = memory
-        self._endpoint = endpoint
+        self._sender, self._receiver = sender, receiver
         self._send_tag, self._receive_tag = (connection_of(tag) * NUMBERS | PARCEL for tag in tags)
         self._sent = 0
         self._wanted: dict[int, tuple[Tensor, _Waiting]] = {}  # by tag
@@ -78,10 +100,10 @@ class UcxParcels:
             raise InvalidInput("tensors", "those that travel apart must be contiguous")
         frame.first_parcel = self._sent
         message = frame.encode(apart=True)
-        self._endpoint.send(message)
+        self._sender.send(message)
         for number, tensor in enumerate(tensors, start=self._sent):
             if tensor.numel():
-                self._endpoint.start(_bytes_of(tensor), self._send_tag + number % NUMBERS)
+                self._sender.start(_bytes_of(tensor), self._send_tag + number % NUMBERS)
         self._sent = (self._sent + len(tensors)) % NUMBERS
 
     def fetch(self, frame: Frame, take: Callable[[Frame], None]) -> None:
@@ -102,7 +124,7 @@ class UcxParcels:
             loop.call_soon(self._complete, waiting)
             return
         cause = f"the tensors of a frame did not come within {PATIENCE_S:g} s"
-        waiting.timer = loop.call_later(PATIENCE_S, self._endpoint.lose, cause)
+        waiting.timer = loop.call_later(PATIENCE_S, self._sender.lose, cause)
         for tag, tensor in wanted.items():
             self._wanted[tag] = tensor, waiting
             if (found := self._early.pop(tag, None)) is not None:
@@ -114,16 +136,16 @@ class UcxParcels:
         if tag not in self._wanted:
             self._early[tag] = found
             if len(self._early) > MAX_WAITING:
-                self._endpoint.lose(f"more than {MAX_WAITING} tensors came without a frame")
+                self._sender.lose(f"more than {MAX_WAITING} tensors came without a frame")
             return
         tensor, waiting = self._wanted.pop(tag)
         if found.length != tensor.nbytes:
-            self._endpoint.drop_found(found)
-            self._endpoint.lose(f"a tensor of {tensor.nbytes} bytes came as {found.length}")
+            self._receiver.drop(found)
+            self._sender.lose(f"a tensor of {tensor.nbytes} bytes came as {found.length}")
             return
-        self._endpoint.receive(found, _bytes_of(tensor), partial(self._received, waiting))
+        self._receiver.receive(found, _bytes_of(tensor), partial(self._received, waiting))
 
-    def close(self, *, drop: bool = True) -> None:
+    def close(self, *, drop: bool) -> None:
         """Give back the memory of what has not come, except where UCX writes at this moment.
 
         UCX may ``drop`` what came too early, unless its worker ends as well.
@@ -134,11 +156,11 @@ class UcxParcels:
         early, self._early = self._early, {}
         self._wanted, self._waiting = {}, set()
         for found in early.values() if drop else ():
-            self._endpoint.drop_found(found)
+            self._receiver.drop(found)
 
     def _received(self, waiting: _Waiting, error: str | None) -> None:
         if error is not None:
-            self._endpoint.lose(f"cannot receive: {error}")
+            self._sender.lose(f"cannot receive: {error}")
             return
         waiting.missing -= 1
         if not waiting.missing:
