@@ -7,7 +7,6 @@ for the others.
 """
 
 import asyncio
-import os
 import socket
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
@@ -23,19 +22,17 @@ from moesaic.native.library import lib, library
 from moesaic.transport.contract import Handler, Link
 from moesaic.transport.device_memory import DeviceMemory
 from moesaic.transport.dialled import DialledLink
-from moesaic.transport.frame import Frame, FrameKind, FrameLimits, Message
+from moesaic.transport.frame import Frame, FrameKind, FrameLimits
 from moesaic.transport.handshakes import Handshakes
 from moesaic.transport.links import Links
-from moesaic.transport.rings.channel import Channel, RingChannel
 from moesaic.transport.rings.meeting import Meeting, meet
 from moesaic.transport.rings.plane import RingPlane
 from moesaic.transport.ucx import door, handshake
 from moesaic.transport.ucx.bindings import UCXError, UcxWorker
-from moesaic.transport.ucx.control import Control
 from moesaic.transport.ucx.door import Door
 from moesaic.transport.ucx.handshake import Session
 from moesaic.transport.ucx.interfaces import only_network
-from moesaic.transport.ucx.parcels import UcxParcels, frame_tag
+from moesaic.transport.ucx.parcels import frame_tag
 from moesaic.transport.ucx.planes import (
     PARCELS,
     RING,
@@ -47,7 +44,7 @@ from moesaic.transport.ucx.planes import (
     planes_of,
     shared_memory_id,
 )
-from moesaic.transport.wire import Receiver
+from moesaic.transport.ucx.wires import RingWire, UcxWire
 
 log = structlog.get_logger()
 
@@ -244,10 +241,10 @@ class UcxNetwork:
                 offer = PlaneOffer(shared_memory_id(), addresses)
                 await session.send(sock, FrameKind.OFFER, msgspec.msgpack.encode(offer))
                 choice = _decode(await session.receive(sock, FrameKind.ACCEPT), PlaneChoice)
-                wire: _RingWire | _UcxWire
+                wire: RingWire | UcxWire
                 if choice.plane == RING and meeting is not None and self._rings is not None:
                     memory, bell = await meeting.met()
-                    wire = _RingWire(self._rings, memory, bell, 0, sock, self._max_bytes)
+                    wire = RingWire(self._rings, memory, bell, 0, sock, self._max_bytes)
                 else:
                     if offered.get(choice.plane) is not self._planes.get(choice.plane):
                         raise PeerLost(peer, f"{choice.plane} was renewed while it was dialled")
@@ -277,7 +274,7 @@ class UcxNetwork:
         offer = _decode(await session.receive(sock, FrameKind.OFFER), PlaneOffer)
         own = best_first(self._planes, self._meets)
         plane = choose_plane(offer, own)
-        wire: _RingWire | _UcxWire | None = None
+        wire: RingWire | UcxWire | None = None
         if plane == RING and self._rings is not None:
             wire = await self._join(self._rings, offer.addresses[RING], session, sock)
             if wire is None:
@@ -298,101 +295,26 @@ class UcxNetwork:
 
     async def _join(
         self, rings: RingPlane, name: bytes, session: Session, sock: socket.socket
-    ) -> "_RingWire | None":
+    ) -> "RingWire | None":
         """Meet a dialler of this host; ``None`` if it cannot be met, as in another network."""
         try:
             memory, bell = await meet(name, session.token(RING), rings.bell)
         except OSError as error:
             log.info("meeting.failed", peer=session.peer, cause=str(error))
             return None
-        return _RingWire(rings, memory, bell, 1, sock, self._max_bytes)
+        return RingWire(rings, memory, bell, 1, sock, self._max_bytes)
 
     def _wire(
         self, sock: socket.socket, peer: str, plane: str, address: bytes, tags: tuple[int, int]
-    ) -> "_UcxWire":
+    ) -> "UcxWire":
         if plane not in self._planes:
             raise FrameError("plane", f"{plane!r} was not offered")
         if plane in PARCELS:
             tags = frame_tag(tags[0]), frame_tag(tags[1])
         try:
-            return _UcxWire(self._planes[plane], address, tags, sock)
+            return UcxWire(self._planes[plane], address, tags, sock)
         except UCXError as error:
             raise PeerLost(peer, f"UCX cannot reach it by {plane}: {error}") from error
-
-
-class _UcxWire:
-    """A ``Wire``: a UCX endpoint, and the connection that tells when the peer is gone."""
-
-    receiver: Receiver
-
-    def __init__(
-        self, plane: UcxWorker, address: bytes, tags: tuple[int, int], sock: socket.socket
-    ) -> None:
-        self._endpoint = plane.connect(address, tags, self._arrive, self._lost, sock.fileno())
-        self._control = Control(sock, self._lost)
-
-    @property
-    def channel(self) -> Channel | None:
-        return self._endpoint.channel
-
-    @property
-    def parcels(self) -> UcxParcels | None:
-        return self._endpoint.parcels
-
-    def send(self, message: Message) -> None:
-        self._endpoint.send(message)
-
-    def close(self) -> None:
-        self._endpoint.close()
-        self._control.close()
-
-    def _arrive(self, message: Message) -> None:
-        self.receiver.on_message(message)
-
-    def _lost(self, cause: str) -> None:
-        self.close()
-        self.receiver.on_lost(cause)
-
-
-class _RingWire:
-    """A ``Wire``: a channel in shared memory, and the connection that tells when the peer is gone."""
-
-    receiver: Receiver
-
-    def __init__(
-        self,
-        rings: RingPlane,
-        memory: int,
-        bell: int,
-        side: int,
-        sock: socket.socket,
-        max_bytes: int,
-    ) -> None:
-        try:
-            self.channel = RingChannel(memory, side, bell, sock.fileno(), max_bytes)
-        finally:
-            os.close(memory)
-        self._rings, self._open = rings, True
-        self._control = Control(sock, self._lost)
-        rings.add(self.channel, self._arrive, self._lost)
-
-    def send(self, message: Message) -> None:
-        if not self.channel.closed and not self.channel.send(message):
-            asyncio.get_running_loop().call_soon(self._lost, "the channel is damaged")
-
-    def close(self) -> None:
-        self._open = False
-        self._rings.remove(self.channel)
-        self._control.close()
-
-    def _arrive(self, message: Message) -> None:
-        self.receiver.on_message(message)
-
-    def _lost(self, cause: str) -> None:
-        # Not `channel.closed`: a broken one is closed before anybody hears of it.
-        if self._open:
-            self.close()
-            self.receiver.on_lost(cause)
 
 
 def _answers_to_pings(limits: FrameLimits) -> int:
