@@ -18,6 +18,7 @@ from moesaic.transport.rings.channel import CAPACITY, RingChannel, make_memory
 from moesaic.transport.rings.meeting import Meeting, meet
 from moesaic.transport.rings.plane import RingPlane
 from moesaic.transport.ucx import network as network_module
+from moesaic.transport.ucx import wires
 from moesaic.transport.ucx.network import UcxNetwork
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C compiler")
@@ -68,7 +69,7 @@ async def test_a_dial_that_fails_keeps_no_file_descriptor(
             raise FrameError("memory", "is no channel's")
         return RingChannel(memory, side, bell, *rest)
 
-    monkeypatch.setattr(network_module, "RingChannel", refuse)
+    monkeypatch.setattr(wires, "RingChannel", refuse)
 
     async def fail() -> int:
         with pytest.raises(PeerLost):

@@ -60,8 +60,8 @@ def planes_of(
 ) -> dict[str, tuple[dict[str, str], bool]]:
     """Give the planes for these transports, best first; ``network`` holds UCX's options that name one.
 
-    With a ``device`` there is one for parcels. It is the network's even within a host if transports are
-    "auto", as UCX takes device memory from process to process only beside transports that report a death.
+    With a ``device`` there is one for parcels. With transports "auto" it is the network's, within a host
+    too: CUDA's transports are none of shared memory's, and a death has to be reported.
 
     Each plane has a UCX worker of its own: UCX uses shared memory only for endpoints that need no
     report of a peer's death, and without one a broken network connection would be fatal.
@@ -72,12 +72,9 @@ def planes_of(
     planes: dict[str, tuple[dict[str, str], bool]] = {}
     if device is not None:
         name = {"auto": _NET, "tcp": _NET, "shm": _SHM}.get(transports)
-        more = _CUDA_TLS if device.type == "cuda" else ""
         for plain, (options, reports) in planes_of(transports, network).items():
             if plain == name:
-                # What a name of transports is added to names all; "^" and none leave CUDA's in.
-                tls = options.get("TLS", "^")
-                chosen = options if tls.startswith("^") else options | {"TLS": tls + more}
+                chosen = options if device.type == "cpu" else _with_cuda(options)
                 planes[_PARCELS_SHM if plain == _SHM else _PARCELS_NET] = chosen, reports
     if transports in ("auto", "shm"):
         options = {"TLS": _SHM_TLS, "MM_SEG_SIZE": _SEGMENT, "RNDV_THRESH": _COPY_ALWAYS}
@@ -96,6 +93,14 @@ def shared_memory_id() -> str:
     parts += [os.readlink(f"/proc/self/ns/{namespace}") for namespace in ("ipc", "pid", "user")]
     parts.append(str(os.stat("/dev/shm").st_dev))
     return hashlib.sha256("|".join(parts).encode()).hexdigest()
+
+
+def _with_cuda(options: dict[str, str]) -> dict[str, str]:
+    """Add CUDA's transports to options that name others."""
+    # Only by asking the receiver first can UCX go from device to device; it knows best from which size on.
+    others = {name: value for name, value in options.items() if name != "RNDV_THRESH"}
+    tls = options.get("TLS", "^")  # what begins with "^" excludes, and leaves these in
+    return others if tls.startswith("^") else others | {"TLS": tls + _CUDA_TLS}
 
 
 def best_first(planes: Collection[str], meets: bool) -> list[str]:
