@@ -134,9 +134,12 @@ class UcxParcels:
         """Take a parcel, as UCX's probe has found it."""
         tag = found.sender_tag.value
         if tag not in self._wanted:
-            self._early[tag] = found
-            if len(self._early) > MAX_WAITING:
-                self._sender.lose(f"more than {MAX_WAITING} tensors came without a frame")
+            # Else one without a frame could be taken for another, once numbers begin again.
+            if tag in self._early or len(self._early) >= MAX_WAITING:
+                self._receiver.drop(found)
+                self._sender.lose(f"a tensor came twice, or {MAX_WAITING} without their frames")
+            else:
+                self._early[tag] = found
             return
         tensor, waiting = self._wanted.pop(tag)
         if found.length != tensor.nbytes:
