@@ -164,7 +164,7 @@ class Frame:
         if whole > limits.max_bytes:
             raise FrameError("tensors", f"at most {limits.max_bytes} bytes in all, got {whole}")
         tensors, body_start = read_tensors(message, HEADER_BYTES, entries[parcels:])
-        if memory is not None:
+        if parcels and memory is not None:
             apart = [memory.take(each.rows, each.cols, each.dtype) for each in entries[:parcels]]
             tensors = apart + tensors
         return cls(

@@ -18,7 +18,7 @@ NUMBERS = 1 << 20  # of parcels of one connection, before they begin again
 _PARCEL, _NUMBER = 1 << 8, 12  # bits of the number that tells a dtype
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen, each would take a microsecond
 class TableEntry:
     """A tensor as the header describes it."""
 
@@ -68,7 +68,9 @@ def parcels_of(entries: list[TableEntry]) -> tuple[int, int]:
         FrameError: another tensor is before one of them, or they are not numbered in a row.
     """
     numbers = [entry.parcel for entry in entries if entry.parcel is not None]
-    first = numbers[0] if numbers else 0
+    if not numbers:
+        return 0, 0
+    first = numbers[0]
     expected = [(first + idx) % NUMBERS for idx in range(len(numbers))]
     if [entry.parcel for entry in entries[: len(numbers)]] != expected:
         raise FrameError("tensors", "those that travel apart must be the first, numbered in a row")
