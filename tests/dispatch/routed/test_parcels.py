@@ -70,13 +70,20 @@ def hidden(rows: int, seed: int, dtype: torch.dtype) -> Tensor:
     return made.to(dtype)
 
 
+async def all_linked(c: Any, num_workers: int) -> None:
+    """Wait for every worker: with replicas a step could begin with fewer, and add up in another order."""
+    await c.routed.reachable()
+    while len(c.routed._routes.current.live) < num_workers:
+        await asyncio.sleep(0.005)
+
+
 async def sums(c: Any, slots: list[list[int]], dtype: torch.dtype) -> list[Tensor]:
     """The sums of some batches; two of each layer are under way at once, unless they have replicas.
 
     Which of these computes depends on loads, so on whose reply comes first.
     """
     c.put_in_force(c.placement(1, *slots))
-    await asyncio.wait_for(c.routed.reachable(), 5)
+    await asyncio.wait_for(all_linked(c, len(slots)), 5)
     step = c.routed.begin_step()
     found: list[Tensor] = []
     for layer in range(NUM_LAYERS):
