@@ -81,11 +81,12 @@ EXPORT int ask_begin(const struct ask *ask, struct asked *asked) {
             channel_send(c, to, size);
     }
     free(copy);
-    // Only now, and those last that slept on this core: they may take it, and keep the others waiting.
+    // Only now, and those last that slept on this core: they may take it, and keep the others waiting. At
+    // last all of them: a second look at a core may find another one, and would pass over its peer.
     const uint32_t core = this_core();
-    for (int here = 0; here < 2; here++)
-        for (int64_t i = 0; i < ask->num; i++)
-            if ((channel_core(ask->channels[i]) == core) == here) channel_tell(ask->channels[i]);
+    for (int64_t i = 0; i < ask->num; i++)
+        if (channel_core(ask->channels[i]) != core) channel_tell(ask->channels[i]);
+    for (int64_t i = 0; i < ask->num; i++) channel_tell(ask->channels[i]);
     asked->send_ns = now_ns() - started;
     return 0;
 }
