@@ -5,6 +5,7 @@
 #   make test-compose   the tests of the suite in containers; skipped where there is no Docker engine
 #   make fmt     format the sources                  make lint    styles, layers and types: part of make test
 #   make bench   measure what the project claims
+#   make fuzz    hostile messages against the C sources under sanitizers, for five minutes (FUZZ_SECONDS=60 for less)
 #   make soak    half an hour of mixed traffic and killed workers (SOAK_MINUTES=3 for less)
 #   make test-clients   other people's clients against a real suite: openai, LangChain, lm_eval, guidellm
 #   make lm-eval    every log-likelihood of lm_eval beside that of transformers
@@ -21,7 +22,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 TRITON := triton>=3.7,<3.8
 
 .DEFAULT_GOAL := help
-.PHONY: help up down test test-below test-suites test-compose test-clients lm-eval soak fmt lint styles checks proto bench gpu lock reference
+.PHONY: help up down test test-below test-suites test-compose test-clients lm-eval soak fuzz fmt lint styles checks proto bench gpu lock reference
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -68,6 +69,10 @@ lm-eval: .venv/installed-all .venv-clients/installed
 # The report goes to benchmarks/results/soak.json.
 soak: .venv/installed-dev
 	@$(BIN)/pytest -q -s -m slow tests/soak
+
+# Every round has its seed; the first one is drawn, and printed. A round that fails says how it is played again.
+fuzz: .venv/installed-dev
+	@$(BIN)/pytest -q -s -m slow tests/native
 
 lint: styles checks
 

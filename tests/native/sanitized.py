@@ -1,0 +1,89 @@
+"""Compiles the C sources together with their drivers, so that sanitizers watch them."""
+
+import hashlib
+import shutil
+import subprocess
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from moesaic.native import header
+from moesaic.native.compile import VARIANTS
+
+HERE = Path(__file__).parent
+SOURCES = header.HEADER.parent
+# Attention meets nothing that other processes send.
+LEFT_OUT = {"apart", "attention", "attention_tile", "decoder_step", "grouped_query"}
+SHARED = ("chance", "layer", "messages", "pair", "reply")  # by both drivers
+# Functions that the driver has for itself: time goes on as it wants.
+WRAPPED = ("now_ns", "offer_core", "ppoll", "epoll_wait", "channel_core")
+
+FLAGS = ["-O1", "-g", "-std=gnu11", "-ffp-contract=off", "-pthread", "-fno-omit-frame-pointer"]
+FLAGS += ["-U_FORTIFY_SOURCE", "-Wno-psabi"]
+MEMORY = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+RACES = ["-fsanitize=thread", "-Wno-tsan"]  # it warns that it knows no fences
+
+
+@cache
+def missing(sanitizer: str) -> str | None:
+    """Say why nothing can be compiled and run with ``-fsanitize=sanitizer``; ``None``: it can."""
+    if shutil.which("gcc") is None:
+        return "there is no gcc"
+    with TemporaryDirectory() as folder:
+        program = Path(folder) / "nothing"
+        program.with_suffix(".c").write_text("int main(void) { return 0; }")
+        command = ["gcc", f"-fsanitize={sanitizer}", "-o", str(program), f"{program}.c"]
+        if subprocess.run(command, capture_output=True).returncode:
+            return f"gcc has no -fsanitize={sanitizer}"
+        ran = subprocess.run([program], capture_output=True, text=True)
+        return f"-fsanitize={sanitizer} does not run here: {ran.stderr}" if ran.returncode else None
+
+
+def fuzz_driver(folder: Path, variant: str) -> Path:
+    """Compile the driver of ``tests/native/fuzz`` for a variant of processor, into ``folder``."""
+    drivers = sorted((HERE / "fuzz").glob("*.c"))
+    wrap = "-Wl," + ",".join(f"--wrap={name}" for name in WRAPPED)
+    return _link(folder, f"fuzz-{variant}", drivers, [*MEMORY, *VARIANTS[variant][1]], [wrap])
+
+
+def threads_driver(folder: Path, variant: str) -> Path:
+    """Compile the driver of ``tests/native/threads``."""
+    drivers = sorted((HERE / "threads").glob("*.c"))
+    drivers += [HERE / "fuzz" / f"{name}.c" for name in SHARED]
+    return _link(folder, f"threads-{variant}", drivers, [*RACES, *VARIANTS[variant][1]], [])
+
+
+def _link(
+    folder: Path, name: str, drivers: Sequence[Path], flags: list[str], more: list[str]
+) -> Path:
+    """Link the drivers and the sources, and compile those that have changed since the last time."""
+    sources = [source for source in sorted(SOURCES.rglob("*.c")) if source.stem not in LEFT_OUT]
+    headers = b"".join(each.read_bytes() for top in (SOURCES, HERE) for each in _headers(top))
+    command = ["gcc", *FLAGS, *flags, f"-I{SOURCES}", f"-I{HERE / 'fuzz'}"]
+
+    def compiled(source: Path) -> Path:
+        digest = hashlib.sha256(repr(command).encode() + headers + source.read_bytes())
+        target = folder / f"{name}-{source.stem}-{digest.hexdigest()[:16]}.o"
+        if not target.exists():
+            warned = ["-Wall", "-Wextra", "-Werror"] if source in drivers else []
+            _run([*command, *warned, "-c", str(source), "-o", f"{target}.new"])
+            Path(f"{target}.new").rename(target)
+        return target
+
+    with ThreadPoolExecutor(2) as pool:
+        objects = list(pool.map(compiled, [*drivers, *sources]))
+    for old in set(folder.glob(f"{name}-*.o")) - set(objects):
+        old.unlink()
+    _run([*command, "-o", str(folder / name), *map(str, objects), *more, "-lm"])
+    return folder / name
+
+
+def _headers(top: Path) -> list[Path]:
+    return sorted(top.rglob("*.h"))
+
+
+def _run(command: Sequence[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
