@@ -87,6 +87,7 @@ static void begin_anew(void) {
     pthread_mutex_init(&pool.owner, 0);
     pthread_mutex_init(&pool.lock, 0);
     pthread_cond_init(&pool.news, 0);
+    atomic_store(&pool.round, 0);
     atomic_store(&pool.inside, 0);
     atomic_store(&pool.asleep, 0);
     pool.num_helpers = 0;

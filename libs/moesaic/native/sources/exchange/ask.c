@@ -57,13 +57,16 @@ EXPORT int ask_begin(const struct ask *ask, struct asked *asked) {
     fill(&head, ask, asked);
     const int64_t size = frame_size(&head);
     uint8_t *copy = 0;
+    int failed = 0;
     for (int64_t i = 0; i < ask->num; i++) channel_of(ask, i)->outstanding++;
     for (int64_t i = 0; i < ask->num; i++) {
         struct channel *c = ask->channels[i];
         channel_advise(c, asked->awake_ns);
         uint8_t *room = channel_room(c, size), *to = room;
-        if (!to && !(to = copy ? copy : (copy = aligned_alloc(64, (size_t)(size + 63) / 64 * 64))))
-            return -1;
+        if (!to && !(to = copy ? copy : (copy = aligned_alloc(64, (size_t)(size + 63) / 64 * 64)))) {
+            failed = -1;
+            break;
+        }
         head.seq = asked->seq + (uint64_t)i;
         // Packed anew for each: what a ring holds could have been changed by then.
         if (ask->code == FRAME_INT8)
@@ -88,7 +91,7 @@ EXPORT int ask_begin(const struct ask *ask, struct asked *asked) {
         if (channel_core(ask->channels[i]) != core) channel_tell(ask->channels[i]);
     for (int64_t i = 0; i < ask->num; i++) channel_tell(ask->channels[i]);
     asked->send_ns = now_ns() - started;
-    return 0;
+    return failed;
 }
 
 static int is_part(const struct ask *ask, const struct asked *asked, int64_t i,
