@@ -79,19 +79,19 @@ def answered_without_python(suite: Suite) -> int:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("experts", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_tokens_of_a_family_do_not_depend_on_where_experts_are(
-    family: str, model: Path, tmp_path: Path
+    family: str, model: Path, experts: int, tmp_path: Path
 ) -> None:
     flags = ("--model", str(model), "--served-model-name", "tiny")
     with running(made(tmp_path / "local"), *flags, "--topology", "local") as suite:
         reference = answers(suite)
     assert all(len(ids) == TOKENS for ids, _ in reference)
 
-    for experts in ("2", "3"):
-        with running(made(tmp_path / experts), *flags, "--experts", experts) as suite:
-            found = answers(suite)
-            eventually(lambda s=suite: answered_without_python(s) > 0)  # counted now and then
+    with running(made(tmp_path / "apart"), *flags, "--experts", str(experts)) as suite:
+        found = answers(suite)
+        eventually(lambda: answered_without_python(suite) > 0)  # counted now and then
 
-        for (ids, logprobs), (right_ids, right_logprobs) in zip(found, reference, strict=True):
-            assert ids == right_ids
-            assert logprobs == pytest.approx(right_logprobs, abs=1e-4)
+    for (ids, logprobs), (right_ids, right_logprobs) in zip(found, reference, strict=True):
+        assert ids == right_ids
+        assert logprobs == pytest.approx(right_logprobs, abs=1e-4)

@@ -283,6 +283,7 @@ class SentBatch:
         """Send the rows, float32 ``[T, H]``, contiguous; ``basis`` is encoded."""
         ask = unsettled.ask
         self._unsettled, self._network, self._under_way = unsettled, network, True
+        self._kernels = lib()
         self.out = torch.empty_like(rows)
         node_sum = torch.empty_like(rows) if ask.num_nodes > 1 else None
         self.loads = torch.empty(ask.c.num_workers, dtype=torch.int64) if len(basis) > 1 else None
@@ -308,7 +309,7 @@ class SentBatch:
 
     def __del__(self) -> None:
         if self._under_way:
-            lib().ask_end(ask=self._unsettled.ask.c)
+            self._kernels.ask_end(ask=self._unsettled.ask.c)
 
     def finish(self) -> bool:
         """Wait for the replies; True if ``out`` is their sum.

@@ -45,11 +45,12 @@ class Channel:
         if not c:
             raise MemoryError("no memory for a channel")
         self.c, self.descriptor, self.closed = c, descriptor, False
+        self._kernels = lib()  # that made it, and end it
         self._message = ctypes.c_void_p()
 
     def __del__(self) -> None:
-        if hasattr(self, "c"):
-            lib().channel_close(channel=self.c)
+        if hasattr(self, "_kernels"):
+            self._kernels.channel_close(channel=self.c)
 
     def send(self, message: Message) -> bool:
         """Send a message, or let it wait for room; False if the channel is broken."""
