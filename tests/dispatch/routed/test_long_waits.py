@@ -24,14 +24,14 @@ from moesaic.transport.ucx.network import UcxNetwork
 pytestmark = pytest.mark.skipif(library() is None, reason="no C compiler")
 
 LIMITS = FrameLimits.of_hidden_size(64)
-LONG_S = 1.0  # a wait, longer than silent peers are kept
+LONG_S = 2.0  # a wait, longer than silent peers are kept
 BASIS = torch.tensor([[0, 0, 1]])
 
 
 @pytest.fixture(autouse=True)
 def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulse, "EJECT_S", 0.3)
-    monkeypatch.setattr(pulse, "SUSPECT_S", 0.2)
+    monkeypatch.setattr(pulse, "EJECT_S", 0.8)
+    monkeypatch.setattr(pulse, "SUSPECT_S", 0.5)
     monkeypatch.setattr(pulse, "INTERVAL_S", 0.05)
 
 
@@ -133,7 +133,7 @@ async def test_peers_that_dialled_this_side_are_answered_during_a_long_wait(peer
 
 
 def compute() -> None:
-    time.sleep(LONG_S / 4)
+    time.sleep(LONG_S / 8)
 
 
 @asynccontextmanager
@@ -159,7 +159,7 @@ async def test_workers_are_linked_between_long_steps(peers: Peers) -> None:
     thread, network = await peers.network("near")
     dispatcher = await thread.build(RoutedDispatcher, network, {}, 2.0)
 
-    async with busy(thread, lambda: dispatcher.link_peers(LONG_S / 4)):
+    async with busy(thread, lambda: dispatcher.link_peers(LONG_S / 8)):
         link = await thread.run(network.connect(address, "far", 5))
 
     assert link.alive

@@ -193,6 +193,25 @@ def ends() -> Iterator[Callable[[], tuple[RingChannel, RingChannel]]]:
     os.close(control)
 
 
+def test_memory_of_a_closed_channel_is_given_back_though_somebody_holds_it() -> None:
+    memory, control = make_memory(), os.eventfd(0)
+    near, far = (
+        RingChannel(memory, side, os.eventfd(0), control, LONG.max_bytes) for side in (0, 1)
+    )
+    assert near.send(Frame(kind=FrameKind.REQUEST, body=bytes(6 << 20)).encode())
+    assert far.receive() is not None
+    taken = os.fstat(memory).st_blocks * 512
+
+    near.close()
+
+    assert taken >= 6 << 20
+    assert os.fstat(memory).st_blocks * 512 < 1 << 16
+    with pytest.raises(FrameError):  # whoever still uses it reads no message
+        far.receive()
+    os.close(memory)
+    os.close(control)
+
+
 async def test_channels_take_turns_however_many_requests_one_has(
     ends: Callable[[], tuple[RingChannel, RingChannel]],
 ) -> None:

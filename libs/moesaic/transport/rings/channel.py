@@ -4,6 +4,7 @@ import ctypes
 import fcntl
 import mmap
 import os
+from contextlib import suppress
 
 from moesaic.errors import FrameError
 from moesaic.native.library import lib
@@ -143,6 +144,12 @@ class RingChannel(Channel):
                 most=max_bytes,
             )
         )
+
+    def close(self) -> None:
+        """See ``Channel.close``. The memory is given back now: this object may be garbage for long."""
+        super().close()
+        with suppress(OSError):
+            self._memory.madvise(mmap.MADV_REMOVE)
 
     def __del__(self) -> None:
         super().__del__()
