@@ -1,6 +1,7 @@
 """A step in parts that run side by side does what the whole does, or nothing."""
 
 import asyncio
+import itertools
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from moesaic.engine import micro_batches
-from moesaic.engine.micro_batches import LEAST_ROWS, run_together, split
+from moesaic.engine.micro_batches import LEAST_ROWS, run_together, split, split_evenly
 from moesaic.engine.sequences.requests import Event, GenerationTask, Sampling, ScoringTask
 from moesaic.engine.sequences.sequence import Chunk
 from moesaic.errors import ExpertUnavailable
@@ -42,6 +43,38 @@ def test_single_rows_are_cut_evenly_and_few_are_not_cut() -> None:
     assert [len(part) for part in split(chunks_of([1] * (2 * LEAST_ROWS)), 4)] == [LEAST_ROWS] * 2
     assert len(split(chunks_of([1] * (2 * LEAST_ROWS - 1)), 2)) == 1
     assert len(split(chunks_of([500, 1, 1, 1]), 2)) == 1  # one prompt cannot be cut
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(0, 40)), min_size=1, max_size=60),
+    st.integers(1, 8),
+)
+def test_even_parts_have_all_rows_once_and_want_what_the_step_wants(
+    shapes: list[tuple[int, int]], count: int
+) -> None:
+    owner: Any = None
+    rows, chunks = itertools.count(), []
+    for num, wanted in shapes:
+        tokens = list(itertools.islice(rows, num))
+        chunks.append(Chunk(owner, tokens, tokens[0] * 2, [num], wanted=min(num, wanted)))
+    total = sum(num for num, _ in shapes)
+
+    parts = split_evenly(chunks, count)
+
+    sizes = [sum(len(chunk.token_ids) for chunk in part) for part in parts]
+    assert len(parts) == max(1, min(count, total // LEAST_ROWS))
+    assert max(sizes) - min(sizes) <= 1
+    assert _row_by_row([c for part in parts for c in part]) == _row_by_row(chunks)
+    assert all(c.token_ids for part in parts for c in part)
+
+
+def _row_by_row(chunks: list[Chunk]) -> list[tuple[int, int, list[int], bool]]:
+    """Token, position, blocks of every row, and whether its logits are wanted."""
+    return [
+        (token, chunk.start + i, chunk.block_table, i >= len(chunk.token_ids) - chunk.wanted)
+        for chunk in chunks
+        for i, token in enumerate(chunk.token_ids)
+    ]
 
 
 @pytest.fixture

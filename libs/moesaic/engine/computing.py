@@ -14,7 +14,7 @@ from torch import Tensor
 from moesaic.dispatch.contract import Dispatcher, Step
 from moesaic.dispatch.tracing import StepTracer
 from moesaic.engine import metrics
-from moesaic.engine.micro_batches import run_together, split
+from moesaic.engine.micro_batches import run_together, split, split_evenly
 from moesaic.engine.progress import Progress
 from moesaic.engine.sequences.requests import Event
 from moesaic.engine.sequences.sequence import Chunk
@@ -43,6 +43,9 @@ class Shortcut(Protocol):
 
     async def forward(self, step: Step, batches: Sequence[StepBatch]) -> Tensor | None:
         """Compute the parts of a step, side by side.
+
+        A part may hold rows of a sequence whose rows before them are in the part before: parts pass each
+        layer's attention in their order.
 
         Returns:
             The logits of all parts, one behind the other; see ``Decoder.forward``. ``None``: it cannot, and
@@ -93,18 +96,16 @@ class StepComputer:
 
     async def _compute_step(self, step: Step, planned: PlannedStep, events: list[Event]) -> None:
         self._cache.copy_blocks(planned.copies)
-        shortcut = self._shortcut if self.tracer is None else None
-        num_parts, logits = self._micro_batches, None
-        if shortcut is not None:
-            num_parts = shortcut.num_parts(sum(len(chunk.token_ids) for chunk in planned.chunks))
-        parts = split(planned.chunks, num_parts)
-        metrics.MICRO_BATCHES.inc(len(parts))
-        batches = [_to_batch(part) for part in parts]
-        if shortcut is not None:
-            logits = await shortcut.forward(step, batches)
+        logits: Tensor | None = None
+        if self._shortcut is not None and self.tracer is None:
+            num_rows = sum(len(chunk.token_ids) for chunk in planned.chunks)
+            parts = split_evenly(planned.chunks, self._shortcut.num_parts(num_rows))
+            logits = await self._shortcut.forward(step, [_to_batch(part) for part in parts])
         if logits is None:
-            moe = self._moe_of(step)
-            logits = torch.cat(await run_together(self._forward, batches, moe))
+            parts = split(planned.chunks, self._micro_batches)
+            batches = [_to_batch(part) for part in parts]
+            logits = torch.cat(await run_together(self._forward, batches, self._moe_of(step)))
+        metrics.MICRO_BATCHES.inc(len(parts))
         self._progress.advance(planned.chunks, logits, step.epoch, events)
 
     async def _forward(self, batch: StepBatch, moe: MoELayer) -> Tensor:

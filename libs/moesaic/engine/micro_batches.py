@@ -2,7 +2,9 @@
 (JANUS section 6)."""
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import TypeVar
 
@@ -37,6 +39,47 @@ def split(chunks: Sequence[Chunk], count: int) -> list[list[Chunk]]:
         if all(sum(len(c.token_ids) for c in part) >= least for part in cut):
             return cut
     return [list(chunks)]
+
+
+def split_evenly(chunks: Sequence[Chunk], count: int) -> list[list[Chunk]]:
+    """Cut a step's rows, in order, into up to ``count`` parts that differ by one row at most.
+
+    A chunk may be cut, so the parts must pass each layer's attention in their order. Each part has at
+    least ``LEAST_ROWS`` rows, or there are fewer parts.
+    """
+    total = sum(len(chunk.token_ids) for chunk in chunks)
+    num_parts = max(1, min(count, total // LEAST_ROWS))
+    left = deque(chunks)
+    parts: list[list[Chunk]] = []
+    for part in range(num_parts):
+        room = total * (part + 1) // num_parts - total * part // num_parts
+        parts.append([])
+        while room:
+            chunk = left.popleft()
+            if len(chunk.token_ids) > room:
+                chunk, rest = _cut(chunk, room)
+                left.appendleft(rest)
+            parts[-1].append(chunk)
+            room -= len(chunk.token_ids)
+    return parts
+
+
+def _cut(chunk: Chunk, num_rows: int) -> tuple[Chunk, Chunk]:
+    """Cut a chunk behind its first rows; both parts together want what it wants."""
+    num_behind = len(chunk.token_ids) - num_rows
+    return (
+        replace(
+            chunk,
+            token_ids=chunk.token_ids[:num_rows],
+            wanted=max(0, chunk.wanted - num_behind),
+        ),
+        replace(
+            chunk,
+            token_ids=chunk.token_ids[num_rows:],
+            start=chunk.start + num_rows,
+            wanted=min(chunk.wanted, num_behind),
+        ),
+    )
 
 
 async def run_together(

@@ -1,5 +1,6 @@
 """Every family gives the same tokens in float32, with experts in one process and in two or three others."""
 
+import os
 import shutil
 import urllib.request
 from pathlib import Path
@@ -81,8 +82,9 @@ def answered_without_python(suite: Suite) -> int:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("experts", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_tokens_of_a_family_do_not_depend_on_where_experts_are(
-    family: str, model: Path, experts: int, tmp_path: Path
+    family: str, model: Path, experts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("MOESAIC_MICRO_BATCHES", "3")  # cuts prompts as well
     flags = ("--model", str(model), "--served-model-name", "tiny")
     with running(made(tmp_path / "local"), *flags, "--topology", "local") as suite:
         reference = answers(suite)
@@ -91,6 +93,9 @@ def test_tokens_of_a_family_do_not_depend_on_where_experts_are(
     with running(made(tmp_path / "apart"), *flags, "--experts", str(experts)) as suite:
         found = answers(suite)
         eventually(lambda: answered_without_python(suite) > 0)  # counted now and then
+        attention = next(p["pid"] for p in suite.state()["processes"] if p["role"] == "attention")
+        # Steps may keep a thread on one core, but only while they last.
+        assert os.sched_getaffinity(attention) == os.sched_getaffinity(0)
 
     for (ids, logprobs), (right_ids, right_logprobs) in zip(found, reference, strict=True):
         assert ids == right_ids
