@@ -9,6 +9,7 @@ import ctypes
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -168,8 +169,18 @@ class NativeAsking:
         unsettled = _Unsettled(ask, step_id, seq, self.patience_s(len(rows)))
         return SentBatch(unsettled, rows.contiguous(), basis, self._network)
 
-    def apart(self, asks: RouteAsks, step_id: bytes, awake_ns: int) -> ApartArgs:
-        """Describe the exchanges of one step, whose waits are awake for so long; ``note`` takes them back."""
+    def apart(
+        self, asks: RouteAsks, step_id: bytes, awake_ns: int, cores: Sequence[int] = ()
+    ) -> ApartArgs:
+        """Describe the exchanges of one step; ``note`` takes them back.
+
+        Args:
+            asks: of its route.
+            step_id: of the step, 16 bytes.
+            awake_ns: the longest wait awake.
+            cores: on which the workers asked stay, one after the other, and so do this side's threads; none:
+                wherever the system puts them.
+        """
         low, high = _halves(step_id)
         others, num_others = self._network.channels
         return ApartArgs(
@@ -182,6 +193,8 @@ class NativeAsking:
             patience_ns=int(self._timeout_s * 1e9),
             patience_rows=ROWS_PER_TIMEOUT,
             awake_ns=awake_ns,
+            cores=ctypes.addressof(_array_of(tuple(cores))) if cores else None,
+            num_cores=len(cores),
             bell=self._bell,
         )
 
@@ -194,6 +207,11 @@ class NativeAsking:
     ) -> "_Unsettled":
         """Take an exchange that failed in a step."""
         return _Unsettled(asks.by_layer[layer], step_id, seq, self._timeout_s, deadline_ns * 1e-9)
+
+
+@cache
+def _array_of(cores: tuple[int, ...]) -> Any:
+    return (ctypes.c_int32 * len(cores))(*cores)
 
 
 class _Unsettled:

@@ -146,6 +146,8 @@ struct asked {
     int64_t *loads;         // [N], where the basis has loads
     int64_t deadline_ns;
     int64_t awake_ns;  // the longest wait awake, of both sides, before it sleeps
+    const int32_t *cores;  // [num_cores] or none: workers stay on these, in turn
+    int64_t num_cores;
     // Channels whose peers are answered meanwhile, if they only ask whether this side is there.
     void *const *others;  // [num_others]
     int64_t num_others;
@@ -169,7 +171,9 @@ struct apart {
     uint64_t id_low, id_high;  // of the step
     uint64_t seq;              // in: of the first call; out: of the next step's
     int64_t patience_ns, patience_rows;  // a wait for replies; larger batches wait in proportion
-    int64_t awake_ns;  // see `asked`
+    int64_t awake_ns;      // see `asked`
+    const int32_t *cores;  // see `asked`; the threads of this side stay on the same ones; or none
+    int64_t num_cores;
     void *const *others;
     int64_t num_others;
     int32_t bell;

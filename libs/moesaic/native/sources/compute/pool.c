@@ -9,6 +9,8 @@
 #include <sched.h>
 #include <stdatomic.h>
 
+#include "compute/cores.h"
+
 enum { MAX_HELPERS = 255 };
 enum { LOOKS = 64 };  // between two offers to let others run
 enum {
@@ -28,9 +30,15 @@ static struct {
     void *with;
     int64_t count;
     int threads, num_helpers;
+    const int32_t *cores;  // on which helpers stay
+    int64_t num_cores;     // 0: anywhere
 } pool = {.owner = PTHREAD_MUTEX_INITIALIZER,
           .lock = PTHREAD_MUTEX_INITIALIZER,
           .news = PTHREAD_COND_INITIALIZER};
+
+// Of the tasks of this thread.
+static _Thread_local const int32_t *its_cores;
+static _Thread_local int64_t num_its_cores;
 
 static inline void look_again(void) {
 #if defined(__x86_64__)
@@ -76,7 +84,10 @@ static void *help(void *argument) {
         // Either the owner sees this helper inside and waits, or this helper sees that the round is
         // over.
         atomic_fetch_add(&pool.inside, 1);
-        if (atomic_load(&pool.round) == seen && worker < pool.threads) work(worker);
+        if (atomic_load(&pool.round) == seen && worker < pool.threads) {
+            stay_on(pool.num_cores ? pool.cores[worker % pool.num_cores] : ANY_CORE);
+            work(worker);
+        }
         atomic_fetch_sub(&pool.inside, 1);
     }
     return 0;
@@ -96,6 +107,8 @@ static void begin_anew(void) {
 static void have_helpers(int wanted) {
     static int told;
     if (!told) told = !pthread_atfork(0, 0, begin_anew);
+    // They inherit where the caller may run.
+    if (pool.num_helpers < wanted) stay_on(ANY_CORE);
     for (; pool.num_helpers < wanted && pool.num_helpers < MAX_HELPERS; pool.num_helpers++) {
         pthread_t thread;
         void *worker = (void *)(intptr_t)(pool.num_helpers + 1);
@@ -103,6 +116,8 @@ static void have_helpers(int wanted) {
         pthread_detach(thread);
     }
 }
+
+void pool_stay_on(const int32_t *cores, int64_t num) { its_cores = cores, num_its_cores = num; }
 
 void pool_rest(void) { atomic_store(&pool.resting, 1); }
 
@@ -114,6 +129,7 @@ void in_parallel(task_function *run, void *with, int64_t count, int threads) {
     }
     have_helpers(threads - 1);
     pool.run = run, pool.with = with, pool.count = count, pool.threads = threads;
+    pool.cores = its_cores, pool.num_cores = num_its_cores;
     atomic_store_explicit(&pool.next, 0, memory_order_relaxed);
     atomic_store(&pool.resting, 0);
     atomic_fetch_add(&pool.round, 1);

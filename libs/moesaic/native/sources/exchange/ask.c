@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "compute/cores.h"
 #include "compute/pool.h"
 #include "exchange/answer.h"
 #include "exchange/frame.h"
@@ -62,6 +63,7 @@ EXPORT int ask_begin(const struct ask *ask, struct asked *asked) {
     for (int64_t i = 0; i < ask->num; i++) {
         struct channel *c = ask->channels[i];
         channel_advise(c, asked->awake_ns);
+        channel_advise_core(c, asked->num_cores ? asked->cores[i % asked->num_cores] : ANY_CORE);
         uint8_t *room = channel_room(c, size), *to = room;
         if (!to && !(to = copy ? copy : (copy = aligned_alloc(64, (size_t)(size + 63) / 64 * 64)))) {
             failed = -1;

@@ -7,6 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "compute/cores.h"
 #include "exchange/frame.h"
 
 enum { MOST_AWAKE_US = 10000 };  // whatever a peer says
@@ -47,6 +48,19 @@ int64_t channel_advice(const struct channel *c) {
     const uint32_t us = atomic_load_explicit(&c->in->awake_us, memory_order_relaxed);
     if (!us) return -1;
     return us > MOST_AWAKE_US ? MOST_AWAKE_US * 1000ll : (us - 1) * 1000ll;
+}
+
+void channel_advise_core(struct channel *c, int core) {
+    const uint32_t told = (uint32_t)(core + 1);
+    if (c->ucx) return;
+    if (atomic_load_explicit(&c->out->core, memory_order_relaxed) != told)
+        atomic_store_explicit(&c->out->core, told, memory_order_relaxed);
+}
+
+int channel_advised_core(const struct channel *c) {
+    if (c->ucx) return ANY_CORE;
+    const uint32_t told = atomic_load_explicit(&c->in->core, memory_order_relaxed);
+    return told > INT32_MAX ? ANY_CORE : (int)told - 1;
 }
 
 static uint64_t padded(uint64_t bytes) { return (bytes + RECORD - 1) / RECORD * RECORD; }
