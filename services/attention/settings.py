@@ -145,7 +145,7 @@ class AttentionSettings(ModelSettings):
         ge=0,
         le=8,
         description="routed: parts of a step that run side by side, attention of one while others "
-        "wait for experts; 0: one or two, whichever is faster",
+        "wait for experts; 0: one, two or four, whichever is fastest",
     )
     recovery_s: float = Field(
         20.0,

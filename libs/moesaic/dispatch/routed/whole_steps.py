@@ -1,6 +1,8 @@
 """Steps that are one call each, with experts in other processes."""
 
 import ctypes
+import itertools
+import os
 import time
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -40,7 +42,7 @@ PARTS_S = Counter(
 )
 AWAKE_NS = (0, 1_000_000)  # longer than the experts of a layer of a few rows take
 MOST_LEFT_OUT = 64  # steps
-MOST_PARTS = 2  # more take longer, for experts are read again for every part
+PARTS = (1, 2, 4)  # more take longer, for experts are read again for every part
 
 
 @dataclass(frozen=True)
@@ -50,15 +52,18 @@ class _Way:
     parts: int
     threads: int
     awake_ns: int  # the longest wait awake, here and on the experts' side
+    cores: tuple[int, ...]  # on which threads and expert workers stay, in turn; none: anywhere
 
 
 class RoutedSteps:
     """Computes steps without Python between their layers, as long as nothing rare happens.
 
     Attention has all threads, which sleep while experts are waited for; to wake them pays for many rows.
-    Two parts of a step overlap attention and experts; that pays where neither has all cores. To wait
-    awake saves the time of waking up; it costs those who share the core. What is best differs by
-    machine, neighbours and size of steps, so it is measured again and again.
+    Parts of a step overlap attention and experts; that pays where neither has all cores. To wait
+    awake saves the time of waking up; it costs those who share the core. With fewer cores than threads,
+    the system lets one wait while a core is idle; threads that stay on their core do without that, but
+    cannot leave it to others. What is best differs by machine, neighbours and size of steps, so it is
+    measured again and again.
     """
 
     def __init__(
@@ -66,11 +71,14 @@ class RoutedSteps:
     ) -> None:
         """Compute by ``whole`` on the routes of ``dispatcher``, in ``parts`` where rows allow; 0: by measurement."""
         self._dispatcher, self._whole, self._hidden_size = dispatcher, whole, hidden_size
-        threads = sorted({1, torch.get_num_threads()})
-        wanted = [parts] if parts else range(1, MOST_PARTS + 1)
-        self._fastest = FastestWay(
-            [_Way(p, t, a) for p in wanted for t in threads for a in AWAKE_NS]
+        threads, cores = torch.get_num_threads(), tuple(sorted(os.sched_getaffinity(0)))
+        ways = itertools.product(
+            [parts] if parts else PARTS,
+            sorted({1, threads}, reverse=True),
+            AWAKE_NS,
+            [(), cores] if threads >= len(cores) else [()],
         )
+        self._fastest = FastestWay([_Way(*each) for each in ways])
         self._next = self._fastest.ways[0]
         self._took_s = 0.0  # the last step
         self._failures = self._left_out = 0  # in a row; steps for Python before the next try
@@ -106,7 +114,7 @@ class RoutedSteps:
         await self._dispatcher.link_peers(self._took_s)
         started = time.perf_counter()
         times = _LayerTimes(len(batches) * len(asks.by_layer))
-        apart = native.apart(asks, step.step_id, way.awake_ns)
+        apart = native.apart(asks, step.step_id, way.awake_ns, way.cores)
         times.fill(apart)
         logits, failed = self._whole.forward_apart(batches, apart, way.threads)
         native.note(apart)
