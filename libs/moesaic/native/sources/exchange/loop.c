@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include <sys/epoll.h>
 
+#include "compute/cores.h"
 #include "exchange/answer.h"
 
 enum { LOOK_EVERY = 8 };             // offers of the core between two looks at other descriptors
@@ -64,8 +65,8 @@ static int64_t longest_awake(void *const *channels, int64_t count) {
     return longest < 0 ? awake_ns : longest;
 }
 
-EXPORT int wait_for_events(void *const *channels, int64_t count, int epoll, int bell,
-                           int64_t timeout_ns, int64_t *last_moved) {
+static int serve_until(void *const *channels, int64_t count, int epoll, int bell,
+                       int64_t timeout_ns, int64_t *last_moved) {
     const int64_t began = now_ns();
     int64_t last = *last_moved, looked = began;
     struct epoll_event events[MOST_EVENTS];
@@ -89,4 +90,11 @@ EXPORT int wait_for_events(void *const *channels, int64_t count, int epoll, int 
         if (sleep_on(channels, count, epoll, bell, left)) return EVENTS;
         *last_moved = last = now_ns();
     }
+}
+
+EXPORT int wait_for_events(void *const *channels, int64_t count, int epoll, int bell,
+                           int64_t timeout_ns, int64_t *last_moved) {
+    const int came = serve_until(channels, count, epoll, bell, timeout_ns, last_moved);
+    stay_on(ANY_CORE);  // threads that Python begins would stay there as well
+    return came;
 }
