@@ -1,6 +1,8 @@
 """What every network promises, held by the in-process twin and by UCX over shared memory and TCP."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -41,6 +43,30 @@ async def test_a_reply_repeats_the_request(cluster: Any, echo: Handler, ask: Ask
     assert isinstance(answer, Frame)
     assert answer.answers(request) is None
     assert torch.equal(answer.tensors[0], request.tensors[0])
+
+
+@pytest.mark.parametrize("loser", ["near", "far"])
+async def test_an_ended_link_is_freed_without_a_look_for_garbage(
+    cluster: Any, echo: Handler, ask: Ask, until: Until, loser: str
+) -> None:
+    """A channel's memory, of many megabytes, is freed with it; under steady load garbage is seldom looked for."""
+    near, link = await linked(cluster, echo)
+    await near.exchange([(link, ask())], 10.0)
+    ended = weakref.ref(link)
+    gc.collect()
+    gc.disable()
+    try:
+        if loser == "near":
+            link.discard("no longer wanted")
+        else:
+            await cluster.networks[1].close()
+            await until(lambda: not link.alive)
+
+        del link
+
+        await until(lambda: ended() is None)
+    finally:
+        gc.enable()
 
 
 async def test_no_calls_have_no_outcomes(cluster: Any) -> None:

@@ -9,7 +9,7 @@ from moesaic.errors import DeadlineExceeded, InvalidInput, MoesaicError, PeerLos
 from moesaic.transport.contract import Handler, Link
 from moesaic.transport.frame import Frame, FrameLimits, Message
 from moesaic.transport.links import Links
-from moesaic.transport.wire import Receiver
+from moesaic.transport.wire import NOBODY, Receiver
 
 
 class Hub:
@@ -110,7 +110,7 @@ class _MemoryWire:
 
     def close(self) -> None:
         if self._open:
-            self._open = False
+            self._open, self.receiver = False, NOBODY
             asyncio.get_running_loop().call_soon(self.other._end)
 
     def _arrive(self, message: Message) -> None:
@@ -119,5 +119,5 @@ class _MemoryWire:
 
     def _end(self) -> None:
         if self._open:
-            self._open = False
-            self.receiver.on_lost("the peer closed the connection")
+            receiver, self.receiver, self._open = self.receiver, NOBODY, False
+            receiver.on_lost("the peer closed the connection")

@@ -84,11 +84,14 @@ class Links:
         self._left.set()
 
     async def _beat(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(pulse.INTERVAL_S)
-            for link in list(self._dialled):
-                if link.alive:
-                    link.beat(loop.time())
-                else:
-                    self._dialled.discard(link)
+            self._beat_once(asyncio.get_running_loop().time())
+
+    def _beat_once(self, now: float) -> None:
+        # Apart from the loop: that would hold the last link while it sleeps.
+        for link in list(self._dialled):
+            if link.alive:
+                link.beat(now)
+            else:
+                self._dialled.discard(link)

@@ -17,6 +17,20 @@ class Receiver(Protocol):
         ...
 
 
+class Nobody:
+    """A receiver that takes no notice. A closed wire has it: wire and link would otherwise hold each other until
+    garbage is looked for, and with them a channel's memory."""
+
+    def on_message(self, message: Message) -> None:
+        """Let go of it."""
+
+    def on_lost(self, cause: str) -> None:
+        """Take no notice."""
+
+
+NOBODY = Nobody()
+
+
 class Wire(Protocol):
     """Carries messages to one peer; after ``close``, or once lost, none either way."""
 

@@ -30,6 +30,7 @@ class Control:
         if self._sock.fileno() >= 0:
             self._loop.remove_reader(self._sock)
             self._sock.close()
+            self._on_lost = _ignore  # what it belongs to is freed at once, not when garbage is looked for
 
     def _ended(self) -> None:
         cause = "the peer closed the connection"
@@ -40,5 +41,10 @@ class Control:
             return
         except OSError as error:
             cause = f"the connection broke: {error.strerror}"
+        on_lost = self._on_lost
         self.close()
-        self._on_lost(cause)
+        on_lost(cause)
+
+
+def _ignore(cause: str) -> None:
+    pass

@@ -10,7 +10,7 @@ from moesaic.transport.rings.plane import RingPlane
 from moesaic.transport.ucx.bindings import UcxWorker
 from moesaic.transport.ucx.control import Control
 from moesaic.transport.ucx.parcels import UcxParcels
-from moesaic.transport.wire import Receiver
+from moesaic.transport.wire import NOBODY, Receiver
 
 
 class UcxWire:
@@ -47,13 +47,15 @@ class UcxWire:
         """See ``Wire.close``."""
         self._endpoint.close()
         self._control.close()
+        self.receiver = NOBODY
 
     def _arrive(self, message: Message) -> None:
         self.receiver.on_message(message)
 
     def _lost(self, cause: str) -> None:
+        receiver = self.receiver
         self.close()
-        self.receiver.on_lost(cause)
+        receiver.on_lost(cause)
 
 
 class RingWire:
@@ -93,6 +95,7 @@ class RingWire:
         self._open = False
         self._rings.remove(self.channel)
         self._control.close()
+        self.receiver = NOBODY
 
     def _arrive(self, message: Message) -> None:
         self.receiver.on_message(message)
@@ -100,5 +103,6 @@ class RingWire:
     def _lost(self, cause: str) -> None:
         # Not `channel.closed`: a broken one is closed before anybody hears of it.
         if self._open:
+            receiver = self.receiver
             self.close()
-            self.receiver.on_lost(cause)
+            receiver.on_lost(cause)
