@@ -30,7 +30,9 @@ class Control:
         if self._sock.fileno() >= 0:
             self._loop.remove_reader(self._sock)
             self._sock.close()
-            self._on_lost = _ignore  # what it belongs to is freed at once, not when garbage is looked for
+            self._on_lost = (
+                _ignore  # what it belongs to is freed at once, not when garbage is looked for
+            )
 
     def _ended(self) -> None:
         cause = "the peer closed the connection"
