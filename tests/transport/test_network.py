@@ -1,8 +1,6 @@
 """What every network promises, held by the in-process twin and by UCX over shared memory and TCP."""
 
 import asyncio
-import gc
-import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -12,23 +10,17 @@ import torch
 from moesaic.errors import (
     DeadlineExceeded,
     ExpertUnavailable,
-    FrameError,
     InvalidInput,
     MoesaicError,
     PeerLost,
     StaleEpoch,
 )
 from moesaic.transport.contract import Handler, Link, Network
-from moesaic.transport.frame import Frame, FrameKind, FrameLimits
+from moesaic.transport.frame import Frame, FrameKind
+from tests.transport.linked import linked
 
 Ask = Callable[..., Frame]
 Until = Callable[[Callable[[], bool]], Awaitable[None]]
-
-
-async def linked(cluster: Any, handler: Handler) -> tuple[Network, Link]:
-    near, far = cluster.network("near"), cluster.network("far")
-    address = await far.listen("127.0.0.1", 0, handler)
-    return near, await near.connect(address, "far", 10.0)
 
 
 async def test_a_reply_repeats_the_request(cluster: Any, echo: Handler, ask: Ask) -> None:
@@ -43,29 +35,6 @@ async def test_a_reply_repeats_the_request(cluster: Any, echo: Handler, ask: Ask
     assert isinstance(answer, Frame)
     assert answer.answers(request) is None
     assert torch.equal(answer.tensors[0], request.tensors[0])
-
-
-@pytest.mark.parametrize("loser", ["near", "far"])
-async def test_an_ended_link_is_freed_without_a_look_for_garbage(
-    cluster: Any, echo: Handler, ask: Ask, until: Until, loser: str
-) -> None:
-    """A channel's memory, of many megabytes, is freed with it; under steady load garbage is seldom looked for."""
-    near, link = await linked(cluster, echo)
-    await near.exchange([(link, ask())], 10.0)
-    ended = weakref.ref(link)
-    gc.collect()
-    gc.disable()
-    try:
-        if loser == "near":
-            link.discard("no longer wanted")
-        else:
-            await cluster.networks[1].close()
-
-        del link
-
-        await until(lambda: ended() is None)
-    finally:
-        gc.enable()
 
 
 async def test_no_calls_have_no_outcomes(cluster: Any) -> None:
@@ -146,72 +115,6 @@ async def test_a_fault_of_the_handler_is_told_without_its_text(cluster: Any, ask
     assert "secret" not in str(outcome)
 
 
-@pytest.mark.parametrize("name", ["request_id", "epoch", "layer", "seq"])
-async def test_an_answer_to_another_request_ends_the_link(
-    cluster: Any, ask: Ask, name: str
-) -> None:
-    async def answer(request: Frame) -> Frame:
-        foreign = request.reply(request.tensors)
-        setattr(foreign, name, bytes(range(16)) if name == "request_id" else 99)
-        return foreign
-
-    near, link = await linked(cluster, answer)
-
-    (outcome,) = await near.exchange([(link, ask())], 10.0)
-
-    assert isinstance(outcome, FrameError)
-    assert outcome.field == name
-    assert not link.alive
-
-
-async def test_a_late_answer_reaches_nobody(cluster: Any, ask: Ask) -> None:
-    async def answer(request: Frame) -> Frame:
-        if request.flags:
-            await asyncio.sleep(0.1)
-        return request.reply(request.tensors)
-
-    near, far = cluster.network("near"), cluster.network("far")
-    address = await far.listen("127.0.0.1", 0, answer)
-    link = await near.connect(address, "far", 10.0)
-    slow, next_one = ask(seq=1, rows=2, flags=1), ask(seq=1, rows=3)
-    next_one.request_id = slow.request_id  # as much like the late one as a request can be
-
-    (late,) = await near.exchange([(link, slow)], 0.02)
-    (on_the_same_link,) = await near.exchange([(link, next_one)], 10.0)
-    fresh = await near.connect(address, "far", 10.0)
-    (on_a_fresh_link,) = await near.exchange([(fresh, next_one)], 10.0)
-
-    assert isinstance(late, DeadlineExceeded)
-    assert isinstance(on_the_same_link, PeerLost)
-    assert not link.alive
-    assert on_a_fresh_link.tensors[0].shape == (3, 256)
-
-
-async def test_a_cancelled_exchange_discards_its_links(
-    cluster: Any, ask: Ask, until: Until
-) -> None:
-    started, stopped = asyncio.Event(), asyncio.Event()
-
-    async def answer(request: Frame) -> Frame:
-        started.set()
-        try:
-            await asyncio.sleep(60)
-        finally:
-            stopped.set()
-        raise AssertionError
-
-    near, link = await linked(cluster, answer)
-    exchange = asyncio.create_task(near.exchange([(link, ask())], 60.0))
-    await started.wait()
-
-    exchange.cancel()
-
-    with pytest.raises(asyncio.CancelledError):
-        await exchange
-    assert not link.alive
-    await stopped.wait()  # the far side does not compute for nobody
-
-
 async def test_one_late_peer_does_not_cost_the_others_their_answers(
     cluster: Any, echo: Handler, ask: Ask
 ) -> None:
@@ -230,40 +133,6 @@ async def test_one_late_peer_does_not_cost_the_others_their_answers(
     assert isinstance(slow_outcome, DeadlineExceeded)
     assert isinstance(quick_outcome, Frame)
     assert (slow_link.alive, quick_link.alive) == (False, True)
-
-
-async def test_discarding_a_link_fails_what_is_outstanding(
-    cluster: Any, ask: Ask, until: Until
-) -> None:
-    started = asyncio.Event()
-
-    async def answer(request: Frame) -> Frame:
-        started.set()
-        await asyncio.sleep(60)
-        raise AssertionError
-
-    near, link = await linked(cluster, answer)
-    exchange = asyncio.create_task(near.exchange([(link, ask())], 60.0))
-    await started.wait()
-
-    link.discard("not wanted")
-
-    (outcome,) = await exchange
-    assert isinstance(outcome, PeerLost)
-    assert "not wanted" in str(outcome)
-
-
-async def test_a_closed_peer_is_noticed(
-    cluster: Any, echo: Handler, ask: Ask, until: Until
-) -> None:
-    near, far = cluster.network("near"), cluster.network("far")
-    link = await near.connect(await far.listen("127.0.0.1", 0, echo), "far", 10.0)
-
-    await far.close()
-    await until(lambda: not link.alive)
-
-    (outcome,) = await near.exchange([(link, ask())], 1.0)
-    assert isinstance(outcome, PeerLost)
 
 
 async def test_a_wrong_secret_is_refused_and_others_are_served(
@@ -294,20 +163,6 @@ async def test_nobody_at_the_address_is_a_lost_peer(cluster: Any) -> None:
         await cluster.network("near").connect("127.0.0.1:1", "far", 10.0)
 
 
-async def test_an_answer_beyond_the_limits_ends_the_link(cluster: Any, ask: Ask) -> None:
-    async def answer(request: Frame) -> Frame:
-        return request.reply([torch.zeros(64, 256)])
-
-    near = cluster.network("near", limits=FrameLimits(8, 256, 16_384))
-    far = cluster.network("far")
-    link = await near.connect(await far.listen("127.0.0.1", 0, answer), "far", 10.0)
-
-    (outcome,) = await near.exchange([(link, ask())], 10.0)
-
-    assert isinstance(outcome, PeerLost | FrameError)
-    assert not link.alive
-
-
 async def test_only_requests_are_served(cluster: Any, echo: Handler, ask: Ask) -> None:
     near, link = await linked(cluster, echo)
     request = ask()
@@ -317,31 +172,6 @@ async def test_only_requests_are_served(cluster: Any, echo: Handler, ask: Ask) -
 
     assert isinstance(outcome, PeerLost)
     assert not link.alive
-
-
-async def test_closing_with_exchanges_in_flight_ends_them_all(
-    cluster: Any, ask: Ask, until: Until
-) -> None:
-    serving = asyncio.Event()
-
-    async def answer(request: Frame) -> Frame:
-        serving.set()
-        await asyncio.sleep(60)
-        raise AssertionError
-
-    near, link = await linked(cluster, answer)
-    exchanges = [
-        asyncio.create_task(near.exchange([(link, ask(seq=seq, rows=1024))], 60.0))
-        for seq in range(8)
-    ]
-    await serving.wait()
-
-    await near.close()
-    await near.close()
-
-    for exchange in exchanges:
-        (outcome,) = await exchange
-        assert isinstance(outcome, PeerLost)
 
 
 async def test_a_note_is_handled_and_never_answered(cluster: Any, ask: Ask, until: Until) -> None:
@@ -372,18 +202,6 @@ async def test_a_note_is_handled_and_never_answered(cluster: Any, ask: Ask, unti
     ]
 
 
-async def test_a_closed_link_takes_no_notes_and_no_probes(
-    cluster: Any, echo: Handler, ask: Ask
-) -> None:
-    _, link = await linked(cluster, echo)
-    link.discard("enough")
-
-    with pytest.raises(PeerLost):
-        link.post(ask(seq=1, rows=1))
-    with pytest.raises(PeerLost):
-        await link.probe(100, 1.0)
-
-
 async def test_probes_of_any_size_are_answered_side_by_side(cluster: Any, echo: Handler) -> None:
     _, link = await linked(cluster, echo)
 
@@ -391,16 +209,6 @@ async def test_probes_of_any_size_are_answered_side_by_side(cluster: Any, echo: 
 
     assert all(seconds > 0 for seconds in took)
     assert link.alive
-
-
-async def test_a_probe_fails_with_its_link(cluster: Any, echo: Handler) -> None:
-    _, link = await linked(cluster, echo)
-    probing = asyncio.ensure_future(link.probe(0, 10.0))
-    await asyncio.sleep(0)
-    link.discard("enough")
-
-    with pytest.raises(PeerLost):
-        await probing
 
 
 async def test_some_peers_are_not_waited_for(cluster: Any, echo: Handler) -> None:

@@ -146,7 +146,7 @@ class RingChannel(Channel):
         )
 
     def close(self) -> None:
-        """See ``Channel.close``. The memory is given back now: this object may be garbage for long."""
+        """See ``Channel.close``. The memory is given back now, whoever still holds this object."""
         super().close()
         with suppress(OSError):
             self._memory.madvise(mmap.MADV_REMOVE)

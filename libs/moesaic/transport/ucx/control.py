@@ -4,6 +4,8 @@ import asyncio
 import socket
 from collections.abc import Callable
 
+from moesaic.transport.wire import NOBODY
+
 _KEEPALIVE = (
     (socket.TCP_KEEPIDLE, 5),
     (socket.TCP_KEEPINTVL, 2),
@@ -30,9 +32,8 @@ class Control:
         if self._sock.fileno() >= 0:
             self._loop.remove_reader(self._sock)
             self._sock.close()
-            self._on_lost = (
-                _ignore  # what it belongs to is freed at once, not when garbage is looked for
-            )
+            # What it belongs to is freed at once, not when garbage is looked for.
+            self._on_lost = NOBODY.on_lost
 
     def _ended(self) -> None:
         cause = "the peer closed the connection"
@@ -46,7 +47,3 @@ class Control:
         on_lost = self._on_lost
         self.close()
         on_lost(cause)
-
-
-def _ignore(cause: str) -> None:
-    pass
