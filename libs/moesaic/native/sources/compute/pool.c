@@ -113,6 +113,7 @@ static void have_helpers(int wanted) {
         pthread_t thread;
         void *worker = (void *)(intptr_t)(pool.num_helpers + 1);
         if (pthread_create(&thread, 0, help, worker)) return;  // then there are fewer
+        pthread_setname_np(thread, "moesaic-helper");  // at most 15 characters
         pthread_detach(thread);
     }
 }
