@@ -182,7 +182,7 @@ class Engine:
         except MoesaicError as error:
             metrics.STEP_RETRIES.inc()
             if isinstance(planned, PlannedStep):
-                self.batcher.pace.failed(planned.prompt_rows, num_rows - planned.prompt_rows)
+                self.batcher.failed(planned)
             await self._stall(error)
             return
         except Exception:

@@ -108,7 +108,7 @@ def test_after_a_time_they_are_tried_again() -> None:
     [
         [],
         [("other", 1, 0)],
-        [("other", 60, 0)],
+        [("other", 7, 0)],
         [("urgent", 120, 0)],
     ],
     ids=["alone", "another who wants as little", "who could be done with in a step", "behind all"],
@@ -122,6 +122,20 @@ def test_nobody_goes_alone_who_has_no_right_to(others: list[tuple[str, int, int]
             machine.ask(tenant, 100, priority=priority)
 
     assert not any(machine.step()[0].is_light for _ in range(50))
+
+
+def test_one_answer_goes_alone_beside_many_that_have_begun() -> None:
+    machine = Machine(0.004, 0.001)
+    for _ in range(60):
+        machine.ask("many", 2000)
+    for _ in range(5):
+        machine.step()
+    one = machine.ask("one", 40)
+
+    took_s = machine.seconds_of(one)
+
+    together_s = 40 * (machine.alone_s + 61 * machine.row_s)
+    assert took_s < 0.5 * together_s
 
 
 def test_those_who_put_themselves_behind_everyone_do_not_share_a_light_step() -> None:

@@ -10,6 +10,7 @@ from moesaic.engine.steps.pace import (
     BESIDE_OTHERS,
     FIRST_ROWS,
     GROWTH,
+    IN_TURN,
     LEAST_ROWS,
     StepPace,
 )
@@ -86,6 +87,27 @@ def test_beside_another_tenants_answers_a_step_is_shorter() -> None:
     assert pace.rows() == pytest.approx(1000, rel=0.01)
     assert pace.rows(BESIDE_ANSWERS) == pytest.approx(1000, rel=0.01)
     assert pace.rows(BESIDE_OTHERS) == pytest.approx(100, rel=0.01)
+
+
+def test_rows_that_take_unlike_times_do_not_pass_for_a_steps_own_time() -> None:
+    """Fewer, slower rows: a line through both would say that rows cost nothing, and allow the most."""
+    pace = StepPace(0.25, 100 * MOST_ROWS)
+    for _ in range(20):
+        pace.took(0, 0.002, answer_rows=1)
+        pace.took(1200, 0.14)
+        pace.took(1000, 0.2)
+
+    assert 0.2 <= pace.rows() * 0.2 / 1000 <= 0.35
+
+
+def test_where_tenants_take_turns_a_step_is_shorter_but_not_cut_to_pieces() -> None:
+    fast, slow = StepPace(1.0, MOST_ROWS), StepPace(1.0, MOST_ROWS)
+    for rows in (100, 200, 400):
+        fast.took(rows, rows * 0.001)
+        slow.took(rows, 3.0 + rows * 0.01)
+
+    assert fast.rows(IN_TURN) == pytest.approx(400, rel=0.01)
+    assert slow.rows(IN_TURN) == pytest.approx(300, rel=0.01)
 
 
 def test_without_a_target_a_step_has_all_it_may() -> None:

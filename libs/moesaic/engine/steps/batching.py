@@ -31,14 +31,18 @@ from moesaic.engine.steps.limits import EngineLimits, check_request
 from moesaic.engine.steps.pace import StepPace
 from moesaic.engine.steps.planned_step import PlannedStep
 from moesaic.engine.steps.queue_room import displaced_by
+from moesaic.engine.steps.row_costs import RowCosts
 from moesaic.engine.steps.running import Running
-from moesaic.engine.steps.step_sharing import StepSharing
+from moesaic.engine.steps.step_sharing import PromptRoom, StepSharing
 from moesaic.engine.steps.sweeps import ROWS_ALONE, Slice, Sweeps
 from moesaic.engine.steps.tally import BatcherTally
 from moesaic.engine.steps.waiting import WaitingQueue
 from moesaic.fairness import Shares
 from moesaic.prefix.block_hashes import BLOCK_SIZE, BlockHasher
 from moesaic.prefix.flops import ModelFlops
+
+RECENT_STEPS = 32  # in which a tenant counts as one that has work
+MOST_REMEMBERED = 256  # tenants
 
 
 class Batcher:
@@ -60,7 +64,7 @@ class Batcher:
             num_blocks: KV blocks that there are.
             hasher: names blocks of ``BLOCK_SIZE`` tokens; None: nothing is shared.
             num_layers: decoder layers, which a sweep passes one by one.
-            flops: measures the slices of sweeps.
+            flops: measures rows, and the slices of sweeps.
             step_target_s: a step should take this long; 0: as long as it does.
         """
         self.limits = limits
@@ -68,8 +72,11 @@ class Batcher:
         self.sweeps = Sweeps(limits.sweep_blocks, num_layers, rows, flops)
         self.pool, self.waiting, self.tally = BlockPool(num_blocks), WaitingQueue(), BatcherTally()
         self._running = Running(self.pool, self.waiting, self.tally)
-        self.pace, self._light_steps = StepPace(step_target_s, rows), LightSteps(step_target_s)
+        self._costs = RowCosts(flops)
+        most = rows * self._costs.at(limits.max_model_len, True)
+        self.pace, self._light_steps = StepPace(step_target_s, most), LightSteps(step_target_s)
         self._shares = Shares()
+        self._last_step: dict[str, int] = {}  # that had rows of a tenant
         self._hasher = hasher
         self._arrivals, self._steps = itertools.count(), itertools.count(1)
 
@@ -155,7 +162,8 @@ class Batcher:
     def plan(self) -> PlannedStep:
         """Decide the next step of all but sweeps, whose turn comes after it."""
         if self._light_steps.is_due:
-            light = light_parties(self.running, self.waiting.tokens, self.pace.rows())
+            tokens, most = self.waiting.tokens, self.pace.rows()
+            light = light_parties(self.running, tokens, most, self._costs)
             planned = PlannedStep(is_light=True)
             if light and self._fill(planned, light).chunks:
                 return planned
@@ -179,16 +187,27 @@ class Batcher:
 
     def took(self, planned: PlannedStep, seconds: float) -> None:
         """Take note of how long a planned step took."""
-        num_rows = sum(len(chunk.token_ids) for chunk in planned.chunks)
-        self.pace.took(planned.prompt_rows, seconds, num_rows - planned.prompt_rows)
+        answers_cost = self._costs.of(planned.chunks) - planned.prompt_cost
+        self.pace.took(planned.prompt_cost, seconds, answers_cost)
         has_prompts = planned.prompt_rows > 0
         self._light_steps.took(seconds, is_light=planned.is_light, has_prompts=has_prompts)
+
+    def failed(self, planned: PlannedStep) -> None:
+        """Take note that a planned step failed, perhaps since it took too long."""
+        answers_cost = self._costs.of(planned.chunks) - planned.prompt_cost
+        self.pace.failed(planned.prompt_cost, answers_cost)
+
+    @property
+    def _quantum(self) -> int:
+        """Rows of prompts that one step may have."""
+        return min(self.limits.max_num_batched_tokens, self.pace.rows())
 
     def _fill(self, planned: PlannedStep, parties: Collection[Party] | None) -> PlannedStep:
         """Plan rows of these parties, or of everyone."""
         budget, step = self.limits.max_num_batched_tokens, next(self._steps)
         running = self._running.of(parties)
-        sharing = StepSharing(running, self.pace)
+        served = sum(step - last < RECENT_STEPS for last in self._last_step.values())
+        sharing = StepSharing(running, self.pace, self._costs, in_turn=served > 1)
         has_prompts = not all(sequence.decodes for sequence in self.running)
         # Kept for the candidate that is next, or it would wait as long as generations come.
         whole = max((sequence.least_rows for sequence in running), default=0)
@@ -197,12 +216,16 @@ class Batcher:
                 sequence.last_step = step
                 budget -= self._add(planned, sequence, 1)
         if self.waiting or has_prompts:
-            quantum = self.pace.rows()
+            quantum = self._quantum
             self._add_prompts(planned, sharing, budget, quantum, parties)
             self._note_shares(planned, quantum)
         else:
             self._shares.start_anew()
         self.sweeps.others_had(planned.chunks)
+        self._last_step |= dict.fromkeys({c.sequence.claim.tenant for c in planned.chunks}, step)
+        if len(self._last_step) > MOST_REMEMBERED:
+            recent = {t: last for t, last in self._last_step.items() if step - last < RECENT_STEPS}
+            self._last_step = recent
         return planned
 
     def _add_prompts(
@@ -222,21 +245,27 @@ class Batcher:
             return
         tally = self.tally if self._hasher is not None else None
         admission = Admission(planned, self._running, max_num_seqs, tally)
-        tenants = {tenant for tenant, _ in self.waiting.kinds}
-        tenants |= {sequence.claim.tenant for sequence in self.running}
         running = self.running
-        allowed = {tenant: min(most, sharing.prompt_rows(tenant)) for tenant in tenants}
-        num_rows = 0
+        rooms = {tenant: sharing.prompts(tenant) for tenant in {s.claim.tenant for s in sequences}}
+        num_rows, cost = 0, 0.0
+
+        def left(room: PromptRoom, each: float) -> int:
+            return min(most - num_rows, room.left(num_rows, cost, each))
+
         for sequence in self._shares.in_turn(sequences, quantum):
-            if num_rows >= max(allowed.values()):
+            if not rooms:
                 break
-            budget = allowed[sequence.claim.tenant] - num_rows
-            if budget <= 0 or not (sequence in running or admission.admit(sequence)):
+            room = rooms.get(sequence.claim.tenant)
+            if room is None or not (sequence in running or admission.admit(sequence)):
                 continue
-            rows = self._add(planned, sequence, budget)
+            budget, begun = left(room, self._costs.next_row(sequence)), len(planned.chunks)
+            rows = self._add(planned, sequence, budget) if budget > 0 else 0
             if not rows and isinstance(sequence, ScoringSequence) and not num_rows:
                 rows = self._add(planned, sequence, min(most, sequence.longest_pending))
-            num_rows += rows
+            if rows:
+                num_rows += rows
+                cost += self._costs.of(planned.chunks[begun:])
+                rooms = {tenant: room for tenant, room in rooms.items() if left(room, 1.0) > 0}
 
     def _note_shares(self, planned: PlannedStep, quantum: int) -> None:
         """Remember what each claim was given, and which would have taken more."""
@@ -246,12 +275,13 @@ class Batcher:
             planned_rows[id(chunk.sequence)] += rows
             if not chunk.sequence.decodes:
                 planned.prompt_rows += rows
+                planned.prompt_cost += self._costs.of([chunk])
                 self._shares.note(chunk.sequence.claim, rows)
         waiting = [sequence.claim for sequence in self.waiting]
         if planned.prompt_rows or waiting:
             prompts = (sequence for sequence in self.running if not sequence.decodes)
             waiting += [s.claim for s in prompts if s.rows_left > planned_rows[id(s)]]
-        given = [(chunk.sequence.claim, len(chunk.token_ids)) for chunk in planned.chunks]
+        given = [(c.sequence.claim, round(self._costs.of([c]))) for c in planned.chunks]
         self._shares.served(given, waiting, quantum)
 
     def _add(self, planned: PlannedStep, sequence: AnySequence, budget: int) -> int:

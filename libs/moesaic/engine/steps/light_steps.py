@@ -6,11 +6,12 @@ rows cost little, as where reading the weights is most of a step, nothing would 
 everyone runs together.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from moesaic.engine.sequences.sequence import AnySequence
+from moesaic.engine.steps.row_costs import RowCosts
 
+TIMES_MORE = 8  # of what light tenants want is much, be it less than a step
 LIGHT_PART = 0.25  # of a step, that light tenants together may want
 TIMES_FASTER = 1.5  # that a light step of answers must be, beside one of everyone
 TARGETS_SAVED = 1.0  # steps as long as they should be, of which the time is still had later
@@ -21,7 +22,10 @@ Party = tuple[int, str]  # see ``Claim.party``
 
 
 def light_parties(
-    running: Iterable[AnySequence], waiting: Mapping[tuple[str, int], int], most_rows: int
+    running: Iterable[AnySequence],
+    waiting: Mapping[tuple[str, int], int],
+    most_rows: int,
+    costs: RowCosts,
 ) -> frozenset[Party]:
     """Choose parties of the most urgent level that together want little of a step.
 
@@ -29,23 +33,27 @@ def light_parties(
         running: sequences that have begun.
         waiting: tokens that wait to be computed, by tenant and priority.
         most_rows: of a step.
+        costs: of rows, by which they count.
 
     Returns:
         None of them unless the others want more than a step.
     """
-    wanted: Counter[Party] = Counter()
+    wanted: dict[Party, float] = {}
     for (tenant, priority), num_tokens in waiting.items():
-        wanted[max(0, priority), tenant] += num_tokens
+        party = max(0, priority), tenant
+        wanted[party] = wanted.get(party, 0) + num_tokens
     for sequence in running:
-        wanted[sequence.claim.party] += sequence.rows_left
-    level, left = min(wanted, default=(0, ""))[0], wanted.total()
+        cost = sequence.rows_left * costs.next_row(sequence)
+        wanted[sequence.claim.party] = wanted.get(sequence.claim.party, 0) + cost
+    level, total = min(wanted, default=(0, ""))[0], sum(wanted.values())
+    left = total
     light: set[Party] = set()
     for rows, party in sorted((rows, party) for party, rows in wanted.items() if party[0] == level):
-        if wanted.total() - left + rows > LIGHT_PART * most_rows:
+        if total - left + rows > LIGHT_PART * most_rows:
             break
         light.add(party)
         left -= rows
-    return frozenset(light if left > most_rows else ())
+    return frozenset(light if left > min(most_rows, TIMES_MORE * (total - left)) else ())
 
 
 class LightSteps:

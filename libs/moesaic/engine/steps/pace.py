@@ -1,7 +1,8 @@
 """The pace of steps with prompts: they get so many rows that they take about as long as they should. Pure.
 
 A step takes a time of its own, to read the weights, and a time for each row. Both are fitted to the
-last steps, the newest counting most.
+last steps, the newest counting most; the first is at most what a whole step took lately. Rows are
+counted by what they cost (``row_costs``).
 
 =============================================  =====================================================
 Steps so far                                   Rows of the next step
@@ -21,6 +22,7 @@ MEASURED_ROWS = 16  # of prompts, in a step that tells something
 FIRST_ROWS = 64  # of a step before anything is known
 GROWTH = 4  # times the most rows that were measured lately
 FORGET = 0.8  # what a step counts once another one was measured
+FORGET_LEAST = 1.05  # times longer is the shortest step so far, once another one was measured
 
 
 class RowAllowance(NamedTuple):
@@ -33,6 +35,7 @@ class RowAllowance(NamedTuple):
 
 ALONE = RowAllowance(1.0, 2.0, LEAST_ROWS)
 BESIDE_ANSWERS = RowAllowance(1.0, 1.0, LEAST_ROWS)
+IN_TURN = RowAllowance(0.4, 1.0, LEAST_ROWS)  # where several tenants have work these days
 BESIDE_OTHERS = RowAllowance(0.1, 0.5, 16)  # prompts of one tenant, beside answers of another
 MANY_ANSWERS = RowAllowance(0.1, 0.0, 16)  # of one tenant, beside anything of another
 
@@ -40,18 +43,19 @@ MANY_ANSWERS = RowAllowance(0.1, 0.0, 16)  # of one tenant, beside anything of a
 class StepPace:
     """Derives the rows of the next step from the times that steps took."""
 
-    def __init__(self, target_s: float, most_rows: int) -> None:
+    def __init__(self, target_s: float, most_rows: float) -> None:
         """Steps should take ``target_s``; with 0 they have ``most_rows``, however long that takes."""
         self._target_s, self._most_rows = target_s, most_rows
         self._largest = FIRST_ROWS / GROWTH  # of the rows measured lately
         self._alone_s, self._row_s = 0.0, math.ulp(1.0)  # of a step without rows, and of each row
+        self._least_s = math.inf  # of a whole step, lately
         self._alike = False  # the steps that were measured
         self._n = self._rows = self._s = self._rows_rows = self._rows_s = 0.0  # weighted sums
 
     def rows(self, allowance: RowAllowance = ALONE) -> int:
         """Return how many rows the next step may have, if it has any of prompts."""
         if not self._target_s:
-            return self._most_rows
+            return int(self._most_rows)
         part, times_alone, least = allowance
         rows_s = max(self._target_s * part - self._alone_s, self._alone_s * times_alone)
         fitting = max(least, rows_s / self._row_s)
@@ -59,11 +63,14 @@ class StepPace:
         again = self._alike and abs(fitting - mean_rows) < mean_rows / 4
         if again and fitting < self._most_rows:
             fitting *= 0.5 if fitting >= 1.75 * least else 1.5
-        return min(self._most_rows, int(max(least, min(fitting, GROWTH * self._largest))))
+        return int(min(self._most_rows, max(least, min(fitting, GROWTH * self._largest))))
 
-    def took(self, prompt_rows: int, seconds: float, answer_rows: int = 0) -> None:
+    def took(self, prompt_rows: float, seconds: float, answer_rows: float = 0) -> None:
         """Take note of how long a step with so many rows took."""
-        if prompt_rows < MEASURED_ROWS or seconds <= 0:
+        if seconds <= 0:
+            return
+        self._least_s = min(self._least_s * FORGET_LEAST, seconds)
+        if prompt_rows < MEASURED_ROWS:
             return
         rows = prompt_rows + answer_rows
         self._largest = max(rows, self._largest * FORGET)
@@ -74,7 +81,7 @@ class StepPace:
         self._rows_s = self._rows_s * FORGET + rows * seconds
         self._alone_s, self._row_s = self._fit()
 
-    def failed(self, prompt_rows: int, answer_rows: int = 0) -> None:
+    def failed(self, prompt_rows: float, answer_rows: float = 0) -> None:
         """Take note that a step with so many rows failed, perhaps since it took too long."""
         rows = prompt_rows + answer_rows
         if prompt_rows >= MEASURED_ROWS:
@@ -88,5 +95,6 @@ class StepPace:
         if not self._alike:
             slope = (self._rows_s / self._n - mean_rows * mean_s) / spread
             row_s = min(row_s, slope) if slope > 0 else row_s
-        alone_s = max(0.0, mean_s - row_s * mean_rows)
-        return alone_s, max(row_s, math.ulp(1.0))
+        # Unlike rows that take unlike times would else pass for a step's own time.
+        alone_s = min(self._least_s, max(0.0, mean_s - row_s * mean_rows))
+        return alone_s, max((mean_s - alone_s) / mean_rows, math.ulp(1.0))

@@ -12,6 +12,7 @@ class PlannedStep:
     chunks: list[Chunk] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
     prompt_rows: int = 0  # rows of sequences that do not decode
+    prompt_cost: float = 0.0  # of these rows, see ``row_costs``
     is_light: bool = False  # of light tenants only, while others have work
 
     @property

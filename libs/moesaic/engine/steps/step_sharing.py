@@ -2,20 +2,41 @@
 
 A generation gets a token a step. A tenant with so many generations that steps take long would make
 the others wait, so beside other tenants only some of these go on, in turn. Prompts make steps
-longer still. Beside a generation of another tenant they get few rows, unless that tenant's
-generations take turns already.
+longer still. Beside a few generations of another tenant they get few rows; beside many, which make
+steps long themselves, as many as where tenants take turns.
 """
 
 import itertools
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
+from typing import NamedTuple
 
 from moesaic.engine.sequences.sequence import AnySequence, GenerationSequence
 from moesaic.engine.steps.light_steps import Party
-from moesaic.engine.steps.pace import ALONE, BESIDE_ANSWERS, BESIDE_OTHERS, MANY_ANSWERS, StepPace
+from moesaic.engine.steps.pace import (
+    ALONE,
+    BESIDE_ANSWERS,
+    BESIDE_OTHERS,
+    IN_TURN,
+    MANY_ANSWERS,
+    StepPace,
+)
+from moesaic.engine.steps.row_costs import RowCosts
 
 TIMES_THE_FEWEST = 4  # sequences of another tenant, so that tenants about as busy do not wait
+
+
+class PromptRoom(NamedTuple):
+    """Room for the rows of prompts in a step."""
+
+    least_rows: int  # whatever they cost
+    cost: float  # of more
+
+    def left(self, num_rows: int, cost: float, each: float) -> int:
+        """Return how many rows of a cost of ``each`` have room beside those there are, of a cost of ``cost``."""
+        return max(self.least_rows - num_rows, int((self.cost - cost) / each))
 
 
 class StepSharing:
@@ -25,8 +46,23 @@ class StepSharing:
         going_on: generations that get a token, by rank.
     """
 
-    def __init__(self, running: Sequence[AnySequence], pace: StepPace) -> None:
-        self._pace = pace
+    def __init__(
+        self,
+        running: Sequence[AnySequence],
+        pace: StepPace,
+        costs: RowCosts,
+        *,
+        in_turn: bool = False,
+    ) -> None:
+        """Share the next step.
+
+        Args:
+            running: the sequences that have begun.
+            pace: of steps.
+            costs: of rows.
+            in_turn: several tenants had rows lately.
+        """
+        self._pace, self._costs, self._in_turn = pace, costs, in_turn
         sequences: Counter[Party] = Counter()
         decoding: dict[Party, list[GenerationSequence]] = {}
         for sequence in running:
@@ -34,7 +70,12 @@ class StepSharing:
             sequences[party] += 1
             if isinstance(sequence, GenerationSequence) and sequence.decodes:
                 decoding.setdefault(party, []).append(sequence)
-        most = pace.rows(MANY_ANSWERS) if len(sequences) > 1 else len(running)
+        most = len(running)
+        if len(sequences) > 1 and decoding:
+            each = statistics.fmean(
+                [costs.at(w.computed, True) for w in itertools.chain(*decoding.values())]
+            )
+            most = max(MANY_ANSWERS.least_rows, int(pace.rows(MANY_ANSWERS) / each))
         due = {
             party: _due(its, max(most, _fair(party, sequences))) for party, its in decoding.items()
         }
@@ -43,14 +84,18 @@ class StepSharing:
             w for w in running if id(w) in going_on and isinstance(w, GenerationSequence)
         ]
         self._answering = {tenant for _, tenant in decoding}
-        self._undivided = {party[1] for party in due if len(due[party]) == len(decoding[party])}
+        few = MANY_ANSWERS.least_rows
+        self._few = {party[1] for party, its in decoding.items() if len(its) <= few}
 
-    def prompt_rows(self, tenant: str) -> int:
-        """Return the rows of prompts after which this tenant may add no more."""
+    def prompts(self, tenant: str) -> PromptRoom:
+        """Return the room for prompts, after which this tenant may add no more."""
         allowance = BESIDE_ANSWERS if self._answering else ALONE
-        if self._undivided - {tenant}:
+        if self._in_turn:
+            allowance = IN_TURN
+        if self._few - {tenant}:
             allowance = BESIDE_OTHERS
-        return max(allowance.least_rows, self._pace.rows(allowance) - len(self.going_on))
+        answers_cost = sum([self._costs.at(w.computed, True) for w in self.going_on])
+        return PromptRoom(allowance.least_rows, self._pace.rows(allowance) - answers_cost)
 
 
 def _fair(party: Party, sequences: Mapping[Party, int]) -> int:
