@@ -1,28 +1,22 @@
 """Costs of rows: what FLOPs they take, and what steps and tenants make of that."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from moesaic.engine.sequences.requests import GenerationTask, Request, RequestKey, ScoringTask
 from moesaic.engine.sequences.sequence import Chunk, sequence_of
 from moesaic.engine.steps.batching import Batcher
-from moesaic.engine.steps.limits import EngineLimits
 from moesaic.engine.steps.row_costs import RowCosts
 from moesaic.prefix.flops import AttentionFlops, ModelFlops
-from tests.engine.steps.steps import advance
+from tests.engine.steps.steps import MANY_PLACES, advance
 
 FLOPS = ModelFlops([AttentionFlops(per_token=500, per_pair=1)] * 2, 998, head=1000)
 COSTS = RowCosts(
     FLOPS
 )  # a row costs 1 at the beginning, 2 behind a thousand keys, 1 / 2 more with logits
-LIMITS = EngineLimits(
-    max_num_seqs=128,
-    max_num_batched_tokens=2048,
-    max_num_queued_reqs=999,
-    max_num_queued_tokens=10**6,
-    max_model_len=4096,
-)
+LIMITS = replace(MANY_PLACES, max_num_batched_tokens=2048)
 SCORED = ScoringTask(candidates=tuple((n, n, n, n) for n in range(300)))
 
 
