@@ -246,8 +246,9 @@ class Batcher:
         tally = self.tally if self._hasher is not None else None
         admission = Admission(planned, self._running, max_num_seqs, tally)
         running = self.running
-        rooms = {tenant: sharing.prompts(tenant) for tenant in {s.claim.tenant for s in sequences}}
         num_rows, cost = 0, 0.0
+        tenants = {sequence.claim.tenant for sequence in sequences} if most > 0 else set()
+        rooms = {tenant: sharing.prompts(tenant) for tenant in tenants}
 
         def left(room: PromptRoom, each: float) -> int:
             return min(most - num_rows, room.left(num_rows, cost, each))
@@ -259,7 +260,7 @@ class Batcher:
             if room is None or not (sequence in running or admission.admit(sequence)):
                 continue
             budget, begun = left(room, self._costs.next_row(sequence)), len(planned.chunks)
-            rows = self._add(planned, sequence, budget) if budget > 0 else 0
+            rows = self._add(planned, sequence, budget)
             if not rows and isinstance(sequence, ScoringSequence) and not num_rows:
                 rows = self._add(planned, sequence, min(most, sequence.longest_pending))
             if rows:

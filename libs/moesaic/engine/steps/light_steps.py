@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from moesaic.engine.sequences.sequence import AnySequence
 from moesaic.engine.steps.row_costs import RowCosts
 
-TIMES_MORE = 8  # of what light tenants want is much, be it less than a step
 LIGHT_PART = 0.25  # of a step, that light tenants together may want
+TIMES_MORE = 8  # what light tenants want: others that want so much may have less than a step of it
 TIMES_FASTER = 1.5  # that a light step of answers must be, beside one of everyone
 TARGETS_SAVED = 1.0  # steps as long as they should be, of which the time is still had later
 FORGET = 0.8  # what the mean of steps so far counts beside the newest
@@ -36,7 +36,7 @@ def light_parties(
         costs: of rows, by which they count.
 
     Returns:
-        None of them unless the others want more than a step.
+        None of them unless the others want more than a step, or many times as much as they.
     """
     wanted: dict[Party, float] = {}
     for (tenant, priority), num_tokens in waiting.items():

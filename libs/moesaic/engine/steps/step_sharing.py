@@ -7,6 +7,7 @@ steps long themselves, as many as where tenants take turns.
 """
 
 import itertools
+import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -35,8 +36,11 @@ class PromptRoom(NamedTuple):
     cost: float  # of more
 
     def left(self, num_rows: int, cost: float, each: float) -> int:
-        """Return how many rows of a cost of ``each`` have room beside those there are, of a cost of ``cost``."""
-        return max(self.least_rows - num_rows, int((self.cost - cost) / each))
+        """Return how many rows of a cost of ``each`` have room beside those there are, of a cost of ``cost``.
+
+        It is one at least while there is any room.
+        """
+        return max(self.least_rows - num_rows, math.ceil((self.cost - cost) / each))
 
 
 class StepSharing:
