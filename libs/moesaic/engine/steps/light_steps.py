@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from moesaic.engine.sequences.sequence import AnySequence
 from moesaic.engine.steps.row_costs import RowCosts
 
-LIGHT_PART = 0.25  # of a step, that light tenants together may want
+LIGHT_PART = 0.5  # of a step, that light tenants together may want
 TIMES_MORE = 8  # what light tenants want: others that want so much may have less than a step of it
 TIMES_FASTER = 1.5  # that a light step of answers must be, beside one of everyone
 TARGETS_SAVED = 1.0  # steps as long as they should be, of which the time is still had later
