@@ -8,6 +8,10 @@ from moesaic.models.configuration.config import load_config
 from moesaic.models.layers.kv_cache import KVCache
 from tests.suites import DEMO
 
+CONFIG = load_config(DEMO)
+WIDTH = CONFIG.kv_width
+BLOCKS = 10**9 // (CONFIG.num_layers * WIDTH * 4 * 16)  # a gigabyte of float32
+
 
 def resident_bytes() -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -17,12 +21,12 @@ def resident_bytes() -> int:
 def test_blocks_take_memory_when_they_are_written_to() -> None:
     before = resident_bytes()
 
-    cache = KVCache(load_config(DEMO), num_blocks=16_384)  # 805 MB
+    cache = KVCache(CONFIG, num_blocks=BLOCKS)
 
     assert cache.nbytes > 800 * 10**6
     assert resident_bytes() - before < 100 << 20
     rows = cache.rows(3)
-    assert rows.shape == (16_384 * 16, 128)
+    assert rows.shape == (BLOCKS * 16, WIDTH)
     assert not rows[-1].any()  # zeros, as they would be made by torch
     rows[5:7] = 1.0
     cache.copy_blocks([(0, 7)])
@@ -31,8 +35,8 @@ def test_blocks_take_memory_when_they_are_written_to() -> None:
 
 
 def test_any_type_of_numbers_is_held() -> None:
-    rows = KVCache(load_config(DEMO), 4, dtype=torch.bfloat16).rows(0)
+    rows = KVCache(CONFIG, 4, dtype=torch.bfloat16).rows(0)
     rows[3] = 2.5
 
     assert rows.dtype is torch.bfloat16
-    assert float(rows.sum()) == 2.5 * 128
+    assert float(rows.sum()) == 2.5 * WIDTH
