@@ -1,0 +1,1 @@
+"""The generated curriculum of the demo checkpoint: a small world, told and asked about."""

@@ -1,0 +1,98 @@
+"""The rows of the curriculum: questions behind a shared text, worded as the gateway words them.
+
+A row belongs to the training or to the test split. The test split has names, numbers and sentence
+patterns of its own; a row's ``Split`` says which ones its words were drawn from.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from moesaic.classification.prompts import SYMBOLS, label_values
+from moesaic.classification.wording import PACKAGED
+
+Split = Literal["train", "test"]
+Form = Literal["chat", "predicate", "decide", "letter", "number", "relevance", "text"]
+NUMBERS = "0123456789"
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question, and the right answer.
+
+    Attributes:
+        family: the skill that it asks for.
+        form: how it is put: ``chat`` is answered freely, ``text`` is no question but plain text.
+        tail: the user turn behind the group's head.
+        answer: the assistant's turn.
+        labels: the answers that the question allows; none where it is answered freely.
+    """
+
+    family: str
+    form: Form
+    tail: str
+    answer: str
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Group:
+    """Questions whose user turns begin with the same ``head``, which ends where a token ends.
+
+    Attributes:
+        head_weight: of each of the head's tokens in training; 0 where it is not worth learning.
+    """
+
+    head: str
+    questions: tuple[Question, ...]
+    head_weight: float = 0.0
+
+
+def alone(family: str, asked: str, answer: str) -> Group:
+    """Make a group of one free question."""
+    return Group("", (Question(family, "chat", asked, answer),))
+
+
+def chat(family: str, asked: str, answer: str) -> Question:
+    """Ask freely behind a text."""
+    return Question(family, "chat", asked, answer)
+
+
+def predicate(family: str, statement: str, holds: bool) -> Question:
+    """Ask whether a statement is true of the text, as ``/v1/decisions`` does."""
+    tail = _behind_input("predicate", instructions=statement)
+    return Question(family, "predicate", tail, "yes" if holds else "no", ("yes", "no"))
+
+
+def decide(family: str, asked: str, labels: Sequence[str], answer: str) -> Question:
+    """Ask which of the labels, by the label itself."""
+    tail = _behind_input("decide", instructions=asked, **label_values(labels, SYMBOLS))
+    return Question(family, "decide", tail, answer, tuple(labels))
+
+
+def by_letter(family: str, asked: str, labels: Sequence[str], answer: str) -> Question:
+    """Ask which of the labels, by its letter."""
+    values = label_values(labels, SYMBOLS)
+    tail = _behind_input("decide_by_letter", instructions=asked, **values)
+    letters = tuple(SYMBOLS[: len(labels)])
+    return Question(family, "letter", tail, letters[list(labels).index(answer)], letters)
+
+
+def by_number(family: str, asked: str, levels: Sequence[str], answer: str) -> Question:
+    """Ask which of the ordered levels, by its number from 0."""
+    values = label_values(levels, NUMBERS)
+    tail = _behind_input("decide_by_number", instructions=asked, **values)
+    numbers = tuple(NUMBERS[: len(levels)])
+    return Question(family, "number", tail, numbers[list(levels).index(answer)], numbers)
+
+
+def _behind_input(template: str, **values: str) -> str:
+    """Fill the part of a template behind its input, which opens every user turn of a group."""
+    whole = PACKAGED.render(template, input="", **values)
+    return whole.removeprefix("\n\n")
+
+
+def shuffled(rng: random.Random, values: Sequence[str]) -> list[str]:
+    """Return the values in another order."""
+    return rng.sample(list(values), len(values))
