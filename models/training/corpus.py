@@ -8,6 +8,7 @@ also stands in any test split is dropped.
 import functools
 import gzip
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,7 +126,7 @@ def conversations() -> dict[str, list[tuple[str, str]]]:
         ]
         for name, field in answers.items()
     }
-    pairs["continue"] = [
+    pairs["prose"] = [
         (f"Continue this text.\n\n{before.strip()}", after.strip())
         for name in BOOKS
         for document in read_documents(name)[0]
@@ -137,8 +138,8 @@ def conversations() -> dict[str, list[tuple[str, str]]]:
     return pairs
 
 
-def train_tokenizer(vocab_size: int) -> Tokenizer:
-    """Train a byte-level BPE on the training texts and questions."""
+def train_tokenizer(vocab_size: int, curriculum: Iterable[str]) -> Tokenizer:
+    """Train a byte-level BPE on the training texts and questions, and on texts of the curriculum."""
 
     def texts() -> list[str]:
         out = [document for name in TEXTS for document in read_documents(name)[0]]
@@ -150,7 +151,7 @@ def train_tokenizer(vocab_size: int) -> Tokenizer:
         out += [
             side for pairs in conversations().values() for pair in pairs[:2000] for side in pair
         ]
-        return out
+        return out + list(curriculum)
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

@@ -1,0 +1,125 @@
+"""The sources of training rows, and each one's share of the tokens."""
+
+import random
+from collections.abc import Callable, Iterator
+
+from models.training import corpus
+from models.training.curriculum import (
+    arithmetic,
+    copying,
+    entailment,
+    kinds,
+    levels,
+    measures,
+    relevance,
+    tales,
+    words,
+)
+from models.training.curriculum.items import Group, Split, alone
+from models.training.curriculum.lexicon import Lexicon, lexicon
+from models.training.curriculum.questions import asked_about
+from models.training.curriculum.stories import short_story, story
+from models.training.labelled import LabelledSet
+
+SHARES = {  # of draws; a draw of text or of a labelled set is longer than others
+    "text": 0.070,
+    "prose": 0.010,
+    "clinc_domain": 0.030,
+    "banking77": 0.030,
+    "clinc150": 0.030,
+    "boolq": 0.006,
+    "pubmedqa": 0.004,
+    "gen_arithmetic": 0.010,
+    "gen_ascii_word": 0.006,
+    "gsm8k": 0.004,
+    "dolly_hhrlhf": 0.006,
+    "copying": 0.200,
+    "snippets": 0.160,
+    "stories": 0.160,
+    "tales": 0.080,
+    "rerank": 0.080,
+    "sums": 0.260,
+    "other arithmetic": 0.100,
+    "words": 0.090,
+    "measures": 0.050,
+    "entailment": 0.050,
+    "kinds": 0.030,
+    "levels": 0.030,
+}
+START_REPEATS = 1000  # enough to become a token
+Exercise = Callable[[random.Random, Split], Group]
+
+
+def vocabulary(split: Split) -> list[str]:
+    """List the words that are spelled, sorted and counted: nouns of both splits, names of one."""
+    known = lexicon(split)
+    names = sorted({person.name.lower() for person in known.people})
+    return _nouns(known) + names[:: max(1, len(names) // 200)]
+
+
+def _nouns(known: Lexicon) -> list[str]:
+    nouns = [*known.places, *known.things, *known.goods, *known.animals, *known.jobs]
+    return [*nouns, *known.colours, *known.skies, *known.feelings]
+
+
+def exercises() -> dict[str, tuple[Exercise, ...]]:
+    """List the generators of each source of the curriculum."""
+
+    def with_words(make: Callable[..., Group]) -> Exercise:
+        return lambda rng, split: make(rng, split, vocabulary(split))
+
+    def with_names(make: Callable[..., Group]) -> Exercise:
+        return lambda rng, split: make(rng, split, [p.name for p in lexicon(split).people])
+
+    lists = (words.sort_words, words.reverse_words, words.count_words)
+    spelling = (words.spell, words.backwards, words.count_letters, words.end_letter)
+    return {
+        "copying": (with_words(copying.repeat), copying.look_up, copying.recall),
+        "snippets": (lambda rng, split: asked_about(short_story(rng, split)),),
+        "stories": (lambda rng, split: asked_about(story(rng, split)),),
+        "tales": (tales.continued, tales.continued, tales.requested, tales.plain),
+        "rerank": (relevance.judged,),
+        "sums": (arithmetic.sums,),
+        "other arithmetic": (arithmetic.differences, arithmetic.products, arithmetic.comparisons),
+        "words": (*map(with_words, (*lists, *spelling)), words.sort_numbers),
+        "measures": (
+            measures.weekdays, measures.months, measures.dates, measures.date_order,
+            measures.units, measures.units, measures.clock,
+        ),
+        "entailment": (with_names(entailment.entailment),),
+        "kinds": (kinds.kinds,),
+        "levels": (with_names(levels.levels),),
+    }  # fmt: skip
+
+
+class Sources:
+    """Draws groups of questions from every source but plain text."""
+
+    def __init__(self) -> None:
+        self._exercises = exercises()
+        self._labelled = {
+            name: LabelledSet(corpus.read_task(name, "train")) for name in corpus.INSTRUCTIONS
+        }
+        self._pairs = corpus.conversations()
+
+    def draw(self, name: str, rng: random.Random, length: int) -> Group:
+        """Draw one group of a source, of about ``length`` tokens at most where it can be cut."""
+        if name in self._exercises:
+            return rng.choice(self._exercises[name])(rng, "train")
+        if name in self._labelled:
+            return self._labelled[name].group(rng, length)
+        return alone(name, *rng.choice(self._pairs[name]))
+
+
+def sample_texts(count: int) -> Iterator[str]:
+    """Write turns of the curriculum's training split, for the tokenizer to learn its words."""
+    rng, known = random.Random("tokenizer"), exercises()
+    # An answer starts a turn, without a space before it: nouns are tokens of their own there too.
+    for word in _nouns(lexicon("train")):
+        yield from [word] * START_REPEATS
+    for _ in range(count):
+        for makers in known.values():
+            group = rng.choice(makers)(rng, "train")
+            yield group.head
+            for question in group.questions:
+                yield from (question.tail, question.answer)
