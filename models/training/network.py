@@ -11,6 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from models.training.fused import (
+    Span,
+    add_rms_norm,
+    attention,
+    heads_of,
+    rms_norm,
+    routed_experts,
+    spans_of,
+)
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -18,9 +28,9 @@ class Shape:
 
     vocab_size: int = 4096
     hidden_size: int = 256
-    num_layers: int = 6
+    num_layers: int = 8
     num_heads: int = 8
-    num_kv_heads: int = 2
+    num_kv_heads: int = 4
     head_dim: int = 32
     num_experts: int = 32
     top_k: int = 4
@@ -59,11 +69,6 @@ class Shape:
         }
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    left, right = x.chunk(2, dim=-1)
-    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
-
-
 class Attention(nn.Module):
     """Grouped-query attention with per-head query and key norms, over an arbitrary mask."""
 
@@ -78,24 +83,27 @@ class Attention(nn.Module):
         self.q_norm = nn.RMSNorm(shape.head_dim, eps=shape.rms_eps)
         self.k_norm = nn.RMSNorm(shape.head_dim, eps=shape.rms_eps)
 
-    def forward(self, x: Tensor, mask: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Mix ``x`` ``[B, T, H]`` as ``mask`` (bool ``[B, 1, T, T]``) lets it.
+    def forward(
+        self, x: Tensor, bias: Tensor, spans: list[Span], cos: Tensor, sin: Tensor
+    ) -> Tensor:
+        """Mix ``x`` ``[B, T, H]`` as ``bias`` (float ``[B, 1, T, T]``, 0 or -inf) and its spans let it.
 
-        ``cos`` and ``sin`` are ``[B, 1, T, head_dim / 2]``.
+        ``cos`` and ``sin`` are ``[B, T, 1, head_dim / 2]``.
         """
-        batch, length, _ = x.shape
-        query = self.q_norm(self.q_proj(x).view(batch, length, -1, self.shape.head_dim)).transpose(
-            1, 2
+        size, groups = self.shape.head_dim, self.shape.num_heads // self.shape.num_kv_heads
+        query, key, value = (
+            projection(x).unflatten(-1, (-1, size))
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
-        key = self.k_norm(self.k_proj(x).view(batch, length, -1, self.shape.head_dim)).transpose(
-            1, 2
+        eps = self.shape.rms_eps
+        mixed = attention(
+            heads_of(query, self.q_norm.weight, cos, sin, eps, 1),
+            heads_of(key, self.k_norm.weight, cos, sin, eps, groups),
+            value.transpose(1, 2).repeat_interleave(groups, dim=1),
+            bias,
+            spans,
         )
-        value = self.v_proj(x).view(batch, length, -1, self.shape.head_dim).transpose(1, 2)
-        query, key = _rotate(query, cos, sin), _rotate(key, cos, sin)
-        groups = self.shape.num_heads // self.shape.num_kv_heads
-        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-        out: Tensor = self.o_proj(mixed.transpose(1, 2).reshape(batch, length, -1))
+        out: Tensor = self.o_proj(mixed)
         return out
 
 
@@ -118,20 +126,8 @@ class Experts(nn.Module):
         probs = self.gate(x).float().softmax(dim=-1)
         weights, ids = probs.topk(self.shape.top_k, dim=-1)
         weights = weights / weights.sum(dim=-1, keepdim=True)
-        order = ids.flatten().argsort(stable=True)
-        rows = order // self.shape.top_k
+        combined = routed_experts(x, ids, weights.to(x.dtype), self.gate_up, self.down)
         counts = torch.bincount(ids.flatten(), minlength=self.shape.num_experts)
-        outputs = []
-        for part, gate_up, down in zip(
-            torch.split(x[rows], counts.tolist()),
-            self.gate_up.unbind(0),
-            self.down.unbind(0),
-            strict=True,
-        ):
-            gate, up = F.linear(part, gate_up).chunk(2, dim=-1)
-            outputs.append(F.linear(F.silu(gate) * up, down))
-        weighted = torch.cat(outputs) * weights.flatten()[order].unsqueeze(-1).to(x.dtype)
-        combined = torch.zeros_like(x).index_add(0, rows, weighted)
         share = counts.float() / ids.numel()
         balance = self.shape.num_experts * (share * probs.mean(dim=0)).sum()
         return combined, balance, ids
@@ -142,17 +138,19 @@ class Block(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
+        self.eps = shape.rms_eps
         self.input_layernorm = nn.RMSNorm(shape.hidden_size, eps=shape.rms_eps)
         self.self_attn = Attention(shape)
         self.post_attention_layernorm = nn.RMSNorm(shape.hidden_size, eps=shape.rms_eps)
         self.mlp = Experts(shape)
 
     def forward(
-        self, x: Tensor, mask: Tensor, cos: Tensor, sin: Tensor
+        self, x: Tensor, bias: Tensor, spans: list[Span], cos: Tensor, sin: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Hidden states ``[B, T, H]`` in and out, with the layer's balance loss and expert ids."""
-        x = x + self.self_attn(self.input_layernorm(x), mask, cos, sin)
-        normed = self.post_attention_layernorm(x)
+        normed = rms_norm(x, self.input_layernorm.weight, self.eps)
+        mixed = self.self_attn(normed, bias, spans, cos, sin)
+        x, normed = add_rms_norm(x, mixed, self.post_attention_layernorm.weight, self.eps)
         routed, balance, ids = self.mlp(normed.flatten(0, 1))
         return x + routed.view_as(x), balance, ids
 
@@ -192,13 +190,15 @@ class Network(nn.Module):
             positions: int64 ``[B, T]``.
         """
         x = self.embed_tokens(tokens)
-        cos, sin = self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
+        cos, sin = self.cos[positions].unsqueeze(2), self.sin[positions].unsqueeze(2)
+        bias = torch.zeros_like(mask, dtype=x.dtype).masked_fill_(~mask, -torch.inf)
+        spans = spans_of(mask)
         balances, ids = [], []
         for block in self.layers:
-            x, balance, chosen = block(x, mask, cos, sin)
+            x, balance, chosen = block(x, bias, spans, cos, sin)
             balances.append(balance)
             ids.append(chosen)
-        return self.norm(x), torch.stack(balances).mean(), ids
+        return rms_norm(x, self.norm.weight, self.shape.rms_eps), torch.stack(balances).mean(), ids
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits for rows of hidden states."""

@@ -1,43 +1,78 @@
 """The training loop: resumable, CPU or GPU, one seed, a progress bar.
 
-The learning rate warms up, stays, and falls over the last fifth of ``--steps``; so a run can be
+The learning rates warm up, stay, and fall over the last 30 % of ``--steps``; so a run can be
 continued to a later ``--steps`` from any checkpoint written before the fall.
 """
 
 import argparse
+import ctypes
 import json
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from torch.nn import functional as F
 
-from models.training import corpus
+from models.training import corpus, sources
+from models.training.fused import compile_parts, weighted_loss
+from models.training.muon import Muon
 from models.training.network import Network, Shape
 from models.training.packs import Pack, Packer
 
-WARMUP_STEPS, FALL_SHARE, BALANCE_WEIGHT, CLIP_NORM = 100, 0.2, 0.002, 1.0
+WARMUP_STEPS, FALL_SHARE, FALL_TO = 100, 0.3, 0.02
+BALANCE_WEIGHT, CLIP_NORM, MUON_DECAY = 0.002, 1.0, 0.01
+# Of the packs of a step, in turns: one in four has room for all labels of the largest sets.
+LENGTHS = (1024, 384, 384, 384)
+TOKENIZER_GROUPS = 3000
 
 
-def learning_rate(step: int, steps: int, peak: float) -> float:
-    """Warm-up, plateau, then a linear fall to a hundredth of the peak."""
+def keep_freed_memory() -> None:
+    """Let the C library keep and reuse what it frees, where it can be told so.
+
+    A step makes and drops temporaries of many megabytes. By default glibc maps such blocks and gives
+    them back each time, and the kernel then clears every page anew: it took a fifth of a step.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return
+    trim_threshold, top_pad, mmap_max = -1, -2, -4  # as <malloc.h> numbers them
+    mallopt(mmap_max, 0)
+    mallopt(trim_threshold, 2**31 - 1)
+    mallopt(top_pad, 2**28)
+
+
+def rate_factor(step: int, steps: int) -> float:
+    """Warm-up from 0 to 1, plateau, then a linear fall to a fiftieth."""
     fall_from = steps * (1 - FALL_SHARE)
     if step < WARMUP_STEPS:
-        return peak * (step + 1) / WARMUP_STEPS
+        return (step + 1) / WARMUP_STEPS
     if step < fall_from:
-        return peak
-    return peak * max(0.01, (steps - step) / (steps - fall_from))
+        return 1.0
+    return max(FALL_TO, (steps - step) / (steps - fall_from))
 
 
-def optimizer_of(network: Network, peak: float) -> torch.optim.Optimizer:
-    """AdamW, without decay on norms and embeddings."""
-    decayed = [p for name, p in network.named_parameters() if p.ndim >= 2 and "embed" not in name]
-    plain = [p for name, p in network.named_parameters() if p.ndim < 2 or "embed" in name]
-    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=peak, betas=(0.9, 0.95), eps=1e-10, fused=True)
+def optimizer_of(
+    network: Network, muon_rate: float = 0.02, adam_rate: float = 3e-3
+) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
+    """Muon for the projections and experts; AdamW for embedding, gates and norms."""
+    stacked, matrices, others = [], [], []
+    for name, parameter in network.named_parameters():
+        if name.endswith("mlp.gate_up"):
+            stacked.append(parameter)
+        elif name.endswith(("mlp.down", "_proj.weight")):
+            matrices.append(parameter)
+        else:
+            others.append(parameter)
+    groups = [{"params": matrices}, {"params": stacked, "parts": 2}]
+    return (
+        Muon(groups, lr=muon_rate, weight_decay=MUON_DECAY),
+        torch.optim.AdamW(
+            others, lr=adam_rate, betas=(0.9, 0.95), eps=1e-10, weight_decay=0.0, fused=True
+        ),
+    )
 
 
 def to_batch(packs: list[Pack], device: torch.device) -> dict[str, torch.Tensor]:
@@ -57,23 +92,31 @@ def step_loss(
     hidden, balance, _ = network(batch["tokens"], batch["mask"], batch["positions"])
     weight = batch["weight"][:, :-1]
     rows = weight > 0
-    logits = network.logits(hidden[:, :-1][rows]).float()
-    losses = F.cross_entropy(logits, batch["tokens"][:, 1:][rows], reduction="none")
-    loss = (losses * weight[rows]).sum() / weight.sum()
+    loss = weighted_loss(
+        hidden[:, :-1][rows],
+        network.embed_tokens.weight,
+        batch["tokens"][:, 1:][rows],
+        weight[rows],
+    )
     return loss, loss + BALANCE_WEIGHT * balance
 
 
 def save(
-    path: Path, network: Network, optimizer: torch.optim.Optimizer, state: dict[str, object]
+    path: Path,
+    network: Network,
+    optimizers: Sequence[torch.optim.Optimizer],
+    state: dict[str, object],
 ) -> None:
-    """Write weights, optimizer moments and counters; a crash leaves the previous file whole."""
+    """Write weights, the optimizers' moments and counters; a crash leaves the previous file whole."""
     from safetensors.torch import save_file
 
     tensors = {f"network.{name}": tensor for name, tensor in network.state_dict().items()}
-    for index, moments in optimizer.state_dict()["state"].items():
-        tensors |= {
-            f"optimizer.{index}.{name}": torch.as_tensor(value) for name, value in moments.items()
-        }
+    for which, optimizer in enumerate(optimizers):
+        for index, moments in optimizer.state_dict()["state"].items():
+            tensors |= {
+                f"optimizer.{which}.{index}.{name}": torch.as_tensor(value)
+                for name, value in moments.items()
+            }
     fresh = path.with_suffix(".new")
     save_file(
         {n: t.contiguous() for n, t in tensors.items()},
@@ -83,7 +126,9 @@ def save(
     fresh.replace(path)
 
 
-def load(path: Path, network: Network, optimizer: torch.optim.Optimizer) -> dict[str, object]:
+def load(
+    path: Path, network: Network, optimizers: Sequence[torch.optim.Optimizer]
+) -> dict[str, object]:
     """Read what ``save`` wrote, and return its counters."""
     from safetensors import safe_open
 
@@ -93,14 +138,16 @@ def load(path: Path, network: Network, optimizer: torch.optim.Optimizer) -> dict
     network.load_state_dict(
         {n.removeprefix("network."): t for n, t in tensors.items() if n.startswith("network.")}
     )
-    moments: dict[int, dict[str, torch.Tensor]] = {}
-    for name, tensor in tensors.items():
-        if name.startswith("optimizer."):
-            _, index, moment = name.split(".")
-            moments.setdefault(int(index), {})[moment] = tensor
-    optimizer.load_state_dict(
-        {"state": moments, "param_groups": optimizer.state_dict()["param_groups"]}
-    )
+    for which, optimizer in enumerate(optimizers):
+        moments: dict[int, dict[str, torch.Tensor]] = {}
+        prefix = f"optimizer.{which}."
+        for name, tensor in tensors.items():
+            if name.startswith(prefix):
+                index, moment = name.removeprefix(prefix).split(".")
+                moments.setdefault(int(index), {})[moment] = tensor
+        optimizer.load_state_dict(
+            {"state": moments, "param_groups": optimizer.state_dict()["param_groups"]}
+        )
     return dict(state)
 
 
@@ -111,17 +158,22 @@ def train(arguments: argparse.Namespace) -> None:
     work: Path = arguments.work
     work.mkdir(parents=True, exist_ok=True)
     shape, device = Shape(), torch.device(arguments.device)
+    if device.type == "cpu":
+        keep_freed_memory()
+        compile_parts()
     torch.manual_seed(arguments.seed)
     tokenizer_file = work / "tokenizer.json"
     if not tokenizer_file.exists():
-        corpus.train_tokenizer(shape.vocab_size).save(str(tokenizer_file))
+        curriculum = sources.sample_texts(TOKENIZER_GROUPS)
+        corpus.train_tokenizer(shape.vocab_size, curriculum).save(str(tokenizer_file))
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
     network = Network(shape).to(device)
-    optimizer = optimizer_of(network, arguments.learning_rate)
+    optimizers = optimizer_of(network, arguments.learning_rate, arguments.adam_rate)
+    peaks = (arguments.learning_rate, arguments.adam_rate)
     state: dict[str, object] = {"step": 0, "seconds": 0.0, "tokens": 0}
     checkpoint = work / "state.safetensors"
     if checkpoint.exists():
-        state = load(checkpoint, network, optimizer)
+        state = load(checkpoint, network, optimizers)
     first = int(state["step"])  # type: ignore[call-overload]
     packer = Packer(
         tokenizer, arguments.seed + first
@@ -137,30 +189,41 @@ def train(arguments: argparse.Namespace) -> None:
     with Progress(*columns) as progress, (work / "log.jsonl").open("a") as log:
         bar = progress.add_task("training", total=arguments.steps, completed=first)
         for step in range(first, arguments.steps):
-            length = 1024 if step % 4 == 0 else 512
+            length = LENGTHS[step % len(LENGTHS)]
             packs = [packer.pack(length) for _ in range(arguments.batch_tokens // length)]
-            rate = learning_rate(step, arguments.steps, arguments.learning_rate)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
+            factor = rate_factor(step, arguments.steps)
+            for optimizer, peak in zip(optimizers, peaks, strict=True):
+                optimizer.zero_grad(set_to_none=True)
+                for group in optimizer.param_groups:
+                    group["lr"] = peak * factor
             loss, total = step_loss(network, to_batch(packs, device))
-            optimizer.zero_grad(set_to_none=True)
-            total.backward()  # type: ignore[no-untyped-call]
-            norm = torch.nn.utils.clip_grad_norm_(network.parameters(), CLIP_NORM)
-            optimizer.step()
             value = loss.item()
+            if not math.isfinite(total.item()):
+                raise RuntimeError(
+                    f"step {step + 1}: the loss is {value}; lower the learning rates, and go on from "
+                    f"the last checkpoint in {work}"
+                )
+            total.backward()  # type: ignore[no-untyped-call]
+            norm = torch.nn.utils.clip_grad_norm_(
+                network.parameters(), CLIP_NORM, error_if_nonfinite=True
+            )
+            for optimizer in optimizers:
+                optimizer.step()
             smooth = value if math.isnan(smooth) else 0.98 * smooth + 0.02 * value
             state["step"] = step + 1
             state["tokens"] = int(state["tokens"]) + arguments.batch_tokens  # type: ignore[call-overload]
             state["seconds"] = seconds_before + time.monotonic() - started
-            progress.update(bar, advance=1, description=f"loss {smooth:.3f}")
+            speed = (step + 1 - first) * arguments.batch_tokens / (time.monotonic() - started)
+            progress.update(bar, advance=1, description=f"loss {smooth:.3f}, {speed:,.0f} tokens/s")
             if (step + 1) % 25 == 0:
                 record = {
                     "step": step + 1,
                     "loss": round(smooth, 4),
                     "norm": round(float(norm), 3),
-                    "rate": rate,
+                    "rate": arguments.learning_rate * factor,
+                    "tokens_per_second": round(speed),
                 }
                 log.write(json.dumps(record | {"seconds": round(float(state["seconds"]))}) + "\n")  # type: ignore[arg-type]
                 log.flush()
             if (step + 1) % arguments.save_every == 0 or step + 1 == arguments.steps:
-                save(checkpoint, network, optimizer, state)
+                save(checkpoint, network, optimizers, state)
