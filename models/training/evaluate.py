@@ -241,9 +241,9 @@ def entropy_bits(shares: np.ndarray) -> np.ndarray:
 
 
 def task_distances(shares: np.ndarray) -> np.ndarray:
-    """Jensen-Shannon distance (0 to 1) between tasks, mean over layers, ``[tasks, tasks]``."""
+    """Jensen-Shannon distance (0 to 1) between tasks in each layer, ``[L, tasks, tasks]``."""
     mixed = (shares[:, None] + shares[None, :]) / 2
     own = entropy_bits(shares)
     divergence = entropy_bits(mixed) - (own[:, None] + own[None, :]) / 2
-    distances: np.ndarray = np.sqrt(np.maximum(divergence, 0)).mean(axis=-1)
+    distances: np.ndarray = np.sqrt(np.maximum(divergence, 0)).transpose(2, 0, 1)
     return distances
