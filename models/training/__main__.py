@@ -13,10 +13,16 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     train = commands.add_parser("train", help="train, or go on training, to --steps")
     train.add_argument("--steps", type=int, default=4000)
+    train.add_argument(
+        "--mixture", choices=("all", "basics"), default="all", help="basics: to begin with"
+    )
     train.add_argument("--batch-tokens", type=int, default=6144)
     train.add_argument("--learning-rate", type=float, default=0.02, help="of the matrices (Muon)")
     train.add_argument("--adam-rate", type=float, default=3e-3, help="of all other weights (AdamW)")
     train.add_argument("--save-every", type=int, default=200)
+    train.add_argument(
+        "--start", type=Path, help="an exported checkpoint to go on from, where --work has no state"
+    )
     train.add_argument("--seed", type=int, default=0)
     train.add_argument("--device", default="cpu", help="cpu or cuda")
     export = commands.add_parser(

@@ -6,6 +6,7 @@ exported files.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -225,3 +226,27 @@ class Network(nn.Module):
             else:
                 out[stem] = tensor.contiguous()
         return out
+
+    @torch.no_grad()
+    def load_hf(self, directory: Path) -> None:
+        """Read the weights that ``hf_tensors`` wrote, so that training can go on from them.
+
+        Raises:
+            KeyError: a weight of this shape is missing.
+        """
+        from safetensors.torch import load_file
+
+        tensors = load_file(directory / "model.safetensors")
+        for name, parameter in self.named_parameters():
+            stem = f"model.{name}"
+            if name.endswith("mlp.gate_up"):
+                prefix = f"{stem.removesuffix('gate_up')}experts"
+                for expert, both in enumerate(parameter):
+                    halves = [tensors[f"{prefix}.{expert}.{p}_proj.weight"] for p in ("gate", "up")]
+                    both.copy_(torch.cat(halves))
+            elif name.endswith("mlp.down"):
+                prefix = f"{stem.removesuffix('down')}experts"
+                for expert, down in enumerate(parameter):
+                    down.copy_(tensors[f"{prefix}.{expert}.down_proj.weight"])
+            else:
+                parameter.copy_(tensors[stem])

@@ -8,6 +8,7 @@ network computes for a sibling is exactly what it would compute for the lone pro
 """
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,10 +52,12 @@ class Pack:
 class Packer:
     """Draws packs from all sources, in their shares, deterministically for a seed."""
 
-    def __init__(self, tokenizer: Tokenizer, seed: int) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, seed: int, shares: Mapping[str, float] = SHARES
+    ) -> None:
         self._rng = random.Random(seed)
         self._tokenizer = tokenizer
-        self._sources = Sources()
+        self._sources, self._shares = Sources(), shares
         documents = [d for name in corpus.TEXTS for d in corpus.read_documents(name)[0]]
         self._end = np.array([tokenizer.token_to_id(corpus.END_OF_TEXT)], dtype=np.uint16)
         self._stream = np.concatenate(
@@ -66,7 +69,7 @@ class Packer:
         parts: list[Part] = []
         room = length
         while room > LEAST_ROOM:
-            name = self._rng.choices(list(SHARES), list(SHARES.values()))[0]
+            name = self._rng.choices(list(self._shares), list(self._shares.values()))[0]
             if room >= LONG_LENGTH and self._rng.random() < MANY_LABELS_SHARE:
                 name = self._rng.choice(MANY_LABELS)
             if name == "text":

@@ -47,6 +47,9 @@ SHARES = {  # of draws; a draw of text or of a labelled set is longer than other
     "levels": 0.030,
 }
 START_REPEATS = 1000  # enough to become a token
+# To begin with: what everything else is made of, many short rows a step.
+BASICS = {"copying": 0.55, "snippets": 0.2, "words": 0.1, "sums": 0.1, "text": 0.05}
+MIXTURES = {"all": SHARES, "basics": BASICS}
 Exercise = Callable[[random.Random, Split], Group]
 
 
@@ -74,7 +77,10 @@ def exercises() -> dict[str, tuple[Exercise, ...]]:
     lists = (words.sort_words, words.reverse_words, words.count_words)
     spelling = (words.spell, words.backwards, words.count_letters, words.end_letter)
     return {
-        "copying": (with_words(copying.repeat), copying.look_up, copying.recall),
+        "copying": (
+            with_words(copying.echo), with_words(copying.repeat),
+            copying.look_up, copying.look_up, copying.recall, copying.recall,
+        ),
         "snippets": (lambda rng, split: asked_about(short_story(rng, split)),),
         "stories": (lambda rng, split: asked_about(story(rng, split)),),
         "tales": (tales.continued, tales.continued, tales.requested, tales.plain),

@@ -8,6 +8,7 @@ import argparse
 import ctypes
 import json
 import math
+import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from models.training import corpus, sources
 from models.training.fused import compile_parts, weighted_loss
+from models.training.heads import lay_heads, share_beginnings
 from models.training.muon import Muon
 from models.training.network import Network, Shape
 from models.training.packs import Pack, Packer
@@ -25,8 +27,11 @@ from models.training.packs import Pack, Packer
 WARMUP_STEPS, FALL_SHARE, FALL_TO = 100, 0.3, 0.02
 BALANCE_WEIGHT, CLIP_NORM, MUON_DECAY = 0.002, 1.0, 0.01
 # Of the packs of a step, in turns: one in four has room for all labels of the largest sets.
-LENGTHS = (1024, 384, 384, 384)
+LENGTHS = {"all": (1024, 384, 384, 384), "basics": (256,)}
 TOKENIZER_GROUPS = 3000
+# A row of the tied embedding has a gradient in every step, most of it noise: at the rate of the other
+# weights, rows walk so far that no head can match tokens.
+EMBEDDING_RATE_SHARE = 0.15
 
 
 def keep_freed_memory() -> None:
@@ -64,15 +69,17 @@ def optimizer_of(
             stacked.append(parameter)
         elif name.endswith(("mlp.down", "_proj.weight")):
             matrices.append(parameter)
-        else:
+        elif "embed" not in name:
             others.append(parameter)
+    embedding = {"params": [network.embed_tokens.weight], "share": EMBEDDING_RATE_SHARE}
     groups = [{"params": matrices}, {"params": stacked, "parts": 2}]
     return (
         Muon(groups, lr=muon_rate, weight_decay=MUON_DECAY),
         torch.optim.AdamW(
-            others, lr=adam_rate, betas=(0.9, 0.95), eps=1e-10, weight_decay=0.0, fused=True
+            [{"params": others, "share": 1.0}, embedding],
+            lr=adam_rate, betas=(0.9, 0.95), eps=1e-10, weight_decay=0.0, fused=True,
         ),
-    )
+    )  # fmt: skip
 
 
 def to_batch(packs: list[Pack], device: torch.device) -> dict[str, torch.Tensor]:
@@ -163,6 +170,8 @@ def train(arguments: argparse.Namespace) -> None:
         compile_parts()
     torch.manual_seed(arguments.seed)
     tokenizer_file = work / "tokenizer.json"
+    if arguments.start is not None and not tokenizer_file.exists():
+        shutil.copy(arguments.start / "tokenizer.json", tokenizer_file)
     if not tokenizer_file.exists():
         curriculum = sources.sample_texts(TOKENIZER_GROUPS)
         corpus.train_tokenizer(shape.vocab_size, curriculum).save(str(tokenizer_file))
@@ -174,10 +183,16 @@ def train(arguments: argparse.Namespace) -> None:
     checkpoint = work / "state.safetensors"
     if checkpoint.exists():
         state = load(checkpoint, network, optimizers)
+    elif arguments.start is not None:
+        network.load_hf(arguments.start)
+    else:
+        share_beginnings(network, tokenizer)
+        lay_heads(network)
     first = int(state["step"])  # type: ignore[call-overload]
     packer = Packer(
-        tokenizer, arguments.seed + first
+        tokenizer, arguments.seed + first, sources.MIXTURES[arguments.mixture]
     )  # a resumed run draws afresh, and still deterministically
+    lengths = LENGTHS[arguments.mixture]
     smooth, started = math.nan, time.monotonic()
     seconds_before = float(state["seconds"])  # type: ignore[arg-type]
     columns = (
@@ -189,13 +204,13 @@ def train(arguments: argparse.Namespace) -> None:
     with Progress(*columns) as progress, (work / "log.jsonl").open("a") as log:
         bar = progress.add_task("training", total=arguments.steps, completed=first)
         for step in range(first, arguments.steps):
-            length = LENGTHS[step % len(LENGTHS)]
+            length = lengths[step % len(lengths)]
             packs = [packer.pack(length) for _ in range(arguments.batch_tokens // length)]
             factor = rate_factor(step, arguments.steps)
             for optimizer, peak in zip(optimizers, peaks, strict=True):
                 optimizer.zero_grad(set_to_none=True)
                 for group in optimizer.param_groups:
-                    group["lr"] = peak * factor
+                    group["lr"] = peak * factor * group.get("share", 1.0)
             loss, total = step_loss(network, to_batch(packs, device))
             value = loss.item()
             if not math.isfinite(total.item()):

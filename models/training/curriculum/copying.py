@@ -78,6 +78,13 @@ def repeat(rng: random.Random, split: Split, vocabulary: Sequence[str]) -> Group
     return alone("repeat", rng.choice(REPEAT[split]).format(words=listed), listed)
 
 
+def echo(rng: random.Random, split: Split, vocabulary: Sequence[str]) -> Group:
+    """Tell a row of words twice, as plain text: the second time, every word is known."""
+    words = of_split(split, lambda: rng.sample(list(vocabulary), rng.randint(8, 30)))
+    row = " ".join(words)
+    return Group("", (Question("echo", "text", f"{row}. {row}.", ""),))
+
+
 def look_up(rng: random.Random, split: Split) -> Group:
     """Name a word, and ask which of the labels it is: by the label and by its letter."""
     known = lexicon(split)
