@@ -78,13 +78,6 @@ def repeat(rng: random.Random, split: Split, vocabulary: Sequence[str]) -> Group
     return alone("repeat", rng.choice(REPEAT[split]).format(words=listed), listed)
 
 
-def echo(rng: random.Random, split: Split, vocabulary: Sequence[str]) -> Group:
-    """Tell a row of words twice, as plain text: the second time, every word is known."""
-    words = of_split(split, lambda: rng.sample(list(vocabulary), rng.randint(8, 30)))
-    row = " ".join(words)
-    return Group("", (Question("echo", "text", f"{row}. {row}.", ""),))
-
-
 def look_up(rng: random.Random, split: Split) -> Group:
     """Name a word, and ask which of the labels it is: by the label and by its letter."""
     known = lexicon(split)
@@ -117,7 +110,7 @@ def recall(rng: random.Random, split: Split) -> Group:
         words = rng.choice(asked[split] if by_name else BY_WHOM[kind][split])
         words, answer = words.format(a=name, x=facts[name]), facts[name] if by_name else name
         labels = shuffled(rng, list(facts.values()) if by_name else people)
-        form = rng.choice((chat, decide, by_letter))
+        form = rng.choice((chat, decide, by_letter, by_letter))
         questions.append(
             chat("recall", words, answer)
             if form is chat
@@ -125,4 +118,4 @@ def recall(rng: random.Random, split: Split) -> Group:
         )
     story = " ".join(told.format(a=name, x=value) for name, value in facts.items())
     different = {question.tail: question for question in questions}
-    return Group(f"{story}\n\n", tuple(different.values()), 0.2)
+    return Group(f"{story}\n\n", tuple(different.values()))

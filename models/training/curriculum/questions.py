@@ -14,7 +14,7 @@ from models.training.curriculum.statements import clause, is_so
 from models.training.curriculum.telling import Teller
 
 _FILE = Path(__file__).with_name("questions.toml")
-MOST_LABELS, STORY_WEIGHT = 10, 0.5
+MOST_LABELS, STORY_WEIGHT = 10, 0.15
 FORMS: tuple[Form, ...] = ("chat", "decide", "letter")
 DAY_PARTS = {"morning": "in the morning", "noon": "at noon", "evening": "in the evening"}
 
@@ -62,7 +62,7 @@ def asked_about(story: Teller) -> Group:
 
 def put(rng: random.Random, asked: Asked, form: Form | None = None) -> Question:
     """Put a question in a form: free, by label, by letter."""
-    form = form or rng.choices(FORMS, (4, 3, 4))[0]
+    form = form or rng.choices(FORMS, (3, 3, 6))[0]
     if form == "chat":
         return items.chat(asked.family, asked.words, asked.spoken or asked.answer)
     others = list(dict.fromkeys(o for o in asked.others if o != asked.answer))
