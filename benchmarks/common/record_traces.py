@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import gzip
 import json
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -19,6 +20,7 @@ from typing import Any
 import httpx
 
 from benchmarks.common.suite import running_suite
+from models.training.sources import exercises
 from moesaic.cli.clients.traces import Recording, record
 from moesaic.placement.traffic.trace import Trace
 
@@ -31,6 +33,7 @@ SETS = {  # test splits: the model was not trained on them
     "gsm8k": "generation/gsm8k.test.jsonl.gz",
     "wikitext2": "text/wikitext2.test.txt.gz",
 }
+CURRICULUM = ("stories", "sums", "words")  # of the demo model's: their test splits
 MORE_SETS = {  # of tasks that the model has not seen at all
     "trec6": "classification/trec6.test.jsonl.gz",
     "sst5": "classification/sst5.test.jsonl.gz",
@@ -63,6 +66,15 @@ def rows_of(path: Path) -> Iterator[LabelledPrompt]:
         rows = [json.loads(line) for line in file]
     for row in _evenly(rows):
         yield LabelledPrompt(row.get("text") or row["prompt"], tuple(row.get("labels", ())))
+
+
+def drawn_rows(source: str) -> Iterator[LabelledPrompt]:
+    """Rows of one source of the curriculum: questions with labels are scored, all are answered."""
+    rng, makers = random.Random(f"trace {source}"), exercises()[source]
+    for number in range(ROUNDS * (SCORED + sum(GENERATED.values()))):
+        group = makers[number % len(makers)](rng, "test")
+        question = next((q for q in group.questions if q.form == "decide"), group.questions[0])
+        yield LabelledPrompt(group.head + question.tail, question.labels)
 
 
 def _evenly(rows: Sequence[Any]) -> Sequence[Any]:
@@ -120,10 +132,12 @@ def main() -> None:
     paths = {part: DATA / path for part, path in SETS.items()}
     if arguments.more:
         paths |= {part: arguments.more / path for part, path in MORE_SETS.items()}
+    parts = {part: list(rows_of(path)) for part, path in paths.items()}
+    parts |= {source: list(drawn_rows(source)) for source in CURRICULUM}
     whole: Trace | None = None
     with running_suite() as suite:
-        for part, path in paths.items():
-            rows, url = list(rows_of(path)), f"http://127.0.0.1:{suite.port}"
+        for part, rows in parts.items():
+            url = f"http://127.0.0.1:{suite.port}"
             trace = asyncio.run(record_set(part, rows, url, suite.attention_address))
             whole = whole.joined(trace) if whole else trace
     assert whole is not None

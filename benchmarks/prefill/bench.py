@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.prompt_clients import Answered, ask_all
+from benchmarks.common.suite import DEMO
 from benchmarks.prefill import gathered
 from benchmarks.prefill.fleet import AttentionFleet, running_fleets
 from benchmarks.prefill.shaped_hosts import HostNetwork, NotPermitted, shaped_hosts
 from benchmarks.router.workload import Mix, Workload
 from moesaic.cli.machine.facts import gemm_gflops
 from moesaic.cluster.rpc.channels import channel
+from moesaic.models.configuration.config import load_config
 from moesaic.v1.gateway_pb2 import SetPolicyRequest
 from moesaic.v1.gateway_pb2_grpc import GatewayServiceStub
 
@@ -44,7 +46,8 @@ SIDES = {  # dispatch, router's policy; ours and the baseline one after the othe
 OURS = "whole_system"
 QUICK_SIDES = (OURS, "all_to_all_round_robin")
 FLAGS = ("--max-num-batched-tokens", str(MAX_ROWS), "--kv-blocks", str(KV_BLOCKS))
-STREAMED_LAYERS = 5  # of the demo model's six
+# The demo model's last layer has one row a prompt, too few to fetch experts for.
+STREAMED_LAYERS = load_config(DEMO).num_layers - 1
 ROWS = (64, 512, 1900)  # of steps whose waits are looked at
 MEMORY_MODES = ("offload", "gathered", "gathered+offload")
 

@@ -45,7 +45,13 @@ SHAPES = {  # Qwen3-MoE, random; the widths and the experts per token of Qwen3-3
         max_positions=512,
     ),
     "random, 512 wide, 12 layers": Shape(
-        vocab_size=512, hidden_size=512, num_layers=12, num_experts=32, top_k=4, expert_size=192
+        vocab_size=512,
+        hidden_size=512,
+        num_layers=12,
+        num_kv_heads=2,
+        num_experts=32,
+        top_k=4,
+        expert_size=192,
     ),
 }
 WORKERS, TOKENS, QUICK_TOKENS = 2, 256, 64
