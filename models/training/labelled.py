@@ -88,7 +88,7 @@ class LabelledSet:
         labels = self._some_labels(rng, {row[1]}, 8)
         said = rng.choice(labels) if rng.random() < 0.5 else self._name(row)
         holds = said == self._name(row)
-        questions.append(predicate(self.task.name, f"It is about {said}.", holds))
+        questions.append(predicate(self.task.name, f"It is about {said}.", holds, self._name(row)))
         return Group(f"{row[0]}\n\n", tuple(questions), TEXT_WEIGHT)
 
     def _multi(self, rng: random.Random, length: int) -> Group:
@@ -135,4 +135,5 @@ class LabelledSet:
     def _behind_head(
         self, row: tuple[str, int], answer: str, labels: list[str] | tuple[str, ...]
     ) -> Question:
-        return Question(self.task.name, "decide", row[0], answer, tuple(labels))
+        hint = self._name(row) if answer != self._name(row) else ""
+        return Question(self.task.name, "decide", row[0], answer, tuple(labels), hint)

@@ -180,7 +180,7 @@ class Network(nn.Module):
         self.register_buffer("sin", angles.sin(), persistent=False)
 
     def forward(
-        self, tokens: Tensor, mask: Tensor, positions: Tensor
+        self, tokens: Tensor, mask: Tensor, positions: Tensor, tapped: list[Tensor] | None = None
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Hidden states before the head ``[B, T, H]``, the mean balance loss, and expert ids per
         layer.
@@ -189,6 +189,7 @@ class Network(nn.Module):
             tokens: int64 ``[B, T]``.
             mask: bool ``[B, 1, T, T]``, true where a query may see a key.
             positions: int64 ``[B, T]``.
+            tapped: gets the residual stream behind every layer, ``[B, T, H]``.
         """
         x = self.embed_tokens(tokens)
         cos, sin = self.cos[positions].unsqueeze(2), self.sin[positions].unsqueeze(2)
@@ -199,6 +200,8 @@ class Network(nn.Module):
             x, balance, chosen = block(x, bias, spans, cos, sin)
             balances.append(balance)
             ids.append(chosen)
+            if tapped is not None:
+                tapped.append(x)
         return rms_norm(x, self.norm.weight, self.shape.rms_eps), torch.stack(balances).mean(), ids
 
     def logits(self, hidden: Tensor) -> Tensor:

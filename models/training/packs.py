@@ -25,7 +25,10 @@ LEAST_ROOM = 24
 # Only long packs have room for all labels of these sets; half of them begin with one.
 LONG_LENGTH, MANY_LABELS_SHARE, MANY_LABELS = 1024, 0.5, ("banking77", "clinc150")
 
-Part = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # tokens, sibling, position, weight
+NO_HINT = -1
+
+# Tokens, sibling, position, weight, hint.
+Part = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 @dataclass
@@ -33,7 +36,8 @@ class Pack:
     """One training sequence of ``T`` positions.
 
     A token sees earlier ones of its ``document`` that are shared (sibling 0) or of its own
-    ``sibling``. ``weight[t]`` weighs the prediction of ``tokens[t + 1]``.
+    ``sibling``. ``weight[t]`` weighs the prediction of ``tokens[t + 1]``. ``hint[t]`` is the token that a
+    middle layer should have in mind there, or ``NO_HINT``.
     """
 
     tokens: np.ndarray
@@ -41,6 +45,7 @@ class Pack:
     sibling: np.ndarray
     position: np.ndarray
     weight: np.ndarray
+    hint: np.ndarray
 
     def mask(self) -> np.ndarray:
         """Bool ``[T, T]``, true where the row's token sees the column's."""
@@ -81,8 +86,8 @@ class Packer:
         document = np.concatenate(
             [np.full(len(p[0]), i, dtype=np.int32) for i, p in enumerate(parts)]
         )
-        tokens, sibling, position, weight = (
-            np.concatenate([p[i] for p in parts]) for i in range(4)
+        tokens, sibling, position, weight, hint = (
+            np.concatenate([p[i] for p in parts]) for i in range(5)
         )
         fill = length - len(tokens)
         return Pack(
@@ -91,6 +96,7 @@ class Packer:
             np.pad(sibling, (0, fill)),
             np.pad(position, (0, fill)),
             np.pad(weight, (0, fill)),
+            np.pad(hint, (0, fill), constant_values=NO_HINT),
         )
 
     def _text(self, room: int) -> Part:
@@ -111,6 +117,7 @@ class Packer:
         position = [np.arange(len(head))]
         weight = [np.full(len(head), group.head_weight, dtype=np.float32)]
         weight[0][-1] = 0  # its next token is another one for each sibling
+        hint = [np.full(len(head), NO_HINT)]
         room -= len(head)
         for number, (ask, answer) in enumerate(zip(asked, answered, strict=True), start=1):
             size = len(ask) + len(answer)
@@ -123,10 +130,19 @@ class Packer:
             # The prediction of each answer token, and of the turn's end.
             own[len(ask) - 1 : -1] = answer_weight(len(answer))
             weight.append(own)
+            hint.append(np.full(size, NO_HINT))
+            hint[-1][len(ask) - 1] = self._hint(group.questions[number - 1].hint)
             room -= size
         if len(laid) == 1:
             return None
-        return tuple(np.concatenate(rows) for rows in (laid, sibling, position, weight))  # type: ignore[return-value]
+        return tuple(np.concatenate(rows) for rows in (laid, sibling, position, weight, hint))  # type: ignore[return-value]
+
+    def _hint(self, word: str) -> int:
+        """The first token of a word as it stands in a text."""
+        if not word:
+            return NO_HINT
+        spaced = word if word[0].isdigit() else f" {word}"
+        return int(self._tokenizer.encode(spaced, add_special_tokens=False).ids[0])
 
     def _encode(self, texts: list[str]) -> list[np.ndarray]:
         return [
@@ -143,4 +159,5 @@ def answer_weight(tokens: int) -> float:
 def _plain(tokens: np.ndarray) -> Part:
     weight = np.full(len(tokens), TEXT_WEIGHT, dtype=np.float32)
     weight[-1] = 0
-    return tokens, np.zeros(len(tokens), dtype=np.int32), np.arange(len(tokens)), weight
+    none = np.full(len(tokens), NO_HINT)
+    return tokens, np.zeros(len(tokens), dtype=np.int32), np.arange(len(tokens)), weight, none

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
 
 from models.training import corpus, sources
 from models.training.fused import compile_parts, weighted_loss
@@ -29,6 +30,7 @@ BALANCE_WEIGHT, CLIP_NORM, MUON_DECAY = 0.002, 1.0, 0.01
 # Of the packs of a step, in turns: one in four has room for all labels of the largest sets.
 LENGTHS = {"all": (1024, 384, 384, 384), "basics": (256,)}
 TOKENIZER_GROUPS = 3000
+HINT_LAYER, HINT_WEIGHT = 4, 0.3
 # A row of the tied embedding has a gradient in every step, most of it noise: at the rate of the other
 # weights, rows walk so far that no head can match tokens.
 EMBEDDING_RATE_SHARE = 0.15
@@ -89,14 +91,16 @@ def to_batch(packs: list[Pack], device: torch.device) -> dict[str, torch.Tensor]
         "mask": torch.from_numpy(np.stack([p.mask() for p in packs])).unsqueeze(1).to(device),
         "positions": torch.from_numpy(np.stack([p.position for p in packs])).to(device),
         "weight": torch.from_numpy(np.stack([p.weight for p in packs])).to(device),
+        "hint": torch.from_numpy(np.stack([p.hint for p in packs])).to(device),
     }
 
 
 def step_loss(
     network: Network, batch: dict[str, torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weighted next-token loss, and the same plus the balance term."""
-    hidden, balance, _ = network(batch["tokens"], batch["mask"], batch["positions"])
+    """Weighted next-token loss, and the same plus the terms of balance and of hints."""
+    tapped: list[Tensor] = []
+    hidden, balance, _ = network(batch["tokens"], batch["mask"], batch["positions"], tapped)
     weight = batch["weight"][:, :-1]
     rows = weight > 0
     loss = weighted_loss(
@@ -105,7 +109,17 @@ def step_loss(
         batch["tokens"][:, 1:][rows],
         weight[rows],
     )
-    return loss, loss + BALANCE_WEIGHT * balance
+    total = loss + BALANCE_WEIGHT * balance
+    hinted = batch["hint"] >= 0
+    if hinted.any():
+        # Deep supervision: a layer below the one that looks letters up is asked for their words.
+        thought = network.norm(tapped[HINT_LAYER][hinted])
+        targets = batch["hint"][hinted]
+        even = torch.ones(len(targets), device=thought.device)
+        total = total + HINT_WEIGHT * weighted_loss(
+            thought, network.embed_tokens.weight, targets, even
+        )
+    return loss, total
 
 
 def save(

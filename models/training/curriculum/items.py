@@ -27,6 +27,8 @@ class Question:
         tail: the user turn behind the group's head.
         answer: the assistant's turn.
         labels: the answers that the question allows; none where it is answered freely.
+        hint: a word that the answer follows from. Training asks a middle layer for it, so that a letter is looked up
+            by its word, and a statement judged by what is so; nothing else sees it.
     """
 
     family: str
@@ -34,6 +36,7 @@ class Question:
     tail: str
     answer: str
     labels: tuple[str, ...] = ()
+    hint: str = ""
 
 
 @dataclass(frozen=True)
@@ -59,10 +62,10 @@ def chat(family: str, asked: str, answer: str) -> Question:
     return Question(family, "chat", asked, answer)
 
 
-def predicate(family: str, statement: str, holds: bool) -> Question:
+def predicate(family: str, statement: str, holds: bool, hint: str = "") -> Question:
     """Ask whether a statement is true of the text, as ``/v1/decisions`` does."""
     tail = _behind_input("predicate", instructions=statement)
-    return Question(family, "predicate", tail, "yes" if holds else "no", ("yes", "no"))
+    return Question(family, "predicate", tail, "yes" if holds else "no", ("yes", "no"), hint)
 
 
 def decide(family: str, asked: str, labels: Sequence[str], answer: str) -> Question:
@@ -76,7 +79,7 @@ def by_letter(family: str, asked: str, labels: Sequence[str], answer: str) -> Qu
     values = label_values(labels, SYMBOLS)
     tail = _behind_input("decide_by_letter", instructions=asked, **values)
     letters = tuple(SYMBOLS[: len(labels)])
-    return Question(family, "letter", tail, letters[list(labels).index(answer)], letters)
+    return Question(family, "letter", tail, letters[list(labels).index(answer)], letters, answer)
 
 
 def by_number(family: str, asked: str, levels: Sequence[str], answer: str) -> Question:
@@ -84,7 +87,7 @@ def by_number(family: str, asked: str, levels: Sequence[str], answer: str) -> Qu
     values = label_values(levels, NUMBERS)
     tail = _behind_input("decide_by_number", instructions=asked, **values)
     numbers = tuple(NUMBERS[: len(levels)])
-    return Question(family, "number", tail, numbers[list(levels).index(answer)], numbers)
+    return Question(family, "number", tail, numbers[list(levels).index(answer)], numbers, answer)
 
 
 def _behind_input(template: str, **values: str) -> str:

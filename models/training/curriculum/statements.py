@@ -62,13 +62,15 @@ def is_so(story: Teller) -> Question:
     rng, holds = story.rng, story.rng.random() < 0.5
     for _ in range(20):
         pattern, event, roles = _fact(story)
+        role = rng.choice(roles)
+        hint = str(getattr(event, role))
         if not holds:
-            event = _changed(story, event, rng.choice(roles))
+            event = _changed(story, event, role)
             if _stated(story, pattern, event):
                 continue
         said = _filled(pattern, event)
         said = said[0].upper() + said[1:]
-        return predicate("is it so", f"{said}.", holds)
+        return predicate("is it so", f"{said}.", holds, hint)
     return predicate("is it so", "Nobody is in this story.", False)
 
 
