@@ -14,7 +14,8 @@ from tokenizers import Tokenizer
 from models.training import answers, card, corpus, evaluate, judge, samples
 from models.training.network import Network, Shape
 from models.training.sources import exercises
-from models.training.train import load, optimizer_of
+from models.training.state import load
+from models.training.train import optimizer_of
 from moesaic.classification.prompts import Method
 
 MAX_HELD_OUT_TOKENS = 60_000
@@ -28,14 +29,13 @@ def export(arguments: argparse.Namespace) -> None:
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
     network = Network(Shape())
-    state = load(arguments.work / "state.safetensors", network, optimizer_of(network))
+    counters = load(arguments.work / "state.safetensors", network, optimizer_of(network))
     tokenizer = Tokenizer.from_file(str(arguments.work / "tokenizer.json"))
     write_directory(out, network, tokenizer, arguments.work)
     round_weights(network)
     network.eval()
     results, rows, told = measure(out, network, tokenizer, arguments.rows)
-    log = [json.loads(line) for line in (arguments.work / "log.jsonl").read_text().splitlines()]
-    training = state | {"loss": log[-1]["loss"], "note": arguments.note}
+    training = {**vars(counters), "note": arguments.note}
     (out / "measured.json").write_text(json.dumps({"training": training, **results}, indent=1))
     measured = json.loads((out / "measured.json").read_text())
     (out / "README.md").write_text(card.render(measured, network))

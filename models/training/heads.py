@@ -21,7 +21,6 @@ PREVIOUS_PAIRS = (
 )  # amplitude of the fastest rotations; their sum peaks at one offset
 SHARPNESS = 2.0  # of the norms' weights in the dimensions used
 HANDED_ON, COPY_GAIN = 0.2, 2.0
-LETTER_LAYER, LETTER_GAIN = -3, 1.0
 SHARED = 0.8  # of the embeddings of one word's tokens
 
 
@@ -34,7 +33,6 @@ def lay_heads(network: Network) -> None:
     for attention in (first, second):
         _attend_before(attention, network.shape.rope_theta)
     _copy_what_followed(first, second)
-    look_up_letters(network)
 
 
 @torch.no_grad()
@@ -54,38 +52,7 @@ def share_beginnings(network: Network, tokenizer: Tokenizer) -> None:
             embedding[ids] = SHARED * common + (1 - SHARED**2) ** 0.5 * embedding[ids]
 
 
-@torch.no_grad()
-def look_up_letters(network: Network) -> None:
-    """Let a late head find the word that is to be said, and say what stands two tokens before it.
-
-    In a list of options (``B. garden``) that is the word's letter. By then the residual stream holds
-    the word, as earlier layers leave it for the output; without this head nothing makes them do so
-    where a letter is asked for.
-    """
-    shape = network.shape
-    size, groups = shape.head_dim, shape.num_heads // shape.num_kv_heads
-    blocks = [block for block in network.layers if isinstance(block, Block)]
-    first, late = blocks[0].self_attn, blocks[LETTER_LAYER].self_attn
-    handed_on = first.o_proj.weight[:, size : 2 * size]  # by the head that attends two tokens back
-    token = first.v_proj.weight[:size]
-    own, queries = slice(size, 2 * size), slice(groups * size, 2 * groups * size)
-    slow = _slow_dimensions(size)
-    read = torch.linalg.qr(torch.randn(shape.hidden_size - 1, size)).Q.T[: len(slow)]
-    late.k_proj.weight[own] = 0
-    late.k_proj.weight[own][slow, 1:] = read
-    late.q_proj.weight[queries] = 0
-    for head in range(groups):
-        rows = late.q_proj.weight[(groups + head) * size : (groups + head + 1) * size]
-        rows[slow, 1:] = read
-    unit = torch.linalg.pinv(handed_on)
-    late.v_proj.weight[own] = unit / unit.norm(dim=1).mean()
-    said = token.T / token.norm(dim=1).mean()
-    late.o_proj.weight[:, queries] = LETTER_GAIN * said.repeat(1, groups) / groups
-    for norm in (late.q_norm, late.k_norm):
-        norm.weight[slow] = SHARPNESS
-
-
-def _slow_dimensions(size: int) -> list[int]:
+def slow_dimensions(size: int) -> list[int]:
     """The dimensions of a head that rotations turn the least."""
     half, first = size // 2, size // 2 * 7 // 16
     return [*range(first, half), *range(half + first, size)]
@@ -126,7 +93,7 @@ def _copy_what_followed(first: Attention, second: Attention) -> None:
     shape = first.shape
     size, width = shape.head_dim, shape.hidden_size
     groups = shape.num_heads // shape.num_kv_heads
-    slow = _slow_dimensions(size)
+    slow = slow_dimensions(size)
     basis = torch.linalg.qr(torch.randn(width - 1, width - 1)).Q
     read, written, copied = (
         basis[:, :size].T,

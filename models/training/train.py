@@ -10,27 +10,32 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from models.training import corpus, sources
 from models.training.fused import compile_parts, weighted_loss
 from models.training.heads import lay_heads, share_beginnings
+from models.training.letters import HINT_LAYER, lay_letter_head
 from models.training.muon import Muon
 from models.training.network import Network, Shape
 from models.training.packs import Pack, Packer
+from models.training.state import Counters, load, save
 
 WARMUP_STEPS, FALL_SHARE, FALL_TO = 100, 0.3, 0.02
 BALANCE_WEIGHT, CLIP_NORM, MUON_DECAY = 0.002, 1.0, 0.01
 # Of the packs of a step, in turns: one in four has room for all labels of the largest sets.
 LENGTHS = {"all": (1024, 384, 384, 384), "basics": (256,)}
 TOKENIZER_GROUPS = 3000
-HINT_LAYER, HINT_WEIGHT = 4, 0.3
+HINT_WEIGHT = 0.3
+# The head that looks letters up is laid when hints are as likely as this: the words are found.
+WORDS_FOUND_LOSS = 0.7
+MEMORY, LOG_EVERY = 0.98, 25
 # A row of the tied embedding has a gradient in every step, most of it noise: at the rate of the other
 # weights, rows walk so far that no head can match tokens.
 EMBEDDING_RATE_SHARE = 0.15
@@ -97,8 +102,8 @@ def to_batch(packs: list[Pack], device: torch.device) -> dict[str, torch.Tensor]
 
 def step_loss(
     network: Network, batch: dict[str, torch.Tensor]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weighted next-token loss, and the same plus the terms of balance and of hints."""
+) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """Weighted next-token loss, the same plus balance and hints, and the hints alone (nan: none)."""
     tapped: list[Tensor] = []
     hidden, balance, _ = network(batch["tokens"], batch["mask"], batch["positions"], tapped)
     weight = batch["weight"][:, :-1]
@@ -109,150 +114,135 @@ def step_loss(
         batch["tokens"][:, 1:][rows],
         weight[rows],
     )
-    total = loss + BALANCE_WEIGHT * balance
+    total, hints = loss + BALANCE_WEIGHT * balance, math.nan
     hinted = batch["hint"] >= 0
     if hinted.any():
         # Deep supervision: a layer below the one that looks letters up is asked for their words.
         thought = network.norm(tapped[HINT_LAYER][hinted])
         targets = batch["hint"][hinted]
         even = torch.ones(len(targets), device=thought.device)
-        total = total + HINT_WEIGHT * weighted_loss(
-            thought, network.embed_tokens.weight, targets, even
-        )
-    return loss, total
-
-
-def save(
-    path: Path,
-    network: Network,
-    optimizers: Sequence[torch.optim.Optimizer],
-    state: dict[str, object],
-) -> None:
-    """Write weights, the optimizers' moments and counters; a crash leaves the previous file whole."""
-    from safetensors.torch import save_file
-
-    tensors = {f"network.{name}": tensor for name, tensor in network.state_dict().items()}
-    for which, optimizer in enumerate(optimizers):
-        for index, moments in optimizer.state_dict()["state"].items():
-            tensors |= {
-                f"optimizer.{which}.{index}.{name}": torch.as_tensor(value)
-                for name, value in moments.items()
-            }
-    fresh = path.with_suffix(".new")
-    save_file(
-        {n: t.contiguous() for n, t in tensors.items()},
-        fresh,
-        metadata={"state": json.dumps(state)},
-    )
-    fresh.replace(path)
-
-
-def load(
-    path: Path, network: Network, optimizers: Sequence[torch.optim.Optimizer]
-) -> dict[str, object]:
-    """Read what ``save`` wrote, and return its counters."""
-    from safetensors import safe_open
-
-    with safe_open(path, "pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-        state = json.loads(file.metadata()["state"])
-    network.load_state_dict(
-        {n.removeprefix("network."): t for n, t in tensors.items() if n.startswith("network.")}
-    )
-    for which, optimizer in enumerate(optimizers):
-        moments: dict[int, dict[str, torch.Tensor]] = {}
-        prefix = f"optimizer.{which}."
-        for name, tensor in tensors.items():
-            if name.startswith(prefix):
-                index, moment = name.removeprefix(prefix).split(".")
-                moments.setdefault(int(index), {})[moment] = tensor
-        optimizer.load_state_dict(
-            {"state": moments, "param_groups": optimizer.state_dict()["param_groups"]}
-        )
-    return dict(state)
+        hint_loss = weighted_loss(thought, network.embed_tokens.weight, targets, even)
+        total, hints = total + HINT_WEIGHT * hint_loss, hint_loss.item()
+    return loss, total, hints
 
 
 def train(arguments: argparse.Namespace) -> None:
     """Train to ``--steps`` and leave the state in ``--work``."""
-    from tokenizers import Tokenizer
-
-    work: Path = arguments.work
-    work.mkdir(parents=True, exist_ok=True)
-    shape, device = Shape(), torch.device(arguments.device)
-    if device.type == "cpu":
-        keep_freed_memory()
-        compile_parts()
-    torch.manual_seed(arguments.seed)
-    tokenizer_file = work / "tokenizer.json"
-    if arguments.start is not None and not tokenizer_file.exists():
-        shutil.copy(arguments.start / "tokenizer.json", tokenizer_file)
-    if not tokenizer_file.exists():
-        curriculum = sources.sample_texts(TOKENIZER_GROUPS)
-        corpus.train_tokenizer(shape.vocab_size, curriculum).save(str(tokenizer_file))
-    tokenizer = Tokenizer.from_file(str(tokenizer_file))
-    network = Network(shape).to(device)
-    optimizers = optimizer_of(network, arguments.learning_rate, arguments.adam_rate)
-    peaks = (arguments.learning_rate, arguments.adam_rate)
-    state: dict[str, object] = {"step": 0, "seconds": 0.0, "tokens": 0}
-    checkpoint = work / "state.safetensors"
-    if checkpoint.exists():
-        state = load(checkpoint, network, optimizers)
-    elif arguments.start is not None:
-        network.load_hf(arguments.start)
-    else:
-        share_beginnings(network, tokenizer)
-        lay_heads(network)
-    first = int(state["step"])  # type: ignore[call-overload]
-    packer = Packer(
-        tokenizer, arguments.seed + first, sources.MIXTURES[arguments.mixture]
-    )  # a resumed run draws afresh, and still deterministically
-    lengths = LENGTHS[arguments.mixture]
-    smooth, started = math.nan, time.monotonic()
-    seconds_before = float(state["seconds"])  # type: ignore[arg-type]
+    run = Run(arguments)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns) as progress, (work / "log.jsonl").open("a") as log:
-        bar = progress.add_task("training", total=arguments.steps, completed=first)
-        for step in range(first, arguments.steps):
-            length = lengths[step % len(lengths)]
-            packs = [packer.pack(length) for _ in range(arguments.batch_tokens // length)]
-            factor = rate_factor(step, arguments.steps)
-            for optimizer, peak in zip(optimizers, peaks, strict=True):
-                optimizer.zero_grad(set_to_none=True)
-                for group in optimizer.param_groups:
-                    group["lr"] = peak * factor * group.get("share", 1.0)
-            loss, total = step_loss(network, to_batch(packs, device))
-            value = loss.item()
-            if not math.isfinite(total.item()):
-                raise RuntimeError(
-                    f"step {step + 1}: the loss is {value}; lower the learning rates, and go on from "
-                    f"the last checkpoint in {work}"
-                )
-            total.backward()  # type: ignore[no-untyped-call]
-            norm = torch.nn.utils.clip_grad_norm_(
-                network.parameters(), CLIP_NORM, error_if_nonfinite=True
-            )
-            for optimizer in optimizers:
-                optimizer.step()
-            smooth = value if math.isnan(smooth) else 0.98 * smooth + 0.02 * value
-            state["step"] = step + 1
-            state["tokens"] = int(state["tokens"]) + arguments.batch_tokens  # type: ignore[call-overload]
-            state["seconds"] = seconds_before + time.monotonic() - started
-            speed = (step + 1 - first) * arguments.batch_tokens / (time.monotonic() - started)
-            progress.update(bar, advance=1, description=f"loss {smooth:.3f}, {speed:,.0f} tokens/s")
-            if (step + 1) % 25 == 0:
-                record = {
-                    "step": step + 1,
-                    "loss": round(smooth, 4),
-                    "norm": round(float(norm), 3),
-                    "rate": arguments.learning_rate * factor,
-                    "tokens_per_second": round(speed),
-                }
-                log.write(json.dumps(record | {"seconds": round(float(state["seconds"]))}) + "\n")  # type: ignore[arg-type]
+    with Progress(*columns) as progress, (arguments.work / "log.jsonl").open("a") as log:
+        bar = progress.add_task("training", total=arguments.steps, completed=run.counters.step)
+        while run.counters.step < arguments.steps:
+            record = run.step()
+            told = f"loss {record['loss']:.3f}, {record['tokens_per_second']:,} tokens/s"
+            progress.update(bar, advance=1, description=told)
+            step = run.counters.step
+            if step % LOG_EVERY == 0:
+                log.write(json.dumps(record) + "\n")
                 log.flush()
-            if (step + 1) % arguments.save_every == 0 or step + 1 == arguments.steps:
-                save(checkpoint, network, optimizers, state)
+            if step % arguments.save_every == 0 or step == arguments.steps:
+                save(run.checkpoint, run.network, run.optimizers, run.counters)
+
+
+class Run:
+    """One run of the recipe: begun, or gone on with where ``--work`` has a state."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        work: Path = arguments.work
+        work.mkdir(parents=True, exist_ok=True)
+        self._arguments, self._device = arguments, torch.device(arguments.device)
+        if self._device.type == "cpu":
+            keep_freed_memory()
+            compile_parts()
+        torch.manual_seed(arguments.seed)
+        self._tokenizer = _tokenizer(work, arguments.start)
+        self.network = Network(Shape()).to(self._device)
+        self.optimizers = optimizer_of(self.network, arguments.learning_rate, arguments.adam_rate)
+        self.checkpoint, self.counters = work / "state.safetensors", Counters()
+        if self.checkpoint.exists():
+            self.counters = load(self.checkpoint, self.network, self.optimizers)
+        elif arguments.start is not None:
+            self.network.load_hf(arguments.start)
+            self.counters.letters = True
+        else:
+            share_beginnings(self.network, self._tokenizer)
+            lay_heads(self.network)
+        # A resumed run draws afresh, and still deterministically.
+        self._first, shares = self.counters.step, sources.MIXTURES[arguments.mixture]
+        self._packer = Packer(self._tokenizer, arguments.seed + self._first, shares)
+        self._started, self._seconds_before = time.monotonic(), self.counters.seconds
+
+    def step(self) -> dict[str, float]:
+        """Take one step, and tell of it.
+
+        Raises:
+            RuntimeError: the loss is no number any more.
+        """
+        arguments, counters = self._arguments, self.counters
+        lengths = LENGTHS[arguments.mixture]
+        length = lengths[counters.step % len(lengths)]
+        packs = [self._packer.pack(length) for _ in range(arguments.batch_tokens // length)]
+        factor = self._set_rates()
+        loss, total, hints = step_loss(self.network, to_batch(packs, self._device))
+        if not math.isfinite(total.item()):
+            raise RuntimeError(
+                f"step {counters.step + 1}: the loss is {loss.item()}; lower the learning rates, and "
+                f"go on from the last checkpoint in {arguments.work}"
+            )
+        total.backward()  # type: ignore[no-untyped-call]
+        norm = torch.nn.utils.clip_grad_norm_(
+            self.network.parameters(), CLIP_NORM, error_if_nonfinite=True
+        )
+        for optimizer in self.optimizers:
+            optimizer.step()
+        counters.loss = _smoothed(counters.loss, loss.item())
+        if not math.isnan(hints):
+            counters.hints = _smoothed(counters.hints, hints)
+        if not counters.letters and (counters.hints or math.inf) < WORDS_FOUND_LOSS:
+            lay_letter_head(self.network, self._tokenizer, arguments.seed)
+            counters.letters = True
+        counters.step += 1
+        counters.tokens += arguments.batch_tokens
+        passed = time.monotonic() - self._started
+        counters.seconds = self._seconds_before + passed
+        return {
+            "step": counters.step,
+            "loss": round(counters.loss, 4),
+            "hints": round(counters.hints or math.nan, 3),
+            "norm": round(float(norm), 3),
+            "rate": arguments.learning_rate * factor,
+            "tokens_per_second": round(
+                (counters.step - self._first) * arguments.batch_tokens / passed
+            ),
+            "seconds": round(counters.seconds),
+        }
+
+    def _set_rates(self) -> float:
+        """Set the step's learning rates, and forget the gradients of the one before."""
+        factor = rate_factor(self.counters.step, self._arguments.steps)
+        peaks = (self._arguments.learning_rate, self._arguments.adam_rate)
+        for optimizer, peak in zip(self.optimizers, peaks, strict=True):
+            optimizer.zero_grad(set_to_none=True)
+            for group in optimizer.param_groups:
+                group["lr"] = peak * factor * group.get("share", 1.0)
+        return factor
+
+
+def _tokenizer(work: Path, start: Path | None) -> Tokenizer:
+    """Read the run's tokenizer, or the one of the checkpoint to go on from, or train one."""
+    file = work / "tokenizer.json"
+    if start is not None and not file.exists():
+        shutil.copy(start / "tokenizer.json", file)
+    if not file.exists():
+        curriculum = sources.sample_texts(TOKENIZER_GROUPS)
+        corpus.train_tokenizer(Shape().vocab_size, curriculum).save(str(file))
+    return Tokenizer.from_file(str(file))
+
+
+def _smoothed(before: float | None, value: float) -> float:
+    return value if before is None else MEMORY * before + (1 - MEMORY) * value

@@ -1,5 +1,6 @@
 """The optimizer's updates are near orthogonal, and a run goes on from a file as if never stopped."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -8,12 +9,15 @@ from torch import Tensor, nn
 
 from models.training.muon import Muon
 from models.training.network import Network, Shape
-from models.training.train import load, optimizer_of, save, step_loss
+from models.training.packs import NO_HINT
+from models.training.state import Counters, load, save
+from models.training.train import optimizer_of, step_loss
 
 SHAPE = Shape(
     vocab_size=64, hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=16,
     num_experts=4, top_k=2, expert_size=8, max_positions=64,
 )  # fmt: skip
+COUNTERS = Counters(step=3, tokens=96, seconds=1.5, loss=2.0, hints=None, letters=True)
 
 
 def _update(gradient: Tensor, parts: int = 1) -> Tensor:
@@ -61,10 +65,12 @@ def _step(network: Network, optimizers: tuple[torch.optim.Optimizer, ...], seed:
         "mask": torch.ones(16, 16).tril().bool().expand(2, 1, 16, 16),
         "positions": torch.arange(16).expand(2, 16),
         "weight": torch.ones(2, 16),
+        "hint": torch.full((2, 16), NO_HINT),
     }
-    _, total = step_loss(network, batch)
+    _, total, hints = step_loss(network, batch)
     for optimizer in optimizers:
         optimizer.zero_grad()
+    assert math.isnan(hints)
     total.backward()
     for optimizer in optimizers:
         optimizer.step()
@@ -76,12 +82,12 @@ def test_a_resumed_run_has_the_same_numbers(tmp_path: Path) -> None:
     optimizers = optimizer_of(network)
     for seed in range(3):
         _step(network, optimizers, seed)
-    save(tmp_path / "state.safetensors", network, optimizers, {"step": 3})
+    save(tmp_path / "state.safetensors", network, optimizers, COUNTERS)
     torch.manual_seed(1)
     resumed = Network(SHAPE)
     resumed_optimizers = optimizer_of(resumed)
 
-    assert load(tmp_path / "state.safetensors", resumed, resumed_optimizers) == {"step": 3}
+    assert load(tmp_path / "state.safetensors", resumed, resumed_optimizers) == COUNTERS
     for seed in range(3, 5):
         _step(network, optimizers, seed)
         _step(resumed, resumed_optimizers, seed)
