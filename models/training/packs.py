@@ -27,8 +27,8 @@ LONG_LENGTH, MANY_LABELS_SHARE, MANY_LABELS = 1024, 0.5, ("banking77", "clinc150
 
 NO_HINT = -1
 
-# Tokens, sibling, position, weight, hint.
-Part = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+# Tokens, sibling, position, weight, hint, subject.
+Part = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Pack:
 
     A token sees earlier ones of its ``document`` that are shared (sibling 0) or of its own
     ``sibling``. ``weight[t]`` weighs the prediction of ``tokens[t + 1]``. ``hint[t]`` is the token that a
-    middle layer should have in mind there, or ``NO_HINT``.
+    middle layer should have in mind there, or ``NO_HINT``; ``subject[t]`` that of an early layer.
     """
 
     tokens: np.ndarray
@@ -46,6 +46,7 @@ class Pack:
     position: np.ndarray
     weight: np.ndarray
     hint: np.ndarray
+    subject: np.ndarray
 
     def mask(self) -> np.ndarray:
         """Bool ``[T, T]``, true where the row's token sees the column's."""
@@ -86,8 +87,8 @@ class Packer:
         document = np.concatenate(
             [np.full(len(p[0]), i, dtype=np.int32) for i, p in enumerate(parts)]
         )
-        tokens, sibling, position, weight, hint = (
-            np.concatenate([p[i] for p in parts]) for i in range(5)
+        tokens, sibling, position, weight, hint, subject = (
+            np.concatenate([p[i] for p in parts]) for i in range(6)
         )
         fill = length - len(tokens)
         return Pack(
@@ -97,6 +98,7 @@ class Packer:
             np.pad(position, (0, fill)),
             np.pad(weight, (0, fill)),
             np.pad(hint, (0, fill), constant_values=NO_HINT),
+            np.pad(subject, (0, fill), constant_values=NO_HINT),
         )
 
     def _text(self, room: int) -> Part:
@@ -109,7 +111,7 @@ class Packer:
         if first.form == "text":
             tokens = np.concatenate([self._encode([first.tail])[0], self._end])
             return _plain(tokens) if len(tokens) <= room else None
-        [head] = self._encode([corpus.USER_HEAD + group.head])
+        head, named = self._head(group)
         asked = self._encode([q.tail + corpus.ASSISTANT_HEAD for q in group.questions])
         answered = self._encode([q.answer + corpus.TURN_END for q in group.questions])
         laid: list[np.ndarray] = [head]
@@ -117,7 +119,7 @@ class Packer:
         position = [np.arange(len(head))]
         weight = [np.full(len(head), group.head_weight, dtype=np.float32)]
         weight[0][-1] = 0  # its next token is another one for each sibling
-        hint = [np.full(len(head), NO_HINT)]
+        hint, subject = [np.full(len(head), NO_HINT)], [named]
         room -= len(head)
         for number, (ask, answer) in enumerate(zip(asked, answered, strict=True), start=1):
             size = len(ask) + len(answer)
@@ -131,11 +133,27 @@ class Packer:
             own[len(ask) - 1 : -1] = answer_weight(len(answer))
             weight.append(own)
             hint.append(np.full(size, NO_HINT))
-            hint[-1][len(ask) - 1] = self._hint(group.questions[number - 1].hint)
+            subject.append(hint[-1].copy())
+            question = group.questions[number - 1]
+            hint[-1][len(ask) - 1] = self._hint(question.hint)
+            subject[-1][len(ask) - 1] = self._hint(question.about)
             room -= size
         if len(laid) == 1:
             return None
-        return tuple(np.concatenate(rows) for rows in (laid, sibling, position, weight, hint))  # type: ignore[return-value]
+        return tuple(
+            np.concatenate(rows) for rows in (laid, sibling, position, weight, hint, subject)
+        )  # type: ignore[return-value]
+
+    def _head(self, group: Group) -> tuple[np.ndarray, np.ndarray]:
+        """A group's head as tokens, and the subjects that its sentences end with."""
+        text = corpus.USER_HEAD + group.head
+        encoded = self._tokenizer.encode(text, add_special_tokens=False)
+        named = np.full(len(encoded.ids), NO_HINT)
+        ends = {end: i for i, (_, end) in enumerate(encoded.offsets)}
+        for end, name in group.subjects:
+            if (at := ends.get(len(corpus.USER_HEAD) + end)) is not None:
+                named[at] = self._hint(name)
+        return np.array(encoded.ids, dtype=np.uint16), named
 
     def _hint(self, word: str) -> int:
         """The first token of a word as it stands in a text."""
@@ -160,4 +178,4 @@ def _plain(tokens: np.ndarray) -> Part:
     weight = np.full(len(tokens), TEXT_WEIGHT, dtype=np.float32)
     weight[-1] = 0
     none = np.full(len(tokens), NO_HINT)
-    return tokens, np.zeros(len(tokens), dtype=np.int32), np.arange(len(tokens)), weight, none
+    return tokens, np.zeros(len(tokens), dtype=np.int32), np.arange(len(tokens)), weight, none, none

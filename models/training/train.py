@@ -32,7 +32,7 @@ BALANCE_WEIGHT, CLIP_NORM, MUON_DECAY = 0.002, 1.0, 0.01
 # Of the packs of a step, in turns: one in four has room for all labels of the largest sets.
 LENGTHS = {"all": (1024, 384, 384, 384), "basics": (256,)}
 TOKENIZER_GROUPS = 3000
-HINT_WEIGHT = 0.3
+SUBJECT_LAYER, HINT_WEIGHT = 2, 0.3
 # The head that looks letters up is laid when hints are as likely as this: the words are found.
 WORDS_FOUND_LOSS = 0.7
 MEMORY, LOG_EVERY = 0.98, 25
@@ -97,6 +97,7 @@ def to_batch(packs: list[Pack], device: torch.device) -> dict[str, torch.Tensor]
         "positions": torch.from_numpy(np.stack([p.position for p in packs])).to(device),
         "weight": torch.from_numpy(np.stack([p.weight for p in packs])).to(device),
         "hint": torch.from_numpy(np.stack([p.hint for p in packs])).to(device),
+        "subject": torch.from_numpy(np.stack([p.subject for p in packs])).to(device),
     }
 
 
@@ -115,14 +116,14 @@ def step_loss(
         weight[rows],
     )
     total, hints = loss + BALANCE_WEIGHT * balance, math.nan
-    hinted = batch["hint"] >= 0
-    if hinted.any():
-        # Deep supervision: a layer below the one that looks letters up is asked for their words.
-        thought = network.norm(tapped[HINT_LAYER][hinted])
-        targets = batch["hint"][hinted]
-        even = torch.ones(len(targets), device=thought.device)
-        hint_loss = weighted_loss(thought, network.embed_tokens.weight, targets, even)
-        total, hints = total + HINT_WEIGHT * hint_loss, hint_loss.item()
+    # Deep supervision: who a sentence is about, and below the layer that looks letters up, their words.
+    for kind, layer in (("subject", SUBJECT_LAYER), ("hint", HINT_LAYER)):
+        hinted = batch[kind] >= 0
+        if hinted.any():
+            thought, targets = network.norm(tapped[layer][hinted]), batch[kind][hinted]
+            even = torch.ones(len(targets), device=thought.device)
+            hint_loss = weighted_loss(thought, network.embed_tokens.weight, targets, even)
+            total, hints = total + HINT_WEIGHT * hint_loss, hint_loss.item()
     return loss, total, hints
 
 

@@ -5,6 +5,7 @@ Everything else that is asked of a text is made of these, and a network learns t
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 from models.training.curriculum.arithmetic import of_split
 from models.training.curriculum.items import (
@@ -16,6 +17,7 @@ from models.training.curriculum.items import (
     chat,
     decide,
     shuffled,
+    subjects_of,
 )
 from models.training.curriculum.lexicon import lexicon
 
@@ -111,11 +113,13 @@ def recall(rng: random.Random, split: Split) -> Group:
         words, answer = words.format(a=name, x=facts[name]), facts[name] if by_name else name
         labels = shuffled(rng, list(facts.values()) if by_name else people)
         form = rng.choice((chat, decide, by_letter, by_letter))
-        questions.append(
+        question = (
             chat("recall", words, answer)
             if form is chat
             else (decide if form is decide else by_letter)("recall", words, labels, answer)
         )
-    story = " ".join(told.format(a=name, x=value) for name, value in facts.items())
+        questions.append(replace(question, about=name if by_name else "", hint=answer))
+    sentences = [told.format(a=name, x=value) for name, value in facts.items()]
     different = {question.tail: question for question in questions}
-    return Group(f"{story}\n\n", tuple(different.values()))
+    subjects = subjects_of(sentences, list(facts))
+    return Group(f"{' '.join(sentences)}\n\n", tuple(different.values()), subjects=subjects)

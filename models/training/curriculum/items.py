@@ -37,6 +37,7 @@ class Question:
     answer: str
     labels: tuple[str, ...] = ()
     hint: str = ""
+    about: str = ""
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,14 @@ class Group:
 
     Attributes:
         head_weight: of each of the head's tokens in training; 0 where it is not worth learning.
+        subjects: where a sentence's last word ends in the head, and the person whom it is about. Training asks an
+            early layer for the name there, so that what is told of a person is found by the name.
     """
 
     head: str
     questions: tuple[Question, ...]
     head_weight: float = 0.0
+    subjects: tuple[tuple[int, str], ...] = ()
 
 
 def alone(family: str, asked: str, answer: str) -> Group:
@@ -94,6 +98,16 @@ def _behind_input(template: str, **values: str) -> str:
     """Fill the part of a template behind its input, which opens every user turn of a group."""
     whole = PACKAGED.render(template, input="", **values)
     return whole.removeprefix("\n\n")
+
+
+def subjects_of(sentences: Sequence[str], names: Sequence[str]) -> tuple[tuple[int, str], ...]:
+    """Find where the last word of each sentence ends, when they stand in a row with a space between."""
+    found, start = [], 0
+    for sentence, name in zip(sentences, names, strict=True):
+        if name:
+            found.append((start + len(sentence.rstrip('.!?"')), name))
+        start += len(sentence) + 1
+    return tuple(found)
 
 
 def shuffled(rng: random.Random, values: Sequence[str]) -> list[str]:

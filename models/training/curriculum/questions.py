@@ -4,7 +4,7 @@ import functools
 import random
 import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -53,11 +53,25 @@ def asked_about(story: Teller) -> Group:
     families = sorted({a.family for a in asked}, key=lambda _: rng.random())
     first = [next(a for a in asked if a.family == family) for family in families]
     chosen = (first + [a for a in asked if a not in first])[: rng.randint(3, 5)]
-    questions = [put(rng, a) for a in chosen]
+    questions = [
+        replace(put(rng, a), about=_about(story, a.words), hint=a.answer if _one_word(a) else "")
+        for a in chosen
+    ]
     questions += [is_so(story) for _ in range(rng.randint(1, 3))]
     different = list({question.tail: question for question in questions}.values())
     rng.shuffle(different)
-    return Group(f"{story.text}\n\n", tuple(different), STORY_WEIGHT)
+    subjects = items.subjects_of(story.sentences, [event.a for event in story.events])
+    return Group(f"{story.text}\n\n", tuple(different), STORY_WEIGHT, subjects)
+
+
+def _one_word(asked: Asked) -> bool:
+    return asked.family in ("who", "where", "what", "when", "how many")
+
+
+def _about(story: Teller, words: str) -> str:
+    """The person whom a question names first."""
+    named = [name for name in story.people if name in words]
+    return min(named, key=words.index, default="")
 
 
 def put(rng: random.Random, asked: Asked, form: Form | None = None) -> Question:

@@ -1,5 +1,7 @@
 """Statements about stories, true ones and false ones."""
 
+from dataclasses import replace
+
 from models.training.curriculum.items import Question, predicate
 from models.training.curriculum.telling import Event, Teller
 
@@ -70,7 +72,7 @@ def is_so(story: Teller) -> Question:
                 continue
         said = _filled(pattern, event)
         said = said[0].upper() + said[1:]
-        return predicate("is it so", f"{said}.", holds, hint)
+        return replace(predicate("is it so", f"{said}.", holds, hint), about=event.a)
     return predicate("is it so", "Nobody is in this story.", False)
 
 
