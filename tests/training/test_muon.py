@@ -66,6 +66,7 @@ def _step(network: Network, optimizers: tuple[torch.optim.Optimizer, ...], seed:
         "positions": torch.arange(16).expand(2, 16),
         "weight": torch.ones(2, 16),
         "hint": torch.full((2, 16), NO_HINT),
+        "subject": torch.full((2, 16), NO_HINT),
     }
     _, total, hints = step_loss(network, batch)
     for optimizer in optimizers:
