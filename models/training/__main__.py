@@ -17,7 +17,7 @@ def main() -> None:
         "--mixture", choices=("all", "basics"), default="all", help="basics: to begin with"
     )
     train.add_argument("--batch-tokens", type=int, default=6144)
-    train.add_argument("--learning-rate", type=float, default=0.02, help="of the matrices (Muon)")
+    train.add_argument("--learning-rate", type=float, default=0.004, help="of the matrices (Muon)")
     train.add_argument("--adam-rate", type=float, default=3e-3, help="of all other weights (AdamW)")
     train.add_argument("--save-every", type=int, default=200)
     train.add_argument(

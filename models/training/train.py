@@ -67,7 +67,7 @@ def rate_factor(step: int, steps: int) -> float:
 
 
 def optimizer_of(
-    network: Network, muon_rate: float = 0.02, adam_rate: float = 3e-3
+    network: Network, muon_rate: float = 0.004, adam_rate: float = 3e-3
 ) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
     """Muon for the projections and experts; AdamW for embedding, gates and norms."""
     stacked, matrices, others = [], [], []
