@@ -25,7 +25,7 @@ from models.training.fused import (
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of the network; the defaults are the shipped demo's."""
+    """Sizes of the network; the defaults are those of the shipped demo's successor."""
 
     vocab_size: int = 4096
     hidden_size: int = 256
