@@ -18,7 +18,8 @@ class Counters:
 
     Attributes:
         loss: smoothed.
-        hints: smoothed loss of the hints; None before the first one.
+        hints: smoothed loss of the hints; None before the first one, as is the next.
+        evidence: smoothed loss of the attention to what answers.
         letters: true once the head that looks letters up was laid.
     """
 
@@ -27,6 +28,7 @@ class Counters:
     seconds: float = 0.0
     loss: float | None = None
     hints: float | None = None
+    evidence: float | None = None
     letters: bool = False
 
 

@@ -10,6 +10,7 @@ import json
 import math
 import shutil
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from models.training import corpus, sources
+from models.training.evidence import EVIDENCE_LAYER, continuing, evidence_loss
 from models.training.fused import compile_parts, weighted_loss
 from models.training.heads import lay_heads, share_beginnings
 from models.training.letters import HINT_LAYER, lay_letter_head
@@ -32,7 +34,7 @@ BALANCE_WEIGHT, CLIP_NORM, MUON_DECAY = 0.002, 1.0, 0.01
 # Of the packs of a step, in turns: one in four has room for all labels of the largest sets.
 LENGTHS = {"all": (1024, 384, 384, 384), "basics": (256,)}
 TOKENIZER_GROUPS = 3000
-SUBJECT_LAYER, HINT_WEIGHT = 2, 0.3
+SUBJECT_LAYER, HINT_WEIGHT, EVIDENCE_WEIGHT = 2, 0.3, 0.3
 # The head that looks letters up is laid when hints are as likely as this: the words are found.
 WORDS_FOUND_LOSS = 0.7
 MEMORY, LOG_EVERY = 0.98, 25
@@ -98,13 +100,29 @@ def to_batch(packs: list[Pack], device: torch.device) -> dict[str, torch.Tensor]
         "weight": torch.from_numpy(np.stack([p.weight for p in packs])).to(device),
         "hint": torch.from_numpy(np.stack([p.hint for p in packs])).to(device),
         "subject": torch.from_numpy(np.stack([p.subject for p in packs])).to(device),
+        "sibling": torch.from_numpy(np.stack([p.sibling for p in packs])).to(device),
     }
 
 
-def step_loss(
-    network: Network, batch: dict[str, torch.Tensor]
-) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """Weighted next-token loss, the same plus balance and hints, and the hints alone (nan: none)."""
+@dataclass
+class Losses:
+    """Results of one step's forward pass.
+
+    Attributes:
+        next_token: weighted mean over rows.
+        total: the same plus balance, hints and evidence; what is minimised.
+        hints: of the words asked of a middle layer; nan without any.
+        evidence: of the attention to what answers; nan without any.
+    """
+
+    next_token: Tensor
+    total: Tensor
+    hints: float = math.nan
+    evidence: float = math.nan
+
+
+def step_loss(network: Network, batch: dict[str, Tensor], continues: Tensor) -> Losses:
+    """Compute a batch's losses; ``continues`` as ``evidence.continuing`` makes it."""
     tapped: list[Tensor] = []
     hidden, balance, _ = network(batch["tokens"], batch["mask"], batch["positions"], tapped)
     weight = batch["weight"][:, :-1]
@@ -115,7 +133,7 @@ def step_loss(
         batch["tokens"][:, 1:][rows],
         weight[rows],
     )
-    total, hints = loss + BALANCE_WEIGHT * balance, math.nan
+    losses = Losses(loss, loss + BALANCE_WEIGHT * balance)
     # Deep supervision: who a sentence is about, and below the layer that looks letters up, their words.
     for kind, layer in (("subject", SUBJECT_LAYER), ("hint", HINT_LAYER)):
         hinted = batch[kind] >= 0
@@ -123,8 +141,11 @@ def step_loss(
             thought, targets = network.norm(tapped[layer][hinted]), batch[kind][hinted]
             even = torch.ones(len(targets), device=thought.device)
             hint_loss = weighted_loss(thought, network.embed_tokens.weight, targets, even)
-            total, hints = total + HINT_WEIGHT * hint_loss, hint_loss.item()
-    return loss, total, hints
+            losses.total, losses.hints = losses.total + HINT_WEIGHT * hint_loss, hint_loss.item()
+    looked = evidence_loss(network, tapped[EVIDENCE_LAYER - 1], batch, continues)
+    if looked is not None:
+        losses.total, losses.evidence = losses.total + EVIDENCE_WEIGHT * looked, looked.item()
+    return losses
 
 
 def train(arguments: argparse.Namespace) -> None:
@@ -162,6 +183,7 @@ class Run:
             compile_parts()
         torch.manual_seed(arguments.seed)
         self._tokenizer = _tokenizer(work, arguments.start)
+        self._continues = continuing(self._tokenizer).to(self._device)
         self.network = Network(Shape()).to(self._device)
         self.optimizers = optimizer_of(self.network, arguments.learning_rate, arguments.adam_rate)
         self.checkpoint, self.counters = work / "state.safetensors", Counters()
@@ -189,21 +211,21 @@ class Run:
         length = lengths[counters.step % len(lengths)]
         packs = [self._packer.pack(length) for _ in range(arguments.batch_tokens // length)]
         factor = self._set_rates()
-        loss, total, hints = step_loss(self.network, to_batch(packs, self._device))
-        if not math.isfinite(total.item()):
+        losses = step_loss(self.network, to_batch(packs, self._device), self._continues)
+        if not math.isfinite(losses.total.item()):
             raise RuntimeError(
-                f"step {counters.step + 1}: the loss is {loss.item()}; lower the learning rates, and "
+                f"step {counters.step + 1}: the loss is {losses.total.item()}; lower the learning rates, and "
                 f"go on from the last checkpoint in {arguments.work}"
             )
-        total.backward()  # type: ignore[no-untyped-call]
+        losses.total.backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(
             self.network.parameters(), CLIP_NORM, error_if_nonfinite=True
         )
         for optimizer in self.optimizers:
             optimizer.step()
-        counters.loss = _smoothed(counters.loss, loss.item())
-        if not math.isnan(hints):
-            counters.hints = _smoothed(counters.hints, hints)
+        counters.loss = _smoothed(counters.loss, losses.next_token.item())
+        counters.hints = _smoothed(counters.hints, losses.hints)
+        counters.evidence = _smoothed(counters.evidence, losses.evidence)
         if not counters.letters and (counters.hints or math.inf) < WORDS_FOUND_LOSS:
             lay_letter_head(self.network, self._tokenizer, arguments.seed)
             counters.letters = True
@@ -213,8 +235,9 @@ class Run:
         counters.seconds = self._seconds_before + passed
         return {
             "step": counters.step,
-            "loss": round(counters.loss, 4),
+            "loss": round(counters.loss or math.nan, 4),
             "hints": round(counters.hints or math.nan, 3),
+            "evidence": round(counters.evidence or math.nan, 3),
             "norm": round(float(norm), 3),
             "rate": arguments.learning_rate * factor,
             "tokens_per_second": round(
@@ -245,5 +268,7 @@ def _tokenizer(work: Path, start: Path | None) -> Tokenizer:
     return Tokenizer.from_file(str(file))
 
 
-def _smoothed(before: float | None, value: float) -> float:
+def _smoothed(before: float | None, value: float) -> float | None:
+    if math.isnan(value):
+        return before
     return value if before is None else MEMORY * before + (1 - MEMORY) * value

@@ -67,12 +67,13 @@ def _step(network: Network, optimizers: tuple[torch.optim.Optimizer, ...], seed:
         "weight": torch.ones(2, 16),
         "hint": torch.full((2, 16), NO_HINT),
         "subject": torch.full((2, 16), NO_HINT),
+        "sibling": torch.zeros(2, 16, dtype=torch.int32),
     }
-    _, total, hints = step_loss(network, batch)
+    losses = step_loss(network, batch, torch.zeros(SHAPE.vocab_size, dtype=torch.bool))
     for optimizer in optimizers:
         optimizer.zero_grad()
-    assert math.isnan(hints)
-    total.backward()
+    assert math.isnan(losses.hints) and math.isnan(losses.evidence)
+    losses.total.backward()
     for optimizer in optimizers:
         optimizer.step()
 
