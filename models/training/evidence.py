@@ -2,67 +2,66 @@
 
 A head that goes from a question to the one sentence that answers it takes thousands of steps to form:
 nothing rewards finding the sentence before its word can be said, nor saying the word before it is
-found. The curriculum knows where the answer stands. Training therefore asks the heads of one layer
-to attend there, beside all that it asks of the network's words.
+found. The curriculum knows where the answer stands (``looks.py``). Training therefore asks the heads
+of two layers to attend there, beside all that it asks of the network's words.
 """
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional as F
 
 from models.training.fused import heads_of, rms_norm
+from models.training.looks import Kind
 from models.training.network import Block, Network
+from models.training.packs import Pack
 
-EVIDENCE_LAYER, KEY_HEAD = 3, 1  # behind the layer that knows whom a sentence is about
-LONGEST_WORD = 4  # tokens
+# Behind the layer that knows whom a sentence is about, and behind the one that has the word in mind.
+LAYERS: dict[Kind, int] = {"told": 3, "listed": 5}
+KEY_HEAD = 1
 
 
-def continuing(tokenizer: Tokenizer) -> Tensor:
-    """Tell which tokens go on with a word or a number, bool ``[V]``."""
-    found = torch.zeros(tokenizer.get_vocab_size(), dtype=torch.bool)
-    for token, token_id in tokenizer.get_vocab().items():
-        found[token_id] = token.isalnum()
+def to_looks(packs: Sequence[Pack], device: torch.device) -> dict[str, Tensor]:
+    """Stack the looks of packs: of each kind, ``N`` questions' packs and ends ``[N, 2]``, and bool ``[N, T]``."""
+    found = {}
+    for kind in LAYERS:
+        looks = [(i, k) for i, pack in enumerate(packs) for k in pack.looks if k.kind == kind]
+        at = np.zeros((len(looks), len(packs[0].tokens)), dtype=bool)
+        for row, (_, look) in zip(at, looks, strict=True):
+            row[look.at] = True
+        rows = np.array([(i, look.end) for i, look in looks], dtype=np.int64).reshape(-1, 2)
+        found[f"{kind}_rows"] = torch.from_numpy(rows).to(device)
+        found[f"{kind}_at"] = torch.from_numpy(at).to(device)
     return found
 
 
-def evidence_of(batch: dict[str, Tensor], continues: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Find where questions are answered: their packs ``[N]``, ends ``[N]`` and evidence ``[N, T]``.
-
-    A name is found at the end of the sentences that are about its person, where all of such a
-    sentence is known; another word where it stands. A question without evidence is left out.
-    """
-    pack, end = (batch["hint"] >= 0).nonzero(as_tuple=True)
-    wanted = batch["hint"][pack, end].unsqueeze(1)
-    seen = batch["mask"][pack, 0, end] & (batch["sibling"][pack] == 0)
-    told = (batch["subject"][pack] == wanted) & seen
-    stands = (batch["tokens"][pack] == wanted) & seen
-    goes_on = continues[batch["tokens"][pack]] & seen
-    for _ in range(LONGEST_WORD - 1):
-        stands |= F.pad(stands[:, :-1], (1, 0)) & goes_on
-    evidence = torch.where(told.any(dim=1, keepdim=True), told, stands)
-    some = evidence.any(dim=1)
-    return pack[some], end[some], evidence[some]
-
-
-def evidence_loss(
-    network: Network, stream: Tensor, batch: dict[str, Tensor], continues: Tensor
-) -> Tensor | None:
-    """Mean negative log of the attention that questions pay to their evidence; None without any.
+def evidence_losses(
+    network: Network, tapped: Sequence[Tensor], batch: dict[str, Tensor]
+) -> dict[Kind, Tensor]:
+    """Mean negative log of the attention that questions pay to their evidence, of each kind that there is.
 
     Args:
-        network: gives the layer's weights.
-        stream: the residual stream before ``EVIDENCE_LAYER``, ``[B, T, H]``.
+        network: gives the layers' weights.
+        tapped: the residual stream behind every layer, ``[B, T, H]``.
         batch: as ``to_batch`` makes it.
-        continues: what ``continuing`` says.
     """
-    pack, end, evidence = evidence_of(batch, continues)
-    if not len(pack):
-        return None
-    block = network.layers[EVIDENCE_LAYER]
+    return {
+        kind: _missed(network, layer, tapped[layer - 1], batch, kind)
+        for kind, layer in LAYERS.items()
+        if len(batch[f"{kind}_rows"])
+    }
+
+
+def _missed(
+    network: Network, layer: int, stream: Tensor, batch: dict[str, Tensor], kind: Kind
+) -> Tensor:
+    block = network.layers[layer]
     assert isinstance(block, Block)
     shape, heads = network.shape, block.self_attn
     size, groups = shape.head_dim, shape.num_heads // shape.num_kv_heads
+    pack, end = batch[f"{kind}_rows"].unbind(dim=1)
     normed = rms_norm(stream, block.input_layernorm.weight, shape.rms_eps)
     positions = batch["positions"]
     cos, sin = network.cos[positions].unsqueeze(2), network.sin[positions].unsqueeze(2)
@@ -76,6 +75,6 @@ def evidence_loss(
     scores = query @ key[pack].transpose(1, 2) * size**-0.5
     seen = batch["mask"][pack, 0, end].unsqueeze(1)
     every = scores.masked_fill(~seen, -torch.inf).logsumexp(dim=-1)
-    right = scores.masked_fill(~evidence.unsqueeze(1), -torch.inf).logsumexp(dim=-1)
+    right = scores.masked_fill(~batch[f"{kind}_at"].unsqueeze(1), -torch.inf).logsumexp(dim=-1)
     missed: Tensor = (every - right).mean()
     return missed

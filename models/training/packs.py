@@ -9,13 +9,14 @@ network computes for a sibling is exactly what it would compute for the lone pro
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from models.training import corpus
 from models.training.curriculum.items import Group
+from models.training.looks import Finder, Look, Text
 from models.training.sources import SHARES, Sources
 
 TEXT_WEIGHT, ANSWER_WEIGHT = 1.0, 4.0
@@ -27,8 +28,18 @@ LONG_LENGTH, MANY_LABELS_SHARE, MANY_LABELS = 1024, 0.5, ("banking77", "clinc150
 
 NO_HINT = -1
 
-# Tokens, sibling, position, weight, hint, subject.
-Part = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+@dataclass
+class Part:
+    """One document of a pack; as ``Pack`` has them, positions of ``looks`` from its own beginning."""
+
+    tokens: np.ndarray
+    sibling: np.ndarray
+    position: np.ndarray
+    weight: np.ndarray
+    hint: np.ndarray
+    subject: np.ndarray
+    looks: list[Look] = field(default_factory=list)
 
 
 @dataclass
@@ -38,6 +49,7 @@ class Pack:
     A token sees earlier ones of its ``document`` that are shared (sibling 0) or of its own
     ``sibling``. ``weight[t]`` weighs the prediction of ``tokens[t + 1]``. ``hint[t]`` is the token that a
     middle layer should have in mind there, or ``NO_HINT``; ``subject[t]`` that of an early layer.
+    ``looks`` say where heads look from the ends of questions.
     """
 
     tokens: np.ndarray
@@ -47,6 +59,7 @@ class Pack:
     weight: np.ndarray
     hint: np.ndarray
     subject: np.ndarray
+    looks: list[Look]
 
     def mask(self) -> np.ndarray:
         """Bool ``[T, T]``, true where the row's token sees the column's."""
@@ -62,7 +75,7 @@ class Packer:
         self, tokenizer: Tokenizer, seed: int, shares: Mapping[str, float] = SHARES
     ) -> None:
         self._rng = random.Random(seed)
-        self._tokenizer = tokenizer
+        self._tokenizer, self._finder = tokenizer, Finder(tokenizer)
         self._sources, self._shares = Sources(), shares
         documents = [d for name in corpus.TEXTS for d in corpus.read_documents(name)[0]]
         self._end = np.array([tokenizer.token_to_id(corpus.END_OF_TEXT)], dtype=np.uint16)
@@ -83,22 +96,28 @@ class Packer:
             else:
                 group = self._sources.draw(name, self._rng, room)
                 parts.append(self._group(group, room) or self._text(min(room, length // 4)))
-            room -= len(parts[-1][0])
-        document = np.concatenate(
-            [np.full(len(p[0]), i, dtype=np.int32) for i, p in enumerate(parts)]
-        )
-        tokens, sibling, position, weight, hint, subject = (
-            np.concatenate([p[i] for p in parts]) for i in range(6)
-        )
-        fill = length - len(tokens)
+            room -= len(parts[-1].tokens)
+        sizes = [len(part.tokens) for part in parts]
+        starts = np.cumsum([0, *sizes])
+
+        def joined(name: str, filler: int = 0) -> np.ndarray:
+            values = np.concatenate([getattr(part, name) for part in parts])
+            return np.pad(values, (0, length - len(values)), constant_values=filler)
+
+        document = np.repeat(np.arange(len(parts), dtype=np.int32), sizes)
         return Pack(
-            np.pad(tokens.astype(np.int64), (0, fill)),
-            np.pad(document, (0, fill), constant_values=-1),
-            np.pad(sibling, (0, fill)),
-            np.pad(position, (0, fill)),
-            np.pad(weight, (0, fill)),
-            np.pad(hint, (0, fill), constant_values=NO_HINT),
-            np.pad(subject, (0, fill), constant_values=NO_HINT),
+            tokens=joined("tokens").astype(np.int64),
+            document=np.pad(document, (0, length - len(document)), constant_values=-1),
+            sibling=joined("sibling"),
+            position=joined("position"),
+            weight=joined("weight"),
+            hint=joined("hint", NO_HINT),
+            subject=joined("subject", NO_HINT),
+            looks=[
+                look.moved(int(start))
+                for part, start in zip(parts, starts[:-1], strict=True)
+                for look in part.looks
+            ],
         )
 
     def _text(self, room: int) -> Part:
@@ -111,56 +130,55 @@ class Packer:
         if first.form == "text":
             tokens = np.concatenate([self._encode([first.tail])[0], self._end])
             return _plain(tokens) if len(tokens) <= room else None
-        head, named = self._head(group)
-        asked = self._encode([q.tail + corpus.ASSISTANT_HEAD for q in group.questions])
+        head = self._text_of(corpus.USER_HEAD, group.head, group.subjects)
         answered = self._encode([q.answer + corpus.TURN_END for q in group.questions])
-        laid: list[np.ndarray] = [head]
-        sibling = [np.zeros(len(head), dtype=np.int32)]
-        position = [np.arange(len(head))]
-        weight = [np.full(len(head), group.head_weight, dtype=np.float32)]
-        weight[0][-1] = 0  # its next token is another one for each sibling
-        hint, subject = [np.full(len(head), NO_HINT)], [named]
-        room -= len(head)
-        for number, (ask, answer) in enumerate(zip(asked, answered, strict=True), start=1):
-            size = len(ask) + len(answer)
+        weight = np.full(len(head.tokens), group.head_weight, dtype=np.float32)
+        weight[-1] = 0  # its next token is another one for each sibling
+        whole = [_part(head.tokens, 0, 0, weight, head.subjects)]
+        room, place = room - len(head.tokens), len(head.tokens)
+        for number, (question, answer) in enumerate(
+            zip(group.questions, answered, strict=True), start=1
+        ):
+            asked = self._text_of("", question.tail, question.subjects, corpus.ASSISTANT_HEAD)
+            size, end = len(asked.tokens) + len(answer), len(asked.tokens) - 1
             if size > room:
                 continue
-            laid += [ask, answer]
-            sibling.append(np.full(size, number, dtype=np.int32))
-            position.append(np.arange(len(head), len(head) + size))
             own = np.zeros(size, dtype=np.float32)
             # The prediction of each answer token, and of the turn's end.
-            own[len(ask) - 1 : -1] = answer_weight(len(answer))
-            weight.append(own)
-            hint.append(np.full(size, NO_HINT))
-            subject.append(hint[-1].copy())
-            question = group.questions[number - 1]
-            hint[-1][len(ask) - 1] = self._hint(question.hint)
-            subject[-1][len(ask) - 1] = self._hint(question.about)
-            room -= size
-        if len(laid) == 1:
+            own[end:-1] = answer_weight(len(answer))
+            subject = np.pad(asked.subjects, (0, len(answer)), constant_values=NO_HINT)
+            tokens = np.concatenate([asked.tokens, answer])
+            part = _part(tokens, number, len(head.tokens), own, subject)
+            part.hint[end], part.subject[end] = (
+                self._hint(question.hint),
+                self._hint(question.about),
+            )
+            part.looks = self._finder.looks(question, head, asked, place)
+            whole.append(part)
+            room, place = room - size, place + size
+        if len(whole) == 1:
             return None
-        return tuple(
-            np.concatenate(rows) for rows in (laid, sibling, position, weight, hint, subject)
-        )  # type: ignore[return-value]
+        arrays = {
+            name: np.concatenate([getattr(part, name) for part in whole])
+            for name in ("tokens", "sibling", "position", "weight", "hint", "subject")
+        }
+        return Part(**arrays, looks=[look for part in whole for look in part.looks])
 
-    def _head(self, group: Group) -> tuple[np.ndarray, np.ndarray]:
-        """A group's head as tokens, and the subjects that its sentences end with."""
-        text = corpus.USER_HEAD + group.head
-        encoded = self._tokenizer.encode(text, add_special_tokens=False)
+    def _text_of(
+        self, before: str, text: str, subjects: tuple[tuple[int, str], ...], behind: str = ""
+    ) -> Text:
+        """Encode a text between two others, with the subjects that its sentences end with."""
+        encoded = self._tokenizer.encode(before + text + behind, add_special_tokens=False)
         named = np.full(len(encoded.ids), NO_HINT)
         ends = {end: i for i, (_, end) in enumerate(encoded.offsets)}
-        for end, name in group.subjects:
-            if (at := ends.get(len(corpus.USER_HEAD) + end)) is not None:
+        for end, name in subjects:
+            if (at := ends.get(len(before) + end)) is not None:
                 named[at] = self._hint(name)
-        return np.array(encoded.ids, dtype=np.uint16), named
+        return Text(np.array(encoded.ids, dtype=np.uint16), named)
 
     def _hint(self, word: str) -> int:
         """The first token of a word as it stands in a text."""
-        if not word:
-            return NO_HINT
-        spaced = word if word[0].isdigit() else f" {word}"
-        return int(self._tokenizer.encode(spaced, add_special_tokens=False).ids[0])
+        return self._finder.ids(word)[0] if word else NO_HINT
 
     def _encode(self, texts: list[str]) -> list[np.ndarray]:
         return [
@@ -177,5 +195,13 @@ def answer_weight(tokens: int) -> float:
 def _plain(tokens: np.ndarray) -> Part:
     weight = np.full(len(tokens), TEXT_WEIGHT, dtype=np.float32)
     weight[-1] = 0
-    none = np.full(len(tokens), NO_HINT)
-    return tokens, np.zeros(len(tokens), dtype=np.int32), np.arange(len(tokens)), weight, none, none
+    return _part(tokens, 0, 0, weight, np.full(len(tokens), NO_HINT))
+
+
+def _part(
+    tokens: np.ndarray, sibling: int, start: int, weight: np.ndarray, subject: np.ndarray
+) -> Part:
+    """A part of one sibling, whose positions count from ``start``."""
+    size = len(tokens)
+    siblings, positions = np.full(size, sibling, dtype=np.int32), np.arange(start, start + size)
+    return Part(tokens, siblings, positions, weight, np.full(size, NO_HINT), subject.copy())

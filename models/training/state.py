@@ -18,8 +18,9 @@ class Counters:
 
     Attributes:
         loss: smoothed.
-        hints: smoothed loss of the hints; None before the first one, as is the next.
-        evidence: smoothed loss of the attention to what answers.
+        hints: smoothed loss of the hints; None before the first one, as are the next two.
+        told: smoothed loss of the attention to what answers in a text.
+        listed: smoothed loss of the attention to the answer among what a question lists.
         letters: true once the head that looks letters up was laid.
     """
 
@@ -28,7 +29,8 @@ class Counters:
     seconds: float = 0.0
     loss: float | None = None
     hints: float | None = None
-    evidence: float | None = None
+    told: float | None = None
+    listed: float | None = None
     letters: bool = False
 
 

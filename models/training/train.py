@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from models.training import corpus, sources
-from models.training.evidence import EVIDENCE_LAYER, continuing, evidence_loss
+from models.training.evidence import evidence_losses, to_looks
 from models.training.fused import compile_parts, weighted_loss
 from models.training.heads import lay_heads, share_beginnings
 from models.training.letters import HINT_LAYER, lay_letter_head
@@ -100,8 +100,7 @@ def to_batch(packs: list[Pack], device: torch.device) -> dict[str, torch.Tensor]
         "weight": torch.from_numpy(np.stack([p.weight for p in packs])).to(device),
         "hint": torch.from_numpy(np.stack([p.hint for p in packs])).to(device),
         "subject": torch.from_numpy(np.stack([p.subject for p in packs])).to(device),
-        "sibling": torch.from_numpy(np.stack([p.sibling for p in packs])).to(device),
-    }
+    } | to_looks(packs, device)
 
 
 @dataclass
@@ -111,18 +110,20 @@ class Losses:
     Attributes:
         next_token: weighted mean over rows.
         total: the same plus balance, hints and evidence; what is minimised.
-        hints: of the words asked of a middle layer; nan without any.
-        evidence: of the attention to what answers; nan without any.
+        hints: of the words asked of a middle layer; nan without any, as are the others.
+        told: of the attention to what answers in a text.
+        listed: of the attention to the answer among what the question lists.
     """
 
     next_token: Tensor
     total: Tensor
     hints: float = math.nan
-    evidence: float = math.nan
+    told: float = math.nan
+    listed: float = math.nan
 
 
-def step_loss(network: Network, batch: dict[str, Tensor], continues: Tensor) -> Losses:
-    """Compute a batch's losses; ``continues`` as ``evidence.continuing`` makes it."""
+def step_loss(network: Network, batch: dict[str, Tensor]) -> Losses:
+    """Compute a batch's losses."""
     tapped: list[Tensor] = []
     hidden, balance, _ = network(batch["tokens"], batch["mask"], batch["positions"], tapped)
     weight = batch["weight"][:, :-1]
@@ -142,9 +143,9 @@ def step_loss(network: Network, batch: dict[str, Tensor], continues: Tensor) -> 
             even = torch.ones(len(targets), device=thought.device)
             hint_loss = weighted_loss(thought, network.embed_tokens.weight, targets, even)
             losses.total, losses.hints = losses.total + HINT_WEIGHT * hint_loss, hint_loss.item()
-    looked = evidence_loss(network, tapped[EVIDENCE_LAYER - 1], batch, continues)
-    if looked is not None:
-        losses.total, losses.evidence = losses.total + EVIDENCE_WEIGHT * looked, looked.item()
+    for look, missed in evidence_losses(network, tapped, batch).items():
+        losses.total = losses.total + EVIDENCE_WEIGHT * missed
+        setattr(losses, look, missed.item())
     return losses
 
 
@@ -183,7 +184,6 @@ class Run:
             compile_parts()
         torch.manual_seed(arguments.seed)
         self._tokenizer = _tokenizer(work, arguments.start)
-        self._continues = continuing(self._tokenizer).to(self._device)
         self.network = Network(Shape()).to(self._device)
         self.optimizers = optimizer_of(self.network, arguments.learning_rate, arguments.adam_rate)
         self.checkpoint, self.counters = work / "state.safetensors", Counters()
@@ -211,7 +211,7 @@ class Run:
         length = lengths[counters.step % len(lengths)]
         packs = [self._packer.pack(length) for _ in range(arguments.batch_tokens // length)]
         factor = self._set_rates()
-        losses = step_loss(self.network, to_batch(packs, self._device), self._continues)
+        losses = step_loss(self.network, to_batch(packs, self._device))
         if not math.isfinite(losses.total.item()):
             raise RuntimeError(
                 f"step {counters.step + 1}: the loss is {losses.total.item()}; lower the learning rates, and "
@@ -224,8 +224,9 @@ class Run:
         for optimizer in self.optimizers:
             optimizer.step()
         counters.loss = _smoothed(counters.loss, losses.next_token.item())
-        counters.hints = _smoothed(counters.hints, losses.hints)
-        counters.evidence = _smoothed(counters.evidence, losses.evidence)
+        for name in ("hints", "told", "listed"):
+            value = _smoothed(getattr(counters, name), getattr(losses, name))
+            setattr(counters, name, value)
         if not counters.letters and (counters.hints or math.inf) < WORDS_FOUND_LOSS:
             lay_letter_head(self.network, self._tokenizer, arguments.seed)
             counters.letters = True
@@ -237,7 +238,8 @@ class Run:
             "step": counters.step,
             "loss": round(counters.loss or math.nan, 4),
             "hints": round(counters.hints or math.nan, 3),
-            "evidence": round(counters.evidence or math.nan, 3),
+            "told": round(counters.told or math.nan, 3),
+            "listed": round(counters.listed or math.nan, 3),
             "norm": round(float(norm), 3),
             "rate": arguments.learning_rate * factor,
             "tokens_per_second": round(

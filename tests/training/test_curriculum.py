@@ -151,3 +151,10 @@ def test_a_head_and_a_question_are_encoded_apart_as_they_are_together() -> None:
                 whole = corpus.USER_HEAD + group.head + tail
                 together = tokenizer.encode(whole, add_special_tokens=False).ids
                 assert head + tokenizer.encode(tail, add_special_tokens=False).ids == together
+
+
+def test_no_training_text_of_a_labelled_set_stands_in_its_test_split() -> None:
+    tested = {t for name in corpus.INSTRUCTIONS for t, _ in corpus.read_task(name, "test").rows}
+
+    for name in corpus.INSTRUCTIONS:
+        assert not tested & {text for text, _ in corpus.read_task(name, "train").rows}

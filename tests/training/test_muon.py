@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from models.training.evidence import LAYERS
 from models.training.muon import Muon
 from models.training.network import Network, Shape
 from models.training.packs import NO_HINT
@@ -67,12 +68,13 @@ def _step(network: Network, optimizers: tuple[torch.optim.Optimizer, ...], seed:
         "weight": torch.ones(2, 16),
         "hint": torch.full((2, 16), NO_HINT),
         "subject": torch.full((2, 16), NO_HINT),
-        "sibling": torch.zeros(2, 16, dtype=torch.int32),
+        **{f"{kind}_rows": torch.zeros(0, 2, dtype=torch.int64) for kind in LAYERS},
     }
-    losses = step_loss(network, batch, torch.zeros(SHAPE.vocab_size, dtype=torch.bool))
+    losses = step_loss(network, batch)
     for optimizer in optimizers:
         optimizer.zero_grad()
-    assert math.isnan(losses.hints) and math.isnan(losses.evidence)
+    assert math.isnan(losses.hints)
+    assert math.isnan(losses.told)
     losses.total.backward()
     for optimizer in optimizers:
         optimizer.step()

@@ -1,14 +1,12 @@
 """A question packed among siblings is, to the network, the question alone."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
 
-from models.training import corpus
 from models.training.evaluate import Tree
 from models.training.network import Network, Shape
 from models.training.packs import Packer
@@ -17,28 +15,6 @@ SHAPE = Shape(
     vocab_size=600, hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=16,
     num_experts=4, top_k=2, expert_size=16, max_positions=1024,
 )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.from_file(str(Path(corpus.__file__).parents[1] / "demo/tokenizer.json"))
-
-
-@pytest.fixture
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The beginnings of every set: all of its documents, questions and conversations take long to encode."""
-    documents, task, conversations = corpus.read_documents, corpus.read_task, corpus.conversations()
-
-    def some_rows(name: str, split: str) -> corpus.Task:
-        return replace(whole := task(name, split), rows=whole.rows[:500])
-
-    def beginnings(name: str) -> tuple[list[str], list[str]]:
-        return [document[:5000] for document in documents(name)[0][:20]], []
-
-    monkeypatch.setattr(corpus, "read_documents", beginnings)
-    monkeypatch.setattr(corpus, "read_task", some_rows)
-    pairs = {name: pairs[:500] for name, pairs in conversations.items()}
-    monkeypatch.setattr(corpus, "conversations", lambda: pairs)
 
 
 @pytest.mark.usefixtures("few")
@@ -83,10 +59,3 @@ def test_a_tree_gives_each_path_the_log_probability_it_has_alone() -> None:
         rows = network.logits(hidden[0]).log_softmax(-1)
         expected = [float(rows[i, token]) for i, token in enumerate(path[1:])]
         torch.testing.assert_close(logprobs[on_path[1:]], torch.tensor(expected))
-
-
-def test_no_training_text_stands_in_a_test_split() -> None:
-    tested = {t for name in corpus.INSTRUCTIONS for t, _ in corpus.read_task(name, "test").rows}
-
-    for name in corpus.INSTRUCTIONS:
-        assert not tested & {text for text, _ in corpus.read_task(name, "train").rows}

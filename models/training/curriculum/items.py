@@ -29,6 +29,8 @@ class Question:
         labels: the answers that the question allows; none where it is answered freely.
         hint: a word that the answer follows from. Training asks a middle layer for it, so that a letter is looked up
             by its word, and a statement judged by what is so; nothing else sees it.
+        about: the person whom the question names.
+        subjects: as of a group, in the tail.
     """
 
     family: str
@@ -38,6 +40,7 @@ class Question:
     labels: tuple[str, ...] = ()
     hint: str = ""
     about: str = ""
+    subjects: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,8 @@ def by_letter(family: str, asked: str, labels: Sequence[str], answer: str) -> Qu
     values = label_values(labels, SYMBOLS)
     tail = _behind_input("decide_by_letter", instructions=asked, **values)
     letters = tuple(SYMBOLS[: len(labels)])
-    return Question(family, "letter", tail, letters[list(labels).index(answer)], letters, answer)
+    hint = "" if " " in answer else answer
+    return Question(family, "letter", tail, letters[list(labels).index(answer)], letters, hint)
 
 
 def by_number(family: str, asked: str, levels: Sequence[str], answer: str) -> Question:

@@ -54,22 +54,26 @@ def asked_about(story: Teller) -> Group:
     first = [next(a for a in asked if a.family == family) for family in families]
     chosen = (first + [a for a in asked if a not in first])[: rng.randint(3, 5)]
     questions = [
-        replace(put(rng, a), about=_about(story, a.words), hint=a.answer if _one_word(a) else "")
+        replace(put(rng, a), about=about(story, a.words), hint=a.answer if _one_word(a) else "")
         for a in chosen
     ]
     questions += [is_so(story) for _ in range(rng.randint(1, 3))]
     different = list({question.tail: question for question in questions}.values())
     rng.shuffle(different)
-    subjects = items.subjects_of(story.sentences, [event.a for event in story.events])
-    return Group(f"{story.text}\n\n", tuple(different), STORY_WEIGHT, subjects)
+    return Group(f"{story.text}\n\n", tuple(different), STORY_WEIGHT, told_of(story))
+
+
+def told_of(story: Teller) -> tuple[tuple[int, str], ...]:
+    """Find where the last word of each sentence ends, and the person whom the sentence is about."""
+    return items.subjects_of(story.sentences, [event.a for event in story.events])
 
 
 def _one_word(asked: Asked) -> bool:
     return asked.family in ("who", "where", "what", "when", "how many")
 
 
-def _about(story: Teller, words: str) -> str:
-    """The person whom a question names first."""
+def about(story: Teller, words: str) -> str:
+    """Find the person whom a question names first, if any."""
     named = [name for name in story.people if name in words]
     return min(named, key=words.index, default="")
 

@@ -5,20 +5,33 @@ from dataclasses import dataclass
 
 from models.training.curriculum.items import Group, Question, Split
 from models.training.curriculum.lexicon import lexicon
-from models.training.curriculum.questions import all_about
+from models.training.curriculum.questions import about, all_about, told_of
 from models.training.curriculum.stories import snippet
 from moesaic.classification.wording import PACKAGED
 
+NOTHING = "nothing"  # what a document answers with that does not answer
 FAMILIES = ("who", "where", "what", "how many", "when")
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """A query and its documents; the document at ``right`` answers it."""
+    """A query and its documents; the document at ``right`` answers it.
+
+    Attributes:
+        query: a question.
+        documents: texts of a few sentences.
+        right: index of the one that answers.
+        answer: the word that it answers with.
+        about: the person whom the query names, if any.
+        subjects: of each document, as ``items.subjects_of`` finds them.
+    """
 
     query: str
     documents: tuple[str, ...]
     right: int
+    answer: str
+    about: str
+    subjects: tuple[tuple[tuple[int, str], ...], ...]
 
 
 def ranking(rng: random.Random, split: Split, num_documents: int) -> Ranking:
@@ -32,7 +45,14 @@ def ranking(rng: random.Random, split: Split, num_documents: int) -> Ranking:
         rng.shuffle(asked)
         for question in asked:
             if sum(_answers(question.words, teller.text) for teller in tellers) == 1:
-                return Ranking(question.words, tuple(t.text for t in tellers), right)
+                return Ranking(
+                    question.words,
+                    tuple(teller.text for teller in tellers),
+                    right,
+                    question.answer,
+                    about(tellers[right], question.words),
+                    tuple(told_of(teller) for teller in tellers),
+                )
 
 
 def judged(rng: random.Random, split: Split) -> Group:
@@ -41,13 +61,19 @@ def judged(rng: random.Random, split: Split) -> Group:
     wrong = [i for i in range(len(drawn.documents)) if i != drawn.right]
     pairs = [drawn.right, *wrong[: rng.randint(1, 3)]]
     rng.shuffle(pairs)
-    return Group(
-        head(drawn.query),
-        tuple(
-            Question("rerank", "relevance", tail(drawn.documents[i]),
-                     "yes" if i == drawn.right else "no", ("yes", "no"))
-            for i in pairs
-        ),
+    return Group(head(drawn.query), tuple(_pair(drawn, i) for i in pairs))
+
+
+def _pair(drawn: Ranking, index: int) -> Question:
+    """Ask of one document whether it answers; what it answers with is the hint."""
+    right = index == drawn.right
+    asked = tail(drawn.documents[index])
+    start = asked.index(drawn.documents[index])
+    return Question(
+        "rerank", "relevance", asked, "yes" if right else "no", ("yes", "no"),
+        hint=drawn.answer if right else NOTHING,
+        about=drawn.about,
+        subjects=tuple((start + end, name) for end, name in drawn.subjects[index]),
     )  # fmt: skip
 
 

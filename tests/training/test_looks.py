@@ -1,0 +1,168 @@
+"""Heads are told to look where the answer stands, and at no place that the question cannot see."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from models.training.curriculum import copying, relevance
+from models.training.curriculum.items import Group, Question, by_letter, predicate
+from models.training.evidence import KEY_HEAD, LAYERS, evidence_losses, to_looks
+from models.training.fused import heads_of, rms_norm
+from models.training.looks import Look
+from models.training.network import Block, Network, Shape
+from models.training.packs import Packer, Part
+from models.training.train import to_batch
+
+STORY = "Anna was in the mill. Tom handed the lamp to Anna. She went to the barn.\n\n"
+SUBJECTS = ((20, "Anna"), (49, "Tom"), (71, "Anna"))
+
+
+@pytest.fixture(scope="module")
+def packer(few: None, tokenizer: Tokenizer) -> Packer:
+    return Packer(tokenizer, 0, {"copying": 0.5, "rerank": 0.5})
+
+
+def _behind(
+    packer: Packer, tokenizer: Tokenizer, *questions: Question
+) -> list[tuple[str, list[str]]]:
+    """Kinds of all looks, and the text up to each place."""
+    part = packer._group(Group(STORY, questions, subjects=SUBJECTS), 400)
+    assert part is not None
+    return [(look.kind, _texts(tokenizer, part, look)) for look in part.looks]
+
+
+def _texts(tokenizer: Tokenizer, part: Part, look: Look) -> list[str]:
+    own = part.sibling[look.end]
+    seen = [t for t in range(look.end) if part.sibling[t] in (0, own)]
+    assert set(look.at.tolist()) <= set(seen)
+    return [
+        tokenizer.decode([int(part.tokens[t]) for t in seen if t <= place]) for place in look.at
+    ]
+
+
+def test_a_letter_follows_from_the_word_in_the_text_and_in_the_list(
+    packer: Packer, tokenizer: Tokenizer
+) -> None:
+    asked = by_letter("where", "Where is Anna?", ["mill", "barn", "barns"], "barn")
+
+    [(told, in_text), (listed, in_list)] = _behind(packer, tokenizer, asked)
+
+    assert (told, listed) == ("told", "listed")
+    assert [text[-8:] for text in in_text] == ["the barn"]
+    assert [text[-7:] for text in in_list] == ["B. barn"]
+
+
+def test_a_person_is_known_at_the_end_of_what_is_told_of_them(
+    packer: Packer, tokenizer: Tokenizer
+) -> None:
+    asked = replace(by_letter("who", "Who has the lamp?", ["Tom", "Anna"], "Anna"), about="")
+
+    [(_, in_text), _] = _behind(packer, tokenizer, asked)
+
+    assert [text[-8:] for text in in_text] == ["the mill", " to Anna", "the barn"]
+
+
+@pytest.mark.parametrize(("said", "holds"), [("barn", True), ("mill", False)])
+def test_what_is_not_so_is_told_by_the_first_token(
+    packer: Packer, tokenizer: Tokenizer, said: str, holds: bool
+) -> None:
+    asked = predicate("is it so", f"Anna is in the {said}.", holds, hint="barn")
+
+    [(_, in_text), (_, stated)] = _behind(packer, tokenizer, asked)
+
+    assert [text[-8:] for text in in_text] == ["the barn"]
+    assert [text[-8:] for text in stated] == (["the barn"] if holds else [""])
+
+
+def test_a_number_is_no_part_of_a_longer_one(packer: Packer, tokenizer: Tokenizer) -> None:
+    asked = by_letter("how many", "How many?", ["12", "2", "21"], "2")
+
+    looks = dict(_behind(packer, tokenizer, asked))
+
+    assert [text[-4:] for text in looks["listed"]] == ["B. 2"]
+
+
+def test_all_that_is_looked_at_can_be_seen(packer: Packer) -> None:
+    for _ in range(20):
+        pack = packer.pack(384)
+        mask = pack.mask()
+        assert pack.looks
+        for look in pack.looks:
+            assert len(look.at)
+            assert mask[look.end, look.at].all()
+            assert pack.hint[look.end] >= 0
+
+
+def test_documents_that_do_not_answer_are_told_by_the_first_token(packer: Packer) -> None:
+    rng = random.Random(0)
+    for _ in range(20):
+        group = relevance.judged(rng, "train")
+        part = packer._group(group, 1000)
+        assert part is not None
+        looks = {int(part.sibling[look.end]): look.at.tolist() for look in part.looks}
+        for number, question in enumerate(group.questions, start=1):
+            assert (looks.get(number) == [0]) == (question.answer == "no")
+
+
+def test_the_loss_is_that_of_the_attention_paid(packer: Packer) -> None:
+    torch.manual_seed(0)
+    shape = Shape(num_experts=4, expert_size=16)
+    network, packs = Network(shape), [packer.pack(256) for _ in range(2)]
+    batch = to_batch(packs, torch.device("cpu"))
+    tapped: list[torch.Tensor] = []
+    network(batch["tokens"], batch["mask"], batch["positions"], tapped)
+
+    found = evidence_losses(network, tapped, batch)
+
+    assert set(found) == set(LAYERS)
+    for kind, layer in LAYERS.items():
+        paid = _attention(network, layer, tapped[layer - 1], batch)
+        expected = [
+            -paid[i, head, look.end, look.at].sum().log()
+            for i, pack in enumerate(packs)
+            for look in pack.looks
+            if look.kind == kind
+            for head in range(2 * KEY_HEAD, 2 * KEY_HEAD + 2)
+        ]
+        torch.testing.assert_close(found[kind], torch.stack(expected).mean())
+
+
+def _attention(
+    network: Network, layer: int, stream: torch.Tensor, batch: dict[str, torch.Tensor]
+) -> torch.Tensor:
+    """All attention of a layer, ``[B, heads, T, T]``."""
+    block, shape = network.layers[layer], network.shape
+    assert isinstance(block, Block)
+    heads, eps = block.self_attn, shape.rms_eps
+    normed = rms_norm(stream, block.input_layernorm.weight, eps)
+    cos, sin = (table[batch["positions"]].unsqueeze(2) for table in (network.cos, network.sin))
+    query = heads.q_proj(normed).unflatten(-1, (-1, shape.head_dim))
+    key = heads.k_proj(normed).unflatten(-1, (-1, shape.head_dim))
+    query = heads_of(query, heads.q_norm.weight, cos, sin, eps, 1)
+    key = heads_of(key, heads.k_norm.weight, cos, sin, eps, 2)
+    scores = query @ key.transpose(2, 3) * shape.head_dim**-0.5
+    return scores.masked_fill(~batch["mask"], -torch.inf).softmax(dim=-1)
+
+
+def test_a_batch_without_questions_has_no_such_loss(packer: Packer) -> None:
+    pack = replace(packer.pack(64), looks=[])
+    looks = to_looks([pack], torch.device("cpu"))
+
+    assert evidence_losses(Network(Shape(num_experts=4)), [], looks) == {}
+
+
+def test_recalled_facts_are_looked_up_by_name(packer: Packer, tokenizer: Tokenizer) -> None:
+    group = copying.recall(random.Random(1), "train")
+    part = packer._group(group, 1000)
+    assert part is not None
+
+    told = {int(part.sibling[k.end]): k for k in part.looks if k.kind == "told"}
+
+    for number, question in enumerate(group.questions, start=1):
+        [text] = _texts(tokenizer, part, told[number])
+        assert text.endswith(
+            (question.hint, *(s for s in text.split("\n")[-1:] if not question.about))
+        )
