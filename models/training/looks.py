@@ -77,6 +77,10 @@ class Finder:
             return []
         found, end, first = list[Look](), place + len(tail.tokens) - 1, np.array([0])
         judged, denied = question.form == "relevance", question.answer == "no"
+        if question.form == "decide" and question.answer != question.hint:
+            # A letter, of options that stand before the text.
+            listed = self.ends(question.hint, head.tokens)
+            return [Look("listed", end, listed)] if len(listed) else []
         told = self._told(question.hint, tail if judged else head) + (place if judged else 0)
         if len(told) or (judged and denied):
             found.append(Look("told", end, told if len(told) else first))

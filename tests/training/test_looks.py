@@ -15,6 +15,7 @@ from models.training.looks import Look
 from models.training.network import Block, Network, Shape
 from models.training.packs import Packer, Part
 from models.training.train import to_batch
+from moesaic.classification.prompts import question_head
 
 STORY = "Anna was in the mill. Tom handed the lamp to Anna. She went to the barn.\n\n"
 SUBJECTS = ((20, "Anna"), (49, "Tom"), (71, "Anna"))
@@ -75,6 +76,20 @@ def test_what_is_not_so_is_told_by_the_first_token(
 
     assert [text[-8:] for text in in_text] == ["the barn"]
     assert [text[-8:] for text in stated] == (["the barn"] if holds else [""])
+
+
+def test_a_letter_of_options_before_the_text_is_looked_up_there(
+    packer: Packer, tokenizer: Tokenizer
+) -> None:
+    head = question_head(["credit cards", "work"], "What is it about?", "choice")
+    asked = Question("intent", "decide", "I lost my credit cards", "A", ("A", "B"), "credit cards")
+
+    part = packer._group(Group(head, (asked,)), 400)
+
+    assert part is not None
+    [look] = part.looks
+    assert look.kind == "listed"
+    assert [text[-15:] for text in _texts(tokenizer, part, look)] == ["A. credit cards"]
 
 
 def test_a_number_is_no_part_of_a_longer_one(packer: Packer, tokenizer: Tokenizer) -> None:
