@@ -16,7 +16,7 @@ from models.training.curriculum import (
     words,
 )
 from models.training.curriculum.items import Group, Split, alone
-from models.training.curriculum.lexicon import Lexicon, lexicon
+from models.training.curriculum.lexicon import Lexicon, lexicon, spelled
 from models.training.curriculum.questions import asked_about
 from models.training.curriculum.stories import short_story, story
 from models.training.labelled import LabelledSet
@@ -33,7 +33,7 @@ SHARES = {  # of draws; a draw of text or of a labelled set is longer than other
     "gen_ascii_word": 0.006,
     "gsm8k": 0.004,
     "dolly_hhrlhf": 0.006,
-    "copying": 0.060,
+    "copying": 0.120,
     "snippets": 0.070,
     "stories": 0.130,
     "tales": 0.200,
@@ -46,6 +46,7 @@ SHARES = {  # of draws; a draw of text or of a labelled set is longer than other
     "kinds": 0.030,
     "levels": 0.030,
 }
+NAMES = 200  # of which exercises draw
 START_REPEATS = 1000  # enough to become a token
 # To begin with: the curriculum without the labelled sets, many short rows a step, the simplest most.
 BASICS = {
@@ -67,11 +68,21 @@ MIXTURES = {"all": SHARES, "basics": BASICS}
 Exercise = Callable[[random.Random, Split], Group]
 
 
-def vocabulary(split: Split) -> list[str]:
-    """List the words that are spelled, sorted and counted: nouns of both splits, names of one."""
-    known = lexicon(split)
-    names = sorted({person.name.lower() for person in known.people})
-    return _nouns(known) + names[:: max(1, len(names) // 200)]
+def vocabulary(rng: random.Random, split: Split) -> list[str]:
+    """List words to be spelled, sorted and counted: nouns of both splits, names of one."""
+    return _nouns(lexicon(split)) + [name.lower() for name in names(rng, split)]
+
+
+def names(rng: random.Random, split: Split) -> list[str]:
+    """List different names of a split, those of the training split partly made up anew."""
+    known = sorted({person.name for person in lexicon(split).people})
+    drawn = rng.sample(known, NAMES // 2)
+    drawn += (
+        [spelled(rng).name for _ in range(NAMES // 2)]
+        if split == "train"
+        else rng.sample(known, NAMES // 2)
+    )
+    return sorted(set(drawn))
 
 
 def _nouns(known: Lexicon) -> list[str]:
@@ -83,10 +94,10 @@ def exercises() -> dict[str, tuple[Exercise, ...]]:
     """List the generators of each source of the curriculum."""
 
     def with_words(make: Callable[..., Group]) -> Exercise:
-        return lambda rng, split: make(rng, split, vocabulary(split))
+        return lambda rng, split: make(rng, split, vocabulary(rng, split))
 
     def with_names(make: Callable[..., Group]) -> Exercise:
-        return lambda rng, split: make(rng, split, [p.name for p in lexicon(split).people])
+        return lambda rng, split: make(rng, split, names(rng, split))
 
     lists = (words.sort_words, words.reverse_words, words.count_words)
     spelling = (words.spell, words.backwards, words.count_letters, words.end_letter)

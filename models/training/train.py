@@ -1,6 +1,6 @@
 """The training loop: resumable, CPU or GPU, one seed, a progress bar.
 
-The learning rates warm up, stay, and fall over the last 30 % of ``--steps``; so a run can be
+The learning rates warm up, stay, and fall over the last fifth of ``--steps``; so a run can be
 continued to a later ``--steps`` from any checkpoint written before the fall.
 """
 
@@ -29,7 +29,7 @@ from models.training.network import Network, Shape
 from models.training.packs import Pack, Packer
 from models.training.state import Counters, load, save
 
-WARMUP_STEPS, FALL_SHARE, FALL_TO = 100, 0.3, 0.02
+WARMUP_STEPS, FALL_SHARE, FALL_TO = 100, 0.2, 0.02
 BALANCE_WEIGHT, CLIP_NORM, MUON_DECAY = 0.002, 1.0, 0.01
 # Of the packs of a step, in turns: one in four has room for all labels of the largest sets.
 LENGTHS = {"all": (1024, 384, 384, 384), "basics": (256,)}

@@ -14,6 +14,8 @@ _FILE = Path(__file__).with_name("lexicon.toml")
 # A name in so many is made up, of two syllables that other names share: copying must not depend on
 # knowing a name.
 MADE_UP_SHARE = 0.5
+# Of a training row's names, so many are spelled anew: only what copies by place can say them.
+SPELLED_SHARE = 0.4
 SHARED = ("colours", "jobs", "animals", "skies", "parts", "feelings")
 
 
@@ -50,16 +52,38 @@ class Lexicon:
         """Draw people whose names do not begin alike."""
         drawn: list[Person] = []
         while len(drawn) < count:
-            person = rng.choice(self.people)
+            anew = self.split == "train" and rng.random() < SPELLED_SHARE
+            person = spelled(rng) if anew else rng.choice(self.people)
             if all(person.name[:2] != other.name[:2] for other in drawn):
                 drawn.append(person)
         return drawn
 
 
+def spelled(rng: random.Random) -> Person:
+    """Make a name up, of one to three syllables, that the test split does not have."""
+    parts = _raw()["spelled"]
+    while True:
+        genus: Gender = rng.choice(("she", "he"))
+        name = rng.choice(parts["begins"]) + rng.choice(parts["vowels"])
+        for _ in range(rng.choice((0, 1, 1, 2))):
+            name += rng.choice(parts["middles"]) + rng.choice(parts["vowels"])
+        ends = parts["male"] if genus == "he" else parts["female"]
+        if genus == "she":
+            name += rng.choice(parts["middles"])
+        name = (name + rng.choice(ends)).capitalize()
+        if 3 <= len(name) <= 9 and name not in held_out_words():
+            return Person(name, genus)
+
+
+@functools.cache
+def _raw() -> dict[str, Any]:
+    return tomllib.loads(_FILE.read_text(encoding="utf-8"))
+
+
 @functools.cache
 def lexicon(split: Split) -> Lexicon:
     """Read the words of a split; those of ``test`` are in part the training split's."""
-    raw = tomllib.loads(_FILE.read_text(encoding="utf-8"))
+    raw = _raw()
     own = ("train",) if split == "train" else ("train", "test")
     words: dict[str, list[str]] = raw["words"]
     held_out = set(raw["numbers"]["test"])
