@@ -65,6 +65,10 @@ FACTS: dict[str, tuple[str, dict[Split, tuple[str, ...]]]] = {
         },
     ),
 }  # fmt: skip
+# A name that begins an answer has other tokens than the same name in a text: free answers have it behind a word.
+SPOKEN = {
+    "place": "In the {x}.", "thing": "The {x}.", "colour": "It is {x}.", "number": "{x} coins.",
+}  # fmt: skip
 BY_WHOM: dict[str, dict[Split, tuple[str, ...]]] = {
     "place": {"train": ("Who is in the {x}?",), "test": ("Who is it that is in the {x}?",)},
     "thing": {"train": ("Who has the {x}?",), "test": ("Who is it that has the {x}?",)},
@@ -113,8 +117,9 @@ def recall(rng: random.Random, split: Split) -> Group:
         words, answer = words.format(a=name, x=facts[name]), facts[name] if by_name else name
         labels = shuffled(rng, list(facts.values()) if by_name else people)
         form = rng.choice((chat, decide, by_letter, by_letter))
+        spoken = SPOKEN[kind].format(x=answer) if by_name else f"It is {answer}."
         question = (
-            chat("recall", words, answer)
+            chat("recall", words, spoken)
             if form is chat
             else (decide if form is decide else by_letter)("recall", words, labels, answer)
         )
