@@ -12,6 +12,7 @@ import gzip
 import json
 import random
 from collections.abc import Iterator, Sequence
+from contextlib import chdir
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -135,15 +136,17 @@ def main() -> None:
     parts = {part: list(rows_of(path)) for part, path in paths.items()}
     parts |= {source: list(drawn_rows(source)) for source in CURRICULUM}
     whole: Trace | None = None
-    with running_suite() as suite:
+    file = arguments.file.resolve()
+    # The commands' clients find the secret of the suite that runs in their directory.
+    with running_suite() as suite, chdir(suite.directory):
         for part, rows in parts.items():
             url = f"http://127.0.0.1:{suite.port}"
             trace = asyncio.run(record_set(part, rows, url, suite.attention_address))
             whole = whole.joined(trace) if whole else trace
     assert whole is not None
     data = whole.encode()
-    arguments.file.write_bytes(data)
-    print(f"{arguments.file}: {len(data)} bytes, {whole.num_rows} rows")
+    file.write_bytes(data)
+    print(f"{file}: {len(data)} bytes, {whole.num_rows} rows")
 
 
 if __name__ == "__main__":
