@@ -111,6 +111,7 @@ Greedy answers of the serving engine that equal the reference (dolly_hhrlhf has 
 - Anything outside its small world: it has no knowledge, and answers what it does not understand in the words that it has.
 - boolq and pubmedqa need knowledge and reading that a model of this size does not have: near the share of the commonest label.
 - gsm8k, ASCII art and arithmetic beyond three digits or without steps.
+- Where a table above says so: continuing a story, lists of words and their spelling, what happened next.
 - Words and names of many rare pieces are copied and spelled less surely than common ones.
 - Prose that makes sense for more than a sentence: the old books are imitated, not understood.
 

@@ -1,4 +1,4 @@
-"""Where a question is answered: the positions that heads of two layers are told to look at.
+"""Places where a question is answered: the positions that heads of two layers are told to look at.
 
 A question has one word that its answer follows from (``hint``). The first of the heads looks for it
 in what was told: in the text before the question, or in the document that is judged. The second
@@ -53,7 +53,7 @@ class Finder:
         return self._tokenizer.encode(spaced, add_special_tokens=False).ids
 
     def ends(self, word: str, tokens: np.ndarray, inside: bool = False) -> np.ndarray:
-        """Where the word ends, wherever it stands whole; with ``inside``, behind another word only."""
+        """Find where the word ends, wherever it stands whole; with ``inside``, behind another word only."""
         wanted = self.ids(word)
         size = len(wanted)
         if len(tokens) < size:
@@ -72,7 +72,7 @@ class Finder:
         return found
 
     def looks(self, question: Question, head: "Text", tail: "Text", place: int) -> list[Look]:
-        """Where to look from the end of a question whose tail begins at position ``place``."""
+        """Find where to look from the end of a question whose tail begins at position ``place``."""
         if not question.hint:
             return []
         found, end, first = list[Look](), place + len(tail.tokens) - 1, np.array([0])
@@ -91,7 +91,7 @@ class Finder:
         return found
 
     def _told(self, word: str, text: "Text") -> np.ndarray:
-        """Where a word stands; a person's name within sentences, and at the ends of those about them.
+        """Find where a word stands; a person's name within sentences, and at the ends of those about them.
 
         At the name with which a sentence begins, nothing of the sentence is known yet.
         """

@@ -125,7 +125,9 @@ def test_documents_that_do_not_answer_are_told_by_the_first_token(packer: Packer
 def test_the_loss_is_that_of_the_attention_paid(packer: Packer) -> None:
     torch.manual_seed(0)
     shape = Shape(num_experts=4, expert_size=16)
-    network, packs = Network(shape), [packer.pack(256) for _ in range(2)]
+    network, packs = Network(shape), [packer.pack(256)]
+    while {look.kind for pack in packs for look in pack.looks} != set(LAYERS):
+        packs.append(packer.pack(256))
     batch = to_batch(packs, torch.device("cpu"))
     tapped: list[torch.Tensor] = []
     network(batch["tokens"], batch["mask"], batch["positions"], tapped)
