@@ -27,7 +27,7 @@ def test_a_layer_that_is_not_there_is_wrong_use(disaggregated: Suite) -> None:
     shown = disaggregated.cli("experts", "ls", "--layer", "77")
 
     assert shown.returncode == 2
-    assert "--layer 77: layers with experts are [0, 1, 2, 3, 4, 5]" in shown.stderr
+    assert "--layer 77: layers with experts are [0, 1, 2, 3, 4, 5, 6, 7]" in shown.stderr
 
 
 def test_a_plan_that_changes_nothing_is_told_in_one_line(disaggregated: Suite) -> None:

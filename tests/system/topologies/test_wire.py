@@ -30,7 +30,8 @@ def answers(suite: Suite) -> list[tuple[list[int], list[float]]]:
 def test_suites_of_packed_rows_answer_alike_with_python_and_without(
     local: Suite, tmp_path: Path, experts: str
 ) -> None:
-    flags = ("--experts", experts, "--wire-dtype", "int8")
+    # Three workers have a replica too many to deal out evenly: who serves it is measured, unless told.
+    flags = ("--experts", experts, "--wire-dtype", "int8", "--expert-scheduling", "static")
     with running(tmp_path, *flags) as suite:
         by_rings = answers(suite)
     with running(tmp_path, *flags, "--transports", "tcp") as suite:
@@ -40,5 +41,8 @@ def test_suites_of_packed_rows_answer_alike_with_python_and_without(
     exact = answers(local)
     assert all(len(tokens) == TOKENS for tokens, _ in by_rings)
     assert [each for _, each in by_rings] != [each for _, each in exact]  # it is packed
-    same = sum(a == b for a, b in zip(by_rings[0][0], exact[0][0], strict=True))
-    assert same >= TOKENS // 2
+    # Later tokens follow from earlier ones: one that is rounded to another changes all that come behind it.
+    for (tokens, logprobs), (expected, exactly) in zip(by_rings, exact, strict=True):
+        if tokens[0] == expected[0]:
+            assert logprobs[0] == pytest.approx(exactly[0], abs=0.2)
+    assert sum(a[0][0] == b[0][0] for a, b in zip(by_rings, exact, strict=True)) >= len(exact) - 1
