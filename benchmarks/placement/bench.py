@@ -31,7 +31,7 @@ COMPARED = (
     "uniform", "redundance", "smartmoe", "eplb", "eplb-batches", "janus", "janus-unscaled", "janus-batches",
 )  # fmt: skip
 EDGE_SLOTS = (9, 9, 18)  # servers with one, one and two devices, as in DanceMoE section IV
-FIRST_SETS = 6  # the other task sets are of kinds that the model was not trained on
+FIRST_SETS = 6  # of the others, the model was not trained on three
 SOLVED = {"demo": (6, 32, 4, 10), "26x64x3": (26, 64, 3, 28), "60x160x16": (60, 160, 16, 12)}
 SAMPLES = (8, 32, 256)  # batches of a layer
 NO_HELP = 0.02  # less than this is no help
