@@ -32,7 +32,7 @@ COMPARED = (
 )  # fmt: skip
 EDGE_SLOTS = (9, 9, 18)  # servers with one, one and two devices, as in DanceMoE section IV
 FIRST_SETS = 6  # of the others, the model was not trained on three
-SOLVED = {"demo": (6, 32, 4, 10), "26x64x3": (26, 64, 3, 28), "60x160x16": (60, 160, 16, 12)}
+SOLVED = {"demo": (8, 32, 4, 10), "26x64x3": (26, 64, 3, 28), "60x160x16": (60, 160, 16, 12)}
 SAMPLES = (8, 32, 256)  # batches of a layer
 NO_HELP = 0.02  # less than this is no help
 RECORDED = {"32 rows, top-4 of 32": (32, 4, 32), "512 rows, top-8 of 160": (512, 8, 160)}
@@ -43,7 +43,7 @@ NOTES = (
     "less_than_eplb: the share by which max_activated is lower than of eplb, with the 95 % interval of paired "
     "differences over steps; steps of one set resemble each other, so the true interval is wider",
     "in 4x8 there are no spare slots, so placement alone decides; elsewhere AEBS evens out much of it",
-    "remote: servers have three task sets each; demand from the first half of the steps, calls on the second; "
+    "remote: servers have a third of the task sets each; demand from the first half of the steps, calls on the second; "
     "share of (row, expert) choices that another server has to serve",
     "janus counts co-activation of rows, as the paper does; janus-batches that of up to 256 sampled batches",
     "solve_s: all layers, one run each, after scipy is loaded",

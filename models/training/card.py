@@ -64,8 +64,8 @@ sets and the style of a few old books, and nothing else. [Unselected samples](SA
 
 `python -m models.training train` and `export`; {training["step"]:,} steps, {training["tokens"] / 1e6:.1f} M tokens,
 {training["seconds"] / 60:.0f} minutes on two shared CPU cores, last training loss {training["loss"]:.2f}. Muon for the matrices, AdamW for the rest,
-warm-up and a linear fall over the last {FALL_SHARE:.0%}, balance loss {BALANCE_WEIGHT}. Questions about one story, and questions that share an
-instruction, are packed as siblings behind one copy of it. Two thirds of the tokens are a generated curriculum
+warm-up and a linear fall over the last {100 * FALL_SHARE:.0f} %, balance loss {BALANCE_WEIGHT}. Questions about one story, and questions that share an
+instruction, are packed as siblings behind one copy of it. About five sixths of the tokens are a generated curriculum
 ([`models/training/curriculum`](../training/curriculum)), the rest labelled sets and prose; data and licences:
 [`ATTRIBUTION.md`](../training/data/ATTRIBUTION.md). A training text that also stands in a test split was dropped, and the
 curriculum's test split has names, numbers and sentence patterns of its own. `python -m models.training export` measures all

@@ -4,12 +4,11 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
 from moesaic.placement.traffic.trace import Trace
-from tests.suites import MOESAIC, ROOT, Suite
+from tests.suites import MOESAIC, ROOT, Suite, eventually
 
 DEMO_TRACE = ROOT / "benchmarks/data/demo.moetrace"
 
@@ -81,8 +80,7 @@ def test_who_records_second_is_told_so(disaggregated: Suite, tmp_path: Path) -> 
         )
 
     with recorder("x") as one, recorder("y") as other:
-        while one.poll() is None and other.poll() is None:
-            time.sleep(0.05)
+        eventually(lambda: one.poll() is not None or other.poll() is not None)
         refused, first = (one, other) if other.poll() is None else (other, one)
         first.send_signal(signal.SIGINT)
         problems = [recording.communicate()[1] for recording in (refused, first)]
