@@ -103,6 +103,9 @@ class WorkerStream:
                     cause = await self._talk(AttentionServiceStub(connection))
             except TimeoutError:
                 cause = "cannot be reached"
+            if (me := asyncio.current_task()) is not None and me.cancelling():
+                # gRPC keeps a cancellation to itself that comes while a stream begins and fails.
+                raise asyncio.CancelledError
             if not self._retired.is_set():
                 log.warning("worker.disconnected", worker_id=self.record.worker_id, cause=cause)
                 await self._pause(backoff.next_pause_s())

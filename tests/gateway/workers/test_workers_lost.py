@@ -1,9 +1,13 @@
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from typing import Any
 
+import grpc
 import httpx
 import pytest
 
+from moesaic.services.gateway.workers import stream as streams
 from moesaic.v1 import attention_pb2 as pb
 
 TEXT = "this is a story about a house"
@@ -246,3 +250,48 @@ async def test_a_lost_stream_leaves_no_task_behind(open_house, scripts) -> None:
         await worker.kill()
 
         await house.until(lambda: not writers())
+
+
+class _BreaksAndSwallows:
+    """A stream that breaks when its reader is cancelled, as gRPC's do while they begin."""
+
+    def __init__(self, begun: asyncio.Event) -> None:
+        self._begun = begun
+
+    async def __aiter__(self) -> AsyncIterator[pb.ExecuteResponse]:
+        self._begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            nothing = grpc.aio.Metadata()
+            raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing) from None
+        yield pb.ExecuteResponse()
+
+    def cancel(self) -> None:
+        """Nothing to tell anybody."""
+
+
+async def test_a_stream_that_breaks_as_it_is_given_up_is_not_opened_again(
+    open_house, scripts, monkeypatch
+) -> None:
+    begun = asyncio.Event()
+
+    class Stub:
+        def __init__(self, connection: Any) -> None:
+            pass
+
+        def Execute(self, commands: Any) -> _BreaksAndSwallows:
+            return _BreaksAndSwallows(begun)
+
+    async with open_house(scripts.silent) as house:
+        monkeypatch.setattr(streams, "AttentionServiceStub", Stub)
+        await house.workers[0].kill()
+        await house.workers[0].start(int(house.workers[0].address.rsplit(":", 1)[1]))
+        await begun.wait()
+        [following] = [t for t in asyncio.all_tasks() if "Workers.follow" in repr(t)]
+
+        following.cancel()
+        done, _ = await asyncio.wait([following], timeout=10)
+
+    assert done
+    assert following.cancelled()
