@@ -1,9 +1,12 @@
 """Hooks for all tests, and a tiny checkpoint with the network it was exported from as its reference."""
 
+import asyncio
+import functools
+import inspect
 import json
 import os
 import signal
-from collections.abc import Generator, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +52,8 @@ TINY = Shape(
 )
 
 
+# Of a test's time limit, what it may wait itself before its process is stopped.
+OWN_SHARE = 0.8
 # Tests of these folders, and those that use these fixtures of a folder, start whole suites or
 # services that live long.
 SUITE_FOLDERS = ("clients", "compose", "soak", "system")
@@ -64,7 +69,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("suite")
         if "CI" not in os.environ and not item.get_closest_marker("gpu"):
             _try_fewer_examples(item, scaled)
+        if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
+            item.obj = _ended_in_time(item.obj, _timeout_s(item) * OWN_SHARE)
     items.sort(key=lambda item: _folder(item) != "system")  # the longest first
+
+
+def _timeout_s(item: pytest.Item) -> float:
+    marker = item.get_closest_marker("timeout")
+    return float(marker.args[0] if marker else item.config.getini("timeout"))
+
+
+def _ended_in_time(
+    test: Callable[..., Awaitable[None]], seconds: float
+) -> Callable[..., Awaitable[None]]:
+    """Cancel a test that waits too long: the signal of pytest-timeout is not heard where uvloop waits."""
+
+    @functools.wraps(test)
+    async def ended(*args: object, **kwargs: object) -> None:
+        async with asyncio.timeout(seconds):
+            await test(*args, **kwargs)
+
+    return ended
 
 
 def _folder(item: pytest.Item) -> str:
