@@ -19,12 +19,12 @@ from models.training.network import Block, Network
 from models.training.packs import Pack
 
 # Behind the layer that knows whom a sentence is about, and behind the one that has the word in mind.
-LAYERS: dict[Kind, int] = {"told": 3, "listed": 5}
+LAYERS: dict[Kind, int] = {"told": 3, "listed": 5, "said": 4}
 KEY_HEAD = 1
 
 
 def to_looks(packs: Sequence[Pack], device: torch.device) -> dict[str, Tensor]:
-    """Stack the looks of packs: of each kind, ``N`` questions' packs and ends ``[N, 2]``, and bool ``[N, T]``."""
+    """Stack the looks of packs: of each kind, ``N`` looks' packs and ends ``[N, 2]``, and bool ``[N, T]``."""
     found = {}
     for kind in LAYERS:
         looks = [(i, k) for i, pack in enumerate(packs) for k in pack.looks if k.kind == kind]

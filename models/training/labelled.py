@@ -10,7 +10,7 @@ from moesaic.classification.prompts import DEFAULT_INSTRUCTION, SYMBOLS, questio
 from moesaic.classification.wording import PACKAGED
 
 FORMS = {"sequence": 0.60, "choice": 0.16, "behind": 0.10, "multi": 0.07, "relevance": 0.07}
-MOST_SIBLINGS, OWN_INSTRUCTION_SHARE, WHOLE_SHARE, TEXT_WEIGHT = 24, 0.7, 0.6, 0.1
+LONG, MOST_SIBLINGS, OWN_INSTRUCTION_SHARE, WHOLE_SHARE, TEXT_WEIGHT = 1024, 24, 0.7, 0.6, 0.1
 YES_NO, LONG_TEXTS = ("yes", "no"), ("boolq", "pubmedqa")
 
 
@@ -57,7 +57,7 @@ class LabelledSet:
         labels = self.task.labels
         fits = len(labels) * 5 < length
         long_texts = self.task.name in LONG_TEXTS
-        rows = self._rows(rng, 2 if long_texts else MOST_SIBLINGS)
+        rows = self._rows(rng, 2 if long_texts else MOST_SIBLINGS * (1 + (length >= LONG)))
         if not (fits and rng.random() < WHOLE_SHARE):
             needed = {label for _, label in rows}
             labels = self._some_labels(rng, needed, min(len(labels), 60))

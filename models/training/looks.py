@@ -3,7 +3,8 @@
 A question has one word that its answer follows from (``hint``). The first of the heads looks for it
 in what was told: in the text before the question, or in the document that is judged. The second
 looks for it in what the question lists or states. A word that stands nowhere is told by looking at
-the first token.
+the first token. A third head copies: ahead of each token of a word that an answer says again, it looks
+at that token where the word stood before.
 """
 
 from dataclasses import dataclass
@@ -14,16 +15,16 @@ from tokenizers import Tokenizer
 
 from models.training.curriculum.items import Question
 
-Kind = Literal["told", "listed"]
+Kind = Literal["told", "listed", "said"]
 
 
 @dataclass(frozen=True)
 class Look:
-    """One question's end, and where a head looks from there.
+    """The last position before something is said, and where a head looks from there.
 
     Attributes:
         kind: which head.
-        end: position in the sequence.
+        end: position in the sequence; of a question's end, or within an answer.
         at: positions of which any will do.
     """
 
@@ -55,20 +56,13 @@ class Finder:
     def ends(self, word: str, tokens: np.ndarray, inside: bool = False) -> np.ndarray:
         """Find where the word ends, wherever it stands whole; with ``inside``, behind another word only."""
         wanted = self.ids(word)
-        size = len(wanted)
-        if len(tokens) < size:
-            return np.array([], dtype=np.int64)
-        windows = np.lib.stride_tricks.sliding_window_view(tokens, size)
-        starts = np.flatnonzero((windows == wanted).all(axis=1))
-        before, behind = tokens[np.maximum(starts - 1, 0)], starts + size
-        whole = (behind == len(tokens)) | ~self._goes_on[
-            tokens[np.minimum(behind, len(tokens) - 1)]
-        ]
+        starts = self._starts(wanted, tokens)
+        before, whole = tokens[np.maximum(starts - 1, 0)], np.ones(len(starts), dtype=bool)
         if word[0].isdigit():
             whole &= (starts == 0) | ~self._goes_on[before]
         if inside:
             whole &= (starts > 0) & self._is_word[before]
-        found: np.ndarray = starts[whole] + size - 1
+        found: np.ndarray = starts[whole] + len(wanted) - 1
         return found
 
     def looks(self, question: Question, head: "Text", tail: "Text", place: int) -> list[Look]:
@@ -88,6 +82,49 @@ class Finder:
             listed = self.ends(question.hint, tail.tokens) + place
             if len(listed) or (question.form == "predicate" and denied):
                 found.append(Look("listed", end, listed if len(listed) else first))
+        return found
+
+    def said(self, tokens: np.ndarray, word: str, begin: int) -> list[Look]:
+        """Find where to look for each token of a word that begins at position ``begin``.
+
+        Args:
+            tokens: ``[T]``, a whole prompt and its answer.
+            word: it may stand before ``begin``, or not.
+            begin: index of its first token in ``tokens``.
+        """
+        spaced, bare = self._both(word)
+        size = next(
+            (len(i) for i in (spaced, bare) if tokens[begin : begin + len(i)].tolist() == i), 0
+        )
+        known = tokens[:begin]
+        opening = [
+            s for s in self._starts(bare, known) if s == 0 or not self._is_word[known[s - 1]]
+        ]
+        before = [(s, len(spaced)) for s in self._starts(spaced, known)]
+        before += [(s, len(bare)) for s in opening]
+        return [
+            Look("said", begin + i - 1, np.array([s + min(i, n - 1) for s, n in before]))
+            for i in range(size)
+            if before
+        ]
+
+    def _both(self, word: str) -> tuple[list[int], list[int]]:
+        """Encode a word behind a space, and at the beginning of a text."""
+        encode = self._tokenizer.encode
+        spaced, bare = (encode(w, add_special_tokens=False).ids for w in (f" {word}", word))
+        return spaced, bare
+
+    def _starts(self, wanted: list[int], tokens: np.ndarray) -> np.ndarray:
+        """Find where these tokens stand, and a word ends with them."""
+        if len(tokens) < len(wanted):
+            return np.array([], dtype=np.int64)
+        windows = np.lib.stride_tricks.sliding_window_view(tokens, len(wanted))
+        starts = np.flatnonzero((windows == wanted).all(axis=1))
+        behind = starts + len(wanted)
+        whole = (behind == len(tokens)) | ~self._goes_on[
+            tokens[np.minimum(behind, len(tokens) - 1)]
+        ]
+        found: np.ndarray = starts[whole]
         return found
 
     def _told(self, word: str, text: "Text") -> np.ndarray:

@@ -18,9 +18,11 @@ class Counters:
 
     Attributes:
         loss: smoothed.
-        hints: smoothed loss of the hints; None before the first one, as are the next two.
+        hints: smoothed loss of the hints; None before the first one, as are the next four.
         told: smoothed loss of the attention to what answers in a text.
         listed: smoothed loss of the attention to the answer among what a question lists.
+        said: smoothed loss of the attention to where a word of the answer stood before.
+        unlike: smoothed loss of words that cannot stand where they would.
         letters: true once the head that looks letters up was laid.
     """
 
@@ -31,6 +33,8 @@ class Counters:
     hints: float | None = None
     told: float | None = None
     listed: float | None = None
+    said: float | None = None
+    unlike: float | None = None
     letters: bool = False
 
 

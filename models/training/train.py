@@ -18,6 +18,7 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from tokenizers import Tokenizer
 from torch import Tensor
+from torch.nn import functional as F
 
 from models.training import corpus, sources
 from models.training.evidence import evidence_losses, to_looks
@@ -32,12 +33,13 @@ from models.training.state import Counters, load, save
 WARMUP_STEPS, FALL_SHARE, FALL_TO = 100, 0.2, 0.02
 BALANCE_WEIGHT, CLIP_NORM, MUON_DECAY = 0.002, 1.0, 0.01
 # Of the packs of a step, in turns: one in four has room for all labels of the largest sets.
-LENGTHS = {"all": (1024, 384, 384, 384), "basics": (256,)}
+LENGTHS = {"all": (1536, 384, 384, 384), "basics": (256,)}
 TOKENIZER_GROUPS = 3000
-SUBJECT_LAYER, HINT_WEIGHT, EVIDENCE_WEIGHT = 2, 0.3, 0.3
+SUBJECT_LAYER, HINT_WEIGHT, EVIDENCE_WEIGHT, UNLIKE_WEIGHT = 2, 0.3, 0.3, 1.0
 # The head that looks letters up is laid when hints are as likely as this: the words are found.
 WORDS_FOUND_LOSS = 0.7
 MEMORY, LOG_EVERY = 0.98, 25
+SMOOTHED = ("hints", "told", "listed", "said", "unlike")
 # A row of the tied embedding has a gradient in every step, most of it noise: at the rate of the other
 # weights, rows walk so far that no head can match tokens.
 EMBEDDING_RATE_SHARE = 0.15
@@ -100,6 +102,9 @@ def to_batch(packs: list[Pack], device: torch.device) -> dict[str, torch.Tensor]
         "weight": torch.from_numpy(np.stack([p.weight for p in packs])).to(device),
         "hint": torch.from_numpy(np.stack([p.hint for p in packs])).to(device),
         "subject": torch.from_numpy(np.stack([p.subject for p in packs])).to(device),
+        "unlike": torch.tensor(
+            [(i, *pair) for i, pack in enumerate(packs) for pair in pack.unlike], dtype=torch.int64
+        ).to(device),
     } | to_looks(packs, device)
 
 
@@ -113,6 +118,8 @@ class Losses:
         hints: of the words asked of a middle layer; nan without any, as are the others.
         told: of the attention to what answers in a text.
         listed: of the attention to the answer among what the question lists.
+        said: of the attention to where a word of the answer stood before.
+        unlike: of the probability of words that cannot stand where they would.
     """
 
     next_token: Tensor
@@ -120,6 +127,8 @@ class Losses:
     hints: float = math.nan
     told: float = math.nan
     listed: float = math.nan
+    said: float = math.nan
+    unlike: float = math.nan
 
 
 def step_loss(network: Network, batch: dict[str, Tensor]) -> Losses:
@@ -146,6 +155,12 @@ def step_loss(network: Network, batch: dict[str, Tensor]) -> Losses:
     for look, missed in evidence_losses(network, tapped, batch).items():
         losses.total = losses.total + EVIDENCE_WEIGHT * missed
         setattr(losses, look, missed.item())
+    if len(batch["unlike"]):
+        pack, place, token = batch["unlike"].unbind(dim=1)
+        logits = F.linear(hidden[pack, place], network.embed_tokens.weight)
+        chance = logits.softmax(dim=-1).gather(1, token.unsqueeze(1))
+        unlike = -torch.log1p(-chance.clamp(max=1 - 1e-6)).mean()
+        losses.total, losses.unlike = losses.total + UNLIKE_WEIGHT * unlike, unlike.item()
     return losses
 
 
@@ -224,7 +239,7 @@ class Run:
         for optimizer in self.optimizers:
             optimizer.step()
         counters.loss = _smoothed(counters.loss, losses.next_token.item())
-        for name in ("hints", "told", "listed"):
+        for name in SMOOTHED:
             value = _smoothed(getattr(counters, name), getattr(losses, name))
             setattr(counters, name, value)
         if not counters.letters and (counters.hints or math.inf) < WORDS_FOUND_LOSS:
@@ -237,9 +252,7 @@ class Run:
         return {
             "step": counters.step,
             "loss": round(counters.loss or math.nan, 4),
-            "hints": round(counters.hints or math.nan, 3),
-            "told": round(counters.told or math.nan, 3),
-            "listed": round(counters.listed or math.nan, 3),
+            **{name: round(getattr(counters, name) or math.nan, 3) for name in SMOOTHED},
             "norm": round(float(norm), 3),
             "rate": arguments.learning_rate * factor,
             "tokens_per_second": round(

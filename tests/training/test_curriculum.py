@@ -3,6 +3,7 @@
 import random
 import re
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 from tokenizers import Tokenizer
@@ -10,8 +11,8 @@ from tokenizers import Tokenizer
 from models.training import corpus
 from models.training.curriculum import relevance, tales
 from models.training.curriculum.checker import faults
-from models.training.curriculum.items import Split
-from models.training.curriculum.lexicon import held_out_words, lexicon
+from models.training.curriculum.items import Group, Split
+from models.training.curriculum.lexicon import held_out_words, is_spelled, lexicon
 from models.training.curriculum.questions import asked_about, wordings
 from models.training.curriculum.stories import MOST_SENTENCES, story
 from models.training.curriculum.telling import patterns
@@ -34,6 +35,60 @@ def test_a_story_is_consistent_and_the_rest_of_another_is_not(split: Split) -> N
         assert faults(start, rest) == []
         strange += bool(faults(start, tales.parted(drawn, other)[1]))
     assert strange > 270
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_words_of_a_tale_stand_where_it_mentions_them_and_others_would_contradict_it(
+    split: Split,
+) -> None:
+    drawn, checked = rng(), 0
+    for _ in range(200):
+        [question] = tales.continued(drawn, split).questions
+        start = question.tail.split("\n\n")[1]
+        for mention in question.mentions:
+            end = mention.start + len(mention.word)
+            assert question.answer[mention.start : end] == mention.word
+            for other in mention.unlike:
+                assert other != mention.word
+                assert faults(
+                    start, question.answer[: mention.start] + other + question.answer[end:]
+                )
+                checked += 1
+    assert checked > 200
+
+
+@pytest.mark.parametrize("make", [tales.continued, tales.requested, tales.plain])
+def test_nobody_is_introduced_by_a_name_that_was_made_up_for_the_row(
+    make: Callable[[random.Random, Split], Group],
+) -> None:
+    drawn, told = rng(), 0
+    for _ in range(200):
+        [question] = make(drawn, "train").questions
+        given = question.tail if question.form == "chat" else ""
+        said = question.answer or question.tail
+        names = set(re.findall(r"\b[A-Z][a-z]+\b", said)) & _all_names(said)
+        told += any(is_spelled(name) for name in names)
+        assert all(name in given for name in names if is_spelled(name))
+    assert told > 20 or make is tales.plain
+
+
+def _all_names(text: str) -> set[str]:
+    """Words of a text that are no beginning of a pattern's sentence."""
+    begins = {w for kinds in patterns().values() for p in (*kinds["train"], *kinds["test"])
+              for w in re.findall(r"\b[A-Z][a-z]+\b", p)}  # fmt: skip
+    return {
+        word for word in re.findall(r"\b[A-Z][a-z]+\b", text) if word not in begins | {"She", "He"}
+    }
+
+
+def test_names_made_up_for_a_story_are_not_to_be_foreseen() -> None:
+    drawn, weights = rng(), Counter[tuple[bool, bool]]()
+    for _ in range(100):
+        told = story(drawn, "train")
+        weights[any(map(is_spelled, told.people)), asked_about(told).head_weight > 0] += 1
+    assert weights[True, True] == weights[False, False] == 0
+    assert weights[True, False]
+    assert weights[False, True]
 
 
 def test_a_text_that_no_pattern_fits_is_unreadable() -> None:

@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer
 
 from models.training.curriculum import copying, relevance
-from models.training.curriculum.items import Group, Question, by_letter, predicate
+from models.training.curriculum.items import Group, Mention, Question, by_letter, predicate
 from models.training.evidence import KEY_HEAD, LAYERS, evidence_losses, to_looks
 from models.training.fused import heads_of, rms_norm
 from models.training.looks import Look
@@ -109,7 +109,51 @@ def test_all_that_is_looked_at_can_be_seen(packer: Packer) -> None:
         for look in pack.looks:
             assert len(look.at)
             assert mask[look.end, look.at].all()
-            assert pack.hint[look.end] >= 0
+            assert look.kind == "said" or pack.hint[look.end] >= 0
+
+
+def test_ahead_of_a_word_said_again_its_own_token_is_looked_at(
+    few: None, tokenizer: Tokenizer
+) -> None:
+    packer, copied, looks, unlike = Packer(tokenizer, 0, {"tales": 0.7, "words": 0.3}), 0, 0, 0
+    for _ in range(20):
+        pack = packer.pack(384)
+        for look in pack.looks:
+            said = pack.tokens[look.end + 1]
+            copied += int((pack.tokens[look.at] == said).any())
+            looks += 1
+        for place, token in pack.unlike:
+            assert pack.tokens[place + 1] != token
+            assert pack.weight[place] > 0
+        unlike += len(pack.unlike)
+    assert unlike > 50
+    # At the beginning of a text a word has no space before it, and may be cut in other tokens.
+    assert copied > 0.85 * looks
+
+
+def test_a_word_s_tokens_are_looked_at_one_by_one(packer: Packer, tokenizer: Tokenizer) -> None:
+    answer = "Sneerad came last. Then Anna met Sneerad."
+    mentions = (Mention(0, "Sneerad"), Mention(24, "Anna", ("Sneerad",)), Mention(33, "Sneerad"))
+    asked = Question("tell", "chat", "Tell of Sneerad and Anna.", answer, mentions=mentions)
+
+    part = packer._group(Group("", (asked,)), 400)
+
+    assert part is not None
+    said = [
+        (tokenizer.decode([int(part.tokens[look.end + 1])]), _last_words(tokenizer, part, look))
+        for look in part.looks
+    ]
+    pieces = tokenizer.encode(" Sneerad", add_special_tokens=False).tokens
+    assert "".join(word for word, _ in said[-len(pieces) :]) == " Sneerad"
+    assert all(set(places) == {word} for word, places in said[-len(pieces) + 1 :])
+    assert [
+        (tokenizer.decode([int(part.tokens[at])]), tokenizer.decode([token]))
+        for at, token in part.unlike
+    ] == [(" Then", " S")]
+
+
+def _last_words(tokenizer: Tokenizer, part: Part, look: Look) -> list[str]:
+    return [tokenizer.decode([int(part.tokens[at])]) for at in look.at]
 
 
 def test_documents_that_do_not_answer_are_told_by_the_first_token(packer: Packer) -> None:

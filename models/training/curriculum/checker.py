@@ -120,7 +120,7 @@ def _contradiction(reading: Reading, event: Event) -> FaultKind | None:
         return "name"
     if event.kind in ("give", "share", "thank", "pay", "ask") and _apart(state, event.a, event.b):
         return "place"
-    if event.kind == "go" and state.place.get(event.a) == event.l:
+    if event.kind in ("go", "both_go") and state.place.get(event.a) == event.l:
         return "place"
     if event.kind == "caught" and reading.hidden.get(event.b, event.l) != event.l:
         return "place"

@@ -16,6 +16,7 @@ from models.training.curriculum.items import (
     by_letter,
     chat,
     decide,
+    mentions_of,
     shuffled,
     subjects_of,
 )
@@ -81,7 +82,7 @@ def repeat(rng: random.Random, split: Split, vocabulary: Sequence[str]) -> Group
     """Ask for some words again."""
     words = of_split(split, lambda: rng.sample(list(vocabulary), rng.randint(2, 8)))
     listed = ", ".join(words)
-    return alone("repeat", rng.choice(REPEAT[split]).format(words=listed), listed)
+    return alone("repeat", rng.choice(REPEAT[split]).format(words=listed), listed, words)
 
 
 def look_up(rng: random.Random, split: Split) -> Group:
@@ -123,7 +124,10 @@ def recall(rng: random.Random, split: Split) -> Group:
             if form is chat
             else (decide if form is decide else by_letter)("recall", words, labels, answer)
         )
-        questions.append(replace(question, about=name if by_name else "", hint=answer))
+        again = mentions_of(question.answer, [answer]) if form in (chat, decide) else ()
+        questions.append(
+            replace(question, about=name if by_name else "", hint=answer, mentions=again)
+        )
     sentences = [told.format(a=name, x=value) for name, value in facts.items()]
     different = {question.tail: question for question in questions}
     subjects = subjects_of(sentences, list(facts))

@@ -18,6 +18,21 @@ NUMBERS = "0123456789"
 
 
 @dataclass(frozen=True)
+class Mention:
+    """A word of an answer that may have been named before.
+
+    Attributes:
+        start: index of its first character in the answer.
+        word: as it stands there.
+        unlike: words that cannot stand in its place.
+    """
+
+    start: int
+    word: str
+    unlike: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Question:
     """One question, and the right answer.
 
@@ -31,6 +46,7 @@ class Question:
             by its word, and a statement judged by what is so; nothing else sees it.
         about: the person whom the question names.
         subjects: as of a group, in the tail.
+        mentions: words of the answer that are said again. Training asks a head to look where they stood.
     """
 
     family: str
@@ -41,6 +57,7 @@ class Question:
     hint: str = ""
     about: str = ""
     subjects: tuple[tuple[int, str], ...] = ()
+    mentions: tuple[Mention, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,9 +76,20 @@ class Group:
     subjects: tuple[tuple[int, str], ...] = ()
 
 
-def alone(family: str, asked: str, answer: str) -> Group:
-    """Make a group of one free question."""
-    return Group("", (Question(family, "chat", asked, answer),))
+def alone(family: str, asked: str, answer: str, said_again: Sequence[str] = ()) -> Group:
+    """Make a group of one free question, whose answer says some of its words again in this order."""
+    mentions = mentions_of(answer, said_again)
+    return Group("", (Question(family, "chat", asked, answer, mentions=mentions),))
+
+
+def mentions_of(answer: str, words: Sequence[str]) -> tuple[Mention, ...]:
+    """Find words in an answer, one behind the other."""
+    found, start = [], 0
+    for word in words:
+        start = answer.index(word, start)
+        found.append(Mention(start, word))
+        start += len(word)
+    return tuple(found)
 
 
 def chat(family: str, asked: str, answer: str) -> Question:

@@ -75,6 +75,16 @@ def spelled(rng: random.Random) -> Person:
             return Person(name, genus)
 
 
+def is_spelled(name: str) -> bool:
+    """True if a training row's name is no name of the lexicon, but was made up for the row."""
+    return name not in _known_names()
+
+
+@functools.cache
+def _known_names() -> frozenset[str]:
+    return frozenset(p.name for split in ("train", "test") for p in lexicon(split).people)
+
+
 @functools.cache
 def _raw() -> dict[str, Any]:
     return tomllib.loads(_FILE.read_text(encoding="utf-8"))

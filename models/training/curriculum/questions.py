@@ -9,7 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from models.training.curriculum import items
-from models.training.curriculum.items import Form, Group, Question, shuffled
+from models.training.curriculum.items import Form, Group, Question, mentions_of, shuffled
+from models.training.curriculum.lexicon import is_spelled
 from models.training.curriculum.statements import clause, is_so
 from models.training.curriculum.telling import Teller
 
@@ -53,14 +54,23 @@ def asked_about(story: Teller) -> Group:
     families = sorted({a.family for a in asked}, key=lambda _: rng.random())
     first = [next(a for a in asked if a.family == family) for family in families]
     chosen = (first + [a for a in asked if a not in first])[: rng.randint(3, 5)]
-    questions = [
-        replace(put(rng, a), about=about(story, a.words), hint=a.answer if _one_word(a) else "")
-        for a in chosen
-    ]
+    questions = [_told_where(put(rng, a), story, a) for a in chosen]
     questions += [is_so(story) for _ in range(rng.randint(1, 3))]
     different = list({question.tail: question for question in questions}.values())
     rng.shuffle(different)
-    return Group(f"{story.text}\n\n", tuple(different), STORY_WEIGHT, told_of(story))
+    # Who a story is about cannot be foreseen, least of all a name that was made up for it.
+    weight = 0.0 if any(map(is_spelled, story.people)) else STORY_WEIGHT
+    return Group(f"{story.text}\n\n", tuple(different), weight, told_of(story))
+
+
+def _told_where(question: Question, story: Teller, asked: Asked) -> Question:
+    """Add whom a question names, and the word that its answer follows from or says."""
+    question = replace(question, about=about(story, asked.words))
+    if not _one_word(asked):
+        return question
+    again = question.form in ("chat", "decide") and asked.answer in question.answer
+    mentions = mentions_of(question.answer, [asked.answer]) if again else ()
+    return replace(question, hint=asked.answer, mentions=mentions)
 
 
 def told_of(story: Teller) -> tuple[tuple[int, str], ...]:

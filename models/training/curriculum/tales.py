@@ -1,10 +1,13 @@
 """Stories to be told and continued."""
 
 import random
+import re
+from collections.abc import Iterator
 
-from models.training.curriculum.items import Group, Question, Split, alone
+from models.training.curriculum.items import Group, Mention, Question, Split
+from models.training.curriculum.lexicon import is_spelled
 from models.training.curriculum.stories import story
-from models.training.curriculum.telling import Teller
+from models.training.curriculum.telling import Event, State, Teller
 
 CONTINUE = {
     "train": (
@@ -24,12 +27,18 @@ TELL = {
     "test": ("Write a story about {who}.",),
 }
 
+# What happens only between people in one place.
+NEEDS_BOTH = ("give", "share", "thank", "pay", "ask")
+
 
 def continued(rng: random.Random, split: Split) -> Group:
     """Ask for the rest of a story."""
-    told = story(rng, split)
-    start, rest = parted(rng, told)
-    return alone("continue", asked(rng, split, start), rest)
+    while True:
+        told = story(rng, split)
+        count = _first_sentences(rng, told)
+        start = " ".join(told.sentences[:count])
+        if not _spelled_behind(told, start):
+            return _asked_for(asked(rng, split, start), told, count)
 
 
 def asked(rng: random.Random, split: Split, start: str) -> str:
@@ -39,22 +48,81 @@ def asked(rng: random.Random, split: Split, start: str) -> str:
 
 def parted(rng: random.Random, told: Teller) -> tuple[str, str]:
     """Part a story behind its first sentences: at least two, at most two thirds."""
-    count = rng.randint(2, max(2, 2 * len(told.sentences) // 3))
+    count = _first_sentences(rng, told)
     return " ".join(told.sentences[:count]), " ".join(told.sentences[count:])
+
+
+def _first_sentences(rng: random.Random, told: Teller) -> int:
+    return rng.randint(2, max(2, 2 * len(told.sentences) // 3))
 
 
 def requested(rng: random.Random, split: Split) -> Group:
     """Ask for a story about some of its people and things."""
-    told = story(rng, split)
-    names = list(told.people)
-    who = names[0] if rng.random() < 0.5 or len(names) == 1 else f"{names[0]} and {names[1]}"
-    coloured = [(t, c) for t, c in told.state.colour.items() if f" {c} {t}" in told.text]
-    if coloured and rng.random() < 0.6:
-        thing, colour = coloured[0]
-        who = f"{who} and a {colour} {thing}"
-    return alone("tell", rng.choice(TELL[split]).format(who=who), told.text)
+    while True:
+        told = story(rng, split)
+        names = list(told.people)
+        who = names[0] if rng.random() < 0.5 or len(names) == 1 else f"{names[0]} and {names[1]}"
+        coloured = [(t, c) for t, c in told.state.colour.items() if f" {c} {t}" in told.text]
+        if coloured and rng.random() < 0.6:
+            thing, colour = coloured[0]
+            who = f"{who} and a {colour} {thing}"
+        if not _spelled_behind(told, who):
+            return _asked_for(rng.choice(TELL[split]).format(who=who), told, 0)
 
 
 def plain(rng: random.Random, split: Split) -> Group:
     """Tell a story as plain text, without a turn around it."""
-    return Group("", (Question("plain story", "text", story(rng, split).text, ""),))
+    while True:
+        told = story(rng, split)
+        if not _spelled_behind(told, ""):
+            return Group("", (Question("plain story", "text", told.text, ""),))
+
+
+def _spelled_behind(told: Teller, start: str) -> bool:
+    """True if anybody has a made-up name that ``start`` does not say.
+
+    Who learns to make names up for people whom a story introduces, makes up parts of all names.
+    """
+    return any(is_spelled(name) and name not in start for name in told.people)
+
+
+def _asked_for(wish: str, told: Teller, first: int) -> Group:
+    """Ask for the sentences from index ``first`` on."""
+    family = "continue" if first else "tell"
+    rest = " ".join(told.sentences[first:])
+    question = Question(family, "chat", wish, rest, mentions=tuple(_mentions(told, first)))
+    return Group("", (question,))
+
+
+def _mentions(told: Teller, first: int) -> Iterator[Mention]:
+    """Find people, places and things in the sentences from index ``first`` on."""
+    state, begin = State(), 0
+    for index, (sentence, event) in enumerate(zip(told.sentences, told.events, strict=True)):
+        if index >= first:
+            for start, role, word in _roles(sentence, event):
+                unlike = _impossible(sentence[:start], role, event, state)
+                yield Mention(begin + start, word, unlike)
+            begin += len(sentence) + 1
+        state.apply(event)
+
+
+def _roles(sentence: str, event: Event) -> list[tuple[int, str, str]]:
+    """Find where a sentence names what, with the role that it has there."""
+    values = ((role, getattr(event, role)) for role in "abdlt")
+    found = ((re.search(rf"\b{word}\b", sentence), role, word) for role, word in values if word)
+    return sorted((match.start(), role, word) for match, role, word in found if match)
+
+
+def _impossible(before: str, role: str, event: Event, state: State) -> tuple[str, ...]:
+    """List what cannot stand where ``event`` has a role: people twice, far from each other, on the spot."""
+    if role == "l":
+        here = state.place.get(event.a, "") if event.kind in ("go", "both_go") else ""
+        return (here,) if here else ()
+    if role == "t":
+        return ()
+    people = [name for name in (event.a, event.b, event.d) if name]
+    twice = [name for name in people if name != getattr(event, role) and name in before]
+    if role != "b" or event.kind not in NEEDS_BOTH or event.a not in state.place:
+        return tuple(twice)
+    here = state.place[event.a]
+    return tuple(dict.fromkeys([*twice, *(n for n, at in state.place.items() if at != here)]))

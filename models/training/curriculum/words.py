@@ -142,15 +142,14 @@ def sort_words(rng: random.Random, split: Split, vocabulary: Sequence[str]) -> G
         return words
 
     words = of_split(split, draw)
-    return _asked(rng, "sort words", SORT[split], ", ".join(sorted(words)), w=", ".join(words))
+    return _asked_of_list(rng, "sort words", SORT[split], words, sorted(words))
 
 
 def reverse_words(rng: random.Random, split: Split, vocabulary: Sequence[str]) -> Group:
     """Ask for a list of 3 to 6 words from its end."""
     count = rng.randint(3, 6)
     words = of_split(split, lambda: rng.sample(vocabulary, count))
-    answer = ", ".join(reversed(words))
-    return _asked(rng, "reverse a list", REVERSE[split], answer, w=", ".join(words))
+    return _asked_of_list(rng, "reverse a list", REVERSE[split], words, words[::-1])
 
 
 def count_words(rng: random.Random, split: Split, vocabulary: Sequence[str]) -> Group:
@@ -159,7 +158,8 @@ def count_words(rng: random.Random, split: Split, vocabulary: Sequence[str]) -> 
     words = of_split(split, lambda: rng.sample(vocabulary, count))
     counted = ", ".join(f"{i} {word}" for i, word in enumerate(words, 1))
     answer = f"{counted}. There are {count} words."
-    return _asked(rng, "count words", COUNT_WORDS[split], answer, w=", ".join(words))
+    asked = rng.choice(COUNT_WORDS[split]).format(w=", ".join(words))
+    return alone("count words", asked, answer, words)
 
 
 def sort_numbers(rng: random.Random, split: Split) -> Group:
@@ -185,3 +185,15 @@ def _asked(
 ) -> Group:
     """Fill one of the wordings."""
     return alone(family, rng.choice(wordings).format(**values), answer)
+
+
+def _asked_of_list(
+    rng: random.Random,
+    family: str,
+    wordings: Sequence[str],
+    words: Sequence[str],
+    answer: Sequence[str],
+) -> Group:
+    """Fill one of the wordings with a list, which the answer says in another order."""
+    asked = rng.choice(wordings).format(w=", ".join(words))
+    return alone(family, asked, ", ".join(answer), answer)
