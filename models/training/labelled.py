@@ -9,7 +9,7 @@ from models.training.curriculum.items import Group, Question, by_letter, decide,
 from moesaic.classification.prompts import DEFAULT_INSTRUCTION, SYMBOLS, question_head
 from moesaic.classification.wording import PACKAGED
 
-FORMS = {"sequence": 0.60, "choice": 0.16, "behind": 0.10, "multi": 0.07, "relevance": 0.07}
+FORMS = {"sequence": 0.50, "choice": 0.16, "behind": 0.10, "multi": 0.12, "relevance": 0.12}
 LONG, MOST_SIBLINGS, OWN_INSTRUCTION_SHARE, WHOLE_SHARE, TEXT_WEIGHT = 1024, 24, 0.7, 0.6, 0.1
 YES_NO, LONG_TEXTS = ("yes", "no"), ("boolq", "pubmedqa")
 
@@ -30,7 +30,9 @@ class LabelledSet:
         """Draw one group, of a form of ``FORMS``, whose tokens are about ``length`` at most."""
         if not form:
             drawn = rng.choices(list(FORMS), list(FORMS.values()))[0]
-            form = "sequence" if self.task.name in LONG_TEXTS else drawn
+            # Where there is room for all labels, they are all asked about.
+            whole = self.task.name in LONG_TEXTS or length >= LONG
+            form = "sequence" if whole else drawn
         return getattr(self, f"_{form}")(rng, length)  # type: ignore[no-any-return]
 
     def _rows(self, rng: random.Random, count: int) -> list[tuple[str, int]]:
@@ -58,7 +60,7 @@ class LabelledSet:
         fits = len(labels) * 5 < length
         long_texts = self.task.name in LONG_TEXTS
         rows = self._rows(rng, 2 if long_texts else MOST_SIBLINGS * (1 + (length >= LONG)))
-        if not (fits and rng.random() < WHOLE_SHARE):
+        if not (fits and (length >= LONG or rng.random() < WHOLE_SHARE)):
             needed = {label for _, label in rows}
             labels = self._some_labels(rng, needed, min(len(labels), 60))
         elif rng.random() < 0.5:
@@ -102,7 +104,7 @@ class LabelledSet:
             tuple(
                 Question(self.task.name, "predicate",
                          PACKAGED.render("multi", instruction="", text="", label=label).lstrip("\n"),
-                         YES_NO[label != self._name(row)], YES_NO)
+                         YES_NO[label != self._name(row)], YES_NO, hint=self._name(row))
                 for label in labels
             ),
             TEXT_WEIGHT,
@@ -116,7 +118,7 @@ class LabelledSet:
             relevance.head(query),
             tuple(
                 Question(self.task.name, "relevance", relevance.tail(row[0]),
-                         YES_NO[self._name(row) != query], YES_NO)
+                         YES_NO[self._name(row) != query], YES_NO, hint=self._name(row))
                 for row in rows
             ),
         )  # fmt: skip

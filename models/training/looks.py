@@ -78,11 +78,23 @@ class Finder:
         told = self._told(question.hint, tail if judged else head) + (place if judged else 0)
         if len(told) or (judged and denied):
             found.append(Look("told", end, told if len(told) else first))
-        if question.form in ("letter", "decide", "predicate"):
-            listed = self.ends(question.hint, tail.tokens) + place
+        if judged:
+            listed = self.ends(question.hint, head.tokens)  # the query is a label
+            if len(listed):
+                found.append(Look("listed", end, listed))
+        elif question.form in ("letter", "decide", "predicate"):
+            listed = self.ends(question.hint, tail.tokens)
+            if not len(listed):
+                listed = self._quoted(question.hint, tail.tokens)
+            listed = listed + place
             if len(listed) or (question.form == "predicate" and denied):
                 found.append(Look("listed", end, listed if len(listed) else first))
         return found
+
+    def _quoted(self, word: str, tokens: np.ndarray) -> np.ndarray:
+        """Find where a word in quotation marks ends."""
+        quoted = self._tokenizer.encode(f' "{word}', add_special_tokens=False).ids
+        return self._starts(quoted, tokens) + len(quoted) - 1
 
     def said(self, tokens: np.ndarray, word: str, begin: int) -> list[Look]:
         """Find where to look for each token of a word that begins at position ``begin``.

@@ -18,10 +18,11 @@ class Counters:
 
     Attributes:
         loss: smoothed.
-        hints: smoothed loss of the hints; None before the first one, as are the next four.
+        hints: smoothed loss of the hints; None before the first one, as are the next five.
         told: smoothed loss of the attention to what answers in a text.
         listed: smoothed loss of the attention to the answer among what a question lists.
         said: smoothed loss of the attention to where a word of the answer stood before.
+        echo: smoothed loss of such a word's token, asked of a middle layer.
         unlike: smoothed loss of words that cannot stand where they would.
         letters: true once the head that looks letters up was laid.
     """
@@ -34,6 +35,7 @@ class Counters:
     told: float | None = None
     listed: float | None = None
     said: float | None = None
+    echo: float | None = None
     unlike: float | None = None
     letters: bool = False
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from models.training import corpus, sources
-from models.training.evidence import evidence_losses, to_looks
+from models.training.evidence import LAYERS, evidence_losses, to_looks
 from models.training.fused import compile_parts, weighted_loss
 from models.training.heads import lay_heads, share_beginnings
 from models.training.letters import HINT_LAYER, lay_letter_head
@@ -36,10 +36,11 @@ BALANCE_WEIGHT, CLIP_NORM, MUON_DECAY = 0.002, 1.0, 0.01
 LENGTHS = {"all": (1536, 384, 384, 384), "basics": (256,)}
 TOKENIZER_GROUPS = 3000
 SUBJECT_LAYER, HINT_WEIGHT, EVIDENCE_WEIGHT, UNLIKE_WEIGHT = 2, 0.3, 0.3, 1.0
+SAID_LAYER = LAYERS["said"]
 # The head that looks letters up is laid when hints are as likely as this: the words are found.
 WORDS_FOUND_LOSS = 0.7
 MEMORY, LOG_EVERY = 0.98, 25
-SMOOTHED = ("hints", "told", "listed", "said", "unlike")
+SMOOTHED = ("hints", "told", "listed", "said", "echo", "unlike")
 # A row of the tied embedding has a gradient in every step, most of it noise: at the rate of the other
 # weights, rows walk so far that no head can match tokens.
 EMBEDDING_RATE_SHARE = 0.15
@@ -119,6 +120,7 @@ class Losses:
         told: of the attention to what answers in a text.
         listed: of the attention to the answer among what the question lists.
         said: of the attention to where a word of the answer stood before.
+        echo: of such a word's token, asked of a middle layer.
         unlike: of the probability of words that cannot stand where they would.
     """
 
@@ -128,6 +130,7 @@ class Losses:
     told: float = math.nan
     listed: float = math.nan
     said: float = math.nan
+    echo: float = math.nan
     unlike: float = math.nan
 
 
@@ -152,6 +155,16 @@ def step_loss(network: Network, batch: dict[str, Tensor]) -> Losses:
             even = torch.ones(len(targets), device=thought.device)
             hint_loss = weighted_loss(thought, network.embed_tokens.weight, targets, even)
             losses.total, losses.hints = losses.total + HINT_WEIGHT * hint_loss, hint_loss.item()
+    if len(batch["said_rows"]):
+        # What is copied is in mind as soon as the head behind it has looked.
+        pack, end = batch["said_rows"].unbind(dim=1)
+        thought, targets = (
+            network.norm(tapped[SAID_LAYER][pack, end]),
+            batch["tokens"][pack, end + 1],
+        )
+        even = torch.ones(len(targets), device=thought.device)
+        echo = weighted_loss(thought, network.embed_tokens.weight, targets, even)
+        losses.total, losses.echo = losses.total + HINT_WEIGHT * echo, echo.item()
     for look, missed in evidence_losses(network, tapped, batch).items():
         losses.total = losses.total + EVIDENCE_WEIGHT * missed
         setattr(losses, look, missed.item())

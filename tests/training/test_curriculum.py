@@ -12,7 +12,7 @@ from models.training import corpus
 from models.training.curriculum import relevance, tales
 from models.training.curriculum.checker import faults
 from models.training.curriculum.items import Group, Split
-from models.training.curriculum.lexicon import held_out_words, is_spelled, lexicon
+from models.training.curriculum.lexicon import held_out_words, is_spelled, lexicon, spelled
 from models.training.curriculum.questions import asked_about, wordings
 from models.training.curriculum.stories import MOST_SENTENCES, story
 from models.training.curriculum.telling import patterns
@@ -79,6 +79,33 @@ def _all_names(text: str) -> set[str]:
     return {
         word for word in re.findall(r"\b[A-Z][a-z]+\b", text) if word not in begins | {"She", "He"}
     }
+
+
+def test_names_are_made_up_anew_and_of_many_beginnings() -> None:
+    drawn = rng()
+    names = [spelled(drawn).name for _ in range(2000)]
+    assert all(is_spelled(name) or name not in held_out_words() for name in names)
+    assert len(set(names)) > 1900
+    assert len({name[:3] for name in names}) > 300
+
+
+def test_people_who_are_renamed_had_their_names_from_the_beginning() -> None:
+    drawn, renamed = rng(), 0
+    for _ in range(50):
+        told, names = story(drawn, "train"), {}
+        for name in told.people:
+            new = spelled(drawn).name
+            if all(new[:2] != other[:2] for other in (*told.people, *names.values())):
+                names[name] = new
+        before = told.text
+        told.rename(names)
+        assert not any(re.search(rf"\b{name}\b", told.text) for name in names)
+        assert set(told.people) >= set(names.values())
+        assert faults(" ".join(told.sentences[:2]), " ".join(told.sentences[2:])) == []
+        told.rename({new: old for old, new in names.items()})
+        assert told.text == before
+        renamed += len(names)
+    assert renamed > 50
 
 
 def test_names_made_up_for_a_story_are_not_to_be_foreseen() -> None:

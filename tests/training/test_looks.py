@@ -93,6 +93,19 @@ def test_a_letter_of_options_before_the_text_is_looked_up_there(
     assert [text[-15:] for text in _texts(tokenizer, part, look)] == ["A. credit cards"]
 
 
+@pytest.mark.parametrize(("label", "ends"), [("exchange rate", '"exchange rate'), ("work", "")])
+def test_a_label_in_quotation_marks_is_found(
+    packer: Packer, tokenizer: Tokenizer, label: str, ends: str
+) -> None:
+    tail = f'Does the label "{label}" apply to this text?'
+    answer = "yes" if ends else "no"
+    asked = Question("multi", "predicate", tail, answer, ("yes", "no"), hint="exchange rate")
+
+    looks = dict(_behind(packer, tokenizer, asked))
+
+    assert [text[-len(ends) or len(text) :] for text in looks["listed"]] == [ends]
+
+
 def test_a_number_is_no_part_of_a_longer_one(packer: Packer, tokenizer: Tokenizer) -> None:
     asked = by_letter("how many", "How many?", ["12", "2", "21"], "2")
 

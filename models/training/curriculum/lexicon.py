@@ -14,8 +14,10 @@ _FILE = Path(__file__).with_name("lexicon.toml")
 # A name in so many is made up, of two syllables that other names share: copying must not depend on
 # knowing a name.
 MADE_UP_SHARE = 0.5
+# Of names that are spelled anew, so many begin as words do.
+KNOWN_BEGIN_SHARE = 0.6
 # Of a training row's names, so many are spelled anew: only what copies by place can say them.
-SPELLED_SHARE = 0.4
+SPELLED_SHARE = 0.6
 SHARED = ("colours", "jobs", "animals", "skies", "parts", "feelings")
 
 
@@ -47,13 +49,13 @@ class Lexicon:
     skies: tuple[str, ...]
     parts: tuple[str, ...]
     feelings: tuple[str, ...]
+    spelled_share: float = 0.0
 
     def cast(self, rng: random.Random, count: int) -> list[Person]:
         """Draw people whose names do not begin alike."""
         drawn: list[Person] = []
         while len(drawn) < count:
-            anew = self.split == "train" and rng.random() < SPELLED_SHARE
-            person = spelled(rng) if anew else rng.choice(self.people)
+            person = spelled(rng) if rng.random() < self.spelled_share else rng.choice(self.people)
             if all(person.name[:2] != other.name[:2] for other in drawn):
                 drawn.append(person)
         return drawn
@@ -61,18 +63,35 @@ class Lexicon:
 
 def spelled(rng: random.Random) -> Person:
     """Make a name up, of one to three syllables, that the test split does not have."""
-    parts = _raw()["spelled"]
     while True:
         genus: Gender = rng.choice(("she", "he"))
-        name = rng.choice(parts["begins"]) + rng.choice(parts["vowels"])
-        for _ in range(rng.choice((0, 1, 1, 2))):
-            name += rng.choice(parts["middles"]) + rng.choice(parts["vowels"])
-        ends = parts["male"] if genus == "he" else parts["female"]
-        if genus == "she":
-            name += rng.choice(parts["middles"])
-        name = (name + rng.choice(ends)).capitalize()
+        known_begin = rng.random() < KNOWN_BEGIN_SHARE
+        name = (_with_known_begin if known_begin else _of_open_syllables)(rng, genus)
         if 3 <= len(name) <= 9 and name not in held_out_words():
             return Person(name, genus)
+
+
+def _of_open_syllables(rng: random.Random, genus: Gender) -> str:
+    """Spell a name whose syllables end in vowels."""
+    parts = _raw()["spelled"]
+    name = rng.choice(parts["begins"]) + rng.choice(parts["vowels"])
+    for _ in range(rng.choice((0, 1, 1, 2))):
+        name += rng.choice(parts["middles"]) + rng.choice(parts["vowels"])
+    if genus == "she":
+        name += rng.choice(parts["middles"])
+    return str(name + rng.choice(parts["male" if genus == "he" else "female"])).capitalize()
+
+
+def _with_known_begin(rng: random.Random, genus: Gender) -> str:
+    """Spell a name that begins as words do: often with one token, of which there are many."""
+    parts, ends = _raw()["spelled"], "male" if genus == "he" else "female"
+    name = rng.choice(parts["known_begins"])
+    if rng.random() < 0.3:
+        name += rng.choice("aeiou") + rng.choice(parts["middles"])
+    end = rng.choice((*parts[ends], *_raw()["made_up"][ends]))
+    if name[-1] not in "aeiou" and end[0] not in "aeiouy":
+        name += rng.choice("aeiou")
+    return str(name + end).capitalize()
 
 
 def is_spelled(name: str) -> bool:
@@ -106,7 +125,10 @@ def lexicon(split: Split) -> Lexicon:
         for kind in ("places", "things", "goods")
     }
     people = tuple(_people(raw, split))
-    return Lexicon(split=split, people=people, numbers=tuple(numbers), **growing, **shared)
+    share = SPELLED_SHARE if split == "train" else 0.0
+    return Lexicon(
+        split=split, people=people, numbers=tuple(numbers), spelled_share=share, **growing, **shared
+    )
 
 
 @functools.cache

@@ -4,16 +4,16 @@ import random
 from collections.abc import Callable
 
 from models.training.curriculum.items import Split
-from models.training.curriculum.lexicon import Person, lexicon
+from models.training.curriculum.lexicon import Lexicon, Person, lexicon
 from models.training.curriculum.telling import Teller
 
 MOST_SENTENCES = 15
 
 
-def story(rng: random.Random, split: Split) -> Teller:
-    """Tell one story, of a plot drawn at random."""
+def story(rng: random.Random, split: Split, words: Lexicon | None = None) -> Teller:
+    """Tell one story, of a plot drawn at random, with the words of its split unless others are given."""
     while True:
-        teller = Teller(rng, split)
+        teller = Teller(rng, split, words)
         if rng.random() < 0.5:
             _scene(teller)
         rng.choice(PLOTS)(teller)

@@ -3,9 +3,10 @@
 import random
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from models.training.curriculum.items import Group, Mention, Question, Split
-from models.training.curriculum.lexicon import is_spelled
+from models.training.curriculum.lexicon import lexicon, spelled
 from models.training.curriculum.stories import story
 from models.training.curriculum.telling import Event, State, Teller
 
@@ -27,18 +28,18 @@ TELL = {
     "test": ("Write a story about {who}.",),
 }
 
+# Of the people whom the wish or the start of a story names.
+SPELLED_IN_STARTS = 0.75
 # What happens only between people in one place.
 NEEDS_BOTH = ("give", "share", "thank", "pay", "ask")
 
 
 def continued(rng: random.Random, split: Split) -> Group:
     """Ask for the rest of a story."""
-    while True:
-        told = story(rng, split)
-        count = _first_sentences(rng, told)
-        start = " ".join(told.sentences[:count])
-        if not _spelled_behind(told, start):
-            return _asked_for(asked(rng, split, start), told, count)
+    told = _of_known_people(rng, split)
+    count = _first_sentences(rng, told)
+    _rename(rng, told, " ".join(told.sentences[:count]))
+    return _asked_for(asked(rng, split, " ".join(told.sentences[:count])), told, count)
 
 
 def asked(rng: random.Random, split: Split, start: str) -> str:
@@ -58,32 +59,44 @@ def _first_sentences(rng: random.Random, told: Teller) -> int:
 
 def requested(rng: random.Random, split: Split) -> Group:
     """Ask for a story about some of its people and things."""
-    while True:
-        told = story(rng, split)
-        names = list(told.people)
-        who = names[0] if rng.random() < 0.5 or len(names) == 1 else f"{names[0]} and {names[1]}"
-        coloured = [(t, c) for t, c in told.state.colour.items() if f" {c} {t}" in told.text]
-        if coloured and rng.random() < 0.6:
-            thing, colour = coloured[0]
-            who = f"{who} and a {colour} {thing}"
-        if not _spelled_behind(told, who):
-            return _asked_for(rng.choice(TELL[split]).format(who=who), told, 0)
+    told = _of_known_people(rng, split)
+    names = list(told.people)
+    count = 1 if rng.random() < 0.5 or len(names) == 1 else 2
+    _rename(rng, told, " ".join(names[:count]))
+    who = " and ".join(list(told.people)[:count])
+    coloured = [(t, c) for t, c in told.state.colour.items() if f" {c} {t}" in told.text]
+    if coloured and rng.random() < 0.6:
+        thing, colour = coloured[0]
+        who = f"{who} and a {colour} {thing}"
+    return _asked_for(rng.choice(TELL[split]).format(who=who), told, 0)
 
 
 def plain(rng: random.Random, split: Split) -> Group:
     """Tell a story as plain text, without a turn around it."""
-    while True:
-        told = story(rng, split)
-        if not _spelled_behind(told, ""):
-            return Group("", (Question("plain story", "text", told.text, ""),))
+    told = _of_known_people(rng, split)
+    return Group("", (Question("plain story", "text", told.text, ""),))
 
 
-def _spelled_behind(told: Teller, start: str) -> bool:
-    """True if anybody has a made-up name that ``start`` does not say.
+def _of_known_people(rng: random.Random, split: Split) -> Teller:
+    return story(rng, split, replace(lexicon(split), spelled_share=0.0))
+
+
+def _rename(rng: random.Random, told: Teller, start: str) -> None:
+    """Make names up for people whom ``start`` names: they can only be copied.
 
     Who learns to make names up for people whom a story introduces, makes up parts of all names.
     """
-    return any(is_spelled(name) and name not in start for name in told.people)
+    names: dict[str, str] = {}
+    for name, person in told.people.items():
+        if told.split == "train" and name in start and rng.random() < SPELLED_IN_STARTS:
+            others = {*told.people, *names.values()}
+            while (new := spelled(rng)).gender != person.gender or any(
+                new.name[:2] == other[:2] for other in others
+            ):
+                pass
+            names[name] = new.name
+    if names:
+        told.rename(names)
 
 
 def _asked_for(wish: str, told: Teller, first: int) -> Group:

@@ -4,7 +4,7 @@ import functools
 import random
 import re
 import tomllib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from models.training.curriculum.items import Split
@@ -122,9 +122,9 @@ class Teller:
         people: by name, everybody who was named.
     """
 
-    def __init__(self, rng: random.Random, split: Split) -> None:
+    def __init__(self, rng: random.Random, split: Split, words: Lexicon | None = None) -> None:
         self.rng, self.split = rng, split
-        self.words: Lexicon = lexicon(split)
+        self.words: Lexicon = words or lexicon(split)
         self.sentences: list[str] = []
         self.events: list[Event] = []
         self.state = State()
@@ -168,6 +168,22 @@ class Teller:
         before = self.events[-1]
         named = [n for n in (before.b, before.d, event.b, event.d) if n]
         return all(self.people[name].gender != a.gender for name in named)
+
+    def rename(self, names: dict[str, str]) -> None:
+        """Give people other names, as if they had had them from the beginning."""
+        old = re.compile(rf"\b({'|'.join(names)})\b")
+        self.sentences = [old.sub(lambda m: names[m.group()], text) for text in self.sentences]
+        self.events = [
+            replace(e, **{role: names.get(getattr(e, role), getattr(e, role)) for role in "abd"})
+            for e in self.events
+        ]
+        self.people = {
+            names.get(name, name): Person(names.get(name, name), person.gender)
+            for name, person in self.people.items()
+        }
+        self.state = State()
+        for event in self.events:
+            self.state.apply(event)
 
     @property
     def text(self) -> str:
