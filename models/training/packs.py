@@ -83,6 +83,13 @@ class Packer:
         self._rng = random.Random(seed)
         self._tokenizer, self._finder = tokenizer, Finder(tokenizer)
         self._sources, self._shares = Sources(), shares
+        words = [
+            word
+            for he in ("she", "he")
+            for word in (he, f" {he}", he.capitalize(), f" {he.capitalize()}")
+        ]
+        encoded = [tokenizer.encode(word, add_special_tokens=False).ids for word in words]
+        self._pronouns = [ids[0] for ids in encoded if len(ids) == 1]
         documents = [d for name in corpus.TEXTS for d in corpus.read_documents(name)[0]]
         self._end = np.array([tokenizer.token_to_id(corpus.END_OF_TEXT)], dtype=np.uint16)
         self._stream = np.concatenate(
@@ -189,6 +196,7 @@ class Packer:
         starts = self._token_starts(question.answer)
         own = np.concatenate([head.tokens, part.tokens])
         moved = np.arange(len(own))
+        ahead: set[int] = set()  # of a token that stood before
         moved[len(head.tokens) :] += place - len(head.tokens)
         for mention in question.mentions:
             begin = starts.get(mention.start)
@@ -198,6 +206,7 @@ class Packer:
             said = self._finder.said(own, mention.word, len(head.tokens) + begin)
             part.looks += [Look("said", int(moved[look.end]), moved[look.at]) for look in said]
             again = [look.end - len(head.tokens) for look in said]
+            ahead.update(again)
             part.weight[again] = np.maximum(part.weight[again], SAID_AGAIN_WEIGHT)
             first = int(part.tokens[begin])
             part.unlike += [
@@ -205,6 +214,12 @@ class Packer:
                 for token in map(self._hint, mention.unlike)
                 if token != first
             ]
+        # Behind a word, and behind a pronoun, nothing is to be copied.
+        ends = {at + 1 for at in ahead}
+        ends |= set(np.flatnonzero(np.isin(part.tokens, self._pronouns)).tolist())
+        for at in sorted(ends - ahead):
+            if len(asked.tokens) <= at < len(part.tokens) - 1 and question.mentions:
+                part.looks.append(Look("said", place + at, np.array([0])))
 
     def _token_starts(self, answer: str) -> dict[int, int]:
         """Find the token that each character begins, the space before it left aside."""

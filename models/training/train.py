@@ -158,13 +158,13 @@ def step_loss(network: Network, batch: dict[str, Tensor]) -> Losses:
     if len(batch["said_rows"]):
         # What is copied is in mind as soon as the head behind it has looked.
         pack, end = batch["said_rows"].unbind(dim=1)
-        thought, targets = (
-            network.norm(tapped[SAID_LAYER][pack, end]),
-            batch["tokens"][pack, end + 1],
-        )
-        even = torch.ones(len(targets), device=thought.device)
-        echo = weighted_loss(thought, network.embed_tokens.weight, targets, even)
-        losses.total, losses.echo = losses.total + HINT_WEIGHT * echo, echo.item()
+        targets = batch["tokens"][pack, end + 1]
+        stood = ((batch["tokens"][pack] == targets.unsqueeze(1)) & batch["said_at"]).any(dim=1)
+        if stood.any():
+            thought = network.norm(tapped[SAID_LAYER][pack[stood], end[stood]])
+            even = torch.ones(len(thought), device=thought.device)
+            echo = weighted_loss(thought, network.embed_tokens.weight, targets[stood], even)
+            losses.total, losses.echo = losses.total + HINT_WEIGHT * echo, echo.item()
     for look, missed in evidence_losses(network, tapped, batch).items():
         losses.total = losses.total + EVIDENCE_WEIGHT * missed
         setattr(losses, look, missed.item())
