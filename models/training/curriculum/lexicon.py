@@ -55,7 +55,8 @@ class Lexicon:
         """Draw people whose names do not begin alike."""
         drawn: list[Person] = []
         while len(drawn) < count:
-            person = spelled(rng) if rng.random() < self.spelled_share else rng.choice(self.people)
+            anew = self.spelled_share > 0 and rng.random() < self.spelled_share
+            person = spelled(rng) if anew else rng.choice(self.people)
             if all(person.name[:2] != other.name[:2] for other in drawn):
                 drawn.append(person)
         return drawn

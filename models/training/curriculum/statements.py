@@ -110,6 +110,8 @@ def _changed(story: Teller, event: Event, role: str) -> Event:
     taken = {event.a, event.b, getattr(event, role), "", 0}
     near = sorted(own - taken)
     far = [value for value in rng.sample(list(other), min(4, len(other))) if value not in taken]
+    if not (near or far):  # both of the people drawn are in the event
+        far = [p.name for p in words.cast(rng, 3) if p.name not in taken]
     value = rng.choice(near) if near and (rng.random() < 0.6 or not far) else rng.choice(far)
     return Event(**{**vars(event), role: value})
 
