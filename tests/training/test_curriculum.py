@@ -1,9 +1,13 @@
 """The small world: stories are consistent, questions are answered rightly, splits are apart."""
 
+import os
 import random
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
+from subprocess import run
 
 import pytest
 from tokenizers import Tokenizer
@@ -219,6 +223,28 @@ def test_rows_are_the_same_for_a_seed() -> None:
     for name in SHARES:
         if name not in ("text", *corpus.INSTRUCTIONS):
             assert sources.draw(name, rng(), 512) == sources.draw(name, rng(), 512)
+
+
+def test_rows_are_the_same_in_another_process() -> None:
+    """The order of a set differs from process to process."""
+    rows = {run([sys.executable, "-c", SOME_ROWS], env={"PYTHONHASHSEED": seed, "PYTHONPATH": path()},
+                capture_output=True, check=True, cwd=ROOT).stdout for seed in ("1", "2")}  # fmt: skip
+    assert len(rows) == 1
+    assert len(next(iter(rows))) > 1000
+
+
+ROOT = Path(__file__).parents[2]
+SOME_ROWS = """
+import random
+from models.training.sources import exercises
+for name, makers in exercises().items():
+    for split in ("train", "test"):
+        print([make(random.Random(3), split) for make in makers for _ in range(10)])
+"""
+
+
+def path() -> str:
+    return os.pathsep.join(sys.path)
 
 
 def test_a_head_and_a_question_are_encoded_apart_as_they_are_together() -> None:

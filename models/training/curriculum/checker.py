@@ -116,7 +116,8 @@ def _contradiction(reading: Reading, event: Event) -> FaultKind | None:
         name = getattr(event, role)
         if name and name not in reading.people and role not in introduced:
             return "name"
-    if event.a and event.a == event.b:
+    people = [name for name in (event.a, event.b, event.d) if name]
+    if len(set(people)) < len(people):
         return "name"
     if event.kind in ("give", "share", "thank", "pay", "ask") and _apart(state, event.a, event.b):
         return "place"

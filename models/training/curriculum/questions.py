@@ -51,7 +51,7 @@ def asked_about(story: Teller) -> Group:
     asked = list(all_about(story))
     rng.shuffle(asked)
     # Of what is asked often, less: each family has its turn first.
-    families = sorted({a.family for a in asked}, key=lambda _: rng.random())
+    families = shuffled(rng, list(dict.fromkeys(a.family for a in asked)))
     first = [next(a for a in asked if a.family == family) for family in families]
     chosen = (first + [a for a in asked if a not in first])[: rng.randint(3, 5)]
     questions = [_told_where(put(rng, a), story, a) for a in chosen]
