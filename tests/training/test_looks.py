@@ -16,7 +16,7 @@ from models.training.fused import heads_of, rms_norm
 from models.training.looks import Look
 from models.training.network import Block, Network, Shape
 from models.training.packs import Pack, Packer, Part
-from models.training.train import to_batch
+from models.training.train import step_loss, to_batch
 from moesaic.classification.prompts import question_head
 
 STORY = "Anna was in the mill. Tom handed the lamp to Anna. She went to the barn.\n\n"
@@ -214,6 +214,34 @@ def test_the_loss_is_that_of_the_attention_paid(packer: Packer) -> None:
             for head in range(2 * KEY_HEAD, 2 * KEY_HEAD + 2)
         ]
         torch.testing.assert_close(found[kind], torch.stack(expected).mean())
+
+
+def test_what_cannot_stand_there_and_what_stood_before_have_losses(
+    few: None, tokenizer: Tokenizer
+) -> None:
+    torch.manual_seed(0)
+    network, packer = (
+        Network(Shape(num_experts=4, expert_size=16)),
+        Packer(tokenizer, 0, {"tales": 1}),
+    )
+    packs = [packer.pack(384)]
+    batch = to_batch(packs, torch.device("cpu"))
+    tapped: list[torch.Tensor] = []
+    hidden, _, _ = network(batch["tokens"], batch["mask"], batch["positions"], tapped)
+
+    losses = step_loss(network, batch)
+
+    embedding, [pack] = network.embed_tokens.weight, packs
+    chances = (hidden[0] @ embedding.T).softmax(dim=-1)
+    unlike = [-(1 - chances[place, token]).log() for place, token in pack.unlike]
+    assert losses.unlike == pytest.approx(torch.stack(unlike).mean().item(), rel=1e-3)
+    thought = (network.norm(tapped[LAYERS["said"]][0]) @ embedding.T).log_softmax(dim=-1)
+    echo = [
+        -thought[look.end, pack.tokens[look.end + 1]]
+        for look in pack.looks
+        if look.kind == "said" and pack.tokens[look.end + 1] in pack.tokens[look.at]
+    ]
+    assert losses.echo == pytest.approx(torch.stack(echo).mean().item(), rel=1e-3)
 
 
 def _attention(

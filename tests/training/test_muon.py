@@ -68,6 +68,7 @@ def _step(network: Network, optimizers: tuple[torch.optim.Optimizer, ...], seed:
         "weight": torch.ones(2, 16),
         "hint": torch.full((2, 16), NO_HINT),
         "subject": torch.full((2, 16), NO_HINT),
+        "unlike": torch.zeros(0, 3, dtype=torch.int64),
         **{f"{kind}_rows": torch.zeros(0, 2, dtype=torch.int64) for kind in LAYERS},
     }
     losses = step_loss(network, batch)
