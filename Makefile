@@ -35,8 +35,8 @@ down: .venv/installed-all
 
 # Tests of a file run one after the other in one process; files in the order of tests/conftest.py. With CI set,
 # hypothesis tries as many examples as tests ask for, and otherwise a few. Many tests without suites wait, so there is
-# a process more of them than there are cores on a small machine. What hangs where no Python runs, and so hears of no
-# timeout, ends its process after five minutes: it is named, with all stacks, and the run fails instead of waiting.
+# a process more of them than there are cores on a small machine. A test that waits is ended in time by
+# tests/conftest.py; what hangs where no Python runs ends its process after five minutes: it is named, with all stacks.
 PYTEST := $(BIN)/pytest -q --dist loadfile --no-loadscope-reorder --durations=30 \
             -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true --max-worker-restart 0
 LEFT_OUT := not slow and not gpu and not compose
