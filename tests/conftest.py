@@ -70,17 +70,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "CI" not in os.environ and not item.get_closest_marker("gpu"):
             _try_fewer_examples(item, scaled)
         if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
-            item.obj = _ended_in_time(item.obj, _timeout_s(item) * OWN_SHARE)
+            item.obj = _ended_in_time(item.obj, _may_wait_s(item))
     items.sort(key=lambda item: _folder(item) != "system")  # the longest first
 
 
-def _timeout_s(item: pytest.Item) -> float:
+def _may_wait_s(item: pytest.Item) -> float | None:
+    """The part of a test's limit that it may wait itself; None: it has no limit."""
+    if not item.config.pluginmanager.hasplugin("timeout"):
+        return None
     marker = item.get_closest_marker("timeout")
-    return float(marker.args[0] if marker else item.config.getini("timeout"))
+    limit_s = float(marker.args[0] if marker else item.config.getini("timeout"))
+    return limit_s * OWN_SHARE or None
 
 
 def _ended_in_time(
-    test: Callable[..., Awaitable[None]], seconds: float
+    test: Callable[..., Awaitable[None]], seconds: float | None
 ) -> Callable[..., Awaitable[None]]:
     """Cancel a test that waits too long: the signal of pytest-timeout is not heard where uvloop waits."""
 
