@@ -10,7 +10,9 @@ from moesaic.classification.prompts import DEFAULT_INSTRUCTION, SYMBOLS, questio
 from moesaic.classification.wording import PACKAGED
 
 FORMS = {"sequence": 0.50, "choice": 0.16, "behind": 0.10, "multi": 0.12, "relevance": 0.12}
-LONG, MOST_SIBLINGS, OWN_INSTRUCTION_SHARE, WHOLE_SHARE, TEXT_WEIGHT = 1024, 24, 0.7, 0.6, 0.1
+MOST_SIBLINGS, OWN_INSTRUCTION_SHARE, WHOLE_SHARE, TEXT_WEIGHT = 24, 0.7, 0.6, 0.1
+# Only packs of so many tokens have room for all labels of the largest sets.
+LONG_LENGTH = 1024
 YES_NO, LONG_TEXTS = ("yes", "no"), ("boolq", "pubmedqa")
 
 
@@ -31,7 +33,7 @@ class LabelledSet:
         if not form:
             drawn = rng.choices(list(FORMS), list(FORMS.values()))[0]
             # Where there is room for all labels, they are all asked about.
-            whole = self.task.name in LONG_TEXTS or length >= LONG
+            whole = self.task.name in LONG_TEXTS or length >= LONG_LENGTH
             form = "sequence" if whole else drawn
         return getattr(self, f"_{form}")(rng, length)  # type: ignore[no-any-return]
 
@@ -59,8 +61,8 @@ class LabelledSet:
         labels = self.task.labels
         fits = len(labels) * 5 < length
         long_texts = self.task.name in LONG_TEXTS
-        rows = self._rows(rng, 2 if long_texts else MOST_SIBLINGS * (1 + (length >= LONG)))
-        if not (fits and (length >= LONG or rng.random() < WHOLE_SHARE)):
+        rows = self._rows(rng, 2 if long_texts else MOST_SIBLINGS * (1 + (length >= LONG_LENGTH)))
+        if not (fits and (length >= LONG_LENGTH or rng.random() < WHOLE_SHARE)):
             needed = {label for _, label in rows}
             labels = self._some_labels(rng, needed, min(len(labels), 60))
         elif rng.random() < 0.5:

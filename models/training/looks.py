@@ -3,8 +3,7 @@
 A question has one word that its answer follows from (``hint``). The first of the heads looks for it
 in what was told: in the text before the question, or in the document that is judged. The second
 looks for it in what the question lists or states. A word that stands nowhere is told by looking at
-the first token. A third head copies: ahead of each token of a word that an answer says again, it looks
-at that token where the word stood before.
+the first token. A third head copies words into the answer (``copies.py``).
 """
 
 from dataclasses import dataclass
@@ -56,7 +55,7 @@ class Finder:
     def ends(self, word: str, tokens: np.ndarray, inside: bool = False) -> np.ndarray:
         """Find where the word ends, wherever it stands whole; with ``inside``, behind another word only."""
         wanted = self.ids(word)
-        starts = self._starts(wanted, tokens)
+        starts = self.starts(wanted, tokens)
         before, whole = tokens[np.maximum(starts - 1, 0)], np.ones(len(starts), dtype=bool)
         if word[0].isdigit():
             whole &= (starts == 0) | ~self._goes_on[before]
@@ -91,42 +90,17 @@ class Finder:
                 found.append(Look("listed", end, listed if len(listed) else first))
         return found
 
+    def begins_a_word(self, starts: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """True where no word goes on at these positions."""
+        begins: np.ndarray = (starts == 0) | ~self._is_word[tokens[np.maximum(starts - 1, 0)]]
+        return begins
+
     def _quoted(self, word: str, tokens: np.ndarray) -> np.ndarray:
         """Find where a word in quotation marks ends."""
         quoted = self._tokenizer.encode(f' "{word}', add_special_tokens=False).ids
-        return self._starts(quoted, tokens) + len(quoted) - 1
+        return self.starts(quoted, tokens) + len(quoted) - 1
 
-    def said(self, tokens: np.ndarray, word: str, begin: int) -> list[Look]:
-        """Find where to look for each token of a word that begins at position ``begin``.
-
-        Args:
-            tokens: ``[T]``, a whole prompt and its answer.
-            word: it may stand before ``begin``, or not.
-            begin: index of its first token in ``tokens``.
-        """
-        spaced, bare = self._both(word)
-        size = next(
-            (len(i) for i in (spaced, bare) if tokens[begin : begin + len(i)].tolist() == i), 0
-        )
-        known = tokens[:begin]
-        opening = [
-            s for s in self._starts(bare, known) if s == 0 or not self._is_word[known[s - 1]]
-        ]
-        before = [(s, len(spaced)) for s in self._starts(spaced, known)]
-        before += [(s, len(bare)) for s in opening]
-        return [
-            Look("said", begin + i - 1, np.array([s + min(i, n - 1) for s, n in before]))
-            for i in range(size)
-            if before
-        ]
-
-    def _both(self, word: str) -> tuple[list[int], list[int]]:
-        """Encode a word behind a space, and at the beginning of a text."""
-        encode = self._tokenizer.encode
-        spaced, bare = (encode(w, add_special_tokens=False).ids for w in (f" {word}", word))
-        return spaced, bare
-
-    def _starts(self, wanted: list[int], tokens: np.ndarray) -> np.ndarray:
+    def starts(self, wanted: list[int], tokens: np.ndarray) -> np.ndarray:
         """Find where these tokens stand, and a word ends with them."""
         if len(tokens) < len(wanted):
             return np.array([], dtype=np.int64)

@@ -15,7 +15,9 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from models.training import corpus
-from models.training.curriculum.items import Group, Question
+from models.training.copies import Copier
+from models.training.curriculum.items import Group
+from models.training.labelled import LONG_LENGTH
 from models.training.looks import Finder, Look, Text
 from models.training.sources import SHARES, Sources
 
@@ -25,9 +27,8 @@ ANSWER_TOTAL = 12.0
 # In a story most words may be others; the people and places of before may not.
 SAID_AGAIN_WEIGHT = 3.0
 LEAST_ROOM = 24
-# Only long packs have room for all labels of these sets; most of them begin with one.
-LONG_LENGTH, MANY_LABELS_SHARE = 1024, 0.7
-MANY_LABELS = {"banking77": 0.4, "clinc150": 0.6}
+# Of long packs so many begin with one of the sets of many labels, which have room nowhere else.
+MANY_LABELS_SHARE, MANY_LABELS = 0.7, {"banking77": 0.4, "clinc150": 0.6}
 
 NO_HINT = -1
 
@@ -82,14 +83,8 @@ class Packer:
     ) -> None:
         self._rng = random.Random(seed)
         self._tokenizer, self._finder = tokenizer, Finder(tokenizer)
+        self._copier = Copier(tokenizer, self._finder)
         self._sources, self._shares = Sources(), shares
-        words = [
-            word
-            for he in ("she", "he")
-            for word in (he, f" {he}", he.capitalize(), f" {he.capitalize()}")
-        ]
-        encoded = [tokenizer.encode(word, add_special_tokens=False).ids for word in words]
-        self._pronouns = [ids[0] for ids in encoded if len(ids) == 1]
         documents = [d for name in corpus.TEXTS for d in corpus.read_documents(name)[0]]
         self._end = np.array([tokenizer.token_to_id(corpus.END_OF_TEXT)], dtype=np.uint16)
         self._stream = np.concatenate(
@@ -149,9 +144,7 @@ class Packer:
             tokens = np.concatenate([self._encode([first.tail])[0], self._end])
             return _plain(tokens) if len(tokens) <= room else None
         head = self._text_of(corpus.USER_HEAD, group.head, group.subjects)
-        answered = [
-            self._text_of("", q.answer, (), corpus.TURN_END).tokens for q in group.questions
-        ]
+        answered = self._encode([q.answer + corpus.TURN_END for q in group.questions])
         weight = np.full(len(head.tokens), group.head_weight, dtype=np.float32)
         weight[-1] = 0  # its next token is another one for each sibling
         whole = [_part(head.tokens, 0, 0, weight, head.subjects)]
@@ -173,8 +166,12 @@ class Packer:
                 self._hint(question.hint),
                 self._hint(question.about),
             )
-            part.looks = self._finder.looks(question, head, asked, place)
-            self._say_again(part, question, head, asked, place)
+            copies = self._copier.copies(
+                question, head.tokens, part.tokens, len(asked.tokens), place
+            )
+            part.looks = self._finder.looks(question, head, asked, place) + copies.looks
+            part.unlike = copies.unlike
+            part.weight[copies.ahead] = np.maximum(part.weight[copies.ahead], SAID_AGAIN_WEIGHT)
             whole.append(part)
             room, place = room - size, place + size
         if len(whole) == 1:
@@ -188,46 +185,6 @@ class Packer:
             looks=[look for part in whole for look in part.looks],
             unlike=[pair for part in whole for pair in part.unlike],
         )
-
-    def _say_again(
-        self, part: Part, question: Question, head: Text, asked: Text, place: int
-    ) -> None:
-        """Note where the words that an answer mentions stood before, and which cannot stand there."""
-        starts = self._token_starts(question.answer)
-        own = np.concatenate([head.tokens, part.tokens])
-        moved = np.arange(len(own))
-        ahead: set[int] = set()  # of a token that stood before
-        moved[len(head.tokens) :] += place - len(head.tokens)
-        for mention in question.mentions:
-            begin = starts.get(mention.start)
-            if begin is None:
-                continue
-            begin += len(asked.tokens)
-            said = self._finder.said(own, mention.word, len(head.tokens) + begin)
-            part.looks += [Look("said", int(moved[look.end]), moved[look.at]) for look in said]
-            again = [look.end - len(head.tokens) for look in said]
-            ahead.update(again)
-            part.weight[again] = np.maximum(part.weight[again], SAID_AGAIN_WEIGHT)
-            first = int(part.tokens[begin])
-            part.unlike += [
-                (place + begin - 1, token)
-                for token in map(self._hint, mention.unlike)
-                if token != first
-            ]
-        # Behind a word, and behind a pronoun, nothing is to be copied.
-        ends = {at + 1 for at in ahead}
-        ends |= set(np.flatnonzero(np.isin(part.tokens, self._pronouns)).tolist())
-        for at in sorted(ends - ahead):
-            if len(asked.tokens) <= at < len(part.tokens) - 1 and question.mentions:
-                part.looks.append(Look("said", place + at, np.array([0])))
-
-    def _token_starts(self, answer: str) -> dict[int, int]:
-        """Find the token that each character begins, the space before it left aside."""
-        encoded = self._tokenizer.encode(answer + corpus.TURN_END, add_special_tokens=False)
-        return {
-            start + (answer[start : start + 1] == " "): index
-            for index, (start, _) in enumerate(encoded.offsets)
-        }
 
     def _text_of(
         self, before: str, text: str, subjects: tuple[tuple[int, str], ...], behind: str = ""

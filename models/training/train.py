@@ -155,26 +155,37 @@ def step_loss(network: Network, batch: dict[str, Tensor]) -> Losses:
             even = torch.ones(len(targets), device=thought.device)
             hint_loss = weighted_loss(thought, network.embed_tokens.weight, targets, even)
             losses.total, losses.hints = losses.total + HINT_WEIGHT * hint_loss, hint_loss.item()
-    if len(batch["said_rows"]):
-        # What is copied is in mind as soon as the head behind it has looked.
-        pack, end = batch["said_rows"].unbind(dim=1)
-        targets = batch["tokens"][pack, end + 1]
-        stood = ((batch["tokens"][pack] == targets.unsqueeze(1)) & batch["said_at"]).any(dim=1)
-        if stood.any():
-            thought = network.norm(tapped[SAID_LAYER][pack[stood], end[stood]])
-            even = torch.ones(len(thought), device=thought.device)
-            echo = weighted_loss(thought, network.embed_tokens.weight, targets[stood], even)
-            losses.total, losses.echo = losses.total + HINT_WEIGHT * echo, echo.item()
+    if (echo := _echo_loss(network, batch, tapped)) is not None:
+        losses.total, losses.echo = losses.total + HINT_WEIGHT * echo, echo.item()
     for look, missed in evidence_losses(network, tapped, batch).items():
         losses.total = losses.total + EVIDENCE_WEIGHT * missed
         setattr(losses, look, missed.item())
     if len(batch["unlike"]):
-        pack, place, token = batch["unlike"].unbind(dim=1)
-        logits = F.linear(hidden[pack, place], network.embed_tokens.weight)
-        chance = logits.softmax(dim=-1).gather(1, token.unsqueeze(1))
-        unlike = -torch.log1p(-chance.clamp(max=1 - 1e-6)).mean()
+        unlike = _unlike_loss(network, batch, hidden)
         losses.total, losses.unlike = losses.total + UNLIKE_WEIGHT * unlike, unlike.item()
     return losses
+
+
+def _echo_loss(network: Network, batch: dict[str, Tensor], tapped: list[Tensor]) -> Tensor | None:
+    """Ask a middle layer for the tokens that are copied, as soon as the head in it has looked."""
+    if not len(batch["said_rows"]):
+        return None
+    pack, end = batch["said_rows"].unbind(dim=1)
+    targets = batch["tokens"][pack, end + 1]
+    stood = ((batch["tokens"][pack] == targets.unsqueeze(1)) & batch["said_at"]).any(dim=1)
+    if not stood.any():
+        return None
+    thought, targets = network.norm(tapped[SAID_LAYER][pack[stood], end[stood]]), targets[stood]
+    even = torch.ones(len(targets), device=thought.device)
+    return weighted_loss(thought, network.embed_tokens.weight, targets, even)
+
+
+def _unlike_loss(network: Network, batch: dict[str, Tensor], hidden: Tensor) -> Tensor:
+    """Mean negative log of the probability of anything else than what cannot stand there."""
+    pack, place, token = batch["unlike"].unbind(dim=1)
+    logits = F.linear(hidden[pack, place], network.embed_tokens.weight)
+    chance = logits.softmax(dim=-1).gather(1, token.unsqueeze(1))
+    return -torch.log1p(-chance.clamp(max=1 - 1e-6)).mean()
 
 
 def train(arguments: argparse.Namespace) -> None:

@@ -142,14 +142,18 @@ def sort_words(rng: random.Random, split: Split, vocabulary: Sequence[str]) -> G
         return words
 
     words = of_split(split, draw)
-    return _asked_of_list(rng, "sort words", SORT[split], words, sorted(words))
+    answer = sorted(words)
+    return _asked(rng, "sort words", SORT[split], ", ".join(answer), answer, w=", ".join(words))
 
 
 def reverse_words(rng: random.Random, split: Split, vocabulary: Sequence[str]) -> Group:
     """Ask for a list of 3 to 6 words from its end."""
     count = rng.randint(3, 6)
     words = of_split(split, lambda: rng.sample(vocabulary, count))
-    return _asked_of_list(rng, "reverse a list", REVERSE[split], words, words[::-1])
+    answer = words[::-1]
+    return _asked(
+        rng, "reverse a list", REVERSE[split], ", ".join(answer), answer, w=", ".join(words)
+    )
 
 
 def count_words(rng: random.Random, split: Split, vocabulary: Sequence[str]) -> Group:
@@ -158,8 +162,7 @@ def count_words(rng: random.Random, split: Split, vocabulary: Sequence[str]) -> 
     words = of_split(split, lambda: rng.sample(vocabulary, count))
     counted = ", ".join(f"{i} {word}" for i, word in enumerate(words, 1))
     answer = f"{counted}. There are {count} words."
-    asked = rng.choice(COUNT_WORDS[split]).format(w=", ".join(words))
-    return alone("count words", asked, answer, words)
+    return _asked(rng, "count words", COUNT_WORDS[split], answer, words, w=", ".join(words))
 
 
 def sort_numbers(rng: random.Random, split: Split) -> Group:
@@ -181,19 +184,12 @@ def _word(rng: random.Random, split: Split, vocabulary: Sequence[str], task: str
 
 
 def _asked(
-    rng: random.Random, family: str, wordings: Sequence[str], answer: str, **values: str
-) -> Group:
-    """Fill one of the wordings."""
-    return alone(family, rng.choice(wordings).format(**values), answer)
-
-
-def _asked_of_list(
     rng: random.Random,
     family: str,
     wordings: Sequence[str],
-    words: Sequence[str],
-    answer: Sequence[str],
+    answer: str,
+    said_again: Sequence[str] = (),
+    **values: str,
 ) -> Group:
-    """Fill one of the wordings with a list, which the answer says in another order."""
-    asked = rng.choice(wordings).format(w=", ".join(words))
-    return alone(family, asked, ", ".join(answer), answer)
+    """Fill one of the wordings; the answer says these words again, in this order."""
+    return alone(family, rng.choice(wordings).format(**values), answer, said_again)
