@@ -81,7 +81,7 @@ def run(quick: bool) -> dict[str, Any]:
             "gaps are of mean largest counts; gain_over_random: random choice per expert over ours, 1 is no gain",
             f"no_help: gains below {NO_HELP:.0%}. Without spare slots there is nothing to choose. With few of them the "
             "gain shrinks as more experts are active, since what has one replica decides; see active_share",
-            "drawn routing is synthetic; the demo's are the steps of a real suite that answered nine task sets "
+            "drawn routing is synthetic; the demo's are the steps of a real suite that answered twelve task sets "
             "(benchmarks/data): replicas are counted on the first half of each set, steps are of the second",
             "slots per instance follow JANUS section 5.3, where 200 experts of DeepSeek-V2's size fill 8 instances; "
             "its own are not printed, nor is its routing, so its figures are beside ours, not the same experiment",

@@ -11,5 +11,5 @@ DEMO_FLEETS = ((4, 8), (4, 10), (8, 6))  # instances, slots of each
 
 
 def demo_trace() -> Trace:
-    """The demo model's routing on nine task sets; see ``benchmarks/data/README.md``."""
+    """The demo model's routing on twelve task sets; see ``benchmarks/data/README.md``."""
     return Trace.decode(DEMO_TRACE.read_bytes())

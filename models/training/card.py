@@ -6,7 +6,7 @@ import numpy as np
 
 from models.training import corpus
 from models.training.network import Network
-from models.training.train import BALANCE_WEIGHT, FALL_SHARE
+from models.training.train import BALANCE_WEIGHT, FALL_SHARE, LENGTHS
 
 FORMS = ("chat", "decide", "letter", "number", "predicate", "relevance")
 
@@ -57,7 +57,7 @@ sets and the style of a few old books, and nothing else. [Unselected samples](SA
 | experts | {shape.num_experts} a layer of intermediate size {shape.expert_size}, top-{shape.top_k} |
 | parameters | {parameters / 1e6:.1f} M, of which {active / 1e6:.1f} M are used for a token |
 | vocabulary | {shape.vocab_size} byte-level BPE tokens, ChatML turns |
-| context | {shape.max_positions} positions; trained on sequences of up to 1,536 |
+| context | {shape.max_positions} positions; trained on sequences of up to {max(LENGTHS["all"]):,} |
 | licence | CC BY-SA 4.0, since share-alike text is among the training data |
 
 ## Training
@@ -65,7 +65,7 @@ sets and the style of a few old books, and nothing else. [Unselected samples](SA
 `python -m models.training train` and `export`; {training["step"]:,} steps, {training["tokens"] / 1e6:.1f} M tokens,
 {training["seconds"] / 60:.0f} minutes on two shared CPU cores, last training loss {training["loss"]:.2f}. Muon for the matrices, AdamW for the rest,
 warm-up and a linear fall over the last {100 * FALL_SHARE:.0f} %, balance loss {BALANCE_WEIGHT}. Questions about one story, and questions that share an
-instruction, are packed as siblings behind one copy of it. About five sixths of the tokens are a generated curriculum
+instruction, are packed as siblings behind one copy of it. About three quarters of the tokens are a generated curriculum
 ([`models/training/curriculum`](../training/curriculum)), the rest labelled sets and prose; data and licences:
 [`ATTRIBUTION.md`](../training/data/ATTRIBUTION.md). A training text that also stands in a test split was dropped, and the
 curriculum's test split has names, numbers and sentence patterns of its own. `python -m models.training export` measures all
@@ -112,7 +112,7 @@ Greedy answers of the serving engine that equal the reference (dolly_hhrlhf has 
 - boolq and pubmedqa need knowledge and reading that a model of this size does not have: near the share of the commonest label.
 - gsm8k, ASCII art and arithmetic beyond three digits or without steps.
 - Where a table above says so: lists of words and their spelling, what happened next, when.
-- A continued story goes wrong in more than half of all cases: somebody gives a thing to himself, walks to where he is, or
+- A continued story contradicts itself or its beginning in {1 - stories["consistent"]:.0%} of all cases: somebody gives a thing to himself, walks to where he is, or
   gets a name made of two.
 - Words and names of many rare pieces are copied and spelled less surely than common ones.
 - Prose that makes sense for more than a sentence: the old books are imitated, not understood.
