@@ -1,0 +1,163 @@
+"""The split of one layer's chosen experts: those computed as they are, and those served by united ones.
+
+Brownout (BrownoutServe section IV, algorithm 1): the experts that most rows chose stay, the others give
+their rows to the united expert of their group, or to nobody. The paper's listing compares the wrong way
+round (line 10); its prose and figure 5 are followed. Nothing is random, every tie goes to the lowest id,
+and shares are compared in float64: processes that see the same rows split them alike.
+
+The words:
+
+* A *choice* is one row's wish for one expert. A choice is *degraded* if not its own expert serves it.
+* A *level* is what some rows are promised: in a batch by these rows alone, the most popular experts that
+  have at least this share of all choices would stay. 1 promises every expert. Rows of one phase share
+  their counts.
+* An expert that stays for any row stays for all: its weights are read anyway.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Instead = Literal["united", "fewer", "nothing"]
+"""What serves a degraded choice: its group's united expert; the row's other experts, with weights that
+have the same sum; or nobody (the paper's full brownout)."""
+
+NOBODY = -1
+MAX_LEVELS = 255
+
+
+@dataclass(frozen=True)
+class Level:
+    """A promise to some rows of a batch.
+
+    Attributes:
+        threshold: share of the choices whose experts stay, 0 to 1.
+        phase: rows of one phase are counted together.
+    """
+
+    threshold: float
+    phase: int = 0
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The choices of a batch after the split.
+
+    Attributes:
+        ids: int32 ``[T, k]``: an expert, ``num_experts + j`` for united expert ``j``, or -1 for nobody.
+        weights: float32 ``[T, k]``: 0 where nobody serves; of a united expert, the sum of those of the
+            row's choices that it serves.
+        degraded: int32 ``[T]``: choices of each row that its own experts do not serve.
+    """
+
+    ids: NDArray[np.int32]
+    weights: NDArray[np.float32]
+    degraded: NDArray[np.int32]
+
+
+def num_united(num_experts: int, way: int) -> int:
+    """Count the groups of ``way`` experts; the last may be smaller."""
+    return -(-num_experts // way)
+
+
+def split_choices(
+    topk_ids: NDArray[np.int32],
+    topk_weights: NDArray[np.float32],
+    levels: list[Level],
+    level_of_row: NDArray[np.uint8],
+    num_experts: int,
+    way: int,
+    instead: Instead = "united",
+) -> Choices:
+    """Split the choices of a batch, expert by expert; the reference of ``moesaic.kernels.brownout``.
+
+    Args:
+        topk_ids: int32 ``[T, k]``, each in ``0..num_experts-1``, different in a row.
+        topk_weights: float32 ``[T, k]``.
+        levels: the promises, at most ``MAX_LEVELS``.
+        level_of_row: uint8 ``[T]``, indices of ``levels``.
+        num_experts: of the layer.
+        way: experts of one group.
+        instead: what serves the others.
+    """
+    stay = staying(topk_ids, levels, level_of_row, num_experts)
+    chosen = np.zeros(num_experts, dtype=bool)
+    chosen[topk_ids] = True
+    if instead == "united":
+        _keep_lone(stay, chosen, way)
+    ids, weights = topk_ids.copy(), topk_weights.copy()
+    degraded = ~stay[topk_ids]
+    for row in np.flatnonzero(degraded.any(axis=1)):
+        if instead == "united":
+            _unite(ids[row], weights[row], degraded[row], num_experts, way)
+        else:
+            _leave_out(ids[row], weights[row], degraded[row], same_sum=instead == "fewer")
+    return Choices(ids, weights, degraded.sum(axis=1, dtype=np.int32))
+
+
+def staying(
+    topk_ids: NDArray[np.int32],
+    levels: list[Level],
+    level_of_row: NDArray[np.uint8],
+    num_experts: int,
+) -> NDArray[np.bool_]:
+    """Find the experts that stay, bool ``[num_experts]``, whatever serves the others."""
+    stay = np.zeros(num_experts, dtype=bool)
+    phase_of_row = np.array([level.phase for level in levels])[level_of_row]
+    for phase in set(phase_of_row.tolist()):
+        counts = np.bincount(topk_ids[phase_of_row == phase].ravel(), minlength=num_experts)
+        by_count = np.argsort(-counts, kind="stable")
+        reached, total = np.cumsum(counts[by_count]), int(counts.sum())
+        for index, level in enumerate(levels):
+            if level.phase != phase:
+                continue
+            # The shortest beginning that has the promised share.
+            num = int(np.searchsorted(reached, level.threshold * total)) + 1
+            promised = np.zeros(num_experts, dtype=bool)
+            promised[by_count[: num if level.threshold > 0 else 0]] = True
+            wanted = np.zeros(num_experts, dtype=bool)
+            wanted[topk_ids[level_of_row == index]] = True
+            stay |= promised & wanted
+    return stay
+
+
+def _keep_lone(stay: NDArray[np.bool_], chosen: NDArray[np.bool_], way: int) -> None:
+    """Let an expert stay that would be the only one of its group to go: that would save nothing."""
+    going = np.flatnonzero(chosen & ~stay)
+    groups, counts = np.unique(going // way, return_counts=True)
+    lone = groups[counts == 1]
+    stay[going[np.isin(going // way, lone)]] = True
+
+
+def _unite(
+    ids: NDArray[np.int32],
+    weights: NDArray[np.float32],
+    degraded: NDArray[np.bool_],
+    num_experts: int,
+    way: int,
+) -> None:
+    """Give a row's degraded choices to united experts, each of them once with the sum of their weights."""
+    first: dict[int, int] = {}
+    for choice in np.flatnonzero(degraded):
+        united = num_experts + ids[choice] // way
+        at = first.setdefault(int(united), int(choice))
+        ids[choice] = united
+        if at != choice:
+            weights[at] += weights[choice]
+            ids[choice], weights[choice] = NOBODY, 0
+
+
+def _leave_out(
+    ids: NDArray[np.int32],
+    weights: NDArray[np.float32],
+    degraded: NDArray[np.bool_],
+    *,
+    same_sum: bool,
+) -> None:
+    """Serve a row's degraded choices by nobody; with ``same_sum`` the others weigh as much as all did."""
+    whole, kept = weights.sum(dtype=np.float64), weights[~degraded].sum(dtype=np.float64)
+    ids[degraded], weights[degraded] = NOBODY, 0
+    if same_sum and kept:
+        weights *= np.float32(whole / kept)
