@@ -157,7 +157,11 @@ def _leave_out(
     same_sum: bool,
 ) -> None:
     """Serve a row's degraded choices by nobody; with ``same_sum`` the others weigh as much as all did."""
-    whole, kept = weights.sum(dtype=np.float64), weights[~degraded].sum(dtype=np.float64)
+    whole, kept = (_sum_in_order(part) for part in (weights, weights[~degraded]))
     ids[degraded], weights[degraded] = NOBODY, 0
     if same_sum and kept:
         weights *= np.float32(whole / kept)
+
+
+def _sum_in_order(values: NDArray[np.float32]) -> float:
+    return float(np.add.accumulate(values, dtype=np.float64)[-1]) if len(values) else 0.0

@@ -57,6 +57,11 @@ class RoutedExpertsArgs(Structure):
     """The gate and the experts of one layer."""
 
 
+@_struct("promises")
+class PromisesArgs(Structure):
+    """Promises to the rows of a batch."""
+
+
 @_struct("whole_layer")
 class WholeLayerArgs(Structure):
     """One layer: attention and routed experts."""

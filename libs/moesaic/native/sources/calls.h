@@ -69,6 +69,15 @@ struct moe {
     int32_t normalise;
 };
 
+// Promises to the rows of a batch, see moesaic.brownout.split.
+struct promises {
+    const double *thresholds;      // [num_levels], 0 to 1
+    const int32_t *phases;         // [num_levels]
+    const uint8_t *level_of_row;   // [T]; or none: all have level 0
+    int64_t num_levels, way;
+    int32_t instead;               // 0: united experts, 1: a row's other experts, 2: nobody
+};
+
 struct whole_layer {
     struct layer attention;
     struct moe moe;
@@ -250,6 +259,15 @@ EXPORT void select_experts(const float *logits, int64_t count, int64_t num_exper
 EXPORT void choose_experts(const struct matrix *gate, const float *x, int64_t count, int64_t top_k,
                            int normalise, float scaling, float *logits, float *weights,
                            int32_t *ids, int threads);
+
+// Bytes of `scratch` that `split_choices` needs.
+EXPORT int64_t split_choices_scratch(int64_t num_experts);
+
+// Choices [T, k] of experts 0..E-1, different in a row, and their weights -> the same with united experts E..,
+// or -1 and a weight of 0; and how many of each row's are not served by their own expert, [T].
+EXPORT void split_choices(int32_t *ids, float *weights, int64_t count, int64_t top_k,
+                          int64_t num_experts, const struct promises *promises, int32_t *degraded,
+                          uint8_t *scratch);
 
 // Bytes of `scratch` that `schedule_experts` needs.
 EXPORT int64_t schedule_experts_scratch(int64_t num_experts, int64_t num_instances);
