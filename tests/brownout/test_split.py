@@ -16,7 +16,9 @@ def one_choice_each(counts: tuple[int, ...]) -> NDArray[np.int32]:
     return np.repeat(np.arange(len(counts), dtype=np.int32), counts)[:, None]
 
 
-def split(ids: NDArray[np.int32], threshold: float, way: int, num_experts: int = 8, **more) -> Choices:
+def split(
+    ids: NDArray[np.int32], threshold: float, way: int, num_experts: int = 8, **more
+) -> Choices:
     weights = np.ones(ids.shape, dtype=np.float32)
     rows = np.zeros(len(ids), dtype=np.uint8)
     return split_choices(ids, weights, [Level(threshold)], rows, num_experts, way, **more)
@@ -79,7 +81,10 @@ def batches(draw: st.DrawFn) -> dict[str, object]:
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     popular = rng.random(num_experts) ** 3 + 0.01
     ids = np.array(
-        [rng.choice(num_experts, top_k, replace=False, p=popular / popular.sum()) for _ in range(num_rows)],
+        [
+            rng.choice(num_experts, top_k, replace=False, p=popular / popular.sum())
+            for _ in range(num_rows)
+        ],
         dtype=np.int32,
     )
     shares = st.sampled_from((0.0, 0.2, 0.4, 0.5, 0.75, 0.9, 1.0))
@@ -143,7 +148,9 @@ def test_a_lower_promise_never_means_more_of_the_own_experts(batch, instead) -> 
     shares = []
     for lowered in (0.0, 0.1, 0.3):
         levels = [
-            level if level.threshold == 1 else Level(max(0.0, level.threshold - lowered), level.phase)
+            level
+            if level.threshold == 1
+            else Level(max(0.0, level.threshold - lowered), level.phase)
             for level in batch["levels"]
         ]
         choices = split_choices(**{**batch, "levels": levels}, instead=instead)
@@ -155,7 +162,13 @@ def test_a_lower_promise_never_means_more_of_the_own_experts(batch, instead) -> 
 @given(batches())
 def test_promises_hold(batch) -> None:
     """Of the choices of each level's rows, alone in their phase, the promised share is not degraded."""
-    choices = split_choices(**{**batch, "levels": batch["levels"][:1], "level_of_row": np.zeros_like(batch["level_of_row"])})
+    choices = split_choices(
+        **{
+            **batch,
+            "levels": batch["levels"][:1],
+            "level_of_row": np.zeros_like(batch["level_of_row"]),
+        }
+    )
 
     total = batch["topk_ids"].size
     assert choices.degraded.sum() <= total - np.ceil(batch["levels"][0].threshold * total - 1e-9)

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moesaic.brownout import split
-from moesaic.brownout.split import Instead
-from moesaic.kernels.brownout import Promises, split_choices
+from moesaic.brownout.split import Instead, Level
+from moesaic.kernels.brownout import KEPT, PromisedRows, Promises, split_choices
 from moesaic.native import library
 from tests.brownout.test_split import batches
 
@@ -22,28 +22,25 @@ from tests.brownout.test_split import batches
 def test_all_come_to_the_same_bits(compiled, batch, instead) -> None:
     expected = split.split_choices(**batch, instead=instead)
     ids, weights = (torch.from_numpy(batch[name].copy()) for name in ("topk_ids", "topk_weights"))
-    rows = torch.from_numpy(batch["level_of_row"])
-    promises = Promises(tuple(batch["levels"]), rows, batch["way"], instead)
+    promises = Promises(tuple(batch["levels"]), batch["way"], instead)
+    promised = PromisedRows(promises, batch["level_of_row"].tolist())
 
     with pytest.MonkeyPatch.context() as patch:
         if not compiled:
             patch.setattr(library, "library", lambda: None)
-        degraded = split_choices(ids, weights, promises, batch["num_experts"])
+        split_choices(ids, weights, promised, batch["num_experts"])
 
     np.testing.assert_array_equal(ids.numpy(), expected.ids)
     assert weights.numpy().tobytes() == expected.weights.tobytes()
-    np.testing.assert_array_equal(degraded.numpy(), expected.degraded)
+    np.testing.assert_array_equal(promised.settle().numpy(), expected.degraded)
 
 
-@pytest.mark.usefixtures("native")
-@given(batches())
-def test_where_all_rows_are_alike_their_levels_need_not_be_said(batch) -> None:
-    levels = tuple(batch["levels"][:1])
-    alike = torch.zeros(len(batch["topk_ids"]), dtype=torch.uint8)
-    results = []
-    for rows in (alike, None):
-        ids, weights = (torch.from_numpy(batch[n].copy()) for n in ("topk_ids", "topk_weights"))
-        split_choices(ids, weights, Promises(levels, rows, batch["way"]), batch["num_experts"])
-        results.append((ids, weights))
+def test_counts_of_rows_that_attend_alone_are_theirs() -> None:
+    promised = PromisedRows(Promises((KEPT, Level(0.0)), 2), [0, 1, 1, 0])
+    promised.degraded += torch.tensor([0, 2, 1, 0], dtype=torch.int32)
+    last = promised.only([1, 3])
+    last.degraded += torch.tensor([1, 0], dtype=torch.int32)
 
-    torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
+    assert last.level_of_row.tolist() == [1, 0]
+    assert promised.settle().tolist() == [0, 3, 1, 0]
+    assert promised.settle().tolist() == [0, 3, 1, 0]

@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from moesaic.kernels.brownout import PromisedRows
 from moesaic.kernels.grouped_query import GroupedQueryKernel
 from moesaic.kernels.linear import PackedMatrix
 from moesaic.kernels.packed_experts import PackedSlots
@@ -38,11 +39,13 @@ class RoutedExpertsKernel:
     def __init__(
         self, gate: PackedMatrix, slots: PackedSlots, top_k: int, *, normalise: bool, scaling: float
     ) -> None:
-        """``gate`` is ``H -> E``, float32. For whole steps ``slots`` has all ``E`` experts, each in its own slot."""
+        """``gate`` is ``H -> E``, float32. For whole steps ``slots`` has all ``E`` experts, each in its own slot, and
+        behind them the united ones, if there are any."""
         self._kept = gate, slots  # ``c`` points into them
         self.c = RoutedExpertsArgs(
             gate=gate.c,
             slots=slots.c,
+            num_slots=len(slots.c),
             size=slots.size,
             top_k=top_k,
             scaling=scaling,
@@ -90,6 +93,7 @@ class StepInputs:
         rows: all ``T``.
         last: the rows that attend in the last layer, and their indices, ascending; None: all.
         logits: true if any are wanted.
+        promised: what all rows are promised, and those of ``last``; None: every choice is served by its own expert.
     """
 
     token_ids: Sequence[int]
@@ -99,6 +103,7 @@ class StepInputs:
     rows: Attending
     last: tuple[Attending, Sequence[int]] | None = None
     logits: bool = True
+    promised: tuple[PromisedRows, PromisedRows] | None = None
 
 
 class _Numbers:
@@ -232,19 +237,24 @@ class DecoderStepKernel:
         assert max(positions) < len(inputs.rotations.cos)
         tokens, kept_at = _Numbers("q", token_ids), _Numbers("q", offsets)
         every = _Facts(inputs.rows, positions)
-        everywhere = self._step(every, inputs.rotations, kept_at.address)
+        promised, promised_last = inputs.promised or (None, None)
+        everywhere = self._step(every, inputs.rotations, kept_at.address, promised)
         step = WholeStepArgs(all=everywhere, tokens=tokens.address)
-        kept: list[Any] = [tokens, kept_at, every, inputs.rotations]
+        kept: list[Any] = [tokens, kept_at, every, inputs.rotations, inputs.promised]
         if inputs.last is not None:
             attending = _Numbers("q", inputs.last[1])
             few = _Facts(inputs.last[0], [positions[row] for row in inputs.last[1]])
             step.attending = attending.address
-            step.last = self._step(few, inputs.rotations, None)
+            step.last = self._step(few, inputs.rotations, None, promised_last)
             kept += [attending, few]
         return step, kept
 
     def _step(
-        self, facts: "_Facts", rotations: Rotations, offsets: int | None
+        self,
+        facts: "_Facts",
+        rotations: Rotations,
+        offsets: int | None,
+        promised: PromisedRows | None,
     ) -> AttentionStepArgs:
         return AttentionStepArgs(
             cos=rotations.cos.data_ptr(),
@@ -255,6 +265,8 @@ class DecoderStepKernel:
             batch=facts.batch,
             count=facts.count,
             interleaved=rotations.interleaved,
+            promises=None if promised is None else ctypes.pointer(promised.c),
+            degraded=None if promised is None else promised.degraded.data_ptr(),
         )
 
 

@@ -47,6 +47,11 @@ class AttentionLayerArgs(Structure):
     """The weights of one layer's grouped-query attention, between two norms."""
 
 
+@_struct("promises")
+class PromisesArgs(Structure):
+    """Promises to the rows of a batch."""
+
+
 @_struct("step")
 class AttentionStepArgs(Structure):
     """The rows of a step, as attention sees them."""
@@ -55,11 +60,6 @@ class AttentionStepArgs(Structure):
 @_struct("moe")
 class RoutedExpertsArgs(Structure):
     """The gate and the experts of one layer."""
-
-
-@_struct("promises")
-class PromisesArgs(Structure):
-    """Promises to the rows of a batch."""
 
 
 @_struct("whole_layer")

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from moesaic.kernels.brownout import PromisedRows
+
 
 @dataclass
 class StepBatch:
@@ -21,6 +23,7 @@ class StepBatch:
     # KV blocks of each sequence, in order; they cover all positions up to this step's.
     block_tables: list[list[int]]
     wanted: list[int]  # of each sequence, how many of its last rows' next-token logits are wanted
+    promised: PromisedRows | None = None  # None: every choice of a row is served by its own expert
 
     def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Copy token ids and positions to ``device``, int64 ``[T]`` each."""

@@ -55,6 +55,7 @@ class WholeSteps:
             for position in positions[end - count : end]
         ]
         last: tuple[Attending, list[int]] | None = None
+        promised = batch.promised and (batch.promised, batch.promised)
         if (wanted := batch.wanted) != counts:
             # One row attends at least, for the same bits and counts as computed layer by layer.
             wanted = wanted if any(wanted) else [1, *wanted[1:]]
@@ -63,6 +64,8 @@ class WholeSteps:
                 _attending(wanted, lengths, tables, mine),
                 [row for i in mine for row in range(ends[i] - wanted[i], ends[i])],
             )
+            if batch.promised is not None:
+                promised = batch.promised, batch.promised.only(last[1])
         return StepInputs(
             batch.token_ids,
             positions,
@@ -71,6 +74,7 @@ class WholeSteps:
             Attending(counts, lengths, tables),
             last,
             logits=any(batch.wanted),
+            promised=promised,
         )
 
 

@@ -49,6 +49,16 @@ struct layer {
     float eps;
 };
 
+// Promises to the rows of a batch, see moesaic.brownout.split.
+struct promises {
+    const double *thresholds;      // [num_levels], 0 to 1
+    const int32_t *phases;         // [num_levels]
+    const uint8_t *level_of_row;   // [T]; or none: all have level 0
+    int64_t num_levels, way;
+    int32_t instead;               // 0: united experts, 1: a row's other experts, 2: nobody
+};
+
+
 // The rows of a step, for all layers.
 struct step {
     const float *cos, *sin;    // [T, dim]; or, with `positions` [T], of all positions
@@ -58,24 +68,18 @@ struct step {
     struct batch batch;
     int64_t count;  // T
     int32_t interleaved;
+    const struct promises *promises;  // or none: every choice is served by its own expert
+    int32_t *degraded;                // [T], with promises: choices that are not are added
 };
 
 // The routed experts of a layer.
 struct moe {
     struct matrix gate;                 // H -> E
-    const struct expert *const *slots;  // [E]
+    const struct expert *const *slots;  // [num_slots]; of whole steps: experts 0..E-1, then united ones
+    int64_t num_slots;
     int64_t size, top_k;                // I, k
     float scaling;
     int32_t normalise;
-};
-
-// Promises to the rows of a batch, see moesaic.brownout.split.
-struct promises {
-    const double *thresholds;      // [num_levels], 0 to 1
-    const int32_t *phases;         // [num_levels]
-    const uint8_t *level_of_row;   // [T]; or none: all have level 0
-    int64_t num_levels, way;
-    int32_t instead;               // 0: united experts, 1: a row's other experts, 2: nobody
 };
 
 struct whole_layer {
@@ -264,7 +268,7 @@ EXPORT void choose_experts(const struct matrix *gate, const float *x, int64_t co
 EXPORT int64_t split_choices_scratch(int64_t num_experts);
 
 // Choices [T, k] of experts 0..E-1, different in a row, and their weights -> the same with united experts E..,
-// or -1 and a weight of 0; and how many of each row's are not served by their own expert, [T].
+// or -1 and a weight of 0; to degraded [T] is added how many of a row's are not served by their own expert.
 EXPORT void split_choices(int32_t *ids, float *weights, int64_t count, int64_t top_k,
                           int64_t num_experts, const struct promises *promises, int32_t *degraded,
                           uint8_t *scratch);

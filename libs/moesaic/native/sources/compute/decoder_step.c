@@ -87,7 +87,8 @@ void pass_end(struct pass *pass, float *logits) {
 static int64_t moe_bytes(const struct moe *m, int64_t count, int threads) {
     const int64_t chosen = count * (m->gate.num_out + 2 * m->top_k) * 4;
     return chosen + 64 +
-           experts_scratch(count, m->top_k, m->gate.num_in, m->size, m->gate.num_out, threads);
+           most(experts_scratch(count, m->top_k, m->gate.num_in, m->size, m->num_slots, threads),
+                split_choices_scratch(m->gate.num_out));
 }
 
 EXPORT int64_t decoder_step_scratch(const struct decoder *decoder, const struct whole_step *step,
@@ -106,7 +107,10 @@ static void route(const struct moe *m, const struct pass *pass) {
     int32_t *ids = (int32_t *)(weights + count * m->top_k);
     choose_experts(&m->gate, pass->normed, count, m->top_k, m->normalise, m->scaling, logits,
                    weights, ids, pass->threads);
-    experts(m->slots, m->gate.num_out, pass->normed, count, m->gate.num_in, m->size, weights, ids,
+    if (pass->rows->promises)
+        split_choices(ids, weights, count, m->top_k, m->gate.num_out, pass->rows->promises,
+                      pass->rows->degraded, arena.next);
+    experts(m->slots, m->num_slots, pass->normed, count, m->gate.num_in, m->size, weights, ids,
             m->top_k, pass->delta, arena.next, pass->threads);
 }
 
