@@ -55,7 +55,7 @@ class WholeSteps:
             for position in positions[end - count : end]
         ]
         last: tuple[Attending, list[int]] | None = None
-        promised = batch.promised and (batch.promised, batch.promised)
+        promised = None if batch.promised is None else (batch.promised, batch.promised)
         if (wanted := batch.wanted) != counts:
             # One row attends at least, for the same bits and counts as computed layer by layer.
             wanted = wanted if any(wanted) else [1, *wanted[1:]]
