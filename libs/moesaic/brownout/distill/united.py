@@ -82,7 +82,7 @@ def busiest_units(group: Group) -> tuple[Tensor, Tensor]:
         active = F.silu(gate) * up * weights[rows].unsqueeze(1)
         contributions.append(active.square().sum(dim=0) * down.square().sum(dim=0))
     chosen = torch.cat(contributions).topk(size).indices
-    gates, ups = (part.flatten(0, 1) for part in group.gate_up.split(size, dim=1))
+    gates, ups = group.gate_up[:, :size].flatten(0, 1), group.gate_up[:, size:].flatten(0, 1)
     downs = group.down.transpose(1, 2).flatten(0, 1)
     return torch.cat((gates[chosen], ups[chosen])), downs[chosen].T.contiguous()
 
