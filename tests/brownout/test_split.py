@@ -1,12 +1,15 @@
 """The split of choices: the paper's examples, and what holds of every batch."""
 
+from typing import get_args
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from moesaic.brownout.split import NOBODY, Choices, Level, num_united, split_choices
+from moesaic.brownout.split import NOBODY, Choices, Layer, Level, split_choices
+from moesaic.messages.rung import Instead, Rung
 
 # Rows that each of eight experts gets in figure 5 of the paper.
 FIGURE_5 = (2, 4, 1, 5, 2, 1, 2, 3)
@@ -16,12 +19,17 @@ def one_choice_each(counts: tuple[int, ...]) -> NDArray[np.int32]:
     return np.repeat(np.arange(len(counts), dtype=np.int32), counts)[:, None]
 
 
+def layer_of(num_experts: int, way: int, instead: str = "united", **more) -> Layer:
+    return Layer(num_experts, Rung(way=way, instead=instead), **more)
+
+
 def split(
-    ids: NDArray[np.int32], threshold: float, way: int, num_experts: int = 8, **more
+    ids: NDArray[np.int32], threshold: float, way: int, instead: str = "united", **more
 ) -> Choices:
     weights = np.ones(ids.shape, dtype=np.float32)
     rows = np.zeros(len(ids), dtype=np.uint8)
-    return split_choices(ids, weights, [Level(threshold)], rows, num_experts, way, **more)
+    layer = layer_of(8, way, instead, **more)
+    return split_choices(ids, weights, [Level(threshold)], rows, layer)
 
 
 def rows_by_expert(choices: Choices) -> dict[int, int]:
@@ -55,7 +63,9 @@ def test_choices_of_a_row_for_one_group_are_one_with_the_sum_of_their_weights() 
     ids = np.array([[0, 5, 1, 2]], dtype=np.int32)
     weights = np.array([[0.4, 0.3, 0.2, 0.1]], dtype=np.float32)
 
-    choices = split_choices(ids, weights, [Level(0.0)], np.zeros(1, dtype=np.uint8), 8, 4)
+    choices = split_choices(
+        ids, weights, [Level(0.0)], np.zeros(1, dtype=np.uint8), layer_of(8, 4)
+    )
 
     assert choices.ids.tolist() == [[8, 5, NOBODY, NOBODY]]
     np.testing.assert_allclose(choices.weights, [[0.7, 0.3, 0, 0]], rtol=1e-6)
@@ -66,19 +76,22 @@ def test_fewer_experts_weigh_as_much_as_all_did() -> None:
     ids = np.array([[0, 1], [0, 2], [0, 3]], dtype=np.int32)
     weights = np.array([[0.6, 0.2]] * 3, dtype=np.float32)
 
-    choices = split_choices(
-        ids, weights, [Level(0.5)], np.zeros(3, dtype=np.uint8), 8, 4, instead="fewer"
-    )
+    rows = np.zeros(3, dtype=np.uint8)
+    choices = split_choices(ids, weights, [Level(0.5)], rows, layer_of(8, 4, "fewer"))
 
     assert choices.ids.tolist() == [[0, NOBODY]] * 3
     np.testing.assert_allclose(choices.weights, [[0.8, 0]] * 3, rtol=1e-6)
 
 
 @st.composite
-def batches(draw: st.DrawFn) -> dict[str, object]:
+def batches(
+    draw: st.DrawFn, instead: str | None = "united", *, may_lose: bool = False
+) -> dict[str, object]:
     num_experts, way = draw(st.integers(2, 24)), draw(st.integers(1, 8))
+    instead = draw(st.sampled_from(get_args(Instead)) if instead is None else st.just(instead))
     top_k, num_rows = draw(st.integers(1, min(6, num_experts))), draw(st.integers(1, 20))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    priced = draw(st.booleans())
     popular = rng.random(num_experts) ** 3 + 0.01
     ids = np.array(
         [
@@ -94,8 +107,13 @@ def batches(draw: st.DrawFn) -> dict[str, object]:
         "topk_weights": rng.random(ids.shape, dtype=np.float32),
         "levels": levels,
         "level_of_row": rng.integers(0, len(levels), num_rows).astype(np.uint8),
-        "num_experts": num_experts,
-        "way": way,
+        "layer": layer_of(
+            num_experts,
+            way,
+            instead,
+            prices=rng.integers(1, 65536, num_experts).astype(np.uint16) if priced else None,
+            lost=rng.random(num_experts) < 0.2 if may_lose and draw(st.booleans()) else None,
+        ),
     }
 
 
@@ -107,14 +125,15 @@ def test_no_weight_is_lost_and_nothing_is_served_twice(batch) -> None:
         choices.weights.sum(axis=1), batch["topk_weights"].sum(axis=1), rtol=1e-5
     )
     assert ((choices.ids == NOBODY) == (choices.weights == 0)).all()
-    assert choices.ids.max() < batch["num_experts"] + num_united(batch["num_experts"], batch["way"])
+    num_experts, rung = batch["layer"].num_experts, batch["layer"].rung
+    assert choices.ids.max() < num_experts + rung.num_united(num_experts)
     for row in choices.ids:
         real = row[row != NOBODY]
         assert len(set(real.tolist())) == len(real)
     by_united = {}
     for row, wanted in zip(choices.ids, batch["topk_ids"], strict=True):
         for expert in wanted:
-            united = batch["num_experts"] + expert // batch["way"]
+            united = num_experts + expert // rung.way
             assert expert in row or united in row
             if expert not in row:
                 by_united.setdefault(int(united), set()).add(int(expert))
@@ -143,8 +162,8 @@ def test_rows_that_were_promised_everything_get_it_whatever_runs_beside_them(bat
     assert not choices.degraded[exact].any()
 
 
-@given(batches(), st.sampled_from(("united", "nothing")))
-def test_a_lower_promise_never_means_more_of_the_own_experts(batch, instead) -> None:
+@given(st.sampled_from(("united", "nothing")).flatmap(batches))
+def test_a_lower_promise_never_means_more_of_the_own_experts(batch) -> None:
     shares = []
     for lowered in (0.0, 0.1, 0.3):
         levels = [
@@ -153,7 +172,7 @@ def test_a_lower_promise_never_means_more_of_the_own_experts(batch, instead) -> 
             else Level(max(0.0, level.threshold - lowered), level.phase)
             for level in batch["levels"]
         ]
-        choices = split_choices(**{**batch, "levels": levels}, instead=instead)
+        choices = split_choices(**{**batch, "levels": levels})
         shares.append(choices.degraded.sum())
 
     assert shares == sorted(shares)
@@ -162,6 +181,7 @@ def test_a_lower_promise_never_means_more_of_the_own_experts(batch, instead) -> 
 @given(batches())
 def test_promises_hold(batch) -> None:
     """Of the choices of each level's rows, alone in their phase, the promised share is not degraded."""
+    layer, ids, threshold = batch["layer"], batch["topk_ids"], batch["levels"][0].threshold
     choices = split_choices(
         **{
             **batch,
@@ -170,8 +190,37 @@ def test_promises_hold(batch) -> None:
         }
     )
 
-    total = batch["topk_ids"].size
-    assert choices.degraded.sum() <= total - np.ceil(batch["levels"][0].threshold * total - 1e-9)
+    prices = np.ones(layer.num_experts) if layer.prices is None else layer.prices.astype(float)
+    kept = np.array([expert in row for row, wanted in zip(choices.ids, ids, strict=True) for expert in wanted])
+    worth = prices[ids].ravel()
+    assert worth[kept].sum() >= threshold * worth.sum() - 1e-6 * worth.sum()
+
+
+@given(batches(instead=None, may_lose=True))
+def test_lost_experts_serve_nobody(batch) -> None:
+    lost = batch["layer"].lost
+    choices = split_choices(**batch)
+
+    if lost is not None:
+        assert not np.isin(choices.ids, np.flatnonzero(lost)).any()
+        assert (choices.degraded >= lost[batch["topk_ids"]].sum(axis=1)).all()
+
+
+def test_an_expert_that_is_lost_leaves_its_rows_to_its_united_one_alone() -> None:
+    lost = np.array([False, True, *[False] * 6])
+
+    choices = split(one_choice_each(FIGURE_5), 1.0, way=4, lost=lost)
+
+    assert rows_by_expert(choices) == {0: 2, 8: 4, 2: 1, 3: 5, 4: 2, 5: 1, 6: 2, 7: 3}
+
+
+def test_experts_that_are_dear_to_degrade_stay_with_fewer_rows() -> None:
+    prices = np.array([9, 1, 1, 1, 1, 1, 1, 1], dtype=np.uint16)
+
+    choices = split(one_choice_each(FIGURE_5), 0.6, way=4, prices=prices)
+
+    # 18 + 5 of 36: the first expert's two rows are worth most.
+    assert rows_by_expert(choices) == {0: 2, 3: 5, 8: 5, 8 + 1: 8}
 
 
 @pytest.mark.parametrize("instead", ["united", "fewer", "nothing"])
@@ -180,7 +229,9 @@ def test_promises_of_one_phase_do_not_count_the_rows_of_another(instead) -> None
     rows = np.array([0] * 9 + [1] * 6, dtype=np.uint8)
     weights = np.ones(ids.shape, dtype=np.float32)
 
-    choices = split_choices(ids, weights, [Level(0.5, 0), Level(0.5, 1)], rows, 4, 2, instead)
+    choices = split_choices(
+        ids, weights, [Level(0.5, 0), Level(0.5, 1)], rows, layer_of(4, 2, instead)
+    )
 
     assert choices.ids[:12].ravel().tolist() == [0] * 9 + [1] * 3
     assert choices.degraded.tolist() == [0] * 12 + [1] * 3

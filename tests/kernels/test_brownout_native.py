@@ -1,34 +1,36 @@
 """Splitting choices on a CPU: compiled and in numpy they come to the same bits."""
 
-from typing import get_args
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from moesaic.brownout import split
-from moesaic.brownout.split import Instead, Level
-from moesaic.kernels.brownout import KEPT, PromisedRows, Promises, split_choices
+from moesaic.brownout.split import Level
+from moesaic.kernels.brownout import LayerRung, PromisedRows, split_choices
 from moesaic.native import library
 from tests.brownout.test_split import batches
+
+
+def layer_rung(layer: split.Layer) -> LayerRung:
+    prices, lost = (None if each is None else torch.from_numpy(each.astype(kind))
+                    for each, kind in ((layer.prices, np.int32), (layer.lost, bool)))  # fmt: skip
+    return LayerRung(layer.num_experts, layer.rung, prices, lost)
 
 
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.usefixtures("native")
 @settings(max_examples=300)
-@given(batches(), st.sampled_from(get_args(Instead)))
-def test_all_come_to_the_same_bits(compiled, batch, instead) -> None:
-    expected = split.split_choices(**batch, instead=instead)
+@given(batches(instead=None, may_lose=True))
+def test_all_come_to_the_same_bits(compiled, batch) -> None:
+    expected = split.split_choices(**batch)
     ids, weights = (torch.from_numpy(batch[name].copy()) for name in ("topk_ids", "topk_weights"))
-    promises = Promises(tuple(batch["levels"]), batch["way"], instead)
-    promised = PromisedRows(promises, batch["level_of_row"].tolist())
+    promised = PromisedRows(batch["levels"], torch.from_numpy(batch["level_of_row"]))
 
     with pytest.MonkeyPatch.context() as patch:
         if not compiled:
             patch.setattr(library, "library", lambda: None)
-        split_choices(ids, weights, promised, batch["num_experts"])
+        split_choices(ids, weights, promised, layer_rung(batch["layer"]))
 
     np.testing.assert_array_equal(ids.numpy(), expected.ids)
     assert weights.numpy().tobytes() == expected.weights.tobytes()
@@ -36,7 +38,7 @@ def test_all_come_to_the_same_bits(compiled, batch, instead) -> None:
 
 
 def test_counts_of_rows_that_attend_alone_are_theirs() -> None:
-    promised = PromisedRows(Promises((KEPT, Level(0.0)), 2), [0, 1, 1, 0])
+    promised = PromisedRows((Level(1.0), Level(0.0)), [0, 1, 1, 0])
     promised.degraded += torch.tensor([0, 2, 1, 0], dtype=torch.int32)
     last = promised.only([1, 3])
     last.degraded += torch.tensor([1, 0], dtype=torch.int32)

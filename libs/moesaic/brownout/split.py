@@ -3,7 +3,7 @@
 Brownout (BrownoutServe section IV, algorithm 1): the experts that most rows chose stay, the others give
 their rows to the united expert of their group, or to nobody. The paper's listing compares the wrong way
 round (line 10); its prose and figure 5 are followed. Nothing is random, every tie goes to the lowest id,
-and shares are compared in float64: processes that see the same rows split them alike.
+and shares are compared in whole numbers: processes that see the same rows split them alike.
 
 The words:
 
@@ -15,17 +15,15 @@ The words:
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-Instead = Literal["united", "fewer", "nothing"]
-"""What serves a degraded choice: its group's united expert; the row's other experts, with weights that
-have the same sum; or nobody (the paper's full brownout)."""
+from moesaic.messages.rung import Rung
 
 NOBODY = -1
 MAX_LEVELS = 255
+WHOLE = 10_000  # thresholds are counted in parts of it, so that all processes compare alike
 
 
 @dataclass(frozen=True)
@@ -33,12 +31,17 @@ class Level:
     """A promise to some rows of a batch.
 
     Attributes:
-        threshold: share of the choices whose experts stay, 0 to 1.
+        threshold: share of the choices whose experts stay, 0 to 1, in steps of 1/10,000.
         phase: rows of one phase are counted together.
     """
 
     threshold: float
     phase: int = 0
+
+    @property
+    def parts(self) -> int:
+        """The threshold in parts of ``WHOLE``."""
+        return round(self.threshold * WHOLE)
 
 
 @dataclass(frozen=True)
@@ -57,9 +60,22 @@ class Choices:
     degraded: NDArray[np.int32]
 
 
-def num_united(num_experts: int, way: int) -> int:
-    """Count the groups of ``way`` experts; the last may be smaller."""
-    return -(-num_experts // way)
+@dataclass(frozen=True)
+class Layer:
+    """What the split has to know of one layer.
+
+    Attributes:
+        num_experts: its own, without united ones.
+        rung: how it is degraded.
+        prices: uint16 ``[num_experts]``, 1 or more: what it costs to degrade one choice of an expert;
+            None: 1 each.
+        lost: bool ``[num_experts]``: experts that nobody can serve now; None: there are none.
+    """
+
+    num_experts: int
+    rung: Rung
+    prices: NDArray[np.uint16] | None = None
+    lost: NDArray[np.bool_] | None = None
 
 
 def split_choices(
@@ -67,9 +83,7 @@ def split_choices(
     topk_weights: NDArray[np.float32],
     levels: list[Level],
     level_of_row: NDArray[np.uint8],
-    num_experts: int,
-    way: int,
-    instead: Instead = "united",
+    layer: Layer,
 ) -> Choices:
     """Split the choices of a batch, expert by expert; the reference of ``moesaic.kernels.brownout``.
 
@@ -78,15 +92,17 @@ def split_choices(
         topk_weights: float32 ``[T, k]``.
         levels: the promises, at most ``MAX_LEVELS``.
         level_of_row: uint8 ``[T]``, indices of ``levels``.
-        num_experts: of the layer.
-        way: experts of one group.
-        instead: what serves the others.
+        layer: the one that rows pass.
     """
-    stay = staying(topk_ids, levels, level_of_row, num_experts)
+    stay = staying(topk_ids, levels, level_of_row, layer)
+    num_experts, way, instead = layer.num_experts, layer.rung.way, layer.rung.instead
+    there = np.ones(num_experts, dtype=bool) if layer.lost is None else ~layer.lost
     chosen = np.zeros(num_experts, dtype=bool)
     chosen[topk_ids] = True
+    stay &= there
     if instead == "united":
         _keep_lone(stay, chosen, way)
+        stay &= there
     ids, weights = topk_ids.copy(), topk_weights.copy()
     degraded = ~stay[topk_ids]
     for row in np.flatnonzero(degraded.any(axis=1)):
@@ -101,22 +117,25 @@ def staying(
     topk_ids: NDArray[np.int32],
     levels: list[Level],
     level_of_row: NDArray[np.uint8],
-    num_experts: int,
+    layer: Layer,
 ) -> NDArray[np.bool_]:
-    """Find the experts that stay, bool ``[num_experts]``, whatever serves the others."""
+    """Find the experts that rows were promised, bool ``[num_experts]``."""
+    num_experts = layer.num_experts
+    prices = np.ones(num_experts, np.int64) if layer.prices is None else layer.prices.astype(int)
     stay = np.zeros(num_experts, dtype=bool)
     phase_of_row = np.array([level.phase for level in levels])[level_of_row]
     for phase in set(phase_of_row.tolist()):
         counts = np.bincount(topk_ids[phase_of_row == phase].ravel(), minlength=num_experts)
-        by_count = np.argsort(-counts, kind="stable")
-        reached, total = np.cumsum(counts[by_count]), int(counts.sum())
+        worth = counts * prices
+        in_order = np.argsort(-worth, kind="stable")
+        reached, total = np.cumsum(worth[in_order]), int(worth.sum())
         for index, level in enumerate(levels):
             if level.phase != phase:
                 continue
             # The shortest beginning that has the promised share.
-            num = int(np.searchsorted(reached, level.threshold * total)) + 1
+            num = int(np.searchsorted(reached * WHOLE, level.parts * total)) + 1
             promised = np.zeros(num_experts, dtype=bool)
-            promised[by_count[: num if level.threshold > 0 else 0]] = True
+            promised[in_order[: num if level.parts else 0]] = True
             wanted = np.zeros(num_experts, dtype=bool)
             wanted[topk_ids[level_of_row == index]] = True
             stay |= promised & wanted

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from moesaic.kernels.brownout import PromisedRows
+from moesaic.kernels.brownout import LayerRung, PromisedRows
 from moesaic.kernels.grouped_query import GroupedQueryKernel
 from moesaic.kernels.linear import PackedMatrix
 from moesaic.kernels.packed_experts import PackedSlots
@@ -37,17 +37,25 @@ class RoutedExpertsKernel:
     """One layer's gate and experts as the call takes them."""
 
     def __init__(
-        self, gate: PackedMatrix, slots: PackedSlots, top_k: int, *, normalise: bool, scaling: float
+        self,
+        gate: PackedMatrix,
+        slots: PackedSlots,
+        top_k: int,
+        layer: LayerRung,
+        *,
+        normalise: bool,
+        scaling: float,
     ) -> None:
         """``gate`` is ``H -> E``, float32. For whole steps ``slots`` has all ``E`` experts, each in its own slot, and
-        behind them the united ones, if there are any."""
-        self._kept = gate, slots  # ``c`` points into them
+        behind them the united ones that ``layer`` has."""
+        self._kept = gate, slots, layer  # ``c`` points into them
         self.c = RoutedExpertsArgs(
             gate=gate.c,
             slots=slots.c,
             num_slots=len(slots.c),
             size=slots.size,
             top_k=top_k,
+            rung=layer.c,
             scaling=scaling,
             normalise=normalise,
         )

@@ -52,6 +52,11 @@ class PromisesArgs(Structure):
     """Promises to the rows of a batch."""
 
 
+@_struct("rung")
+class RungArgs(Structure):
+    """What is done with a layer's choices that are not kept."""
+
+
 @_struct("step")
 class AttentionStepArgs(Structure):
     """The rows of a step, as attention sees them."""

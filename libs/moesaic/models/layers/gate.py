@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from moesaic.kernels.brownout import LayerRung
 from moesaic.kernels.decoder_step import RoutedExpertsKernel
 from moesaic.kernels.linear import PackedLinear, make_linear
 from moesaic.kernels.packed_experts import PackedSlots
@@ -50,8 +51,14 @@ class Gate:
             return _choose_on_a_cpu(hidden_states.contiguous(), gate, moe)
         return select_experts(gate(hidden_states), moe)
 
-    def before(self, slots: PackedSlots) -> RoutedExpertsKernel | None:
+    def before(
+        self, slots: PackedSlots, layer: LayerRung | None = None
+    ) -> RoutedExpertsKernel | None:
         """Combine this gate with all of the layer's experts, each in its own slot, for whole steps.
+
+        Args:
+            slots: of these experts, and behind them of the united ones that ``layer`` has.
+            layer: how choices are degraded; None: there are no united experts.
 
         Returns:
             None if such a step cannot be one call.
@@ -63,6 +70,7 @@ class Gate:
             gate.matrix,
             slots,
             moe.top_k,
+            layer or LayerRung(moe.num_experts),
             normalise=moe.norm_topk_prob,
             scaling=moe.routed_scaling_factor,
         )

@@ -51,13 +51,20 @@ struct layer {
 
 // Promises to the rows of a batch, see moesaic.brownout.split.
 struct promises {
-    const double *thresholds;      // [num_levels], 0 to 1
-    const int32_t *phases;         // [num_levels]
-    const uint8_t *level_of_row;   // [T]; or none: all have level 0
-    int64_t num_levels, way;
-    int32_t instead;               // 0: united experts, 1: a row's other experts, 2: nobody
+    const int32_t *thresholds;    // [num_levels], in parts of 10,000
+    const int32_t *phases;        // [num_levels]
+    const uint8_t *level_of_row;  // [T]; or none: all have level 0
+    int64_t num_levels;
 };
 
+// What is done with the choices of a layer that are not kept.
+struct rung {
+    int64_t num_experts;     // of the layer: E
+    int64_t way;             // experts of one group; 0: there are no united experts
+    const uint16_t *prices;  // [E]: of a choice of each; or none: 1 each
+    const uint8_t *lost;     // [E]: 1: nobody can serve it now; or none
+    int32_t instead;         // 0: united experts, 1: a row's other experts, 2: nobody
+};
 
 // The rows of a step, for all layers.
 struct step {
@@ -78,6 +85,7 @@ struct moe {
     const struct expert *const *slots;  // [num_slots]; of whole steps: experts 0..E-1, then united ones
     int64_t num_slots;
     int64_t size, top_k;                // I, k
+    struct rung rung;
     float scaling;
     int32_t normalise;
 };
@@ -270,8 +278,8 @@ EXPORT int64_t split_choices_scratch(int64_t num_experts);
 // Choices [T, k] of experts 0..E-1, different in a row, and their weights -> the same with united experts E..,
 // or -1 and a weight of 0; to degraded [T] is added how many of a row's are not served by their own expert.
 EXPORT void split_choices(int32_t *ids, float *weights, int64_t count, int64_t top_k,
-                          int64_t num_experts, const struct promises *promises, int32_t *degraded,
-                          uint8_t *scratch);
+                          const struct rung *rung, const struct promises *promises,
+                          int32_t *degraded, uint8_t *scratch);
 
 // Bytes of `scratch` that `schedule_experts` needs.
 EXPORT int64_t schedule_experts_scratch(int64_t num_experts, int64_t num_instances);

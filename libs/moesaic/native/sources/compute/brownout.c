@@ -8,16 +8,20 @@
 
 enum { UNITED, FEWER, NOTHING };  // what serves a degraded choice
 enum { NOBODY = -1, MORE = 2 };
+enum { WHOLE = 10000 };
+enum { ID_BITS = 24 };  // of a key; the rest is what its choices are worth
 
-// Most rows first, then the lowest id.
-static int by_count(const void *a, const void *b) {
+// Most worth first, then the lowest id.
+static int by_worth(const void *a, const void *b) {
     const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
     return x < y ? 1 : x > y ? -1 : 0;
 }
 
-INLINE uint64_t key_of(int64_t count, int64_t expert) {
-    return (uint64_t)count << 32 | (uint32_t)~expert;
+INLINE uint64_t key_of(int64_t worth, int64_t expert) {
+    return (uint64_t)worth << ID_BITS | (~(uint64_t)expert & ((1 << ID_BITS) - 1));
 }
+
+INLINE int64_t expert_of(uint64_t key) { return (int64_t)(~key & ((1 << ID_BITS) - 1)); }
 
 EXPORT int64_t split_choices_scratch(int64_t num_experts) {
     return num_experts * (8 + 4 + 4 + 1) + 4 * 64;
@@ -27,7 +31,8 @@ struct split {
     const int32_t *ids;
     int64_t count, top_k, num_experts;
     const struct promises *p;
-    uint64_t *keys;  // [E] of the experts that a phase's rows chose, most rows first
+    const struct rung *rung;
+    uint64_t *keys;  // [E] of the experts that a phase's rows chose, most worth first
     int32_t *rows;   // [E] of a phase; then, of a group, the experts that would go
     int32_t *place;  // [E] in that order
     uint8_t *stay;   // [E]
@@ -44,23 +49,26 @@ static int64_t put_in_order(struct split *s, int32_t phase, int64_t *total) {
     for (int64_t t = 0; t < s->count; t++) {
         if (s->p->phases[level_of(s, t)] != phase) continue;
         for (int64_t j = 0; j < s->top_k; j++) s->rows[s->ids[t * s->top_k + j]]++;
-        *total += s->top_k;
     }
     int64_t chosen = 0;
-    for (int64_t e = 0; e < s->num_experts; e++)
-        if (s->rows[e]) s->keys[chosen++] = key_of(s->rows[e], e);
-    qsort(s->keys, (size_t)chosen, sizeof *s->keys, by_count);
-    for (int64_t i = 0; i < chosen; i++) s->place[(uint32_t)~s->keys[i]] = (int32_t)i;
+    for (int64_t e = 0; e < s->num_experts; e++) {
+        if (!s->rows[e]) continue;
+        const int64_t worth = (int64_t)s->rows[e] * (s->rung->prices ? s->rung->prices[e] : 1);
+        s->keys[chosen++] = key_of(worth, e);
+        *total += worth;
+    }
+    qsort(s->keys, (size_t)chosen, sizeof *s->keys, by_worth);
+    for (int64_t i = 0; i < chosen; i++) s->place[expert_of(s->keys[i])] = (int32_t)i;
     return chosen;
 }
 
 // How many of the experts in order have the promised share of all choices: the fewest.
-static int64_t promised(const struct split *s, double threshold, int64_t chosen, int64_t total) {
-    if (threshold <= 0) return 0;
+static int64_t promised(const struct split *s, int64_t threshold, int64_t chosen, int64_t total) {
+    if (!threshold) return 0;
     int64_t reached = 0;
     for (int64_t i = 0; i < chosen; i++) {
-        reached += (int64_t)(s->keys[i] >> 32);
-        if ((double)reached >= threshold * (double)total) return i + 1;
+        reached += (int64_t)(s->keys[i] >> ID_BITS);
+        if (reached * WHOLE >= threshold * total) return i + 1;
     }
     return chosen;
 }
@@ -87,9 +95,13 @@ static void keep_promised(struct split *s) {
     }
 }
 
+static void leave_lost(struct split *s) {
+    for (int64_t e = 0; s->rung->lost && e < s->num_experts; e++) s->stay[e] &= !s->rung->lost[e];
+}
+
 // An expert stays that would be the only one of its group to go.
 static void keep_lone(struct split *s) {
-    const int64_t way = s->p->way, groups = (s->num_experts + way - 1) / way;
+    const int64_t way = s->rung->way, groups = (s->num_experts + way - 1) / way;
     int32_t *lone = s->place;  // of a group: the expert that goes; MORE than one
     memset(s->rows, 0, (size_t)groups * sizeof *s->rows);
     for (int64_t i = 0; i < s->count * s->top_k; i++) {
@@ -110,7 +122,7 @@ static int32_t unite(const struct split *s, int32_t *ids, float *weights) {
     for (int64_t j = 0; j < s->top_k; j++) {
         if (s->stay[ids[j]]) continue;
         degraded++;
-        const int32_t united = (int32_t)(s->num_experts + ids[j] / s->p->way);
+        const int32_t united = (int32_t)(s->num_experts + ids[j] / s->rung->way);
         int64_t first = 0;
         while (first < j && ids[first] != united) first++;
         ids[j] = united;
@@ -130,26 +142,35 @@ static int32_t leave_out(const struct split *s, int32_t *ids, float *weights) {
         else
             ids[j] = NOBODY, weights[j] = 0, degraded++;
     }
-    if (s->p->instead == FEWER && degraded && kept > 0)
+    if (s->rung->instead == FEWER && degraded && kept > 0)
         for (int64_t j = 0; j < s->top_k; j++) weights[j] *= (float)(whole / kept);
     return degraded;
 }
 
 EXPORT void split_choices(int32_t *ids, float *weights, int64_t count, int64_t top_k,
-                          int64_t num_experts, const struct promises *promises, int32_t *degraded,
-                          uint8_t *scratch) {
+                          const struct rung *rung, const struct promises *promises,
+                          int32_t *degraded, uint8_t *scratch) {
     struct arena arena = {scratch};
-    struct split s = {.ids = ids, .count = count, .top_k = top_k, .num_experts = num_experts, .p = promises};
-    s.keys = take(&arena, num_experts * 8);
-    s.rows = take(&arena, num_experts * 4);
-    s.place = take(&arena, num_experts * 4);
-    s.stay = take(&arena, num_experts);
-    memset(s.stay, 0, (size_t)num_experts);
+    struct split s = {.ids = ids,
+                      .count = count,
+                      .top_k = top_k,
+                      .num_experts = rung->num_experts,
+                      .p = promises,
+                      .rung = rung};
+    s.keys = take(&arena, s.num_experts * 8);
+    s.rows = take(&arena, s.num_experts * 4);
+    s.place = take(&arena, s.num_experts * 4);
+    s.stay = take(&arena, s.num_experts);
+    memset(s.stay, 0, (size_t)s.num_experts);
     keep_promised(&s);
-    if (promises->instead == UNITED) keep_lone(&s);
+    leave_lost(&s);
+    if (rung->instead == UNITED) {
+        keep_lone(&s);
+        leave_lost(&s);
+    }
     for (int64_t t = 0; t < count; t++) {
         int32_t *own = ids + t * top_k;
         float *weight = weights + t * top_k;
-        degraded[t] += promises->instead == UNITED ? unite(&s, own, weight) : leave_out(&s, own, weight);
+        degraded[t] += rung->instead == UNITED ? unite(&s, own, weight) : leave_out(&s, own, weight);
     }
 }

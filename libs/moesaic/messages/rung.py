@@ -1,0 +1,30 @@
+"""The rung: what serves those choices of experts that brownout takes from their own."""
+
+from typing import Literal
+
+import msgspec
+
+Instead = Literal["united", "fewer", "nothing"]
+"""What serves a degraded choice: its group's united expert; the row's other experts, with weights that
+have the same sum; or nobody (the paper's full brownout)."""
+
+Rule = Literal["tokens", "error"]
+"""Experts stay by how many rows chose them; or by that times the measured error of their united expert."""
+
+
+class Rung(msgspec.Struct, frozen=True, kw_only=True):
+    """A way to degrade, the same for all layers and all workers of a placement.
+
+    Attributes:
+        way: experts of one group; 0: there are no united experts.
+        instead: what serves a degraded choice.
+        rule: what makes an expert stay.
+    """
+
+    way: int = 0
+    instead: Instead = "nothing"
+    rule: Rule = "tokens"
+
+    def num_united(self, num_experts: int) -> int:
+        """Count the united experts of a layer; the last group may be smaller."""
+        return -(-num_experts // self.way) if self.way else 0
