@@ -8,6 +8,7 @@ from typing import Literal
 
 from moesaic.engine.sequences.grammar import Grammar, GrammarCompiler
 from moesaic.engine.sequences.requests import (
+    Degradation,
     Event,
     FailureEvent,
     FinishEvent,
@@ -72,10 +73,16 @@ def decode_submit(
         float(submit.deadline_ms),
         submit.priority,
         submit.cache_salt,
-        submit.exact,
+        _min_threshold(submit.min_threshold),
         submit.tenant,
         submit.part_of,
     )
+
+
+def _min_threshold(threshold: float) -> float:
+    if not 0 <= threshold <= 1:
+        raise InvalidInput("min_threshold", f"must be in 0..1, got {threshold}")
+    return threshold
 
 
 def _decode_generation(
@@ -198,6 +205,7 @@ def encode_event(event: Event) -> pb.ExecuteResponse:
                 epochs=[pb.EpochSpan(epoch=epoch, tokens=tokens) for epoch, tokens in event.epochs],
                 stop_token_id=event.stop_token_id,
                 stop_logprob=_encode_logprob(event.stop_logprob) if event.stop_logprob else None,
+                degradation=_encode_degradation(event.degradation),
             )
         )
     elif isinstance(event, FailureEvent):
@@ -213,6 +221,12 @@ def encode_event(event: Event) -> pb.ExecuteResponse:
             )
         )
     return response
+
+
+def _encode_degradation(told: Degradation) -> pb.Degradation | None:
+    if told == Degradation(rows=told.rows):
+        return None
+    return pb.Degradation(mean_threshold=told.mean_threshold, share=told.share, rows=told.rows)
 
 
 def _encode_logprob(told: TokenLogprob) -> pb.TokenLogprob:

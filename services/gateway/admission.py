@@ -41,7 +41,7 @@ class Admitted(Generic[BodyOf]):
             priority=body.moesaic.priority if body.priority is None else body.priority,
             tenant=tenant,
             cache_salt=_salt(tenant, body.cache_salt or ""),
-            exact=body.moesaic.quality == "exact",
+            min_threshold=body.moesaic.least_threshold,
             store_kv=body.moesaic.store_kv,
         )
 

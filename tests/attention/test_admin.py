@@ -24,6 +24,7 @@ from moesaic.engine.sequences.grammar import GrammarCompiler
 from moesaic.engine.sequences.requests import Event
 from moesaic.engine.steps.limits import EngineLimits
 from moesaic.engine.thread import engine_thread
+from moesaic.kernels.brownout import PromisedRows
 from moesaic.models.configuration.config import load_config
 from moesaic.models.layers.decoder import Decoder
 from moesaic.models.layers.gate import load_gates
@@ -144,10 +145,16 @@ class Stopping(LocalDispatcher):
     going = threading.Event()
     begun = threading.Event()
 
-    async def dispatch(self, step: Step, layer: int, hidden_states: Tensor) -> Tensor:
+    async def dispatch(
+        self,
+        step: Step,
+        layer: int,
+        hidden_states: Tensor,
+        promised: PromisedRows | None = None,
+    ) -> Tensor:
         self.begun.set()
         assert self.going.wait(30)
-        return await super().dispatch(step, layer, hidden_states)
+        return await super().dispatch(step, layer, hidden_states, promised)
 
 
 @pytest.mark.parametrize("stuck_s", [30.0, 0.0])

@@ -63,9 +63,7 @@ def test_choices_of_a_row_for_one_group_are_one_with_the_sum_of_their_weights() 
     ids = np.array([[0, 5, 1, 2]], dtype=np.int32)
     weights = np.array([[0.4, 0.3, 0.2, 0.1]], dtype=np.float32)
 
-    choices = split_choices(
-        ids, weights, [Level(0.0)], np.zeros(1, dtype=np.uint8), layer_of(8, 4)
-    )
+    choices = split_choices(ids, weights, [Level(0.0)], np.zeros(1, dtype=np.uint8), layer_of(8, 4))
 
     assert choices.ids.tolist() == [[8, 5, NOBODY, NOBODY]]
     np.testing.assert_allclose(choices.weights, [[0.7, 0.3, 0, 0]], rtol=1e-6)
@@ -191,7 +189,9 @@ def test_promises_hold(batch) -> None:
     )
 
     prices = np.ones(layer.num_experts) if layer.prices is None else layer.prices.astype(float)
-    kept = np.array([expert in row for row, wanted in zip(choices.ids, ids, strict=True) for expert in wanted])
+    kept = np.array(
+        [expert in row for row, wanted in zip(choices.ids, ids, strict=True) for expert in wanted]
+    )
     worth = prices[ids].ravel()
     assert worth[kept].sum() >= threshold * worth.sum() - 1e-6 * worth.sum()
 

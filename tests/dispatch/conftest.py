@@ -11,7 +11,9 @@ import torch
 from moesaic.dispatch.local import LocalDispatcher
 from moesaic.dispatch.routed.dispatcher import RoutedDispatcher
 from moesaic.experts.host import ExpertHost
+from moesaic.experts.logical import LogicalExperts
 from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.messages.rung import Rung
 from moesaic.messages.scheduling import ExpertScheduling
 from moesaic.messages.wire import WireDtype
 from moesaic.models.configuration.config import load_config
@@ -37,8 +39,9 @@ class Cluster:
         wire: WireDtype = "own",
         dtype: torch.dtype = FP32,
         where: torch.device = CPU,
+        rung: Rung | None = None,
     ) -> None:
-        self.where = where
+        self.where, self.rung = where, rung or Rung()
         self.config, self.checkpoint = load_config(model.directory), Checkpoint(model.directory)
         self.hub, self.limits = Hub(), FrameLimits.of_hidden_size(self.config.hidden_size)
         self.hosts = [
@@ -53,19 +56,29 @@ class Cluster:
         }
         self.client = self._network("attention-0")
         self.routed = RoutedDispatcher(
-            self.client, gates, 2.0, scheduling, deterministic=deterministic, wire=wire
+            self.client,
+            gates,
+            2.0,
+            scheduling,
+            deterministic=deterministic,
+            wire=wire,
+            rung_of=LogicalExperts(self.checkpoint, self.config).layer_rung,
         )
         self.local = LocalDispatcher(self.checkpoint, self.config, dtype, where)
+        self.local.adopt(self.local.rungs.load(rung) if rung else None)
 
     def _network(self, worker_id: str) -> InProcessNetwork:
         return InProcessNetwork(worker_id, b"secret", self.limits, self.hub)
 
     def placement(self, epoch: int, *slots: list[int]) -> Placement:
-        """The same slots in every layer."""
+        """The same slots in every layer; united experts follow the own ones."""
+        num_united = self.rung.num_united(NUM_EXPERTS)
         return Placement(
             epoch=epoch,
             model_digest=self.config.digest,
-            num_experts=NUM_EXPERTS,
+            num_experts=NUM_EXPERTS + num_united,
+            rung=self.rung,
+            num_united=num_united,
             workers=[
                 PlacedWorker(
                     worker_id=f"expert-{n}",
@@ -109,8 +122,9 @@ async def open_cluster(
     deterministic: bool = False,
     wire: WireDtype = "own",
     dtype: torch.dtype = FP32,
+    rung: Rung | None = None,
 ) -> AsyncIterator[Cluster]:
-    c = Cluster(model, num_workers, slots, scheduling, deterministic, wire, dtype)
+    c = Cluster(model, num_workers, slots, scheduling, deterministic, wire, dtype, rung=rung)
     for host, network in zip(c.hosts, c.networks, strict=True):
         c.addresses.append(await network.listen("memory", 0, host.answer))
     try:

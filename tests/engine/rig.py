@@ -25,6 +25,7 @@ from moesaic.engine.sequences.requests import (
 )
 from moesaic.engine.steps.limits import EngineLimits
 from moesaic.errors import ExpertUnavailable, NotReady
+from moesaic.kernels.brownout import PromisedRows
 from moesaic.models.configuration.config import load_config
 from moesaic.models.layers.decoder import Decoder
 from moesaic.models.layers.kv_cache import KVCache
@@ -60,14 +61,20 @@ class FlakyDispatcher(LocalDispatcher):
             raise NotReady("the experts were taken away", code="expert_unavailable")
         return super().begin_step()
 
-    async def dispatch(self, step: Step, layer: int, hidden_states: Tensor) -> Tensor:
+    async def dispatch(
+        self,
+        step: Step,
+        layer: int,
+        hidden_states: Tensor,
+        promised: PromisedRows | None = None,
+    ) -> Tensor:
         if layer == 1 and self.failures:
             self.failures -= 1
             raise ExpertUnavailable(layer, cause="test")
         self.asked.append((layer, len(hidden_states)))
         for _ in range(self.turns):
             await asyncio.sleep(0)
-        return await super().dispatch(step, layer, hidden_states)
+        return await super().dispatch(step, layer, hidden_states, promised)
 
     async def reachable(self) -> None:
         if self.gone:

@@ -158,7 +158,7 @@ async def test_when_one_fails_the_others_stop_at_their_next_experts_and_are_not_
         return hidden
 
     with pytest.raises(ExpertUnavailable):
-        await run_together(forward, [0, 1, 2], moe)
+        await run_together(forward, [0, 1, 2], [moe] * 3)
 
     assert ended == []
     assert [asked.count(batch) for batch in range(3)] == [2, 2, 2]
@@ -172,6 +172,6 @@ async def test_results_come_in_the_order_of_the_batches() -> None:
     async def moe(layer: int, hidden: Tensor) -> Tensor:
         return hidden
 
-    results = await run_together(forward, [0, 1, 2], moe)
+    results = await run_together(forward, [0, 1, 2], [moe] * 3)
 
     assert torch.cat(results).tolist() == [0, 1, 2]

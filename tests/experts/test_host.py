@@ -29,7 +29,7 @@ ROUTING = [torch.ones(3, 2), torch.zeros(3, 2, dtype=torch.int32)]
         ("tensors[3]", [AssignmentBasis("aebs", (0,)).encode(), ROUTING[0], ROUTING[1][:, :1]]),
         ("tensors[3]", [AssignmentBasis("aebs", (0,)).encode(), ROUTING[0], ROUTING[1].long()]),
         ("tensors[3]", [AssignmentBasis("aebs", (0,)).encode(), ROUTING[0], ROUTING[1] + 8]),
-        ("tensors[3]", [AssignmentBasis("aebs", (0,)).encode(), ROUTING[0], ROUTING[1] - 1]),
+        ("tensors[3]", [AssignmentBasis("aebs", (0,)).encode(), ROUTING[0], ROUTING[1] - 3]),
         ("layer", [AssignmentBasis("aebs", (0,)).encode(), ROUTING[0]]),
     ],
 )

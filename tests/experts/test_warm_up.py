@@ -31,7 +31,7 @@ def placed(host: ExpertHost, *slots: list[int]) -> Placement:
     """Put the same slots in force in every layer, the first of them on this worker."""
     placement = Placement(
         epoch=host.epochs.in_force + 1,
-        model_digest=host.files._config.digest,
+        model_digest=host._loader._model_digest,
         num_experts=EXPERTS,
         workers=[
             PlacedWorker(
@@ -73,7 +73,7 @@ def trace(host: ExpertHost) -> Any:
         epochs.in_force,
         epochs.slots(),
         epochs.resident_bytes,
-        dict(host._answers._assigners),
+        dict(host._answers._deciders),
     )
 
 

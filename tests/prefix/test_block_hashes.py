@@ -46,8 +46,6 @@ def test_whatever_parts_two_prompts_parts_all_their_names() -> None:
         names_of(tokens),
         names_of(tokens, salt="a"),
         names_of(tokens, salt="b"),
-        names_of(tokens, exact=True),
-        names_of(tokens, exact=True, salt="a"),
         names_of(tokens, BlockHasher(b"another key", "model", 16)),
         names_of(tokens, BlockHasher(b"key", "another model", 16)),
         names_of([7] * 80)[2:],

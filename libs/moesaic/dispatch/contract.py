@@ -6,6 +6,9 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from moesaic.kernels.brownout import PromisedRows
+from moesaic.messages.rung import Rung
+
 
 @dataclass(frozen=True)
 class Step:
@@ -16,6 +19,9 @@ class Step:
     route: Any = field(
         default=None, repr=False, compare=False
     )  # the dispatcher's own view of the pinned placement
+    rung: Rung | None = None  # how choices may be degraded; None: they cannot be
+    # Some experts are served by united ones alone: all rows need promises, and none may be promised everything.
+    has_lost: bool = False
 
 
 class Dispatcher(Protocol):
@@ -33,13 +39,20 @@ class Dispatcher(Protocol):
         """Let go of a step's placement; the step has run, failed, or never started."""
         ...
 
-    def dispatch(self, step: Step, layer: int, hidden_states: Tensor) -> Awaitable[Tensor]:
+    def dispatch(
+        self,
+        step: Step,
+        layer: int,
+        hidden_states: Tensor,
+        promised: PromisedRows | None = None,
+    ) -> Awaitable[Tensor]:
         """The gate-weighted sum of each row's routed experts.
 
         Args:
             step: from ``begin_step``.
             layer: index of the decoder layer.
             hidden_states: ``[T, H]``, normed. In the last layer ``T`` may be less than in the others, never 0.
+            promised: the same rows, of a step with a rung; counts choices that are degraded. None: none is.
 
         Returns:
             ``[T, H]``, same dtype.

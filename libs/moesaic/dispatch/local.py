@@ -1,17 +1,65 @@
 """``local``: all experts are in this process."""
 
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from moesaic.dispatch.contract import Step
-from moesaic.experts.slots import load_table
+from moesaic.dispatch.rungs import LoadedRung, RungLoader, with_united
+from moesaic.experts.logical import LogicalExperts
+from moesaic.experts.slots import SlotTable, load_table
+from moesaic.kernels.brownout import LayerRung, PromisedRows, split_choices
 from moesaic.kernels.decoder_step import RoutedExpertsKernel
+from moesaic.kernels.gated_mlp import GatedMLP, make_mlp
 from moesaic.kernels.linear import Quantization
 from moesaic.models.configuration.config import ModelConfig
-from moesaic.models.layers.gate import load_gates
+from moesaic.models.layers.gate import Gate, load_gates
 from moesaic.models.weights.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True, eq=False)
+class LocalExperts:
+    """All experts of a process, with the united ones of one rung behind them.
+
+    Attributes:
+        gates: by decoder layer.
+        table: every layer's experts, each in its own slot, then its united ones.
+        rungs: how each layer is degraded; none if it cannot be.
+    """
+
+    gates: Mapping[int, Gate]
+    table: SlotTable
+    rungs: Mapping[int, LayerRung] = field(default_factory=dict)
+
+    @cached_property
+    def kernels(self) -> dict[int, RoutedExpertsKernel]:
+        """Kernels by layer, for a decoder that computes them itself: ``Decoder.whole_steps``."""
+        packed = {layer: slots.packed for layer, slots in self.table.layers.items()}
+        kernels = {
+            at: self.gates[at].before(slots, self.rungs.get(at))
+            for at, slots in packed.items()
+            if slots
+        }
+        return {layer: kernel for layer, kernel in kernels.items() if kernel}
+
+    def compute(
+        self, layer: int, hidden_states: Tensor, promised: PromisedRows | None = None
+    ) -> Tensor:
+        """See ``Dispatcher.dispatch``."""
+        topk_weights, topk_ids = self.gates[layer](hidden_states)
+        if promised is not None:
+            split_choices(topk_ids, topk_weights, promised, self.rungs[layer])
+        combined = self.table.compute(layer, hidden_states, topk_weights, topk_ids, mine=None)
+        return combined.to(hidden_states.dtype)
+
+    def with_rung(self, loaded: LoadedRung | None) -> "LocalExperts":
+        """The same experts, degraded in another way."""
+        table = with_united(self.table, loaded)
+        return LocalExperts(self.gates, table, loaded.layers if loaded else {})
 
 
 class LocalDispatcher:
@@ -26,17 +74,18 @@ class LocalDispatcher:
         quantization: Quantization = "none",
     ) -> None:
         """Read the gates and all experts of ``checkpoint``."""
-        everything = list(range(config.moe.num_experts))
-        self._step = Step(os.urandom(16), epoch=0)  # one for all: no frame carries it
-        self._gates = load_gates(checkpoint, config, dtype, device)
-        self._table = load_table(
-            checkpoint,
-            config,
-            dict.fromkeys(config.moe_layers, everything),
-            dtype,
-            device,
-            quantization,
-        ).table
+        num_experts = config.moe.num_experts
+        everything = dict.fromkeys(config.moe_layers, tuple(range(num_experts)))
+        table = load_table(checkpoint, config, everything, dtype, device, quantization).table
+        self._experts = LocalExperts(load_gates(checkpoint, config, dtype, device), table)
+        self._step = _step_of(self._experts, None)  # one for all: no frame carries it
+        logical = LogicalExperts(checkpoint, config)
+
+        def bring(layer: int, expert: int) -> GatedMLP:
+            read = logical.read(layer, expert, dtype, device)
+            return make_mlp(read.gate_up, read.down, quantization)
+
+        self.rungs = RungLoader(logical, config.moe_layers, num_experts, bring)
 
     @property
     def waiting_for(self) -> list[str]:
@@ -45,10 +94,13 @@ class LocalDispatcher:
 
     @property
     def kernels(self) -> dict[int, RoutedExpertsKernel]:
-        """Kernels by layer, for a decoder that computes them itself: ``Decoder.whole_steps``."""
-        packed = {layer: slots.packed for layer, slots in self._table.layers.items()}
-        kernels = {at: self._gates[at].before(slots) for at, slots in packed.items() if slots}
-        return {layer: kernel for layer, kernel in kernels.items() if kernel}
+        """See ``LocalExperts.kernels``; of steps that begin now."""
+        experts: LocalExperts = self._step.route
+        return experts.kernels
+
+    def adopt(self, loaded: LoadedRung | None) -> None:
+        """See ``Degrading.adopt``."""
+        self._step = _step_of(self._experts.with_rung(loaded), loaded)
 
     def begin_step(self) -> Step:
         """A step of the one placement there is."""
@@ -57,11 +109,20 @@ class LocalDispatcher:
     def end_step(self, step: Step) -> None:
         """Nothing is pinned."""
 
-    async def dispatch(self, step: Step, layer: int, hidden_states: Tensor) -> Tensor:
+    async def dispatch(
+        self,
+        step: Step,
+        layer: int,
+        hidden_states: Tensor,
+        promised: PromisedRows | None = None,
+    ) -> Tensor:
         """See ``Dispatcher.dispatch``; nothing here can be unreachable."""
-        topk_weights, topk_ids = self._gates[layer](hidden_states)
-        combined = self._table.compute(layer, hidden_states, topk_weights, topk_ids, mine=None)
-        return combined.to(hidden_states.dtype)
+        experts: LocalExperts = step.route
+        return experts.compute(layer, hidden_states, promised)
 
     async def reachable(self) -> None:
         """Returns at once."""
+
+
+def _step_of(experts: LocalExperts, loaded: LoadedRung | None) -> Step:
+    return Step(os.urandom(16), epoch=0, route=experts, rung=loaded.rung if loaded else None)

@@ -16,8 +16,9 @@ from moesaic.dispatch.tracing import StepTracer
 from moesaic.engine import metrics
 from moesaic.engine.micro_batches import run_together, split, split_evenly
 from moesaic.engine.progress import Progress
+from moesaic.engine.promises import EVERYTHING, Promising
 from moesaic.engine.sequences.requests import Event
-from moesaic.engine.sequences.sequence import Chunk
+from moesaic.engine.sequences.sequence import AnySequence, Chunk
 from moesaic.engine.steps.batching import Batcher
 from moesaic.engine.steps.planned_step import PlannedStep
 from moesaic.engine.steps.sweep_rows import Sweep
@@ -74,8 +75,10 @@ class StepComputer:
         self._shortcut = shortcut(self._cache)
         self._area = SweepArea(decoder, batcher.limits.sweep_blocks, BLOCK_SIZE)
         self._progress = Progress(batcher)
+        self._promising = Promising(decoder.config)
         self._micro_batches = micro_batches
         self._layers_begun = 0
+        self.thresholds = EVERYTHING  # of steps that begin now
         self.tracer: StepTracer | None = None  # watches every step while it is there
 
     @property
@@ -100,12 +103,15 @@ class StepComputer:
         if self._shortcut is not None and self.tracer is None:
             num_rows = sum(len(chunk.token_ids) for chunk in planned.chunks)
             parts = split_evenly(planned.chunks, self._shortcut.num_parts(num_rows))
-            logits = await self._shortcut.forward(step, [_to_batch(part) for part in parts])
-        if logits is None:
+            batches = [self._to_batch(step, part) for part in parts]
+            logits = await self._shortcut.forward(step, batches)
+        if logits is None:  # what rows were promised so far counts for nothing
             parts = split(planned.chunks, self._micro_batches)
-            batches = [_to_batch(part) for part in parts]
-            logits = torch.cat(await run_together(self._forward, batches, self._moe_of(step)))
+            batches = [self._to_batch(step, part) for part in parts]
+            moes = [self._moe_of(step, batch) for batch in batches]
+            logits = torch.cat(await run_together(self._forward, batches, moes))
         metrics.MICRO_BATCHES.inc(len(parts))
+        self._promising.count(planned.chunks, [batch.promised for batch in batches])
         self._progress.advance(planned.chunks, logits, step.epoch, events)
 
     async def _forward(self, batch: StepBatch, moe: MoELayer) -> Tensor:
@@ -117,7 +123,9 @@ class StepComputer:
     async def _compute_slice(self, step: Step, piece: Slice, events: list[Event]) -> None:
         started = time.monotonic()
         if piece.chunks:
-            await self._area.compute(piece.layer, _to_batch(piece.chunks), self._moe_of(step))
+            batch = self._to_batch(step, piece.chunks, piece.users)
+            await self._area.compute(piece.layer, batch, self._moe_of(step, batch))
+            self._promising.count_layer(piece.layer, piece.chunks, piece.users, batch.promised)
         self._progress.note_slice(piece, step.epoch)
         if self._batcher.sweeps.advance(piece, time.monotonic() - started):
             self._finish_sweep(piece.sweep, step.epoch, events)
@@ -136,12 +144,25 @@ class StepComputer:
             rows = [row for chunk in at_once for row in _wanted_rows(chunk)]
             self._progress.advance(at_once, self._area.logits(rows), epoch, events)
 
-    def _moe_of(self, step: Step) -> MoELayer:
+    def _moe_of(self, step: Step, batch: StepBatch) -> MoELayer:
         def dispatch(layer: int, hidden: Tensor) -> Awaitable[Tensor]:
             self._layers_begun += 1
-            return self._dispatcher.dispatch(step, layer, hidden)
+            promised = batch.promised_in(len(hidden))
+            return self._dispatcher.dispatch(step, layer, hidden, promised)
 
         return dispatch
+
+    def _to_batch(
+        self, step: Step, chunks: list[Chunk], users: list[tuple[AnySequence, ...]] | None = None
+    ) -> StepBatch:
+        return StepBatch(
+            token_ids=[token for chunk in chunks for token in chunk.token_ids],
+            positions=[chunk.start + i for chunk in chunks for i in range(len(chunk.token_ids))],
+            sequence_rows=[len(chunk.token_ids) for chunk in chunks],
+            block_tables=[chunk.block_table for chunk in chunks],
+            wanted=[chunk.wanted for chunk in chunks],
+            promised=self._promising.promise(step, self.thresholds, chunks, users),
+        )
 
 
 def _wanted_rows(chunk: Chunk) -> list[int]:
@@ -151,13 +172,3 @@ def _wanted_rows(chunk: Chunk) -> list[int]:
         chunk.block_table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
         for position in range(end - chunk.wanted, end)
     ]
-
-
-def _to_batch(chunks: list[Chunk]) -> StepBatch:
-    return StepBatch(
-        token_ids=[token for chunk in chunks for token in chunk.token_ids],
-        positions=[chunk.start + i for chunk in chunks for i in range(len(chunk.token_ids))],
-        sequence_rows=[len(chunk.token_ids) for chunk in chunks],
-        block_tables=[chunk.block_table for chunk in chunks],
-        wanted=[chunk.wanted for chunk in chunks],
-    )

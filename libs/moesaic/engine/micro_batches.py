@@ -83,9 +83,11 @@ def _cut(chunk: Chunk, num_rows: int) -> tuple[Chunk, Chunk]:
 
 
 async def run_together(
-    forward: Callable[[T, MoELayer], Awaitable[Tensor]], batches: Sequence[T], moe: MoELayer
+    forward: Callable[[T, MoELayer], Awaitable[Tensor]],
+    batches: Sequence[T],
+    moes: Sequence[MoELayer],
 ) -> list[Tensor]:
-    """Run ``forward`` for every batch, side by side.
+    """Run ``forward`` for every batch with its experts, side by side.
 
     If one of them fails, the others stop at their next expert layer. They are not cancelled: that
     would cost the links that wait for their replies.
@@ -98,7 +100,7 @@ async def run_together(
     """
     failures: list[BaseException] = []
 
-    async def run(batch: T) -> Tensor | None:
+    async def run(batch: T, moe: MoELayer) -> Tensor | None:
         async def layer(index: int, hidden: Tensor) -> Tensor:
             if failures:
                 raise _OtherFailed
@@ -115,8 +117,8 @@ async def run_together(
             return None
 
     if len(batches) == 1:
-        return [await forward(batches[0], moe)]
-    results = await asyncio.gather(*(run(batch) for batch in batches))
+        return [await forward(batches[0], moes[0])]
+    results = await asyncio.gather(*map(run, batches, moes))
     if failures:
         raise failures[0]
     return [result for result in results if result is not None]

@@ -162,6 +162,7 @@ class Progress:
                 stop_token_id=stop_token_id,
                 stop_logprob=stop_logprob,
                 cached_tokens=sequence.num_cached or 0,
+                degradation=sequence.account.degradation,
             )
         )
 
@@ -194,5 +195,6 @@ class Progress:
                     completion_tokens=0,
                     epochs=tuple(sequence.epochs),
                     cached_tokens=sequence.num_cached or 0,
+                    degradation=sequence.account.degradation,
                 )
             )

@@ -23,8 +23,11 @@ from moesaic.experts.activations import ActivationMeter
 from moesaic.experts.assignment import Assigner, Assignment, decision_digest
 from moesaic.experts.basis import AssignmentBasis
 from moesaic.experts.epochs import Epochs, Tenure
+from moesaic.experts.logical import RungOf
 from moesaic.experts.wire_rows import check_rows, from_wire
 from moesaic.experts.without_python import AnswersWithoutPython
+from moesaic.kernels.brownout import LayerRung, split_choices
+from moesaic.messages.placement import Placement
 from moesaic.messages.scheduling import ExpertScheduling
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.layers.gate import Gate
@@ -34,7 +37,7 @@ from moesaic.transport.frame import Frame
 
 PARTS = ("receive", "gate", "choose", "compute", "reply")  # of an answer
 _BY_NUMBER = attrgetter(*(f"up_to_{n}" for n in (0, 1, 2, 4, 8, 16, 32, 64, 128, "any")))
-MAX_ASSIGNERS = 4096  # kept; one per layer and set of live workers
+MAX_DECIDERS = 4096  # kept; one per layer and set of live workers
 
 ACTIVATED = TalliedHistogram(
     "moesaic_experts_activated",
@@ -61,7 +64,7 @@ WITHOUT_PYTHON = Counter(
     "moesaic_expert_answers_without_python", "Answers to requests of a layer that took no Python"
 )
 
-_AssignerKey = tuple[int, int, ExpertScheduling, tuple[int, ...]]  # epoch, layer, policy, live
+_DeciderKey = tuple[int, int, ExpertScheduling, tuple[int, ...]]  # epoch, layer, policy, live
 
 
 @dataclass(frozen=True)
@@ -71,9 +74,17 @@ class LayerAnswer:
     reply: Frame
     topk_ids: Tensor  # int32 [T, k]
     basis: AssignmentBasis
-    assigner: Assigner
+    decider: "_Decider"
     assignment: Assignment
     scheduling_s: float
+
+
+@dataclass(frozen=True)
+class _Decider:
+    """Decides about batches of one layer, as all its workers do."""
+
+    assigner: Assigner
+    rung: LayerRung
 
 
 class LayerAnswers:
@@ -87,12 +98,17 @@ class LayerAnswers:
         dtype: torch.dtype,
         device: torch.device,
         activations: ActivationMeter,
+        rung_of: RungOf,
     ) -> None:
-        """Compute in ``dtype`` with the slots of ``epochs`` on ``device``; ``gates`` are by decoder layer."""
+        """Compute in ``dtype`` with the slots of ``epochs`` on ``device``; ``gates`` are by decoder layer.
+
+        ``rung_of`` describes how a layer is degraded.
+        """
         self._epochs, self._gates, self._config = epochs, gates, config
         self._dtype, self._device, self._activations = dtype, device, activations
-        self._assigners: dict[_AssignerKey, Assigner] = {}
-        self._newest = 0  # epoch of the assigners
+        self._rung_of = rung_of
+        self._deciders: dict[_DeciderKey, _Decider] = {}
+        self._newest = 0  # epoch of the deciders
         self.without_python: AnswersWithoutPython | None = None
 
     def answer(self, request: Frame) -> Frame:
@@ -114,12 +130,15 @@ class LayerAnswers:
     def compute(self, tenure: Tenure, request: Frame) -> "LayerAnswer":
         """Compute an answer under ``tenure``. Nothing is counted, and no epoch asked for."""
         hidden = self._rows(request)
-        topk_weights, topk_ids = self._routing(request, hidden)
+        promised = frames.promises_of(request, self._device)
+        topk_weights, topk_ids = self._routing(request, hidden, tenure.placement)
         started = time.perf_counter()
         basis = AssignmentBasis.decode(request.tensors[1], len(tenure.placement.workers))
         seed = request.request_id + request.layer.to_bytes(4, "little", signed=True)
-        assigner = self._assigner(tenure, request.layer, basis)
-        assignment = assigner.assign(topk_ids, basis.load, seed)
+        decider = self._decider(tenure, request.layer, basis)
+        if promised is not None:
+            split_choices(topk_ids, topk_weights, promised, decider.rung)
+        assignment = decider.assigner.assign(topk_ids, basis.load, seed)
         topk_ids = begin_to_host(topk_ids)
         scheduling_s = time.perf_counter() - started
         results = self._compute(tenure, request, hidden, topk_weights, assignment)
@@ -127,8 +146,8 @@ class LayerAnswers:
         decision = decision_digest(
             request.epoch, request.layer, request.threshold, topk_ids, assignment.served
         )
-        reply = frames.layer_reply(request, results, loads, decision)
-        return LayerAnswer(reply, topk_ids, basis, assigner, assignment, scheduling_s)
+        reply = frames.layer_reply(request, results, loads, decision, promised)
+        return LayerAnswer(reply, topk_ids, basis, decider, assignment, scheduling_s)
 
     def _note(self, tenure: Tenure, request: Frame, answered: "LayerAnswer") -> None:
         """Count an answer, and have such requests answered without Python if that is possible."""
@@ -139,7 +158,7 @@ class LayerAnswers:
         MOST_ACTIVATED.inc(assignment.most_experts)
         counts = basis.live[0] == tenure.worker_idx  # one worker of all that see the batch
         if self.without_python is not None and is_plain(request):
-            self._register(self.without_python, tenure, request, answered.assigner, counts)
+            self._register(self.without_python, tenure, request, answered.decider, counts)
         if counts:
             self._activations.record(
                 request.epoch,
@@ -169,14 +188,14 @@ class LayerAnswers:
         answers: AnswersWithoutPython,
         tenure: Tenure,
         request: Frame,
-        assigner: Assigner,
+        decider: _Decider,
         counts: bool,
     ) -> None:
         """Have requests like this one answered without Python from now on, if that is possible."""
         self._activations.take_more()  # it comes here again where there is no room for its counts
         epoch, layer = request.epoch, request.layer
-        packed, decision = tenure.table.layers[layer].packed, assigner.native
-        kernel = self._gates[layer].before(packed) if packed is not None else None
+        packed, decision = tenure.table.layers[layer].packed, decider.assigner.native
+        kernel = self._gates[layer].before(packed, decider.rung) if packed is not None else None
         if kernel is None or packed is None or decision is None:
             return
         decision |= {"num_slots": len(packed.c), "counts": counts}
@@ -194,7 +213,9 @@ class LayerAnswers:
         hidden = from_wire(rows).to(self._dtype) if rows.dtype == torch.int8 else rows
         return hidden.to(self._device)
 
-    def _routing(self, request: Frame, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def _routing(
+        self, request: Frame, hidden: Tensor, placement: Placement
+    ) -> tuple[Tensor, Tensor]:
         """The weights and ids of each row's experts: the sender's own, or this gate's."""
         if len(request.tensors) == 2:
             return self._gates[request.layer](hidden)
@@ -206,22 +227,28 @@ class LayerAnswers:
         ):
             if tensor.shape != shape or tensor.dtype != dtype:
                 raise InvalidInput(name, f"must be {dtype} {list(shape)}")
-        num_experts = self._config.moe.num_experts
-        if bool(((topk_ids < 0) | (topk_ids >= num_experts)).any()):
-            raise InvalidInput("frame.tensors[3]", f"must have experts in 0..{num_experts - 1}")
+        # What the sender has split already may have nobody's choices, and those of united experts.
+        promised = request.flags & frames.PROMISED
+        least, num_experts = (0, placement.num_own) if promised else (-1, placement.num_experts)
+        if bool(((topk_ids < least) | (topk_ids >= num_experts)).any()):
+            raise InvalidInput(
+                "frame.tensors[3]", f"must have experts in {least}..{num_experts - 1}"
+            )
         return to_device(topk_weights, self._device), to_device(topk_ids, self._device)
 
-    def _assigner(self, tenure: Tenure, layer: int, basis: AssignmentBasis) -> Assigner:
-        """The assigner for this basis; kept, for only loads differ from batch to batch."""
+    def _decider(self, tenure: Tenure, layer: int, basis: AssignmentBasis) -> _Decider:
+        """The decider for this basis; kept, for only loads differ from batch to batch."""
         placement = tenure.placement
-        if self._newest != self._epochs.in_force or len(self._assigners) >= MAX_ASSIGNERS:
-            self._assigners, self._newest = {}, self._epochs.in_force
+        if self._newest != self._epochs.in_force or len(self._deciders) >= MAX_DECIDERS:
+            self._deciders, self._newest = {}, self._epochs.in_force
         key = placement.epoch, layer, basis.scheduling, basis.live
-        found = self._assigners.get(key)
+        found = self._deciders.get(key)
         if found is None:
-            found = self._assigners[key] = Assigner(
+            assigner = Assigner(
                 placement, layer, tenure.worker_idx, basis.scheduling, basis.live, self._device
             )
+            rung = self._rung_of(layer, placement.rung, assigner.lost)
+            found = self._deciders[key] = _Decider(assigner, rung)
         return found
 
     def _compute(
@@ -255,6 +282,7 @@ class LayerAnswers:
 
 
 def is_plain(request: Frame) -> bool:
-    """True if a request asks for no more than the partial sum of float32 or packed rows."""
-    plain = len(request.tensors) == 2 and not request.flags and not request.body
+    """True if a request asks for no more than the partial sum of float32 or packed rows, all in its payload."""
+    plain = len(request.tensors) == 2 and request.flags in (0, frames.PROMISED)
+    plain = plain and bool(request.body) == bool(request.flags)
     return plain and request.tensors[0].dtype in (torch.float32, torch.int8)

@@ -54,7 +54,11 @@ class Assignment:
 
 
 class Assigner:
-    """One layer's experts among the workers that live, under one policy."""
+    """One layer's experts among the workers that live, under one policy.
+
+    Attributes:
+        lost: bool ``[num_own]``, the model's experts that only united ones can serve now; None: there are none.
+    """
 
     def __init__(
         self,
@@ -93,6 +97,7 @@ class Assigner:
         self._no_load = torch.zeros(num_workers, dtype=torch.int64, device=device)
         self._unheld = torch.from_numpy((held < 0).all(axis=1))  # [E]
         self._all_held = not bool(self._unheld.any())
+        self.lost = lost_experts(placement, held)
 
     @property
     def native(self) -> dict[str, Any] | None:
@@ -102,6 +107,7 @@ class Assigner:
             return None
         return {
             "replicas": self._replicas,
+            "num_experts": len(self._replicas),
             "num_workers": len(self._lives),
             "worker": self._worker_idx,
             "live": self._lives,
@@ -115,7 +121,7 @@ class Assigner:
         """Decide about one batch.
 
         Args:
-            topk_ids: int32 ``[T, k]``, contiguous.
+            topk_ids: int32 ``[T, k]``, contiguous; -1 is nobody's.
             load: of the live workers, in the unit of ``Assignment.load``; ``None``: they have
                 nothing else to do.
             seed: the same for all who decide; random choices are drawn from it.
@@ -186,25 +192,63 @@ def decision_digest(
     return digest.intdigest()
 
 
+def lost_experts(placement: Placement, held: NDArray[np.int32]) -> Tensor | None:
+    """Find the model's experts that no live worker holds, while one holds the united expert of their group.
+
+    Args:
+        placement: under which workers hold experts.
+        held: replicas of live workers, -1 for none, ``[E, N]``.
+
+    Returns:
+        bool ``[num_own]``; None if there are none, or others cannot be stood in for.
+    """
+    num_own, rung = placement.num_own, placement.rung
+    there: NDArray[np.bool_] = np.logical_or.reduce(held >= 0, axis=1)
+    if there[:num_own].all() or rung.instead != "united" or not placement.num_united:
+        return None
+    united = there[num_own:].repeat(rung.way)[:num_own]
+    return torch.from_numpy(~there[:num_own] & united)
+
+
 def has_choice(placement: Placement, layer: int, live: Sequence[int]) -> bool:
     """True if several live workers hold the same expert of a layer."""
     held = [set(placement.slots[placement.layers.index(layer)][n]) - {EMPTY_SLOT} for n in live]
     return sum(map(len, held)) > len(set[int]().union(*held))
 
 
+@dataclass(frozen=True)
+class Serving:
+    """The workers that may serve a batch of one layer.
+
+    Attributes:
+        workers: their indices, ascending.
+        has_lost: some of the model's experts are served by united ones alone.
+        has_united: every united expert is there, so that choices may be degraded.
+    """
+
+    workers: tuple[int, ...]
+    has_lost: bool
+    has_united: bool
+
+
 def serving_workers(
     placement: Placement, layer: int, scheduling: ExpertScheduling, live: Sequence[int]
-) -> tuple[int, ...] | None:
-    """Indices of the workers that may serve a batch of a layer, ascending.
+) -> Serving | None:
+    """Find the workers that may serve a batch of a layer.
 
     Returns:
-        ``None`` if no live worker holds some expert.
+        ``None`` if no live worker holds some expert, nor one that stands in for it.
     """
     slots = placement.slots[placement.layers.index(layer)]
     lives = np.zeros(len(slots), bool)
     lives[list(live)] = True
     held = live_replicas(replica_table(slots, placement.num_experts), lives)
     held = serving_replicas(scheduling, held)
-    if not (held >= 0).any(axis=1).all():
+    there: NDArray[np.bool_] = np.logical_or.reduce(held >= 0, axis=1)
+    num_own = placement.num_own
+    lost = lost_experts(placement, held)
+    stood_in = np.zeros(num_own, bool) if lost is None else lost.numpy()
+    if not (there[:num_own] | stood_in).all():
         return None
-    return tuple(np.flatnonzero((held >= 0).any(axis=0)).tolist())
+    workers = np.flatnonzero((held >= 0).any(axis=0)).tolist()
+    return Serving(tuple(workers), bool(stood_in.any()), bool(there[num_own:].all()))

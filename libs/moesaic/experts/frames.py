@@ -3,10 +3,12 @@
 Request
     tensors: hidden states ``[T, H]``, or packed ones (``wire_rows``); ``AssignmentBasis``, encoded;
     and if the sender has gated itself, weights float32 ``[T, k]`` and ids int32 ``[T, k]``.
-    ``flags``: ``UNSUMMED``, ``FLOAT32_SUMS`` or 0.
+    ``flags``: ``UNSUMMED``, ``FLOAT32_SUMS``, ``PROMISED`` or 0. ``PROMISED``: the body has promises to the
+    rows (``promises``), and ids are the gate's own; else these may be of united experts, or -1.
 Reply
     tensors: the partial sum in the form of the rows, or no rows if none of this worker's experts
-    has any; if the basis has loads, those of all workers of the placement, int64 ``[1, N]``.
+    has any; if the basis has loads, those of all workers of the placement, int64 ``[1, N]``; if the
+    request has promises, how many choices of each row are degraded, int8 ``[T, 1]``.
     ``digest``: of the decision about all workers.
 Reply to ``FLOAT32_SUMS``
     the same, but the sum is float32 ``[T, H]`` whatever the rows are.
@@ -23,11 +25,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from moesaic.experts.promises import decode_promises, encode_promises
 from moesaic.experts.wire_rows import is_sum_of, like_rows
+from moesaic.kernels.brownout import PromisedRows
 from moesaic.transport.frame import Frame, FrameKind
 
 UNSUMMED = 1  # flag of a request that has the sender's own choice of experts
 FLOAT32_SUMS = 2  # flag of a request whose sums are added up before they go on
+PROMISED = 4  # flag of a request whose body has promises to its rows
 
 
 def layer_request(
@@ -37,6 +42,7 @@ def layer_request(
     seq: int,
     tensors: Sequence[Tensor],
     *,
+    promised: PromisedRows | None = None,
     unsummed: bool = False,
     apart: bool = False,
 ) -> Frame:
@@ -45,12 +51,14 @@ def layer_request(
     With ``apart`` the rows are a parcel.
     """
     return Frame(
+        threshold=promised.lowest if promised else 1.0,
+        body=encode_promises(promised) if promised else b"",
         kind=FrameKind.REQUEST,
         request_id=step_id,
         epoch=epoch,
         layer=layer,
         seq=seq,
-        flags=UNSUMMED if unsummed else 0,
+        flags=(UNSUMMED if unsummed else 0) | (PROMISED if promised else 0),
         tensors=list(tensors),
         parcels=int(apart),
     )
@@ -59,6 +67,17 @@ def layer_request(
 def wants_unsummed(request: Frame) -> bool:
     """True if the sender adds up the experts of a row itself."""
     return bool(request.flags & UNSUMMED)
+
+
+def promises_of(request: Frame, device: torch.device) -> PromisedRows | None:
+    """Promises to the rows of a request; ``None``: they are promised everything.
+
+    Raises:
+        InvalidInput: its body has another form.
+    """
+    if not request.flags & PROMISED:
+        return None
+    return decode_promises(request.body, len(request.tensors[0]), device)
 
 
 def travels_apart(request: Frame) -> bool:
@@ -72,7 +91,11 @@ def partial_sum(request: Frame, sums: Tensor) -> Tensor:
 
 
 def layer_reply(
-    request: Frame, results: Sequence[Tensor], loads: Tensor | None, decision: int
+    request: Frame,
+    results: Sequence[Tensor],
+    loads: Tensor | None,
+    decision: int,
+    promised: PromisedRows | None = None,
 ) -> Frame:
     """Answer a request.
 
@@ -82,8 +105,11 @@ def layer_reply(
             device has been waited for.
         loads: int64 ``[N]`` of all workers; ``None`` if the request had none.
         decision: from ``decision_digest``.
+        promised: the rows, if the request promises them something.
     """
     more = [] if loads is None else [loads[None]]
+    if promised is not None:
+        more.append(promised.settle().to(torch.int8)[:, None])
     apart = travels_apart(request)
     return request.reply([*results, *more], digest=decision, parcels=int(apart), settled=apart)
 
@@ -98,11 +124,18 @@ def loads_of(reply: Frame) -> Tensor:
     return reply.tensors[1][0]
 
 
-def is_partial_sum(reply: Frame, rows: Tensor, num_loads: int) -> bool:
-    """True if a reply has a partial sum of all ``rows`` or none, and loads of as many workers."""
+def degraded_in(reply: Frame) -> Tensor:
+    """How many choices of each row are degraded, int8 ``[T]``, in the reply to a request with promises."""
+    return reply.tensors[-1][:, 0]
+
+
+def is_partial_sum(reply: Frame, rows: Tensor, num_loads: int, *, promised: bool = False) -> bool:
+    """True if a reply has a partial sum of all ``rows`` or none, loads of as many workers, and counts of
+    degraded choices if the rows were ``promised`` something."""
     found = [(list(tensor.shape), tensor.dtype) for tensor in reply.tensors[1:]]
-    loads = [([1, num_loads], torch.int64)] if num_loads else []
-    return found == loads and bool(reply.tensors) and is_sum_of(reply.tensors[0], rows)
+    expected = [([1, num_loads], torch.int64)] if num_loads else []
+    expected += [([len(rows), 1], torch.int8)] if promised else []
+    return found == expected and bool(reply.tensors) and is_sum_of(reply.tensors[0], rows)
 
 
 def is_unsummed(reply: Frame, hidden_size: int) -> bool:

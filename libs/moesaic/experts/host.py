@@ -48,7 +48,10 @@ class ExpertHost:
         self.epochs = Epochs(worker_id)
         self.activations = ActivationMeter(config.moe.num_experts)
         gates = load_gates(checkpoint, config, dtype, device)
-        self._answers = LayerAnswers(self.epochs, gates, config, dtype, device, self.activations)
+        rung_of = self.files.experts.layer_rung
+        self._answers = LayerAnswers(
+            self.epochs, gates, config, dtype, device, self.activations, rung_of
+        )
         self._warm_up = WarmUp(gates, config, slots_per_layer, dtype, device, quantization)
         self._loader = PlacementLoader(
             self.epochs, self.files, config.digest, worker_id, slots_per_layer, max_expert_bytes

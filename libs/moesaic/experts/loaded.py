@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from moesaic.errors import InvalidInput
+from moesaic.experts.logical import LogicalExperts
 from moesaic.experts.pace import LoadPace
 from moesaic.experts.pieces import digests_of
 from moesaic.kernels.expert_layout import ExpertLayout
@@ -15,12 +16,11 @@ from moesaic.kernels.gated_mlp import GatedMLP
 from moesaic.kernels.linear import Quantization
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.weights.checkpoint import Checkpoint
-from moesaic.models.weights.experts import load_expert
 from moesaic.native.memory import huge_pages
 from moesaic.transport.device_memory import settle
 
 Bring = Callable[[int, int], "LoadedExpert"]
-"""Loads one expert, given its layer and id, on a thread of its own; raises ``MoesaicError``."""
+"""Loads one expert, given its layer and weights id, on a thread of its own; raises ``MoesaicError``."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class ExpertFiles:
         device: torch.device,
         quantization: Quantization = "none",
     ) -> None:
-        self._checkpoint, self._config, self.device = checkpoint, config, device
+        self.experts, self.device = LogicalExperts(checkpoint, config), device
         size, on_cpu = config.moe.expert_size, device.type == "cpu"
         if quantization != "none" and not on_cpu:
             raise InvalidInput("quantization", "is for CPUs; on a GPU it must be none")
@@ -55,7 +55,7 @@ class ExpertFiles:
         return self.layout.nbytes
 
     def bring(self, pace: LoadPace) -> Bring:
-        """A loader at this pace.
+        """A loader at this pace, of experts by their weights ids.
 
         Returns:
             A function that raises ``CheckpointError`` if a tensor is missing, mis-shaped or cannot
@@ -73,7 +73,7 @@ class ExpertFiles:
 
     def _read(self, layer: int, expert: int) -> LoadedExpert:
         layout, host = self.layout, torch.device("cpu")
-        read = load_expert(self._checkpoint, self._config, layer, expert, layout.dtype, host)
+        read = self.experts.read(layer, expert, layout.dtype, host)
         # Zeros, for the gaps between the parts are sent and compared too.
         packed = huge_pages.zeros((layout.nbytes,), torch.uint8)
         layout.pack(read.gate_up, read.down, packed)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from moesaic.errors import InvalidInput, PlacementInfeasible
 from moesaic.experts.epochs import Epochs, Tenure
 from moesaic.experts.loaded import Bring, ExpertFiles
+from moesaic.experts.logical import weights_id
 from moesaic.experts.pace import LoadPace
 from moesaic.experts.slots import LoadResult, SlotTable, change_table
 from moesaic.messages.placement import EMPTY_SLOT, Placement
@@ -51,7 +52,11 @@ class PlacementLoader:
         """
         known = self._epochs.find(placement)
         worker_idx = self._index_in(placement)
-        wanted = {layer: placement.slots[i][worker_idx] for i, layer in enumerate(placement.layers)}
+        num_experts, way = placement.num_own, placement.rung.way
+        wanted = {
+            layer: [weights_id(e, num_experts, way) for e in placement.slots[i][worker_idx]]
+            for i, layer in enumerate(placement.layers)
+        }
         longest = max((len(experts) for experts in wanted.values()), default=0)
         if longest > self._slots_per_layer:
             raise InvalidInput(

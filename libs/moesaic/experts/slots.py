@@ -1,4 +1,4 @@
-"""The experts resident in one process, by layer and slot, and their computation.
+"""The experts resident in one process, by layer and slot, and their computation; named by weights ids.
 
 A ``SlotTable`` never changes: a new placement makes a new table, which shares unchanged layers. So a
 running step keeps the experts that it began with, while others are loaded or retired.
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from moesaic.experts.loaded import Bring, LoadedExpert
+from moesaic.experts.logical import LogicalExperts
 from moesaic.kernels.gated_mlp import GatedMLP, PlainMLP, make_mlp
 from moesaic.kernels.grouped_experts import grouped_experts
 from moesaic.kernels.linear import Quantization
@@ -20,7 +21,6 @@ from moesaic.kernels.packed_experts import PackedMLP, PackedSlots
 from moesaic.messages.placement import EMPTY_SLOT
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.weights.checkpoint import Checkpoint
-from moesaic.models.weights.experts import load_expert
 
 if TYPE_CHECKING:
     from moesaic.kernels.triton.grouped_experts import SlotWeights
@@ -184,18 +184,21 @@ def load_table(
     dtype: torch.dtype,
     device: torch.device,
     quantization: Quantization = "none",
+    resident: Sequence[SlotTable] = (),
 ) -> LoadResult:
-    """Make the table that holds ``wanted[layer][slot]``, all of it read from the checkpoint.
+    """Make the table that holds ``wanted[layer][slot]``; what no ``resident`` table has is read from files.
 
     Raises:
         CheckpointError: an expert's tensor is missing, damaged or mis-shaped.
     """
 
+    experts = LogicalExperts(checkpoint, config)
+
     def bring(layer: int, expert: int) -> LoadedExpert:
-        weights = load_expert(checkpoint, config, layer, expert, dtype, device)
+        weights = experts.read(layer, expert, dtype, device)
         return LoadedExpert(make_mlp(weights.gate_up, weights.down, quantization))
 
-    return change_table(wanted, bring, [])
+    return change_table(wanted, bring, resident)
 
 
 def change_table(

@@ -32,7 +32,7 @@ def add_up_choices(
         replies: each with results float32 ``[n, H]`` and their places, int64 ``[n, 1]``, among the
             ``T * k`` choices, row by row.
         topk_weights: float32 ``[T, k]``.
-        topk_ids: int32 ``[T, k]``.
+        topk_ids: int32 ``[T, k]``; -1 is nobody's choice, without a result.
 
     Returns:
         float32 ``[T, H]``.
@@ -40,12 +40,11 @@ def add_up_choices(
     Raises:
         ExpertUnavailable: some choice has no result, or several.
     """
-    num_choices = topk_ids.numel()
     places = torch.cat([reply.tensors[1][:, 0] for reply in replies])
-    whole = torch.equal(places.sort().values, torch.arange(num_choices))
+    whole = torch.equal(places.sort().values, (topk_ids.flatten() >= 0).nonzero().flatten())
     if not whole or len({decision_of(reply) for reply in replies}) > 1:
         raise ExpertUnavailable(layer, cause="its workers hold different placements")
     results = torch.cat([reply.tensors[0] for reply in replies])
-    result_of = torch.empty(num_choices, dtype=torch.int64)
-    result_of[places] = torch.arange(num_choices)
-    return sum_of_choices(results[result_of], topk_weights, topk_ids)
+    of_choice = results.new_zeros(topk_ids.numel(), results.shape[1])
+    of_choice[places] = results
+    return sum_of_choices(of_choice, topk_weights, topk_ids)

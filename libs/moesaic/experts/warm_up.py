@@ -17,6 +17,7 @@ from moesaic.experts.basis import AssignmentBasis
 from moesaic.experts.epochs import Epochs, Tenure
 from moesaic.experts.frames import layer_request
 from moesaic.experts.slots import LayerSlots, SlotTable
+from moesaic.kernels.brownout import LayerRung
 from moesaic.kernels.gated_mlp import make_mlp
 from moesaic.kernels.linear import Quantization
 from moesaic.kernels.warm_up import row_counts, warming
@@ -55,7 +56,10 @@ class WarmUp:
             return
         config, device = self._config, self._device
         meter = ActivationMeter(config.moe.num_experts)
-        answers = LayerAnswers(Epochs(""), self._gates, config, self._dtype, device, meter)
+        rung = LayerRung(config.moe.num_experts)
+        answers = LayerAnswers(
+            Epochs(""), self._gates, config, self._dtype, device, meter, lambda *_: rung
+        )
         with warming(device, SETTING, most_rows):
             table = self._table()
             alone = self._num_slots >= config.moe.num_experts  # one worker can have all of them

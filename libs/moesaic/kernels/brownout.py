@@ -94,6 +94,11 @@ class PromisedRows:
     def __len__(self) -> int:
         return len(self.level_of_row)
 
+    @property
+    def lowest(self) -> float:
+        """The lowest threshold."""
+        return min(level.threshold for level in self.levels)
+
     @cached_property
     def c(self) -> PromisesArgs:
         """The promises as C functions take them; they point into this object's memory."""
@@ -118,6 +123,10 @@ class PromisedRows:
         part = PromisedRows(self.levels, self.level_of_row[index], self.degraded.device)
         self._parts.append((index, part))
         return part
+
+    def note(self, degraded: Tensor) -> None:
+        """Add the degraded choices of each row in one layer, any integers ``[T]``, which others have counted."""
+        self.degraded += degraded.to(self.degraded)
 
     def settle(self) -> Tensor:
         """Count the choices of each row that its own experts did not serve, int32 ``[T]`` on the CPU."""

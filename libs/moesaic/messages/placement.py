@@ -2,6 +2,8 @@
 
 import msgspec
 
+from moesaic.messages.rung import Rung
+
 EMPTY_SLOT = -1
 
 
@@ -31,10 +33,17 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, tag="placement.v1"):
 
     epoch: int
     model_digest: str
-    num_experts: int
+    num_experts: int  # of a layer: the model's own, and behind them the united ones of ``rung``
     workers: list[PlacedWorker]
     layers: list[int]
     slots: list[list[list[int]]]
+    rung: Rung = Rung()  # how choices may be degraded
+    num_united: int = 0  # the last of ``num_experts``
+
+    @property
+    def num_own(self) -> int:
+        """Experts of a layer that the model itself has."""
+        return self.num_experts - self.num_united
 
     def holders(self, layer: int) -> list[list[int]]:
         """Indices of the workers that hold each expert of a decoder layer, ascending."""

@@ -44,15 +44,14 @@ class BlockHasher:
         told.update(f"{self._block_size} {self._model_digest}".encode())
         return told.digest()
 
-    def root(self, salt: str = "", *, exact: bool = False) -> bytes:
+    def root(self, salt: str = "") -> bytes:
         """Make the root that the first block's name is chained to.
 
         Args:
             salt: parts requests that must not find each other's blocks.
-            exact: never find blocks of requests that accept degraded computation.
         """
         root = blake2b(digest_size=HASH_BYTES, key=self._key, person=b"moesaic.root")
-        for part in (self._model_digest, "exact" if exact else "standard", salt):
+        for part in (self._model_digest, salt):
             encoded = part.encode()
             root.update(len(encoded).to_bytes(8, "little") + encoded)
         return root.digest()

@@ -95,7 +95,7 @@ class Submit(_message.Message):
     SCORING_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
-    EXACT_FIELD_NUMBER: _builtins.int
+    MIN_THRESHOLD_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     PART_OF_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
@@ -107,8 +107,8 @@ class Submit(_message.Message):
     """less goes first; equals go by arrival"""
     cache_salt: _builtins.str
     """only requests with the same one find each other's KV"""
-    exact: _builtins.bool
-    """never take over KV of requests that accept degraded computation"""
+    min_threshold: _builtins.float
+    """Of the choices of its rows, the share whose own experts serve, at least; 1: exact. It waits where that cannot be."""
     tenant: _builtins.str
     """whose turn it uses up; tenants take turns"""
     part_of: _builtins.str
@@ -132,13 +132,13 @@ class Submit(_message.Message):
         scoring: Global___Scoring | None = ...,
         priority: _builtins.int = ...,
         cache_salt: _builtins.str = ...,
-        exact: _builtins.bool = ...,
+        min_threshold: _builtins.float = ...,
         tenant: _builtins.str = ...,
         part_of: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "scoring", b"scoring", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cache_salt", b"cache_salt", "deadline_ms", b"deadline_ms", "exact", b"exact", "generation", b"generation", "part_of", b"part_of", "priority", b"priority", "request_id", b"request_id", "scoring", b"scoring", "tenant", b"tenant", "token_ids", b"token_ids", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cache_salt", b"cache_salt", "deadline_ms", b"deadline_ms", "generation", b"generation", "min_threshold", b"min_threshold", "part_of", b"part_of", "priority", b"priority", "request_id", b"request_id", "scoring", b"scoring", "tenant", b"tenant", "token_ids", b"token_ids", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["generation", "scoring"]  # noqa: Y015
     _WhichOneofArgType_work: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015
@@ -761,6 +761,7 @@ class Finished(_message.Message):
     EPOCHS_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_ID_FIELD_NUMBER: _builtins.int
     STOP_LOGPROB_FIELD_NUMBER: _builtins.int
+    DEGRADATION_FIELD_NUMBER: _builtins.int
     reason: Global___FinishReason.ValueType
     prompt_tokens: _builtins.int
     completion_tokens: _builtins.int
@@ -774,6 +775,10 @@ class Finished(_message.Message):
     def stop_logprob(self) -> Global___TokenLogprob:
         """of that token, if asked for"""
 
+    @_builtins.property
+    def degradation(self) -> Global___Degradation:
+        """absent: nothing was degraded"""
+
     def __init__(
         self,
         *,
@@ -784,16 +789,47 @@ class Finished(_message.Message):
         epochs: _abc.Iterable[Global___EpochSpan] | None = ...,
         stop_token_id: _builtins.int | None = ...,
         stop_logprob: Global___TokenLogprob | None = ...,
+        degradation: Global___Degradation | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "stop_logprob", b"stop_logprob", "stop_token_id", b"stop_token_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "degradation", b"degradation", "stop_logprob", b"stop_logprob", "stop_token_id", b"stop_token_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "epochs", b"epochs", "prompt_tokens", b"prompt_tokens", "reason", b"reason", "stop_logprob", b"stop_logprob", "stop_token_id", b"stop_token_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "degradation", b"degradation", "epochs", b"epochs", "prompt_tokens", b"prompt_tokens", "reason", b"reason", "stop_logprob", b"stop_logprob", "stop_token_id", b"stop_token_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__stop_token_id: _TypeAlias = _typing.Literal["stop_token_id"]  # noqa: Y015
     _WhichOneofArgType__stop_token_id: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__stop_token_id) -> _WhichOneofReturnType__stop_token_id | None: ...
 
 Global___Finished: _TypeAlias = Finished  # noqa: Y015
+
+@_typing.final
+class Degradation(_message.Message):
+    """What brownout made of a request's work."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEAN_THRESHOLD_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    mean_threshold: _builtins.float
+    """that its rows were promised"""
+    share: _builtins.float
+    """of the choices of experts, over rows and layers, that their own experts did not serve"""
+    rows: _builtins.int
+    """that were computed"""
+    def __init__(
+        self,
+        *,
+        mean_threshold: _builtins.float = ...,
+        share: _builtins.float = ...,
+        rows: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mean_threshold", b"mean_threshold", "rows", b"rows", "share", b"share"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Degradation: _TypeAlias = Degradation  # noqa: Y015
 
 @_typing.final
 class EpochSpan(_message.Message):

@@ -1,6 +1,7 @@
 """Links to the expert workers that the placement names."""
 
 from moesaic.dispatch.routed.dispatcher import RoutedDispatcher
+from moesaic.experts.logical import LogicalExperts
 from moesaic.kernels.own_thread import on_own_thread
 from moesaic.services.attention.modes.contract import WorkerParts
 from moesaic.services.attention.modes.peers import follow_placement
@@ -22,6 +23,7 @@ async def link_expert_workers(worker: WorkerParts) -> tuple[OpenNetwork, RoutedD
         settings.expert_scheduling,
         deterministic=settings.deterministic,
         wire="own" if settings.wire_dtype == "auto" else settings.wire_dtype,
+        rung_of=LogicalExperts(worker.checkpoint, config).layer_rung,
     )
     worker.process.parts.push_async_callback(lambda: thread.run(dispatcher.close()))
     await follow_placement(worker, thread, dispatcher)

@@ -2,13 +2,15 @@
 
 from functools import partial
 
-from moesaic.dispatch.local import LocalDispatcher
+from moesaic.dispatch.contract import Step
+from moesaic.dispatch.local import LocalDispatcher, LocalExperts
 from moesaic.engine.computing import Shortcut
 from moesaic.engine.one_call import LocalSteps
 from moesaic.kernels.own_thread import on_own_thread
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.layers.decode_graphs import DecodeGraphs
 from moesaic.models.layers.kv_cache import KVCache
+from moesaic.models.layers.whole_steps import WholeSteps
 from moesaic.services.attention.modes.contract import Mode, OpenMode, WorkerParts
 from moesaic.services.attention.modes.offload import plan_offload
 from moesaic.services.attention.settings import AttentionSettings
@@ -36,10 +38,15 @@ async def open_local(worker: WorkerParts) -> Mode:
 def _shortcut(worker: WorkerParts, dispatcher: LocalDispatcher, cache: KVCache) -> Shortcut | None:
     settings, decoder = worker.settings, worker.decoder
     if settings.device == "cpu":
-        whole = decoder.whole_steps(cache, dispatcher.kernels)
-        return LocalSteps(whole) if whole else None
+
+        def whole_of(step: Step) -> WholeSteps | None:
+            experts: LocalExperts = step.route
+            return decoder.whole_steps(cache, experts.kernels)
+
+        return LocalSteps(whole_of) if whole_of(dispatcher.begin_step()) else None
     if not settings.decode_graph_tokens:
         return None
     moe = partial(dispatcher.dispatch, dispatcher.begin_step())
     max_length = min(settings.decode_graph_tokens, decoder.config.max_positions)
-    return LocalSteps(DecodeGraphs(decoder, cache, moe, settings.max_num_seqs, max_length))
+    graphs = DecodeGraphs(decoder, cache, moe, settings.max_num_seqs, max_length)
+    return LocalSteps(lambda step: graphs)

@@ -43,7 +43,19 @@ class RequestBody(BodyPart):
 class Extension(BodyPart):
     """The ``moesaic`` object of a request; other fields are refused."""
 
-    quality: Literal["standard", "exact"] = "standard"
+    quality: Literal["standard", "exact"] = Field(
+        "standard",
+        description="exact: no expert's work is left to another, however much there is to do; such a "
+        "request may wait, or be refused with 503",
+    )
+    min_threshold: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        allow_inf_nan=False,
+        description="share of the choices of experts that experts serve themselves, at least, while others are "
+        "degraded; 1 is quality exact",
+    )
     deadline_ms: int | None = Field(None, ge=1, le=86_400_000)
     priority: Priority = 0
     provenance: bool = False
@@ -52,6 +64,11 @@ class Extension(BodyPart):
         description="false: score without keeping the KV of the prompt, and without looking for any; "
         "default: as the workers are set up. Of no effect on generations, which need it",
     )
+
+    @property
+    def least_threshold(self) -> float:
+        """The threshold that the request accepts; 1: exact."""
+        return 1.0 if self.quality == "exact" else self.min_threshold
 
 
 class InferenceWire(RequestBody):

@@ -1,6 +1,6 @@
 """Accounts of a request that every answer carries: the tokens it took, and their origin."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -30,6 +30,18 @@ class EpochTokens(msgspec.Struct):
     tokens: int
 
 
+class Quality(msgspec.Struct):
+    """What brownout made of an answer.
+
+    Attributes:
+        mean_threshold: share of choices whose own experts were to serve, mean over its rows; 1: nothing was degraded.
+        degraded_share: of the choices of experts, over rows and layers, that others or nobody served.
+    """
+
+    mean_threshold: float
+    degraded_share: float
+
+
 class Provenance(msgspec.Struct, omit_defaults=True, kw_only=True):
     """The ``moesaic`` object of an answer.
 
@@ -37,12 +49,14 @@ class Provenance(msgspec.Struct, omit_defaults=True, kw_only=True):
         epochs: tokens under each placement. A worker tells them when it finishes: an answer that a stop string cut
             short is not among them, and the field is absent when nothing is known.
         cached_tokens: prompt tokens that workers had already, likewise as far as they told.
+        quality: as far as they told; absent when nothing is known.
         workers: who computed it, if asked for.
         prompt_version: of the words that questions were put in; with others the numbers would differ.
     """
 
     epochs: list[EpochTokens] = []
     cached_tokens: int
+    quality: Quality | None = None
     workers: list[str] | None = None
     prompt_version: str | None = None
 
@@ -59,6 +73,7 @@ def provenance_of(
         names_workers: the caller wants to know the workers.
     """
     tokens: dict[int, int] = {}
+    finished = list(finished)
     for done in finished:
         for span in done.epochs:
             tokens[span.epoch] = tokens.get(span.epoch, 0) + span.tokens
@@ -66,5 +81,21 @@ def provenance_of(
     return Provenance(
         epochs=[EpochTokens(epoch, count) for epoch, count in sorted(tokens.items())],
         cached_tokens=cached_tokens,
+        quality=_quality_of(finished) if finished else None,
         workers=workers if names_workers else None,
     )
+
+
+def _quality_of(finished: Sequence[Finished]) -> Quality:
+    """Weigh the runs of a request by their rows; those that were not degraded say nothing of theirs."""
+    rows = [
+        done.degradation.rows or done.prompt_tokens + done.completion_tokens for done in finished
+    ]
+    thresholds = degraded = 0.0
+    for done, count in zip(finished, rows, strict=True):
+        told = done.degradation
+        known = done.HasField("degradation")
+        thresholds += count * (told.mean_threshold if known else 1.0)
+        degraded += count * told.share
+    total = max(1, sum(rows))
+    return Quality(round(thresholds / total, 4), round(degraded / total, 4))

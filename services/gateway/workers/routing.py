@@ -201,7 +201,7 @@ class Routing:
             reuses = scoring.store_kv if scoring.HasField("store_kv") else stored
         hashes: list[bytes] = []
         if reuses:
-            root = self._hasher.root(submit.cache_salt, exact=submit.exact)
+            root = self._hasher.root(submit.cache_salt)
             self._hasher.extend(hashes, root, submit.token_ids)
         return Job(
             job_id=task,

@@ -45,7 +45,7 @@ class RequestTerms:
     priority: int = 0  # less goes first; below 0, before the tenant's own requests only
     tenant: str = ""  # the owner of the turns that they use up
     cache_salt: str = ""  # only requests with the same one share computed prefixes
-    exact: bool = False  # no KV that was computed in a degraded way may be used
+    min_threshold: float = 0.0  # share of choices whose own experts serve, at least; 1: exact
     store_kv: bool | None = None  # of scorings; None: as workers do by default
 
 
@@ -81,7 +81,7 @@ class Run:
             deadline_ms=deadline_ms,
             priority=self.terms.priority,
             cache_salt=self.terms.cache_salt,
-            exact=self.terms.exact,
+            min_threshold=self.terms.min_threshold,
             tenant=self.terms.tenant,
             part_of=request_id.rpartition("-")[0],
         )

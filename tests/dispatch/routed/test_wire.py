@@ -16,6 +16,7 @@ from moesaic.errors import ExpertUnavailable, InvalidInput
 from moesaic.experts.basis import AssignmentBasis
 from moesaic.experts.frames import FLOAT32_SUMS
 from moesaic.experts.wire_rows import from_wire, pack_rows, to_wire
+from moesaic.kernels.brownout import PromisedRows
 from moesaic.messages.wire import WireDtype
 from moesaic.native.library import library
 from moesaic.transport.frame import Frame, FrameKind
@@ -37,11 +38,13 @@ def request_of(rows: Tensor, workers: int, layer: int = 1, flags: int = 0) -> Fr
     return Frame(kind=FrameKind.REQUEST, epoch=1, layer=layer, flags=flags, tensors=[rows, basis])
 
 
-async def dispatched(c: Any, rows: Tensor, layer: int = 1) -> Tensor:
+async def dispatched(
+    c: Any, rows: Tensor, layer: int = 1, promised: PromisedRows | None = None
+) -> Tensor:
     await asyncio.wait_for(c.routed.reachable(), 5)
     step = c.routed.begin_step()
     try:
-        summed: Tensor = await c.routed.dispatch(step, layer, rows)
+        summed: Tensor = await c.routed.dispatch(step, layer, rows, promised)
         return summed
     finally:
         c.routed.end_step(step)
@@ -153,8 +156,10 @@ class OverRings:
     def __init__(self, cluster: Any, client: EngineThread, answers: Sequence[Any]) -> None:
         self.cluster, self._client, self._answers = cluster, client, answers
 
-    async def dispatched(self, rows: Tensor, layer: int) -> Tensor:
-        return await self._client.run(dispatched(self.cluster, rows, layer))
+    async def dispatched(
+        self, rows: Tensor, layer: int, promised: PromisedRows | None = None
+    ) -> Tensor:
+        return await self._client.run(dispatched(self.cluster, rows, layer, promised))
 
     def answered_natively(self) -> int:
         return sum(int(each.take_tally().batches) for each in self._answers)

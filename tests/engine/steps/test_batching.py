@@ -1,6 +1,7 @@
 """The batcher by examples: what is found, who waits for whom, who gives way, who goes first."""
 
 import itertools
+import math
 import random
 from collections import Counter
 from dataclasses import replace
@@ -73,15 +74,41 @@ def test_what_an_answer_said_is_found_by_the_next_turn() -> None:
     assert batcher.plan().chunks[0].start == 48
 
 
-@pytest.mark.parametrize("how", [{"cache_salt": "other"}, {"exact": True}])
-def test_other_tenants_and_better_qualities_find_nothing(how: dict[str, int | str]) -> None:
+def test_other_tenants_find_nothing() -> None:
     batcher = batcher_of()
     batcher.submit(request("first", 48))
     run(batcher)
 
-    batcher.submit(request("again", 48, **how))
+    batcher.submit(request("again", 48, cache_salt="other"))
 
     assert batcher.plan().chunks[0].start == 0
+
+
+@pytest.mark.parametrize(("clean", "found"), [(0, 0), (15, 0), (16, 16), (33, 32), (math.inf, 32)])
+def test_nobody_finds_kv_that_was_computed_in_a_degraded_way(clean: float, found: int) -> None:
+    batcher = batcher_of()
+    batcher.submit(request("first", 48))
+    while batcher.unfinished():
+        [chunk] = batcher.plan().chunks
+        chunk.sequence.account.clean = clean
+        commit(batcher, chunk)
+
+    batcher.submit(request("again", 48))
+
+    assert batcher.plan().chunks[0].start == found
+
+
+def test_nobody_waits_for_blocks_that_will_not_be_published() -> None:
+    batcher = batcher_of()
+    batcher.submit(request("first", 48))
+    batcher.plan()
+    batcher.submit(request("waits", 48))
+    assert {chunk.sequence.request.key.request_id for chunk in batcher.plan().chunks} == {"first"}
+
+    batcher.running[0].account.clean = 0
+
+    both = {chunk.sequence.request.key.request_id for chunk in batcher.plan().chunks}
+    assert "waits" in both
 
 
 def test_requests_that_begin_alike_compute_the_beginning_once() -> None:

@@ -44,7 +44,7 @@ def text_of(chunk: Chunk) -> tuple[int, ...]:
 
 
 def root_of(request: Request) -> bytes:
-    return HASHER.root(request.cache_salt, exact=request.exact)
+    return HASHER.root(request.cache_salt)
 
 
 def place_of(chunk: Chunk, position: int) -> tuple[int, int]:
@@ -85,7 +85,7 @@ class AnyHistory(RuleBasedStateMachine):
         {
             "priority": st.integers(-1, 1),
             "cache_salt": st.sampled_from(["", "", "a"]),
-            "exact": st.sampled_from([False, False, True]),
+            "min_threshold": st.sampled_from([0.0, 0.0, 1.0]),
             "deadline_s": st.sampled_from([None, None, 5.0, 20.0]),
             "tenant": st.sampled_from(["", "", "x", "y"]),
             "part_of": st.sampled_from(["", "one", "two"]),

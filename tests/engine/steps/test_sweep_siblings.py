@@ -109,7 +109,7 @@ async def test_nobody_shares_with_another_tenant(tiny_model: Any) -> None:
     async with rig(tiny_model) as r:
         r.submit("0", asked["0"], FREE)
         r.submit("1", asked["1"], FREE, cache_salt="other")
-        r.submit("exact", asked["1"], FREE, exact=True)
+        r.submit("exact", asked["1"], FREE, min_threshold=1.0)
         await r.ended("0", "1", "exact")
 
         assert [r.cached(name) for name in ("0", "1", "exact")] == [0, 0, 0]

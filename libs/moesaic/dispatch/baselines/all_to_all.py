@@ -31,6 +31,7 @@ from moesaic.errors import (
 )
 from moesaic.experts.pull.ranges import Share
 from moesaic.experts.slots import load_table
+from moesaic.kernels.brownout import PromisedRows
 from moesaic.kernels.linear import Quantization
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.layers.gate import load_gates
@@ -124,8 +125,14 @@ class AllToAllDispatcher:
         )
         self._join_soon()
 
-    async def dispatch(self, step: Step, layer: int, hidden_states: Tensor) -> Tensor:
-        """See ``Dispatcher.dispatch``; the order of sums follows the shares."""
+    async def dispatch(
+        self,
+        step: Step,
+        layer: int,
+        hidden_states: Tensor,
+        promised: PromisedRows | None = None,
+    ) -> Tensor:
+        """See ``Dispatcher.dispatch``; the order of sums follows the shares. Steps have no rung."""
         if layer == self._layers[0]:
             if self._without_rows is not None:
                 await asyncio.wait([self._without_rows])

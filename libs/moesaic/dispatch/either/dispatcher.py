@@ -13,6 +13,7 @@ from torch import Tensor
 from moesaic.dispatch.contract import Dispatcher, Step
 from moesaic.dispatch.either.cost_line import WAYS, Way, WayChoice, WayChooser
 from moesaic.errors import NotReady
+from moesaic.kernels.brownout import PromisedRows
 
 log = structlog.get_logger()
 
@@ -58,11 +59,18 @@ class ChoosingDispatcher:
                 steps[way] = self._ways[way].begin_step()
             except NotReady as error:
                 refused = error
+        if "gather" in steps and steps.get("route") is not None and steps["route"].has_lost:
+            self._ways["route"].end_step(steps.pop("route"))
         if not steps:
             assert refused is not None
             raise refused
         epoch = max(step.epoch for step in steps.values())
-        return replace(next(iter(steps.values())), epoch=epoch, route=_Journey(steps))
+        first = next(iter(steps.values()))
+        # Which way it goes is not known yet, so it may be degraded only in a way that both have.
+        alike = all(step.rung == first.rung for step in steps.values())
+        return replace(
+            first, epoch=epoch, route=_Journey(steps), rung=first.rung if alike else None
+        )
 
     def end_step(self, step: Step) -> None:
         """See ``Dispatcher.end_step``; learns from a step that came to its end."""
@@ -77,7 +85,13 @@ class ChoosingDispatcher:
                 PREDICTED.labels(choice.way).inc(choice.predicted_s[choice.way])
                 TAKEN.labels(choice.way).inc(journey.taken_s)
 
-    async def dispatch(self, step: Step, layer: int, hidden_states: Tensor) -> Tensor:
+    async def dispatch(
+        self,
+        step: Step,
+        layer: int,
+        hidden_states: Tensor,
+        promised: PromisedRows | None = None,
+    ) -> Tensor:
         """See ``Dispatcher.dispatch``."""
         journey: _Journey = step.route
         if journey.choice is None:
@@ -85,7 +99,9 @@ class ChoosingDispatcher:
             journey.choice = self._choose(journey)
         way = journey.choice.way
         started = time.perf_counter()
-        combined = await self._ways[way].dispatch(journey.steps[way], layer, hidden_states)
+        combined = await self._ways[way].dispatch(
+            journey.steps[way], layer, hidden_states, promised
+        )
         journey.taken_s += time.perf_counter() - started
         journey.num_layers += 1
         return combined

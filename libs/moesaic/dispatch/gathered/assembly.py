@@ -15,12 +15,14 @@ from moesaic.dispatch.gathered.dispatcher import GatheredDispatcher
 from moesaic.dispatch.gathered.holders import Linked, PlacedHolders, ShareHolders
 from moesaic.dispatch.gathered.mover import Mover
 from moesaic.dispatch.gathered.plan import GatherPlan
+from moesaic.dispatch.rungs import RungLoader
 from moesaic.experts.packed import PackedExperts
 from moesaic.experts.pull.frames import contents_digest
 from moesaic.experts.pull.ranges import POOL_PULLS
 from moesaic.experts.pull.server import PullServer
 from moesaic.experts.pull.shard import MemoryShard
 from moesaic.experts.pull.shard_file import FileShard, shard_file
+from moesaic.kernels.gated_mlp import GatedMLP
 from moesaic.kernels.own_thread import on_own_thread
 from moesaic.models.layers.gate import Gate
 from moesaic.transport.contract import Network
@@ -98,9 +100,16 @@ async def assemble(
         parts.push_async_callback(lambda: run_on_mover(mover.close()))
         held = shard.rows if isinstance(shard, MemoryShard) else {}
         dispatcher = GatheredDispatcher(
-            plan, packed.layout, gates, resident, held, memory, mover.start
+            plan, packed.layout, gates, resident, held, memory, mover.start, _rungs(plan, packed)
         )
         metrics.MEMORY_BYTES.set(plan.total_bytes)
         digest = digests[plan.share]
         server = PullServer(plan.gathered_layers, plan.held.layer_bytes, shard, digest, reader)
         yield GatheredParts(plan, dispatcher, mover, server, holders)
+
+
+def _rungs(plan: GatherPlan, packed: PackedExperts) -> RungLoader:
+    def bring(layer: int, expert: int) -> GatedMLP:
+        return packed.layout.view(packed.packed(layer, [expert])[0])
+
+    return RungLoader(packed.experts, plan.layers, plan.num_experts, bring)

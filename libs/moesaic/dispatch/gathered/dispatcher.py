@@ -13,7 +13,9 @@ from moesaic.dispatch.contract import Step
 from moesaic.dispatch.gathered import metrics
 from moesaic.dispatch.gathered.plan import GatherPlan
 from moesaic.dispatch.gathered.ring import Fill, Ring
+from moesaic.dispatch.rungs import LoadedRung, RungLoader, with_united
 from moesaic.experts.slots import LayerSlots, SlotTable
+from moesaic.kernels.brownout import PromisedRows, split_choices
 from moesaic.kernels.expert_layout import ExpertLayout
 from moesaic.models.layers.gate import Gate
 
@@ -30,6 +32,7 @@ class GatheredDispatcher:
         held: Mapping[int, Tensor],
         memory: Sequence[Tensor],
         start: Callable[[Fill], None],
+        rungs: RungLoader,
     ) -> None:
         """
         Args:
@@ -40,13 +43,16 @@ class GatheredDispatcher:
             held: of each gathered layer, the experts that stay in memory, uint8 ``[n, nbytes]``.
             memory: of each buffer of the ring, uint8 ``[len(plan.gathered), nbytes]``.
             start: begins to fill a buffer; returns at once.
+            rungs: loads united experts, which stay in memory.
         """
         self._gates, self._first = gates, plan.layers[0]
         everything = tuple(range(plan.num_experts))
         mlps = tuple(layout.view(row) for row in resident)
-        self._resident = SlotTable({self._first: LayerSlots(everything, mlps)})
+        self.rungs = rungs
+        self._loaded: LoadedRung | None = None
+        self._own_resident = SlotTable({self._first: LayerSlots(everything, mlps)})
         kept = {layer: [layout.view(row) for row in rows] for layer, rows in held.items()}
-        self._tables = []
+        self._own_tables = []
         for rows in memory:
             gathered = [layout.view(row) for row in rows]
             layers = {}
@@ -54,7 +60,8 @@ class GatheredDispatcher:
                 by_expert = dict(zip(plan.gathered, gathered, strict=True))
                 by_expert |= zip(plan.in_memory, kept.get(layer, ()), strict=True)
                 layers[layer] = LayerSlots(everything, tuple(by_expert[e] for e in everything))
-            self._tables.append(SlotTable(layers))
+            self._own_tables.append(SlotTable(layers))
+        self._resident, self._tables = self._own_resident, self._own_tables
         self._gathered = plan.gathered_layers
         self._ring = Ring(self._gathered, plan.num_buffers, start) if self._gathered else None
         self._waits = {layer: metrics.WAIT_SECONDS.labels(layer) for layer in self._gathered}
@@ -65,6 +72,12 @@ class GatheredDispatcher:
         self._held: Fill | None = None  # a slice's layer: the next slice may be of the same one
         self.compute_s: tuple[float, ...] = ()  # of the last whole step's layers, without waits
         self.wait_s: tuple[float, ...] = ()
+
+    def adopt(self, loaded: LoadedRung | None) -> None:
+        """See ``Degrading.adopt``; between two steps."""
+        self._loaded = loaded
+        self._resident = with_united(self._own_resident, loaded)
+        self._tables = [with_united(table, loaded) for table in self._own_tables]
 
     def prime(self) -> None:
         """Begin to gather the first layers; once, before the first step."""
@@ -79,7 +92,9 @@ class GatheredDispatcher:
     def begin_step(self) -> Step:
         """A step of the one placement there is."""
         self._stamps, self._began = [], False
-        return Step(os.urandom(16), epoch=0)
+        return Step(
+            os.urandom(16), epoch=0, rung=self._loaded.rung if self._loaded is not None else None
+        )
 
     def end_step(self, step: Step) -> None:
         """Note the step's times.
@@ -96,7 +111,13 @@ class GatheredDispatcher:
             self._enter(self._ring, self._gathered[0])
         self._stamps, self._began = [], False
 
-    async def dispatch(self, step: Step, layer: int, hidden_states: Tensor) -> Tensor:
+    async def dispatch(
+        self,
+        step: Step,
+        layer: int,
+        hidden_states: Tensor,
+        promised: PromisedRows | None = None,
+    ) -> Tensor:
         """See ``Dispatcher.dispatch``.
 
         Raises:
@@ -105,6 +126,9 @@ class GatheredDispatcher:
         """
         entered = time.perf_counter()
         topk_weights, topk_ids = self._gates[layer](hidden_states)
+        if promised is not None:
+            assert self._loaded is not None  # or the step had no rung
+            split_choices(topk_ids, topk_weights, promised, self._loaded.layers[layer])
         if layer == self._first or self._ring is None:
             self._began = True
             self._stamps.append((entered, 0.0))

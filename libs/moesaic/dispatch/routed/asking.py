@@ -18,6 +18,7 @@ from torch import Tensor
 from moesaic.dispatch.routed.route import Route
 from moesaic.dispatch.routed.sum_order import by_node
 from moesaic.errors import DeadlineExceeded, FrameError, MoesaicError, PeerLost
+from moesaic.kernels.brownout import PromisedRows
 from moesaic.messages.wire import WireDtype
 from moesaic.native.library import lib
 from moesaic.native.structs import ApartArgs, AskArgs, AskedArgs
@@ -156,7 +157,13 @@ class NativeAsking:
         return self._asks[route]
 
     def begin(
-        self, route: Route, step_id: bytes, layer: int, rows: Tensor, basis: Tensor
+        self,
+        route: Route,
+        step_id: bytes,
+        layer: int,
+        rows: Tensor,
+        basis: Tensor,
+        promised: PromisedRows | None = None,
     ) -> "SentBatch | None":
         """Send a batch to all workers of a layer; ``None`` if Python has to."""
         if rows.dtype != torch.float32:
@@ -167,7 +174,7 @@ class NativeAsking:
         ask, seq = asks.by_layer[layer], self._seq
         self._seq += ask.c.num
         unsettled = _Unsettled(ask, step_id, seq, self.patience_s(len(rows)))
-        return SentBatch(unsettled, rows.contiguous(), basis, self._network)
+        return SentBatch(unsettled, rows.contiguous(), basis, self._network, promised)
 
     def apart(
         self, asks: RouteAsks, step_id: bytes, awake_ns: int, cores: Sequence[int] = ()
@@ -297,7 +304,14 @@ class _Unsettled:
 class SentBatch:
     """One batch under way. Finish it before the next turn to use its links, or drop it."""
 
-    def __init__(self, unsettled: _Unsettled, rows: Tensor, basis: Tensor, network: Any) -> None:
+    def __init__(
+        self,
+        unsettled: _Unsettled,
+        rows: Tensor,
+        basis: Tensor,
+        network: Any,
+        promised: PromisedRows | None = None,
+    ) -> None:
         """Send the rows, float32 ``[T, H]``, contiguous; ``basis`` is encoded."""
         ask = unsettled.ask
         self._unsettled, self._network, self._under_way = unsettled, network, True
@@ -305,7 +319,7 @@ class SentBatch:
         self.out = torch.empty_like(rows)
         node_sum = torch.empty_like(rows) if ask.num_nodes > 1 else None
         self.loads = torch.empty(ask.c.num_workers, dtype=torch.int64) if len(basis) > 1 else None
-        self._kept = rows, basis, node_sum
+        self._kept = rows, basis, node_sum, promised
         low, high = _halves(unsettled.step_id)
         self._c = AskedArgs(
             id_low=low,
@@ -321,6 +335,8 @@ class SentBatch:
             loads=None if self.loads is None else self.loads.data_ptr(),
             deadline_ns=int(unsettled.deadline_s * 1e9),
             awake_ns=AWAKE_NS,
+            promises=None if promised is None else ctypes.pointer(promised.c),
+            degraded=None if promised is None else promised.degraded.data_ptr(),
         )
         if lib().ask_begin(ask=ask.c, asked=self._c):
             raise MemoryError("no memory for a request")

@@ -23,8 +23,9 @@ import itertools
 import os
 from collections.abc import Awaitable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import structlog
 import torch
@@ -41,13 +42,16 @@ from moesaic.errors import ExpertUnavailable, MoesaicError, NotReady, StaleEpoch
 from moesaic.experts.basis import loads_in
 from moesaic.experts.frames import (
     decision_of,
+    degraded_in,
     is_partial_sum,
     is_unsummed,
     layer_request,
     loads_of,
 )
+from moesaic.experts.logical import RungOf
 from moesaic.experts.unsummed import add_up_choices, rows_at_once
 from moesaic.experts.wire_rows import from_wire, to_wire
+from moesaic.kernels.brownout import PromisedRows, split_choices
 from moesaic.messages.placement import Placement
 from moesaic.messages.scheduling import ExpertScheduling
 from moesaic.messages.wire import WireDtype
@@ -78,6 +82,7 @@ class RoutedDispatcher:
         *,
         deterministic: bool = False,
         wire: WireDtype = "own",
+        rung_of: RungOf | None = None,
     ) -> None:
         """Use ``network`` for tensors.
 
@@ -88,8 +93,9 @@ class RoutedDispatcher:
             scheduling: how expert workers choose among replicas.
             deterministic: sums have the bits of ``local``, wherever experts are; see ``unsummed``.
             wire: form in which rows and sums travel, unless ``deterministic``.
+            rung_of: describes how a layer is degraded, for ``deterministic``; None: steps have no rung.
         """
-        self._network, self._gates = network, gates
+        self._network, self._gates, self._rung_of = network, gates, rung_of
         self._deterministic, self._wire = deterministic, wire
         self.native = NativeAsking(network, timeout_s, wire)
         self._routes = Routes(network, scheduling)
@@ -166,9 +172,13 @@ class RoutedDispatcher:
     def begin_step(self) -> Step:
         """See ``Dispatcher.begin_step``."""
         route = self._routes.current
-        if route is None:
+        if route is None or (route.has_lost and self._deterministic):
             raise NotReady(f"waiting for {'; '.join(self.waiting_for)}", code="expert_unavailable")
-        step = Step(os.urandom(16), route.placement.epoch, route)
+        step = Step(
+            os.urandom(16), route.placement.epoch, route, rung=route.rung, has_lost=route.has_lost
+        )
+        if self._deterministic and self._rung_of is None:
+            step = replace(step, rung=None)
         self._routes.pin(step.step_id, route.placement)
         return step
 
@@ -180,18 +190,27 @@ class RoutedDispatcher:
         """See ``Dispatcher.reachable``."""
         await self._routes.reachable()
 
-    def dispatch(self, step: Step, layer: int, hidden_states: Tensor) -> Awaitable[Tensor]:
+    def dispatch(
+        self,
+        step: Step,
+        layer: int,
+        hidden_states: Tensor,
+        promised: PromisedRows | None = None,
+    ) -> Awaitable[Tensor]:
         """See ``Dispatcher.dispatch``. Several batches of one step may be under way at once.
 
-        Where that takes no Python, rows are sent before this returns.
+        Where that takes no Python, rows are sent before this returns. Rows with promises go directly.
         """
-        if self.goes_directly(step.route, (layer,)):
-            return self._directly(step, layer, hidden_states)
-        return self._indirectly(step, layer, hidden_states)
+        alone = promised is not None and not self._deterministic
+        if alone or self.goes_directly(step.route, (layer,)):
+            return self._directly(step, layer, hidden_states, promised)
+        return self._indirectly(step, layer, hidden_states, promised)
 
-    async def _indirectly(self, step: Step, layer: int, hidden_states: Tensor) -> Tensor:
+    async def _indirectly(
+        self, step: Step, layer: int, hidden_states: Tensor, promised: PromisedRows | None
+    ) -> Tensor:
         if self._carrier is None or self._deterministic:
-            combined = await self._one_by_one(step, layer, hidden_states)
+            combined = await self._one_by_one(step, layer, hidden_states, promised)
         else:
             # Rows of several workers go as one batch, so none of them tells what is under way.
             direct = partial(self._directly, step, layer, hidden_states)
@@ -200,7 +219,13 @@ class RoutedDispatcher:
             )
         return combined.to(hidden_states.device, hidden_states.dtype)
 
-    def _directly(self, step: Step, layer: int, hidden_states: Tensor) -> Awaitable[Tensor]:
+    def _directly(
+        self,
+        step: Step,
+        layer: int,
+        hidden_states: Tensor,
+        promised: PromisedRows | None = None,
+    ) -> Awaitable[Tensor]:
         route: Route = step.route
         basis = route.basis_of(layer)
         sent: SentBatch | None = None
@@ -208,9 +233,9 @@ class RoutedDispatcher:
             rows = hidden_states  # Python sends: C functions know no parcels
         else:
             rows = hidden_states.cpu()
-            sent = self.native.begin(route, step.step_id, layer, rows, basis)
+            sent = self.native.begin(route, step.step_id, layer, rows, basis, promised)
         # From now on other batches are assigned with regard to it.
-        batch = _Batch(route.sent(layer), hidden_states, rows, basis, self._wire, apart)
+        batch = _Batch(route.sent(layer), hidden_states, rows, basis, self._wire, apart, promised)
         return self._settled(step, batch, sent)
 
     async def _settled(self, step: Step, batch: "_Batch", sent: SentBatch | None) -> Tensor:
@@ -232,9 +257,12 @@ class RoutedDispatcher:
         route, layer, basis = step.route, batch.layer, batch.basis
         rows = to_wire(batch.rows, batch.wire).contiguous()
         if sent is not None:
-            replies = self._read(step, layer, [rows, basis], await sent.outcomes())
+            outcomes = await sent.outcomes()
+            replies = self._read(step, layer, [rows, basis], outcomes, promised=batch.promised)
         else:
-            replies = await self._ask(step, layer, [rows, basis], apart=batch.apart)
+            replies = await self._ask(
+                step, layer, [rows, basis], promised=batch.promised, apart=batch.apart
+            )
         if _differ(replies):
             self._note_divergence(step, layer, replies)
             seen = batch.hidden_states
@@ -242,18 +270,29 @@ class RoutedDispatcher:
                 seen = from_wire(rows).to(seen)
             topk_weights, topk_ids = self._gates[layer](seen)
             routing = [topk_weights.cpu(), topk_ids.cpu()]
-            replies = await self._ask(step, layer, [rows, basis, *routing], apart=batch.apart)
+            replies = await self._ask(
+                step, layer, [rows, basis, *routing], promised=batch.promised, apart=batch.apart
+            )
             if _differ(replies):  # not over the gate, then
                 raise ExpertUnavailable(layer, cause="its workers hold different placements")
         route.learn(layer, basis, loads_of(replies[0]) if len(basis) > 1 else None)
+        if batch.promised is not None:
+            batch.promised.note(degraded_in(replies[0]))
         parts = [from_wire(reply.tensors[0]) for reply in replies]
         by_worker = dict(zip(route.targets[layer], parts, strict=True))
         return combine(route.placement.workers, by_worker, len(rows))
 
-    async def _one_by_one(self, step: Step, layer: int, hidden_states: Tensor) -> Tensor:
+    async def _one_by_one(
+        self, step: Step, layer: int, hidden_states: Tensor, promised: PromisedRows | None
+    ) -> Tensor:
         """The bits of ``local``: the result of each of a row's experts comes here by itself."""
         route: Route = step.route
         topk_weights, topk_ids = self._gates[layer](hidden_states)
+        if promised is not None:
+            assert route.rung is not None  # or nobody would have promised anything
+            assert self._rung_of is not None
+            rung = self._rung_of(layer, route.rung, None)
+            split_choices(topk_ids, topk_weights, promised, rung)
         whole = hidden_states.cpu(), topk_weights.cpu(), topk_ids.cpu()
         at_once, sums = rows_at_once(topk_ids.shape[1]), []
         for start in range(0, len(topk_ids), at_once):
@@ -269,6 +308,7 @@ class RoutedDispatcher:
         layer: int,
         tensors: list[Tensor],
         *,
+        promised: PromisedRows | None = None,
         unsummed: bool = False,
         apart: bool = False,
     ) -> list[Frame]:
@@ -280,12 +320,13 @@ class RoutedDispatcher:
         route: Route = step.route
         self._num_asked += 1
         ask = partial(layer_request, step.step_id, step.epoch, layer)
+        more: dict[str, Any] = {"promised": promised, "unsummed": unsummed, "apart": apart}
         calls = [
-            (route.links[idx], ask(next(self._seq), tensors, unsummed=unsummed, apart=apart))
+            (route.links[idx], ask(next(self._seq), tensors, **more))
             for idx in route.targets[layer]
         ]
         outcomes = await self._network.exchange(calls, self.native.patience_s(len(tensors[0])))
-        return self._read(step, layer, tensors, outcomes, unsummed=unsummed)
+        return self._read(step, layer, tensors, outcomes, promised=promised, unsummed=unsummed)
 
     def _read(
         self,
@@ -294,6 +335,7 @@ class RoutedDispatcher:
         tensors: list[Tensor],
         outcomes: Sequence[Frame | MoesaicError],
         *,
+        promised: PromisedRows | None = None,
         unsummed: bool = False,
     ) -> list[Frame]:
         """Check the outcomes of an exchange, in the order of ``Route.targets``; see ``_ask``."""
@@ -308,7 +350,7 @@ class RoutedDispatcher:
             if not (
                 is_unsummed(outcome, rows.shape[1])
                 if unsummed
-                else is_partial_sum(outcome, rows, num_loads)
+                else is_partial_sum(outcome, rows, num_loads, promised=promised is not None)
             ):
                 link.discard("reply has another shape")
                 raise ExpertUnavailable(layer, cause=f"{link.peer}: reply has another shape")
@@ -367,6 +409,7 @@ class _Batch:
     basis: Tensor
     wire: WireDtype
     apart: bool  # they are sent from the device, else from the CPU
+    promised: PromisedRows | None
 
     @property
     def layer(self) -> int:

@@ -9,6 +9,7 @@ from torch import Tensor
 from moesaic.experts.assignment import has_choice, serving_workers
 from moesaic.experts.basis import AssignmentBasis, loads_in
 from moesaic.messages.placement import Placement
+from moesaic.messages.rung import Rung
 from moesaic.messages.scheduling import ExpertScheduling
 from moesaic.transport.contract import Link
 
@@ -53,6 +54,8 @@ class Route:
     bases: dict[int, AssignmentBasis]  # by layer, without loads
     encoded: dict[int, Tensor]  # the same, encoded
     usual_loads: dict[int, UsualLoads]  # of layers whose policy counts them
+    rung: Rung | None = None  # how choices may be degraded; None: a united expert is missing
+    has_lost: bool = False  # some experts are served by united ones alone
     # Batches that wait for replies. One that nobody awaits any more is not among them.
     under_way: "WeakSet[BatchUnderWay]" = field(default_factory=WeakSet)
 
@@ -101,16 +104,18 @@ def plan_route(
     ``static``.
 
     Returns:
-        ``None`` if no live worker holds some expert.
+        ``None`` if no live worker holds some expert, nor one that stands in for it.
     """
     live = tuple(sorted(links))
-    targets, bases = {}, {}
+    targets, bases, has_lost, has_united = {}, {}, False, True
     for layer in placement.layers:
         policy = scheduling if has_choice(placement, layer, live) else "static"
         serving = serving_workers(placement, layer, policy, live)
         if serving is None:
             return None
-        targets[layer], bases[layer] = serving, AssignmentBasis(policy, live)
+        targets[layer], bases[layer] = serving.workers, AssignmentBasis(policy, live)
+        has_lost |= serving.has_lost
+        has_united &= serving.has_united
     encoded = {layer: each.encode() for layer, each in bases.items()}
     num_workers = len(placement.workers)
     usual = {
@@ -120,4 +125,5 @@ def plan_route(
         for layer, basis in bases.items()
         if basis.scheduling in CARRYING
     }
-    return Route(placement, live, links, targets, bases, encoded, usual)
+    rung = placement.rung if has_united else None
+    return Route(placement, live, links, targets, bases, encoded, usual, rung, has_lost)

@@ -1,7 +1,9 @@
 """Keeps a route to the experts: dials placed workers, and switches placements when it can."""
 
 import asyncio
+import time
 from collections.abc import Iterable
+from contextlib import suppress
 
 import structlog
 
@@ -13,6 +15,9 @@ from moesaic.transport.contract import Link, Network
 
 log = structlog.get_logger()
 
+# So long a placement whose workers are not all linked is waited for, before united experts stand in for those of the
+# others: links come and go at the start, and after a change.
+STAND_IN_AFTER_S = 0.3
 LINK_EVENTS = LinkEvents("expert_worker.linked", "expert_worker.unreachable")
 
 
@@ -27,6 +32,9 @@ class Routes:
         self._pinned: dict[bytes, Placement] = {}  # by steps that have not ended
         self._links: DialledLinks[Endpoint] = DialledLinks(network, LINK_EVENTS, self._dialled)
         self._route: Route | None = None
+        self._lacking: tuple[int, float] | None = (
+            None  # epoch of a placement that lacks experts, and since when
+        )
         self._changed = asyncio.Event()
 
     @property
@@ -43,13 +51,31 @@ class Routes:
                 if (link := self._links.get(Endpoint.of(worker))) is not None
             }
             route = plan_route(placement, links, self._scheduling)
-            if route is not None:
+            if self._may_use(placement, route) and route is not None:
                 if self._in_use is not placement:
                     log.info("route.switched", epoch=placement.epoch, workers=len(route.live))
                 self._route, self._in_use = route, placement
                 break
         self._refresh()
         return self._route
+
+    def _may_use(self, placement: Placement, route: Route | None) -> bool:
+        """False for a while if united experts would have to stand in for lost ones."""
+        if route is None or not route.has_lost:
+            if (
+                route is not None
+                and self._lacking is not None
+                and self._lacking[0] == placement.epoch
+            ):
+                self._lacking = None
+            return route is not None
+        now_s = time.monotonic()
+        if self._lacking is None or self._lacking[0] != placement.epoch:
+            self._lacking = placement.epoch, now_s
+        if now_s - self._lacking[1] < STAND_IN_AFTER_S:
+            return False
+        log.warning("route.stands_in", epoch=placement.epoch, workers=len(route.live))
+        return True
 
     @property
     def waiting_for(self) -> list[str]:
@@ -87,7 +113,10 @@ class Routes:
         """Wait until there is a route."""
         while self.current is None:
             self._changed.clear()
-            await self._changed.wait()
+            # United experts may stand in later, without any news.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(STAND_IN_AFTER_S if self._lacking else None):
+                    await self._changed.wait()
 
     async def close(self) -> None:
         """Stop dialling and drop all links."""

@@ -76,9 +76,29 @@ class Request:
     budget_ms: float = 0.0  # as the caller gave it, for the error's text
     priority: int = 0  # less goes first; equals go by arrival
     cache_salt: str = ""  # only requests with the same one find each other's KV
-    exact: bool = False  # never take over KV of requests that accept degraded computation
+    min_threshold: float = 0.0  # share of choices whose own experts serve, at least; 1: exact
     tenant: str = ""  # charged with it
     part_of: str = ""  # id of the caller's request; empty: this one alone
+
+    @property
+    def exact(self) -> bool:
+        """True if nothing of it may be degraded."""
+        return self.min_threshold >= 1
+
+
+@dataclass(frozen=True)
+class Degradation:
+    """How much of a request's work was degraded.
+
+    Attributes:
+        mean_threshold: that its rows were promised, on average; 1: everything.
+        share: of the choices of experts, over rows and layers, that their own experts did not serve.
+        rows: that were computed.
+    """
+
+    mean_threshold: float = 1.0
+    share: float = 0.0
+    rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -138,6 +158,7 @@ class FinishEvent:
     stop_token_id: int | None = None  # the answer's last token, which has no TokenEvent
     stop_logprob: TokenLogprob | None = None
     cached_tokens: int = 0  # tokens of the prompt whose KV was there already
+    degradation: Degradation = Degradation()
 
 
 @dataclass(frozen=True)

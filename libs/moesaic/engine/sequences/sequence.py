@@ -5,11 +5,12 @@ step has succeeded; a step that failed is planned again from the same state and 
 KV.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from moesaic.engine.sequences.blocks import BlockPool, blocks_for
-from moesaic.engine.sequences.requests import GenerationTask, Request, ScoringTask
+from moesaic.engine.sequences.requests import Degradation, GenerationTask, Request, ScoringTask
 from moesaic.fairness import Claim
 from moesaic.prefix.block_hashes import BLOCK_SIZE
 
@@ -29,6 +30,40 @@ class Chunk:
     candidate: int | None = None  # index of the candidate that is scored; None: rows of the prompt
 
 
+@dataclass
+class QualityAccount:
+    """What the rows of a sequence were promised so far, and what came of it.
+
+    Attributes:
+        rows: that were computed, those computed again included.
+        thresholds: the sum of what they were promised.
+        choices: of experts, in all layers that rows passed.
+        degraded: of them, those that their own experts did not serve.
+        clean: tokens from the beginning whose KV was computed without any such.
+    """
+
+    rows: int = 0
+    thresholds: float = 0.0
+    choices: int = 0
+    degraded: int = 0
+    clean: float = math.inf
+
+    def add(self, rows: int, threshold: float, choices: int, degraded: int = 0) -> None:
+        """Count rows that were promised ``threshold``."""
+        self.rows += rows
+        self.thresholds += rows * threshold
+        self.choices += choices
+        self.degraded += degraded
+
+    @property
+    def degradation(self) -> Degradation:
+        """The account, as callers are told it."""
+        if not self.degraded and self.thresholds >= self.rows:
+            return Degradation(rows=self.rows)
+        share = self.degraded / max(1, self.choices)
+        return Degradation(self.thresholds / max(1, self.rows), min(1.0, share), self.rows)
+
+
 @dataclass(eq=False, kw_only=True)
 class _Sequence:
     """The state that both kinds have. The KV of the first ``computed`` tokens is in ``blocks``, and
@@ -44,6 +79,7 @@ class _Sequence:
     num_cached: int | None = None  # tokens whose KV was there already when it first ran
     awaited: bytes | None = None  # the last block that a running sequence will publish for it
     epochs: list[tuple[int, int]] = field(default_factory=list)
+    account: "QualityAccount" = field(default_factory=lambda: QualityAccount())
     stalled_since_s: float | None = None
 
     def begin(self, cached: list[int]) -> None:
@@ -58,13 +94,14 @@ class _Sequence:
 
     @property
     def unpublished(self) -> list[bytes]:
-        """Names of the blocks that it has not published yet."""
-        return self.hashes[self.num_published :]
+        """Names of the blocks that it has not published yet, and may publish."""
+        return self.hashes[self.num_published :] if self.account.clean == math.inf else []
 
     def release(self, pool: BlockPool) -> None:
         """Give all blocks back; tokens whose KV is not found later are computed again."""
         pool.give_back(self.blocks)
         self.blocks, self.computed, self.num_published = [], 0, 0
+        self.account.clean = math.inf
 
 
 @dataclass(eq=False, kw_only=True)

@@ -99,7 +99,7 @@ class Batcher:
             self.finish(other)
         self.tally.displaced += len(displaced)
         if self._hasher is not None:
-            sequence.root = self._hasher.root(request.cache_salt, exact=request.exact)
+            sequence.root = self._hasher.root(request.cache_salt)
             self._hasher.extend(sequence.hashes, sequence.root, sequence.tokens)
         (self.sweeps.waiting if swept else self.waiting).add(sequence)
         return displaced
@@ -178,12 +178,13 @@ class Batcher:
         sequence.computed += len(chunk.token_ids)
         if self._hasher is None or (isinstance(sequence, ScoringSequence) and sequence.swept):
             return
-        full = sequence.computed // BLOCK_SIZE
+        # KV that was computed in a degraded way, or after such, is for nobody else.
+        full = int(min(sequence.computed, sequence.account.clean)) // BLOCK_SIZE
         if full > len(sequence.hashes):  # tokens were generated meanwhile
             self._hasher.extend(sequence.hashes, sequence.root, sequence.tokens)
         for idx in range(sequence.num_published, full):
             self.pool.publish(sequence.blocks[idx], sequence.hashes[idx])
-        sequence.num_published = full
+        sequence.num_published = max(full, sequence.num_published)
 
     def took(self, planned: PlannedStep, seconds: float) -> None:
         """Take note of how long a planned step took."""

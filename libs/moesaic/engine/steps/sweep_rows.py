@@ -4,6 +4,7 @@ Prompts of one sweep that begin alike share the blocks of their beginning. Its r
 in every layer, for as long as one of these prompts is there, even if another one brought them.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
@@ -52,7 +53,8 @@ class Sweep:
     num_passed: int = 0
     num_told: int = 0
     _first_rows: int = 0  # of the sequence that it began with
-    _found: dict[bytes, int] = field(default_factory=dict)  # full blocks by their names
+    # Full blocks by their names and by what their rows were promised at least.
+    _found: dict[tuple[bytes, float], int] = field(default_factory=dict)
 
     @property
     def wanted(self) -> list[Chunk]:
@@ -67,7 +69,7 @@ class Sweep:
         """List the blocks of ``sequence`` that others here have as well, from its beginning on."""
         shared = []
         for name in reusable(sequence):
-            if (block := self._found.get(name)) is None:
+            if (block := self._found.get((name, sequence.request.min_threshold))) is None:
                 break
             shared.append(block)
         return shared
@@ -121,16 +123,12 @@ class Sweep:
         self.left += fresh
         self.num_rows += sum(len(chunk.token_ids) for chunk in chunks)
         self._first_rows = self._first_rows or self.num_rows
-        self._found.update(zip(sequence.hashes, sequence.blocks, strict=False))
+        self._found.update(_named(sequence))
 
     def leave(self, sequence: ScoringSequence) -> None:
         """Go on without ``sequence``; the caller gives its blocks back."""
         self.sequences.remove(sequence)
-        self._found = {
-            name: block
-            for other in self.sequences
-            for name, block in zip(other.hashes, other.blocks, strict=False)
-        }
+        self._found = {key: block for other in self.sequences for key, block in _named(other)}
 
     def computed_tokens(self, sequence: ScoringSequence, num_layers: int) -> int:
         """Return how many of a prompt's tokens would be done, were it computed token by token.
@@ -139,6 +137,13 @@ class Sweep:
         """
         done = len(sequence.tokens) * self.num_passed // max(1, self.num_rows * num_layers)
         return min(done, len(sequence.tokens) - 1)
+
+
+def _named(sequence: ScoringSequence) -> Iterator[tuple[tuple[bytes, float], int]]:
+    """Name the full blocks of a sequence. Requests that want more do not get what others were promised."""
+    least = sequence.request.min_threshold
+    for name, block in zip(sequence.hashes, sequence.blocks, strict=False):
+        yield (name, least), block
 
 
 def num_rows_of(num_tokens: int, scoring: ScoringTask) -> int:

@@ -36,6 +36,7 @@ class Slice:
 
     sweep: Sweep
     chunks: list[Chunk] = field(default_factory=list)
+    users: list[tuple[AnySequence, ...]] = field(default_factory=list)  # of each chunk's rows
     left: list[SweepPart] = field(
         default_factory=list
     )  # parts that have yet to pass the layer then
@@ -129,6 +130,7 @@ class Sweeps:
         """Cut off as many of the rows that are left as a slice may have."""
         left = deque(part for part in sweep.left if sweep.live(part))
         chunks: list[Chunk] = []
+        users: list[tuple[AnySequence, ...]] = []
         rows, budget = self._slice_rows, self._budget()
         flops = 0
         while left and rows:
@@ -143,9 +145,10 @@ class Sweeps:
                 part, others = part.split(count)
                 left.appendleft(others)
             chunks.append(part.chunk)
+            users.append(tuple(user for user in part.users if user in sweep.sequences))
             rows -= count
             flops += self._cost(chunk, count)
-        return Slice(sweep, chunks, list(left), flops)
+        return Slice(sweep, chunks, users, list(left), flops)
 
     def advance(self, done: Slice, took_s: float = 0.0) -> bool:
         """Take note that the rows of a slice passed their layer, in ``took_s`` if not 0.

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from moesaic.errors import ExpertUnavailable, MoesaicError
 from moesaic.experts.loaded import Bring, LoadedExpert
+from moesaic.experts.logical import weights_id
 from moesaic.experts.pace import LoadPace
 from moesaic.experts.pull.client import DamagedExpert, PullClient
 from moesaic.experts.pull.frames import contents_digest
@@ -69,14 +70,17 @@ class ExpertPeers:
 
     def holders(self, serving: Placement, layer: int, expert: int) -> list[PlacedWorker]:
         """Workers that give an expert; its replicas take turns to be the first."""
-        if layer not in serving.layers or not 0 <= expert < serving.num_experts:
+        if layer not in serving.layers:
             return []
+        num_experts, way = serving.num_own, serving.rung.way
         held = [
             worker
             for worker, slots in zip(
                 serving.workers, serving.slots[serving.layers.index(layer)], strict=True
             )
-            if expert in slots and worker.weights_address and worker.worker_id != self._worker_id
+            if expert in {weights_id(slot, num_experts, way) for slot in slots}
+            and worker.weights_address
+            and worker.worker_id != self._worker_id
         ]
         first = (expert + layer) % max(1, len(held))
         return held[first:] + held[:first]

@@ -77,9 +77,7 @@ def plan_attention(
     assert all(0 <= few <= count for few, count in zip(wanted, counts, strict=True))
     if not any(wanted):
         wanted = [1, *wanted[1:]]
-    attending = [
-        row for end, few in zip(ends, wanted, strict=True) for row in range(end - few, end)
-    ]
+    attending = batch.attending
     last = replace(
         layer,
         groups=_groups(wanted, lengths, tables, device),

@@ -34,9 +34,13 @@ class DecodeShapes:
         return [1, *takewhile(lambda size: size < 2 * self.max_rows, (2**i for i in range(1, 32)))]
 
     def takes(self, batch: StepBatch) -> bool:
-        """Return true if ``batch`` is a decode step of such a shape that wants the logits of all rows."""
+        """Return true if ``batch`` is a decode step of such a shape that wants the logits of all rows.
+
+        What rows are promised differs from step to step, so none may be promised less than everything.
+        """
         return (
-            len(batch.sequence_rows) <= self.sizes[-1]
+            batch.promised is None
+            and len(batch.sequence_rows) <= self.sizes[-1]
             and all(rows == 1 for rows in batch.sequence_rows)
             and batch.wanted == batch.sequence_rows
             and max(batch.positions) < self.max_length

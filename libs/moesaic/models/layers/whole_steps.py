@@ -55,17 +55,14 @@ class WholeSteps:
             for position in positions[end - count : end]
         ]
         last: tuple[Attending, list[int]] | None = None
-        promised = None if batch.promised is None else (batch.promised, batch.promised)
         if (wanted := batch.wanted) != counts:
-            # One row attends at least, for the same bits and counts as computed layer by layer.
+            assert batch.attending is not None
             wanted = wanted if any(wanted) else [1, *wanted[1:]]
             mine = [i for i, few in enumerate(wanted) if few]
-            last = (
-                _attending(wanted, lengths, tables, mine),
-                [row for i in mine for row in range(ends[i] - wanted[i], ends[i])],
-            )
-            if batch.promised is not None:
-                promised = batch.promised, batch.promised.only(last[1])
+            last = _attending(wanted, lengths, tables, mine), batch.attending
+        promised = None
+        if batch.promised is not None and batch.promised_last is not None:
+            promised = batch.promised, batch.promised_last
         return StepInputs(
             batch.token_ids,
             positions,

@@ -120,6 +120,7 @@ struct answerable {
     int64_t basis_size;
     struct moe moe;  // `slots` are [num_slots] here
     int64_t num_slots;
+    int64_t num_experts;                 // the gate's and united ones: E
     const int32_t *replicas;             // [E, N]
     int64_t num_workers, worker;         // N, and the index of this one
     const uint8_t *live;                 // [N]
@@ -174,6 +175,8 @@ struct asked {
     int64_t num_others;
     int64_t send_ns, wait_ns, sum_ns;  // out
     int64_t slowest_ns;  // out: what the slowest worker says that it took to compute
+    const struct promises *promises;  // or none: rows are promised everything
+    int32_t *degraded;                // [count], with promises: choices that are degraded are added
 };
 
 // One part of a step whose experts are in other processes.

@@ -7,6 +7,7 @@
 #include "compute/cores.h"
 #include "exchange/frame.h"
 #include "exchange/int8_rows.h"
+#include "exchange/promised.h"
 #include "exchange/xxh3.h"
 
 enum { BUCKETS = 1024, MAX_LOG = 1 << 18, LOG_HEAD = 7 };
@@ -145,31 +146,39 @@ struct desk {
     float *logits, *weights;
     int32_t *ids, *instance, *replica, *of_choice;
     int64_t *load;
+    int32_t *degraded;  // [T], of a request with promises
+    uint8_t *body;
     uint8_t *decision, *rest;
 };
 
 enum { DECISION_HEAD = 8 + 8 + 8 + 1 + 3 * 8 };
 
-static int64_t lay_out_desk(struct desk *d, uint8_t *at, const struct answerable *is, int64_t rows,
-                            int in_bytes, int threads) {
-    const int64_t num_experts = is->moe.gate.num_out, top_k = is->moe.top_k, chosen = rows * top_k;
+static int64_t lay_out_desk(struct desk *d, uint8_t *at, const struct answerable *is,
+                            const struct frame_head *request, int threads) {
+    const int64_t rows = request->tensors[0].rows, top_k = is->moe.top_k, chosen = rows * top_k;
+    const int64_t num_own = is->moe.gate.num_out, num_experts = is->num_experts;
+    const int in_bytes = request->tensors[0].code == FRAME_INT8;
     const int64_t unpacked = in_bytes ? rows * is->moe.gate.num_in * 4 : 0;
     uint8_t *start = at;
 #define PLACE(field, bytes) d->field = (void *)at, at += rounded(bytes)
     PLACE(rows, unpacked);
     PLACE(sums, unpacked);
-    PLACE(logits, rows * num_experts * 4);
+    PLACE(logits, rows * num_own * 4);
     PLACE(weights, chosen * 4);
     PLACE(ids, chosen * 4);
     PLACE(instance, num_experts * 4);
     PLACE(replica, num_experts * 4);
     PLACE(of_choice, chosen * 4);
     PLACE(load, is->num_workers * 8);
+    PLACE(degraded, request->body_size ? rows * 4 : 0);
+    PLACE(body, request->body_size);
     PLACE(decision, DECISION_HEAD + (chosen + num_experts) * 4);
     const int64_t scheduling = schedule_experts_scratch(num_experts, is->num_workers);
     const int64_t computing = experts_scratch(rows, top_k, is->moe.gate.num_in, is->moe.size,
                                               is->num_slots, threads);
-    PLACE(rest, scheduling > computing ? scheduling : computing);
+    const int64_t splitting = split_choices_scratch(num_own);
+    const int64_t most = scheduling > computing ? scheduling : computing;
+    PLACE(rest, most > splitting ? most : splitting);
 #undef PLACE
     return at - start;
 }
@@ -177,7 +186,7 @@ static int64_t lay_out_desk(struct desk *d, uint8_t *at, const struct answerable
 // The digest of moesaic.experts.assignment.decision_digest.
 static uint64_t digest_of(const struct desk *d, const struct answerable *is,
                           const struct frame_head *request, int64_t rows) {
-    const int64_t num_experts = is->moe.gate.num_out, top_k = is->moe.top_k;
+    const int64_t num_experts = is->num_experts, top_k = is->moe.top_k;
     const int64_t layer = request->layer, shape[3] = {rows, top_k, num_experts};
     const double threshold = request->threshold;
     uint8_t *at = d->decision;
@@ -236,16 +245,21 @@ static int answer_rows(struct answers *a, struct known *k, struct channel *c,
     const struct answerable *is = &k->is;
     stay_on(channel_advised_core(c));
     const int64_t started = now_ns(), rows = request->tensors[0].rows;
-    const int64_t hidden = is->moe.gate.num_in, num_experts = is->moe.gate.num_out;
+    const int64_t hidden = is->moe.gate.num_in, num_experts = is->num_experts;
     const int in_bytes = request->tensors[0].code == FRAME_INT8;
-    const int has_loads = request->tensors[1].rows == 2;
+    const int has_loads = request->tensors[1].rows == 2, is_promised = request->body_size > 0;
     if (is->counts && !has_log_room(a, rows * is->moe.top_k)) return 0;
     struct desk d;
-    uint8_t *scratch = scratch_of(a, lay_out_desk(&d, 0, is, rows, in_bytes, a->threads));
+    uint8_t *scratch = scratch_of(a, lay_out_desk(&d, 0, is, request, a->threads));
     if (!scratch) return 0;
-    lay_out_desk(&d, scratch, is, rows, in_bytes, a->threads);
+    lay_out_desk(&d, scratch, is, request, a->threads);
     const int64_t *basis = (const int64_t *)(message + request->tensors[1].start);
     if (!take_loads(is, has_loads ? basis + is->basis_size : 0, d.load)) return 0;
+
+    // A copy: the sender could change it between checks and use.
+    struct read_promises promised;
+    memcpy(d.body, message + request->body_start, (size_t)request->body_size);
+    if (is_promised && !read_promises(d.body, request->body_size, rows, &promised)) return 0;
 
     const uint8_t *sent = message + request->tensors[0].start;
     if (in_bytes) unpack_int8_rows((const int8_t *)sent, rows, hidden, d.rows);
@@ -253,6 +267,11 @@ static int answer_rows(struct answers *a, struct known *k, struct channel *c,
     choose_experts(&is->moe.gate, x, rows, is->moe.top_k, is->moe.normalise, is->moe.scaling,
                    d.logits, d.weights, d.ids, a->threads);
     const int64_t gated = now_ns();
+    if (is_promised) {
+        memset(d.degraded, 0, (size_t)rows * 4);
+        split_choices(d.ids, d.weights, rows, is->moe.top_k, &is->moe.rung, &promised.is, d.degraded,
+                      d.rest);
+    }
     schedule_experts(d.ids, rows * is->moe.top_k, is->replicas, num_experts, is->num_workers,
                      is->live, is->weights, is->row, d.load, is->first, is->end, d.instance,
                      d.replica, d.of_choice, d.rest);
@@ -267,7 +286,7 @@ static int answer_rows(struct answers *a, struct known *k, struct channel *c,
     const int64_t chosen = now_ns();
 
     struct frame_head reply = {.kind = FRAME_REPLY,
-                               .num_tensors = 1 + has_loads,
+                               .num_tensors = 1 + has_loads + is_promised,
                                .layer = request->layer,
                                .threshold = 1,
                                .epoch = request->epoch,
@@ -278,6 +297,8 @@ static int answer_rows(struct answers *a, struct known *k, struct channel *c,
     if (!own) reply.tensors[0].rows = 0;
     if (has_loads)
         reply.tensors[1] = (struct tensor_place){FRAME_INT64, 1, (uint32_t)is->num_workers, 0};
+    struct tensor_place *degraded = &reply.tensors[1 + has_loads];
+    if (is_promised) *degraded = (struct tensor_place){FRAME_INT8, (uint32_t)rows, 1, 0};
     frame_lay_out(&reply);
     const int64_t size = frame_size(&reply);
     uint8_t *room = channel_room(c, size);
@@ -289,6 +310,8 @@ static int answer_rows(struct answers *a, struct known *k, struct channel *c,
                 is->moe.top_k, in_bytes ? d.sums : (float *)part, d.rest, a->threads);
     if (own && in_bytes) pack_int8_rows(d.sums, rows, hidden, (int8_t *)part);
     if (has_loads) memcpy(to + reply.tensors[1].start, d.load, (size_t)is->num_workers * 8);
+    int8_t *counts = (int8_t *)(to + degraded->start);
+    for (int64_t t = 0; is_promised && t < rows; t++) counts[t] = (int8_t)d.degraded[t];
     const int64_t computed = now_ns(), took = computed - started;
     reply.took_ns = took < UINT32_MAX ? (uint32_t)took : UINT32_MAX;
     frame_seal(to, &reply);
@@ -335,7 +358,8 @@ int answer(struct answers *a, struct channel *c, const uint8_t *message, int64_t
     const int64_t came = now_ns();
     if (frame_read(message, size, &a->limits, &head)) return 0;
     if (head.kind == FRAME_PING && !head.num_tensors) return answer_ping(c, &head);
-    if (head.kind != FRAME_REQUEST || head.num_tensors != 2 || head.flags || head.body_size)
+    if (head.kind != FRAME_REQUEST || head.num_tensors != 2 ||
+        head.flags != (head.body_size ? FRAME_PROMISED : 0))
         return 0;
     int done = 0;
     pthread_mutex_lock(&a->lock);

@@ -10,6 +10,7 @@
 #include "exchange/answer.h"
 #include "exchange/frame.h"
 #include "exchange/int8_rows.h"
+#include "exchange/promised.h"
 
 enum { DONE, RARE, LATE };
 enum { AWAITED, PART, OTHER };
@@ -40,8 +41,10 @@ static void fill(struct frame_head *head, const struct ask *ask, const struct as
     *head = (struct frame_head){.kind = FRAME_REQUEST,
                                 .num_tensors = 2,
                                 .layer = (int32_t)ask->layer,
-                                .threshold = 1,
-                                .epoch = ask->epoch};
+                                .threshold = lowest_threshold(asked->promises),
+                                .epoch = ask->epoch,
+                                .flags = asked->promises ? FRAME_PROMISED : 0,
+                                .body_size = promises_size(asked->promises, asked->count)};
     memcpy(head->request_id, &asked->id_low, 8);
     memcpy(head->request_id + 8, &asked->id_high, 8);
     head->tensors[0] = (struct tensor_place){(uint32_t)ask->code, (uint32_t)asked->count,
@@ -79,6 +82,7 @@ EXPORT int ask_begin(const struct ask *ask, struct asked *asked) {
                    (size_t)(asked->count * ask->hidden) * sizeof(float));
         memcpy(to + head.tensors[1].start, asked->basis,
                (size_t)(asked->basis_rows * asked->basis_size) * sizeof(int64_t));
+        write_promises(to + head.body_start, asked->promises, asked->count);
         frame_seal(to, &head);
         if (room)
             channel_put(c, size);
@@ -98,16 +102,19 @@ EXPORT int ask_begin(const struct ask *ask, struct asked *asked) {
 
 static int is_part(const struct ask *ask, const struct asked *asked, int64_t i,
                    const struct frame_head *head) {
+    const int has_loads = asked->basis_rows == 2, is_promised = asked->promises != 0;
     const struct tensor_place *part = &head->tensors[0], *loads = &head->tensors[1];
-    const int has_loads = asked->basis_rows == 2;
+    const struct tensor_place *degraded = &head->tensors[1 + has_loads];
     return head->kind == FRAME_REPLY && head->seq == asked->seq + (uint64_t)i &&
            head->epoch == ask->epoch && head->layer == ask->layer &&
            !memcmp(head->request_id, &asked->id_low, 8) &&
            !memcmp(head->request_id + 8, &asked->id_high, 8) &&
-           head->num_tensors == 1 + has_loads && part->code == ask->code &&
+           head->num_tensors == 1 + has_loads + is_promised && part->code == ask->code &&
            part->cols == columns_of(ask) && (part->rows == asked->count || !part->rows) &&
            (!has_loads || (loads->code == FRAME_INT64 && loads->rows == 1 &&
-                           loads->cols == ask->num_workers));
+                           loads->cols == ask->num_workers)) &&
+           (!is_promised || (degraded->code == FRAME_INT8 && degraded->rows == asked->count &&
+                             degraded->cols == 1));
 }
 
 // Reads a message if it answers call `i`; else it is for another.
@@ -294,6 +301,13 @@ EXPORT void ask_end(const struct ask *ask) {
     for (int64_t i = 0; i < ask->num; i++) channel_of(ask, i)->outstanding--;
 }
 
+// Of workers that agree, one tells how many choices of each row are degraded.
+static void count_degraded(const struct asked *asked, const struct reply *reply) {
+    const struct tensor_place *counts = &reply->head.tensors[reply->head.num_tensors - 1];
+    const int8_t *each = (const int8_t *)(reply->message + counts->start);
+    for (int64_t t = 0; t < asked->count; t++) asked->degraded[t] += each[t];
+}
+
 EXPORT int ask_finish(const struct ask *ask, struct asked *asked, int bell) {
     struct reply replies[MOST_ASKED] = {0};
     const int64_t started = now_ns();
@@ -304,6 +318,7 @@ EXPORT int ask_finish(const struct ask *ask, struct asked *asked, int bell) {
     if (outcome == DONE && !agree(ask, replies)) outcome = RARE;
     if (outcome == DONE) {
         add_up(ask, asked, replies);
+        if (asked->promises) count_degraded(asked, &replies[0]);
         if (asked->basis_rows == 2)
             memcpy(asked->loads, replies[0].message + replies[0].head.tensors[1].start,
                    (size_t)ask->num_workers * sizeof(int64_t));

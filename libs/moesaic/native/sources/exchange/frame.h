@@ -15,6 +15,7 @@ enum frame_kind {
     FRAME_HELLO = 16,
     FRAME_ACCEPT = 21
 };
+enum { FRAME_PROMISED = 4 };  // flag of a request, see moesaic.experts.frames
 enum { FRAME_FLOAT32 = 1, FRAME_FLOAT16, FRAME_BFLOAT16, FRAME_INT32, FRAME_INT64, FRAME_INT8 };
 
 struct tensor_place {

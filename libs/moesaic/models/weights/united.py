@@ -14,8 +14,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from moesaic.brownout.split import num_united
 from moesaic.errors import CheckpointError
+from moesaic.messages.rung import Rung
 from moesaic.models.configuration.architecture import ModelConfig
 from moesaic.models.weights.experts import ExpertWeights
 
@@ -65,7 +65,7 @@ class UnitedExperts:
             raise CheckpointError(
                 path.name, f"has version {manifest.version}; this side reads {VERSION}"
             )
-        groups = num_united(config.moe.num_experts, manifest.way)
+        groups = Rung(way=manifest.way).num_united(config.moe.num_experts)
         for layer in config.moe_layers:
             if len(manifest.errors.get(layer, ())) != groups:
                 raise CheckpointError(path.name, f"layer {layer} has not {groups} groups")

@@ -1,0 +1,97 @@
+"""Experts of a layer by one kind of id: the model's own, and the united ones of every way.
+
+In memory and on its way between workers an expert has a *weights id*, which means the same under every
+placement. A placement numbers only what its own rung needs, ``E`` experts and the united ones behind them.
+"""
+
+from collections.abc import Callable
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from moesaic.kernels.brownout import LayerRung
+from moesaic.messages.rung import Rung
+from moesaic.models.configuration.config import ModelConfig
+from moesaic.models.weights.checkpoint import Checkpoint
+from moesaic.models.weights.experts import ExpertWeights, load_expert
+from moesaic.models.weights.united import UnitedExperts, find_united
+
+MOST_PRICE = 65_535
+
+RungOf = Callable[[int, Rung, Tensor | None], LayerRung]
+"""See ``LogicalExperts.layer_rung``."""
+
+
+def weights_id(expert: int, num_experts: int, way: int) -> int:
+    """Name an expert of a placement by its weights.
+
+    Args:
+        expert: ``0..E-1``, ``E + j`` for united expert ``j``, or -1, which stays.
+        num_experts: E.
+        way: of the placement.
+    """
+    return expert if expert < num_experts else way * num_experts + expert - num_experts
+
+
+class LogicalExperts:
+    """Reads experts of either kind from a checkpoint and from the files beside it."""
+
+    def __init__(self, checkpoint: Checkpoint, config: ModelConfig) -> None:
+        """Read no weights yet."""
+        self._checkpoint, self._config = checkpoint, config
+
+    @cached_property
+    def _files(self) -> dict[int, UnitedExperts]:
+        """Files of united experts by way; looked for when they are first needed."""
+        return find_united(self._checkpoint.directory, self._config)
+
+    @property
+    def ways(self) -> list[int]:
+        """Ways whose united experts were distilled."""
+        return sorted(self._files)
+
+    def read(
+        self, layer: int, weights_id: int, dtype: torch.dtype, device: torch.device
+    ) -> ExpertWeights:
+        """Read one expert. A united one that was not distilled is the mean of its group.
+
+        Raises:
+            CheckpointError: a tensor is missing, mis-shaped or cannot be read.
+        """
+        way, group = divmod(weights_id, self._config.moe.num_experts)
+        if not way:
+            return load_expert(self._checkpoint, self._config, layer, group, dtype, device)
+        if (file := self._files.get(way)) is not None:
+            return file.read(self._config, layer, group, dtype, device)
+        return self._mean(layer, way, group, dtype, device)
+
+    def layer_rung(self, layer: int, rung: Rung, lost: Tensor | None = None) -> LayerRung:
+        """Describe how choices of a layer are degraded.
+
+        Args:
+            layer: the decoder layer.
+            rung: the way to degrade.
+            lost: bool ``[E]``, experts that nobody can serve; None: there are none.
+        """
+        moe, prices = self._config.moe, None
+        file = self._files.get(rung.way) if rung.rule == "error" else None
+        if file is not None:
+            errors = torch.tensor(file.manifest.errors[layer], dtype=torch.float64)
+            most = float(errors.max().clamp(min=1e-12))
+            prices = (errors / most * MOST_PRICE).round().clamp(1, MOST_PRICE).int()
+            prices = prices.repeat_interleave(rung.way)[: moe.num_experts]
+        return LayerRung(moe.num_experts, rung, prices, lost)
+
+    def _mean(
+        self, layer: int, way: int, group: int, dtype: torch.dtype, device: torch.device
+    ) -> ExpertWeights:
+        first, config = group * way, self._config
+        experts = range(first, min(first + way, config.moe.num_experts))
+        read = [
+            load_expert(self._checkpoint, config, layer, e, torch.float32, device) for e in experts
+        ]
+        return ExpertWeights(
+            gate_up=torch.stack([each.gate_up for each in read]).mean(dim=0).to(dtype),
+            down=torch.stack([each.down for each in read]).mean(dim=0).to(dtype),
+        )
