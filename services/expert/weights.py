@@ -15,6 +15,7 @@ from moesaic.experts.pull.ranges import Share
 from moesaic.experts.pull.server import PullServer
 from moesaic.experts.pull.shard import SlotShard
 from moesaic.kernels.own_thread import on_own_thread
+from moesaic.messages.rung import MOST_WAY
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.services.expert.settings import ExpertSettings
 from moesaic.transport.ucx.opening import open_network
@@ -30,7 +31,8 @@ async def give_experts(
     """
     layout, device = host.files.layout, host.files.device
     digest = await on_own_thread(contents_digest, config.digest, layout, Share())  # packs an expert
-    num_bytes = config.moe.num_experts * layout.nbytes
+    # Ids of united experts are behind the own ones, way by way.
+    num_bytes = (MOST_WAY + 1) * config.moe.num_experts * layout.nbytes
     server = PullServer(
         config.moe_layers, num_bytes, SlotShard(host.epochs.held, layout.nbytes), digest
     )

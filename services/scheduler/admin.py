@@ -214,8 +214,8 @@ def _completed(wanted: Placement, fleet: Fleet) -> Placement:
 
 def _checked(pin: Pin, current: Placement | None) -> Pin:
     if current is not None:
-        if pin.expert >= current.num_experts:
-            raise InvalidInput("pin.expert", f"must be below {current.num_experts}")
+        if pin.expert >= current.num_own:
+            raise InvalidInput("pin.expert", f"must be below {current.num_own}")
         if pin.layer not in (EVERY_LAYER, *current.layers):
             raise InvalidInput("pin.layer", f"must be one of {current.layers}")
     return pin

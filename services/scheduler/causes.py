@@ -6,6 +6,7 @@ from typing import Any
 from moesaic.messages.placement import Placement
 from moesaic.messages.registry import WorkerRecord
 from moesaic.placement.decide.moves import moves
+from moesaic.placement.decide.stand_ins import own_part
 from moesaic.services.scheduler.planning.planner import PlacementPlan
 
 
@@ -38,6 +39,19 @@ def by_operator(
         "epoch_before": current.epoch,
         **_loading(current, wanted, known),
     }
+
+
+def by_rung(
+    current: Placement, wanted: Placement, known: Mapping[str, WorkerRecord]
+) -> dict[str, Any]:
+    """Fields for another way to degrade, which an operator asked for."""
+    rung = wanted.rung
+    united = (
+        f"united experts of every {rung.way}" if wanted.num_united else f"{rung.instead} experts"
+    )
+    loading = _loading(own_part(current), wanted, known)
+    reason = f"choices are to be degraded by {united}, by {rung.rule}"
+    return {**by_operator(current, wanted, known), "reason": reason, **loading}
 
 
 def by_workers(

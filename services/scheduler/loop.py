@@ -5,6 +5,7 @@ Every decision is logged before it is placed, and again with what became of it.
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 import structlog
@@ -17,9 +18,11 @@ from moesaic.errors import InvalidInput, MoesaicError, NotReady, StaleEpoch
 from moesaic.messages.decisions import DecisionOutcome, PlacementDecision
 from moesaic.messages.placement import Placement
 from moesaic.messages.registry import WorkerRecord
+from moesaic.messages.rung import Rung
 from moesaic.placement.decide.fitting import fitting
 from moesaic.placement.decide.pins import unfulfilled, with_pins
 from moesaic.placement.decide.proposal import Proposal
+from moesaic.placement.decide.stand_ins import own_part, with_rung
 from moesaic.services.scheduler import causes
 from moesaic.services.scheduler.epochs.confirmation import Confirmation
 from moesaic.services.scheduler.epochs.placer import Obsolete, Placer
@@ -58,11 +61,13 @@ class PlacementLoop:
         feed: TrafficFeed,
         decisions: DecisionLog,
         settings: SchedulerSettings,
+        rung: Callable[[], Rung] = Rung,
     ) -> None:
+        """``rung`` gives the way to degrade that operators want."""
         self.waiting_for: list[str] = []
         self._fleet, self._view, self._leadership, self._epochs = fleet, view, leadership, epochs
         self._policies, self._feed, self._log = policies, feed, decisions
-        self._settings = settings
+        self._settings, self._rung = settings, rung
         self._planner = Planner(feed, settings.replan_gain)
         self._timer = PlanTimer(settings.replan_interval_s)
         self._placer = Placer(
@@ -106,7 +111,7 @@ class PlacementLoop:
         """Plan by a policy with what is known now; see ``Planner.plan``. Nothing changes."""
         pins = self._policies.current.pins
         return await self._planner.plan(
-            current, self._experts(), policy, pins, self._load_bytes_per_s
+            own_part(current), self._experts(), policy, pins, self._load_bytes_per_s
         )
 
     async def apply(self, placement: Placement, base_epoch: int) -> PlacementDecision | None:
@@ -130,10 +135,11 @@ class PlacementLoop:
             if {worker.worker_id for worker in placement.workers} != placed:  # it would not last
                 names = ", ".join(sorted(placed))
                 raise InvalidInput("placement.workers", f"must be those that are placed: {names}")
-            if placement.slots == current.slots and placement.workers == current.workers:
+            placement, own = own_part(placement), own_part(current)
+            if placement.slots == own.slots and placement.workers == own.workers:
                 return None
             decision = await self._log.note(
-                **causes.by_operator(current, placement, self._fleet.workers)
+                **causes.by_operator(own, placement, self._fleet.workers)
             )
             try:
                 await self._place(placement, decision, urgent=False)
@@ -179,8 +185,10 @@ class PlacementLoop:
         if told and proposal.placement is None and current is not None:
             self.waiting_for += unfulfilled(current, self._policies.current.pins)
             await measure(self._feed, self._log, current)
-            if self._may_change():
-                await self._decide_for_pins_or_traffic(current)
+            if current.rung != self._rung():
+                await self._change_rung(current)
+            elif self._may_change():
+                await self._decide_for_pins_or_traffic(own_part(current))
 
     def _may_change(self) -> bool:
         """True if a placement that can wait has waited long enough."""
@@ -191,13 +199,20 @@ class PlacementLoop:
 
     async def _decide_for_workers(self, proposal: Proposal) -> None:
         assert proposal.placement is not None
-        current = self._view.current
+        current = own_part(self._view.current) if self._view.current else None
         wanted = with_pins(proposal.placement, self._policies.current.pins)
         if wanted.slots != proposal.placement.slots:  # a pin must not stop what workers need
             records = list(self._fleet.workers.values())
             wanted = fitting(proposal.placement, wanted, records, current)
         noted = await self._log.note(**causes.by_workers(current, wanted, self._proposer.known))
         await self._place(wanted, noted, urgent=proposal.urgent)
+
+    async def _change_rung(self, current: Placement) -> None:
+        """Have choices degraded in another way; experts stay where they are."""
+        wanted = with_rung(current, self._rung())
+        noted = await self._log.note(**causes.by_rung(current, wanted, self._fleet.workers))
+        await self._place(wanted, noted, urgent=False)
+        await self._confirm()
 
     async def _decide_for_pins_or_traffic(self, current: Placement) -> None:
         """Move experts if operators have pinned some, or if traffic makes it worth while."""
@@ -252,6 +267,7 @@ class PlacementLoop:
         started = time.monotonic()
         failure, overtaken = "the scheduler was stopped", False  # unless something else is known
         try:
+            wanted = with_rung(wanted, self._rung())
             placed = await self._placer.place(wanted, urgent=urgent, begun=begun)
             seconds = round(time.monotonic() - started, 3)
             done, failure = replace(done, epoch=placed.epoch, seconds=seconds), ""

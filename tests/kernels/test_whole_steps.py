@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from benchmarks.parity.cases import CASES, CPU, ParityCase, build_reference, prompt_of
+from moesaic.brownout.split import Level
 from moesaic.dispatch.local import LocalDispatcher
+from moesaic.kernels.brownout import PromisedRows
 from moesaic.kernels.linear import Quantization
+from moesaic.messages.rung import Rung
 from moesaic.models.configuration.config import load_config
 from moesaic.models.layers.decoder import Decoder
 from moesaic.models.layers.step_batch import StepBatch
@@ -44,28 +47,50 @@ class Both:
         self.caches = [self.decoder.new_kv_cache(NUM_BLOCKS, block_size) for _ in range(2)]
         self.whole = self.decoder.whole_steps(self.caches[0], self.dispatcher.kernels)
         self.layers = range(config.num_layers)
+        self.degraded = 0
 
-    def step(self, rows: Rows, wanted: list[int] | None = None) -> Tensor:
-        """The logits, which are the same both ways, as is what the caches have."""
+    def degrade(self, rung: Rung) -> None:
+        """Compute with this rung from now on."""
+        self.dispatcher.adopt(self.dispatcher.rungs.load(rung))
+        self.whole = self.decoder.whole_steps(self.caches[0], self.dispatcher.kernels)
+
+    def step(
+        self, rows: Rows, wanted: list[int] | None = None, levels: tuple[Level, ...] = ()
+    ) -> Tensor:
+        """The logits, which are the same both ways, as is what the caches have, and what was degraded.
+
+        Rows take turns with ``levels``.
+        """
         tokens = [token for ids, _, _ in rows for token in ids]
         positions = [first + i for ids, first, _ in rows for i in range(len(ids))]
         counts = [len(ids) for ids, _, _ in rows]
-        batch = StepBatch(
-            tokens,
-            positions,
-            counts,
-            [table for _, _, table in rows],
-            counts if wanted is None else wanted,
-        )
+
+        def made() -> StepBatch:
+            level_of_row = [row % len(levels) for row in range(len(tokens))] if levels else []
+            return StepBatch(
+                tokens,
+                positions,
+                counts,
+                [table for _, _, table in rows],
+                counts if wanted is None else wanted,
+                PromisedRows(levels, level_of_row) if levels else None,
+            )
+
         assert self.whole is not None
+        batch, other = made(), made()
         logits = self.whole.forward(batch)
         step = self.dispatcher.begin_step()
 
         async def moe(layer: int, hidden: Tensor) -> Tensor:
-            return await self.dispatcher.dispatch(step, layer, hidden)
+            promised = other.promised_in(len(hidden))
+            return await self.dispatcher.dispatch(step, layer, hidden, promised)
 
-        pieces = asyncio.run(self.decoder.forward(batch, self.caches[1], moe))
+        pieces = asyncio.run(self.decoder.forward(other, self.caches[1], moe))
         assert torch.equal(logits, pieces)
+        if batch.promised is not None and other.promised is not None:
+            degraded = batch.promised.settle()
+            assert torch.equal(degraded, other.promised.settle())
+            self.degraded += int(degraded.sum())
         for layer in self.layers:
             assert torch.equal(*(cache.rows(layer) for cache in self.caches))
         return logits
@@ -90,6 +115,38 @@ def test_one_call_gives_the_bits_of_its_pieces(
     last = both.step([(b[21:22], 21, tables[1])])
 
     assert last.shape == (1, 96)
+
+
+RUNGS = [
+    Rung(way=2, instead="united"),
+    Rung(way=3, instead="united"),
+    Rung(instead="fewer"),
+    Rung(instead="nothing"),
+]
+
+
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("rung", RUNGS, ids=str)
+@pytest.mark.parametrize("case", WHOLE[:2], ids=str)
+def test_degraded_steps_have_the_bits_and_counts_of_their_pieces(
+    case: ParityCase, rung: Rung, quantization: Quantization, tmp_path: Path
+) -> None:
+    build_reference(case, tmp_path)
+    both = Both(tmp_path, quantization)
+    a, b = (prompt_of(NUM_TOKENS, seed=seed) for seed in range(2))
+    tables = [7, 0, 11], [3, 13, 4]
+    both.step([(a[:30], 0, tables[0])])
+    both.degrade(rung)
+
+    both.step([(b[:30], 0, tables[1])], wanted=[2], levels=(Level(0.3),))
+    both.step([(a[30:36], 30, tables[0])], wanted=[0], levels=(Level(0.0), Level(0.5, 1)))
+    several = (Level(0.1), Level(0.2, 1), Level(0.4))
+    both.step([(b[30:], 30, tables[1]), (a[36:], 36, tables[0])], levels=several)
+    degraded = both.degraded
+    both.step([(b[30:], 30, tables[1])], levels=(Level(1.0),))
+
+    assert 0 < degraded == both.degraded
 
 
 @pytest.mark.parametrize("case", OTHERS, ids=str)

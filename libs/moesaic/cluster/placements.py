@@ -1,7 +1,10 @@
 """Translation between a placement's wire form (``placement.proto``) and its document form."""
 
+import msgspec
+
 from moesaic.errors import InvalidInput
 from moesaic.messages.placement import EMPTY_SLOT, PlacedWorker, Placement
+from moesaic.messages.rung import Rung
 from moesaic.v1 import placement_pb2 as pb
 
 
@@ -11,6 +14,10 @@ def encode_placement(placement: Placement) -> pb.Placement:
         epoch=placement.epoch,
         model_digest=placement.model_digest,
         num_experts=placement.num_experts,
+        num_united=placement.num_united,
+        rung=pb.Rung(
+            way=placement.rung.way, instead=placement.rung.instead, rule=placement.rung.rule
+        ),
         workers=[
             pb.PlacedWorker(
                 worker_id=worker.worker_id,
@@ -38,7 +45,7 @@ def decode_placement(wire: pb.Placement) -> Placement:
     Raises:
         InvalidInput: its parts do not fit together.
     """
-    if wire.epoch < 1 or wire.num_experts < 1:
+    if wire.epoch < 1 or wire.num_experts <= wire.num_united:
         raise InvalidInput("placement.epoch", "epoch and num_experts must be at least 1")
     for layer in wire.layers:
         if len(layer.workers) != len(wire.workers):
@@ -55,6 +62,8 @@ def decode_placement(wire: pb.Placement) -> Placement:
         epoch=wire.epoch,
         model_digest=wire.model_digest,
         num_experts=wire.num_experts,
+        num_united=wire.num_united,
+        rung=_decode_rung(wire),
         workers=[
             PlacedWorker(
                 worker_id=worker.worker_id,
@@ -70,3 +79,19 @@ def decode_placement(wire: pb.Placement) -> Placement:
         layers=[layer.layer for layer in wire.layers],
         slots=[[list(slots.expert_ids) for slots in layer.workers] for layer in wire.layers],
     )
+
+
+def _decode_rung(wire: pb.Placement) -> Rung:
+    told = wire.rung
+    if not told.instead:  # it was told nothing
+        return Rung()
+    try:
+        rung = msgspec.convert(
+            {"way": told.way, "instead": told.instead, "rule": told.rule}, type=Rung
+        )
+    except msgspec.ValidationError as error:
+        raise InvalidInput("placement.rung", str(error)) from error
+    united = rung.num_united(wire.num_experts - wire.num_united) if told.instead == "united" else 0
+    if wire.num_united != united or (told.instead == "united" and not told.way):
+        raise InvalidInput("placement.num_united", f"must be {united}, got {wire.num_united}")
+    return rung

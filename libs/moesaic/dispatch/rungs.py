@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from moesaic.experts.logical import LogicalExperts, weights_id
+from moesaic.experts.logical import LogicalExperts
 from moesaic.experts.slots import LayerSlots, SlotTable
 from moesaic.kernels.brownout import LayerRung
 from moesaic.kernels.gated_mlp import GatedMLP
@@ -70,7 +70,7 @@ class RungLoader:
             CheckpointError: one cannot be read.
         """
         first, num_united = self._num_experts, rung.num_united(self._num_experts)
-        ids = [weights_id(first + j, first, rung.way) for j in range(num_united)]
+        ids = [rung.weights_id(first + j, first) for j in range(num_united)]
         united = {layer: tuple(self._bring(layer, each) for each in ids) for layer in self._layers}
         layers = {layer: self._experts.layer_rung(layer, rung) for layer in self._layers}
         return LoadedRung(rung, layers, united)

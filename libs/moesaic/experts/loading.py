@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from moesaic.errors import InvalidInput, PlacementInfeasible
 from moesaic.experts.epochs import Epochs, Tenure
 from moesaic.experts.loaded import Bring, ExpertFiles
-from moesaic.experts.logical import weights_id
 from moesaic.experts.pace import LoadPace
 from moesaic.experts.slots import LoadResult, SlotTable, change_table
 from moesaic.messages.placement import EMPTY_SLOT, Placement
@@ -52,16 +51,16 @@ class PlacementLoader:
         """
         known = self._epochs.find(placement)
         worker_idx = self._index_in(placement)
-        num_experts, way = placement.num_own, placement.rung.way
-        wanted = {
-            layer: [weights_id(e, num_experts, way) for e in placement.slots[i][worker_idx]]
-            for i, layer in enumerate(placement.layers)
-        }
-        longest = max((len(experts) for experts in wanted.values()), default=0)
+        rung, num_own = placement.rung, placement.num_own
+        held = {layer: placement.slots[i][worker_idx] for i, layer in enumerate(placement.layers)}
+        wanted = {layer: [rung.weights_id(e, num_own) for e in held[layer]] for layer in held}
+        own = [[e for e in experts if e < num_own] for experts in held.values()]
+        longest = max(map(len, own), default=0)
         if longest > self._slots_per_layer:
             raise InvalidInput(
                 "placement.slots",
-                f"has {longest} slots in a layer, there are {self._slots_per_layer}",
+                f"has {longest} slots in a layer, united experts aside; there are "
+                f"{self._slots_per_layer}",
             )
         if known is not None:
             kept = sum(e != EMPTY_SLOT for experts in wanted.values() for e in experts)

@@ -1,7 +1,8 @@
 """Experts of a layer by one kind of id: the model's own, and the united ones of every way.
 
-In memory and on its way between workers an expert has a *weights id*, which means the same under every
-placement. A placement numbers only what its own rung needs, ``E`` experts and the united ones behind them.
+In memory and on its way between workers an expert has a *weights id* (``Rung.weights_id``), which means the
+same under every placement. A placement numbers only what its own rung needs: ``E`` experts, and the united ones
+behind them.
 """
 
 from collections.abc import Callable
@@ -21,17 +22,6 @@ MOST_PRICE = 65_535
 
 RungOf = Callable[[int, Rung, Tensor | None], LayerRung]
 """See ``LogicalExperts.layer_rung``."""
-
-
-def weights_id(expert: int, num_experts: int, way: int) -> int:
-    """Name an expert of a placement by its weights.
-
-    Args:
-        expert: ``0..E-1``, ``E + j`` for united expert ``j``, or -1, which stays.
-        num_experts: E.
-        way: of the placement.
-    """
-    return expert if expert < num_experts else way * num_experts + expert - num_experts
 
 
 class LogicalExperts:

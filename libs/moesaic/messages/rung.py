@@ -12,6 +12,9 @@ Rule = Literal["tokens", "error"]
 """Experts stay by how many rows chose them; or by that times the measured error of their united expert."""
 
 
+MOST_WAY = 64
+
+
 class Rung(msgspec.Struct, frozen=True, kw_only=True):
     """A way to degrade, the same for all layers and all workers of a placement.
 
@@ -28,3 +31,12 @@ class Rung(msgspec.Struct, frozen=True, kw_only=True):
     def num_united(self, num_experts: int) -> int:
         """Count the united experts of a layer; the last group may be smaller."""
         return -(-num_experts // self.way) if self.way else 0
+
+    def weights_id(self, expert: int, num_experts: int) -> int:
+        """Name an expert of a placement by its weights, which mean the same under every rung.
+
+        Args:
+            expert: ``0..E-1``, ``E + j`` for united expert ``j``, or -1, which stays.
+            num_experts: of a layer, without united ones: E.
+        """
+        return expert if expert < num_experts else self.way * num_experts + expert - num_experts

@@ -29,14 +29,22 @@ class Placement(_message.Message):
     WORKERS_FIELD_NUMBER: _builtins.int
     LAYERS_FIELD_NUMBER: _builtins.int
     NUM_EXPERTS_FIELD_NUMBER: _builtins.int
+    NUM_UNITED_FIELD_NUMBER: _builtins.int
+    RUNG_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     model_digest: _builtins.str
     num_experts: _builtins.int
-    """routed experts per layer"""
+    """routed experts per layer: the model's own, then united ones"""
+    num_united: _builtins.int
+    """of these, the last ones"""
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlacedWorker]: ...
     @_builtins.property
     def layers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlacedLayer]: ...
+    @_builtins.property
+    def rung(self) -> Global___Rung:
+        """how choices of experts may be degraded"""
+
     def __init__(
         self,
         *,
@@ -45,14 +53,44 @@ class Placement(_message.Message):
         workers: _abc.Iterable[Global___PlacedWorker] | None = ...,
         layers: _abc.Iterable[Global___PlacedLayer] | None = ...,
         num_experts: _builtins.int = ...,
+        num_united: _builtins.int = ...,
+        rung: Global___Rung | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["rung", b"rung"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "layers", b"layers", "model_digest", b"model_digest", "num_experts", b"num_experts", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "layers", b"layers", "model_digest", b"model_digest", "num_experts", b"num_experts", "num_united", b"num_united", "rung", b"rung", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Placement: _TypeAlias = Placement  # noqa: Y015
+
+@_typing.final
+class Rung(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WAY_FIELD_NUMBER: _builtins.int
+    INSTEAD_FIELD_NUMBER: _builtins.int
+    RULE_FIELD_NUMBER: _builtins.int
+    way: _builtins.int
+    """experts of one group; 0: there are no united experts"""
+    instead: _builtins.str
+    """what serves a degraded choice: united, fewer or nothing"""
+    rule: _builtins.str
+    """what makes an expert stay: tokens or error"""
+    def __init__(
+        self,
+        *,
+        way: _builtins.int = ...,
+        instead: _builtins.str = ...,
+        rule: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instead", b"instead", "rule", b"rule", "way", b"way"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Rung: _TypeAlias = Rung  # noqa: Y015
 
 @_typing.final
 class PlacedWorker(_message.Message):

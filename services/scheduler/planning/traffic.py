@@ -116,7 +116,7 @@ class TrafficFeed:
                 raise InvalidInput("served.busiest", "must be between 1 and E for each batch")
         traffic = self._models.get(placement.model_digest)
         if traffic is None:
-            traffic = ModelTraffic(Statistics(placement.num_experts, {}), time.monotonic())
+            traffic = ModelTraffic(Statistics(placement.num_own, {}), time.monotonic())
         self._age(traffic)
         traffic.statistics = traffic.statistics.plus(window)  # or refuses it
         traffic.windows, traffic.scheduling = traffic.windows + 1, report.scheduling

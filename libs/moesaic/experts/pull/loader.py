@@ -12,7 +12,6 @@ from torch import Tensor
 
 from moesaic.errors import ExpertUnavailable, MoesaicError
 from moesaic.experts.loaded import Bring, LoadedExpert
-from moesaic.experts.logical import weights_id
 from moesaic.experts.pace import LoadPace
 from moesaic.experts.pull.client import DamagedExpert, PullClient
 from moesaic.experts.pull.frames import contents_digest
@@ -72,13 +71,13 @@ class ExpertPeers:
         """Workers that give an expert; its replicas take turns to be the first."""
         if layer not in serving.layers:
             return []
-        num_experts, way = serving.num_own, serving.rung.way
+        rung, num_own = serving.rung, serving.num_own
         held = [
             worker
             for worker, slots in zip(
                 serving.workers, serving.slots[serving.layers.index(layer)], strict=True
             )
-            if expert in {weights_id(slot, num_experts, way) for slot in slots}
+            if expert in {rung.weights_id(slot, num_own) for slot in slots}
             and worker.weights_address
             and worker.worker_id != self._worker_id
         ]

@@ -18,7 +18,7 @@ def violations(
     """Find the rules that ``target`` breaks.
 
     - Every expert of every layer has a replica.
-    - No worker holds an expert twice, or has more slots than it registered.
+    - No worker holds an expert twice, or has more slots than it registered, united experts aside.
     - All workers live and have the model.
     - The experts that a worker holds before and after fit into its memory at the same time.
 
@@ -45,7 +45,7 @@ def violations(
     for record in placed:
         if record.model_digest != target.model_digest:
             found.append(f"worker {record.worker_id} has another model")
-        if record.num_experts != target.num_experts or record.layers != target.layers:
+        if record.num_experts != target.num_own or record.layers != target.layers:
             found.append(f"worker {record.worker_id} has other layers or another number of experts")
     return found + _of_layers(target, placed) + _of_memory(target, placed, current)
 
@@ -73,7 +73,7 @@ def _of_layers(target: Placement, placed: list[WorkerRecord]) -> list[str]:
         for record, slots in zip(placed, by_worker, strict=True):
             here = [expert for expert in slots if expert >= 0]
             where = f"layer {layer} of {record.worker_id}"
-            if len(slots) > record.slots_per_layer:
+            if sum(expert < target.num_own for expert in slots) > record.slots_per_layer:
                 note("more slots than there are", where)
             if len(set(here)) != len(here):
                 note("an expert twice", where)
@@ -114,5 +114,9 @@ def _held(placement: Placement) -> Mapping[tuple[str, int], set[tuple[int, int]]
     for layer, by_worker in zip(placement.layers, placement.slots, strict=True):
         for worker, slots in zip(placement.workers, by_worker, strict=True):
             mine = held.setdefault((worker.worker_id, worker.generation), set())
-            mine.update((layer, expert) for expert in slots if expert >= 0)
+            mine.update(
+                (layer, placement.rung.weights_id(expert, placement.num_own))
+                for expert in slots
+                if expert >= 0
+            )
     return held

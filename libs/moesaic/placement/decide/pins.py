@@ -52,7 +52,7 @@ def _wanted(placement: Placement, pins: Iterable[Pin]) -> list[tuple[int, int, i
     return [
         (layer_idx, names.index(pin.worker_id), pin.expert)
         for pin in pins
-        if pin.worker_id in names and 0 <= pin.expert < placement.num_experts
+        if pin.worker_id in names and 0 <= pin.expert < placement.num_own
         for layer_idx, layer in enumerate(placement.layers)
         if pin.layer in (layer, EVERY_LAYER)
     ]

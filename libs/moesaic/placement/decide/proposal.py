@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from moesaic.messages.placement import EMPTY_SLOT, PlacedWorker, Placement
 from moesaic.messages.registry import WorkerRecord
 from moesaic.placement.decide.coverage import missing_experts
+from moesaic.placement.decide.stand_ins import own_part
 from moesaic.placement.policies.uniform import Slots, refill, uniform
 
 Incarnation = tuple[str, int]  # worker id and generation: one start of one worker
@@ -14,7 +15,7 @@ Incarnation = tuple[str, int]  # worker id and generation: one start of one work
 
 @dataclass(frozen=True)
 class Proposal:
-    """A placement that the fleet calls for; without one there is nothing to do but wait."""
+    """A placement that the fleet calls for, without united experts; without one there is nothing to do but wait."""
 
     placement: Placement | None = None  # its epoch is 0; one is chosen when it is committed
     urgent: bool = False  # experts are missing or a worker leaves: do not let newcomers settle
@@ -46,6 +47,7 @@ def propose(current: Placement | None, records: Iterable[WorkerRecord]) -> Propo
     experts = [record for record in records if record.role == "expert"]
     asked_for = {record.model_digest for record in records if record.role == "attention"}
     missing = missing_experts(current, {incarnation(r) for r in experts}) if current else {}
+    current = own_part(current) if current else None
     placed = {(w.worker_id, w.generation) for w in current.workers} if current else set()
     draining = [r for r in experts if r.state == "draining" and incarnation(r) in placed]
     ready = [r for r in experts if _can_be_placed(r)]
