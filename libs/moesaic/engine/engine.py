@@ -36,6 +36,8 @@ from moesaic.prefix.block_hashes import BLOCK_SIZE, BlockHasher
 
 log = structlog.get_logger()
 
+LOST = ExpertUnavailable(-1, cause="united experts stand in, and the request may not be degraded")
+
 TellBlocks = Callable[[list[bytes], list[bytes]], None]  # names stored, names evicted
 
 # While experts cannot be reached, deadlines and cancellations are looked at this often.
@@ -164,9 +166,14 @@ class Engine:
             except NotReady as error:
                 await self._stall(error)
                 continue
+            self.batcher.only_standard = step.has_lost
             planned = self.batcher.next_step()
+            if step.has_lost:
+                self._give_up([s for s in self.batcher.unfinished() if self.batcher.holds(s)], LOST)
             if isinstance(planned, Slice) or planned.chunks:
                 await self._run_step(step, planned)
+            elif step.has_lost:
+                await self._stall(LOST)
             self._dispatcher.end_step(step)
             await asyncio.sleep(0)  # let submissions and cancellations in
 
@@ -211,11 +218,21 @@ class Engine:
     async def _stall(self, error: MoesaicError) -> None:
         """Wait a little for experts that cannot be reached; requests that waited too long fail."""
         self._teller.tell_held()
-        now_s = time.monotonic()
         sequences = self.batcher.unfinished()
         if not error.retryable:
             self._fail(sequences, error)
             return
+        self._give_up(sequences, error)
+        try:
+            async with asyncio.timeout(STALL_POLL_S):
+                await self._dispatcher.reachable()
+        except TimeoutError:
+            return
+        await asyncio.sleep(0.01)  # reachable, and yet the step failed: do not spin
+
+    def _give_up(self, sequences: Sequence[AnySequence], error: MoesaicError) -> None:
+        """Fail those of the sequences, which cannot go on, that have waited for too long."""
+        now_s = time.monotonic()
         expired: list[AnySequence] = []
         for sequence in sequences:
             if sequence.stalled_since_s is None:
@@ -227,12 +244,6 @@ class Engine:
             cause = error if known else ExpertUnavailable(-1, cause=str(error))
             log.warning("requests.gave_up", count=len(expired), cause=str(error))
             self._fail(expired, cause)
-        try:
-            async with asyncio.timeout(STALL_POLL_S):
-                await self._dispatcher.reachable()
-        except TimeoutError:
-            return
-        await asyncio.sleep(0.01)  # reachable, and yet the step failed: do not spin
 
     def _expire(self) -> None:
         for sequence in self.batcher.expired(time.monotonic()):

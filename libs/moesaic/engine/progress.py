@@ -47,7 +47,8 @@ class Progress:
         for sequence in self._batcher.unfinished():
             live.add(id(sequence))
             # Experts can be reached again, also for those without a turn.
-            sequence.stalled_since_s = None
+            if not self._batcher.holds(sequence):
+                sequence.stalled_since_s = None
         offset, generations, picking = 0, list[GenerationSequence](), list[int]()
         for chunk in chunks:
             first, offset = offset, offset + chunk.wanted
@@ -65,7 +66,8 @@ class Progress:
     def note_slice(self, done: Slice, epoch: int) -> None:
         """Take note of a slice that was computed under ``epoch``."""
         for sequence in self._batcher.unfinished():
-            sequence.stalled_since_s = None
+            if not self._batcher.holds(sequence):
+                sequence.stalled_since_s = None
         for sequence in done.sweep.sequences:
             count_epoch(sequence.epochs, epoch, 0)
 

@@ -46,7 +46,11 @@ MOST_REMEMBERED = 256  # tenants
 
 
 class Batcher:
-    """Holds all requests of one engine, from submission to their last event."""
+    """Holds all requests of one engine, from submission to their last event.
+
+    Attributes:
+        only_standard: requests that may not be degraded have no turn for now.
+    """
 
     def __init__(
         self,
@@ -67,7 +71,7 @@ class Batcher:
             flops: measures rows, and the slices of sweeps.
             step_target_s: a step should take this long; 0: as long as it does.
         """
-        self.limits = limits
+        self.limits, self.only_standard = limits, False
         rows = limits.max_num_batched_tokens
         self.sweeps = Sweeps(limits.sweep_blocks, num_layers, rows, flops)
         self.pool, self.waiting, self.tally = BlockPool(num_blocks), WaitingQueue(), BatcherTally()
@@ -154,10 +158,14 @@ class Batcher:
     def next_step(self) -> PlannedStep | Slice:
         """Decide the next step, which may have nothing to run. Blocks are taken; nothing else
         changes until the step is reported done."""
-        if (piece := self.sweeps.next_slice()) is not None:
+        if (piece := self.sweeps.next_slice(self.holds)) is not None:
             return piece
         planned = self.plan()
-        return planned if planned.chunks else self.sweeps.next_slice() or planned
+        return planned if planned.chunks else self.sweeps.next_slice(self.holds) or planned
+
+    def holds(self, sequence: AnySequence) -> bool:
+        """True if ``sequence`` has no turn, since it may not be degraded."""
+        return self.only_standard and sequence.request.min_threshold > 0
 
     def plan(self) -> PlannedStep:
         """Decide the next step of all but sweeps, whose turn comes after it."""
@@ -206,7 +214,7 @@ class Batcher:
     def _fill(self, planned: PlannedStep, parties: Collection[Party] | None) -> PlannedStep:
         """Plan rows of these parties, or of everyone."""
         budget, step = self.limits.max_num_batched_tokens, next(self._steps)
-        running = self._running.of(parties)
+        running = [s for s in self._running.of(parties) if not self.holds(s)]
         served = sum(step - last < RECENT_STEPS for last in self._last_step.values())
         sharing = StepSharing(running, self.pace, self._costs, in_turn=served > 1)
         has_prompts = not all(sequence.decodes for sequence in self.running)
@@ -239,9 +247,10 @@ class Batcher:
     ) -> None:
         """Add the rows that are due; if there are any at all, a candidate may run whole, with ``most``."""
         sequences = [s for s in self._running.of(parties) if not s.decodes]
+        sequences = [s for s in sequences if not self.holds(s)]
         max_num_seqs = self.limits.max_num_seqs
         if self.waiting and (len(self._running) < max_num_seqs or self._running.are_unequal):
-            sequences += self.waiting.of(parties)
+            sequences += [s for s in self.waiting.of(parties) if not self.holds(s)]
         if not sequences:
             return
         tally = self.tally if self._hasher is not None else None

@@ -12,7 +12,7 @@ do not wait for the end of a long one.
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from moesaic.engine.sequences.blocks import BlockPool
@@ -114,17 +114,21 @@ class Sweeps:
         else:
             self._owed = 1
 
-    def next_slice(self) -> Slice | None:
+    def next_slice(
+        self, holds: Callable[[AnySequence], bool] = lambda sequence: False
+    ) -> Slice | None:
         """Return the next step, or None if it is not the turn of a sweep.
 
-        Blocks are taken; nothing else changes until the slice is reported done.
+        Blocks are taken; nothing else changes until the slice is reported done. A sweep with a sequence
+        that ``holds`` has no turn.
         """
         if not self._owed:
             return None
         self._admit()
-        if not self._under_way:
-            return None
-        return self._cut(self._under_way[0])
+        for sweep in self._under_way:
+            if not any(map(holds, sweep.sequences)):
+                return self._cut(sweep)
+        return None
 
     def _cut(self, sweep: Sweep) -> Slice:
         """Cut off as many of the rows that are left as a slice may have."""
@@ -168,7 +172,8 @@ class Sweeps:
             sweep.layer += 1
             sweep.left = list(sweep.parts)
         if sweep in self._under_way:
-            self._under_way.rotate(-1)
+            self._under_way.remove(sweep)
+            self._under_way.append(sweep)
         return sweep.layer == self._num_layers
 
     def progress_of(self, sweep: Sweep) -> list[tuple[ScoringSequence, int]]:
