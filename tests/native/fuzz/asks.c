@@ -81,6 +81,9 @@ static void check_sum(const struct exchange *x, const struct message *replies) {
     if (x->asked.basis_rows == 2)
         CHECK(!memcmp(x->asked.loads, replies[0].bytes + head.tensors[1].start,
                       (size_t)x->ask.num_workers * 8));
+    const uint8_t *degraded = replies[0].bytes + head.tensors[head.num_tensors - 1].start;
+    for (int64_t t = 0; x->asked.promises && t < x->asked.count; t++)
+        CHECK(x->asked.degraded[t] == (int8_t)degraded[t]);
     free(sum), free(node);
 }
 

@@ -27,13 +27,18 @@ enum decision decides(const struct exchange *x, int call, struct message m,
     if (head->kind != FRAME_REPLY && head->kind != FRAME_ERROR) return NOTHING_YET;
     if (head->seq != x->asked.seq + (uint64_t)call) return NOTHING_YET;
     const struct tensor_place *part = &head->tensors[0], *loads = &head->tensors[1];
-    const int has_loads = x->asked.basis_rows == 2;
+    const int has_loads = x->asked.basis_rows == 2, is_promised = x->asked.promises != 0;
+    const struct tensor_place *degraded = &head->tensors[1 + has_loads];
     if (head->kind == FRAME_ERROR || head->epoch != x->ask.epoch) return WRONG;
-    if (head->layer != x->ask.layer || head->num_tensors != 1 + has_loads) return WRONG;
+    if (head->layer != x->ask.layer || head->num_tensors != 1 + has_loads + is_promised)
+        return WRONG;
     if (memcmp(head->request_id, &x->asked.id_low, 8)) return WRONG;
     if (memcmp(head->request_id + 8, &x->asked.id_high, 8)) return WRONG;
     if (part->code != x->ask.code || part->cols != columns_of(x)) return WRONG;
     if (part->rows && part->rows != x->asked.count) return WRONG;
+    if (is_promised && (degraded->code != FRAME_INT8 || degraded->cols != 1 ||
+                        degraded->rows != x->asked.count))
+        return WRONG;
     if (!has_loads) return RIGHT;
     return loads->code == FRAME_INT64 && loads->rows == 1 && loads->cols == x->ask.num_workers
                ? RIGHT
@@ -42,7 +47,7 @@ enum decision decides(const struct exchange *x, int call, struct message m,
 
 static struct frame_head head_to(const struct exchange *x, int call, int kind, uint64_t digest) {
     struct frame_head head = {.kind = kind,
-                              .num_tensors = 1 + (x->asked.basis_rows == 2),
+                              .num_tensors = 1 + (x->asked.basis_rows == 2) + (x->asked.promises != 0),
                               .layer = (int32_t)x->ask.layer,
                               .threshold = 1,
                               .took_ns = kind == FRAME_REQUEST ? 0 : (uint32_t)any(),
@@ -55,6 +60,9 @@ static struct frame_head head_to(const struct exchange *x, int call, int kind, u
                                             (uint32_t)columns_of(x), 0};
     head.tensors[1] =
         (struct tensor_place){FRAME_INT64, 1, (uint32_t)x->ask.num_workers, 0};
+    if (x->asked.promises)
+        head.tensors[1 + (x->asked.basis_rows == 2)] =
+            (struct tensor_place){FRAME_INT8, (uint32_t)x->asked.count, 1, 0};
     return head;
 }
 
@@ -84,7 +92,7 @@ static struct message error_to(const struct exchange *x, int call) {
 // Almost right: another digest, shape or name.
 static struct message almost(const struct exchange *x, int call, uint64_t digest) {
     struct frame_head head = head_to(x, call, FRAME_REPLY, digest);
-    switch (below(9)) {
+    switch (below(10)) {
         case 0: head.digest ^= 1ull << below(64); break;
         case 1: head.epoch += (uint64_t)between(-1, 1); break;
         case 2: head.layer += (int32_t)between(-1, 1); break;
@@ -93,7 +101,8 @@ static struct message almost(const struct exchange *x, int call, uint64_t digest
         case 5: head.tensors[0].rows += (uint32_t)between(-1, 1); break;
         case 6: head.tensors[0].code = (uint32_t)between(FRAME_FLOAT32, FRAME_INT8); break;
         case 7: head.tensors[below(2)].cols += 1; break;
-        default: head.num_tensors = (int)between(0, 2);
+        case 8: head.tensors[between(1, 2)].rows += 1; break;
+        default: head.num_tensors = (int)between(0, 3);
     }
     struct message m = frame_of(&head);
     if (one_in(2)) damage(&m);
@@ -132,7 +141,14 @@ static void write_script(const struct exchange *x, int call, uint64_t digest, in
 static void make_request(const struct exchange *x, int call) {
     struct frame_head head = head_to(x, call, FRAME_REQUEST, 0);
     const struct asked *a = &x->asked;
-    head.num_tensors = 2;
+    const struct promises *p = a->promises;
+    head.num_tensors = 2, head.tensors[2] = (struct tensor_place){0};
+    int32_t lowest = 10000;
+    for (int64_t l = 0; p && l < p->num_levels; l++)
+        if (p->thresholds[l] < lowest) lowest = p->thresholds[l];
+    head.threshold = (float)(lowest / 10000.0);
+    if (p) head.flags = FRAME_PROMISED, head.body_size = 4 + 8 * p->num_levels;
+    if (p && p->num_levels > 1) head.body_size += a->count;
     head.tensors[1] =
         (struct tensor_place){FRAME_INT64, (uint32_t)a->basis_rows, (uint32_t)a->basis_size, 0};
     struct message m = frame_of(&head);
@@ -142,6 +158,13 @@ static void make_request(const struct exchange *x, int call) {
     else
         memcpy(to, a->rows, (size_t)(a->count * x->ask.hidden) * 4);
     memcpy(m.bytes + head.tensors[1].start, a->basis, (size_t)(a->basis_rows * a->basis_size) * 8);
+    uint8_t *body = m.bytes + head.body_start;
+    if (p) *(int32_t *)body = (int32_t)p->num_levels;
+    for (int64_t l = 0; p && l < p->num_levels; l++) {
+        memcpy(body + 4 + 8 * l, &p->thresholds[l], 4);
+        memcpy(body + 8 + 8 * l, &p->phases[l], 4);
+    }
+    if (p && p->num_levels > 1) memcpy(body + 4 + 8 * p->num_levels, p->level_of_row, (size_t)a->count);
     frame_seal(m.bytes, &head);
     append(&peers[x->peers[call]].requests, m);
 }
@@ -160,6 +183,21 @@ static void choose_peers(struct exchange *x) {
     }
     for (int64_t i = 0; i < num; i++) order[i] = (i + shift) % num;
     x->ask.channels = channels, x->ask.order = order, x->ask.node_of = node_of;
+}
+
+static void promise(struct exchange *x) {
+    struct asked *a = &x->asked;
+    struct promises *p = own(x, exact(sizeof *p));
+    const int64_t num_levels = between(1, 3);
+    int32_t *numbers = own(x, exact(2 * num_levels * 4));
+    uint8_t *level_of_row = own(x, exact(a->count));
+    for (int64_t l = 0; l < num_levels; l++)
+        numbers[l] = (int32_t)between(0, 10000), numbers[num_levels + l] = (int32_t)below(2);
+    for (int64_t t = 0; t < a->count; t++) level_of_row[t] = (uint8_t)below(num_levels);
+    *p = (struct promises){numbers, numbers + num_levels, num_levels > 1 ? level_of_row : 0, num_levels};
+    a->promises = p;
+    a->degraded = own(x, exact(a->count * 4));
+    memset(a->degraded, 0, (size_t)a->count * 4);
 }
 
 void make_exchange(struct exchange *x, uint64_t seq) {
@@ -182,6 +220,7 @@ void make_exchange(struct exchange *x, uint64_t seq) {
     a->out = own(x, exact(count * hidden * 4));
     if (a->basis_rows == 2) a->loads = own(x, exact(workers * 8));
     if (x->ask.node_of[x->ask.num - 1]) a->node_sum = own(x, exact(count * hidden * 4));
+    if (one_in(2)) promise(x);
     a->deadline_ns = clock_ns + (one_in(2) ? 1000 * 1000 * 1000 : between(1, 300) * 1000);
     const uint64_t digest = any();
     const int all_well = one_in(2);

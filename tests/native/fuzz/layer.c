@@ -6,7 +6,7 @@
 #include "exchange/int8_rows.h"
 
 static void *own(struct layer_here *layer, void *memory) {
-    CHECK(layer->num_owned < 96);
+    CHECK(layer->num_owned < 128);
     return layer->owned[layer->num_owned++] = memory;
 }
 
@@ -61,11 +61,14 @@ static void place_replicas(struct layer_here *layer, int64_t num_experts, const 
 }
 
 void make_layer(struct layer_here *layer, uint64_t epoch, int64_t index) {
-    const int64_t workers = between(1, MOST_WORKERS), num_experts = between(1, MOST_EXPERTS);
+    const int64_t workers = between(1, MOST_WORKERS), num_own = between(1, MOST_OWN);
+    const int64_t way = one_in(3) ? 0 : between(2, 4);
+    const int64_t num_experts = num_own + (way ? (num_own + way - 1) / way : 0);
     const int64_t hidden = between(1, 40), size = between(1, 40), half = panel_width() / 2;
     const int in_int8 = one_in(3);
     *layer = (struct layer_here){.is = {.epoch = epoch,
                                         .layer = index,
+                                        .num_experts = num_experts,
                                         .num_workers = workers,
                                         .worker = below(workers),
                                         .counts = one_in(2)}};
@@ -94,16 +97,51 @@ void make_layer(struct layer_here *layer, uint64_t epoch, int64_t index) {
             in_int8 ? int8_matrix(layer, hidden, size) : float_matrix(layer, hidden, size)};
         layer->slots[slot] = &layer->experts[slot];
     }
-    is->moe = (struct moe){.gate = float_matrix(layer, num_experts, hidden),
+    uint16_t prices[MOST_OWN];
+    for (int64_t e = 0; e < num_own; e++) prices[e] = (uint16_t)between(1, 65535);
+    is->moe = (struct moe){.gate = float_matrix(layer, num_own, hidden),
+                           .rung = {.num_experts = num_own,
+                                    .way = way,
+                                    .prices = one_in(2) ? own_copy(layer, prices, num_own * 2) : 0,
+                                    .instead = way ? 0 : (int32_t)between(1, 2)},
                            .slots = own_copy(layer, layer->slots, is->num_slots * 8),
                            .size = size,
-                           .top_k = between(1, num_experts < 4 ? num_experts : 4),
+                           .top_k = between(1, num_own < 4 ? num_own : 4),
                            .scaling = (float)between(1, 3),
                            .normalise = one_in(2)};
 }
 
 void free_layer(struct layer_here *layer) {
     while (layer->num_owned) free(layer->owned[--layer->num_owned]);
+}
+
+// Promises to rows, as a body has them; its size.
+static int64_t any_promises(uint8_t *body, int64_t rows) {
+    const int32_t num_levels = (int32_t)between(1, 4);
+    uint8_t *to = body;
+    memcpy(to, &num_levels, 4), to += 4;
+    for (int32_t l = 0; l < num_levels; l++) {
+        const int32_t level[2] = {one_in(4) ? 10000 : (int32_t)between(0, 10000), (int32_t)below(2)};
+        memcpy(to, level, 8), to += 8;
+    }
+    for (int64_t t = 0; t < rows && num_levels > 1; t++) *to++ = (uint8_t)below(num_levels);
+    return to - body;
+}
+
+// True if a body promises something to so many rows.
+static int has_promises(const uint8_t *body, int64_t size, int64_t rows) {
+    int32_t num_levels, level[2];
+    if (size < 4) return 0;
+    memcpy(&num_levels, body, 4);
+    if (num_levels < 1 || num_levels > 255) return 0;
+    if (size != 4 + 8 * (int64_t)num_levels + (num_levels > 1 ? rows : 0)) return 0;
+    for (int32_t l = 0; l < num_levels; l++) {
+        memcpy(level, body + 4 + 8 * l, 8);
+        if (level[0] < 0 || level[0] > 10000) return 0;
+    }
+    for (int64_t t = 0; t < rows && num_levels > 1; t++)
+        if (body[4 + 8 * num_levels + t] >= num_levels) return 0;
+    return 1;
 }
 
 struct message request_for(const struct layer_here *layer, int64_t rows, int in_bytes, int loads) {
@@ -120,7 +158,12 @@ struct message request_for(const struct layer_here *layer, int64_t rows, int in_
                                             (uint32_t)(hidden + in_bytes * SCALE_BYTES), 0};
     head.tensors[1] = (struct tensor_place){FRAME_INT64, 1 + loads, (uint32_t)size, 0};
     scramble(head.request_id, sizeof head.request_id);
+    uint8_t body[4 + 4 * 8 + 256];
+    CHECK(rows <= 256);
+    if (one_in(2)) head.flags = FRAME_PROMISED, head.body_size = any_promises(body, rows);
     struct message m = frame_of(&head);
+    memcpy(m.bytes + head.body_start, body, (size_t)head.body_size);
+    if (head.body_size && one_in(8)) m.bytes[head.body_start + below(head.body_size)] ^= 1 << below(8);
     uint8_t *to = m.bytes + head.tensors[0].start;
     for (int64_t i = 0; i < rows * hidden && !in_bytes; i++, to += 4) {
         const float number = any_float();
@@ -143,7 +186,10 @@ int is_request_for(const struct layer_here *layer, const uint8_t *message,
     const struct tensor_place *rows = &head->tensors[0], *basis = &head->tensors[1];
     if (head->kind != FRAME_REQUEST || head->epoch != is->epoch || head->layer != is->layer)
         return 0;
-    if (head->num_tensors != 2 || head->flags || head->body_size || !rows->rows) return 0;
+    if (head->num_tensors != 2 || !rows->rows) return 0;
+    if (head->flags != (head->body_size ? FRAME_PROMISED : 0)) return 0;
+    if (head->flags && !has_promises(message + head->body_start, head->body_size, rows->rows))
+        return 0;
     if (rows->code != FRAME_FLOAT32 && rows->code != FRAME_INT8) return 0;
     if (rows->cols != is->moe.gate.num_in + (rows->code == FRAME_INT8 ? 4 : 0)) return 0;
     if (basis->code != FRAME_INT64 || basis->cols != is->basis_size) return 0;

@@ -4,21 +4,22 @@
 
 #include "fuzz.h"
 
-enum { MOST_WORKERS = 3, MOST_EXPERTS = 8 };
+enum { MOST_WORKERS = 3, MOST_OWN = 8, MOST_EXPERTS = 12 };  // the gate's, and with united ones
 
 struct layer_here {
     struct answerable is;
     int32_t replicas[MOST_EXPERTS * MOST_WORKERS];
     struct expert experts[MOST_EXPERTS];
     const struct expert *slots[MOST_EXPERTS];
-    void *owned[96];  // memory that all these point to
+    void *owned[128];  // memory that all these point to
     int num_owned;
 };
 
 void make_layer(struct layer_here *layer, uint64_t epoch, int64_t index);
 void free_layer(struct layer_here *layer);
 
-// A request that the layer is to answer, with rows of chance; `loads`: the basis has them.
+// A request that the layer is to answer, with rows of chance, and often with promises to them; `loads`:
+// the basis has them.
 struct message request_for(const struct layer_here *layer, int64_t rows, int in_bytes, int loads);
 
 // True if Python would have answered it with a plain sum for the rows of this layer.
