@@ -154,6 +154,7 @@ class BrownoutDecision(msgspec.Struct, frozen=True, kw_only=True, tag="brownout-
         decode_before: likewise.
         decode: likewise.
         shedding: new standard requests are refused.
+        refused: requests, since the decision before.
         scale: advice to add capacity; empty: none.
         inputs: it was made from.
         predicted_ttft_s: 90 of 100 first tokens should take less; absent: nothing was predicted.
@@ -173,6 +174,7 @@ class BrownoutDecision(msgspec.Struct, frozen=True, kw_only=True, tag="brownout-
     decode_before: float = 1.0
     decode: float = 1.0
     shedding: bool = False
+    refused: int = 0
     scale: str = ""
     inputs: BrownoutInputs = BrownoutInputs()
     predicted_ttft_s: float | None = None

@@ -28,6 +28,7 @@ class QueueState:
         oldest_wait_s: of the requests that have not begun.
         answers: generations that get a token in each step.
         step_rows: rows of prompts that one step may have.
+        idle_s: that the engine had nothing to do for, before this moment.
     """
 
     now_s: float
@@ -36,6 +37,7 @@ class QueueState:
     oldest_wait_s: float = 0.0
     answers: int = 0
     step_rows: int = 2048
+    idle_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -129,6 +129,8 @@ class PredictiveControl:
             windows: latencies of each phase.
         """
         self._backlog = state.waiting_tokens
+        if state.idle_s >= CALM_S:  # whatever there was to fear is over
+            current, self._bias = Thresholds(*(levels[0] for levels in self._levels)), [1.0, 1.0]
         if not self.speed.is_known:
             return Prediction(current)
         grid = ThresholdGrid(self.speed, self._demand(state), self._levels)

@@ -66,7 +66,7 @@ class StepSpeed:
 
     @property
     def gains(self) -> Thresholds:
-        """How many times as fast each phase is taken to be at threshold 0."""
+        """Times as fast as exact that each phase is taken to be at threshold 0."""
         return Thresholds(*(math.exp(self._exponent(i)) for i in (0, 1)))
 
     def parts(self, prompt_rows: float, answer_rows: float) -> StepParts:
