@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Literal
 
+from moesaic.engine.brownout import BrownoutLoad
 from moesaic.engine.sequences.grammar import Grammar, GrammarCompiler
 from moesaic.engine.sequences.requests import (
     Event,
@@ -213,6 +214,11 @@ def encode_event(event: Event) -> pb.ExecuteResponse:
             )
         )
     return response
+
+
+def encode_brownout(load: BrownoutLoad) -> pb.BrownoutLoad:
+    """Encode the state of brownout; what was not measured is absent."""
+    return pb.BrownoutLoad(**vars(load))
 
 
 def _encode_logprob(told: TokenLogprob) -> pb.TokenLogprob:
