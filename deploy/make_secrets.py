@@ -38,18 +38,30 @@ LOOKS_AT_PLACEMENTS = [
     (STREAM, "%R~{c}ctl:placement"),
     ("+xadd", "%W~{c}dlq:ctl:placement"),
 ]
+LOOKS_AT_BROWNOUT = [
+    ("+get +mget", "%R~{c}brownout:*"),
+    (STREAM, "%R~{c}ctl:brownout"),
+    ("+xadd", "%W~{c}dlq:ctl:brownout"),
+]
 LEADS = [
-    (DOCUMENTS, "~{c}placement:* ~{c}leader:scheduler"),
+    (DOCUMENTS, "~{c}placement:* ~{c}brownout:* ~{c}leader:scheduler"),
     ("+srem", "%W~{c}workers"),
-    ("+xadd", "%W~{c}ctl:placement ~{c}ctl:decisions %W~{c}dlq:ctl:*"),
-    (STREAM, "%R~{c}ctl:activations %R~{c}ctl:decisions"),
+    ("+xadd", "%W~{c}ctl:placement %W~{c}ctl:brownout ~{c}ctl:decisions %W~{c}dlq:ctl:*"),
+    (STREAM, "%R~{c}ctl:activations %R~{c}ctl:latency %R~{c}ctl:decisions"),
 ]
 # Which weights the cluster has: workers say so together.
 AGREES = [("+get +mget +watch +set", "~{c}weights")]
 RIGHTS = {
     "scheduler": [*OWN, *LOOKS_AT_WORKERS, *LOOKS_AT_PLACEMENTS, *LEADS],
     "gateway": [*OWN, *LOOKS_AT_WORKERS, *LOOKS_AT_PLACEMENTS],
-    "attention": [*OWN, *AGREES, *LOOKS_AT_WORKERS, *LOOKS_AT_PLACEMENTS],
+    "attention": [
+        *OWN,
+        *AGREES,
+        *LOOKS_AT_WORKERS,
+        *LOOKS_AT_PLACEMENTS,
+        *LOOKS_AT_BROWNOUT,
+        ("+xadd", "%W~{c}ctl:latency"),
+    ],
     "expert": [*OWN, *AGREES, ("+xadd", "%W~{c}ctl:activations")],
 }
 ALL_CLUSTERS = "moesaic:{*}:"  # every key begins with the cluster's name in braces

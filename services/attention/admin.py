@@ -17,6 +17,7 @@ from moesaic.services.attention.engine import RunningEngine
 from moesaic.services.attention.execute import OpenRequests
 from moesaic.services.attention.streams import next_response
 from moesaic.services.attention.tracing import OpenGates, traced
+from moesaic.services.attention.wire import encode_brownout
 from moesaic.v1 import attention_pb2 as pb
 from moesaic.v1 import attention_pb2_grpc
 
@@ -118,4 +119,5 @@ class AttentionAdmin(attention_pb2_grpc.AttentionServiceServicer):
             kv_blocks_used=load.kv_blocks_used,
             kv_blocks_total=load.kv_blocks_total,
             epoch=load.epoch,
+            brownout=encode_brownout(load.brownout),
         )

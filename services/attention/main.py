@@ -11,10 +11,12 @@ from moesaic.cluster.service import Availability, introduce, service
 from moesaic.kernels.own_thread import on_own_thread
 from moesaic.models.weights.digest import digesting
 from moesaic.services.attention.admin import AttentionAdmin
+from moesaic.services.attention.brownout import follow_policy, tell_decisions
 from moesaic.services.attention.engine import open_engine, profile_of, record_of, warm_up
 from moesaic.services.attention.loading import find_model, load_worker
 from moesaic.services.attention.modes import MODES
 from moesaic.services.attention.observing import observe
+from moesaic.services.attention.rungs import RungFollower
 from moesaic.services.attention.settings import AttentionSettings
 from moesaic.v1 import attention_pb2_grpc
 
@@ -46,6 +48,10 @@ async def serve(settings: AttentionSettings) -> None:
         if slowdown := await mode.start():
             api.streams.describe(profile_of(worker, slowdown))
         await process.enter(background(engine.run(), "engine"))
+        rungs = RungFollower(mode.degrading, worker.thread)
+        await process.enter(background(follow_policy(process.bus, engine, rungs), "brownout"))
+        telling = tell_decisions(process.bus, engine, identity.worker_id, process.generation)
+        await process.enter(background(telling, "brownout decisions"))
         await process.enter(background(observe(api, process.status, engine), "observe"))
         availability = Availability(process, lease, api.drain)
         await availability.begin()

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Literal
 
+from moesaic.engine.brownout import BrownoutLoad
 from moesaic.engine.sequences.grammar import Grammar, GrammarCompiler
 from moesaic.engine.sequences.requests import (
     Degradation,
@@ -227,6 +228,11 @@ def _encode_degradation(told: Degradation) -> pb.Degradation | None:
     if told == Degradation(rows=told.rows):
         return None
     return pb.Degradation(mean_threshold=told.mean_threshold, share=told.share, rows=told.rows)
+
+
+def encode_brownout(load: BrownoutLoad) -> pb.BrownoutLoad:
+    """Encode the state of brownout; what was not measured is absent."""
+    return pb.BrownoutLoad(**vars(load))
 
 
 def _encode_logprob(told: TokenLogprob) -> pb.TokenLogprob:

@@ -16,12 +16,16 @@ from moesaic.errors import InvalidInput, NotReady, StaleEpoch
 from moesaic.messages.decisions import EVERY_LAYER, Pin, PlacementPolicy
 from moesaic.messages.placement import PlacedWorker, Placement
 from moesaic.placement.policies import require_policy
+from moesaic.services.scheduler.brownout import BrownoutStore
 from moesaic.services.scheduler.log import DecisionLog
 from moesaic.services.scheduler.loop import PlacementLoop
 from moesaic.services.scheduler.planning.policy_store import PolicyStore
 from moesaic.services.scheduler.planning.traffic import TrafficFeed
 from moesaic.services.scheduler.wire import (
+    decode_brownout,
     decode_pin,
+    encode_brownout,
+    encode_brownout_decision,
     encode_decision,
     encode_pin,
     encode_plan,
@@ -45,6 +49,7 @@ class Parts:
     policies: PolicyStore
     decisions: DecisionLog
     feed: TrafficFeed
+    brownout: BrownoutStore
 
 
 class SchedulerAdmin(scheduler_pb2_grpc.SchedulerServiceServicer):
@@ -156,6 +161,31 @@ class SchedulerAdmin(scheduler_pb2_grpc.SchedulerServiceServicer):
                 decisions=[encode_decision(*entry) for entry in parts.decisions.recent(count)],
                 policy=policy.policy,
                 pins=[encode_pin(pin) for pin in policy.pins],
+            )
+
+    async def SetBrownout(
+        self, request: pb.SetBrownoutRequest, context: _Context
+    ) -> pb.SetBrownoutResponse:
+        """Change the policy of brownout; repeating it changes nothing."""
+        async with errors_as_status(context):
+            parts = self._opened()
+            parts.loop.require_lead()
+            changes = decode_brownout(request.policy)
+            after = await parts.brownout.change(lambda before: replace(before, **changes))
+            return pb.SetBrownoutResponse(policy=encode_brownout(after))
+
+    async def GetBrownout(
+        self, request: pb.GetBrownoutRequest, context: _Context
+    ) -> pb.GetBrownoutResponse:
+        """Tell the policy of brownout, and the last decisions of workers, newest first."""
+        async with errors_as_status(context):
+            parts = self._opened()
+            await parts.decisions.refresh()
+            await parts.brownout.look()
+            count = min(request.limit or _USUAL_DECISIONS, _MOST_DECISIONS)
+            return pb.GetBrownoutResponse(
+                policy=encode_brownout(parts.brownout.current),
+                decisions=map(encode_brownout_decision, parts.decisions.recent_brownout(count)),
             )
 
     async def GetActivations(

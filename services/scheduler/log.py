@@ -13,16 +13,17 @@ from msgspec.structs import replace
 
 from moesaic.cluster.redis.bus import Bus
 from moesaic.errors import PeerLost
+from moesaic.messages.brownout import BrownoutDecision
 from moesaic.messages.decisions import DecisionOutcome, PlacementDecision
 
 log = structlog.get_logger()
 
 STREAM = "ctl:decisions"
-KEPT = 1000  # entries in Redis, and decisions here
+KEPT = 1000  # decisions of each kind
+STORED = 2 * KEPT  # entries in Redis
 LOST = "its scheduler ended before it was done"
-_entries: "msgspec.msgpack.Decoder[PlacementDecision | DecisionOutcome]" = msgspec.msgpack.Decoder(
-    PlacementDecision | DecisionOutcome
-)
+Entry = PlacementDecision | DecisionOutcome | BrownoutDecision
+_entries: "msgspec.msgpack.Decoder[Entry]" = msgspec.msgpack.Decoder(Entry)
 
 
 class DecisionLog:
@@ -32,7 +33,8 @@ class DecisionLog:
         self._bus, self._wall_clock = bus, wall_clock
         self._decisions: dict[str, PlacementDecision] = {}
         self._outcomes: dict[str, DecisionOutcome] = {}
-        self._unwritten: deque[PlacementDecision | DecisionOutcome] = deque(maxlen=KEPT)
+        self._brownout: dict[str, BrownoutDecision] = {}
+        self._unwritten: deque[Entry] = deque(maxlen=KEPT)
 
     async def refresh(self) -> None:
         """Write what could not be written, then read what other schedulers have decided.
@@ -41,7 +43,7 @@ class DecisionLog:
         """
         with suppress(PeerLost):
             await self._flush()
-            for entry in await self._bus.latest(STREAM, _entries, KEPT):
+            for entry in await self._bus.latest(STREAM, _entries, STORED):
                 self._keep(entry)
 
     async def note(self, **fields: Any) -> PlacementDecision:
@@ -73,6 +75,29 @@ class DecisionLog:
             outcome = replace(before, **changed)
         await self._write(outcome)
 
+    async def note_brownout(self, decision: BrownoutDecision) -> None:
+        """Log a decision that a worker has made, or its result; what is known changes nothing."""
+        known = self._brownout.get(decision.decision_id)
+        is_older = known is not None and _has_result(known) and not _has_result(decision)
+        if decision == known or is_older:
+            return
+        log.info(
+            "brownout.decided",
+            worker_id=decision.worker_id,
+            reason=decision.reason,
+            prefill=decision.prefill,
+            decode=decision.decode,
+            shedding=decision.shedding,
+            scale=decision.scale,
+            predicted_ttft_s=decision.predicted_ttft_s,
+            measured_ttft_s=decision.measured_ttft_s,
+        )
+        await self._write(decision)
+
+    def recent_brownout(self, count: int) -> list[BrownoutDecision]:
+        """The last decisions of workers about brownout, newest first."""
+        return sorted(self._brownout.values(), key=lambda d: d.at, reverse=True)[:count]
+
     async def close(self, current: int) -> None:
         """Give an outcome to the decisions whose end no scheduler saw.
 
@@ -102,7 +127,7 @@ class DecisionLog:
         found = (o for o in reversed(self._outcomes.values()) if o.epoch == epoch)
         return next(found, None)
 
-    async def _write(self, entry: PlacementDecision | DecisionOutcome) -> None:
+    async def _write(self, entry: Entry) -> None:
         self._keep(entry)
         self._unwritten.append(entry)
         with suppress(PeerLost):
@@ -111,12 +136,16 @@ class DecisionLog:
     async def _flush(self) -> None:
         while self._unwritten:
             entry = self._unwritten[0]
-            await self._bus.append(STREAM, entry, max_entries=KEPT)
+            await self._bus.append(STREAM, entry, max_entries=STORED)
             if self._unwritten and self._unwritten[0] is entry:  # others may write meanwhile
                 self._unwritten.popleft()
 
-    def _keep(self, entry: PlacementDecision | DecisionOutcome) -> None:
-        if isinstance(entry, PlacementDecision):
+    def _keep(self, entry: Entry) -> None:
+        if isinstance(entry, BrownoutDecision):
+            self._brownout[entry.decision_id] = entry
+            while len(self._brownout) > KEPT:
+                del self._brownout[next(iter(self._brownout))]
+        elif isinstance(entry, PlacementDecision):
             self._decisions[entry.decision_id] = entry
         elif entry.decision_id in self._decisions:
             self._outcomes[entry.decision_id] = entry
@@ -124,3 +153,7 @@ class DecisionLog:
             oldest = next(iter(self._decisions))
             del self._decisions[oldest]
             self._outcomes.pop(oldest, None)
+
+
+def _has_result(decision: BrownoutDecision) -> bool:
+    return decision.measured_ttft_s is not None or decision.measured_tpot_s is not None

@@ -12,7 +12,9 @@ from moesaic.cluster.placement_view import PlacementView, watch_placement
 from moesaic.cluster.registry import tidy_index, watch_fleet
 from moesaic.cluster.rpc.server import ServiceStatus
 from moesaic.cluster.service import introduce, service
+from moesaic.messages.brownout import BrownoutPolicy
 from moesaic.services.scheduler.admin import Parts, SchedulerAdmin
+from moesaic.services.scheduler.brownout import BrownoutFeed, BrownoutStore
 from moesaic.services.scheduler.epochs.store import EpochStore
 from moesaic.services.scheduler.log import DecisionLog
 from moesaic.services.scheduler.loop import PlacementLoop
@@ -38,12 +40,17 @@ async def serve(settings: SchedulerSettings) -> None:
         leader = await enter(leadership(bus, "scheduler", identity.worker_id, process.generation))
         epochs, decisions = EpochStore(bus, leader, view), DecisionLog(bus)
         policies = PolicyStore(bus, epochs, settings.placement_policy)
+        brownout = BrownoutStore(bus, epochs, leader, BrownoutPolicy(mode=settings.brownout))
         feed = TrafficFeed(bus, leader, view, HALF_LIFE_S)
-        loop = PlacementLoop(fleet, view, leader, epochs, policies, feed, decisions, settings)
+        loop = PlacementLoop(
+            fleet, view, leader, epochs, policies, feed, decisions, settings, brownout.rung
+        )
         await decisions.refresh()
-        api.open(Parts(fleet, view, loop, policies, decisions, feed))
+        api.open(Parts(fleet, view, loop, policies, decisions, feed, brownout))
         await enter(background(feed.run(), "traffic"))
         await enter(background(loop.run(), "placer"))
+        await enter(background(brownout.run(), "brownout"))
+        await enter(background(BrownoutFeed(bus, leader, decisions).run(), "brownout decisions"))
         await enter(background(tidy_index(bus), "index"))
         await enter(background(_show(process.status, view, loop), "show"))
         await process.registered("ready")

@@ -6,13 +6,18 @@ from typing import ClassVar
 from pydantic import Field, field_validator
 
 from moesaic.errors import InvalidInput
+from moesaic.messages.brownout import BrownoutMode
 from moesaic.settings import ServiceSettings
 
 
 class SchedulerSettings(ServiceSettings):
     """Settings of the scheduler."""
 
-    groups: ClassVar[Mapping[str, str]] = {"settle_s": "Placement", **ServiceSettings.groups}
+    groups: ClassVar[Mapping[str, str]] = {
+        "settle_s": "Placement",
+        "brownout": "Brownout",
+        **ServiceSettings.groups,
+    }
 
     settle_s: float = Field(
         1.0,
@@ -52,6 +57,13 @@ class SchedulerSettings(ServiceSettings):
         le=1,
         description="least predicted gain for which experts are moved, as a part of the work of "
         "the busiest worker; 0: any",
+    )
+
+    brownout: BrownoutMode = Field(
+        "off",
+        description="when workers may degrade what they compute: never (off), at thresholds that operators set "
+        "(manual), by measured latencies as in BrownoutServe (paper), or by predicted ones, shedding where "
+        "that does not suffice (auto); once an operator has set one, that wins",
     )
 
     @field_validator("placement_policy")

@@ -1,8 +1,11 @@
 """Encoding for the scheduler's answers, and pins back from requests."""
 
+from typing import Any
+
 import numpy as np
 
 from moesaic.cluster.placements import encode_placement
+from moesaic.messages.brownout import BrownoutDecision, BrownoutPolicy
 from moesaic.messages.decisions import (
     EVERY_LAYER,
     DecisionOutcome,
@@ -86,6 +89,27 @@ def decode_pin(wire: pb.Pin) -> Pin:
     """A pin from the wire."""
     layer = wire.layer if wire.HasField("layer") else EVERY_LAYER
     return Pin(layer=layer, expert=wire.expert, worker_id=wire.worker_id)
+
+
+def encode_brownout(policy: BrownoutPolicy) -> pb.BrownoutPolicy:
+    """A policy of brownout, with all fields."""
+    names = pb.BrownoutPolicy.DESCRIPTOR.fields_by_name
+    return pb.BrownoutPolicy(**{name: getattr(policy, name) for name in names})
+
+
+def decode_brownout(wire: pb.BrownoutPolicy) -> dict[str, Any]:
+    """Fields of a policy of brownout that are to change."""
+    return {field.name: value for field, value in wire.ListFields()}
+
+
+def encode_brownout_decision(decision: BrownoutDecision) -> pb.BrownoutDecision:
+    """A decision of a worker; unknown fields are absent."""
+    inputs = decision.inputs
+    fields = {
+        name: getattr(inputs if hasattr(inputs, name) else decision, name)
+        for name in pb.BrownoutDecision.DESCRIPTOR.fields_by_name
+    }
+    return pb.BrownoutDecision(**fields)
 
 
 def encode_traffic(traffic: ModelTraffic) -> list[pb.LayerActivations]:

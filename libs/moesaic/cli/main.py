@@ -9,6 +9,7 @@ import typer
 from moesaic.cli.commands import (
     api_key,
     bench,
+    brownout,
     classify,
     doctor,
     down,
@@ -49,6 +50,7 @@ app.add_typer(api_key.app, name="api-key")
 app.add_typer(trace.app, name="trace")
 app.add_typer(placement.app, name="placement")
 app.add_typer(experts.app, name="experts")
+app.add_typer(brownout.app, name="brownout")
 app.command(context_settings=PASS_THROUGH)(serve.serve)
 
 

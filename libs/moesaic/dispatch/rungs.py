@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from moesaic.errors import InvalidInput
 from moesaic.experts.logical import LogicalExperts
 from moesaic.experts.slots import LayerSlots, SlotTable
 from moesaic.kernels.brownout import LayerRung
@@ -52,6 +53,7 @@ class RungLoader:
         layers: Iterable[int],
         num_experts: int,
         bring: Callable[[int, int], GatedMLP],
+        most: int | None = None,
     ) -> None:
         """
         Args:
@@ -59,17 +61,25 @@ class RungLoader:
             layers: decoder layers with experts.
             num_experts: of each, without united ones.
             bring: loads an expert, given its layer and weights id.
+            most: united experts, of all layers together, that there is memory for; None: any number.
         """
         self._experts, self._layers, self._num_experts = experts, tuple(layers), num_experts
-        self._bring = bring
+        self._bring, self._most = bring, most
 
     def load(self, rung: Rung) -> LoadedRung:
         """Read the united experts of a rung.
 
         Raises:
             CheckpointError: one cannot be read.
+            InvalidInput: there is no memory for them.
         """
         first, num_united = self._num_experts, rung.num_united(self._num_experts)
+        if self._most is not None and (needed := num_united * len(self._layers)) > self._most:
+            raise InvalidInput(
+                "expert_memory_bytes",
+                f"leaves room for {self._most} united experts, and way {rung.way} has {needed}; give more "
+                "memory, or set a larger way",
+            )
         ids = [rung.weights_id(first + j, first) for j in range(num_united)]
         united = {layer: tuple(self._bring(layer, each) for each in ids) for layer in self._layers}
         layers = {layer: self._experts.layer_rung(layer, rung) for layer in self._layers}

@@ -86,6 +86,10 @@ class StepComputer:
         """A count that grows while a step goes on, as any thread may ask."""
         return self._layers_begun + (self._shortcut.layers_done if self._shortcut else 0)
 
+    def take_counts(self) -> tuple[int, int]:
+        """Take the number of degraded choices since the last call, and of all choices."""
+        return self._promising.take_counts()
+
     async def compute(self, step: Step, planned: PlannedStep | Slice, events: list[Event]) -> None:
         """Compute what is planned, and add what there is to tell to ``events``.
 

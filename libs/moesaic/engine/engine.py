@@ -12,6 +12,7 @@ placement of its own, so that a sweep goes on through changes of the placement.
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import structlog
@@ -19,9 +20,11 @@ import structlog
 from moesaic.dispatch.contract import Dispatcher, Step
 from moesaic.dispatch.tracing import StepTracer
 from moesaic.engine import metrics
+from moesaic.engine.brownout import BrownoutControl, BrownoutLoad
 from moesaic.engine.computing import Shortcut, StepComputer
 from moesaic.engine.held_tokens import Teller
 from moesaic.engine.outstanding import Outstanding, outstanding_of
+from moesaic.engine.promises import Thresholds
 from moesaic.engine.sequences.requests import Event, FailureEvent, Request, RequestKey
 from moesaic.engine.sequences.sequence import AnySequence
 from moesaic.engine.steps.batching import Batcher
@@ -57,10 +60,16 @@ class EngineLoad:
     epoch: int
     waiting_for: tuple[str, ...]
     outstanding: Mapping[int, Outstanding] = field(default_factory=dict)  # by stream
+    brownout: BrownoutLoad = field(default_factory=BrownoutLoad)
 
 
 class Engine:
-    """Runs requests on one decoder through one dispatcher."""
+    """Runs requests on one decoder through one dispatcher.
+
+    Attributes:
+        batcher: plans steps.
+        brownout: says at which thresholds they run.
+    """
 
     def __init__(
         self,
@@ -97,7 +106,7 @@ class Engine:
         num_layers = decoder.config.num_layers
         self.batcher = Batcher(limits, num_blocks, hasher, num_layers, self._flops, step_target_s)
         self._computer = StepComputer(self.batcher, decoder, dispatcher, micro_batches, shortcut)
-        self._teller = Teller(emit)
+        self._teller, self.brownout = Teller(emit), BrownoutControl()
         self._tell_blocks, self._recovery_s = tell_blocks, recovery_s
         self._request_came = asyncio.Event()
         self._epoch, self._observed_s = 0, 0.0
@@ -106,17 +115,22 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Take a request; what is wrong with it comes back as its one event."""
         try:
+            self.brownout.admit(request)
             displaced = self.batcher.submit(request)
         except MoesaicError as error:
+            self.brownout.forget(request.key)
             self._teller.tell([FailureEvent(request.key, error)])
         else:
             gone = Overloaded("the queue is full, and others that had less went before")
-            self._teller.tell([FailureEvent(sequence.request.key, gone) for sequence in displaced])
+            events = [FailureEvent(sequence.request.key, gone) for sequence in displaced]
+            self.brownout.told(events)
+            self._teller.tell(events)
         self._request_came.set()
 
     def cancel(self, key: RequestKey) -> None:
         """Forget a request; no event of it follows. Unknown keys are ignored."""
         self.batcher.cancel(key)
+        self.brownout.forget(key)
         self._teller.forget(key)
 
     def trace(self, tracer: StepTracer | None) -> None:
@@ -144,6 +158,7 @@ class Engine:
             epoch=self._epoch,
             waiting_for=tuple(self._dispatcher.waiting_for),
             outstanding=outstanding_of(self.batcher.unfinished(), self._flops),
+            brownout=self.brownout.load(),
         )
 
     async def run(self) -> None:
@@ -156,9 +171,12 @@ class Engine:
             idle = not self.batcher.unfinished()
             if idle or time.monotonic() >= self._observed_s + OBSERVE_EVERY_S:
                 self._observe()
+            self.brownout.look(self.batcher, idle=idle)
             if idle:
                 self._request_came.clear()
-                await self._request_came.wait()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self.brownout.rest_s):
+                        await self._request_came.wait()
                 self._observed_s = 0.0
                 continue
             try:
@@ -166,7 +184,9 @@ class Engine:
             except NotReady as error:
                 await self._stall(error)
                 continue
+            thresholds = self._computer.thresholds = Thresholds(*self.brownout.thresholds())
             self.batcher.only_standard = step.has_lost
+            self.batcher.prefill_threshold = 1.0 if step.rung is None else thresholds.prefill
             planned = self.batcher.next_step()
             if step.has_lost:
                 self._give_up([s for s in self.batcher.unfinished() if self.batcher.holds(s)], LOST)
@@ -184,8 +204,11 @@ class Engine:
         if num_rows >= LONG_STEP_ROWS:
             self._teller.tell_held()
             self._observe()
+        if isinstance(planned, PlannedStep):
+            self.brownout.began(planned)
         try:
             await self._computer.compute(step, planned, events)
+            self.brownout.note_degraded(*self._computer.take_counts())
         except MoesaicError as error:
             metrics.STEP_RETRIES.inc()
             if isinstance(planned, PlannedStep):
@@ -205,6 +228,7 @@ class Engine:
             metrics.STEP_ROWS.observe(num_rows)
             metrics.LIGHT_STEPS.inc(planned.is_light)
             self.batcher.took(planned, took_s)
+            self.brownout.stepped(planned)
         self._epoch = step.epoch
         self._tell(events)
 
@@ -213,6 +237,7 @@ class Engine:
         stored, evicted = self.batcher.pool.take_changes()
         if stored or evicted:
             self._tell_blocks(stored, evicted)
+        self.brownout.told(events)
         self._teller.tell(events)
 
     async def _stall(self, error: MoesaicError) -> None:
@@ -254,7 +279,9 @@ class Engine:
         failed = {id(w): w for w in sequences if id(w) in unfinished}
         for item in failed.values():
             self.batcher.finish(item)
-        self._teller.tell([FailureEvent(item.request.key, error) for item in failed.values()])
+        events = [FailureEvent(item.request.key, error) for item in failed.values()]
+        self.brownout.told(events)
+        self._teller.tell(events)
 
     def _observe(self) -> None:
         self._observed_s = time.monotonic()

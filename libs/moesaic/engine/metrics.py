@@ -48,3 +48,28 @@ ROWS_ALLOWED = Gauge(
     "moesaic_step_prompt_rows_allowed",
     "Rows of prompts that a step may have, by the time they took",
 )
+BROWNOUT_THRESHOLD = Gauge(
+    "moesaic_brownout_threshold",
+    "Share of choices whose own experts stay: 1 is exact",
+    ["phase"],
+)
+BROWNOUT_P90 = Gauge(
+    "moesaic_brownout_latency_p90_seconds",
+    "90th percentile of the policy's window: first tokens from submission (prefill), later ones (decode)",
+    ["phase"],
+)
+BROWNOUT_SHEDDING = Gauge(
+    "moesaic_brownout_shedding", "1 while new standard requests are refused, else 0"
+)
+BROWNOUT_SHED = Counter(
+    "moesaic_brownout_shed_requests_total",
+    "Requests refused so that others are in time, by the quality that they asked for",
+    ["quality"],
+)
+BROWNOUT_DECISIONS = Counter(
+    "moesaic_brownout_decisions_total",
+    "Decisions that changed a threshold or shedding, and were told",
+)
+BROWNOUT_DEGRADED = Gauge(
+    "moesaic_brownout_degraded_share", "Share of late choices that their own experts did not serve"
+)

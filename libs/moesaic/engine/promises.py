@@ -45,6 +45,13 @@ class Promising:
         self._choices = top_k * len(layers - {last})  # of every row
         self._last_choices = top_k if last in layers else 0  # of rows whose logits are wanted
         self._top_k, self._layers, self._last = top_k, layers, last
+        self._num_degraded = self._num_choices = 0  # since they were taken
+
+    def take_counts(self) -> tuple[int, int]:
+        """Take the number of degraded choices since the last call, and of all choices."""
+        counts = self._num_degraded, self._num_choices
+        self._num_degraded = self._num_choices = 0
+        return counts
 
     def promise(
         self,
@@ -90,10 +97,12 @@ class Promising:
         for chunk in chunks:
             num_rows = len(chunk.token_ids)
             choices = num_rows * self._choices + chunk.wanted * self._last_choices
+            self._num_choices += choices
             if thresholds is None or degraded is None:
                 chunk.sequence.account.add(num_rows, 1.0, choices)
             else:
                 own = degraded[start : start + num_rows]
+                self._num_degraded += int(own.sum())
                 _count(chunk, chunk.sequence, thresholds[start], choices, own)
             start += num_rows
 
@@ -111,12 +120,15 @@ class Promising:
             num_rows = len(chunk.token_ids)
             passing = chunk.wanted if layer == self._last else num_rows
             choices = passing * self._top_k if layer in self._layers else 0
+            self._num_choices += choices
             for user in own:
                 if thresholds is None or degraded is None:
                     user.account.add(num_rows, 1.0, choices)
                 else:
                     rows = degraded[start : start + num_rows]
                     _count(chunk, user, thresholds[start], choices, rows)
+            if degraded is not None:
+                self._num_degraded += int(degraded[start : start + num_rows].sum())
             start += num_rows
 
 

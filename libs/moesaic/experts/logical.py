@@ -8,6 +8,7 @@ behind them.
 from collections.abc import Callable
 from functools import cached_property
 
+import structlog
 import torch
 from torch import Tensor
 
@@ -17,6 +18,8 @@ from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.models.weights.experts import ExpertWeights, load_expert
 from moesaic.models.weights.united import UnitedExperts, find_united
+
+log = structlog.get_logger()
 
 MOST_PRICE = 65_535
 
@@ -54,6 +57,8 @@ class LogicalExperts:
             return load_expert(self._checkpoint, self._config, layer, group, dtype, device)
         if (file := self._files.get(way)) is not None:
             return file.read(self._config, layer, group, dtype, device)
+        if layer == self._config.moe_layers[0] and not group:  # once for each way
+            log.warning("united.not_distilled", way=way, instead="the mean of each group")
         return self._mean(layer, way, group, dtype, device)
 
     def layer_rung(self, layer: int, rung: Rung, lost: Tensor | None = None) -> LayerRung:

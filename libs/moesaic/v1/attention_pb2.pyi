@@ -915,11 +915,14 @@ class GetLoadResponse(_message.Message):
     KV_BLOCKS_USED_FIELD_NUMBER: _builtins.int
     KV_BLOCKS_TOTAL_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    BROWNOUT_FIELD_NUMBER: _builtins.int
     num_running: _builtins.int
     num_waiting: _builtins.int
     kv_blocks_used: _builtins.int
     kv_blocks_total: _builtins.int
     epoch: _builtins.int
+    @_builtins.property
+    def brownout(self) -> Global___BrownoutLoad: ...
     def __init__(
         self,
         *,
@@ -928,14 +931,71 @@ class GetLoadResponse(_message.Message):
         kv_blocks_used: _builtins.int = ...,
         kv_blocks_total: _builtins.int = ...,
         epoch: _builtins.int = ...,
+        brownout: Global___BrownoutLoad | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["brownout", b"brownout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "kv_blocks_total", b"kv_blocks_total", "kv_blocks_used", b"kv_blocks_used", "num_running", b"num_running", "num_waiting", b"num_waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["brownout", b"brownout", "epoch", b"epoch", "kv_blocks_total", b"kv_blocks_total", "kv_blocks_used", b"kv_blocks_used", "num_running", b"num_running", "num_waiting", b"num_waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetLoadResponse: _TypeAlias = GetLoadResponse  # noqa: Y015
+
+@_typing.final
+class BrownoutLoad(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODE_FIELD_NUMBER: _builtins.int
+    PREFILL_THRESHOLD_FIELD_NUMBER: _builtins.int
+    DECODE_THRESHOLD_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    TTFT_P90_S_FIELD_NUMBER: _builtins.int
+    TPOT_P90_S_FIELD_NUMBER: _builtins.int
+    SHEDDING_FIELD_NUMBER: _builtins.int
+    NUM_SHED_FIELD_NUMBER: _builtins.int
+    DEGRADED_SHARE_FIELD_NUMBER: _builtins.int
+    mode: _builtins.str
+    """of the policy that the worker has"""
+    prefill_threshold: _builtins.float
+    """share of choices whose own experts stay"""
+    decode_threshold: _builtins.float
+    version: _builtins.int
+    """of the thresholds"""
+    ttft_p90_s: _builtins.float
+    """of the policy's window"""
+    tpot_p90_s: _builtins.float
+    shedding: _builtins.bool
+    num_shed: _builtins.int
+    """requests refused so far"""
+    degraded_share: _builtins.float
+    """of late choices"""
+    def __init__(
+        self,
+        *,
+        mode: _builtins.str = ...,
+        prefill_threshold: _builtins.float = ...,
+        decode_threshold: _builtins.float = ...,
+        version: _builtins.int = ...,
+        ttft_p90_s: _builtins.float | None = ...,
+        tpot_p90_s: _builtins.float | None = ...,
+        shedding: _builtins.bool = ...,
+        num_shed: _builtins.int = ...,
+        degraded_share: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_tpot_p90_s", b"_tpot_p90_s", "_ttft_p90_s", b"_ttft_p90_s", "tpot_p90_s", b"tpot_p90_s", "ttft_p90_s", b"ttft_p90_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tpot_p90_s", b"_tpot_p90_s", "_ttft_p90_s", b"_ttft_p90_s", "decode_threshold", b"decode_threshold", "degraded_share", b"degraded_share", "mode", b"mode", "num_shed", b"num_shed", "prefill_threshold", b"prefill_threshold", "shedding", b"shedding", "tpot_p90_s", b"tpot_p90_s", "ttft_p90_s", b"ttft_p90_s", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__tpot_p90_s: _TypeAlias = _typing.Literal["tpot_p90_s"]  # noqa: Y015
+    _WhichOneofArgType__tpot_p90_s: _TypeAlias = _typing.Literal["_tpot_p90_s", b"_tpot_p90_s"]  # noqa: Y015
+    _WhichOneofReturnType__ttft_p90_s: _TypeAlias = _typing.Literal["ttft_p90_s"]  # noqa: Y015
+    _WhichOneofArgType__ttft_p90_s: _TypeAlias = _typing.Literal["_ttft_p90_s", b"_ttft_p90_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tpot_p90_s) -> _WhichOneofReturnType__tpot_p90_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ttft_p90_s) -> _WhichOneofReturnType__ttft_p90_s | None: ...
+
+Global___BrownoutLoad: _TypeAlias = BrownoutLoad  # noqa: Y015
 
 @_typing.final
 class RecordTraceRequest(_message.Message):

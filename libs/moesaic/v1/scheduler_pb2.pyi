@@ -668,3 +668,360 @@ class LayerActivations(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LayerActivations: _TypeAlias = LayerActivations  # noqa: Y015
+
+@_typing.final
+class BrownoutPolicy(_message.Message):
+    """Each field is as BrownoutPolicy in moesaic/messages/brownout.py has it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODE_FIELD_NUMBER: _builtins.int
+    PREFILL_THRESHOLD_FIELD_NUMBER: _builtins.int
+    DECODE_THRESHOLD_FIELD_NUMBER: _builtins.int
+    SLO_TTFT_S_FIELD_NUMBER: _builtins.int
+    SLO_TPOT_S_FIELD_NUMBER: _builtins.int
+    EXACT_SLO_TTFT_S_FIELD_NUMBER: _builtins.int
+    EXACT_SLO_TPOT_S_FIELD_NUMBER: _builtins.int
+    EXACT_WAIT_S_FIELD_NUMBER: _builtins.int
+    WARNING_FIELD_NUMBER: _builtins.int
+    INCREMENT_FIELD_NUMBER: _builtins.int
+    SHRINK_FIELD_NUMBER: _builtins.int
+    STAMPED_FIELD_NUMBER: _builtins.int
+    MIN_PREFILL_THRESHOLD_FIELD_NUMBER: _builtins.int
+    MIN_DECODE_THRESHOLD_FIELD_NUMBER: _builtins.int
+    WINDOW_S_FIELD_NUMBER: _builtins.int
+    WAY_FIELD_NUMBER: _builtins.int
+    RULE_FIELD_NUMBER: _builtins.int
+    mode: _builtins.str
+    """off, manual, paper, auto"""
+    prefill_threshold: _builtins.float
+    """manual: share of choices whose own experts stay, 0 to 1"""
+    decode_threshold: _builtins.float
+    slo_ttft_s: _builtins.float
+    """target of 90 of 100 first tokens, queueing included"""
+    slo_tpot_s: _builtins.float
+    """of later ones"""
+    exact_slo_ttft_s: _builtins.float
+    """of exact requests; 0: no other"""
+    exact_slo_tpot_s: _builtins.float
+    exact_wait_s: _builtins.float
+    """longest predicted wait of an exact request"""
+    warning: _builtins.float
+    """paper: algorithm 2's numbers"""
+    increment: _builtins.float
+    shrink: _builtins.float
+    stamped: _builtins.bool
+    min_prefill_threshold: _builtins.float
+    min_decode_threshold: _builtins.float
+    window_s: _builtins.float
+    way: _builtins.int
+    """experts with one united expert; 0: there are none"""
+    rule: _builtins.str
+    """tokens, error"""
+    def __init__(
+        self,
+        *,
+        mode: _builtins.str | None = ...,
+        prefill_threshold: _builtins.float | None = ...,
+        decode_threshold: _builtins.float | None = ...,
+        slo_ttft_s: _builtins.float | None = ...,
+        slo_tpot_s: _builtins.float | None = ...,
+        exact_slo_ttft_s: _builtins.float | None = ...,
+        exact_slo_tpot_s: _builtins.float | None = ...,
+        exact_wait_s: _builtins.float | None = ...,
+        warning: _builtins.float | None = ...,
+        increment: _builtins.float | None = ...,
+        shrink: _builtins.float | None = ...,
+        stamped: _builtins.bool | None = ...,
+        min_prefill_threshold: _builtins.float | None = ...,
+        min_decode_threshold: _builtins.float | None = ...,
+        window_s: _builtins.float | None = ...,
+        way: _builtins.int | None = ...,
+        rule: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_decode_threshold", b"_decode_threshold", "_exact_slo_tpot_s", b"_exact_slo_tpot_s", "_exact_slo_ttft_s", b"_exact_slo_ttft_s", "_exact_wait_s", b"_exact_wait_s", "_increment", b"_increment", "_min_decode_threshold", b"_min_decode_threshold", "_min_prefill_threshold", b"_min_prefill_threshold", "_mode", b"_mode", "_prefill_threshold", b"_prefill_threshold", "_rule", b"_rule", "_shrink", b"_shrink", "_slo_tpot_s", b"_slo_tpot_s", "_slo_ttft_s", b"_slo_ttft_s", "_stamped", b"_stamped", "_warning", b"_warning", "_way", b"_way", "_window_s", b"_window_s", "decode_threshold", b"decode_threshold", "exact_slo_tpot_s", b"exact_slo_tpot_s", "exact_slo_ttft_s", b"exact_slo_ttft_s", "exact_wait_s", b"exact_wait_s", "increment", b"increment", "min_decode_threshold", b"min_decode_threshold", "min_prefill_threshold", b"min_prefill_threshold", "mode", b"mode", "prefill_threshold", b"prefill_threshold", "rule", b"rule", "shrink", b"shrink", "slo_tpot_s", b"slo_tpot_s", "slo_ttft_s", b"slo_ttft_s", "stamped", b"stamped", "warning", b"warning", "way", b"way", "window_s", b"window_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decode_threshold", b"_decode_threshold", "_exact_slo_tpot_s", b"_exact_slo_tpot_s", "_exact_slo_ttft_s", b"_exact_slo_ttft_s", "_exact_wait_s", b"_exact_wait_s", "_increment", b"_increment", "_min_decode_threshold", b"_min_decode_threshold", "_min_prefill_threshold", b"_min_prefill_threshold", "_mode", b"_mode", "_prefill_threshold", b"_prefill_threshold", "_rule", b"_rule", "_shrink", b"_shrink", "_slo_tpot_s", b"_slo_tpot_s", "_slo_ttft_s", b"_slo_ttft_s", "_stamped", b"_stamped", "_warning", b"_warning", "_way", b"_way", "_window_s", b"_window_s", "decode_threshold", b"decode_threshold", "exact_slo_tpot_s", b"exact_slo_tpot_s", "exact_slo_ttft_s", b"exact_slo_ttft_s", "exact_wait_s", b"exact_wait_s", "increment", b"increment", "min_decode_threshold", b"min_decode_threshold", "min_prefill_threshold", b"min_prefill_threshold", "mode", b"mode", "prefill_threshold", b"prefill_threshold", "rule", b"rule", "shrink", b"shrink", "slo_tpot_s", b"slo_tpot_s", "slo_ttft_s", b"slo_ttft_s", "stamped", b"stamped", "warning", b"warning", "way", b"way", "window_s", b"window_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__decode_threshold: _TypeAlias = _typing.Literal["decode_threshold"]  # noqa: Y015
+    _WhichOneofArgType__decode_threshold: _TypeAlias = _typing.Literal["_decode_threshold", b"_decode_threshold"]  # noqa: Y015
+    _WhichOneofReturnType__exact_slo_tpot_s: _TypeAlias = _typing.Literal["exact_slo_tpot_s"]  # noqa: Y015
+    _WhichOneofArgType__exact_slo_tpot_s: _TypeAlias = _typing.Literal["_exact_slo_tpot_s", b"_exact_slo_tpot_s"]  # noqa: Y015
+    _WhichOneofReturnType__exact_slo_ttft_s: _TypeAlias = _typing.Literal["exact_slo_ttft_s"]  # noqa: Y015
+    _WhichOneofArgType__exact_slo_ttft_s: _TypeAlias = _typing.Literal["_exact_slo_ttft_s", b"_exact_slo_ttft_s"]  # noqa: Y015
+    _WhichOneofReturnType__exact_wait_s: _TypeAlias = _typing.Literal["exact_wait_s"]  # noqa: Y015
+    _WhichOneofArgType__exact_wait_s: _TypeAlias = _typing.Literal["_exact_wait_s", b"_exact_wait_s"]  # noqa: Y015
+    _WhichOneofReturnType__increment: _TypeAlias = _typing.Literal["increment"]  # noqa: Y015
+    _WhichOneofArgType__increment: _TypeAlias = _typing.Literal["_increment", b"_increment"]  # noqa: Y015
+    _WhichOneofReturnType__min_decode_threshold: _TypeAlias = _typing.Literal["min_decode_threshold"]  # noqa: Y015
+    _WhichOneofArgType__min_decode_threshold: _TypeAlias = _typing.Literal["_min_decode_threshold", b"_min_decode_threshold"]  # noqa: Y015
+    _WhichOneofReturnType__min_prefill_threshold: _TypeAlias = _typing.Literal["min_prefill_threshold"]  # noqa: Y015
+    _WhichOneofArgType__min_prefill_threshold: _TypeAlias = _typing.Literal["_min_prefill_threshold", b"_min_prefill_threshold"]  # noqa: Y015
+    _WhichOneofReturnType__mode: _TypeAlias = _typing.Literal["mode"]  # noqa: Y015
+    _WhichOneofArgType__mode: _TypeAlias = _typing.Literal["_mode", b"_mode"]  # noqa: Y015
+    _WhichOneofReturnType__prefill_threshold: _TypeAlias = _typing.Literal["prefill_threshold"]  # noqa: Y015
+    _WhichOneofArgType__prefill_threshold: _TypeAlias = _typing.Literal["_prefill_threshold", b"_prefill_threshold"]  # noqa: Y015
+    _WhichOneofReturnType__rule: _TypeAlias = _typing.Literal["rule"]  # noqa: Y015
+    _WhichOneofArgType__rule: _TypeAlias = _typing.Literal["_rule", b"_rule"]  # noqa: Y015
+    _WhichOneofReturnType__shrink: _TypeAlias = _typing.Literal["shrink"]  # noqa: Y015
+    _WhichOneofArgType__shrink: _TypeAlias = _typing.Literal["_shrink", b"_shrink"]  # noqa: Y015
+    _WhichOneofReturnType__slo_tpot_s: _TypeAlias = _typing.Literal["slo_tpot_s"]  # noqa: Y015
+    _WhichOneofArgType__slo_tpot_s: _TypeAlias = _typing.Literal["_slo_tpot_s", b"_slo_tpot_s"]  # noqa: Y015
+    _WhichOneofReturnType__slo_ttft_s: _TypeAlias = _typing.Literal["slo_ttft_s"]  # noqa: Y015
+    _WhichOneofArgType__slo_ttft_s: _TypeAlias = _typing.Literal["_slo_ttft_s", b"_slo_ttft_s"]  # noqa: Y015
+    _WhichOneofReturnType__stamped: _TypeAlias = _typing.Literal["stamped"]  # noqa: Y015
+    _WhichOneofArgType__stamped: _TypeAlias = _typing.Literal["_stamped", b"_stamped"]  # noqa: Y015
+    _WhichOneofReturnType__warning: _TypeAlias = _typing.Literal["warning"]  # noqa: Y015
+    _WhichOneofArgType__warning: _TypeAlias = _typing.Literal["_warning", b"_warning"]  # noqa: Y015
+    _WhichOneofReturnType__way: _TypeAlias = _typing.Literal["way"]  # noqa: Y015
+    _WhichOneofArgType__way: _TypeAlias = _typing.Literal["_way", b"_way"]  # noqa: Y015
+    _WhichOneofReturnType__window_s: _TypeAlias = _typing.Literal["window_s"]  # noqa: Y015
+    _WhichOneofArgType__window_s: _TypeAlias = _typing.Literal["_window_s", b"_window_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__decode_threshold) -> _WhichOneofReturnType__decode_threshold | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__exact_slo_tpot_s) -> _WhichOneofReturnType__exact_slo_tpot_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__exact_slo_ttft_s) -> _WhichOneofReturnType__exact_slo_ttft_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__exact_wait_s) -> _WhichOneofReturnType__exact_wait_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__increment) -> _WhichOneofReturnType__increment | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_decode_threshold) -> _WhichOneofReturnType__min_decode_threshold | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_prefill_threshold) -> _WhichOneofReturnType__min_prefill_threshold | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__mode) -> _WhichOneofReturnType__mode | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prefill_threshold) -> _WhichOneofReturnType__prefill_threshold | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rule) -> _WhichOneofReturnType__rule | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__shrink) -> _WhichOneofReturnType__shrink | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__slo_tpot_s) -> _WhichOneofReturnType__slo_tpot_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__slo_ttft_s) -> _WhichOneofReturnType__slo_ttft_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stamped) -> _WhichOneofReturnType__stamped | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__warning) -> _WhichOneofReturnType__warning | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__way) -> _WhichOneofReturnType__way | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__window_s) -> _WhichOneofReturnType__window_s | None: ...
+
+Global___BrownoutPolicy: _TypeAlias = BrownoutPolicy  # noqa: Y015
+
+@_typing.final
+class SetBrownoutRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def policy(self) -> Global___BrownoutPolicy:
+        """absent fields: as they are"""
+
+    def __init__(
+        self,
+        *,
+        policy: Global___BrownoutPolicy | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetBrownoutRequest: _TypeAlias = SetBrownoutRequest  # noqa: Y015
+
+@_typing.final
+class SetBrownoutResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def policy(self) -> Global___BrownoutPolicy:
+        """in force now, with all fields"""
+
+    def __init__(
+        self,
+        *,
+        policy: Global___BrownoutPolicy | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetBrownoutResponse: _TypeAlias = SetBrownoutResponse  # noqa: Y015
+
+@_typing.final
+class GetBrownoutRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LIMIT_FIELD_NUMBER: _builtins.int
+    limit: _builtins.int
+    """of decisions; 0: 20"""
+    def __init__(
+        self,
+        *,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetBrownoutRequest: _TypeAlias = GetBrownoutRequest  # noqa: Y015
+
+@_typing.final
+class GetBrownoutResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_FIELD_NUMBER: _builtins.int
+    DECISIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def policy(self) -> Global___BrownoutPolicy:
+        """in force now, with all fields"""
+
+    @_builtins.property
+    def decisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___BrownoutDecision]: ...
+    def __init__(
+        self,
+        *,
+        policy: Global___BrownoutPolicy | None = ...,
+        decisions: _abc.Iterable[Global___BrownoutDecision] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decisions", b"decisions", "policy", b"policy"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetBrownoutResponse: _TypeAlias = GetBrownoutResponse  # noqa: Y015
+
+@_typing.final
+class BrownoutDecision(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DECISION_ID_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    AT_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    PREFILL_BEFORE_FIELD_NUMBER: _builtins.int
+    PREFILL_FIELD_NUMBER: _builtins.int
+    DECODE_BEFORE_FIELD_NUMBER: _builtins.int
+    DECODE_FIELD_NUMBER: _builtins.int
+    SHEDDING_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    SCALE_FIELD_NUMBER: _builtins.int
+    WAITING_REQUESTS_FIELD_NUMBER: _builtins.int
+    WAITING_TOKENS_FIELD_NUMBER: _builtins.int
+    OLDEST_WAIT_S_FIELD_NUMBER: _builtins.int
+    ANSWERS_FIELD_NUMBER: _builtins.int
+    ARRIVING_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
+    TTFT_P90_S_FIELD_NUMBER: _builtins.int
+    TPOT_P90_S_FIELD_NUMBER: _builtins.int
+    PREFILL_GAIN_FIELD_NUMBER: _builtins.int
+    DECODE_GAIN_FIELD_NUMBER: _builtins.int
+    PREDICTED_TTFT_S_FIELD_NUMBER: _builtins.int
+    PREDICTED_TPOT_S_FIELD_NUMBER: _builtins.int
+    MEASURED_TTFT_S_FIELD_NUMBER: _builtins.int
+    MEASURED_TPOT_S_FIELD_NUMBER: _builtins.int
+    decision_id: _builtins.str
+    worker_id: _builtins.str
+    at: _builtins.float
+    """seconds since 1970 by the worker's clock"""
+    reason: _builtins.str
+    mode: _builtins.str
+    prefill_before: _builtins.float
+    """thresholds as they were told last, and from then on"""
+    prefill: _builtins.float
+    decode_before: _builtins.float
+    decode: _builtins.float
+    shedding: _builtins.bool
+    """new standard requests are refused"""
+    refused: _builtins.int
+    """requests, since the decision before"""
+    scale: _builtins.str
+    """advice to add capacity; empty: none"""
+    waiting_requests: _builtins.int
+    """what it was made from"""
+    waiting_tokens: _builtins.int
+    oldest_wait_s: _builtins.float
+    answers: _builtins.int
+    arriving_tokens_per_s: _builtins.float
+    ttft_p90_s: _builtins.float
+    tpot_p90_s: _builtins.float
+    prefill_gain: _builtins.float
+    """times as fast that threshold 0 is taken to be"""
+    decode_gain: _builtins.float
+    predicted_ttft_s: _builtins.float
+    predicted_tpot_s: _builtins.float
+    measured_ttft_s: _builtins.float
+    """the result, in the window after it"""
+    measured_tpot_s: _builtins.float
+    def __init__(
+        self,
+        *,
+        decision_id: _builtins.str = ...,
+        worker_id: _builtins.str = ...,
+        at: _builtins.float = ...,
+        reason: _builtins.str = ...,
+        mode: _builtins.str = ...,
+        prefill_before: _builtins.float = ...,
+        prefill: _builtins.float = ...,
+        decode_before: _builtins.float = ...,
+        decode: _builtins.float = ...,
+        shedding: _builtins.bool = ...,
+        refused: _builtins.int = ...,
+        scale: _builtins.str = ...,
+        waiting_requests: _builtins.int = ...,
+        waiting_tokens: _builtins.int = ...,
+        oldest_wait_s: _builtins.float = ...,
+        answers: _builtins.int = ...,
+        arriving_tokens_per_s: _builtins.float = ...,
+        ttft_p90_s: _builtins.float | None = ...,
+        tpot_p90_s: _builtins.float | None = ...,
+        prefill_gain: _builtins.float = ...,
+        decode_gain: _builtins.float = ...,
+        predicted_ttft_s: _builtins.float | None = ...,
+        predicted_tpot_s: _builtins.float | None = ...,
+        measured_ttft_s: _builtins.float | None = ...,
+        measured_tpot_s: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_measured_tpot_s", b"_measured_tpot_s", "_measured_ttft_s", b"_measured_ttft_s", "_predicted_tpot_s", b"_predicted_tpot_s", "_predicted_ttft_s", b"_predicted_ttft_s", "_tpot_p90_s", b"_tpot_p90_s", "_ttft_p90_s", b"_ttft_p90_s", "measured_tpot_s", b"measured_tpot_s", "measured_ttft_s", b"measured_ttft_s", "predicted_tpot_s", b"predicted_tpot_s", "predicted_ttft_s", b"predicted_ttft_s", "tpot_p90_s", b"tpot_p90_s", "ttft_p90_s", b"ttft_p90_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_measured_tpot_s", b"_measured_tpot_s", "_measured_ttft_s", b"_measured_ttft_s", "_predicted_tpot_s", b"_predicted_tpot_s", "_predicted_ttft_s", b"_predicted_ttft_s", "_tpot_p90_s", b"_tpot_p90_s", "_ttft_p90_s", b"_ttft_p90_s", "answers", b"answers", "arriving_tokens_per_s", b"arriving_tokens_per_s", "at", b"at", "decision_id", b"decision_id", "decode", b"decode", "decode_before", b"decode_before", "decode_gain", b"decode_gain", "measured_tpot_s", b"measured_tpot_s", "measured_ttft_s", b"measured_ttft_s", "mode", b"mode", "oldest_wait_s", b"oldest_wait_s", "predicted_tpot_s", b"predicted_tpot_s", "predicted_ttft_s", b"predicted_ttft_s", "prefill", b"prefill", "prefill_before", b"prefill_before", "prefill_gain", b"prefill_gain", "reason", b"reason", "refused", b"refused", "scale", b"scale", "shedding", b"shedding", "tpot_p90_s", b"tpot_p90_s", "ttft_p90_s", b"ttft_p90_s", "waiting_requests", b"waiting_requests", "waiting_tokens", b"waiting_tokens", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__measured_tpot_s: _TypeAlias = _typing.Literal["measured_tpot_s"]  # noqa: Y015
+    _WhichOneofArgType__measured_tpot_s: _TypeAlias = _typing.Literal["_measured_tpot_s", b"_measured_tpot_s"]  # noqa: Y015
+    _WhichOneofReturnType__measured_ttft_s: _TypeAlias = _typing.Literal["measured_ttft_s"]  # noqa: Y015
+    _WhichOneofArgType__measured_ttft_s: _TypeAlias = _typing.Literal["_measured_ttft_s", b"_measured_ttft_s"]  # noqa: Y015
+    _WhichOneofReturnType__predicted_tpot_s: _TypeAlias = _typing.Literal["predicted_tpot_s"]  # noqa: Y015
+    _WhichOneofArgType__predicted_tpot_s: _TypeAlias = _typing.Literal["_predicted_tpot_s", b"_predicted_tpot_s"]  # noqa: Y015
+    _WhichOneofReturnType__predicted_ttft_s: _TypeAlias = _typing.Literal["predicted_ttft_s"]  # noqa: Y015
+    _WhichOneofArgType__predicted_ttft_s: _TypeAlias = _typing.Literal["_predicted_ttft_s", b"_predicted_ttft_s"]  # noqa: Y015
+    _WhichOneofReturnType__tpot_p90_s: _TypeAlias = _typing.Literal["tpot_p90_s"]  # noqa: Y015
+    _WhichOneofArgType__tpot_p90_s: _TypeAlias = _typing.Literal["_tpot_p90_s", b"_tpot_p90_s"]  # noqa: Y015
+    _WhichOneofReturnType__ttft_p90_s: _TypeAlias = _typing.Literal["ttft_p90_s"]  # noqa: Y015
+    _WhichOneofArgType__ttft_p90_s: _TypeAlias = _typing.Literal["_ttft_p90_s", b"_ttft_p90_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__measured_tpot_s) -> _WhichOneofReturnType__measured_tpot_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__measured_ttft_s) -> _WhichOneofReturnType__measured_ttft_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__predicted_tpot_s) -> _WhichOneofReturnType__predicted_tpot_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__predicted_ttft_s) -> _WhichOneofReturnType__predicted_ttft_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tpot_p90_s) -> _WhichOneofReturnType__tpot_p90_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ttft_p90_s) -> _WhichOneofReturnType__ttft_p90_s | None: ...
+
+Global___BrownoutDecision: _TypeAlias = BrownoutDecision  # noqa: Y015

@@ -70,6 +70,16 @@ class SchedulerServiceStub:
                 request_serializer=moesaic_dot_v1_dot_scheduler__pb2.GetDecisionsRequest.SerializeToString,
                 response_deserializer=moesaic_dot_v1_dot_scheduler__pb2.GetDecisionsResponse.FromString,
                 _registered_method=True)
+        self.SetBrownout = channel.unary_unary(
+                '/moesaic.v1.SchedulerService/SetBrownout',
+                request_serializer=moesaic_dot_v1_dot_scheduler__pb2.SetBrownoutRequest.SerializeToString,
+                response_deserializer=moesaic_dot_v1_dot_scheduler__pb2.SetBrownoutResponse.FromString,
+                _registered_method=True)
+        self.GetBrownout = channel.unary_unary(
+                '/moesaic.v1.SchedulerService/GetBrownout',
+                request_serializer=moesaic_dot_v1_dot_scheduler__pb2.GetBrownoutRequest.SerializeToString,
+                response_deserializer=moesaic_dot_v1_dot_scheduler__pb2.GetBrownoutResponse.FromString,
+                _registered_method=True)
         self.GetActivations = channel.unary_unary(
                 '/moesaic.v1.SchedulerService/GetActivations',
                 request_serializer=moesaic_dot_v1_dot_scheduler__pb2.SchedulerServiceGetActivationsRequest.SerializeToString,
@@ -131,6 +141,20 @@ class SchedulerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetBrownout(self, request, context):
+        """Change when, and how far, workers degrade what they compute; it outlives the scheduler.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetBrownout(self, request, context):
+        """The policy of brownout, and the last decisions of workers under it; newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetActivations(self, request, context):
         """What the model's traffic has looked like lately.
         """
@@ -175,6 +199,16 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.GetDecisions,
                     request_deserializer=moesaic_dot_v1_dot_scheduler__pb2.GetDecisionsRequest.FromString,
                     response_serializer=moesaic_dot_v1_dot_scheduler__pb2.GetDecisionsResponse.SerializeToString,
+            ),
+            'SetBrownout': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetBrownout,
+                    request_deserializer=moesaic_dot_v1_dot_scheduler__pb2.SetBrownoutRequest.FromString,
+                    response_serializer=moesaic_dot_v1_dot_scheduler__pb2.SetBrownoutResponse.SerializeToString,
+            ),
+            'GetBrownout': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetBrownout,
+                    request_deserializer=moesaic_dot_v1_dot_scheduler__pb2.GetBrownoutRequest.FromString,
+                    response_serializer=moesaic_dot_v1_dot_scheduler__pb2.GetBrownoutResponse.SerializeToString,
             ),
             'GetActivations': grpc.unary_unary_rpc_method_handler(
                     servicer.GetActivations,
@@ -372,6 +406,60 @@ class SchedulerService:
             '/moesaic.v1.SchedulerService/GetDecisions',
             moesaic_dot_v1_dot_scheduler__pb2.GetDecisionsRequest.SerializeToString,
             moesaic_dot_v1_dot_scheduler__pb2.GetDecisionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetBrownout(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/moesaic.v1.SchedulerService/SetBrownout',
+            moesaic_dot_v1_dot_scheduler__pb2.SetBrownoutRequest.SerializeToString,
+            moesaic_dot_v1_dot_scheduler__pb2.SetBrownoutResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetBrownout(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/moesaic.v1.SchedulerService/GetBrownout',
+            moesaic_dot_v1_dot_scheduler__pb2.GetBrownoutRequest.SerializeToString,
+            moesaic_dot_v1_dot_scheduler__pb2.GetBrownoutResponse.FromString,
             options,
             channel_credentials,
             insecure,

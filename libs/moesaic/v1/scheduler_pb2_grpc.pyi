@@ -49,6 +49,10 @@ class SchedulerServiceStub:
     """Change what is decided by; it outlives the scheduler."""
     GetDecisions: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.GetDecisionsRequest, _scheduler_pb2.GetDecisionsResponse]
     """The last decisions with what they were expected to bring, and what was measured then; newest first."""
+    SetBrownout: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.SetBrownoutRequest, _scheduler_pb2.SetBrownoutResponse]
+    """Change when, and how far, workers degrade what they compute; it outlives the scheduler."""
+    GetBrownout: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.GetBrownoutRequest, _scheduler_pb2.GetBrownoutResponse]
+    """The policy of brownout, and the last decisions of workers under it; newest first."""
     GetActivations: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.SchedulerServiceGetActivationsRequest, _scheduler_pb2.SchedulerServiceGetActivationsResponse]
     """What the model's traffic has looked like lately."""
 
@@ -73,6 +77,10 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     """Change what is decided by; it outlives the scheduler."""
     GetDecisions: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.GetDecisionsRequest, _scheduler_pb2.GetDecisionsResponse]  # type: ignore[assignment]
     """The last decisions with what they were expected to bring, and what was measured then; newest first."""
+    SetBrownout: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.SetBrownoutRequest, _scheduler_pb2.SetBrownoutResponse]  # type: ignore[assignment]
+    """Change when, and how far, workers degrade what they compute; it outlives the scheduler."""
+    GetBrownout: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.GetBrownoutRequest, _scheduler_pb2.GetBrownoutResponse]  # type: ignore[assignment]
+    """The policy of brownout, and the last decisions of workers under it; newest first."""
     GetActivations: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.SchedulerServiceGetActivationsRequest, _scheduler_pb2.SchedulerServiceGetActivationsResponse]  # type: ignore[assignment]
     """What the model's traffic has looked like lately."""
 
@@ -136,6 +144,22 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.GetDecisionsResponse, _abc.Awaitable[_scheduler_pb2.GetDecisionsResponse]]:
         """The last decisions with what they were expected to bring, and what was measured then; newest first."""
+
+    @_abc_1.abstractmethod
+    def SetBrownout(
+        self,
+        request: _scheduler_pb2.SetBrownoutRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.SetBrownoutResponse, _abc.Awaitable[_scheduler_pb2.SetBrownoutResponse]]:
+        """Change when, and how far, workers degrade what they compute; it outlives the scheduler."""
+
+    @_abc_1.abstractmethod
+    def GetBrownout(
+        self,
+        request: _scheduler_pb2.GetBrownoutRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.GetBrownoutResponse, _abc.Awaitable[_scheduler_pb2.GetBrownoutResponse]]:
+        """The policy of brownout, and the last decisions of workers under it; newest first."""
 
     @_abc_1.abstractmethod
     def GetActivations(

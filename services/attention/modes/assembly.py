@@ -141,6 +141,7 @@ async def with_experts(
         directory=Path(settings.offload_dir or cache_directory()),
         network=network.network if network else None,
         timeout_s=settings.expert_timeout_s,
+        budget_bytes=settings.expert_memory_bytes,
     )
     return Gathered(await worker.process.enter(assembling), mover)
 

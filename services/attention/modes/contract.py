@@ -7,6 +7,7 @@ import torch
 
 from moesaic.cluster.service import Process
 from moesaic.dispatch.contract import Dispatcher
+from moesaic.dispatch.rungs import Degrading
 from moesaic.engine.computing import Shortcut
 from moesaic.engine.thread import EngineThread
 from moesaic.models.configuration.config import ModelConfig
@@ -97,6 +98,7 @@ class Mode:
         start: awaited once others can find this worker, to find them and to measure. Gives how many
             times as long the largest step takes for transfers that it does not hide; 0: none.
         experts: computes the experts of made-up steps; by default, nobody does.
+        degrading: what degrades choices here as the policy says; None: the placement says it, or nothing can.
     """
 
     dispatcher: Dispatcher
@@ -106,6 +108,7 @@ class Mode:
     shortcut: Callable[[KVCache], Shortcut | None] = no_shortcut
     start: Callable[[], Awaitable[float]] = start_at_once
     experts: MoELayer = experts_elsewhere
+    degrading: Degrading | None = None
 
 
 OpenMode = Callable[[WorkerParts], Awaitable[Mode]]

@@ -35,7 +35,8 @@ async def _open_either(plan: GatherPlan, worker: WorkerParts) -> Mode:
     dispatcher = ChoosingDispatcher(
         routed, gathered.dispatcher, num_layers=len(worker.config.moe_layers)
     )
-    return Mode(dispatcher, start=partial(_start, worker, gathered))
+    start = partial(_start, worker, gathered)
+    return Mode(dispatcher, start=start, degrading=gathered.dispatcher)
 
 
 async def _start(worker: WorkerParts, gathered: Gathered) -> float:

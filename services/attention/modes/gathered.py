@@ -32,7 +32,8 @@ async def _open_gathered(plan: GatherPlan, worker: WorkerParts) -> Mode:
     gathered = await with_experts(worker, plan, mover, network)
     address = await network.listen(worker.settings.data_port, gathered.parts.server.answer)
     start = partial(_start, worker, gathered)
-    return Mode(gathered.dispatcher, address, str(plan.share), start=start)
+    dispatcher = gathered.dispatcher
+    return Mode(dispatcher, address, str(plan.share), start=start, degrading=dispatcher)
 
 
 async def _start(worker: WorkerParts, gathered: Gathered) -> float:

@@ -32,7 +32,12 @@ async def open_local(worker: WorkerParts) -> Mode:
         worker.settings.quantization,
     )
     experts = partial(dispatcher.dispatch, dispatcher.begin_step())
-    return Mode(dispatcher, shortcut=partial(_shortcut, worker, dispatcher), experts=experts)
+    return Mode(
+        dispatcher,
+        shortcut=partial(_shortcut, worker, dispatcher),
+        experts=experts,
+        degrading=dispatcher,
+    )
 
 
 def _shortcut(worker: WorkerParts, dispatcher: LocalDispatcher, cache: KVCache) -> Shortcut | None:

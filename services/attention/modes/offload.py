@@ -22,4 +22,5 @@ def plan_offload(settings: AttentionSettings, config: ModelConfig) -> OpenMode:
 async def open_offload(plan: GatherPlan, worker: WorkerParts) -> Mode:
     """Write the file, and read what stays in memory."""
     gathered = await with_experts(worker, plan, await open_mover(worker))
-    return Mode(gathered.dispatcher, start=partial(measured, worker, gathered))
+    dispatcher, start = gathered.dispatcher, partial(measured, worker, gathered)
+    return Mode(dispatcher, start=start, degrading=dispatcher)

@@ -54,13 +54,13 @@ static void spoil(struct message *m) {
 
 static struct message any_request(void) {
     const struct layer_here *layer = &layers[below(num_layers)];
-    if (crowded && !one_in(50)) return request_for(layer, limits.max_rows, 0, 0);
+    if (crowded && !one_in(50)) return request_for(layer, limits.max_rows, 0, 0, 0);
     if (one_in(16)) {
         struct frame_head ping = {.kind = FRAME_PING, .num_tensors = one_in(4), .seq = any()};
         return frame_of(&ping);
     }
     const int64_t rows = one_in(10) ? limits.max_rows + between(-1, 1) : below(one_in(4) ? 60 : 6);
-    struct message m = request_for(layer, rows, one_in(2), one_in(2));
+    struct message m = request_for(layer, rows, one_in(2), one_in(2), one_in(2));
     if (one_in(2)) spoil(&m);
     if (one_in(6)) damage(&m);
     return m;

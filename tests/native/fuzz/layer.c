@@ -144,7 +144,8 @@ static int has_promises(const uint8_t *body, int64_t size, int64_t rows) {
     return 1;
 }
 
-struct message request_for(const struct layer_here *layer, int64_t rows, int in_bytes, int loads) {
+struct message request_for(const struct layer_here *layer, int64_t rows, int in_bytes, int loads,
+                           int promised) {
     const struct answerable *is = &layer->is;
     const int64_t hidden = is->moe.gate.num_in, size = is->basis_size;
     struct frame_head head = {.kind = FRAME_REQUEST,
@@ -160,7 +161,7 @@ struct message request_for(const struct layer_here *layer, int64_t rows, int in_
     scramble(head.request_id, sizeof head.request_id);
     uint8_t body[4 + 4 * 8 + 256];
     CHECK(rows <= 256);
-    if (one_in(2)) head.flags = FRAME_PROMISED, head.body_size = any_promises(body, rows);
+    if (promised) head.flags = FRAME_PROMISED, head.body_size = any_promises(body, rows);
     struct message m = frame_of(&head);
     memcpy(m.bytes + head.body_start, body, (size_t)head.body_size);
     if (head.body_size && one_in(8)) m.bytes[head.body_start + below(head.body_size)] ^= 1 << below(8);

@@ -18,9 +18,10 @@ struct layer_here {
 void make_layer(struct layer_here *layer, uint64_t epoch, int64_t index);
 void free_layer(struct layer_here *layer);
 
-// A request that the layer is to answer, with rows of chance, and often with promises to them; `loads`:
-// the basis has them.
-struct message request_for(const struct layer_here *layer, int64_t rows, int in_bytes, int loads);
+// A request that the layer is to answer, with rows of chance; `loads`: the basis has them; `promised`: so
+// have the rows something, now and then in another form.
+struct message request_for(const struct layer_here *layer, int64_t rows, int in_bytes, int loads,
+                           int promised);
 
 // True if Python would have answered it with a plain sum for the rows of this layer.
 int is_request_for(const struct layer_here *layer, const uint8_t *message,

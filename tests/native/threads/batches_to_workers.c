@@ -68,7 +68,7 @@ static void close_worker(struct worker *w) {
 // Both workers give the same part.
 static void make_batch(struct batch_here *b) {
     struct frame_head head;
-    b->request = request_for(&layer, between(1, 64), 0, one_in(2));
+    b->request = request_for(&layer, between(1, 64), 0, one_in(2), 0);
     const struct frame_limits limits = {64, 4096, 1 << 20};
     CHECK(!frame_read(b->request.bytes, b->request.size, &limits, &b->head));
     b->head.threshold = 1, frame_seal(b->request.bytes, &b->head);

@@ -55,6 +55,7 @@ async def assemble(
     directory: Path,
     network: Network | None = None,
     timeout_s: float = 2.0,
+    budget_bytes: int = 0,
 ) -> AsyncIterator[GatheredParts]:
     """Read the experts that stay in memory, and be ready to gather the rest.
 
@@ -67,6 +68,7 @@ async def assemble(
         directory: for the file of an offloaded share.
         network: of that event loop, to peers; ``None`` if there are none.
         timeout_s: for one pull.
+        budget_bytes: memory for routed experts, those that are planned included; 0: no limit.
 
     Raises:
         CheckpointError: an expert cannot be read.
@@ -100,7 +102,14 @@ async def assemble(
         parts.push_async_callback(lambda: run_on_mover(mover.close()))
         held = shard.rows if isinstance(shard, MemoryShard) else {}
         dispatcher = GatheredDispatcher(
-            plan, packed.layout, gates, resident, held, memory, mover.start, _rungs(plan, packed)
+            plan,
+            packed.layout,
+            gates,
+            resident,
+            held,
+            memory,
+            mover.start,
+            _rungs(plan, packed, budget_bytes),
         )
         metrics.MEMORY_BYTES.set(plan.total_bytes)
         digest = digests[plan.share]
@@ -108,8 +117,9 @@ async def assemble(
         yield GatheredParts(plan, dispatcher, mover, server, holders)
 
 
-def _rungs(plan: GatherPlan, packed: PackedExperts) -> RungLoader:
+def _rungs(plan: GatherPlan, packed: PackedExperts, budget_bytes: int) -> RungLoader:
     def bring(layer: int, expert: int) -> GatedMLP:
         return packed.layout.view(packed.packed(layer, [expert])[0])
 
-    return RungLoader(packed.experts, plan.layers, plan.num_experts, bring)
+    left = (budget_bytes - plan.total_bytes) // plan.expert_bytes if budget_bytes else None
+    return RungLoader(packed.experts, plan.layers, plan.num_experts, bring, left)

@@ -22,12 +22,26 @@ class Admission:
     """Lets waiting sequences begin in one step."""
 
     def __init__(
-        self, planned: PlannedStep, running: Running, max_num_seqs: int, tally: BatcherTally | None
+        self,
+        planned: PlannedStep,
+        running: Running,
+        max_num_seqs: int,
+        tally: BatcherTally | None,
+        threshold: float = 1.0,
     ) -> None:
-        """``tally`` counts what was found in the prefix cache; None: there is no cache."""
+        """Plan for a step.
+
+        Args:
+            planned: the step.
+            running: the sequences that have begun.
+            max_num_seqs: of these, at most.
+            tally: counts what was found in the prefix cache; None: there is no cache.
+            threshold: of prompts. Those that may be degraded publish nothing to wait for.
+        """
         self._planned, self._running, self._pool = planned, running, running.pool
         self._max_num_seqs, self._tally = max_num_seqs, tally
-        self._promised = {name for s in running.sequences for name in s.unpublished}
+        self._threshold = threshold
+        self._promised = {name for s in running.sequences for name in self._coming(s)}
         self._refused: set[tuple[str, int, int]] = set()  # see ``_alike``
         self._lacking_blocks: set[str] = set()  # tenants
 
@@ -67,12 +81,17 @@ class Admission:
                 self._tally.prefix_queries_tokens += len(sequence.tokens)
                 self._tally.prefix_hits_tokens += sequence.computed
         self._running.start(sequence)
-        self._promised.update(sequence.unpublished)
+        self._promised.update(self._coming(sequence))
 
     def _alike(self, sequence: AnySequence) -> tuple[str, int, int]:
         """Return a key that all sequences with the same right to run have in common."""
         tenant, request, priority, _ = sequence.claim
         return tenant, priority, self._running.num_of.get((tenant, request), 0)
+
+    def _coming(self, sequence: AnySequence) -> list[bytes]:
+        """Names of the blocks that ``sequence`` is about to publish."""
+        exact = max(self._threshold, sequence.request.min_threshold) >= 1
+        return sequence.unpublished if exact else []
 
     def _awaits(self, sequence: AnySequence) -> bool:
         """True if a running sequence is about to publish what ``sequence`` would compute next."""

@@ -50,6 +50,7 @@ class Batcher:
 
     Attributes:
         only_standard: requests that may not be degraded have no turn for now.
+        prefill_threshold: of the steps that are planned now. Below 1, prompts leave no KV for others.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Batcher:
             flops: measures rows, and the slices of sweeps.
             step_target_s: a step should take this long; 0: as long as it does.
         """
-        self.limits, self.only_standard = limits, False
+        self.limits, self.only_standard, self.prefill_threshold = limits, False, 1.0
         rows = limits.max_num_batched_tokens
         self.sweeps = Sweeps(limits.sweep_blocks, num_layers, rows, flops)
         self.pool, self.waiting, self.tally = BlockPool(num_blocks), WaitingQueue(), BatcherTally()
@@ -254,7 +255,7 @@ class Batcher:
         if not sequences:
             return
         tally = self.tally if self._hasher is not None else None
-        admission = Admission(planned, self._running, max_num_seqs, tally)
+        admission = Admission(planned, self._running, max_num_seqs, tally, self.prefill_threshold)
         running = self.running
         num_rows, cost = 0, 0.0
         tenants = {sequence.claim.tenant for sequence in sequences} if most > 0 else set()

@@ -1,0 +1,137 @@
+"""Predicted latencies at every pair of thresholds, and the choice among pairs. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moesaic.brownout.control.contract import Thresholds
+from moesaic.brownout.control.speed import StepSpeed
+
+CLOSE = 0.02  # pairs that miss by so much more than the best one are as good
+LEAST_WORTH = 0.05  # of a phase with hardly any rows, among pairs that are equally good
+
+Array = NDArray[np.float64]
+Place = tuple[int, int]
+"""Indices of the levels of prefill and of decode."""
+
+
+@dataclass(frozen=True)
+class Demand:
+    """The work that is there, and that which comes.
+
+    Attributes:
+        backlog_rows: of prompts that wait.
+        queue_age_s: time that a queue of this length and rate has been there at most.
+        arriving_rows_per_s: of prompts.
+        prompt_rows: of a usual prompt.
+        step_rows: of prompts, that a step gets while some wait.
+        answers: generations that get a token in each step.
+        late_rows: rows of prompts in the last steps.
+        noise: part by which steps are slower than predicted, at their 90th percentile; at least 1.
+    """
+
+    backlog_rows: float
+    queue_age_s: float
+    arriving_rows_per_s: float
+    prompt_rows: float
+    step_rows: float
+    answers: int
+    late_rows: Sequence[int]
+    noise: float
+
+
+class ThresholdGrid:
+    """Predictions for each pair of levels; arrays are float64 ``[levels of prefill, levels of decode]``.
+
+    Attributes:
+        wait_s: until all rows that wait now are computed.
+        tpot_s: 90th percentile.
+    """
+
+    def __init__(
+        self, speed: StepSpeed, demand: Demand, levels: tuple[Sequence[float], Sequence[float]]
+    ) -> None:
+        """``levels`` are the thresholds of each phase, from the highest on."""
+        self._speed, self._demand, self._levels = speed, demand, levels
+        self._factors = [
+            np.array([speed.factor(phase, level) for level in levels[phase]]) for phase in (0, 1)
+        ]
+        self._full_step_s = self._seconds(demand.step_rows, demand.answers)
+        self.wait_s = self._drained_s(np.full(self._full_step_s.shape, demand.backlog_rows))
+        self.tpot_s = self._tpot_s()
+
+    def ttft_s(self, ahead_s: float) -> Array:
+        """Predict the 90th percentile of first tokens, of requests that come within ``ahead_s`` too."""
+        demand = self._demand
+        own_s = self._seconds(demand.prompt_rows, demand.answers)
+        # Requests come in the middle of a step.
+        served_s = own_s * 1.5
+        rate = demand.step_rows / self._full_step_s
+        grown = demand.backlog_rows + (demand.arriving_rows_per_s - rate) * ahead_s
+        later_s = self._drained_s(np.maximum(0.0, grown))
+        age_s = demand.queue_age_s + own_s if demand.backlog_rows else 0.0
+        return np.maximum(np.maximum(self.wait_s, later_s) + served_s, age_s)
+
+    def lone_s(self) -> tuple[float, float]:
+        """Predict TTFT and TPOT of a request that is alone, at the lowest thresholds."""
+        first = self._seconds(self._demand.prompt_rows, 0)[-1, -1]
+        return float(first), float(self._seconds(0, 1)[-1, -1])
+
+    def place_of(self, at: Thresholds) -> Place:
+        """Find the levels that are closest to thresholds."""
+        prefill, decode = (
+            min(range(len(levels)), key=lambda i: abs(levels[i] - threshold))
+            for levels, threshold in zip(self._levels, at, strict=True)
+        )
+        return prefill, decode
+
+    def pair(self, place: Place) -> Thresholds:
+        """Return the thresholds at a place."""
+        return Thresholds(self._levels[0][place[0]], self._levels[1][place[1]])
+
+    def best(self, load: Array, not_above: Place) -> Place:
+        """Choose a pair by the largest share of a target, less its margin, that each one has.
+
+        Returns:
+            The highest pair, not above ``not_above``, whose ``load`` is at most 1. If there is none,
+            the highest of all that come closest to it.
+        """
+        lower = np.full(load.shape, np.inf)
+        lower[not_above[0] :, not_above[1] :] = load[not_above[0] :, not_above[1] :]
+        fitting = lower <= 1
+        if not fitting.any():
+            fitting = load <= load.min() * (1 + CLOSE)
+        worth = np.where(fitting, self._worth(), -np.inf)
+        prefill, decode = np.unravel_index(int(worth.argmax()), worth.shape)
+        return int(prefill), int(decode)
+
+    def _worth(self) -> Array:
+        """Value of pairs: thresholds, weighted by the rows that they are for."""
+        prompts, answers = sum(self._demand.late_rows), self._demand.answers
+        of_prompts = prompts / max(1, prompts + answers * len(self._demand.late_rows))
+        return np.add.outer(
+            (of_prompts + LEAST_WORTH) * np.array(self._levels[0]),
+            (1 - of_prompts + LEAST_WORTH) * np.array(self._levels[1]),
+        )
+
+    def _seconds(self, prompt_rows: float, answer_rows: float) -> Array:
+        prefill, decode = self._speed.parts(prompt_rows, answer_rows).of_phases
+        return np.add.outer(prefill / self._factors[0], decode / self._factors[1])
+
+    def _drained_s(self, rows: Array) -> Array:
+        """Time to compute so many rows of prompts, in whole steps."""
+        row_s = (self._speed.parts(1, 0).prompts / self._factors[0])[:, None]
+        rest_s = self._full_step_s - self._demand.step_rows * row_s  # of each step, rows aside
+        steps = np.maximum(1.0, rows / self._demand.step_rows)
+        return np.where(rows > 0, steps * rest_s + rows * row_s, 0.0)
+
+    def _tpot_s(self) -> Array:
+        demand = self._demand
+        rows = sorted(demand.late_rows)
+        at_90 = rows[max(0, -(-9 * len(rows) // 10) - 1)] if rows else 0
+        usual_s = self._seconds(at_90, demand.answers)
+        if demand.backlog_rows < demand.step_rows * max(1.0, 0.1 * len(rows)):
+            return usual_s * demand.noise
+        return np.maximum(usual_s, self._full_step_s) * demand.noise

@@ -1,0 +1,237 @@
+"""The ladder of defence against more work than there is time for, in one place. Pure.
+
+===========  =======================================================================================
+Rung         Entered when
+===========  =======================================================================================
+queue        always: a request waits its turn
+degrade      mode ``paper``: by measured latencies; ``auto``: by predicted ones
+shed         mode ``auto``: no lower threshold helps, and the queue alone takes longer than the target
+             of TTFT; until it takes less than ``SHED_BELOW`` of it. Standard requests are refused
+exact waits  an exact request is never degraded or shed; it is refused if it would wait longer than
+             ``exact_wait_s``
+scale        advice alone: shedding or degrading has lasted for ``SCALE_AFTER_S``
+===========  =======================================================================================
+"""
+
+import math
+from dataclasses import dataclass
+
+from moesaic.brownout.control.contract import (
+    EXACT,
+    PHASES,
+    Latency,
+    Phase,
+    QueueState,
+    StepTaken,
+    Thresholds,
+)
+from moesaic.brownout.control.latencies import LatencyWindow
+from moesaic.brownout.control.paper import PaperControl
+from moesaic.brownout.control.predictive import Prediction, PredictiveControl
+from moesaic.errors import Overloaded
+from moesaic.messages.brownout import BrownoutInputs, BrownoutPolicy
+
+SHED_BELOW = 0.6  # of the target, the queue's time at which shedding ends
+SCALE_AFTER_S = 30.0
+NO_INPUTS = BrownoutInputs()
+LEAST_RETRY_S, MOST_RETRY_S = 0.5, 30.0
+
+
+@dataclass(frozen=True)
+class Rung:
+    """The state of the ladder after one decision.
+
+    Attributes:
+        thresholds: from now on.
+        version: of these; it grows with each change.
+        shedding: new standard requests are refused.
+        retry_after_s: for those that are refused.
+        wait_s: that a request would have ahead of it now; 0: unknown.
+        reason: for people.
+        scale: advice to add capacity; empty: none.
+        inputs: the decision was made from.
+        ttft_s: predicted 90th percentile; ``None``: nothing is predicted.
+        tpot_s: likewise.
+    """
+
+    thresholds: Thresholds = EXACT
+    version: int = 0
+    shedding: bool = False
+    retry_after_s: float = LEAST_RETRY_S
+    wait_s: float = 0.0
+    reason: str = ""
+    scale: str = ""
+    inputs: BrownoutInputs = NO_INPUTS
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+
+
+class Ladder:
+    """Decides by one policy, for one engine.
+
+    Attributes:
+        policy: in force.
+        rung: of the last decision.
+        windows: latencies of each phase.
+    """
+
+    def __init__(self, policy: BrownoutPolicy) -> None:
+        self.windows: dict[Phase, LatencyWindow] = {
+            phase: LatencyWindow(policy.window_s) for phase in PHASES
+        }
+        self.rung = Rung()
+        self._troubled_since_s: float | None = None
+        self.policy = policy
+        self._paper, self._predictive = PaperControl(policy), PredictiveControl(policy)
+
+    def set_policy(self, policy: BrownoutPolicy) -> None:
+        """Decide by ``policy`` from now on; what was learned of latencies and speed is kept."""
+        self.policy = policy
+        for window in self.windows.values():
+            window.window_s = policy.window_s
+        self._paper = PaperControl(policy)
+        self._predictive = PredictiveControl(policy, self._predictive)
+
+    def note_latency(
+        self, phase: Phase, now_s: float, seconds: float, version: int, *, exact: bool
+    ) -> None:
+        """Take note of a first token (prefill) or of a later one (decode).
+
+        Args:
+            phase: of the token.
+            now_s: its time.
+            seconds: since the request was submitted, or since the token before.
+            version: of the thresholds when the first step for it began.
+            exact: the request must not be degraded.
+        """
+        target_s = self._target_s(phase, exact=exact)
+        self.windows[phase].add(Latency(now_s, seconds, version, seconds / target_s))
+
+    def note_arrival(self, now_s: float, tokens: int) -> None:
+        """Take note of a request, refused or not, with so many tokens in its prompt."""
+        self._predictive.arrived(now_s, tokens)
+
+    def note_beginning(self, tokens: int, cached: int) -> None:
+        """Take note of a prompt that begins, and of those of its tokens whose KV was there."""
+        self._predictive.began(tokens, cached)
+
+    def note_step(self, step: StepTaken, step_rows: int) -> None:
+        """Take note of a step that might have had ``step_rows`` of prompts."""
+        self._predictive.stepped(step, step_rows)
+
+    def admit(self, *, exact: bool) -> None:
+        """Let a request join the queue, or refuse it.
+
+        Raises:
+            Overloaded: it is shed, or would wait for too long; with the time after which to retry.
+        """
+        rung, policy = self.rung, self.policy
+        if not exact:
+            if rung.shedding:
+                raise Overloaded(
+                    f"shed: the queue takes {rung.wait_s:.2f} s at the lowest thresholds, the target of "
+                    f"a first token is {policy.slo_ttft_s:g} s",
+                    rung.retry_after_s,
+                )
+        elif policy.mode == "auto" and rung.wait_s > policy.exact_wait_s:
+            raise Overloaded(
+                f"an exact request would wait for {rung.wait_s:.2f} s, at most "
+                f"{policy.exact_wait_s:g} s are allowed",
+                rung.retry_after_s,
+            )
+
+    def decide(self, state: QueueState) -> Rung:
+        """Decide for the steps from now on."""
+        prediction = self._predicted(state)
+        thresholds, before = prediction.thresholds, self.rung
+        version = before.version + (thresholds != before.thresholds)
+        shedding = self._sheds(prediction)
+        target_s = self.policy.slo_ttft_s
+        retry_s = min(MOST_RETRY_S, max(LEAST_RETRY_S, prediction.wait_s - SHED_BELOW * target_s))
+        self.rung = Rung(
+            thresholds,
+            version,
+            shedding,
+            math.ceil(retry_s * 10) / 10,
+            prediction.wait_s,
+            self._reason(prediction, shedding=shedding),
+            self._advice(state.now_s, thresholds, shedding=shedding),
+            self._inputs(state) if self.policy.mode in ("paper", "auto") else before.inputs,
+            prediction.ttft_s,
+            prediction.tpot_s,
+        )
+        return self.rung
+
+    def _predicted(self, state: QueueState) -> Prediction:
+        policy, before = self.policy, self.rung
+        if policy.mode == "off":
+            return Prediction(EXACT)
+        if policy.mode == "manual":
+            return Prediction(Thresholds(policy.prefill_threshold, policy.decode_threshold))
+        least = Thresholds(policy.min_prefill_threshold, policy.min_decode_threshold)
+        current = Thresholds(*map(max, before.thresholds, least))
+        if policy.mode == "paper":
+            now_s = state.now_s
+            return Prediction(self._paper.decide(now_s, current, before.version, self.windows))
+        return self._predictive.decide(state, current, self.windows)
+
+    def _sheds(self, prediction: Prediction) -> bool:
+        if self.policy.mode != "auto" or "prefill" in prediction.unreachable:
+            return False
+        share = prediction.wait_s / self.policy.slo_ttft_s
+        if self.rung.shedding:
+            return share > SHED_BELOW
+        return prediction.at_lowest and share > 1
+
+    def _reason(self, prediction: Prediction, *, shedding: bool) -> str:
+        mode, at, before = self.policy.mode, prediction.thresholds, self.rung
+        if mode in ("off", "manual"):
+            return f"mode {mode}"
+        parts = []
+        if at != before.thresholds:
+            lower = min(at) < min(before.thresholds) or sum(at) < sum(before.thresholds)
+            cause = (
+                "latencies are above their target"
+                if mode == "paper"
+                else "a target would be missed"
+            )
+            parts.append(cause if lower else "there is room below the targets")
+        if shedding and not before.shedding:
+            parts.append("the queue alone takes longer than the target, at the lowest thresholds")
+        if before.shedding and not shedding:
+            parts.append("the queue is short again")
+        parts += [
+            f"a lone request misses the target of {phase}" for phase in prediction.unreachable
+        ]
+        return "; ".join(parts) or "as before"
+
+    def _advice(self, now_s: float, thresholds: Thresholds, *, shedding: bool) -> str:
+        if self.policy.mode not in ("paper", "auto") or not (shedding or thresholds != EXACT):
+            self._troubled_since_s = None
+            return ""
+        if self._troubled_since_s is None:
+            self._troubled_since_s = now_s
+        lasted_s = now_s - self._troubled_since_s
+        if lasted_s < SCALE_AFTER_S:
+            return ""
+        return (
+            "add workers: requests have been " + ("shed" if shedding else "degraded") + " for long"
+        )
+
+    def _inputs(self, state: QueueState) -> BrownoutInputs:
+        gains = self._predictive.speed.gains
+        return BrownoutInputs(
+            waiting_requests=state.waiting_requests,
+            waiting_tokens=state.waiting_tokens,
+            oldest_wait_s=state.oldest_wait_s,
+            answers=state.answers,
+            arriving_tokens_per_s=self._predictive.arriving_per_s(state.now_s),
+            prefill_gain=gains.prefill,
+            decode_gain=gains.decode,
+        )
+
+    def _target_s(self, phase: Phase, *, exact: bool) -> float:
+        policy = self.policy
+        if phase == "prefill":
+            return (exact and policy.exact_slo_ttft_s) or policy.slo_ttft_s
+        return (exact and policy.exact_slo_tpot_s) or policy.slo_tpot_s

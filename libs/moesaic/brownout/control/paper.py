@@ -1,0 +1,70 @@
+"""SLO-aware latency control as in the paper (BrownoutServe section IV-E, algorithm 2). Pure.
+
+In each iteration, by the 90th percentile of recent latencies of a phase:
+
+==============================  =======================
+Latency                         Threshold
+==============================  =======================
+below ``warning`` times target  grows by ``increment``
+above the target                is multiplied by ``shrink``
+otherwise, or without samples   stays
+==============================  =======================
+
+The paper counts every latency of the window, so that it answers one overload in each iteration until
+the window has passed. With version stamps, a latency counts only if the threshold has not changed
+since its first step began.
+"""
+
+from moesaic.brownout.control.contract import PHASES, Phase, Thresholds
+from moesaic.brownout.control.latencies import LatencyWindow
+from moesaic.messages.brownout import BrownoutPolicy
+
+_ROUND = 9  # digits: 0.1 added ten times gives 1
+
+
+def next_threshold(threshold: float, p90_share: float | None, policy: BrownoutPolicy) -> float:
+    """Return the threshold after one iteration, before it is bounded from below.
+
+    Args:
+        threshold: in force.
+        p90_share: 90th percentile of recent latencies, as a share of the target; ``None``: there are none.
+        policy: gives ``warning``, ``increment`` and ``shrink``.
+    """
+    if p90_share is None:
+        return threshold
+    if p90_share < policy.warning:
+        return min(1.0, round(threshold + policy.increment, _ROUND))
+    return threshold * policy.shrink if p90_share > 1 else threshold
+
+
+class PaperControl:
+    """Algorithm 2 for both phases."""
+
+    def __init__(self, policy: BrownoutPolicy) -> None:
+        self._policy = policy
+        self._changed: dict[Phase, int] = dict.fromkeys(PHASES, 0)  # versions
+
+    def decide(
+        self,
+        now_s: float,
+        current: Thresholds,
+        version: int,
+        windows: dict[Phase, LatencyWindow],
+    ) -> Thresholds:
+        """Decide one iteration.
+
+        Args:
+            now_s: the time.
+            current: thresholds in force.
+            version: of these; others will have the next one.
+            windows: latencies of each phase.
+        """
+        found: list[float] = []
+        for phase, threshold in zip(PHASES, current, strict=True):
+            since = self._changed[phase] if self._policy.stamped else 0
+            share = windows[phase].p90_share(now_s, since_version=since)
+            least = getattr(self._policy, f"min_{phase}_threshold")
+            found.append(max(least, next_threshold(threshold, share, self._policy)))
+            if found[-1] != threshold:
+                self._changed[phase] = version + 1
+        return Thresholds(*found)

@@ -1,0 +1,237 @@
+"""Thresholds by predicted latencies: fall at once and far enough, rise slowly when it is safe. Pure.
+
+For every pair of thresholds, in tenths, it predicts by the queue, by the prompts that arrive, and by
+the time that steps take:
+
+* TTFT: the wait behind all tokens of prompts that wait now, and behind those that will wait after
+  some time at this rate of arrivals; or the age of the queue, where that is more.
+* TPOT: the 90th percentile of steps with the rows that steps had lately, and that those for the queue
+  will have.
+
+==========================================  =====================================================
+The pair in force                           Then
+==========================================  =====================================================
+would miss a target less ``MARGINS``        the highest lower pair that holds them; if there is
+                                            none, the highest of those that come closest
+could be higher, by far, for ``CALM_S``     rises by ``RISE``, and ``RISE_EVERY_S`` later again
+otherwise                                   stays
+==========================================  =====================================================
+
+"By far" is a longer look ahead and a wider margin, so that noise around a target changes nothing.
+Among pairs that come equally close the highest one is taken, and a phase whose lower threshold was
+measured to bring nothing stays exact, until that evidence has aged. A target that a lone request would
+miss at the lowest thresholds counts for nothing: to degrade others would not help it.
+"""
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from moesaic.brownout.control.arrivals import Arrivals
+from moesaic.brownout.control.contract import PHASES, Phase, QueueState, StepTaken, Thresholds
+from moesaic.brownout.control.grid import Array, Demand, Place, ThresholdGrid
+from moesaic.brownout.control.latencies import LatencyWindow, percentile_90
+from moesaic.brownout.control.speed import StepSpeed
+from moesaic.messages.brownout import BrownoutPolicy
+
+STEP = 0.1  # between thresholds
+MARGINS, CALM_MARGINS = (0.9, 0.9), (0.7, 0.85)  # parts of the targets of TTFT and TPOT
+AHEAD_S, CALM_AHEAD_S = 0.5, 3.0  # looks ahead
+CALM_S, RISE, RISE_EVERY_S = 1.5, 0.2, 0.5
+LATE_STEPS = 64
+FRESH_S = 1.5  # latencies that may correct a prediction
+BIAS_PART, BIAS_FADES_S, MOST_BIAS = 0.1, 10.0, 3.0
+MOST_NOISE = 2.0
+LEAST_GAIN, TRIED_AGAIN = (
+    1.03,
+    1.1,
+)  # at threshold 0: below the first, a phase is not lowered any more
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A decision with what it is expected to bring.
+
+    Attributes:
+        thresholds: from now on.
+        ttft_s: predicted 90th percentile at these; ``None``: too little is known.
+        tpot_s: likewise.
+        wait_s: until all that waits now is computed.
+        at_lowest: a target is missed, and lower thresholds would bring no more.
+        unreachable: phases whose target a lone request misses at the lowest thresholds.
+    """
+
+    thresholds: Thresholds
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    wait_s: float = 0.0
+    at_lowest: bool = False
+    unreachable: tuple[Phase, ...] = ()
+
+
+class PredictiveControl:
+    """Keeps both thresholds as high as the targets allow."""
+
+    def __init__(self, policy: BrownoutPolicy, learned: "PredictiveControl | None" = None) -> None:
+        """Begin to decide by ``policy``, with the speed and the arrivals that another one has learned."""
+        self.speed: StepSpeed = learned.speed if learned else StepSpeed()
+        self._arrivals: Arrivals = learned._arrivals if learned else Arrivals()
+        self._targets = policy.slo_ttft_s, policy.slo_tpot_s
+        self._levels = _levels(policy.min_prefill_threshold), _levels(policy.min_decode_threshold)
+        self._steps: deque[tuple[int, float]] = deque(maxlen=LATE_STEPS)
+        self._fill = 1.0  # of what steps may have, the part that prompts got while some waited
+        self._backlog = 0
+        self._bias = [1.0, 1.0]  # times that latencies were longer than predicted
+        self._useful = [True, True]  # lower thresholds, by phase
+        self._decided_s: float | None = None
+        self._calm_since_s: float | None = None
+        self._changed_s = -math.inf
+        self._fine_since_s = [
+            -math.inf,
+            -math.inf,
+        ]  # each latency has been predicted to be below its target
+
+    def arrived(self, now_s: float, tokens: int) -> None:
+        """Take note of a request, shed or not, with so many tokens in its prompt."""
+        self._arrivals.add(now_s, tokens)
+
+    def began(self, tokens: int, cached: int) -> None:
+        """Take note of a prompt's tokens, and of those whose KV was there already."""
+        self._arrivals.began(tokens, cached)
+
+    def arriving_per_s(self, now_s: float) -> float:
+        """Return the tokens of prompts that arrive each second, of late."""
+        return self._arrivals.per_s(now_s)
+
+    def stepped(self, step: StepTaken, step_rows: int) -> None:
+        """Take note of a step that might have had ``step_rows`` of prompts."""
+        expected = self.speed.seconds(step.prompt_rows, step.answer_rows, step.thresholds)
+        if self.speed.is_known and expected > 0:
+            self._steps.append((step.prompt_rows, step.seconds / expected))
+        self.speed.took(step)
+        if wanted := min(self._backlog, step_rows):
+            self._fill += 0.1 * (min(1.0, step.prompt_rows / wanted) - self._fill)
+            self._backlog -= min(self._backlog, step.prompt_rows)
+
+    def decide(
+        self,
+        state: QueueState,
+        current: Thresholds,
+        windows: dict[Phase, LatencyWindow],
+    ) -> Prediction:
+        """Decide about both thresholds.
+
+        Args:
+            state: of the engine, now.
+            current: thresholds in force.
+            windows: latencies of each phase.
+        """
+        self._backlog = state.waiting_tokens
+        if state.idle_s >= CALM_S:  # whatever there was to fear is over
+            current, self._bias = Thresholds(*(levels[0] for levels in self._levels)), [1.0, 1.0]
+        if not self.speed.is_known:
+            return Prediction(current)
+        grid = ThresholdGrid(self.speed, self._demand(state), self._levels)
+        here = grid.place_of(current)
+        self._correct(state.now_s, grid, here, windows)
+        reached = tuple(a <= b for a, b in zip(grid.lone_s(), self._targets, strict=True))
+        load = self._load(grid, AHEAD_S, MARGINS, reached)
+        place = here
+        if load[here] > 1:
+            self._calm_since_s = None
+            place = grid.best(load, here)
+        elif here != (0, 0):
+            place = self._risen(
+                state.now_s, here, self._load(grid, CALM_AHEAD_S, CALM_MARGINS, reached)
+            )
+        self._useful = [
+            gain >= (LEAST_GAIN if useful else TRIED_AGAIN)
+            for gain, useful in zip(self.speed.gains, self._useful, strict=True)
+        ]
+        place = place[0] * self._useful[0], place[1] * self._useful[1]
+        if place != here:
+            self._changed_s = state.now_s
+        return Prediction(
+            current if place == here else grid.pair(place),
+            float(grid.ttft_s(AHEAD_S)[place] * self._bias[0]),
+            float(grid.tpot_s[place] * self._bias[1]),
+            float(grid.wait_s[place]),
+            at_lowest=bool(load[place] > 1),
+            unreachable=tuple(p for p, ok in zip(PHASES, reached, strict=True) if not ok),
+        )
+
+    def _demand(self, state: QueueState) -> Demand:
+        arriving = self._arrivals.per_s(state.now_s)
+        # A request that waits for other reasons than the queue says nothing about it.
+        by_rate_s = state.waiting_tokens / arriving if arriving else 0.0
+        noise = percentile_90(slower for _, slower in self._steps) or 1.0
+        computed = self._arrivals.computed
+        return Demand(
+            backlog_rows=state.waiting_tokens * computed,
+            queue_age_s=min(state.oldest_wait_s, by_rate_s),
+            arriving_rows_per_s=arriving * computed,
+            prompt_rows=max(1.0, self._arrivals.prompt_tokens * computed),
+            step_rows=max(1.0, state.step_rows * self._fill),
+            answers=state.answers,
+            late_rows=[rows for rows, _ in self._steps],
+            noise=min(MOST_NOISE, max(1.0, noise)),
+        )
+
+    def _load(
+        self,
+        grid: ThresholdGrid,
+        ahead_s: float,
+        margins: tuple[float, float],
+        reached: tuple[bool, ...],
+    ) -> Array:
+        """The larger of both latencies, as a share of its target less the margin, by pair."""
+        found = np.zeros_like(grid.wait_s)
+        for i, predicted_s in enumerate((grid.ttft_s(ahead_s), grid.tpot_s)):
+            if reached[i]:
+                share = predicted_s * self._bias[i] / (self._targets[i] * margins[i])
+                found = np.maximum(found, share)
+        return found
+
+    def _risen(self, now_s: float, here: Place, calm: Array) -> Place:
+        """Return a higher place, once it would have been calm for long enough; else ``here``."""
+        rise = round(RISE / STEP)
+        wanted = max(0, here[0] - rise), max(0, here[1] - rise)
+        options = [wanted, (here[0], wanted[1]), (wanted[0], here[1])]
+        options += [(max(0, here[0] - 1), max(0, here[1] - 1))]
+        found = next((place for place in options if place != here and calm[place] <= 1), None)
+        if found is None:
+            self._calm_since_s = None
+            return here
+        if self._calm_since_s is None:
+            self._calm_since_s = now_s
+        is_calm = now_s - self._calm_since_s >= CALM_S
+        return found if is_calm and now_s - self._changed_s >= RISE_EVERY_S else here
+
+    def _correct(
+        self, now_s: float, grid: ThresholdGrid, here: Place, windows: dict[Phase, LatencyWindow]
+    ) -> None:
+        """Let latencies above a target, while predicted below it, correct predictions.
+
+        What began before it was predicted to be below, or at other thresholds, says nothing.
+        """
+        passed_s = now_s - (self._decided_s if self._decided_s is not None else now_s)
+        self._decided_s = now_s
+        predicted_s = grid.ttft_s(0.0)[here], grid.tpot_s[here]
+        for i, phase in enumerate(PHASES):
+            self._bias[i] = 1 + (self._bias[i] - 1) * math.exp(-passed_s / BIAS_FADES_S)
+            expected = predicted_s[i] * self._bias[i] / self._targets[i]
+            if expected >= 1:
+                self._fine_since_s[i] = now_s
+            since_s = max(self._fine_since_s[i], self._changed_s, now_s - FRESH_S)
+            share = windows[phase].p90_share(now_s, begun_since_s=since_s)
+            if share is not None and share > 1 > expected > 0:
+                corrected = self._bias[i] * (share / expected) ** BIAS_PART
+                self._bias[i] = min(MOST_BIAS, corrected)
+
+
+def _levels(least: float) -> list[float]:
+    """Thresholds from 1 down to ``least``."""
+    above = (round(1 - STEP * i, 9) for i in range(math.ceil((1 - least) / STEP)))
+    return [*(level for level in above if level > least), least]

@@ -1,0 +1,161 @@
+"""The time of a step by its rows and by its thresholds, learned from the steps that were taken. Pure.
+
+An exact step takes a time of its own, and a time for each row of a prompt and of an answer. The three
+are fitted to the last steps, newer ones counting more. Thresholds make each phase's part faster: a
+phase at threshold ``t`` is ``exp(b * (1 - t))`` times as fast as an exact one. What a step has of its
+own belongs to the phase that has more rows.
+
+``b`` is learned from contrasts alone: the first steps after a threshold has changed, beside what the
+steps before it let one expect. So a machine that becomes slower for other reasons teaches nothing
+about brownout. Before there is evidence, and again as it ages, ``b`` is taken to be ``log(1.3)``.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from moesaic.brownout.control.contract import EXACT, StepTaken, Thresholds
+
+FORGET = 0.97  # what a step counts once another one was measured
+KNOWN_AFTER = 8  # steps
+CONTRAST_STEPS = 16  # after a change of thresholds
+LONGEST_CONTRAST = 64  # steps, however often thresholds change
+PRIOR = math.log(1.3)  # of b: threshold 0 should bring no more
+PRIOR_WEIGHT = 44.0  # one over the square of 0.15, which it may be wrong by
+STEP_WEIGHT = 25.0  # one over the square of 0.2, by which the logarithm of a step's time varies
+MOST = math.log(4)  # b is no larger, and no step counts as more than so far off
+HALF_LIFE_S = 300.0  # of evidence: what brought nothing is tried again some day
+FAMILIAR = 1.25  # times the rows of late: larger steps tell nothing about thresholds
+
+
+class StepParts(NamedTuple):
+    """Seconds of an exact step: its own, its prompts' and its answers'."""
+
+    own: float
+    prompts: float
+    answers: float
+
+    @property
+    def of_phases(self) -> tuple[float, float]:
+        """The parts of prefill and decode; the step's own belongs to the larger."""
+        prefill = self.prompts >= self.answers and self.prompts > 0
+        return self.prompts + self.own * prefill, self.answers + self.own * (not prefill)
+
+
+class StepSpeed:
+    """Predicts the time of steps."""
+
+    def __init__(self) -> None:
+        self._num_steps = 0
+        self._left = np.zeros((3, 3))  # weighted sums of products of (1, prompt rows, answer rows)
+        self._right = np.zeros(3)  # the same with seconds
+        self._fitted = [0.0, 0.0, 0.0]
+        self._is_fitted = False
+        self._largest = [1.0, 1.0]  # rows of late, of prompts and of answers
+        self._evidence, self._weight = [0.0, 0.0], [0.0, 0.0]
+        self._aged_s: float | None = None
+        self._at, self._before = EXACT, EXACT  # thresholds, and those that the times are fitted at
+        self._held = PRIOR, PRIOR  # exponents that they were fitted with
+        self._left_steps = self._contrast_steps = 0  # to be compared, and compared so far
+
+    @property
+    def is_known(self) -> bool:
+        """False while too few steps were taken to predict any."""
+        return self._num_steps >= KNOWN_AFTER
+
+    @property
+    def gains(self) -> Thresholds:
+        """Times as fast as exact that each phase is taken to be at threshold 0."""
+        return Thresholds(*(math.exp(self._exponent(i)) for i in (0, 1)))
+
+    def parts(self, prompt_rows: float, answer_rows: float) -> StepParts:
+        """Return the seconds of an exact step with such rows."""
+        if not self._is_fitted:
+            self._fit()
+        own, prompt, answer = self._fitted
+        return StepParts(own, prompt * prompt_rows, answer * answer_rows)
+
+    def seconds(self, prompt_rows: float, answer_rows: float, at: Thresholds) -> float:
+        """Predict the seconds of a step."""
+        prefill, decode = self.parts(prompt_rows, answer_rows).of_phases
+        return prefill / self.factor(0, at.prefill) + decode / self.factor(1, at.decode)
+
+    def factor(self, phase: int, threshold: float) -> float:
+        """Return how many times as fast a phase (0: prefill, 1: decode) is at a threshold."""
+        return math.exp(self._exponent(phase) * (1 - threshold))
+
+    def took(self, step: StepTaken) -> None:
+        """Take note of a step."""
+        if step.seconds <= 0 or not step.prompt_rows + step.answer_rows:
+            return
+        self._age(step.now_s)
+        if step.thresholds != self._at:
+            if not self._left_steps:
+                self._before, self._contrast_steps = self._at, 0
+                self._held = self._exponent(0), self._exponent(1)
+            self._at, self._left_steps = step.thresholds, CONTRAST_STEPS
+        rows = step.prompt_rows, step.answer_rows
+        if self._left_steps and self.is_known and self._contrast_steps < LONGEST_CONTRAST:
+            self._learn(step)
+            self._left_steps, self._contrast_steps = self._left_steps - 1, self._contrast_steps + 1
+        else:
+            self._left_steps = 0
+            expected = self.seconds(*rows, self._at)
+            exact = sum(self.parts(*rows)) / expected if expected else 1.0
+            self._add(rows, step.seconds * exact)
+        self._largest = [
+            max(float(n), most * FORGET) for n, most in zip(rows, self._largest, strict=True)
+        ]
+
+    def _learn(self, step: StepTaken) -> None:
+        """Compare a step with what was expected of it."""
+        rows = step.prompt_rows, step.answer_rows
+        parts = self.parts(*rows).of_phases
+        if not sum(parts) or any(
+            n > FAMILIAR * m for n, m in zip(rows, self._largest, strict=True)
+        ):
+            return
+        expected = sum(
+            part * math.exp(-held * (1 - threshold))
+            for part, held, threshold in zip(parts, self._held, step.thresholds, strict=True)
+        )
+        slower = min(MOST, max(-MOST, math.log(step.seconds / expected)))
+        lowered = [before - now for before, now in zip(self._before, step.thresholds, strict=True)]
+        for i, (part, change) in enumerate(zip(parts, lowered, strict=True)):
+            weighed = part / sum(parts) * change
+            if weighed:
+                # Slower than expected after a threshold fell: that brings less than was taken.
+                found = self._held[i] * weighed - slower
+                self._evidence[i] += STEP_WEIGHT * weighed * found
+                self._weight[i] += STEP_WEIGHT * weighed**2
+
+    def _exponent(self, phase: int) -> float:
+        found = PRIOR_WEIGHT * PRIOR + self._evidence[phase]
+        return min(MOST, max(0.0, found / (PRIOR_WEIGHT + self._weight[phase])))
+
+    def _age(self, now_s: float) -> None:
+        keep = 0.5 ** ((now_s - (self._aged_s or now_s)) / HALF_LIFE_S)
+        self._aged_s = now_s
+        self._evidence = [keep * value for value in self._evidence]
+        self._weight = [keep * value for value in self._weight]
+
+    def _add(self, rows: tuple[int, int], exact_s: float) -> None:
+        self._num_steps += 1
+        x = np.array([1.0, *rows])
+        # In parts of the time, a long step must not be worth more than many short ones.
+        weight = 1 / exact_s**2
+        self._left = self._left * FORGET + weight * np.outer(x, x)
+        self._right = self._right * FORGET + weight * exact_s * x
+        self._is_fitted = False
+
+    def _fit(self) -> None:
+        """Solve for times that are not negative, from the last ones on."""
+        left, right = self._left.tolist(), self._right.tolist()
+        found = self._fitted
+        for _ in range(40):
+            for i in range(3):
+                if left[i][i] > 0:
+                    rest = sum(left[i][j] * found[j] for j in range(3) if j != i)
+                    found[i] = max(0.0, (right[i] - rest) / left[i][i])
+        self._is_fitted = True

@@ -1,0 +1,35 @@
+"""The policy of brownout, as every process sees it; without Redis, the last one that was known holds."""
+
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+import msgspec
+import structlog
+
+from moesaic.cluster.redis.bus import Bus
+from moesaic.errors import InvalidInput, PeerLost
+from moesaic.messages.brownout import BrownoutHint, BrownoutPolicy
+
+log = structlog.get_logger()
+
+STREAM = "ctl:brownout"  # hints that the policy has changed
+POLICY = "brownout:policy"
+DECISIONS = "ctl:latency"  # decisions of workers, with the latencies that they were made from
+
+policies = msgspec.msgpack.Decoder(BrownoutPolicy)
+_hints = msgspec.msgpack.Decoder(BrownoutHint)
+
+
+async def watch_brownout(bus: Bus) -> AsyncIterator[BrownoutPolicy]:
+    """Give the policy, and each one after it; the iterator never ends."""
+    known: BrownoutPolicy | None = None
+    async for _ in bus.watch(STREAM, _hints):
+        with suppress(PeerLost):
+            found = await bus.get(POLICY, policies)
+            if found is None or found == known:
+                continue
+            known = found
+            try:
+                yield found.checked()
+            except InvalidInput as error:  # of another version
+                log.error("brownout.refused", cause=str(error))

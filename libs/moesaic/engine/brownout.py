@@ -1,0 +1,243 @@
+"""The control of brownout in an engine: measures latencies, and decides before a step is planned.
+
+Lives on the engine's event loop. An engine that has not been told a policy computes everything
+exactly, and only measures.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from moesaic.brownout.control.contract import EXACT, PHASES, Phase, QueueState, StepTaken
+from moesaic.brownout.control.ladder import Ladder
+from moesaic.brownout.control.sparse import SparseDecisions
+from moesaic.engine import metrics
+from moesaic.engine.sequences.requests import (
+    Event,
+    FailureEvent,
+    FinishEvent,
+    Request,
+    RequestKey,
+    ScoreEvent,
+    TokenEvent,
+)
+from moesaic.engine.steps.batching import Batcher
+from moesaic.engine.steps.planned_step import PlannedStep
+from moesaic.errors import Overloaded
+from moesaic.messages.brownout import BrownoutDecision, BrownoutMode, BrownoutPolicy
+
+DECIDE_EVERY_S = 0.05
+REST_S = 0.5  # while an idle engine has something to raise or to tell
+CHOICES_KEPT = 0.99  # of the weight of choices, each time some more are counted
+
+
+@dataclass(frozen=True)
+class BrownoutLoad:
+    """The state of brownout, as operators see it.
+
+    Attributes:
+        mode: of the policy in force here.
+        prefill_threshold: share of choices whose own experts stay.
+        decode_threshold: likewise.
+        version: of the two; it grows with each change.
+        ttft_p90_s: of the policy's window; ``None`` without first tokens.
+        tpot_p90_s: likewise.
+        shedding: new standard requests are refused.
+        num_shed: requests refused so far.
+        degraded_share: of late choices, those that their own experts did not serve.
+    """
+
+    mode: BrownoutMode = "off"
+    prefill_threshold: float = 1.0
+    decode_threshold: float = 1.0
+    version: int = 0
+    ttft_p90_s: float | None = None
+    tpot_p90_s: float | None = None
+    shedding: bool = False
+    num_shed: int = 0
+    degraded_share: float = 0.0
+
+
+@dataclass
+class _Timing:
+    """Times of one request. The first step for its next token began under ``version``, if any did."""
+
+    submitted_s: float
+    exact: bool
+    version: int | None = None
+    last_token_s: float | None = None
+
+
+class BrownoutControl:
+    """Decides about thresholds and about shedding, for one engine."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """``clock`` gives seconds, and never goes back."""
+        self._clock = clock
+        self._ladder, self._sparse = Ladder(BrownoutPolicy()), SparseDecisions()
+        self._timings: dict[RequestKey, _Timing] = {}
+        self._decided_s = float("-inf")
+        self._idle_since_s: float | None = None
+        self._iteration_s = self._clock()
+        self._step_rows = 1
+        self._num_shed = 0
+        self._choices = self._degraded = 0.0
+
+    @property
+    def policy(self) -> BrownoutPolicy:
+        """The policy in force."""
+        return self._ladder.policy
+
+    def set_policy(self, policy: BrownoutPolicy) -> None:
+        """Decide by ``policy`` from the next step on."""
+        if policy != self.policy:
+            self._ladder.set_policy(policy)
+            self._decided_s = float("-inf")
+
+    def thresholds(self) -> tuple[float, float, int]:
+        """Return the thresholds of prefill and decode, 0 to 1, and their version."""
+        rung = self._ladder.rung
+        return rung.thresholds.prefill, rung.thresholds.decode, rung.version
+
+    @property
+    def num_open(self) -> int:
+        """Number of requests whose latencies are measured."""
+        return len(self._timings)
+
+    @property
+    def rest_s(self) -> float | None:
+        """Longest time that an idle engine may rest without a look; ``None``: for ever."""
+        is_lowered = self.policy.mode == "auto" and self._ladder.rung.thresholds != EXACT
+        return REST_S if is_lowered or self._sparse.has_more(self._ladder.rung) else None
+
+    def admit(self, request: Request) -> None:
+        """Let a request join the queue, or refuse it.
+
+        Raises:
+            Overloaded: it is shed, or would wait for too long.
+        """
+        now_s = self._clock()
+        self._ladder.note_arrival(now_s, len(request.token_ids))
+        try:
+            self._ladder.admit(exact=request.exact)
+        except Overloaded:
+            self._num_shed += 1
+            metrics.BROWNOUT_SHED.labels("exact" if request.exact else "standard").inc()
+            raise
+        self._timings[request.key] = _Timing(now_s, request.exact)
+
+    def forget(self, key: RequestKey) -> None:
+        """Forget a request that ended or was cancelled; unknown ones are ignored."""
+        self._timings.pop(key, None)
+
+    def look(self, batcher: Batcher, *, idle: bool = False) -> None:
+        """Decide, if it is time; called before each step is planned, and when there is none."""
+        now_s = self._iteration_s = self._clock()
+        idle_s = now_s - self._idle_since_s if self._idle_since_s is not None else 0.0
+        if not idle:
+            self._idle_since_s = None
+        elif self._idle_since_s is None:
+            self._idle_since_s = now_s
+        if idle or idle_s or now_s >= self._decided_s + DECIDE_EVERY_S:
+            self._decided_s = now_s
+            self._decide(self._state(batcher, now_s, idle_s))
+
+    def began(self, planned: PlannedStep) -> None:
+        """Take note that a step begins."""
+        version = self._ladder.rung.version
+        for chunk in planned.chunks:
+            timing = self._timings.get(chunk.sequence.request.key)
+            if timing is None or timing.version is not None:
+                continue
+            timing.version = version
+            if timing.last_token_s is None:
+                cached = chunk.sequence.num_cached or 0
+                self._ladder.note_beginning(len(chunk.sequence.request.token_ids), cached)
+
+    def stepped(self, planned: PlannedStep) -> None:
+        """Take note that a step has succeeded."""
+        if self.policy.mode in ("off", "manual"):
+            return
+        now_s, rows = self._clock(), sum(len(chunk.token_ids) for chunk in planned.chunks)
+        step = StepTaken(
+            now_s,
+            now_s - self._iteration_s,
+            planned.prompt_rows,
+            rows - planned.prompt_rows,
+            self._ladder.rung.thresholds,
+        )
+        self._ladder.note_step(step, self._step_rows)
+
+    def told(self, events: Iterable[Event]) -> None:
+        """Take note of the latencies of a step's tokens, and of requests that ended."""
+        now_s = self._clock()
+        for event in events:
+            if isinstance(event, TokenEvent | ScoreEvent):
+                timing = self._timings.get(event.key)
+                if timing is not None and timing.version is not None:
+                    self._note(timing, timing.version, now_s)
+            elif isinstance(event, FinishEvent | FailureEvent):
+                self.forget(event.key)
+
+    def note_degraded(self, degraded: int, choices: int) -> None:
+        """Take note of a step's choices, and of those that their own experts did not serve."""
+        self._degraded = self._degraded * CHOICES_KEPT + degraded
+        self._choices = self._choices * CHOICES_KEPT + choices
+
+    def load(self) -> BrownoutLoad:
+        """Describe the state of brownout now, to metrics too."""
+        rung, now_s = self._ladder.rung, self._clock()
+        ttft_p90_s, tpot_p90_s = (self._ladder.windows[phase].p90_s(now_s) for phase in PHASES)
+        degraded_share = self._degraded / self._choices if self._choices else 0.0
+        metrics.BROWNOUT_P90.labels("prefill").set(ttft_p90_s or 0.0)
+        metrics.BROWNOUT_P90.labels("decode").set(tpot_p90_s or 0.0)
+        metrics.BROWNOUT_DEGRADED.set(degraded_share)
+        return BrownoutLoad(
+            self.policy.mode,
+            rung.thresholds.prefill,
+            rung.thresholds.decode,
+            rung.version,
+            ttft_p90_s,
+            tpot_p90_s,
+            rung.shedding,
+            self._num_shed,
+            degraded_share,
+        )
+
+    def take_decisions(self) -> list[BrownoutDecision]:
+        """Return the decisions to tell since the last call, without names of a worker."""
+        return self._sparse.take()
+
+    def _note(self, timing: _Timing, version: int, now_s: float) -> None:
+        phase: Phase = "prefill" if timing.last_token_s is None else "decode"
+        since_s = timing.submitted_s if timing.last_token_s is None else timing.last_token_s
+        self._ladder.note_latency(phase, now_s, now_s - since_s, version, exact=timing.exact)
+        timing.version, timing.last_token_s = None, now_s
+
+    def _decide(self, state: QueueState) -> None:
+        rung = self._ladder.decide(state)
+        if self._sparse.note(state.now_s, time.time(), self._ladder, self._num_shed):
+            metrics.BROWNOUT_DECISIONS.inc()
+        metrics.BROWNOUT_THRESHOLD.labels("prefill").set(rung.thresholds.prefill)
+        metrics.BROWNOUT_THRESHOLD.labels("decode").set(rung.thresholds.decode)
+        metrics.BROWNOUT_SHEDDING.set(rung.shedding)
+
+    def _state(self, batcher: Batcher, now_s: float, idle_s: float) -> QueueState:
+        if self.policy.mode in ("off", "manual"):
+            return QueueState(now_s, idle_s=idle_s)
+        prompts = [sequence for sequence in batcher.running if not sequence.decodes]
+        keys = (sequence.request.key for sequence in batcher.waiting)
+        timings = [timing for key in keys if (timing := self._timings.get(key)) is not None]
+        # Those that have begun were preempted.
+        fresh = [timing.submitted_s for timing in timings if timing.last_token_s is None]
+        most = batcher.limits.max_num_batched_tokens
+        self._step_rows = max(1, min(most, batcher.pace.rows()))
+        return QueueState(
+            now_s,
+            len(batcher.waiting),
+            batcher.waiting.num_tokens + sum(sequence.rows_left for sequence in prompts),
+            now_s - min(fresh, default=now_s),
+            len(batcher.running) - len(prompts),
+            self._step_rows,
+            idle_s,
+        )

@@ -1,0 +1,195 @@
+"""The policy of brownout, as operators set it, and the decisions of workers."""
+
+import math
+from typing import Literal, get_args
+
+import msgspec
+
+from moesaic.errors import InvalidInput
+from moesaic.messages.rung import MOST_WAY, Rule, Rung
+
+BrownoutMode = Literal["off", "manual", "paper", "auto"]
+"""``off``: every choice is computed by its own expert. ``manual``: the thresholds that operators set.
+``paper``: algorithm 2 of BrownoutServe. ``auto``: by predicted latencies, and requests are shed where that
+does not suffice."""
+
+MODES: tuple[BrownoutMode, ...] = get_args(BrownoutMode)
+RULES: tuple[Rule, ...] = get_args(Rule)
+LONGEST_S = 3600.0
+
+
+class BrownoutPolicy(msgspec.Struct, frozen=True, kw_only=True, tag="brownout-policy.v1"):
+    """Settings of operators; they outlive every scheduler. Defaults are the paper's, but for the mode.
+
+    Attributes:
+        mode: off unless told otherwise: nothing is degraded silently.
+        source: an operator's order wins over the setting that a scheduler was started with.
+        prefill_threshold: in mode ``manual``: share of choices whose own experts stay, 0 to 1.
+        decode_threshold: the same for generated tokens.
+        slo_ttft_s: target for 90 of 100 first tokens, queueing included, in seconds.
+        slo_tpot_s: target for 90 of 100 later tokens, in seconds.
+        exact_slo_ttft_s: the same for exact requests; 0: no other than for standard ones.
+        exact_slo_tpot_s: likewise.
+        exact_wait_s: longest predicted wait of an exact request, in seconds; beyond it, it is refused.
+        warning: mode ``paper``: below this part of a target a threshold grows.
+        increment: mode ``paper``: by so much.
+        shrink: mode ``paper``: above its target a threshold is multiplied by this.
+        stamped: mode ``paper``: latencies of an earlier threshold do not count. The paper counts them.
+        min_prefill_threshold: the threshold of prompts is never less.
+        min_decode_threshold: that of generated tokens is never less.
+        window_s: latencies count for so many seconds.
+        way: experts of one group, which has one united expert; 0: there are none, and rows make do with fewer.
+        rule: which experts stay.
+    """
+
+    mode: BrownoutMode = "off"
+    source: Literal["start", "operator"] = "start"
+    prefill_threshold: float = 1.0
+    decode_threshold: float = 1.0
+    slo_ttft_s: float = 0.25
+    slo_tpot_s: float = 0.15
+    exact_slo_ttft_s: float = 0.0
+    exact_slo_tpot_s: float = 0.0
+    exact_wait_s: float = 30.0
+    warning: float = 0.8
+    increment: float = 0.1
+    shrink: float = 0.8
+    stamped: bool = True
+    min_prefill_threshold: float = 0.0
+    min_decode_threshold: float = 0.0
+    window_s: float = 5.0
+    way: int = 0
+    rule: Rule = "tokens"
+
+    @property
+    def rung(self) -> Rung:
+        """The way to degrade under this policy."""
+        if self.mode == "off":
+            return Rung()
+        if self.way:
+            return Rung(way=self.way, instead="united", rule=self.rule)
+        return Rung(instead="fewer")
+
+    def checked(self) -> "BrownoutPolicy":
+        """Return the policy itself, if it makes sense.
+
+        Raises:
+            InvalidInput: with the first field that is wrong, and what it must be.
+        """
+        for field, (least, most) in _BOUNDS.items():
+            value = getattr(self, field)
+            if not (math.isfinite(value) and least <= value <= most):
+                raise InvalidInput(field, f"must be in {least:g}..{most:g}, got {value:g}")
+        if self.way and (self.way < 2 or self.way & (self.way - 1)):
+            raise InvalidInput("way", f"must be 0 for none, or 2, 4, 8 and so on, got {self.way}")
+        for field, values in (("mode", MODES), ("rule", RULES)):
+            if getattr(self, field) not in values:
+                known = ", ".join(values)
+                raise InvalidInput(field, f"must be one of {known}, got {getattr(self, field)!r}")
+        if self.mode == "manual":
+            for phase in ("prefill", "decode"):
+                least = getattr(self, f"min_{phase}_threshold")
+                if getattr(self, f"{phase}_threshold") < least:
+                    fix = f"must be at least min_{phase}_threshold, which is {least:g}"
+                    raise InvalidInput(f"{phase}_threshold", fix)
+        return self
+
+
+_SHARE, _SECONDS = (0.0, 1.0), (0.001, LONGEST_S)
+_BOUNDS: dict[str, tuple[float, float]] = {
+    "prefill_threshold": _SHARE,
+    "decode_threshold": _SHARE,
+    "min_prefill_threshold": _SHARE,
+    "min_decode_threshold": _SHARE,
+    "slo_ttft_s": _SECONDS,
+    "slo_tpot_s": _SECONDS,
+    "exact_slo_ttft_s": (0.0, LONGEST_S),
+    "exact_slo_tpot_s": (0.0, LONGEST_S),
+    "exact_wait_s": (0.0, LONGEST_S),
+    "warning": (0.01, 1.0),
+    "increment": (0.001, 1.0),
+    "shrink": (0.01, 0.99),
+    "window_s": (0.1, 600.0),
+    "way": (0, MOST_WAY),
+}
+
+
+class BrownoutHint(msgspec.Struct, frozen=True, kw_only=True, tag="brownout-hint.v1"):
+    """The policy has changed; read it again."""
+
+    mode: str
+
+
+class BrownoutInputs(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts that a decision was made from.
+
+    Attributes:
+        waiting_requests: that have not begun.
+        waiting_tokens: of prompts, to be computed.
+        oldest_wait_s: of those that have not begun.
+        answers: generations that get a token in each step.
+        arriving_tokens_per_s: of prompts, shed ones too.
+        ttft_p90_s: of the window; absent without first tokens.
+        tpot_p90_s: likewise.
+        prefill_gain: how many times as fast prompts are taken to be at threshold 0.
+        decode_gain: likewise, of generated tokens.
+    """
+
+    waiting_requests: int = 0
+    waiting_tokens: int = 0
+    oldest_wait_s: float = 0.0
+    answers: int = 0
+    arriving_tokens_per_s: float = 0.0
+    ttft_p90_s: float | None = None
+    tpot_p90_s: float | None = None
+    prefill_gain: float = 1.0
+    decode_gain: float = 1.0
+
+
+class BrownoutDecision(msgspec.Struct, frozen=True, kw_only=True, tag="brownout-decision.v1"):
+    """One decision of one worker. It is told again, under the same number, with its result.
+
+    Attributes:
+        number: counts the decisions of one start of a worker, from 1.
+        worker_id: of the worker.
+        generation: of the worker's start.
+        at: seconds since 1970 by the worker's clock, for people.
+        reason: for people.
+        mode: of the policy.
+        prefill_before: threshold that was told last.
+        prefill: threshold from now on.
+        decode_before: likewise.
+        decode: likewise.
+        shedding: new standard requests are refused.
+        refused: requests, since the decision before.
+        scale: advice to add capacity; empty: none.
+        inputs: it was made from.
+        predicted_ttft_s: 90 of 100 first tokens should take less; absent: nothing was predicted.
+        predicted_tpot_s: likewise, of later tokens.
+        measured_ttft_s: the result, in the window after it.
+        measured_tpot_s: likewise.
+    """
+
+    number: int
+    worker_id: str = ""
+    generation: int = 0
+    at: float = 0.0
+    reason: str = ""
+    mode: str = "off"
+    prefill_before: float = 1.0
+    prefill: float = 1.0
+    decode_before: float = 1.0
+    decode: float = 1.0
+    shedding: bool = False
+    refused: int = 0
+    scale: str = ""
+    inputs: BrownoutInputs = BrownoutInputs()
+    predicted_ttft_s: float | None = None
+    predicted_tpot_s: float | None = None
+    measured_ttft_s: float | None = None
+    measured_tpot_s: float | None = None
+
+    @property
+    def decision_id(self) -> str:
+        """Its name, unlike that of any other decision."""
+        return f"{self.worker_id}/{self.generation}/{self.number}"

@@ -1,0 +1,140 @@
+"""Brownout in a real engine whose experts are slow: thresholds fall and rise, and who is shed hears it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from moesaic.engine.sequences.requests import FailureEvent, FinishEvent, GenerationTask
+from moesaic.errors import InvalidInput, Overloaded
+from moesaic.messages.brownout import BrownoutPolicy
+from tests.engine.rig import LIMITS, Rig, prompts, rig
+
+ANSWER = GenerationTask(max_tokens=4)
+AUTO = BrownoutPolicy(mode="auto", slo_ttft_s=0.3, slo_tpot_s=10.0, window_s=1.0)
+
+
+@asynccontextmanager
+async def slow_rig(tiny_model: Any, policy: BrownoutPolicy, **how: Any) -> AsyncIterator[Rig]:
+    """A layer takes a time for each row, and half of it where thresholds are 0."""
+    async with rig(tiny_model, limits=replace(LIMITS, max_num_queued_reqs=1000), **how) as r:
+        dispatch = r.dispatcher.dispatch
+
+        async def slowly(step: Any, layer: int, hidden_states: Any) -> Any:
+            prefill, _, _ = r.engine.brownout.thresholds()
+            await asyncio.sleep(0.0003 * len(hidden_states) * (0.5 + 0.5 * prefill))
+            return await dispatch(step, layer, hidden_states)
+
+        r.dispatcher.dispatch = slowly  # type: ignore[method-assign]  # in place of a class of its own
+        r.engine.brownout.set_policy(policy)
+        yield r
+
+
+async def until(found: Any) -> None:
+    while not found():
+        await asyncio.sleep(0.005)
+
+
+def refusals(r: Rig) -> dict[str, FailureEvent]:
+    return {e.key.request_id: e for e in r.events if isinstance(e, FailureEvent)}
+
+
+async def test_an_overload_is_degraded_then_shed_and_then_all_is_exact_again(
+    tiny_model: Any,
+) -> None:
+    [prompt] = [tokens for tokens in prompts(40).values() if len(tokens) > 30][:1]
+    async with slow_rig(tiny_model, AUTO) as r:
+        for i in range(12):  # from which the engine learns how fast it is
+            r.submit(f"calm{i}", prompt, ANSWER)
+            await r.ended(f"calm{i}")
+
+        names: list[str] = []
+        while not refusals(r):
+            names.append(f"burst{len(names)}")
+            r.submit(names[-1], prompt, ANSWER)
+            await asyncio.sleep(0.002)
+        assert r.engine.brownout.thresholds()[0] < 1
+        r.submit("exact", prompt, ANSWER, exact=True)
+        refused = refusals(r)
+        error = next(iter(refused.values())).error
+        assert isinstance(error, Overloaded)
+        assert error.retry_after_s > 0
+        assert "shed" in str(error)
+        await r.ended(*names, "exact")
+        assert isinstance(r.last("exact"), FinishEvent)
+        assert r.engine.load().brownout.num_shed == len(refused) >= 1
+        served = next(name for name in names if name not in refused)
+        assert r.tokens("exact") == r.tokens(served)
+
+        await until(lambda: r.engine.brownout.thresholds()[:2] == (1.0, 1.0))
+        assert not r.engine.load().brownout.shedding
+        r.submit("later", prompt, ANSWER)
+        await r.ended("later")
+        assert isinstance(r.last("later"), FinishEvent)
+        while r.engine.brownout.rest_s is not None:
+            await asyncio.sleep(0.05)
+        told = r.engine.brownout.take_decisions()
+        made = [d for d in told if d.measured_ttft_s is None]
+        assert any(d.prefill < d.prefill_before for d in made)
+        assert sum(d.refused for d in made) == len(refused)
+        assert (made[-1].prefill, made[-1].shedding) == (1.0, False)
+        assert any(d.measured_ttft_s for d in told)
+
+
+async def test_the_papers_rule_lowers_thresholds_by_measured_latencies_and_sheds_nobody(
+    tiny_model: Any,
+) -> None:
+    policy = BrownoutPolicy(
+        mode="paper", slo_ttft_s=0.01, slo_tpot_s=10.0, min_prefill_threshold=0.3
+    )
+    async with slow_rig(tiny_model, policy) as r:
+        asked = prompts(30)
+        for name, tokens in asked.items():
+            r.submit(name, tokens, ANSWER)
+        await r.ended(*asked)
+
+        assert refusals(r) == {}
+        assert r.engine.brownout.thresholds()[:2] == (0.3, 1.0)
+        assert r.engine.load().brownout.ttft_p90_s is not None
+
+
+async def test_without_a_policy_nothing_is_degraded_whatever_happens(tiny_model: Any) -> None:
+    async with slow_rig(tiny_model, BrownoutPolicy()) as r:
+        for name, tokens in prompts(30).items():
+            r.submit(name, tokens, ANSWER)
+        await r.ended(*prompts(30))
+
+        assert r.engine.brownout.thresholds() == (1.0, 1.0, 0)
+        assert refusals(r) == {}
+        assert r.engine.brownout.take_decisions() == []
+
+
+async def test_thresholds_that_operators_set_hold_from_the_next_step_on(tiny_model: Any) -> None:
+    policy = BrownoutPolicy(mode="manual", prefill_threshold=0.5, decode_threshold=0.25)
+    async with rig(tiny_model) as r:
+        r.engine.brownout.set_policy(policy)
+        r.submit("one", [5, 6, 7], ANSWER)
+        await r.ended("one")
+
+        assert r.engine.brownout.thresholds() == (0.5, 0.25, 1)
+        load = r.engine.load().brownout
+        assert (load.mode, load.prefill_threshold, load.decode_threshold) == ("manual", 0.5, 0.25)
+
+
+@pytest.mark.parametrize("how", ["refused", "cancelled", "ended"])
+async def test_nothing_is_kept_of_requests_that_are_gone(tiny_model: Any, how: str) -> None:
+    async with rig(tiny_model) as r:
+        r.submit("one", [] if how == "refused" else [5, 6, 7], ANSWER)
+        if how == "cancelled":
+            r.engine.cancel(r.engine.batcher.unfinished()[0].request.key)
+        else:
+            await r.ended("one")
+        if how == "refused":
+            last = r.last("one")
+            assert isinstance(last, FailureEvent)
+            assert isinstance(last.error, InvalidInput)
+
+        assert not r.engine.brownout.num_open
