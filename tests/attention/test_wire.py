@@ -68,12 +68,12 @@ def test_a_command_that_no_model_could_follow_is_refused_by_its_field(
 
 
 def test_what_a_command_asks_for_beside_its_work_is_kept() -> None:
-    terms = {"priority": -2, "cache_salt": "ours", "exact": True}
+    terms = {"priority": -2, "cache_salt": "ours", "min_threshold": 0.75}
     submit = pb.Submit(token_ids=[5], generation=pb.Generation(max_tokens=1), **terms)
 
     request = decode_submit(submit, stream=1, vocab_size=160, eos_token_ids=(1,))
 
-    assert (request.priority, request.cache_salt, request.exact) == (-2, "ours", True)
+    assert (request.priority, request.cache_salt, request.min_threshold) == (-2, "ours", 0.75)
 
 
 def test_the_last_word_says_how_much_was_cached() -> None:

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from moesaic.dispatch.rungs import LoadedRung
-from moesaic.engine.promises import Thresholds
 from moesaic.engine.sequences.requests import (
     FailureEvent,
     FinishEvent,
@@ -17,6 +16,7 @@ from moesaic.engine.sequences.requests import (
     TokenEvent,
 )
 from moesaic.errors import ExpertUnavailable
+from moesaic.messages.brownout import BrownoutPolicy
 from moesaic.messages.rung import Rung
 from tests.engine.rig import Rig, rig
 from tests.engine.test_shortcut import making
@@ -28,7 +28,8 @@ PROMPTS = {f"r{n}": [(7 * n + i) % 90 for i in range(20 + n)] for n in range(6)}
 
 def degrade(r: Rig, rung: Rung = PAIRS, prefill: float = 0.2, decode: float = 0.2) -> None:
     r.dispatcher.adopt(r.dispatcher.rungs.load(rung))
-    r.engine._computer.thresholds = Thresholds(prefill, decode)
+    manual = BrownoutPolicy(mode="manual", prefill_threshold=prefill, decode_threshold=decode)
+    r.engine.brownout.set_policy(manual)
 
 
 def answer(r: Rig, name: str) -> list[tuple[int, float]]:

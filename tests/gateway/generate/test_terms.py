@@ -19,10 +19,11 @@ DECISION = {"input": "hello", "questions": [{"type": "predicate", "instructions"
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        ({}, (0, "", False)),
-        ({"priority": -3, "cache_salt": "ours"}, (-3, "ours", False)),
-        ({"moesaic": {"priority": 4, "quality": "exact"}}, (4, "", True)),
-        ({"priority": 0, "moesaic": {"priority": 4}}, (0, "", False)),
+        ({}, (0, "", 0.0)),
+        ({"priority": -3, "cache_salt": "ours"}, (-3, "ours", 0.0)),
+        ({"moesaic": {"priority": 4, "quality": "exact"}}, (4, "", 1.0)),
+        ({"priority": 0, "moesaic": {"priority": 4}}, (0, "", 0.0)),
+        ({"moesaic": {"min_threshold": 0.25}}, (0, "", 0.25)),
     ],
 )
 async def test_priority_salt_and_quality_reach_the_worker(
@@ -38,7 +39,7 @@ async def test_priority_salt_and_quality_reach_the_worker(
         [submit] = house.workers[0].submits
 
     assert response.status_code == 200, response.text
-    assert (submit.priority, submit.cache_salt, submit.exact) == told
+    assert (submit.priority, submit.cache_salt, submit.min_threshold) == told
 
 
 @pytest.mark.parametrize("store_kv", [True, False, None])

@@ -35,6 +35,7 @@ async def test_a_chat_is_answered_with_usage_and_epochs(open_house, scripts) -> 
     assert answer["moesaic"] == {
         "epochs": [{"epoch": 3, "tokens": tokens}],
         "cached_tokens": 0,
+        "quality": {"mean_threshold": 1.0, "degraded_share": 0.0},
         "workers": ["attention-1"],
     }
     assert response.headers["x-request-id"].startswith("req-")

@@ -168,6 +168,9 @@ class Batcher:
         """True if ``sequence`` has no turn, since it may not be degraded."""
         return self.only_standard and sequence.request.min_threshold > 0
 
+    def _with_turn(self, sequences: list[AnySequence]) -> list[AnySequence]:
+        return [s for s in sequences if not self.holds(s)] if self.only_standard else sequences
+
     def plan(self) -> PlannedStep:
         """Decide the next step of all but sweeps, whose turn comes after it."""
         if self._light_steps.is_due:
@@ -215,7 +218,7 @@ class Batcher:
     def _fill(self, planned: PlannedStep, parties: Collection[Party] | None) -> PlannedStep:
         """Plan rows of these parties, or of everyone."""
         budget, step = self.limits.max_num_batched_tokens, next(self._steps)
-        running = [s for s in self._running.of(parties) if not self.holds(s)]
+        running = self._with_turn(self._running.of(parties))
         served = sum(step - last < RECENT_STEPS for last in self._last_step.values())
         sharing = StepSharing(running, self.pace, self._costs, in_turn=served > 1)
         has_prompts = not all(sequence.decodes for sequence in self.running)
@@ -248,10 +251,10 @@ class Batcher:
     ) -> None:
         """Add the rows that are due; if there are any at all, a candidate may run whole, with ``most``."""
         sequences = [s for s in self._running.of(parties) if not s.decodes]
-        sequences = [s for s in sequences if not self.holds(s)]
         max_num_seqs = self.limits.max_num_seqs
         if self.waiting and (len(self._running) < max_num_seqs or self._running.are_unequal):
-            sequences += [s for s in self.waiting.of(parties) if not self.holds(s)]
+            sequences += self.waiting.of(parties)
+        sequences = self._with_turn(sequences)
         if not sequences:
             return
         tally = self.tally if self._hasher is not None else None
