@@ -3,7 +3,7 @@
 from moesaic.errors import ExpertUnavailable, MoesaicError, NotReady
 from moesaic.messages.placement import Placement
 from moesaic.messages.registry import WorkerRecord
-from moesaic.placement.decide.coverage import missing_experts
+from moesaic.placement.decide.coverage import unserved_experts
 
 Lacks = dict[str, MoesaicError]
 """Failing checks by name, each with the error that a request gets meanwhile."""
@@ -29,7 +29,7 @@ def lacks(draining: bool, dispatches: list[str], lacking_experts: Lacks) -> Lack
 
 
 def lacking_experts(placement: Placement | None, records: dict[str, WorkerRecord]) -> Lacks:
-    """Find what keeps expert workers from serving every expert.
+    """Find what keeps expert workers from serving every expert, or a united one in its place.
 
     Args:
         placement: the committed placement, if there is one.
@@ -39,6 +39,6 @@ def lacking_experts(placement: Placement | None, records: dict[str, WorkerRecord
         what = "no placement is committed: the experts have no slots yet"
         return {"placement": NotReady(what, code="placement_changing")}
     live = {(r.worker_id, r.generation) for r in records.values() if r.role == "expert"}
-    for layer, experts in missing_experts(placement, live).items():
+    for layer, experts in unserved_experts(placement, live).items():
         return {"experts": ExpertUnavailable(layer, len(experts))}
     return {}

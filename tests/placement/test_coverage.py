@@ -1,5 +1,8 @@
+from msgspec.structs import replace
+
 from moesaic.messages.placement import PlacedWorker, Placement
-from moesaic.placement.decide.coverage import missing_experts
+from moesaic.messages.rung import Rung
+from moesaic.placement.decide.coverage import missing_experts, unserved_experts
 
 
 def placed(slots: list[list[list[int]]]) -> Placement:
@@ -28,3 +31,26 @@ def test_a_restarted_worker_holds_nothing_of_the_placement():
     placement = placed([[[0, 1, 2, 3], [-1]], [[0, 1], [2, 3]]])
 
     assert missing_experts(placement, {("a", 2), ("b", 1)}) == {1: [0, 1, 2, 3], 3: [0, 1]}
+
+
+def test_experts_are_served_by_what_stands_in_for_them() -> None:
+    workers = [
+        PlacedWorker(worker_id=name, generation=1, admin_address="", data_address="")
+        for name in ("a", "b")
+    ]
+    placement = Placement(
+        epoch=1,
+        model_digest="m",
+        num_experts=6,
+        num_united=2,
+        rung=Rung(way=2, instead="united"),
+        workers=workers,
+        layers=[3],
+        slots=[[[0, 1, 5], [2, 3, 4]]],
+    )
+
+    assert missing_experts(placement, {("a", 1)}) == {3: [2, 3, 4]}
+    assert unserved_experts(placement, {("a", 1)}) == {}
+    assert unserved_experts(placement, set()) == {3: [0, 1, 2, 3]}
+    both = [[[0, 1], [2, 3, 4, 5]]]
+    assert unserved_experts(replace(placement, slots=both), {("a", 1)}) == {3: [2, 3]}

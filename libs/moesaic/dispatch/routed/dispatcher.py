@@ -108,15 +108,15 @@ class RoutedDispatcher:
         """The network that frames travel by."""
         return self._network
 
-    def goes_directly(self, route: Route, layers: Iterable[int]) -> bool:
+    def goes_directly(self, route: Route, layers: Iterable[int], *, promised: bool = False) -> bool:
         """True if all rows of these layers go from here to the workers, which send sums back.
 
-        Whatever goes so is counted.
+        Rows with promises do. Whatever goes so is counted.
         """
         if self._deterministic:
             return False
         if self._carrier is not None:
-            if not self._carrier.goes_directly(route, layers):
+            if not promised and not self._carrier.goes_directly(route, layers):
                 return False
             self._carrier.count_directly(route, layers)
         return True
@@ -201,8 +201,7 @@ class RoutedDispatcher:
 
         Where that takes no Python, rows are sent before this returns. Rows with promises go directly.
         """
-        alone = promised is not None and not self._deterministic
-        if alone or self.goes_directly(step.route, (layer,)):
+        if self.goes_directly(step.route, (layer,), promised=promised is not None):
             return self._directly(step, layer, hidden_states, promised)
         return self._indirectly(step, layer, hidden_states, promised)
 

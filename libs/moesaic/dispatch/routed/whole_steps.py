@@ -109,7 +109,10 @@ class RoutedSteps:
             self._left_out -= 1
             return None
         asks = native.asks_of(step.route, self._hidden_size)
-        if asks is None or not self._dispatcher.goes_directly(step.route, asks.by_layer):
+        promised = any(batch.promised is not None for batch in batches)
+        if asks is None or not self._dispatcher.goes_directly(
+            step.route, asks.by_layer, promised=promised
+        ):
             return None
         await self._dispatcher.link_peers(self._took_s)
         started = time.perf_counter()

@@ -1,6 +1,6 @@
 """Orders in the body of frames, and the replies to them.
 
-A request without a body is asked directly.
+A request without a body is asked directly, and so is one whose body has promises to its rows.
 
 =============== ============================ ====================================================
 order           goes to                      reply
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from moesaic.errors import FrameError
-from moesaic.experts.frames import FLOAT32_SUMS
+from moesaic.experts.frames import FLOAT32_SUMS, PROMISED
 from moesaic.transport.frame import Frame, FrameKind
 
 
@@ -101,12 +101,12 @@ def order_of(frame: Frame) -> Order | None:
     """Read the body of a frame.
 
     Returns:
-        The order; ``None`` if the frame has no body.
+        The order; ``None`` if the frame has none.
 
     Raises:
         FrameError: the body is no order.
     """
-    if not frame.body:
+    if not frame.body or frame.flags & PROMISED:
         return None
     try:
         return _decoder.decode(frame.body)

@@ -24,3 +24,26 @@ def missing_experts(placement: Placement, live: Set[tuple[str, int]]) -> dict[in
         if lost:
             missing[layer] = lost
     return missing
+
+
+def unserved_experts(placement: Placement, live: Set[tuple[str, int]]) -> dict[int, list[int]]:
+    """Find the model's experts for which no live worker has anything: neither them nor united ones that stand in.
+
+    Args:
+        placement: the committed placement.
+        live: (worker id, generation) of the workers that live.
+
+    Returns:
+        Experts per decoder layer; layers that lack none are left out.
+    """
+    num_own, way = placement.num_own, placement.rung.way
+    unserved = {}
+    for layer, experts in missing_experts(placement, live).items():
+        lost = [
+            expert
+            for expert in experts
+            if expert < num_own and (not placement.num_united or num_own + expert // way in experts)
+        ]
+        if lost:
+            unserved[layer] = lost
+    return unserved
