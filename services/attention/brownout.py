@@ -23,7 +23,7 @@ async def follow_policy(bus: Bus, running: RunningEngine) -> None:
     """Have the engine follow the policy of brownout, for ever."""
     async for policy in watch_brownout(bus):
         log.info("brownout.policy", mode=policy.mode, way=policy.way, rule=policy.rule)
-        running.thread.call(running.engine.brownout.set_policy, policy)
+        running.set_brownout(policy)
 
 
 async def tell_decisions(bus: Bus, running: RunningEngine, worker_id: str, generation: int) -> None:

@@ -29,7 +29,7 @@ async def slow_rig(tiny_model: Any, policy: BrownoutPolicy, **how: Any) -> Async
             return await dispatch(step, layer, hidden_states)
 
         r.dispatcher.dispatch = slowly  # type: ignore[method-assign]  # in place of a class of its own
-        r.engine.brownout.set_policy(policy)
+        r.engine.set_brownout(policy)
         yield r
 
 
@@ -115,7 +115,7 @@ async def test_without_a_policy_nothing_is_degraded_whatever_happens(tiny_model:
 async def test_thresholds_that_operators_set_hold_from_the_next_step_on(tiny_model: Any) -> None:
     policy = BrownoutPolicy(mode="manual", prefill_threshold=0.5, decode_threshold=0.25)
     async with rig(tiny_model) as r:
-        r.engine.brownout.set_policy(policy)
+        r.engine.set_brownout(policy)
         r.submit("one", [5, 6, 7], ANSWER)
         await r.ended("one")
 

@@ -71,11 +71,10 @@ def worker_row(name: str, state: dict[str, Any]) -> tuple[object, ...]:
 
 def decision_row(decision: "pb.BrownoutDecision") -> tuple[object, ...]:
     """A decision for a table with ``DECISION_COLUMNS``."""
+    known = {field.name: value for field, value in decision.ListFields()}
 
     def latencies(kind: str) -> str:
-        names = f"{kind}_ttft_s", f"{kind}_tpot_s"
-        found = (getattr(decision, n) if decision.HasField(n) else None for n in names)
-        return " / ".join(map(_seconds, found))
+        return " / ".join(_seconds(known.get(f"{kind}_{name}_s")) for name in ("ttft", "tpot"))
 
     return (
         datetime.fromtimestamp(decision.at, UTC).strftime("%m-%d %H:%M:%S"),
