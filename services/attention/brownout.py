@@ -25,7 +25,7 @@ async def follow_policy(bus: Bus, running: RunningEngine, rungs: RungFollower) -
     async for policy in watch_brownout(bus):
         log.info("brownout.policy", mode=policy.mode, way=policy.way, rule=policy.rule)
         await rungs.follow(policy)
-        running.thread.call(running.engine.brownout.set_policy, policy)
+        running.set_brownout(policy)
 
 
 async def tell_decisions(bus: Bus, running: RunningEngine, worker_id: str, generation: int) -> None:

@@ -16,6 +16,7 @@ from moesaic.engine.steps.limits import EngineLimits
 from moesaic.engine.steps.sweeps import MOST_SWEEPS
 from moesaic.engine.thread import EngineThread
 from moesaic.kernels.warm_up import WARMING
+from moesaic.messages.brownout import BrownoutPolicy
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.layers.sweep_area import SweepArea
 from moesaic.models.layers.warm_up import warm_up as warm_up_decoder
@@ -48,6 +49,10 @@ class RunningEngine:
     def cancel(self, key: RequestKey) -> None:
         """Forget a request, if there is one."""
         self.thread.call(self.engine.cancel, key)
+
+    def set_brownout(self, policy: BrownoutPolicy) -> None:
+        """Go by a policy of brownout from the next step on."""
+        self.thread.call(self.engine.set_brownout, policy)
 
     def trace(self, tracer: StepTracer | None) -> None:
         """Show ``tracer`` the steps from now on; ``None``: nobody."""

@@ -13,14 +13,20 @@ _WORKERS = [
     ("DEL", f"{C}placement:current"),
     ("XADD", f"{C}ctl:placement", "*", "t", "x"),
     ("XADD", f"{C}ctl:decisions", "*", "t", "x"),
+    ("SET", f"{C}brownout:policy", "9"),
+    ("XADD", f"{C}ctl:brownout", "*", "t", "x"),
     ("SET", f"{C}leader:scheduler", "me"),
     ("SREM", f"{C}workers", "expert-0"),  # of anyone: they would vanish from all views
 ]
 _OTHERS = {
-    "gateway": [("XADD", f"{C}ctl:activations", "*", "t", "x")],
+    "gateway": [
+        ("XADD", f"{C}ctl:activations", "*", "t", "x"),
+        ("XADD", f"{C}ctl:latency", "*", "t", "x"),
+    ],
     "attention": [("XADD", f"{C}ctl:activations", "*", "t", "x")],
     "expert": [
         ("GET", f"{C}worker:gateway-x"),
+        ("XADD", f"{C}ctl:latency", "*", "t", "x"),
         ("SMEMBERS", f"{C}workers"),
         ("XREVRANGE", f"{C}ctl:activations", "+", "-"),
     ],

@@ -13,6 +13,8 @@ import msgspec
 import pytest
 import redis
 
+from moesaic.cluster.brownout_view import DECISIONS, POLICY, watch_brownout
+from moesaic.cluster.brownout_view import STREAM as HINTS
 from moesaic.cluster.leadership import leadership
 from moesaic.cluster.placement_view import POINTER, STREAM, document, watch_placement
 from moesaic.cluster.redis.bus import Bus
@@ -20,6 +22,7 @@ from moesaic.cluster.redis.child import server_programs
 from moesaic.cluster.registry import next_generation, registered, tidy_index, watch_fleet
 from moesaic.cluster.security.credentials import Credentials
 from moesaic.errors import PeerLost
+from moesaic.messages.brownout import BrownoutHint, BrownoutPolicy
 from moesaic.messages.placement import Placement, PlacementHint
 from moesaic.messages.registry import WorkerRecord
 from tests.deploy.rights import DANGEROUS, FOREIGN, OWN
@@ -138,12 +141,21 @@ async def test_every_role_can_do_its_work(
         await expert.append("ctl:activations", PlacementHint(epoch=7), max_entries=64)
         async with aclosing(scheduler.read_on("ctl:activations", hints)) as reports:
             assert await anext(reports) == PlacementHint(epoch=7)
+        await attention.append(DECISIONS, PlacementHint(epoch=8))
+        async with aclosing(scheduler.read_on(DECISIONS, hints)) as decisions:
+            assert await anext(decisions) == PlacementHint(epoch=8)
         async with leadership(scheduler, "scheduler", "scheduler-0", 1) as leader:
             await leader.contend()
             assert leader.held
             written = {document(1): scheduler.sealed(document(1), placement), POINTER: b"1"}
             assert await scheduler.compare_and_set({**leader.fence, POINTER: None}, written)
             await scheduler.append(STREAM, PlacementHint(epoch=1))
+            policy = BrownoutPolicy(mode="auto")
+            sealed = {POLICY: scheduler.sealed(POLICY, policy)}
+            assert await scheduler.compare_and_set({**leader.fence, POLICY: None}, sealed)
+            await scheduler.append(HINTS, BrownoutHint(mode="auto"))
+            async with aclosing(watch_brownout(attention)) as found:
+                assert await anext(found) == policy
             await scheduler.append("ctl:decisions", PlacementHint(epoch=1), max_entries=9)
             assert len(await scheduler.latest("ctl:decisions", hints, 9)) == 1
             while view.epoch < 1:

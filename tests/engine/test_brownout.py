@@ -23,13 +23,13 @@ async def slow_rig(tiny_model: Any, policy: BrownoutPolicy, **how: Any) -> Async
     async with rig(tiny_model, limits=replace(LIMITS, max_num_queued_reqs=1000), **how) as r:
         dispatch = r.dispatcher.dispatch
 
-        async def slowly(step: Any, layer: int, hidden_states: Any) -> Any:
+        async def slowly(step: Any, layer: int, hidden_states: Any, promised: Any) -> Any:
             prefill, _, _ = r.engine.brownout.thresholds()
             await asyncio.sleep(0.0003 * len(hidden_states) * (0.5 + 0.5 * prefill))
-            return await dispatch(step, layer, hidden_states)
+            return await dispatch(step, layer, hidden_states, promised)
 
         r.dispatcher.dispatch = slowly  # type: ignore[method-assign]  # in place of a class of its own
-        r.engine.brownout.set_policy(policy)
+        r.engine.set_brownout(policy)
         yield r
 
 
@@ -57,7 +57,7 @@ async def test_an_overload_is_degraded_then_shed_and_then_all_is_exact_again(
             r.submit(names[-1], prompt, ANSWER)
             await asyncio.sleep(0.002)
         assert r.engine.brownout.thresholds()[0] < 1
-        r.submit("exact", prompt, ANSWER, exact=True)
+        r.submit("exact", prompt, ANSWER, min_threshold=1.0)
         refused = refusals(r)
         error = next(iter(refused.values())).error
         assert isinstance(error, Overloaded)
@@ -115,7 +115,7 @@ async def test_without_a_policy_nothing_is_degraded_whatever_happens(tiny_model:
 async def test_thresholds_that_operators_set_hold_from_the_next_step_on(tiny_model: Any) -> None:
     policy = BrownoutPolicy(mode="manual", prefill_threshold=0.5, decode_threshold=0.25)
     async with rig(tiny_model) as r:
-        r.engine.brownout.set_policy(policy)
+        r.engine.set_brownout(policy)
         r.submit("one", [5, 6, 7], ANSWER)
         await r.ended("one")
 

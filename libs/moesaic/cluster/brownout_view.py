@@ -1,6 +1,6 @@
 """The policy of brownout, as every process sees it; without Redis, the last one that was known holds."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 
 import msgspec
@@ -20,7 +20,7 @@ policies = msgspec.msgpack.Decoder(BrownoutPolicy)
 _hints = msgspec.msgpack.Decoder(BrownoutHint)
 
 
-async def watch_brownout(bus: Bus) -> AsyncIterator[BrownoutPolicy]:
+async def watch_brownout(bus: Bus) -> AsyncGenerator[BrownoutPolicy, None]:
     """Give the policy, and each one after it; the iterator never ends."""
     known: BrownoutPolicy | None = None
     async for _ in bus.watch(STREAM, _hints):

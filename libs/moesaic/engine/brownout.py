@@ -156,7 +156,7 @@ class BrownoutControl:
 
     def stepped(self, planned: PlannedStep) -> None:
         """Take note that a step has succeeded."""
-        if self.policy.mode in ("off", "manual"):
+        if self.policy.mode != "auto":
             return
         now_s, rows = self._clock(), sum(len(chunk.token_ids) for chunk in planned.chunks)
         step = StepTaken(

@@ -32,6 +32,7 @@ from moesaic.engine.steps.limits import EngineLimits
 from moesaic.engine.steps.planned_step import PlannedStep
 from moesaic.engine.steps.sweeps import Slice
 from moesaic.errors import DeadlineExceeded, ExpertUnavailable, MoesaicError, NotReady, Overloaded
+from moesaic.messages.brownout import BrownoutPolicy
 from moesaic.models.configuration.flops import flops_of
 from moesaic.models.layers.decoder import Decoder
 from moesaic.models.layers.kv_cache import KVCache
@@ -132,6 +133,11 @@ class Engine:
         self.batcher.cancel(key)
         self.brownout.forget(key)
         self._teller.forget(key)
+
+    def set_brownout(self, policy: BrownoutPolicy) -> None:
+        """Go by a policy of brownout from the next step on."""
+        self.brownout.set_policy(policy)
+        self._request_came.set()  # an idle engine looks too, so that operators see the change
 
     def trace(self, tracer: StepTracer | None) -> None:
         """Have every step watched from now on, or none any more."""

@@ -23,7 +23,7 @@ class Demand:
 
     Attributes:
         backlog_rows: of prompts that wait.
-        queue_age_s: time that a queue of this length and rate has been there at most.
+        queue_age_s: time that the oldest request has waited for, as far as the queue explains it.
         arriving_rows_per_s: of prompts.
         prompt_rows: of a usual prompt.
         step_rows: of prompts, that a step gets while some wait.
@@ -46,15 +46,21 @@ class ThresholdGrid:
     """Predictions for each pair of levels; arrays are float64 ``[levels of prefill, levels of decode]``.
 
     Attributes:
+        here: place of the thresholds in force.
         wait_s: until all rows that wait now are computed.
         tpot_s: 90th percentile.
     """
 
     def __init__(
-        self, speed: StepSpeed, demand: Demand, levels: tuple[Sequence[float], Sequence[float]]
+        self,
+        speed: StepSpeed,
+        demand: Demand,
+        levels: tuple[Sequence[float], Sequence[float]],
+        current: Thresholds,
     ) -> None:
-        """``levels`` are the thresholds of each phase, from the highest on."""
+        """Predict; ``levels`` are the thresholds of each phase from the highest on, ``current`` those in force."""
         self._speed, self._demand, self._levels = speed, demand, levels
+        self.here = self._place_of(current)
         self._factors = [
             np.array([speed.factor(phase, level) for level in levels[phase]]) for phase in (0, 1)
         ]
@@ -71,21 +77,15 @@ class ThresholdGrid:
         rate = demand.step_rows / self._full_step_s
         grown = demand.backlog_rows + (demand.arriving_rows_per_s - rate) * ahead_s
         later_s = self._drained_s(np.maximum(0.0, grown))
-        age_s = demand.queue_age_s + own_s if demand.backlog_rows else 0.0
-        return np.maximum(np.maximum(self.wait_s, later_s) + served_s, age_s)
+        # In a queue that neither grows nor shrinks, newcomers wait for as long as the oldest has.
+        as_long_s = demand.queue_age_s * self._full_step_s / self._full_step_s[self.here]
+        ahead: Array = np.maximum(np.maximum(self.wait_s, later_s), as_long_s)
+        return ahead + served_s
 
     def lone_s(self) -> tuple[float, float]:
         """Predict TTFT and TPOT of a request that is alone, at the lowest thresholds."""
         first = self._seconds(self._demand.prompt_rows, 0)[-1, -1]
         return float(first), float(self._seconds(0, 1)[-1, -1])
-
-    def place_of(self, at: Thresholds) -> Place:
-        """Find the levels that are closest to thresholds."""
-        prefill, decode = (
-            min(range(len(levels)), key=lambda i: abs(levels[i] - threshold))
-            for levels, threshold in zip(self._levels, at, strict=True)
-        )
-        return prefill, decode
 
     def pair(self, place: Place) -> Thresholds:
         """Return the thresholds at a place."""
@@ -95,17 +95,24 @@ class ThresholdGrid:
         """Choose a pair by the largest share of a target, less its margin, that each one has.
 
         Returns:
-            The highest pair, not above ``not_above``, whose ``load`` is at most 1. If there is none,
-            the highest of all that come closest to it.
+            The highest pair, not above ``not_above``, whose ``load`` is at most 1; if there is none,
+            the highest of those that come closest to it.
         """
         lower = np.full(load.shape, np.inf)
         lower[not_above[0] :, not_above[1] :] = load[not_above[0] :, not_above[1] :]
-        fitting = lower <= 1
-        if not fitting.any():
-            fitting = load <= load.min() * (1 + CLOSE)
+        least = lower.min()
+        fitting = lower <= (1.0 if least <= 1 else least * (1 + CLOSE))
         worth = np.where(fitting, self._worth(), -np.inf)
         prefill, decode = np.unravel_index(int(worth.argmax()), worth.shape)
         return int(prefill), int(decode)
+
+    def _place_of(self, at: Thresholds) -> Place:
+        """Find the levels that are closest to thresholds."""
+        prefill, decode = (
+            min(range(len(levels)), key=lambda i: abs(levels[i] - threshold))
+            for levels, threshold in zip(self._levels, at, strict=True)
+        )
+        return prefill, decode
 
     def _worth(self) -> Array:
         """Value of pairs: thresholds, weighted by the rows that they are for."""

@@ -13,7 +13,8 @@ The pair in force                           Then
 ==========================================  =====================================================
 would miss a target less ``MARGINS``        the highest lower pair that holds them; if there is
                                             none, the highest of those that come closest
-could be higher, by far, for ``CALM_S``     rises by ``RISE``, and ``RISE_EVERY_S`` later again
+could be higher, by far, for ``CALM_S``     rises by ``RISE``, and ``RISE_EVERY_S`` later again; after
+                                            rises in vain it waits for longer
 otherwise                                   stays
 ==========================================  =====================================================
 
@@ -39,15 +40,22 @@ from moesaic.messages.brownout import BrownoutPolicy
 STEP = 0.1  # between thresholds
 MARGINS, CALM_MARGINS = (0.9, 0.9), (0.7, 0.85)  # parts of the targets of TTFT and TPOT
 AHEAD_S, CALM_AHEAD_S = 0.5, 3.0  # looks ahead
-CALM_S, RISE, RISE_EVERY_S = 1.5, 0.2, 0.5
+CALM_S, RISE, RISE_EVERY_S = (
+    (1.5, 3.0),
+    0.2,
+    0.5,
+)  # the longest calm is waited for after rises in vain
+IN_VAIN_S, WORSE, BETTER = (
+    5.0,
+    1.5,
+    0.9,
+)  # from a rise to a fall; times the calm, after each of them
 LATE_STEPS = 64
 FRESH_S = 1.5  # latencies that may correct a prediction
 BIAS_PART, BIAS_FADES_S, MOST_BIAS = 0.1, 10.0, 3.0
 MOST_NOISE = 2.0
-LEAST_GAIN, TRIED_AGAIN = (
-    1.03,
-    1.1,
-)  # at threshold 0: below the first, a phase is not lowered any more
+# At threshold 0. Below the first a phase is not lowered any more, until it has grown to the second.
+LEAST_GAIN, TRIED_AGAIN = 1.06, 1.12
 
 
 @dataclass(frozen=True)
@@ -87,7 +95,8 @@ class PredictiveControl:
         self._useful = [True, True]  # lower thresholds, by phase
         self._decided_s: float | None = None
         self._calm_since_s: float | None = None
-        self._changed_s = -math.inf
+        self._calm_s = CALM_S[0]
+        self._changed_s = self._risen_s = -math.inf
         self._fine_since_s = [
             -math.inf,
             -math.inf,
@@ -129,19 +138,21 @@ class PredictiveControl:
             windows: latencies of each phase.
         """
         self._backlog = state.waiting_tokens
-        if state.idle_s >= CALM_S:  # whatever there was to fear is over
+        if state.idle_s >= CALM_S[0]:  # whatever there was to fear is over
             current, self._bias = Thresholds(*(levels[0] for levels in self._levels)), [1.0, 1.0]
         if not self.speed.is_known:
             return Prediction(current)
-        grid = ThresholdGrid(self.speed, self._demand(state), self._levels)
-        here = grid.place_of(current)
-        self._correct(state.now_s, grid, here, windows)
+        grid = ThresholdGrid(self.speed, self._demand(state), self._levels, current)
+        here = grid.here
+        self._correct(state.now_s, grid, windows)
         reached = tuple(a <= b for a, b in zip(grid.lone_s(), self._targets, strict=True))
         load = self._load(grid, AHEAD_S, MARGINS, reached)
         place = here
         if load[here] > 1:
             self._calm_since_s = None
             place = grid.best(load, here)
+            if place != here and state.now_s - self._risen_s < IN_VAIN_S:
+                self._calm_s, self._risen_s = min(CALM_S[1], self._calm_s * WORSE), -math.inf
         elif here != (0, 0):
             place = self._risen(
                 state.now_s, here, self._load(grid, CALM_AHEAD_S, CALM_MARGINS, reached)
@@ -206,11 +217,14 @@ class PredictiveControl:
             return here
         if self._calm_since_s is None:
             self._calm_since_s = now_s
-        is_calm = now_s - self._calm_since_s >= CALM_S
-        return found if is_calm and now_s - self._changed_s >= RISE_EVERY_S else here
+        is_calm = now_s - self._calm_since_s >= self._calm_s
+        if not is_calm or now_s - self._changed_s < RISE_EVERY_S:
+            return here
+        self._risen_s, self._calm_s = now_s, max(CALM_S[0], self._calm_s * BETTER)
+        return found
 
     def _correct(
-        self, now_s: float, grid: ThresholdGrid, here: Place, windows: dict[Phase, LatencyWindow]
+        self, now_s: float, grid: ThresholdGrid, windows: dict[Phase, LatencyWindow]
     ) -> None:
         """Let latencies above a target, while predicted below it, correct predictions.
 
@@ -218,7 +232,7 @@ class PredictiveControl:
         """
         passed_s = now_s - (self._decided_s if self._decided_s is not None else now_s)
         self._decided_s = now_s
-        predicted_s = grid.ttft_s(0.0)[here], grid.tpot_s[here]
+        predicted_s = grid.ttft_s(0.0)[grid.here], grid.tpot_s[grid.here]
         for i, phase in enumerate(PHASES):
             self._bias[i] = 1 + (self._bias[i] - 1) * math.exp(-passed_s / BIAS_FADES_S)
             expected = predicted_s[i] * self._bias[i] / self._targets[i]

@@ -13,12 +13,11 @@ about brownout. Before there is evidence, and again as it ages, ``b`` is taken t
 import math
 from typing import NamedTuple
 
-import numpy as np
-
 from moesaic.brownout.control.contract import EXACT, StepTaken, Thresholds
 
 FORGET = 0.97  # what a step counts once another one was measured
 KNOWN_AFTER = 8  # steps
+SWEEPS = 5  # of the fit, after each step
 CONTRAST_STEPS = 16  # after a change of thresholds
 LONGEST_CONTRAST = 64  # steps, however often thresholds change
 PRIOR = math.log(1.3)  # of b: threshold 0 should bring no more
@@ -48,8 +47,8 @@ class StepSpeed:
 
     def __init__(self) -> None:
         self._num_steps = 0
-        self._left = np.zeros((3, 3))  # weighted sums of products of (1, prompt rows, answer rows)
-        self._right = np.zeros(3)  # the same with seconds
+        # Weighted sums of products of (1, prompt rows, answer rows), and of these with seconds.
+        self._left, self._right = [[0.0] * 3 for _ in range(3)], [0.0] * 3
         self._fitted = [0.0, 0.0, 0.0]
         self._is_fitted = False
         self._largest = [1.0, 1.0]  # rows of late, of prompts and of answers
@@ -142,20 +141,21 @@ class StepSpeed:
 
     def _add(self, rows: tuple[int, int], exact_s: float) -> None:
         self._num_steps += 1
-        x = np.array([1.0, *rows])
+        x = 1.0, *rows
         # In parts of the time, a long step must not be worth more than many short ones.
         weight = 1 / exact_s**2
-        self._left = self._left * FORGET + weight * np.outer(x, x)
-        self._right = self._right * FORGET + weight * exact_s * x
+        for i in range(3):
+            self._right[i] = self._right[i] * FORGET + weight * exact_s * x[i]
+            for j in range(3):
+                self._left[i][j] = self._left[i][j] * FORGET + weight * x[i] * x[j]
         self._is_fitted = False
 
     def _fit(self) -> None:
-        """Solve for times that are not negative, from the last ones on."""
-        left, right = self._left.tolist(), self._right.tolist()
-        found = self._fitted
-        for _ in range(40):
-            for i in range(3):
-                if left[i][i] > 0:
-                    rest = sum(left[i][j] * found[j] for j in range(3) if j != i)
-                    found[i] = max(0.0, (right[i] - rest) / left[i][i])
+        """Come closer to the best times that are not negative; a later step continues from here."""
+        left, right, found = self._left, self._right, self._fitted
+        for _ in range(SWEEPS):
+            for i, row in enumerate(left):
+                if row[i] > 0:
+                    rest = sum(row[j] * found[j] for j in range(3) if j != i)
+                    found[i] = max(0.0, (right[i] - rest) / row[i])
         self._is_fitted = True

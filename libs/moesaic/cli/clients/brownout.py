@@ -71,11 +71,10 @@ def worker_row(name: str, state: dict[str, Any]) -> tuple[object, ...]:
 
 def decision_row(decision: "pb.BrownoutDecision") -> tuple[object, ...]:
     """A decision for a table with ``DECISION_COLUMNS``."""
-
-    told = {field.name: value for field, value in decision.ListFields()}
+    known = {field.name: value for field, value in decision.ListFields()}
 
     def latencies(kind: str) -> str:
-        return " / ".join(_seconds(told.get(f"{kind}_{name}_s")) for name in ("ttft", "tpot"))
+        return " / ".join(_seconds(known.get(f"{kind}_{name}_s")) for name in ("ttft", "tpot"))
 
     return (
         datetime.fromtimestamp(decision.at, UTC).strftime("%m-%d %H:%M:%S"),

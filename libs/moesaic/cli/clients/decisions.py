@@ -7,7 +7,10 @@ if TYPE_CHECKING:
     from moesaic.v1 import scheduler_pb2 as pb
 
 COLUMNS = ("when (UTC)", "cause", "epoch", "policy", "moves", "predicted", "measured")
-LARGE_NUMBERS = {"base_epoch", "epoch", "epoch_before", "generation", "moved_bytes"}
+LARGE_NUMBERS = {
+    *("base_epoch", "epoch", "epoch_before", "generation", "moved_bytes"),
+    *("num_shed", "refused", "version", "waiting_tokens"),
+}
 
 
 def as_dict(message: Any) -> dict[str, Any]:

@@ -1,0 +1,84 @@
+"""The policy of brownout reaches a worker's engine, and its decisions reach the scheduler."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import msgspec
+
+from moesaic.cluster.background import background
+from moesaic.cluster.brownout_view import DECISIONS, POLICY, STREAM
+from moesaic.cluster.redis.bus import Bus
+from moesaic.errors import PeerLost
+from moesaic.messages.brownout import BrownoutDecision, BrownoutHint, BrownoutPolicy
+from moesaic.services.attention.admin import AttentionAdmin
+from moesaic.services.attention.brownout import follow_policy, tell_decisions
+from moesaic.services.attention.rungs import RungFollower
+from moesaic.v1 import attention_pb2 as pb
+from tests.attention.test_admin import serving
+from tests.redis_servers import RedisServers
+
+MANUAL = BrownoutPolicy(mode="manual", prefill_threshold=0.5)
+_decisions: "msgspec.msgpack.Decoder[BrownoutDecision]" = msgspec.msgpack.Decoder(BrownoutDecision)
+
+
+@asynccontextmanager
+async def worker(model: Any, url: str) -> AsyncIterator[tuple[AttentionAdmin, Bus]]:
+    async with Bus.connect(url, "test") as bus, serving(model, observed=True) as service:
+        running = service.requests.engine
+        assert running is not None
+        telling = tell_decisions(bus, running, "attention-0", 7)
+        following = follow_policy(bus, running, RungFollower(None, running.thread))
+        async with background(following, "policy"), background(telling, "tell"):
+            yield service, bus
+
+
+async def set_policy(bus: Bus, policy: BrownoutPolicy) -> None:
+    while True:
+        with suppress(PeerLost):  # it may have just been started again
+            await bus.put(POLICY, policy)
+            await bus.append(STREAM, BrownoutHint(mode=policy.mode))
+            return
+
+
+async def until(service: AttentionAdmin, holds: Callable[[pb.BrownoutLoad], bool]) -> None:
+    while True:
+        load = await service.GetLoad(pb.GetLoadRequest(), None)  # type: ignore[arg-type]  # unused
+        if holds(load.brownout):
+            return
+        await asyncio.sleep(0.02)
+
+
+async def test_a_policy_is_followed_and_its_decisions_are_told(
+    tiny_model: Any, redis_servers: RedisServers
+) -> None:
+    with redis_servers.lent() as redis:
+        async with worker(tiny_model, redis.url) as (service, bus):
+            await set_policy(bus, MANUAL)
+
+            await until(service, lambda load: load.prefill_threshold == 0.5)
+            while not (told := await bus.latest(DECISIONS, _decisions, 9)):
+                await asyncio.sleep(0.02)
+
+    assert told[0].decision_id == "attention-0/7/1"
+    assert (told[0].prefill_before, told[0].prefill, told[0].mode) == (1.0, 0.5, "manual")
+    assert told[0].at > 1e9
+
+
+async def test_without_redis_the_last_policy_holds(
+    tiny_model: Any, redis_servers: RedisServers
+) -> None:
+    with redis_servers.lent() as redis:
+        async with worker(tiny_model, redis.url) as (service, bus):
+            await set_policy(bus, MANUAL)
+            await until(service, lambda load: load.mode == "manual")
+            redis.kill(lose_data=True)
+            redis.start()
+            # Redis has another one now, which makes no sense.
+            await set_policy(bus, BrownoutPolicy(way=3))
+            await asyncio.sleep(2.5)  # a look at least
+
+            await until(service, lambda load: load.mode == "manual")
+            await set_policy(bus, BrownoutPolicy())
+            await until(service, lambda load: (load.mode, load.prefill_threshold) == ("off", 1.0))
