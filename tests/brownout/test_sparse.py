@@ -53,7 +53,10 @@ def test_shedding_that_was_over_before_it_could_be_told_is_told() -> None:
     assert not sparse.note(0.5, 0.0, at(ladder, 0.5), refused=3)
     assert sparse.note(1.0, 0.0, at(ladder, 0.5), refused=3)
     assert not sparse.note(2.0, 0.0, at(ladder, 0.5), refused=3)
-    assert [d.refused for d in sparse.take()] == [0, 3]
+    assert [(d.refused, d.reason) for d in sparse.take()] == [
+        (0, "a target would be missed"),
+        (3, "the queue is short again"),
+    ]
 
 
 def test_a_decision_is_told_again_with_what_was_measured_in_the_window_after_it() -> None:

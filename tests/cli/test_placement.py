@@ -42,6 +42,8 @@ def plan(**fields: Any) -> pb.Plan:
         ("placement", "plan"),
         ("placement", "diff"),
         ("placement", "policy", "keep"),
+        ("brownout", "show"),
+        ("brownout", "set", "--mode", "off"),
         ("experts", "ls"),
         ("experts", "pin", "1", "expert-0"),
     ],

@@ -47,7 +47,7 @@ class Rung:
         shedding: new standard requests are refused.
         retry_after_s: for those that are refused.
         wait_s: that a request would have ahead of it now; 0: unknown.
-        reason: for people.
+        unreachable: phases whose target a lone request misses at the lowest thresholds.
         scale: advice to add capacity; empty: none.
         inputs: the decision was made from.
         ttft_s: predicted 90th percentile; ``None``: nothing is predicted.
@@ -59,7 +59,7 @@ class Rung:
     shedding: bool = False
     retry_after_s: float = LEAST_RETRY_S
     wait_s: float = 0.0
-    reason: str = ""
+    unreachable: tuple[Phase, ...] = ()
     scale: str = ""
     inputs: BrownoutInputs = NO_INPUTS
     ttft_s: float | None = None
@@ -154,7 +154,7 @@ class Ladder:
             shedding,
             math.ceil(retry_s * 10) / 10,
             prediction.wait_s,
-            self._reason(prediction, shedding=shedding),
+            prediction.unreachable,
             self._advice(state.now_s, thresholds, shedding=shedding),
             self._inputs(state) if self.policy.mode in ("paper", "auto") else before.inputs,
             prediction.ttft_s,
@@ -182,28 +182,6 @@ class Ladder:
         if self.rung.shedding:
             return share > SHED_BELOW
         return prediction.at_lowest and share > 1
-
-    def _reason(self, prediction: Prediction, *, shedding: bool) -> str:
-        mode, at, before = self.policy.mode, prediction.thresholds, self.rung
-        if mode in ("off", "manual"):
-            return f"mode {mode}"
-        parts = []
-        if at != before.thresholds:
-            lower = min(at) < min(before.thresholds) or sum(at) < sum(before.thresholds)
-            cause = (
-                "latencies are above their target"
-                if mode == "paper"
-                else "a target would be missed"
-            )
-            parts.append(cause if lower else "there is room below the targets")
-        if shedding and not before.shedding:
-            parts.append("the queue alone takes longer than the target, at the lowest thresholds")
-        if before.shedding and not shedding:
-            parts.append("the queue is short again")
-        parts += [
-            f"a lone request misses the target of {phase}" for phase in prediction.unreachable
-        ]
-        return "; ".join(parts) or "as before"
 
     def _advice(self, now_s: float, thresholds: Thresholds, *, shedding: bool) -> str:
         if self.policy.mode not in ("paper", "auto") or not (shedding or thresholds != EXACT):

@@ -40,22 +40,16 @@ from moesaic.messages.brownout import BrownoutPolicy
 STEP = 0.1  # between thresholds
 MARGINS, CALM_MARGINS = (0.9, 0.9), (0.7, 0.85)  # parts of the targets of TTFT and TPOT
 AHEAD_S, CALM_AHEAD_S = 0.5, 3.0  # looks ahead
-CALM_S, RISE, RISE_EVERY_S = (
-    (1.5, 3.0),
-    0.2,
-    0.5,
-)  # the longest calm is waited for after rises in vain
-IN_VAIN_S, WORSE, BETTER = (
-    5.0,
-    1.5,
-    0.9,
-)  # from a rise to a fall; times the calm, after each of them
+CALM_S = 1.5, 3.0  # before a rise, and after rises in vain
+RISE, RISE_EVERY_S = 0.2, 0.5
+IN_VAIN_S = 5.0  # or less from a rise to a fall
+WORSE, BETTER = 1.5, 0.9  # times the calm, after a rise in vain and after any
 LATE_STEPS = 64
 FRESH_S = 1.5  # latencies that may correct a prediction
 BIAS_PART, BIAS_FADES_S, MOST_BIAS = 0.1, 10.0, 3.0
 MOST_NOISE = 2.0
 # At threshold 0. Below the first a phase is not lowered any more, until it has grown to the second.
-LEAST_GAIN, TRIED_AGAIN = 1.06, 1.12
+LEAST_GAIN, TRIED_AGAIN = 1.08, 1.15
 
 
 @dataclass(frozen=True)
@@ -97,10 +91,8 @@ class PredictiveControl:
         self._calm_since_s: float | None = None
         self._calm_s = CALM_S[0]
         self._changed_s = self._risen_s = -math.inf
-        self._fine_since_s = [
-            -math.inf,
-            -math.inf,
-        ]  # each latency has been predicted to be below its target
+        # Since then each latency has been predicted to be below its target.
+        self._fine_since_s = [-math.inf, -math.inf]
 
     def arrived(self, now_s: float, tokens: int) -> None:
         """Take note of a request, shed or not, with so many tokens in its prompt."""

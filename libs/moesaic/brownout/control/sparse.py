@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from moesaic.brownout.control.contract import EXACT, PHASES
 from moesaic.brownout.control.ladder import Ladder, Rung
-from moesaic.messages.brownout import BrownoutDecision
+from moesaic.messages.brownout import BrownoutDecision, BrownoutMode
 
 WORTH_TELLING = 0.1  # change of a threshold since it was told last
 TELL_EVERY_S = 1.0
@@ -43,7 +43,7 @@ class SparseDecisions:
         decision = BrownoutDecision(
             number=self._number,
             at=at,
-            reason=rung.reason,
+            reason=_reason(rung, told, ladder.policy.mode, is_over=is_over),
             mode=ladder.policy.mode,
             prefill_before=told.thresholds.prefill,
             prefill=rung.thresholds.prefill,
@@ -97,3 +97,21 @@ def _is_news(rung: Rung, told: Rung) -> bool:
         or rung.shedding != told.shedding
         or bool(rung.scale) > bool(told.scale)
     )
+
+
+def _reason(rung: Rung, told: Rung, mode: BrownoutMode, *, is_over: bool) -> str:
+    """Say why ``rung`` is unlike what was told last."""
+    if mode in ("off", "manual"):
+        return f"mode {mode}"
+    reasons = []
+    if sum(rung.thresholds) < sum(told.thresholds):
+        by_paper = mode == "paper"
+        reasons.append("latencies are above a target" if by_paper else "a target would be missed")
+    elif rung.thresholds != told.thresholds:
+        reasons.append("there is room below the targets")
+    if rung.shedding and not told.shedding:
+        reasons.append("the queue takes longer than the target, at the lowest thresholds")
+    elif is_over or (told.shedding and not rung.shedding):
+        reasons.append("the queue is short again")
+    reasons += [f"a lone request misses the target of {phase}" for phase in rung.unreachable]
+    return "; ".join(reasons)

@@ -74,7 +74,8 @@ def decision_row(decision: "pb.BrownoutDecision") -> tuple[object, ...]:
     known = {field.name: value for field, value in decision.ListFields()}
 
     def latencies(kind: str) -> str:
-        return " / ".join(_seconds(known.get(f"{kind}_{name}_s")) for name in ("ttft", "tpot"))
+        found = [known.get(f"{kind}_{name}_s") for name in ("ttft", "tpot")]
+        return "" if found == [None, None] else " / ".join(map(_seconds, found))
 
     return (
         datetime.fromtimestamp(decision.at, UTC).strftime("%m-%d %H:%M:%S"),
@@ -93,4 +94,4 @@ def decision_note(decision: "pb.BrownoutDecision") -> str:
 
 
 def _seconds(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f} s"
+    return "-" if value is None else f"{value:.3f} s"
