@@ -7,17 +7,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from moesaic.brownout import split
+from moesaic.brownout.split import Level
 from moesaic.kernels import grouped_experts as torch_experts
+from moesaic.kernels.brownout import LayerRung, PromisedRows
 from moesaic.kernels.gated_mlp import PlainMLP
 from moesaic.kernels.kv_rows import store_grouped_reference
 from moesaic.kernels.paged_attention import paged_attention_reference
 from moesaic.kernels.paged_rows import KVLayout, PagedRows
 from moesaic.kernels.rms_norm import add_rms_norm_reference
 from moesaic.kernels.triton.add_rms_norm import add_rms_norm
+from moesaic.kernels.triton.brownout import split_choices
 from moesaic.kernels.triton.gate import select_experts
 from moesaic.kernels.triton.grouped_experts import SlotWeights, grouped_experts
 from moesaic.kernels.triton.kv_rows import store_grouped
 from moesaic.kernels.triton.paged_attention import paged_attention
+from moesaic.messages.rung import Rung
 
 BLOCK_SIZE = 16
 NUMBER_BYTES = 2
@@ -66,6 +71,7 @@ def all_cases(quick: bool) -> Iterator[KernelCase]:
             yield experts(shape, num_rows)
     for num_rows in (64, 8192):
         yield gate(num_rows)
+        yield brownout(num_rows)
         yield norm(num_rows)
         yield rows_of_cache(num_rows)
     grouped, latent = KVLayout.grouped(4, 128), KVLayout.latent(512, 64)
@@ -130,6 +136,36 @@ def gate(num_rows: int) -> KernelCase:
         num_bytes=num_rows * (128 * NUMBER_BYTES + 8 * 8),
         num_operations=0,
         peer=by_torch,
+    )
+
+
+def brownout(num_rows: int) -> KernelCase:
+    """Eight of 128 in two phases, and a copy of them first: they are split in place."""
+    ids = torch.rand(num_rows, 128).argsort(dim=1)[:, :8].int().contiguous()
+    weights = torch.rand(num_rows, 8).softmax(dim=-1)
+    levels, level_of_row = [Level(0.7), Level(0.5, 1)], torch.arange(num_rows) % 2
+    promised = PromisedRows(levels, level_of_row, torch.device("cuda"))
+    layer = LayerRung(128, Rung(way=4, instead="united"))
+    source = torch.stack([ids.view(torch.float32), weights]).cuda()
+    copy = torch.empty_like(source)
+
+    def kernel() -> Tensor:
+        copy.copy_(source)
+        split_choices(copy[0].view(torch.int32), copy[1], promised, layer)
+        return copy[1]
+
+    def reference() -> Tensor:
+        rows = promised.level_of_row.numpy()
+        chosen = split.split_choices(ids.numpy(), weights.numpy(), levels, rows, layer.layer)
+        return torch.from_numpy(chosen.weights).cuda()
+
+    return KernelCase(
+        "brownout",
+        f"{num_rows} rows",
+        kernel,
+        reference,
+        num_bytes=4 * source.nbytes,  # the copy; what is read, and at most written, of it
+        num_operations=0,
     )
 
 

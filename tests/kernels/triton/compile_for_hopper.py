@@ -15,13 +15,17 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
+from moesaic.brownout.split import Level
+from moesaic.kernels.brownout import LayerRung, PromisedRows
 from moesaic.kernels.paged_rows import KVLayout, PagedRows
 from moesaic.kernels.triton.add_rms_norm import add_rms_norm
 from moesaic.kernels.triton.aebs import schedule_experts
+from moesaic.kernels.triton.brownout import split_choices
 from moesaic.kernels.triton.gate import select_experts
 from moesaic.kernels.triton.grouped_experts import SlotWeights, grouped_experts
 from moesaic.kernels.triton.kv_rows import rotate, store_grouped, store_latent
 from moesaic.kernels.triton.paged_attention import paged_attention
+from moesaic.messages.rung import Rung
 from moesaic.placement.schedule.aebs import Costs
 
 BFLOAT16 = torch.bfloat16
@@ -117,9 +121,22 @@ def schedule() -> None:
     schedule_experts(ids, replicas, empty(16, dtype=torch.bool), numbers, Costs(numbers, numbers))
 
 
+def brownout() -> None:
+    """Both ways to serve a choice, and what is most in one program."""
+    promised = PromisedRows([Level(0.5), Level(1.0, 1)], torch.zeros(512))
+    for num_experts, top_k, rung in (
+        (128, 8, Rung(way=4, instead="united")),
+        (128, 8, Rung(way=4, instead="fewer")),
+        (512, 16, Rung(way=33, instead="united")),
+    ):
+        ids, weights = empty(512, top_k, dtype=torch.int32), empty(512, top_k, dtype=torch.float32)
+        split_choices(ids, weights, promised, LayerRung(num_experts, rung))
+
+
 CASES = {
     "gate": gates,
     "schedule": schedule,
+    "brownout": brownout,
     "norm": lambda: add_rms_norm(empty(4, 7168), empty(4, 7168), empty(7168), 1e-6),
     "rows": rows_of_cache,
     "experts, decode": lambda: experts(16),

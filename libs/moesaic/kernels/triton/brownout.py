@@ -1,0 +1,260 @@
+# Brownout: which experts keep their rows in a layer, and who serves the choices of the others.
+#   Grid       count: (cdiv(T * k, CHUNK),); decide: (1,); rewrite: (cdiv(T, ROWS),).
+#   Layout     topk_ids, topk_weights [T, k] row-major, changed in place; rows_by_level [V, E] for V
+#              levels; the experts are a tile [GROUPS, WAY], so that a group is a row of it.
+#   Cost       latency-bound: three launches and a fill; the host is never asked. Ids are read twice,
+#              weights once, and of both only what changes is written. For each phase of the rows the
+#              decision sorts the experts, and then looks at all of them for each level.
+#   Order      counts are integers, added with atomics, which leaves nothing open; shares are compared
+#              in int64; a row's weights are added choice by choice, and in float64 for the factor that
+#              keeps the row's sum: a few numbers a row, slow only where a GPU hardly has float64.
+#   Reference  moesaic.brownout.split.split_choices; equal to the last bit.
+"""The split of choices in three kernels."""
+
+from itertools import groupby
+from weakref import WeakKeyDictionary
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from moesaic.brownout.split import WHOLE
+from moesaic.kernels.brownout import LayerRung, PromisedRows
+
+_CHUNK = 1024  # choices a program counts
+_TILE = 1024  # choices a program rewrites
+_WHOLE = tl.constexpr(WHOLE)
+
+# The same promises pass every layer, and a layer meets many of them: copied to the device once.
+_levels: WeakKeyDictionary[PromisedRows, tuple[Tensor, Tensor]] = WeakKeyDictionary()
+_prices: WeakKeyDictionary[LayerRung, Tensor] = WeakKeyDictionary()
+
+
+# What differs from step to step is not specialised on: each kind of number would be compiled anew.
+@triton.jit(do_not_specialize=["num_choices"])
+def _count_rows_kernel(
+    topk_ids,
+    level_of_row,
+    rows_by_level,
+    num_choices,
+    num_experts,
+    TOP_K: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    choice = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
+    real = choice < num_choices
+    expert = tl.load(topk_ids + choice, mask=real, other=0)
+    level = tl.load(level_of_row + choice // TOP_K, mask=real, other=0).to(tl.int32)
+    tl.atomic_add(rows_by_level + level * num_experts + expert, 1, mask=real, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["way", "num_levels", "num_phases"])
+def _decide_kernel(
+    rows_by_level,
+    levels,  # by phase: their indices, their thresholds; then where each phase begins, and the end
+    prices,
+    stay,
+    num_experts,
+    way,
+    num_levels,
+    num_phases,
+    UNITED: tl.constexpr,
+    GROUPS: tl.constexpr,
+    WAY: tl.constexpr,
+):
+    ID_BITS: tl.constexpr = 24  # of a key; the rest is what the expert's rows are worth
+    LARGEST: tl.constexpr = 2**63 - 1
+    member = tl.arange(0, WAY)[None, :]
+    expert = tl.arange(0, GROUPS)[:, None] * way + member
+    real = (member < way) & (expert < num_experts)
+    price = tl.load(prices + expert, mask=real, other=0).to(tl.int64)
+    there = price > 0
+    stays = expert < 0
+    chosen = expert < 0
+    for phase in range(num_phases):
+        begin = tl.load(levels + 2 * num_levels + phase)
+        end = tl.load(levels + 2 * num_levels + phase + 1)
+        rows = tl.zeros((GROUPS, WAY), tl.int64)
+        for at in range(begin, end):
+            counts = rows_by_level + tl.load(levels + at) * num_experts
+            rows += tl.load(counts + expert, mask=real, other=0)
+        chosen = chosen | (rows > 0)
+        # Most worth first, then the lowest id. Places without an expert are worth nothing.
+        key = ((rows * tl.abs(price)) << ID_BITS) | ((1 << ID_BITS) - 1 - expert)
+        in_order = tl.sort(tl.reshape(key, (GROUPS * WAY,)), descending=True)
+        worth = in_order >> ID_BITS
+        total = tl.sum(worth, axis=0)
+        before = tl.cumsum(worth, axis=0) - worth  # what those before each have together
+        for at in range(begin, end):
+            parts = tl.load(levels + num_levels + at).to(tl.int64)
+            lacking = before * _WHOLE < parts * total
+            last = tl.min(tl.where(lacking, in_order, LARGEST), axis=0)
+            counts = rows_by_level + tl.load(levels + at) * num_experts
+            wanted = tl.load(counts + expert, mask=real, other=0) > 0
+            stays = stays | (wanted & (key >= last))
+    stays = stays & there
+    if UNITED:  # an expert stays that would be the only one of its group to go
+        going = chosen & ~stays
+        alone = tl.sum(going.to(tl.int32), axis=1, keep_dims=True) == 1
+        stays = stays | (going & alone & there)
+    tl.store(stay + expert, stays.to(tl.int8), mask=real)
+
+
+@triton.jit
+def _column(tile, choice, j):
+    """Column ``j``, exactly: zeros are added to it."""
+    return tl.sum(tl.where((choice == j)[None, :], tile, 0), axis=1)
+
+
+@triton.jit(do_not_specialize=["num_rows", "way"])
+def _rewrite_kernel(
+    topk_ids,
+    topk_weights,
+    stay,
+    degraded,
+    num_rows,
+    num_experts,
+    way,
+    UNITED: tl.constexpr,
+    SAME_SUM: tl.constexpr,
+    TOP_K: tl.constexpr,
+    TOP_K_POW2: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    choice = tl.arange(0, TOP_K_POW2)
+    at = row[:, None] * TOP_K + choice[None, :]
+    real = (row < num_rows)[:, None] & (choice < TOP_K)[None, :]
+    expert = tl.load(topk_ids + at, mask=real, other=0)
+    weight = tl.load(topk_weights + at, mask=real, other=0.0)
+    goes = real & (tl.load(stay + expert, mask=real, other=1) == 0)
+    num_going = tl.sum(goes.to(tl.int32), axis=1)
+    changes = goes
+    if UNITED:
+        server = tl.where(goes, num_experts + expert // way, -1)
+        summed = tl.zeros((ROWS, TOP_K_POW2), tl.float32)
+        is_first = goes
+        for j in tl.static_range(TOP_K):
+            same = goes & (server == _column(server, choice, j)[:, None])
+            summed += tl.where(same, _column(weight, choice, j)[:, None], 0.0)
+            is_first = is_first & ~(same & (choice > j)[None, :])
+        server = tl.where(is_first, server, -1)
+        weight = tl.where(is_first, summed, 0.0)
+    else:
+        server = tl.full((ROWS, TOP_K_POW2), -1, tl.int32)
+        left = tl.where(goes, 0.0, weight)
+        if SAME_SUM:
+            whole = tl.zeros((ROWS,), tl.float64)
+            kept = tl.zeros((ROWS,), tl.float64)
+            for j in tl.static_range(TOP_K):
+                whole += _column(weight, choice, j).to(tl.float64)
+                kept += _column(left, choice, j).to(tl.float64)
+            scaled = (num_going > 0) & (kept > 0)
+            factor = tl.where(scaled, whole, 1.0) / tl.where(scaled, kept, 1.0)
+            left = left * factor.to(tl.float32)[:, None]
+            changes = real & (num_going > 0)[:, None]
+        weight = left
+    so_far = tl.load(degraded + row, mask=row < num_rows, other=0)
+    tl.debug_barrier()  # every thread has read what is written over now
+    tl.store(topk_ids + at, server, mask=goes)
+    tl.store(topk_weights + at, weight, mask=changes)
+    tl.store(degraded + row, so_far + num_going, mask=(row < num_rows) & (num_going > 0))
+
+
+def split_choices(
+    topk_ids: Tensor, topk_weights: Tensor, promised: PromisedRows, layer: LayerRung
+) -> None:
+    """See ``moesaic.kernels.brownout.split_choices``."""
+    num_rows, top_k = topk_ids.shape
+    device, num_experts, rung = topk_ids.device, layer.num_experts, layer.rung
+    assert num_rows == len(promised)
+    assert topk_ids.dtype == torch.int32
+    assert topk_weights.dtype == torch.float32
+    assert topk_ids.is_contiguous()
+    assert topk_weights.is_contiguous()
+    assert topk_weights.device == promised.degraded.device == device
+    if not num_rows:
+        return
+    levels, level_of_row = _levels_on(device, promised)
+    num_levels = len(promised.levels)
+    united = rung.instead == "united"
+    way = rung.way if united else 1
+    rows_by_level = topk_ids.new_zeros(num_levels, num_experts)
+    stay = topk_ids.new_empty(num_experts, dtype=torch.int8)
+    _count_rows_kernel[(triton.cdiv(num_rows * top_k, _CHUNK),)](
+        topk_ids,
+        level_of_row,
+        rows_by_level,
+        num_rows * top_k,
+        num_experts,
+        TOP_K=top_k,
+        CHUNK=_CHUNK,
+    )
+    groups_pow2 = max(16, triton.next_power_of_2(triton.cdiv(num_experts, way)))
+    way_pow2 = triton.next_power_of_2(way)
+    _decide_kernel[(1,)](
+        rows_by_level,
+        levels,
+        _prices_on(device, layer),
+        stay,
+        num_experts,
+        way,
+        num_levels,
+        len(levels) - 2 * num_levels - 1,
+        UNITED=united,
+        GROUPS=groups_pow2,
+        WAY=way_pow2,
+        num_warps=min(8, max(1, groups_pow2 * way_pow2 // 128)),
+    )
+    top_k_pow2 = triton.next_power_of_2(top_k)
+    rows = _TILE // top_k_pow2
+    _rewrite_kernel[(triton.cdiv(num_rows, rows),)](
+        topk_ids,
+        topk_weights,
+        stay,
+        promised.degraded,
+        num_rows,
+        num_experts,
+        way,
+        UNITED=united,
+        SAME_SUM=rung.instead == "fewer",
+        TOP_K=top_k,
+        TOP_K_POW2=top_k_pow2,
+        ROWS=rows,
+    )
+
+
+def _levels_on(device: torch.device, promised: PromisedRows) -> tuple[Tensor, Tensor]:
+    """The levels by phase, as ``_decide_kernel`` takes them, and the level of each row."""
+    found = _levels.get(promised)
+    if found is None or found[0].device != device:
+        phases = [level.phase for level in promised.levels]
+        order = sorted(range(len(phases)), key=phases.__getitem__)
+        ends = [0]
+        for _, same in groupby(order, key=phases.__getitem__):
+            ends.append(ends[-1] + len(list(same)))
+        parts = [promised.levels[index].parts for index in order]
+        table = torch.tensor([*order, *parts, *ends], dtype=torch.int32)
+        found = _levels[promised] = _to(device, table), _to(device, promised.level_of_row)
+    return found
+
+
+def _prices_on(device: torch.device, layer: LayerRung) -> Tensor:
+    """The price of each expert, int32 ``[E]``; negative where it is lost."""
+    found = _prices.get(layer)
+    if found is None or found.device != device:
+        prices = layer.prices
+        if prices is None:
+            prices = torch.ones(layer.num_experts, dtype=torch.int32)
+        if layer.lost is not None:
+            prices = torch.where(layer.lost, -prices, prices)
+        found = _prices[layer] = _to(device, prices.int())
+    return found
+
+
+def _to(device: torch.device, table: Tensor) -> Tensor:
+    """Copy a small table to ``device`` without waiting for it."""
+    if device.type != "cuda":
+        return table.to(device)
+    return table.pin_memory().to(device, non_blocking=True)
