@@ -10,6 +10,7 @@ from moesaic.cli.commands import (
     api_key,
     bench,
     classify,
+    distill,
     doctor,
     down,
     experts,
@@ -43,6 +44,7 @@ app.command()(token.token)
 app.command()(classify.classify)
 app.command()(generate.generate)
 app.command()(run_batch.run_batch)
+app.command()(distill.distill)
 app.command()(doctor.doctor)
 app.command()(bench.bench)
 app.add_typer(api_key.app, name="api-key")

@@ -1,0 +1,215 @@
+"""Distillation of all united experts of a model: layer by layer, then as a whole."""
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from moesaic.brownout.split import num_united
+from moesaic.distillation import joint
+from moesaic.distillation.frozen import Both, FrozenWeights
+from moesaic.distillation.group import Group, UnitedExpert, distil
+from moesaic.distillation.network import Degraded, Network
+from moesaic.distillation.parts import Parts
+from moesaic.distillation.recipe import DistillProgress, Recipe
+from moesaic.distillation.states import LayerByLayer, RoutedRows
+from moesaic.distillation.texts import LearningSequence, LearningText
+from moesaic.models.configuration.architecture import ModelConfig
+from moesaic.models.layers.decoder import Decoder
+from moesaic.models.weights.checkpoint import Checkpoint
+from moesaic.models.weights.experts import load_expert
+from moesaic.models.weights.united import UnitedManifest, UnitedQuality, write_united
+
+_CPU = torch.device("cpu")
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+Errors = dict[int, list[float | None]]
+"""Relative errors of united experts, by layer and group."""
+
+
+class Distillation:
+    """United experts of one model, for some ways."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        config: ModelConfig,
+        text: LearningText,
+        recipe: Recipe,
+        ways: Sequence[int],
+        tell: Callable[[DistillProgress], None] = lambda progress: None,
+    ) -> None:
+        """Distil on the CPU in float32, and store what comes of it in the model's dtype.
+
+        Args:
+            checkpoint: of the model.
+            config: of the model, with the digest of its weights.
+            text: to learn from.
+            recipe: of training.
+            ways: experts of one group, for each file.
+            tell: is told of progress.
+        """
+        assert config.weights_digest
+        self._checkpoint, self._config, self._text = checkpoint, config, text
+        self._recipe, self._ways, self._tell = recipe, sorted(set(ways)), tell
+        self._dtype = _DTYPES[config.dtype]
+
+    async def run(self, out: Path) -> list[UnitedManifest]:
+        """Distil what is not done yet, and write a file for each way.
+
+        Args:
+            out: directory of the files; unfinished work is in it as well.
+
+        Returns:
+            What the files say of themselves, by ascending way.
+
+        Raises:
+            InvalidInput: ``out`` cannot be used, or the whole model cannot be trained.
+            CheckpointError: a tensor of the model is damaged or missing.
+        """
+        digest = self._config.weights_digest
+        with Parts.claimed(out, digest, self._text.digest, self._recipe) as parts:
+            await self._learn_layers(parts)
+            made = {way: self._read(parts, way) for way in self._ways}
+            errors = {
+                way: {layer: [one.error for one in own] for layer, own in layers.items()}
+                for way, layers in made.items()
+            }
+            quality: dict[int, UnitedQuality] = {}
+            united = {way: self._stacked(own) for way, own in made.items()}
+            if self._recipe.joint_steps:
+                network = Network(FrozenWeights.load(self._checkpoint, self._config))
+                for way in self._ways:
+                    united[way], quality[way] = self._learn_together(
+                        network, way, united[way], parts
+                    )
+                errors = await self._measured(united, parts.directory)
+            manifests = [
+                UnitedManifest(
+                    way=way,
+                    model_digest=digest,
+                    rows=sum(map(len, self._text.train)),
+                    recipe=msgspec.to_builtins(self._recipe),
+                    errors=errors[way],
+                    mean_errors={
+                        layer: [one.mean_error for one in own] for layer, own in made[way].items()
+                    },
+                    quality=quality.get(way),
+                )
+                for way in self._ways
+            ]
+            for manifest in manifests:
+                write_united(out, manifest, self._by_group(united[manifest.way]))
+            parts.remove()
+        return manifests
+
+    async def _learn_layers(self, parts: Parts) -> None:
+        """Train every united expert on the rows of its layer."""
+        layers, groups = self._config.moe_layers, {way: self._num_groups(way) for way in self._ways}
+        total, done = len(layers) * sum(groups.values()), 0
+        if all(parts.read(layer, way) for layer in layers for way in self._ways):
+            return
+        passing = self._passing([*self._text.train, *self._text.held_out], parts.directory)
+        num_train = sum(map(len, self._text.train))
+        for layer in range(self._config.num_layers):
+            rows = await passing.pass_layer(layer)
+            if rows is None:
+                continue
+            for way in self._ways:
+                if parts.read(layer, way):
+                    done += groups[way]
+                    continue
+                made = []
+                for group in range(groups[way]):
+                    train, held_out = self._groups(layer, way, group, rows, num_train)
+                    seed = random.Random(f"{self._recipe.seed} {layer} {way} {group}").getrandbits(
+                        63
+                    )
+                    made.append(distil(train, held_out, self._recipe, seed, self._dtype))
+                    done += 1
+                    note = f"layer {layer}, way {way}"
+                    self._tell(DistillProgress("united experts", done, total, note))
+                parts.write(layer, way, made)
+
+    def _learn_together(
+        self, network: Network, way: int, begun: dict[int, Both], parts: Parts
+    ) -> tuple[dict[int, Both], UnitedQuality]:
+        """Train all united experts of a way towards the whole model's answers."""
+        training = joint.JointDistillation(network, way, begun, self._recipe, parts.whole(way))
+        trained = training.train(self._text.train, self._tell)
+        stored = {
+            layer: (gate_up.to(self._dtype).float(), down.to(self._dtype).float())
+            for layer, (gate_up, down) in trained.items()
+        }
+        return stored, joint.measure(network, Degraded(way, stored), self._text.held_out)
+
+    async def _measured(self, united: dict[int, dict[int, Both]], room: Path) -> dict[int, Errors]:
+        """Measure united experts by the rows held out, as the model without them sees these."""
+        found: dict[int, Errors] = {way: {} for way in united}
+        passing = self._passing(self._text.held_out, room)
+        for layer in range(self._config.num_layers):
+            rows = await passing.pass_layer(layer)
+            if rows is None:
+                continue
+            for way, layers in united.items():
+                found[way][layer] = [
+                    self._groups(layer, way, group, rows, 0)[1].relative_error(*both)
+                    for group, both in enumerate(zip(*layers[layer], strict=True))
+                ]
+        return found
+
+    def _passing(self, sequences: Sequence[LearningSequence], room: Path) -> LayerByLayer:
+        decoder = Decoder.load(self._checkpoint, self._config, torch.float32, _CPU)
+        return LayerByLayer(self._checkpoint, decoder, [own.tokens for own in sequences], room)
+
+    def _groups(
+        self, layer: int, way: int, group: int, rows: RoutedRows, num_train: int
+    ) -> tuple[Group, Group]:
+        """Make the group of the first ``num_train`` rows, and that of the others."""
+        num_experts = self._config.moe.num_experts
+        experts = range(group * way, min((group + 1) * way, num_experts))
+        weights = [
+            load_expert(self._checkpoint, self._config, layer, expert, torch.float32, _CPU)
+            for expert in experts
+        ]
+        gate_up, down = (
+            torch.stack([getattr(w, part) for w in weights]) for part in ("gate_up", "down")
+        )
+        mine = np.flatnonzero((rows.ids // way == group).any(axis=1))
+        own = np.stack(
+            [np.where(rows.ids[mine] == e, rows.weights[mine], 0).sum(axis=1) for e in experts],
+            axis=1,
+        )
+        train = mine < num_train
+
+        def of(some: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> Group:
+            return Group(gate_up, down, rows.inputs, mine[some], torch.from_numpy(own[some]))
+
+        return of(train), of(~train)
+
+    def _read(self, parts: Parts, way: int) -> dict[int, list[UnitedExpert]]:
+        read = {layer: parts.read(layer, way) for layer in self._config.moe_layers}
+        return {layer: own for layer, own in read.items() if own}
+
+    def _stacked(self, layers: dict[int, list[UnitedExpert]]) -> dict[int, Both]:
+        return {
+            layer: (
+                torch.stack([one.gate_up for one in own]).float(),
+                torch.stack([one.down for one in own]).float(),
+            )
+            for layer, own in layers.items()
+        }
+
+    def _by_group(self, layers: dict[int, Both]) -> dict[tuple[int, int], tuple[Tensor, Tensor]]:
+        return {
+            (layer, group): (gate_up.to(self._dtype), down.to(self._dtype))
+            for layer, both in layers.items()
+            for group, (gate_up, down) in enumerate(zip(*both, strict=True))
+        }
+
+    def _num_groups(self, way: int) -> int:
+        return num_united(self._config.moe.num_experts, way)
