@@ -7,7 +7,7 @@ import torch
 
 from moesaic.distillation.frozen import Both, FrozenWeights
 from moesaic.distillation.joint import JointDistillation, divergence_of, measure
-from moesaic.distillation.network import Degraded, Network, _going
+from moesaic.distillation.network import Degraded, TrainableModel, _going
 from moesaic.distillation.recipe import Recipe
 from moesaic.distillation.texts import LearningSequence, LearningText
 from tests.distillation.conftest import Model
@@ -16,12 +16,12 @@ WAY = 4
 
 
 @pytest.fixture(scope="module")
-def network(small: Model) -> Network:
-    return Network(FrozenWeights.load(*small))
+def network(small: Model) -> TrainableModel:
+    return TrainableModel(FrozenWeights.load(*small))
 
 
 @pytest.fixture(scope="module")
-def begun(small: Model, network: Network) -> dict[int, Both]:
+def begun(small: Model, network: TrainableModel) -> dict[int, Both]:
     """The first expert of each group."""
     layers = FrozenWeights.load(*small).layers
     return {
@@ -36,7 +36,7 @@ def begun(small: Model, network: Network) -> dict[int, Both]:
 @pytest.mark.parametrize("threshold", [0.0, 0.5])
 def test_answers_come_closer_to_those_of_the_whole_model(
     threshold: float,
-    network: Network,
+    network: TrainableModel,
     begun: dict[int, Both],
     text: LearningText,
     tmp_path: Path,
@@ -56,7 +56,7 @@ def test_answers_come_closer_to_those_of_the_whole_model(
 
 
 def test_at_a_threshold_of_one_nothing_is_lost(
-    network: Network, begun: dict[int, Both], text: LearningText
+    network: TrainableModel, begun: dict[int, Both], text: LearningText
 ) -> None:
     quality = measure(network, Degraded(WAY, begun, threshold=1.0), text.held_out)
 
@@ -65,7 +65,7 @@ def test_at_a_threshold_of_one_nothing_is_lost(
 
 
 def test_only_tokens_that_are_asked_for_are_measured(
-    network: Network, begun: dict[int, Both]
+    network: TrainableModel, begun: dict[int, Both]
 ) -> None:
     sequences = [LearningSequence([5, 9, 2, 7, 1], 3), LearningSequence([4, 4, 8], 1)]
 

@@ -9,7 +9,7 @@ from benchmarks.parity.cases import CASES, ParityCase, Served, prompt_of
 from moesaic.brownout.split import Level, split_choices
 from moesaic.distillation.frozen import FrozenWeights
 from moesaic.distillation.group import mlp
-from moesaic.distillation.network import Degraded, Network, _choose
+from moesaic.distillation.network import Degraded, TrainableModel, _choose
 from moesaic.errors import InvalidInput
 from tests.distillation.conftest import VARIED, Model
 
@@ -21,7 +21,7 @@ def test_logits_equal_those_of_the_decoder(
     case: ParityCase, varied: Callable[[ParityCase], Model]
 ) -> None:
     checkpoint, config = varied(case)
-    network = Network(FrozenWeights.load(checkpoint, config))
+    network = TrainableModel(FrozenWeights.load(checkpoint, config))
     sequences = [prompt_of(41, 1), prompt_of(3, 2), prompt_of(38, 3)]
     wanted = torch.tensor([0, 42, 43, 81])
 
@@ -44,7 +44,7 @@ def test_united_experts_serve_what_the_split_gives_them(small: Model) -> None:
     )
     x = torch.randn(30, config.hidden_size, generator=generator)
 
-    said = Network(weights)._feed_forward(0, layer, x, Degraded(way, {0: united}))
+    said = TrainableModel(weights)._feed_forward(0, layer, x, Degraded(way, {0: united}))
 
     topk_weights, ids = _choose(x @ layer.gate.T, config.moe)
     choices = split_choices(

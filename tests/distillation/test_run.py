@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.parity.cases import ParityCase
-from moesaic.distillation.parts import Parts
+from moesaic.distillation.parts import DistilledParts
 from moesaic.distillation.recipe import DistillProgress, Recipe
 from moesaic.distillation.run import Distillation
 from moesaic.distillation.texts import LearningText
@@ -115,7 +115,7 @@ def test_another_recipe_or_other_rows_use_nothing_of_a_killed_run(
 
 def test_two_runs_at_once_are_refused(small: Model, text: LearningText, tmp_path: Path) -> None:
     with (
-        Parts.claimed(tmp_path, small[1].weights_digest, text.digest, RECIPE),
+        DistilledParts.claimed(tmp_path, small[1].weights_digest, text.digest, RECIPE),
         pytest.raises(InvalidInput, match="in use by another run"),
     ):
         distil(small, text, RECIPE, tmp_path)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from moesaic.distillation.frozen import Both
-from moesaic.distillation.network import Degraded, Network, PassedRows
+from moesaic.distillation.network import Degraded, TrainableModel, PassedRows
 from moesaic.distillation.recipe import DistillProgress, Recipe, pace, rates
 from moesaic.distillation.texts import LearningSequence
 from moesaic.models.weights.united import UnitedQuality
@@ -35,7 +35,12 @@ class JointDistillation:
     """The united experts of one way, trained as a whole."""
 
     def __init__(
-        self, network: Network, way: int, begun: Mapping[int, Both], recipe: Recipe, part: Path
+        self,
+        network: TrainableModel,
+        way: int,
+        begun: Mapping[int, Both],
+        recipe: Recipe,
+        part: Path,
     ) -> None:
         """Begin, or go on where ``part`` was saved.
 
@@ -122,7 +127,7 @@ class JointDistillation:
 
 
 @torch.no_grad()
-def measure(network: Network, degraded: Degraded, sequences: Sequences) -> UnitedQuality:
+def measure(network: TrainableModel, degraded: Degraded, sequences: Sequences) -> UnitedQuality:
     """Compare a degraded model with the exact one, on tokens that the model would be asked for."""
     exact = united = same = 0.0
     count = 0

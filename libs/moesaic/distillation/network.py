@@ -48,7 +48,7 @@ class PassedRows:
     logits: Tensor
 
 
-class Network:
+class TrainableModel:
     """One model. Its logits equal those of ``moesaic.models.layers.decoder`` up to rounding."""
 
     def __init__(self, weights: FrozenWeights) -> None:

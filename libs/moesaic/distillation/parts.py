@@ -30,7 +30,7 @@ class _Errors(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Parts:
+class DistilledParts:
     """The parts over the same rows and weights, in a directory of their own."""
 
     directory: Path
@@ -40,7 +40,7 @@ class Parts:
     @contextmanager
     def claimed(
         cls, out: Path, model_digest: str, rows_digest: str, recipe: Recipe
-    ) -> Iterator["Parts"]:
+    ) -> Iterator["DistilledParts"]:
         """Open the directory for the length of the block.
 
         Raises:

@@ -13,8 +13,8 @@ from moesaic.brownout.split import num_united
 from moesaic.distillation import joint
 from moesaic.distillation.frozen import Both, FrozenWeights
 from moesaic.distillation.group import Group, UnitedExpert, distil
-from moesaic.distillation.network import Degraded, Network
-from moesaic.distillation.parts import Parts
+from moesaic.distillation.network import Degraded, TrainableModel
+from moesaic.distillation.parts import DistilledParts
 from moesaic.distillation.recipe import DistillProgress, Recipe
 from moesaic.distillation.states import LayerByLayer, RoutedRows
 from moesaic.distillation.texts import LearningSequence, LearningText
@@ -72,7 +72,7 @@ class Distillation:
             CheckpointError: a tensor of the model is damaged or missing.
         """
         digest = self._config.weights_digest
-        with Parts.claimed(out, digest, self._text.digest, self._recipe) as parts:
+        with DistilledParts.claimed(out, digest, self._text.digest, self._recipe) as parts:
             await self._learn_layers(parts)
             made = {way: self._read(parts, way) for way in self._ways}
             errors = {
@@ -82,7 +82,7 @@ class Distillation:
             quality: dict[int, UnitedQuality] = {}
             united = {way: self._stacked(own) for way, own in made.items()}
             if self._recipe.joint_steps:
-                network = Network(FrozenWeights.load(self._checkpoint, self._config))
+                network = TrainableModel(FrozenWeights.load(self._checkpoint, self._config))
                 for way in self._ways:
                     united[way], quality[way] = self._learn_together(
                         network, way, united[way], parts
@@ -107,7 +107,7 @@ class Distillation:
             parts.remove()
         return manifests
 
-    async def _learn_layers(self, parts: Parts) -> None:
+    async def _learn_layers(self, parts: DistilledParts) -> None:
         """Train every united expert on the rows of its layer."""
         layers, groups = self._config.moe_layers, {way: self._num_groups(way) for way in self._ways}
         total, done = len(layers) * sum(groups.values()), 0
@@ -136,7 +136,7 @@ class Distillation:
                 parts.write(layer, way, made)
 
     def _learn_together(
-        self, network: Network, way: int, begun: dict[int, Both], parts: Parts
+        self, network: TrainableModel, way: int, begun: dict[int, Both], parts: DistilledParts
     ) -> tuple[dict[int, Both], UnitedQuality]:
         """Train all united experts of a way towards the whole model's answers."""
         training = joint.JointDistillation(network, way, begun, self._recipe, parts.whole(way))
@@ -191,7 +191,7 @@ class Distillation:
 
         return of(train), of(~train)
 
-    def _read(self, parts: Parts, way: int) -> dict[int, list[UnitedExpert]]:
+    def _read(self, parts: DistilledParts, way: int) -> dict[int, list[UnitedExpert]]:
         read = {layer: parts.read(layer, way) for layer in self._config.moe_layers}
         return {layer: own for layer, own in read.items() if own}
 
