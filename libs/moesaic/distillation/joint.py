@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from moesaic.distillation.frozen import Both
-from moesaic.distillation.network import Degraded, TrainableModel, PassedRows
+from moesaic.distillation.network import Degraded, PassedRows, TrainableModel
 from moesaic.distillation.recipe import DistillProgress, Recipe, pace, rates
 from moesaic.distillation.texts import LearningSequence
 from moesaic.models.weights.united import UnitedQuality

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from moesaic.distillation.group import UnitedExpert
@@ -65,19 +65,18 @@ class DistilledParts:
         """Name the file of what the whole model taught the experts of a way."""
         return self.directory / f"way-{way}-whole-{_digest_of(self.recipe)}.safetensors"
 
-    def read(self, layer: int, way: int) -> list[UnitedExpert] | None:
-        """Read the experts of one layer; None: they are not there, or not whole."""
-        try:
-            with safe_open(self._path(layer, way), "pt") as file:
-                told = msgspec.json.decode(file.metadata()["told"], type=_Errors)
-                return [
-                    UnitedExpert(
-                        file.get_tensor(f"{i}.gate_up"), file.get_tensor(f"{i}.down"), *errors
-                    )
-                    for i, errors in enumerate(zip(told.errors, told.mean_errors, strict=True))
-                ]
-        except (OSError, SafetensorError):
-            return None
+    def has(self, layer: int, way: int) -> bool:
+        """Tell whether the experts of one layer are there."""
+        return self._path(layer, way).exists()
+
+    def read(self, layer: int, way: int) -> list[UnitedExpert]:
+        """Read the experts of one layer, which are there."""
+        with safe_open(self._path(layer, way), "pt") as file:
+            told = msgspec.json.decode(file.metadata()["told"], type=_Errors)
+            return [
+                UnitedExpert(file.get_tensor(f"{i}.gate_up"), file.get_tensor(f"{i}.down"), *errors)
+                for i, errors in enumerate(zip(told.errors, told.mean_errors, strict=True))
+            ]
 
     def write(self, layer: int, way: int, made: Sequence[UnitedExpert]) -> None:
         """Keep the experts of one layer; they appear all or none."""

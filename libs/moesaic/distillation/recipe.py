@@ -25,8 +25,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     batch: int = 256
     rate: float = 0.03
     joint_steps: int = 0
-    joint_tokens: int = 2048
-    joint_rate: float = 0.02
+    joint_tokens: int = 1024
+    joint_rate: float = 0.01
     seed: int = 0
 
 

@@ -71,47 +71,48 @@ class Distillation:
             InvalidInput: ``out`` cannot be used, or the whole model cannot be trained.
             CheckpointError: a tensor of the model is damaged or missing.
         """
-        digest = self._config.weights_digest
-        with DistilledParts.claimed(out, digest, self._text.digest, self._recipe) as parts:
+        network = None
+        if self._recipe.joint_steps:
+            network = TrainableModel(FrozenWeights.load(self._checkpoint, self._config))
+        digests = self._config.weights_digest, self._text.digest
+        with DistilledParts.claimed(out, *digests, self._recipe) as parts:
             await self._learn_layers(parts)
-            made = {way: self._read(parts, way) for way in self._ways}
-            errors = {
-                way: {layer: [one.error for one in own] for layer, own in layers.items()}
-                for way, layers in made.items()
-            }
-            quality: dict[int, UnitedQuality] = {}
-            united = {way: self._stacked(own) for way, own in made.items()}
-            if self._recipe.joint_steps:
-                network = TrainableModel(FrozenWeights.load(self._checkpoint, self._config))
-                for way in self._ways:
-                    united[way], quality[way] = self._learn_together(
-                        network, way, united[way], parts
-                    )
-                errors = await self._measured(united, parts.directory)
-            manifests = [
-                UnitedManifest(
-                    way=way,
-                    model_digest=digest,
-                    rows=sum(map(len, self._text.train)),
-                    recipe=msgspec.to_builtins(self._recipe),
-                    errors=errors[way],
-                    mean_errors={
-                        layer: [one.mean_error for one in own] for layer, own in made[way].items()
-                    },
-                    quality=quality.get(way),
-                )
-                for way in self._ways
-            ]
-            for manifest in manifests:
-                write_united(out, manifest, self._by_group(united[manifest.way]))
+            # One way after the other: of a large model, memory holds one of them.
+            manifests = [await self._write(way, network, parts, out) for way in self._ways]
             parts.remove()
         return manifests
+
+    async def _write(
+        self, way: int, network: TrainableModel | None, parts: DistilledParts, out: Path
+    ) -> UnitedManifest:
+        """Write the file of a way; before, its experts learn together where there is a ``network``."""
+        made = {layer: parts.read(layer, way) for layer in self._config.moe_layers}
+        manifest = UnitedManifest(
+            way=way,
+            model_digest=self._config.weights_digest,
+            rows=sum(map(len, self._text.train)),
+            recipe=msgspec.to_builtins(self._recipe),
+            errors={layer: [one.error for one in own] for layer, own in made.items()},
+            mean_errors={layer: [one.mean_error for one in own] for layer, own in made.items()},
+        )
+        united = {
+            (layer, group): (one.gate_up, one.down)
+            for layer, own in made.items()
+            for group, one in enumerate(own)
+        }
+        if network is not None:
+            stacked, quality = self._learn_together(network, way, made, parts)
+            errors = await self._measured(way, stacked, parts.directory)
+            manifest = msgspec.structs.replace(manifest, errors=errors, quality=quality)
+            united = self._by_group(stacked)
+        write_united(out, manifest, united)
+        return manifest
 
     async def _learn_layers(self, parts: DistilledParts) -> None:
         """Train every united expert on the rows of its layer."""
         layers, groups = self._config.moe_layers, {way: self._num_groups(way) for way in self._ways}
         total, done = len(layers) * sum(groups.values()), 0
-        if all(parts.read(layer, way) for layer in layers for way in self._ways):
+        if all(parts.has(layer, way) for layer in layers for way in self._ways):
             return
         passing = self._passing([*self._text.train, *self._text.held_out], parts.directory)
         num_train = sum(map(len, self._text.train))
@@ -120,7 +121,7 @@ class Distillation:
             if rows is None:
                 continue
             for way in self._ways:
-                if parts.read(layer, way):
+                if parts.has(layer, way):
                     done += groups[way]
                     continue
                 made = []
@@ -136,9 +137,20 @@ class Distillation:
                 parts.write(layer, way, made)
 
     def _learn_together(
-        self, network: TrainableModel, way: int, begun: dict[int, Both], parts: DistilledParts
+        self,
+        network: TrainableModel,
+        way: int,
+        made: dict[int, list[UnitedExpert]],
+        parts: DistilledParts,
     ) -> tuple[dict[int, Both], UnitedQuality]:
-        """Train all united experts of a way towards the whole model's answers."""
+        """Train all united experts of a way towards the whole model's answers, and measure what is stored."""
+        begun = {
+            layer: (
+                torch.stack([one.gate_up for one in own]).float(),
+                torch.stack([one.down for one in own]).float(),
+            )
+            for layer, own in made.items()
+        }
         training = joint.JointDistillation(network, way, begun, self._recipe, parts.whole(way))
         trained = training.train(self._text.train, self._tell)
         stored = {
@@ -147,18 +159,16 @@ class Distillation:
         }
         return stored, joint.measure(network, Degraded(way, stored), self._text.held_out)
 
-    async def _measured(self, united: dict[int, dict[int, Both]], room: Path) -> dict[int, Errors]:
-        """Measure united experts by the rows held out, as the model without them sees these."""
-        found: dict[int, Errors] = {way: {} for way in united}
+    async def _measured(self, way: int, united: dict[int, Both], room: Path) -> Errors:
+        """Measure united experts by the rows held out, as they are in the model without them."""
+        found: Errors = {}
         passing = self._passing(self._text.held_out, room)
         for layer in range(self._config.num_layers):
             rows = await passing.pass_layer(layer)
-            if rows is None:
-                continue
-            for way, layers in united.items():
-                found[way][layer] = [
+            if rows is not None:
+                found[layer] = [
                     self._groups(layer, way, group, rows, 0)[1].relative_error(*both)
-                    for group, both in enumerate(zip(*layers[layer], strict=True))
+                    for group, both in enumerate(zip(*united[layer], strict=True))
                 ]
         return found
 
@@ -190,19 +200,6 @@ class Distillation:
             return Group(gate_up, down, rows.inputs, mine[some], torch.from_numpy(own[some]))
 
         return of(train), of(~train)
-
-    def _read(self, parts: DistilledParts, way: int) -> dict[int, list[UnitedExpert]]:
-        read = {layer: parts.read(layer, way) for layer in self._config.moe_layers}
-        return {layer: own for layer, own in read.items() if own}
-
-    def _stacked(self, layers: dict[int, list[UnitedExpert]]) -> dict[int, Both]:
-        return {
-            layer: (
-                torch.stack([one.gate_up for one in own]).float(),
-                torch.stack([one.down for one in own]).float(),
-            )
-            for layer, own in layers.items()
-        }
 
     def _by_group(self, layers: dict[int, Both]) -> dict[tuple[int, int], tuple[Tensor, Tensor]]:
         return {
