@@ -1,6 +1,5 @@
 """Whole distillations: resumed to the bit, better than the mean, and of the whole model too."""
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,7 +38,7 @@ def distil(
             raise Killed
 
     distillation = Distillation(*model, text, recipe, ways, tell)
-    return asyncio.run(distillation.run(out)), told
+    return distillation.run(out), told
 
 
 def payloads(directory: Path) -> dict[str, bytes]:

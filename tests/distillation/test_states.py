@@ -1,6 +1,5 @@
 """Rows layer by layer equal those of whole forward passes."""
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,7 +31,7 @@ def test_rows_are_what_the_experts_of_a_forward_pass_see(
     passing = LayerByLayer(checkpoint, _decoder(checkpoint, config), sequences, tmp_path)
     found = {}
     for layer in range(config.num_layers):
-        rows = asyncio.run(passing.pass_layer(layer))
+        rows = passing.pass_layer(layer)
         if rows is not None:
             found[layer] = np.array(rows.inputs), rows.ids.copy(), rows.weights.copy()
 
@@ -62,7 +61,7 @@ def test_files_hold_two_numbers_for_each_of_a_rows(
     sequences = [own.tokens for own in text.train]
 
     passing = LayerByLayer(checkpoint, _decoder(checkpoint, config), sequences, tmp_path)
-    asyncio.run(passing.pass_layer(0))
+    passing.pass_layer(0)
 
     row_bytes = 4 * config.hidden_size
     sizes = {file.name: file.stat().st_size for file in tmp_path.iterdir()}

@@ -58,7 +58,7 @@ class Distillation:
         self._recipe, self._ways, self._tell = recipe, sorted(set(ways)), tell
         self._dtype = _DTYPES[config.dtype]
 
-    async def run(self, out: Path) -> list[UnitedManifest]:
+    def run(self, out: Path) -> list[UnitedManifest]:
         """Distil what is not done yet, and write a file for each way.
 
         Args:
@@ -76,13 +76,13 @@ class Distillation:
             network = TrainableModel(FrozenWeights.load(self._checkpoint, self._config))
         digests = self._config.weights_digest, self._text.digest
         with DistilledParts.claimed(out, *digests, self._recipe) as parts:
-            await self._learn_layers(parts)
+            self._learn_layers(parts)
             # One way after the other: of a large model, memory holds one of them.
-            manifests = [await self._write(way, network, parts, out) for way in self._ways]
+            manifests = [self._write(way, network, parts, out) for way in self._ways]
             parts.remove()
         return manifests
 
-    async def _write(
+    def _write(
         self, way: int, network: TrainableModel | None, parts: DistilledParts, out: Path
     ) -> UnitedManifest:
         """Write the file of a way; before, its experts learn together where there is a ``network``."""
@@ -102,13 +102,13 @@ class Distillation:
         }
         if network is not None:
             stacked, quality = self._learn_together(network, way, made, parts)
-            errors = await self._measured(way, stacked, parts.directory)
+            errors = self._measured(way, stacked, parts.directory)
             manifest = msgspec.structs.replace(manifest, errors=errors, quality=quality)
             united = self._by_group(stacked)
         write_united(out, manifest, united)
         return manifest
 
-    async def _learn_layers(self, parts: DistilledParts) -> None:
+    def _learn_layers(self, parts: DistilledParts) -> None:
         """Train every united expert on the rows of its layer."""
         layers, groups = self._config.moe_layers, {way: self._num_groups(way) for way in self._ways}
         total, done = len(layers) * sum(groups.values()), 0
@@ -117,7 +117,7 @@ class Distillation:
         passing = self._passing([*self._text.train, *self._text.held_out], parts.directory)
         num_train = sum(map(len, self._text.train))
         for layer in range(self._config.num_layers):
-            rows = await passing.pass_layer(layer)
+            rows = passing.pass_layer(layer)
             if rows is None:
                 continue
             for way in self._ways:
@@ -159,12 +159,12 @@ class Distillation:
         }
         return stored, joint.measure(network, Degraded(way, stored), self._text.held_out)
 
-    async def _measured(self, way: int, united: dict[int, Both], room: Path) -> Errors:
+    def _measured(self, way: int, united: dict[int, Both], room: Path) -> Errors:
         """Measure united experts by the rows held out, as they are in the model without them."""
         found: Errors = {}
         passing = self._passing(self._text.held_out, room)
         for layer in range(self._config.num_layers):
-            rows = await passing.pass_layer(layer)
+            rows = passing.pass_layer(layer)
             if rows is not None:
                 found[layer] = [
                     self._groups(layer, way, group, rows, 0)[1].relative_error(*both)

@@ -3,10 +3,11 @@
 All rows pass a layer before any passes the next one, and wait in files meanwhile.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -68,7 +69,7 @@ class LayerByLayer:
         for sequence, (start, end) in zip(sequences, pairwise(self._starts), strict=True):
             self._hidden[start:end] = decoder.embed(torch.tensor(sequence)).numpy()
 
-    async def pass_layer(self, layer: int) -> RoutedRows | None:
+    def pass_layer(self, layer: int) -> RoutedRows | None:
         """Take all rows through the next layer; returns None for a dense one.
 
         Raises:
@@ -76,7 +77,7 @@ class LayerByLayer:
         """
         config, cpu = self._decoder.config, torch.device("cpu")
         if layer not in config.moe_layers:
-            await self._pass(layer, _no_experts)
+            self._pass(layer, _no_experts)
             return None
         everything = {layer: range(config.moe.num_experts)}
         table = load_table(self._checkpoint, config, everything, torch.float32, cpu).table
@@ -92,11 +93,11 @@ class LayerByLayer:
             routing.append((ids, weights))
             return table.compute(layer, normed, weights, ids, mine=None)
 
-        await self._pass(layer, experts)
+        self._pass(layer, experts)
         ids, weights = (torch.cat(part).numpy() for part in zip(*routing, strict=True))
         return RoutedRows(self._inputs, ids, weights)
 
-    async def _pass(self, layer: int, moe: MoELayer) -> None:
+    def _pass(self, layer: int, moe: MoELayer) -> None:
         decoder = self._decoder
         for first, behind in self._batches():
             batch, cache = self._batch(first, behind)
@@ -104,7 +105,8 @@ class LayerByLayer:
             rows = slice(self._starts[first], self._starts[behind])
             _, positions = batch.on(decoder.device)
             hidden = torch.from_numpy(np.array(self._hidden[rows]))
-            hidden = await decoder.compute_layer(layer, hidden, positions, plan, cache, moe)
+            passed = decoder.compute_layer(layer, hidden, positions, plan, cache, moe)
+            hidden = _at_once(passed)
             self._hidden[rows] = hidden.numpy()
 
     def _batches(self) -> Iterator[tuple[int, int]]:
@@ -136,3 +138,13 @@ class LayerByLayer:
 
 async def _no_experts(layer: int, normed: Tensor) -> Tensor:
     raise AssertionError(f"layer {layer} has no experts")
+
+
+def _at_once(passed: Coroutine[Any, Any, Tensor]) -> Tensor:
+    """Run what waits for nothing, since all experts are here; a loop would keep Ctrl-C from the training."""
+    try:
+        passed.send(None)
+    except StopIteration as end:
+        result: Tensor = end.value
+        return result
+    raise AssertionError("experts of this process are not waited for")

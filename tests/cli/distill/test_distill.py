@@ -1,6 +1,7 @@
 """``moesaic distill`` as users run it."""
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from benchmarks.parity.cases import CASES, build_reference
 from moesaic.models.configuration.config import load_config
 from moesaic.models.weights.united import find_united
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, Start
 
 WORDS = [f"w{number}" for number in range(90)]
 
@@ -115,14 +116,25 @@ def test_no_data_is_wrong_use(ask: Run, models: dict[str, Path]) -> None:
     assert "--data" in result.stderr
 
 
-def test_ctrl_c_says_how_to_go_on(
-    ask: Run, models: dict[str, Path], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_ctrl_c_ends_it_and_the_same_command_goes_on(
+    ask: Run, start: Start, models: dict[str, Path], data: Path, tmp_path: Path
 ) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
+    out = tmp_path / "out"
+    long = arguments(models["qwen3_moe"], data, out=out, ways="2,4", **{"joint-steps": 30_000})
+    process = start(*long)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "whole model: 1 of" in line:
+            break
 
-    monkeypatch.setattr("moesaic.distillation.run.distil", interrupted)
-    result = ask(*arguments(models["qwen3_moe"], data, out=tmp_path / "out"))
+    process.send_signal(signal.SIGINT)
 
-    assert result.returncode == 130
-    assert "interrupted; the same again goes on" in result.stderr
+    assert process.wait(60) == 130
+    assert process.stderr.read().endswith("interrupted; the same again goes on\n")
+    short = arguments(models["qwen3_moe"], data, out=out, ways="2,4", **{"joint-steps": 1})
+    again = ask(*short)
+    assert "united experts:" not in again.stderr  # all layers were done
+    assert sorted(path.name for path in out.iterdir()) == [
+        "united-way-2.safetensors",
+        "united-way-4.safetensors",
+    ]

@@ -81,7 +81,6 @@ def _distilled(
     out: Path,
     threads: int,
 ) -> "list[UnitedManifest]":
-    import asyncio
     from contextlib import redirect_stdout
     from dataclasses import replace
 
@@ -111,7 +110,7 @@ def _distilled(
             stages.show(progress.stage, progress.done, progress.total, progress.note)
 
         distillation = Distillation(checkpoint, config, text, recipe, wanted, tell)
-        return asyncio.run(distillation.run(out))
+        return distillation.run(out)
 
 
 def _parsed_ways(ways: str, config: "ModelConfig") -> list[int]:

@@ -10,7 +10,7 @@ from moesaic.cli.terminal.console import progress_bar, say_at_time
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-QUIET_S = 15.0  # between two lines of a stage
+QUIET_S = 15.0  # between lines within a stage
 
 
 class Stages:
@@ -44,13 +44,14 @@ class Stages:
             note: more on the last piece.
         """
         now = time.monotonic()
-        if stage not in self._began:
+        new = stage not in self._began
+        if new:
             self._began[stage] = now, done
             self._tasks[stage] = self._bar.add_task(stage, total=total, completed=done)
         self._bar.update(self._tasks[stage], completed=done)
         if sys.stderr.isatty():
             return
-        if now - self._said_s >= QUIET_S or done == total:
+        if new or done == total or now - self._said_s >= QUIET_S:
             self._said_s = now
             parts = [f"{stage}: {done} of {total}", note, _left(*self._began[stage], done, total)]
             say_at_time(", ".join(filter(None, parts)))
