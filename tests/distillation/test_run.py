@@ -112,6 +112,18 @@ def test_another_recipe_or_other_rows_use_nothing_of_a_killed_run(
         assert len(told) == len(all_told)
 
 
+def test_a_run_of_one_way_leaves_what_is_done_of_others(
+    small: Model, text: LearningText, tmp_path: Path
+) -> None:
+    with pytest.raises(Killed):
+        distil(small, text, RECIPE, tmp_path, lambda told: told.done == 14)  # two layers of three
+    distil(small, text, RECIPE, tmp_path, ways=(2,))
+
+    _, told = distil(small, text, RECIPE, tmp_path, ways=(8,))
+
+    assert [progress.done for progress in told] == [3]
+
+
 def test_two_runs_at_once_are_refused(small: Model, text: LearningText, tmp_path: Path) -> None:
     with (
         DistilledParts.claimed(tmp_path, small[1].weights_digest, text.digest, RECIPE),

@@ -6,7 +6,7 @@ Everything that a part depends on is in its name: the weights, the rows and the 
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -89,9 +89,13 @@ class DistilledParts:
         save_file(tensors, fresh, metadata={"told": msgspec.json.encode(told).decode()})
         fresh.replace(path)
 
-    def remove(self) -> None:
-        """Remove everything, once results are written."""
-        shutil.rmtree(self.directory)
+    def remove(self, ways: Iterable[int]) -> None:
+        """Remove the parts of some ways, once their files are written; those of other ways may be gone on with."""
+        for way in ways:
+            for path in self.directory.glob(f"way-{way}-*"):
+                path.unlink()
+        if not any(self.directory.glob("way-*")):
+            shutil.rmtree(self.directory)
 
     def _path(self, layer: int, way: int) -> Path:
         own = self.recipe

@@ -79,7 +79,7 @@ class Distillation:
             self._learn_layers(parts)
             # One way after the other: of a large model, memory holds one of them.
             manifests = [self._write(way, network, parts, out) for way in self._ways]
-            parts.remove()
+            parts.remove(self._ways)
         return manifests
 
     def _write(

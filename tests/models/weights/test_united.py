@@ -198,3 +198,16 @@ def test_a_file_that_cannot_be_written_leaves_nothing(
     with pytest.raises(OSError, match="No space"):
         write_united(model_directory, manifest, experts)
     assert not list(model_directory.glob("united*"))
+
+
+def test_the_demo_models_files_are_its_own() -> None:
+    demo = Path(__file__).parents[3] / "models" / "demo"
+    config = load_config(demo)
+
+    found = find_united(demo, config)
+
+    digest = weights_digest(Checkpoint.of_model(demo, config).files)
+    assert list(found) == [2, 4, 8]
+    for united in found.values():
+        united.require_made_of(digest)
+        united.read(config.num_layers - 1, united.num_groups - 1, torch.float32, CPU)

@@ -206,7 +206,7 @@ def _report(manifests: "list[UnitedManifest]", elapsed_s: float) -> None:
         [layer, *(f"{_mean(m.mean_errors[layer])}, {_mean(m.errors[layer])}" for m in manifests)]
         for layer in layers
     ]
-    print_table(columns, rows, title="relative squared error on rows held out")
+    print_table(columns, rows, title="relative squared error, held out")
     for manifest in manifests:
         line = f"{file_name(manifest.way)}: learned from {manifest.rows} tokens"
         if (quality := manifest.quality) is not None:
