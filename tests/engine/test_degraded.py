@@ -229,3 +229,38 @@ async def test_exact_requests_that_wait_for_too_long_are_told_why(tiny_model: An
         assert isinstance(last.error, ExpertUnavailable)
         assert "may not be degraded" in str(last.error)
         await r.ended(*(f"standard {n}" for n in range(3)))
+
+
+async def test_parts_of_a_step_may_be_promised_everything_while_others_are_not(
+    tiny_model: Any,
+) -> None:
+    """Micro-batches: one of exact requests alone, one of standard ones."""
+    expected = await alone(tiny_model)
+    async with rig(tiny_model, micro_batches=2) as r:
+        degrade(r, decode=0.0)
+        for n, (name, tokens) in enumerate(PROMPTS.items()):
+            r.submit(name, tokens, TASK, min_threshold=1.0 if n < 3 else 0.0)
+        await r.ended(*PROMPTS)
+
+        shares = [finish(r, name).degradation.share for name in PROMPTS]
+        assert shares[:3] == [0, 0, 0]
+        assert any(share > 0 for share in shares[3:])
+        assert all(answer(r, name) == expected[name] for name in list(PROMPTS)[:3])
+
+
+async def test_a_rung_that_changes_during_a_step_is_that_of_the_next_one(tiny_model: Any) -> None:
+    async with rig(tiny_model) as r:
+        r.dispatcher.turns = 3
+        degrade(r, decode=0.0)
+        rungs = [r.dispatcher.rungs.load(rung) for rung in (PAIRS, Rung(instead="fewer"))]
+        for name, tokens in PROMPTS.items():
+            r.submit(name, tokens, TASK)
+        changes = 0
+        ended = asyncio.ensure_future(r.ended(*PROMPTS))
+        while not ended.done():
+            r.dispatcher.adopt([*rungs, None][changes % 3])
+            changes += 1
+            await asyncio.sleep(0)
+
+        assert changes > 100
+        assert all(isinstance(r.last(name), FinishEvent) for name in PROMPTS)

@@ -116,7 +116,7 @@ class StepComputer:
             moes = [self._moe_of(step, batch) for batch in batches]
             logits = torch.cat(await run_together(self._forward, batches, moes))
         metrics.MICRO_BATCHES.inc(len(parts))
-        self._promising.count(planned.chunks, [batch.promised for batch in batches])
+        self._promising.count(planned.chunks, batches)
         self._progress.advance(planned.chunks, logits, step.epoch, events)
 
     async def _forward(self, batch: StepBatch, moe: MoELayer) -> Tensor:
@@ -130,7 +130,7 @@ class StepComputer:
         if piece.chunks:
             batch = self._to_batch(step, piece.chunks, piece.users)
             await self._area.compute(piece.layer, batch, self._moe_of(step, batch))
-            self._promising.count_layer(piece.layer, piece.chunks, piece.users, batch.promised)
+            self._promising.count_layer(piece.layer, piece.chunks, piece.users, batch)
         self._progress.note_slice(piece, step.epoch)
         if self._batcher.sweeps.advance(piece, time.monotonic() - started):
             self._finish_sweep(piece.sweep, step.epoch, events)

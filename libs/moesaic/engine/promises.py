@@ -15,6 +15,7 @@ from moesaic.dispatch.contract import Step
 from moesaic.engine.sequences.sequence import AnySequence, Chunk
 from moesaic.kernels.promised import PromisedRows
 from moesaic.models.configuration.architecture import ModelConfig
+from moesaic.models.layers.step_batch import StepBatch
 
 PREFILL, DECODE = 0, 1  # phases
 
@@ -70,14 +71,15 @@ class Promising:
             return None
         return PromisedRows(tuple(levels), level_of_row, self._device)
 
-    def count(self, chunks: Sequence[Chunk], promised: Sequence[PromisedRows | None]) -> None:
+    def count(self, chunks: Sequence[Chunk], batches: Sequence[StepBatch]) -> None:
         """Take the rows of a successful step into the accounts of their sequences.
 
         Args:
             chunks: all that were computed.
-            promised: to the rows of each part of the step, in order.
+            batches: the parts of the step, in order.
         """
-        thresholds, degraded = _settled(promised) if any(promised) else (None, None)
+        promised = any(batch.promised is not None for batch in batches)
+        thresholds, degraded = _settled(batches) if promised else (None, None)
         start = 0
         for chunk in chunks:
             num_rows = len(chunk.token_ids)
@@ -96,10 +98,10 @@ class Promising:
         layer: int,
         chunks: Sequence[Chunk],
         users: Sequence[Sequence[AnySequence]],
-        promised: PromisedRows | None,
+        batch: StepBatch,
     ) -> None:
         """The same of rows that passed one layer, for all sequences that they are for."""
-        thresholds, degraded = _settled([promised]) if promised is not None else (None, None)
+        thresholds, degraded = _settled([batch]) if batch.promised else (None, None)
         start = 0
         for chunk, own in zip(chunks, users, strict=True):
             num_rows = len(chunk.token_ids)
@@ -124,14 +126,19 @@ def _level(chunk: Chunk, thresholds: Thresholds, users: Sequence[AnySequence]) -
     return Level(max(threshold, wanted), phase)
 
 
-def _settled(promised: Sequence[PromisedRows | None]) -> tuple[list[float], Tensor]:
+def _settled(batches: Sequence[StepBatch]) -> tuple[list[float], Tensor]:
     """The threshold of each row of a step, and its degraded choices, int32 ``[T]``."""
-    whole = [part for part in promised if part is not None]
-    assert len(whole) == len(promised)
-    thresholds = [
-        part.levels[level].threshold for part in whole for level in part.level_of_row.tolist()
-    ]
-    return thresholds, torch.cat([part.settle() for part in whole])
+    thresholds: list[float] = []
+    degraded: list[Tensor] = []
+    for batch in batches:
+        promised, num_rows = batch.promised, len(batch.token_ids)
+        if promised is None:  # all rows of this part get everything
+            thresholds += [1.0] * num_rows
+            degraded.append(torch.zeros(num_rows, dtype=torch.int32))
+        else:
+            thresholds += [promised.levels[at].threshold for at in promised.level_of_row.tolist()]
+            degraded.append(promised.settle())
+    return thresholds, torch.cat(degraded)
 
 
 def _count(

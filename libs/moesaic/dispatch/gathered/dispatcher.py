@@ -6,6 +6,7 @@ Dispatch is then local, and no worker waits for another at any layer (MoE-Prefil
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -19,6 +20,21 @@ from moesaic.kernels.brownout import split_choices
 from moesaic.kernels.expert_layout import ExpertLayout
 from moesaic.kernels.promised import PromisedRows
 from moesaic.models.layers.gate import Gate
+
+
+@dataclass(frozen=True)
+class _Experts:
+    """All experts as one step finds them, with the united ones of its rung behind them.
+
+    Attributes:
+        resident: of the first layer.
+        tables: of the others, for each buffer of the ring.
+        loaded: the rung; None: there is none.
+    """
+
+    resident: SlotTable
+    tables: tuple[SlotTable, ...]
+    loaded: LoadedRung | None = None
 
 
 class GatheredDispatcher:
@@ -50,10 +66,9 @@ class GatheredDispatcher:
         everything = tuple(range(plan.num_experts))
         mlps = tuple(layout.view(row) for row in resident)
         self.rungs = rungs
-        self._loaded: LoadedRung | None = None
-        self._own_resident = SlotTable({self._first: LayerSlots(everything, mlps)})
+        first = SlotTable({self._first: LayerSlots(everything, mlps)})
         kept = {layer: [layout.view(row) for row in rows] for layer, rows in held.items()}
-        self._own_tables = []
+        tables = []
         for rows in memory:
             gathered = [layout.view(row) for row in rows]
             layers = {}
@@ -61,8 +76,8 @@ class GatheredDispatcher:
                 by_expert = dict(zip(plan.gathered, gathered, strict=True))
                 by_expert |= zip(plan.in_memory, kept.get(layer, ()), strict=True)
                 layers[layer] = LayerSlots(everything, tuple(by_expert[e] for e in everything))
-            self._own_tables.append(SlotTable(layers))
-        self._resident, self._tables = self._own_resident, self._own_tables
+            tables.append(SlotTable(layers))
+        self._own = self._experts = _Experts(first, tuple(tables))
         self._gathered = plan.gathered_layers
         self._ring = Ring(self._gathered, plan.num_buffers, start) if self._gathered else None
         self._waits = {layer: metrics.WAIT_SECONDS.labels(layer) for layer in self._gathered}
@@ -75,10 +90,10 @@ class GatheredDispatcher:
         self.wait_s: tuple[float, ...] = ()
 
     def adopt(self, loaded: LoadedRung | None) -> None:
-        """See ``Degrading.adopt``; between two steps."""
-        self._loaded = loaded
-        self._resident = with_united(self._own_resident, loaded)
-        self._tables = [with_united(table, loaded) for table in self._own_tables]
+        """See ``Degrading.adopt``; a step under way keeps its own."""
+        own = self._own
+        tables = tuple(with_united(table, loaded) for table in own.tables)
+        self._experts = _Experts(with_united(own.resident, loaded), tables, loaded)
 
     def prime(self) -> None:
         """Begin to gather the first layers; once, before the first step."""
@@ -94,7 +109,10 @@ class GatheredDispatcher:
         """A step of the one placement there is."""
         self._stamps, self._began = [], False
         return Step(
-            os.urandom(16), epoch=0, rung=self._loaded.rung if self._loaded is not None else None
+            os.urandom(16),
+            epoch=0,
+            route=self._experts,
+            rung=self._experts.loaded.rung if self._experts.loaded else None,
         )
 
     def end_step(self, step: Step) -> None:
@@ -127,13 +145,14 @@ class GatheredDispatcher:
         """
         entered = time.perf_counter()
         topk_weights, topk_ids = self._gates[layer](hidden_states)
+        experts: _Experts = step.route
         if promised is not None:
-            assert self._loaded is not None  # or the step had no rung
-            split_choices(topk_ids, topk_weights, promised, self._loaded.layers[layer])
+            assert experts.loaded is not None  # or the step had no rung
+            split_choices(topk_ids, topk_weights, promised, experts.loaded.layers[layer])
         if layer == self._first or self._ring is None:
             self._began = True
             self._stamps.append((entered, 0.0))
-            combined = self._resident.compute(layer, hidden_states, topk_weights, topk_ids, None)
+            combined = experts.resident.compute(layer, hidden_states, topk_weights, topk_ids, None)
             return combined.to(hidden_states.dtype)
         fill = self._enter(self._ring, layer)
         waited_s = 0.0
@@ -146,7 +165,7 @@ class GatheredDispatcher:
         fill.done.result()  # raises the error of the fill
         self._layers[layer].inc()
         self._stamps.append((entered, waited_s))
-        table = self._tables[fill.buffer]
+        table = experts.tables[fill.buffer]
         combined = table.compute(layer, hidden_states, topk_weights, topk_ids, None)
         if self._began:
             self._ring.leave(fill)
