@@ -224,9 +224,7 @@ def encode_event(event: Event) -> pb.ExecuteResponse:
     return response
 
 
-def _encode_degradation(told: Degradation) -> pb.Degradation | None:
-    if told == Degradation(rows=told.rows):
-        return None
+def _encode_degradation(told: Degradation) -> pb.Degradation:
     return pb.Degradation(mean_threshold=told.mean_threshold, share=told.share, rows=told.rows)
 
 

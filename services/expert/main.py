@@ -141,6 +141,7 @@ def _record_of(settings: ExpertSettings, config: ModelConfig, host: ExpertHost) 
         "num_experts": config.moe.num_experts,
         "layers": list(config.moe_layers),
         "expert_bytes": host.files.expert_bytes,
+        "united": host.files.experts.digests,
         "max_expert_bytes": settings.max_expert_bytes,
     }
 

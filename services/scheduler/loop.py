@@ -14,7 +14,14 @@ from msgspec.structs import replace
 from moesaic.cluster.leadership import Leadership
 from moesaic.cluster.placement_view import PlacementView
 from moesaic.cluster.registry import Fleet
-from moesaic.errors import InvalidInput, MoesaicError, NotReady, StaleEpoch
+from moesaic.errors import (
+    CheckpointError,
+    InvalidInput,
+    MoesaicError,
+    NotReady,
+    PlacementInfeasible,
+    StaleEpoch,
+)
 from moesaic.messages.decisions import DecisionOutcome, PlacementDecision
 from moesaic.messages.placement import Placement
 from moesaic.messages.registry import WorkerRecord
@@ -41,6 +48,8 @@ log = structlog.get_logger()
 
 _LOOK_S = 1.0  # how often to look without news: newcomers settle, Redis may have lost its data
 _BACKOFF_S = (1.0, 30.0)  # first and longest wait after a failed placement
+# Errors that come again however often a rung is tried.
+_REFUSALS = (CheckpointError, InvalidInput, PlacementInfeasible)
 WITHOUT_UNITED = Rung(instead="fewer")
 _AT_ONCE_S = 0.2  # before deciding again because the fleet has changed
 
@@ -211,10 +220,27 @@ class PlacementLoop:
 
     def _rung(self) -> Rung:
         """The way to degrade that operators want; without united experts if there can be none."""
-        asked_for = self._rung_asked_for()
+        asked_for, current = self._rung_asked_for(), self._view.current
         if asked_for != self._refused_rung:
             self._refused_rung = None
-        return WITHOUT_UNITED if self._refused_rung is not None else asked_for
+            if differing := self._differing(asked_for):
+                self._refuse(asked_for, f"united experts differ: {differing}")
+        if self._refused_rung is None:
+            return asked_for
+        kept = current is not None and current.num_united and current.rung != asked_for
+        return current.rung if current is not None and kept else WITHOUT_UNITED
+
+    def _refuse(self, rung: Rung, cause: str) -> None:
+        """Do without a rung, until operators want another one."""
+        self._refused_rung = rung
+        log.error("rung.refused", way=rung.way, cause=cause)
+
+    def _differing(self, rung: Rung) -> str:
+        """Name the workers whose united experts of a way are not the same; empty: all are."""
+        if rung.instead != "united":
+            return ""
+        found = {record.worker_id: record.united.get(rung.way, "") for record in self._experts()}
+        return ", ".join(sorted(found)) if len(set(found.values())) > 1 else ""
 
     async def _change_rung(self, current: Placement) -> None:
         """Have choices degraded in another way; experts stay where they are."""
@@ -283,9 +309,8 @@ class PlacementLoop:
             self.waiting_for = []
         except MoesaicError as error:
             failure, overtaken = str(error), isinstance(error, Obsolete)
-            if wanted.num_united and not isinstance(error, NotReady | StaleEpoch):
-                self._refused_rung = wanted.rung  # the model's own experts must not want for it
-                log.error("rung.refused", way=wanted.rung.way, cause=failure)
+            if wanted.num_united and isinstance(error, _REFUSALS):
+                self._refuse(wanted.rung, failure)  # the model's own experts must not want for it
             self._closed = False  # it may have been committed, if Redis did not say
             self._confirmation.forget()  # a worker may not have heard that it was given up
             self._proposer.could_not_load(self._placer.failed)

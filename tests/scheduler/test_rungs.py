@@ -70,3 +70,21 @@ async def test_united_experts_that_cannot_be_loaded_are_done_without(suite: Any)
         assert "is damaged" in refused["cause"]
         await asyncio.sleep(1.5)
         assert suite.view.epoch == without.epoch  # it is not tried over and over
+
+
+async def test_united_experts_that_differ_between_workers_are_not_used(suite: Any) -> None:
+    scheduler = await suite.scheduler()
+    ours, theirs = {2: "0123", 4: "89ab"}, {2: "4567", 4: "89ab"}
+    async with (
+        suite.expert("a", united=ours),
+        suite.expert("b", united=theirs) as b,
+        scheduler.stub() as stub,
+    ):
+        await b.until_epoch(1)
+        await set_policy(stub, way=2)
+        await until_rung(suite, Rung(instead="fewer"))
+        refused = await scheduler.until("rung.refused")
+        assert "a, b" in refused["cause"]
+
+        await set_policy(stub, way=4)
+        await until_rung(suite, Rung(way=4, instead="united"))

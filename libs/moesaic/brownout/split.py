@@ -103,6 +103,8 @@ def split_choices(
     if instead == "united":
         _keep_lone(stay, chosen, way)
         stay &= there
+    elif instead == "fewer":
+        _keep_heaviest(stay, there, topk_ids, topk_weights)
     ids, weights = topk_ids.copy(), topk_weights.copy()
     degraded = ~stay[topk_ids]
     for row in np.flatnonzero(degraded.any(axis=1)):
@@ -148,6 +150,20 @@ def _keep_lone(stay: NDArray[np.bool_], chosen: NDArray[np.bool_], way: int) -> 
     groups, counts = np.unique(going // way, return_counts=True)
     lone = groups[counts == 1]
     stay[going[np.isin(going // way, lone)]] = True
+
+
+def _keep_heaviest(
+    stay: NDArray[np.bool_],
+    there: NDArray[np.bool_],
+    topk_ids: NDArray[np.int32],
+    topk_weights: NDArray[np.float32],
+) -> None:
+    """Let the heaviest choice stay of each row that would keep none: of its layer it would have nothing."""
+    marked = []
+    for row in np.flatnonzero(~stay[topk_ids].any(axis=1)):
+        found = [(-w, e) for w, e in zip(topk_weights[row], topk_ids[row], strict=True) if there[e]]
+        marked += [min(found)[1]] if found else []
+    stay[marked] = True
 
 
 def _unite(

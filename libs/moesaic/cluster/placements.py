@@ -83,7 +83,7 @@ def decode_placement(wire: pb.Placement) -> Placement:
 
 def _decode_rung(wire: pb.Placement) -> Rung:
     told = wire.rung
-    if not told.instead:  # it was told nothing
+    if not told.instead and not wire.num_united:  # it was told nothing
         return Rung()
     try:
         rung = msgspec.convert(

@@ -226,7 +226,8 @@ class BrownoutControl:
         if self.policy.mode in ("off", "manual"):
             return QueueState(now_s, idle_s=idle_s)
         prompts = [sequence for sequence in batcher.running if not sequence.decodes]
-        keys = (sequence.request.key for sequence in batcher.waiting)
+        waiting = [sequence for sequence in batcher.waiting if not batcher.holds(sequence)]
+        keys = (sequence.request.key for sequence in waiting)
         timings = [timing for key in keys if (timing := self._timings.get(key)) is not None]
         # Those that have begun were preempted.
         fresh = [timing.submitted_s for timing in timings if timing.last_token_s is None]
@@ -234,8 +235,9 @@ class BrownoutControl:
         self._step_rows = max(1, min(most, batcher.pace.rows()))
         return QueueState(
             now_s,
-            len(batcher.waiting),
-            batcher.waiting.num_tokens + sum(sequence.rows_left for sequence in prompts),
+            len(waiting),
+            sum(sequence.rows_left for sequence in waiting)
+            + sum(sequence.rows_left for sequence in prompts),
             now_s - min(fresh, default=now_s),
             len(batcher.running) - len(prompts),
             self._step_rows,

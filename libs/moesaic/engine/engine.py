@@ -198,8 +198,8 @@ class Engine:
                 self._give_up([s for s in self.batcher.unfinished() if self.batcher.holds(s)], LOST)
             if isinstance(planned, Slice) or planned.chunks:
                 await self._run_step(step, planned)
-            elif step.has_lost:
-                await self._stall(LOST)
+            elif step.has_lost:  # all that there is waits for lost experts
+                await asyncio.sleep(STALL_POLL_S)
             self._dispatcher.end_step(step)
             await asyncio.sleep(0)  # let submissions and cancellations in
 

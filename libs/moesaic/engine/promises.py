@@ -17,7 +17,7 @@ from moesaic.kernels.promised import PromisedRows
 from moesaic.models.configuration.architecture import ModelConfig
 from moesaic.models.layers.step_batch import StepBatch
 
-PREFILL, DECODE = 0, 1  # phases
+PREFILL, DECODE, PHASES = 0, 1, 2
 
 
 class Promising:
@@ -109,11 +109,13 @@ class Promising:
             choices = passing * self._top_k if layer in self._layers else 0
             self._num_choices += choices
             for user in own:
-                if thresholds is None or degraded is None:
-                    user.account.add(num_rows, 1.0, choices)
-                else:
-                    rows = degraded[start : start + num_rows]
-                    _count(chunk, user, thresholds[start], choices, rows)
+                threshold = 1.0 if thresholds is None else thresholds[start]
+                # A row counts once, at its first layer; what it was promised is of all layers.
+                rows = num_rows if layer == 0 else 0
+                own_degraded = 0
+                if degraded is not None:
+                    own_degraded = int(degraded[start : start + num_rows].sum())
+                user.account.add(rows, threshold, choices, own_degraded)
             if degraded is not None:
                 self._num_degraded += int(degraded[start : start + num_rows].sum())
             start += num_rows
@@ -123,7 +125,10 @@ def _level(chunk: Chunk, thresholds: Thresholds, users: Sequence[AnySequence]) -
     phase = DECODE if chunk.sequence.decodes else PREFILL
     threshold = thresholds.decode if phase == DECODE else thresholds.prefill
     wanted = max((user.request.min_threshold for user in users), default=0.0)
-    return Level(max(threshold, wanted), phase)
+    if wanted <= threshold:
+        return Level(threshold, phase)
+    # Counted by themselves: of many rows' choices those of a few may be the least popular.
+    return Level(wanted, phase + PHASES * (1 + Level(wanted).parts))
 
 
 def _settled(batches: Sequence[StepBatch]) -> tuple[list[float], Tensor]:

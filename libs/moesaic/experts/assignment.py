@@ -164,7 +164,8 @@ class Assigner:
         served = baselines.choose_by_row(self._scheduling, ids, self._held, seed)
         slots = self._held[ids, served] - self._window[0]
         slot_ids = np.where(served == self._worker_idx, slots, np.int32(NONE))
-        counts = activated_experts(ids, served, *self._held.shape)
+        real = ids >= 0
+        counts = activated_experts(ids[real], served[real], *self._held.shape)
         slots_there = torch.from_numpy(slot_ids).to(topk_ids.device)
         return Assignment(slots_there, served, counts, self._worker_idx, lambda: counts)
 

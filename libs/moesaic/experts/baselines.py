@@ -26,14 +26,19 @@ def choose_by_row(
 
     Args:
         scheduling: of ``BY_ROW``.
-        topk_ids: int32 ``[T, k]``.
+        topk_ids: int32 ``[T, k]``; -1 is nobody's choice.
         held: the replica of each expert on each worker, ``[E, N]``, -1: none.
         seed: random choices are drawn from it.
 
     Returns:
-        int32 ``[T, k]``.
+        int32 ``[T, k]``, -1 for what is nobody's choice.
     """
-    return BY_ROW[scheduling](topk_ids, held, _rng(seed))
+    real = topk_ids >= 0
+    if real.all():
+        return BY_ROW[scheduling](topk_ids, held, _rng(seed))
+    served = np.full(topk_ids.shape, NONE, np.int32)
+    served[real] = BY_ROW[scheduling](topk_ids[real][:, None], held, _rng(seed))[:, 0]
+    return served
 
 
 def choose_by_batch(
@@ -44,6 +49,10 @@ def choose_by_batch(
     Returns:
         int32 ``[E]``, -1 for experts that the batch has not.
     """
+    if (real := topk_ids >= 0).any() and not real.all():
+        topk_ids = topk_ids[real][:, None]
+    elif not real.any():
+        return np.full(len(held), NONE, np.int32)
     served = BY_BATCH[scheduling](topk_ids, held, _rng(seed))
     instance = np.full(len(held), NONE, np.int32)
     instance[topk_ids] = served

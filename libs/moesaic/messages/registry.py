@@ -33,6 +33,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="worker.v1"):
     num_experts: int = 0  # expert workers: experts per layer of the model they have
     layers: list[int] = []  # expert workers: the decoder layers that have experts
     expert_bytes: int = 0  # expert workers: memory of one expert
+    united: dict[int, str] = {}  # expert workers: digests of their files of united experts, by way
     max_expert_bytes: int = 0  # expert workers: most memory for experts, old ones too; 0: no limit
     dispatch: str = ""  # attention workers: local, routed, gathered or all-to-all
     max_request_tokens: int = 0  # attention workers: prompt and answer together; 0: not told

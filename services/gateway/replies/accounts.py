@@ -49,7 +49,8 @@ class Provenance(msgspec.Struct, omit_defaults=True, kw_only=True):
         epochs: tokens under each placement. A worker tells them when it finishes: an answer that a stop string cut
             short is not among them, and the field is absent when nothing is known.
         cached_tokens: prompt tokens that workers had already, likewise as far as they told.
-        quality: as far as they told; absent when nothing is known.
+        quality: absent when it is not known of all: where a stop string cut an answer short, or a worker was lost
+            and another went on.
         workers: who computed it, if asked for.
         prompt_version: of the words that questions were put in; with others the numbers would differ.
     """
@@ -73,7 +74,7 @@ def provenance_of(
         names_workers: the caller wants to know the workers.
     """
     tokens: dict[int, int] = {}
-    finished = list(finished)
+    finished, runs = list(finished), list(runs)
     for done in finished:
         for span in done.epochs:
             tokens[span.epoch] = tokens.get(span.epoch, 0) + span.tokens
@@ -81,21 +82,24 @@ def provenance_of(
     return Provenance(
         epochs=[EpochTokens(epoch, count) for epoch, count in sorted(tokens.items())],
         cached_tokens=cached_tokens,
-        quality=_quality_of(finished) if finished else None,
+        quality=_quality_of(finished) if finished and _told_all(runs) else None,
         workers=workers if names_workers else None,
     )
 
 
+def _told_all(runs: Sequence[Run]) -> bool:
+    """True if one worker each has computed the runs, so that its account is whole."""
+    return all(run.attempt <= 1 for run in runs)
+
+
 def _quality_of(finished: Sequence[Finished]) -> Quality:
-    """Weigh the runs of a request by their rows; those that were not degraded say nothing of theirs."""
-    rows = [
-        done.degradation.rows or done.prompt_tokens + done.completion_tokens for done in finished
-    ]
+    """Weigh the runs of a request by their rows."""
     thresholds = degraded = 0.0
-    for done, count in zip(finished, rows, strict=True):
+    for done in finished:
         told = done.degradation
-        known = done.HasField("degradation")
-        thresholds += count * (told.mean_threshold if known else 1.0)
-        degraded += count * told.share
-    total = max(1, sum(rows))
+        thresholds += told.rows * (told.mean_threshold if done.HasField("degradation") else 1.0)
+        degraded += told.rows * told.share
+    total = sum(done.degradation.rows for done in finished)
+    if not total:
+        return Quality(1.0, 0.0)  # all of it was computed before
     return Quality(round(thresholds / total, 4), round(degraded / total, 4))

@@ -222,10 +222,31 @@ async def test_experts_of_a_lost_worker_are_served_by_united_ones(
         got = await c.routed.dispatch(step, 1, rows, promised)
 
         assert step.has_lost
-        assert (
-            step.rung is None
-        )  # united experts are missing as well, those of groups that are there
+        # United experts are missing as well, those of groups that are there.
+        assert step.rung is None
         gone = (c.routed._gates[1](rows)[1] >= 4).sum(dim=1)
         assert torch.equal(promised.settle(), gone.int())
         assert torch.equal(got[gone == 0], whole[gone == 0])
         c.routed.end_step(step)
+
+
+async def test_a_placement_that_has_every_expert_is_better_than_united_ones(
+    cluster: Any, tiny_model: Any
+) -> None:
+    """The newest placement lacks a worker, the one before does not need it."""
+    async with cluster(tiny_model, 2, slots=16, rung=PAIRS) as c:
+        c.put_in_force(c.placement(1, [*range(12)], [0, 1]))
+        rows = hidden(30)
+        whole = await dispatched(c, rows, 1)
+        await c.networks[1].close()
+        while c.routed._routes.current.live != (0,):
+            await asyncio.sleep(0.01)
+        c.put_in_force(c.placement(2, *HALVES))
+
+        for _ in range(3):
+            await asyncio.sleep(0.2)  # united experts might stand in by now
+            await asyncio.wait_for(c.routed.reachable(), 5)
+            step = c.routed.begin_step()
+            assert (step.epoch, step.has_lost) == (1, False)
+            c.routed.end_step(step)
+        assert torch.equal(await dispatched(c, rows, 1), whole)

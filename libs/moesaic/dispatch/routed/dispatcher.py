@@ -91,7 +91,7 @@ class RoutedDispatcher:
         self._network, self._gates, self._rung_of = network, gates, rung_of
         self._deterministic, self._wire = deterministic, wire
         self.native = NativeAsking(network, timeout_s, wire)
-        self._routes = Routes(network, scheduling)
+        self._routes = Routes(network, scheduling, stands_in=not deterministic)
         self._seq, self._num_asked = itertools.count(1), 0
         self._carrier: RowCarrier | None = None
         self._notes = DispatchNotes()
@@ -165,7 +165,7 @@ class RoutedDispatcher:
     def begin_step(self) -> Step:
         """See ``Dispatcher.begin_step``."""
         route = self._routes.current
-        if route is None or (route.has_lost and self._deterministic):
+        if route is None:
             raise NotReady(f"waiting for {'; '.join(self.waiting_for)}", code="expert_unavailable")
         step = Step(
             os.urandom(16), route.placement.epoch, route, rung=route.rung, has_lost=route.has_lost

@@ -125,5 +125,6 @@ def plan_route(
         for layer, basis in bases.items()
         if basis.scheduling in CARRYING
     }
-    rung = placement.rung if has_united else None
+    # A placement of before a brownout was allowed cannot degrade, whatever thresholds are by now.
+    rung = placement.rung if has_united and placement.rung != Rung() else None
     return Route(placement, live, links, targets, bases, encoded, usual, rung, has_lost)

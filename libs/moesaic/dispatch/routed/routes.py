@@ -24,17 +24,25 @@ LINK_EVENTS = LinkEvents("expert_worker.linked", "expert_worker.unreachable")
 class Routes:
     """Routes of the newest placement, or of the one before until the newest can serve."""
 
-    def __init__(self, network: Network, scheduling: ExpertScheduling) -> None:
-        """Dial over ``network``; ``scheduling`` is how expert workers choose among replicas."""
+    def __init__(
+        self, network: Network, scheduling: ExpertScheduling, *, stands_in: bool = True
+    ) -> None:
+        """Dial over ``network``.
+
+        Args:
+            network: of the engine thread.
+            scheduling: how expert workers choose among replicas.
+            stands_in: united experts may serve for those that nobody holds.
+        """
         self._scheduling: ExpertScheduling = scheduling
+        self._stands_in = stands_in
         self._newest: Placement | None = None  # to switch to
         self._in_use: Placement | None = None  # serves until the newest can
         self._pinned: dict[bytes, Placement] = {}  # by steps that have not ended
         self._links: DialledLinks[Endpoint] = DialledLinks(network, LINK_EVENTS, self._dialled)
         self._route: Route | None = None
-        self._lacking: tuple[int, float] | None = (
-            None  # epoch of a placement that lacks experts, and since when
-        )
+        self._lacking: dict[int, float] = {}  # since when; by epochs that lack experts
+        self._told: tuple[int, tuple[int, ...]] | None = None  # of a route whose lack was logged
         self._changed = asyncio.Event()
 
     @property
@@ -44,37 +52,42 @@ class Routes:
         if route and route.placement is self._newest and route.usable:
             return route
         self._route = None
-        for placement in self._known:
-            links = {
-                idx: link
-                for idx, worker in enumerate(placement.workers)
-                if (link := self._links.get(Endpoint.of(worker))) is not None
-            }
-            route = plan_route(placement, links, self._scheduling)
-            if self._may_use(placement, route) and route is not None:
-                if self._in_use is not placement:
-                    log.info("route.switched", epoch=placement.epoch, workers=len(route.live))
-                self._route, self._in_use = route, placement
-                break
+        possible = [(p, r) for p in self._known if (r := self._planned(p)) is not None]
+        # What serves everything goes first, even if it is the earlier placement.
+        for placement, found in sorted(possible, key=lambda pair: pair[1].has_lost):
+            if found.has_lost and not self._may_stand_in(found):
+                continue
+            if self._in_use is not placement:
+                log.info("route.switched", epoch=placement.epoch, workers=len(found.live))
+            self._route, self._in_use = found, placement
+            break
         self._refresh()
         return self._route
 
-    def _may_use(self, placement: Placement, route: Route | None) -> bool:
-        """False for a while if united experts would have to stand in for lost ones."""
-        if route is None or not route.has_lost:
-            if (
-                route is not None
-                and self._lacking is not None
-                and self._lacking[0] == placement.epoch
-            ):
-                self._lacking = None
-            return route is not None
-        now_s = time.monotonic()
-        if self._lacking is None or self._lacking[0] != placement.epoch:
-            self._lacking = placement.epoch, now_s
-        if now_s - self._lacking[1] < STAND_IN_AFTER_S:
+    def _planned(self, placement: Placement) -> Route | None:
+        links = {
+            idx: link
+            for idx, worker in enumerate(placement.workers)
+            if (link := self._links.get(Endpoint.of(worker))) is not None
+        }
+        route = plan_route(placement, links, self._scheduling)
+        if route is not None and not route.has_lost:
+            self._lacking.pop(placement.epoch, None)
+        return route
+
+    def _may_stand_in(self, route: Route) -> bool:
+        """True once united experts may stand in for those that a placement lacks."""
+        if not self._stands_in:
             return False
-        log.warning("route.stands_in", epoch=placement.epoch, workers=len(route.live))
+        known = {placement.epoch for placement in self._known}
+        self._lacking = {epoch: since for epoch, since in self._lacking.items() if epoch in known}
+        now_s, epoch = time.monotonic(), route.placement.epoch
+        since_s = self._lacking.setdefault(epoch, now_s)
+        if now_s - since_s < STAND_IN_AFTER_S:
+            return False
+        if self._told != (epoch, route.live):
+            self._told = epoch, route.live
+            log.warning("route.stands_in", epoch=epoch, workers=len(route.live))
         return True
 
     @property

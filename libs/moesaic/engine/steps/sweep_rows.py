@@ -57,6 +57,11 @@ class Sweep:
     _found: dict[tuple[bytes, float], int] = field(default_factory=dict)
 
     @property
+    def may_be_degraded(self) -> bool:
+        """False if its sequences want something that is not always to be had."""
+        return _may_be_degraded(self.sequences[0])
+
+    @property
     def wanted(self) -> list[Chunk]:
         """Chunks with rows whose logits are wanted."""
         return [part.chunk for part in self.parts if part.chunk.wanted]
@@ -86,6 +91,8 @@ class Sweep:
         if blocks_to_sweep(len(sequence.tokens), sequence.task) - shared > num_free:
             return False
         rows = num_rows_of(len(sequence.tokens), sequence.task) - shared * BLOCK_SIZE
+        if self.sequences and self.may_be_degraded != _may_be_degraded(sequence):
+            return False  # one of them may have to wait while the other goes on
         if not self.sequences or self.num_rows + rows <= most_rows:
             return True
         joined = self.num_rows - self._first_rows
@@ -137,6 +144,10 @@ class Sweep:
         """
         done = len(sequence.tokens) * self.num_passed // max(1, self.num_rows * num_layers)
         return min(done, len(sequence.tokens) - 1)
+
+
+def _may_be_degraded(sequence: ScoringSequence) -> bool:
+    return not sequence.request.min_threshold
 
 
 def _named(sequence: ScoringSequence) -> Iterator[tuple[tuple[bytes, float], int]]:

@@ -124,7 +124,7 @@ class Sweeps:
         """
         if not self._owed:
             return None
-        self._admit()
+        self._admit(holds)
         for sweep in self._under_way:
             if not any(map(holds, sweep.sequences)):
                 return self._cut(sweep)
@@ -190,13 +190,16 @@ class Sweeps:
             for sequence in sweep.sequences
         ]
 
-    def _admit(self) -> None:
+    def _admit(self, holds: Callable[[AnySequence], bool]) -> None:
         """Have sequences join sweeps that are in their first layer, then begin further sweeps."""
         self._join_alike()
-        while self.waiting and len(self._under_way) < MOST_SWEEPS:
+        turning = sum(not any(map(holds, sweep.sequences)) for sweep in self._under_way)
+        while self.waiting and turning < MOST_SWEEPS:
             sweep, given = Sweep(), list[tuple[Claim, int]]()
             for sequence in self._in_turn():
                 assert isinstance(sequence, ScoringSequence)
+                if holds(sequence):
+                    continue
                 if not self._takes(sweep, sequence):
                     break
                 given.append(self._join(sweep, sequence))
@@ -204,6 +207,7 @@ class Sweeps:
                 return
             self._note_shares(given)
             self._under_way.append(sweep)
+            turning += 1
 
     def _join_alike(self) -> None:
         """Have those join that begin like a sweep, tenants in turn, up to the first without room."""

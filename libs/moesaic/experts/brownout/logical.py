@@ -12,6 +12,7 @@ import structlog
 import torch
 from torch import Tensor
 
+from moesaic.errors import CheckpointError
 from moesaic.kernels.promised import LayerRung
 from moesaic.messages.rung import Rung
 from moesaic.models.configuration.config import ModelConfig
@@ -40,9 +41,16 @@ class LogicalExperts:
         return find_united(self._checkpoint.directory, self._config)
 
     @property
-    def ways(self) -> list[int]:
-        """Ways whose united experts were distilled."""
-        return sorted(self._files)
+    def digests(self) -> dict[int, str]:
+        """Digests of the united experts that were distilled, by way. Of files that are damaged, none.
+
+        What is wrong with a file is said when it is needed.
+        """
+        try:
+            return {way: file.digest for way, file in self._files.items()}
+        except CheckpointError as error:
+            log.error("united.refused", cause=str(error))
+            return {}
 
     def read(
         self, layer: int, weights_id: int, dtype: torch.dtype, device: torch.device

@@ -107,6 +107,12 @@ class UnitedExperts:
             )
 
     @property
+    def digest(self) -> str:
+        """64 bits over all its tensors, in hex."""
+        told = msgspec.json.encode(sorted(self.manifest.digests.items()))
+        return xxhash.xxh3_64_hexdigest(told)
+
+    @property
     def num_groups(self) -> int:
         """Number of united experts of a layer."""
         return Rung(way=self.manifest.way).num_united(self.config.moe.num_experts)

@@ -8,6 +8,7 @@
 
 enum { UNITED, FEWER, NOTHING };  // what serves a degraded choice
 enum { NOBODY = -1, MORE = 2 };
+enum { PROMISED = 1, HEAVIEST };  // why an expert stays
 enum { WHOLE = 10000 };
 enum { ID_BITS = 24 };  // of a key; the rest is what its choices are worth
 
@@ -88,7 +89,7 @@ static void keep_promised(struct split *s) {
                 if (level_of(s, t) != m) continue;
                 for (int64_t j = 0; j < s->top_k; j++) {
                     const int32_t e = s->ids[t * s->top_k + j];
-                    if (s->place[e] < num) s->stay[e] = 1;
+                    if (s->place[e] < num) s->stay[e] = PROMISED;
                 }
             }
         }
@@ -96,7 +97,8 @@ static void keep_promised(struct split *s) {
 }
 
 static void leave_lost(struct split *s) {
-    for (int64_t e = 0; s->rung->lost && e < s->num_experts; e++) s->stay[e] &= !s->rung->lost[e];
+    for (int64_t e = 0; s->rung->lost && e < s->num_experts; e++)
+        if (s->rung->lost[e]) s->stay[e] = 0;
 }
 
 // An expert stays that would be the only one of its group to go.
@@ -113,7 +115,26 @@ static void keep_lone(struct split *s) {
             s->rows[g] = MORE;
     }
     for (int64_t g = 0; g < groups; g++)
-        if (s->rows[g] == 1) s->stay[lone[g]] = 1;
+        if (s->rows[g] == 1) s->stay[lone[g]] = PROMISED;
+}
+
+// The heaviest choice stays of a row that would keep none: it would have nothing of its layer.
+static void keep_heaviest(struct split *s, const float *weights) {
+    for (int64_t t = 0; t < s->count; t++) {
+        const int32_t *own = s->ids + t * s->top_k;
+        const float *weight = weights + t * s->top_k;
+        int64_t best = -1;
+        int keeps = 0;
+        for (int64_t j = 0; j < s->top_k; j++) {
+            const int32_t e = own[j];
+            keeps |= s->stay[e] == PROMISED;  // whatever other rows have marked by now
+            if (s->rung->lost && s->rung->lost[e]) continue;
+            if (best < 0 || weight[j] > weight[best] ||
+                (weight[j] == weight[best] && e < own[best]))
+                best = j;
+        }
+        if (!keeps && best >= 0) s->stay[own[best]] = HEAVIEST;
+    }
 }
 
 // Gives a row's degraded choices to united experts, each once with the sum of their weights.
@@ -167,6 +188,8 @@ EXPORT void split_choices(int32_t *ids, float *weights, int64_t count, int64_t t
     if (rung->instead == UNITED) {
         keep_lone(&s);
         leave_lost(&s);
+    } else if (rung->instead == FEWER) {
+        keep_heaviest(&s, weights);
     }
     for (int64_t t = 0; t < count; t++) {
         int32_t *own = ids + t * top_k;
