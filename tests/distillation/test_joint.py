@@ -2,14 +2,17 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from moesaic.brownout.split import Layer, Level, split_choices
 from moesaic.distillation.frozen import Both, FrozenWeights
-from moesaic.distillation.joint import JointDistillation, divergence_of, measure
-from moesaic.distillation.network import Degraded, TrainableModel, _going
-from moesaic.distillation.recipe import Recipe
+from moesaic.distillation.joint import JointDistillation, _weights, divergence_of, measure
+from moesaic.distillation.network import Degraded, PassedRows, TrainableModel, _going
+from moesaic.distillation.recipe import DistillProgress, Recipe
 from moesaic.distillation.texts import LearningSequence, LearningText
+from moesaic.messages.rung import Rung
 from tests.distillation.conftest import Model
 
 WAY = 4
@@ -55,6 +58,32 @@ def test_answers_come_closer_to_those_of_the_whole_model(
     assert after < 0.8 * before
 
 
+def test_steps_in_which_every_expert_stays_teach_nothing(
+    network: TrainableModel,
+    begun: dict[int, Both],
+    text: LearningText,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("moesaic.distillation.joint.ALL_SHARE", 0.0)
+    recipe = Recipe(joint_steps=2, joint_tokens=9, joint_threshold=1.0)
+    part = tmp_path / "part"
+
+    def trained() -> dict[int, Both]:
+        return JointDistillation(network, WAY, begun, recipe, part).train(text.train, say)
+
+    def say(progress: DistillProgress) -> None:
+        notes.append(progress.note)
+
+    notes: list[str] = []
+    united = trained()
+
+    assert notes == ["divergence 0.0000"] * 2
+    for layer, both in united.items():
+        assert all(map(torch.equal, both, begun[layer]))
+    assert all(map(torch.equal, trained()[0], begun[0]))  # as it was saved
+
+
 def test_at_a_threshold_of_one_nothing_is_lost(
     network: TrainableModel, begun: dict[int, Both], text: LearningText
 ) -> None:
@@ -77,14 +106,47 @@ def test_only_tokens_that_are_asked_for_are_measured(
     assert quality.exact == pytest.approx(float(sum(losses)) / 4, rel=1e-5)
 
 
-def test_the_popular_stay_and_noise_lets_others_stay() -> None:
+def test_a_label_weighs_beside_a_long_answer() -> None:
+    exact, united = (PassedRows([], rows) for rows in torch.randn(2, 6, 9))
+    sequences = [LearningSequence([5, 9, 2, 7, 1, 3], 2), LearningSequence([4, 4, 8], 2)]
+
+    weights = _weights(sequences)
+
+    assert weights.tolist() == [0.5] * 4 + [1.0]
+    exact, united = (PassedRows([], own.logits[:5]) for own in (exact, united))
+    of_rows = [
+        divergence_of(*(PassedRows([], own.logits[row : row + 1]) for own in (exact, united)))
+        for row in range(5)
+    ]
+    mean = sum(own * weight for own, weight in zip(of_rows, weights, strict=True)) / 3
+    torch.testing.assert_close(divergence_of(exact, united, weights), mean)
+
+
+def test_the_popular_stay() -> None:
     ids = torch.tensor([[0], [0], [0], [1], [1], [2], [3]])
 
-    def going(threshold: float, noise: torch.Tensor | None = None) -> list[bool]:
-        return _going(ids, 4, 0, Degraded(2, {}, threshold, noise)).tolist()
+    def going(threshold: float) -> list[bool]:
+        sequence = torch.zeros(len(ids), dtype=torch.long)
+        return _going(ids, 4, sequence, Degraded(2, {}, threshold)).flatten().tolist()
 
-    assert going(0.0) == [True, True, True, True]
-    assert going(0.4) == [False, True, True, True]
-    assert going(0.5) == [False, False, True, True]
-    assert going(1.0) == [False, False, False, False]
-    assert going(0.4, torch.tensor([[0.0, 9.0, 0.0, 0.0]])) == [False, False, True, True]
+    assert going(0.0) == [True] * 7
+    assert going(0.4) == [False] * 3 + [True] * 4
+    assert going(0.5) == [False] * 5 + [True] * 2
+    assert going(1.0) == [False] * 7
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.2, 0.5])
+@pytest.mark.parametrize("way", [2, 3])
+def test_apart_each_sequence_is_split_as_a_batch_that_is_served(way: int, threshold: float) -> None:
+    lengths, generator = [1, 5, 9], torch.Generator().manual_seed(way)
+    ids = torch.rand(sum(lengths), 8, generator=generator).topk(2, dim=1).indices
+    sequence = torch.arange(3).repeat_interleave(torch.tensor(lengths))
+
+    going = _going(ids, 8, sequence, Degraded(way, {}, threshold, apart=True))
+
+    for own, goes in zip(ids.split(lengths), going.split(lengths), strict=True):
+        layer = Layer(8, Rung(way=way, instead="united"))
+        rows = np.zeros(len(own), np.uint8)
+        weights = np.full(own.shape, 0.5, np.float32)
+        choices = split_choices(own.int().numpy(), weights, [Level(threshold)], rows, layer)
+        assert goes.sum(dim=1).tolist() == choices.degraded.tolist()

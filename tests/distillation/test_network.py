@@ -34,7 +34,8 @@ def test_logits_equal_those_of_the_decoder(
     assert [len(rows) for rows in passed.hidden] == [82] * config.num_layers
 
 
-def test_united_experts_serve_what_the_split_gives_them(small: Model) -> None:
+@pytest.mark.parametrize("threshold", [0.0, 0.3])
+def test_united_experts_serve_what_the_split_gives_them(threshold: float, small: Model) -> None:
     checkpoint, config = small
     weights = FrozenWeights.load(checkpoint, config)
     layer, way = weights.layers[0], 4
@@ -45,14 +46,16 @@ def test_united_experts_serve_what_the_split_gives_them(small: Model) -> None:
     )
     x = torch.randn(30, config.hidden_size, generator=generator)
 
-    said = TrainableModel(weights)._feed_forward(0, layer, x, Degraded(way, {0: united}))
+    one = torch.zeros(30, dtype=torch.long)
+    degraded = Degraded(way, {0: united}, threshold, apart=True)
+    said = TrainableModel(weights)._feed_forward(0, layer, x, degraded, one)
 
     topk_weights, ids = _choose(x @ layer.gate.T, config.moe)
     choices = split_choices(
         ids.int().numpy(),
         topk_weights.numpy(),
-        [Level(0.0)],
-        torch.zeros(30, dtype=torch.uint8).numpy(),
+        [Level(threshold)],
+        one.numpy().astype("uint8"),
         Layer(config.moe.num_experts, Rung(way=way, instead="united")),
     )
     experts = [*layer.experts, *zip(*united, strict=True)]

@@ -124,6 +124,50 @@ def test_a_run_of_one_way_leaves_what_is_done_of_others(
     assert [progress.done for progress in told] == [3]
 
 
+def test_united_experts_go_on_learning_where_others_ended(
+    small: Model, text: LearningText, tmp_path: Path
+) -> None:
+    recipe = Recipe(steps=0, joint_steps=6, joint_tokens=60, joint_threshold=0.4)
+    [begun] = distil(small, text, RECIPE, tmp_path / "begun", ways=(2,))[0]
+    distil(small, text, JOINT, tmp_path / "other", ways=(2,))
+
+    def go_on(start: str, out: str, at: int | None = None) -> list[DistillProgress]:
+        told: list[DistillProgress] = []
+
+        def tell(progress: DistillProgress) -> None:
+            told.append(progress)
+            if progress.done == at:
+                raise Killed
+
+        Distillation(*small, text, recipe, (2,), tell, tmp_path / start).run(tmp_path / out)
+        return told
+
+    told = go_on("begun", "out")
+
+    assert {progress.stage for progress in told} == {"way 2, whole model"}
+    manifest = find_united(tmp_path / "out", small[1])[2].manifest
+    assert manifest.mean_errors == begun.mean_errors
+    assert manifest.digests != find_united(tmp_path / "begun", small[1])[2].manifest.digests
+    assert manifest.recipe["steps"] == 0
+    assert manifest.recipe["joint_threshold"] == 0.4
+
+    # What others taught is of no use to it.
+    with pytest.raises(Killed):
+        go_on("begun", "again", at=4)
+    go_on("other", "again")
+    go_on("other", "fresh")
+    assert payloads(tmp_path / "again") == payloads(tmp_path / "fresh")
+    assert payloads(tmp_path / "fresh") != payloads(tmp_path / "out")
+
+
+def test_a_start_must_have_every_way(small: Model, text: LearningText, tmp_path: Path) -> None:
+    distil(small, text, RECIPE, tmp_path, ways=(2,))
+
+    for start, problem in ((tmp_path, "no united experts of way 8"), (tmp_path / "x", "not a dir")):
+        with pytest.raises(InvalidInput, match=f"--start: .*{problem}"):
+            Distillation(*small, text, JOINT, (2, 8), start=start)
+
+
 def test_two_runs_at_once_are_refused(small: Model, text: LearningText, tmp_path: Path) -> None:
     with (
         DistilledParts.claimed(tmp_path, small[1].weights_digest, text.digest, RECIPE),

@@ -1,7 +1,7 @@
 """The second stage: all united experts of one way learn together what the whole model answers.
 
-Errors of one layer change what the next ones see, which no layer by itself can learn. Every step draws how many
-choices are degraded and of which experts, so that one set of weights serves all thresholds.
+Errors of one layer change what the next ones see, which no layer by itself can learn. Half of the steps degrade
+everything, the others leave each sequence's most popular experts, as a batch that is served leaves its own.
 """
 
 import random
@@ -21,7 +21,7 @@ from moesaic.distillation.texts import LearningSequence
 from moesaic.models.weights.united import UnitedQuality
 
 ALL_SHARE = 0.5  # of the steps, in which every choice is degraded
-HIDDEN_WEIGHT = 1.0  # of the error of hidden states, beside the divergence of answers
+HIDDEN_WEIGHT = 0.5  # of the error of hidden states, beside the divergence of answers
 MOST_THRESHOLD = 0.8
 SAVE_EVERY = 50  # steps
 MEASURED_ROWS = 20_000  # held out, at most
@@ -85,25 +85,23 @@ class JointDistillation:
         """Learn from one batch; what is drawn depends on the seed and the number of the step alone."""
         rng = random.Random(f"{self._recipe.seed} {self._way} {self._step}")
         batch = _drawn(sequences, rng, self._recipe.joint_tokens)
-        layers = max(self._united) + 1
-        num_experts = self._network.num_experts
-        generator = torch.Generator().manual_seed(rng.getrandbits(63))
-        noise = -torch.empty(layers, num_experts).exponential_(generator=generator).log()
-        every = rng.random() < ALL_SHARE
-        threshold = 0.0 if every else rng.uniform(0, MOST_THRESHOLD)
+        every, threshold = rng.random() < ALL_SHARE, self._recipe.joint_threshold
+        if threshold is None:
+            threshold = rng.uniform(0, MOST_THRESHOLD)
         tokens, rows = [own.tokens for own in batch], _asked_rows(batch)
         with torch.no_grad():
             exact = self._network.compute(tokens, None, rows)
-        degraded = Degraded(self._way, self._united, threshold, noise)
+        degraded = Degraded(self._way, self._united, 0.0 if every else threshold, not every)
         united = self._network.compute(tokens, degraded, rows)
-        divergence = divergence_of(exact, united)
+        divergence = divergence_of(exact, united, _weights(batch))
         loss = divergence + HIDDEN_WEIGHT * _hidden_error(exact, united)
         scale = pace(self._step, self._recipe.joint_steps)
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate * scale
-        self._optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]  # torch has no types for it
-        self._optimizer.step()
+        if loss.requires_grad:  # else every expert stayed
+            self._optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]  # torch has no types for it
+            self._optimizer.step()
         return float(divergence.detach())
 
     def _save(self) -> None:
@@ -122,7 +120,9 @@ class JointDistillation:
         for index, weights in enumerate(self._parameters):
             weights.detach().copy_(tensors[f"{index}.weights"])
             self._optimizer.state[weights] = {
-                name: tensors[f"{index}.{name}"] for name in ("step", "exp_avg", "exp_avg_sq")
+                name: tensors[f"{index}.{name}"]
+                for name in ("step", "exp_avg", "exp_avg_sq")
+                if f"{index}.{name}" in tensors
             }
 
 
@@ -144,14 +144,27 @@ def measure(network: TrainableModel, degraded: Degraded, sequences: Sequences) -
     return UnitedQuality(exact=exact / count, united=united / count, agreement=same / count)
 
 
-def divergence_of(exact: PassedRows, united: PassedRows) -> Tensor:
-    """Compute the Kullback-Leibler divergence of next tokens, the mean over rows in nats."""
-    return F.kl_div(
+def divergence_of(exact: PassedRows, united: PassedRows, weights: Tensor | None = None) -> Tensor:
+    """Compute the Kullback-Leibler divergence of next tokens, the mean over rows in nats.
+
+    Args:
+        exact: of the whole model.
+        united: of the degraded one.
+        weights: of the rows; None: alike.
+    """
+    of_rows = F.kl_div(
         united.logits.log_softmax(dim=-1),
         exact.logits.log_softmax(dim=-1),
-        reduction="batchmean",
+        reduction="none",
         log_target=True,
-    )
+    ).sum(dim=-1)
+    return of_rows.mean() if weights is None else (of_rows * weights).sum() / weights.sum()
+
+
+def _weights(batch: Sequences) -> Tensor:
+    """Weigh the asked rows of each sequence by one over the root of their number: a label counts beside a story."""
+    lengths = torch.tensor([len(own) - own.answer for own in batch])
+    return lengths.float().rsqrt().repeat_interleave(lengths)
 
 
 def _asked_rows(batch: Sequences) -> Tensor:

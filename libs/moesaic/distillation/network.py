@@ -24,15 +24,15 @@ class Degraded:
     Attributes:
         way: experts of one group.
         united: by sparse layer, ``gate_up`` ``[U, 2I, H]`` and ``down`` ``[U, H, I]``.
-        threshold: share of a layer's choices whose experts stay, 0 to 1.
-        noise: added to the logarithm of an expert's choices before experts are sorted, ``[L, E]``; None: the most
-            popular stay.
+        threshold: share of a layer's choices whose experts stay, the most popular first; 0 to 1.
+        apart: each sequence is split by itself, and an expert that would go alone of its group stays, as in batches
+            that are served; False: all rows are split together, and lone experts go as well.
     """
 
     way: int
     united: Mapping[int, Both]
     threshold: float = 0.0
-    noise: Tensor | None = None
+    apart: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,6 @@ class TrainableModel:
     def __init__(self, weights: FrozenWeights) -> None:
         """Take the weights."""
         self._weights, self._moe = weights, weights.config.moe
-        self.num_experts = self._moe.num_experts
         self._rotary = RotaryEmbedding(
             weights.config.rope,
             weights.shape.head_dim,
@@ -84,7 +83,8 @@ class TrainableModel:
         hidden = []
         for index, layer in enumerate(self._weights.layers):
             x = x + self._attend(layer, self._normed(x, layer.norm), rotation, rows)
-            x = x + self._feed_forward(index, layer, self._normed(x, layer.mlp_norm), degraded)
+            normed = self._normed(x, layer.mlp_norm)
+            x = x + self._feed_forward(index, layer, normed, degraded, rows.sequence)
             hidden.append(x)
         x = x if wanted is None else x.index_select(0, wanted)
         return PassedRows(hidden, F.linear(self._normed(x, self._weights.norm), self._weights.head))
@@ -103,14 +103,19 @@ class TrainableModel:
         return F.linear(rows.attend(query, key, value, shape.sliding_window), *layer.output)
 
     def _feed_forward(
-        self, index: int, layer: FrozenLayer, x: Tensor, degraded: Degraded | None
+        self,
+        index: int,
+        layer: FrozenLayer,
+        x: Tensor,
+        degraded: Degraded | None,
+        sequence: Tensor,
     ) -> Tensor:
         if layer.gate is None:
             return mlp(x, *layer.experts[0])
         weights, ids = _choose(F.linear(x, layer.gate), self._moe)
         experts = list(layer.experts)
         if degraded is not None:
-            going = _going(ids, len(experts), index, degraded)[ids]
+            going = _going(ids, len(experts), sequence, degraded)
             ids = torch.where(going, len(experts) + ids // degraded.way, ids)
             experts += zip(*degraded.united[index], strict=True)
         out = _served(x, weights, ids, experts)
@@ -141,6 +146,9 @@ class _RowsOf:
         ]
         together = torch.cat([rows[rows >= 0] for rows in self._padded])
         self._place = together.argsort()
+        self.sequence = torch.arange(len(sequences)).repeat_interleave(
+            torch.tensor([len(own) for own in sequences])
+        )  # of each row
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tensor:
         """Mix ``[N, heads, d]`` within each sequence; ``[N, heads * d]``."""
@@ -174,17 +182,23 @@ def _choose(logits: Tensor, moe: MoE) -> tuple[Tensor, Tensor]:
     return weights * moe.routed_scaling_factor, ids
 
 
-def _going(ids: Tensor, num_experts: int, layer: int, degraded: Degraded) -> Tensor:
-    """Find the experts that do not stay, bool ``[E]``; a lone one of its group goes as well."""
-    counts = torch.bincount(ids.flatten(), minlength=num_experts)
-    score = counts.float().log()
-    if degraded.noise is not None:
-        score = score + degraded.noise[layer]
-    order = score.argsort(descending=True, stable=True)
-    before = counts[order].cumsum(0) - counts[order]
-    going = torch.empty(num_experts, dtype=torch.bool)
-    going[order] = before >= degraded.threshold * ids.numel()
-    return going
+def _going(ids: Tensor, num_experts: int, sequence: Tensor, degraded: Degraded) -> Tensor:
+    """Find the choices ``[N, k]`` whose experts do not stay, bool ``[N, k]``."""
+    batch = sequence[:, None] if degraded.apart else torch.zeros_like(sequence)[:, None]
+    num_batches, way = int(batch.max()) + 1, degraded.way
+    counts = torch.bincount(
+        (batch * num_experts + ids).flatten(), minlength=num_batches * num_experts
+    )
+    counts = counts.view(num_batches, num_experts)
+    sizes, order = counts.sort(dim=1, descending=True, stable=True)
+    before = sizes.cumsum(dim=1) - sizes
+    goes = before >= degraded.threshold * counts.sum(dim=1, keepdim=True)
+    going = torch.empty_like(goes).scatter_(1, order, goes) & (counts > 0)
+    if degraded.apart:
+        group = (torch.arange(num_experts) // way).expand(num_batches, -1)
+        together = torch.zeros_like(counts).scatter_add_(1, group, going.long()).gather(1, group)
+        going &= together > 1
+    return going[batch, ids]
 
 
 def _served(x: Tensor, weights: Tensor, ids: Tensor, experts: list[Both]) -> Tensor:

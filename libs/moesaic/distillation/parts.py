@@ -6,7 +6,7 @@ Everything that a part depends on is in its name: the weights, the rows and the 
 import fcntl
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -21,7 +21,7 @@ from moesaic.distillation.group import UnitedExpert
 from moesaic.distillation.recipe import Recipe
 from moesaic.errors import InvalidInput
 
-VERSION = 1  # of what a part holds, and of how it is made
+VERSION = 2  # of what a part holds, and of how it is made
 
 
 class _Errors(msgspec.Struct, frozen=True):
@@ -61,9 +61,15 @@ class DistilledParts:
         finally:
             os.close(descriptor)
 
-    def whole(self, way: int) -> Path:
-        """Name the file of what the whole model taught the experts of a way."""
-        return self.directory / f"way-{way}-whole-{_digest_of(self.recipe)}.safetensors"
+    def whole(self, way: int, start: Mapping[str, str]) -> Path:
+        """Name the file of what the whole model taught the experts of a way.
+
+        Args:
+            way: experts of one group.
+            start: digests of the experts that it began with; none: those of this directory.
+        """
+        made_by = _digest_of(self.recipe, start)
+        return self.directory / f"way-{way}-whole-{made_by}.safetensors"
 
     def has(self, layer: int, way: int) -> bool:
         """Tell whether the experts of one layer are there."""

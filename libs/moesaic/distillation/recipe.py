@@ -12,12 +12,13 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     """The way united experts are trained. Another recipe makes other experts.
 
     Attributes:
-        steps: of each united expert, on the rows of its layer.
+        steps: of each united expert, on the rows of its layer; 0: they begin as others ended.
         batch: rows of such a step.
         rate: of learning at its highest, as a share of the weights' root mean square.
         joint_steps: of all united experts of one way together, towards the whole model's answers; 0: none.
         joint_tokens: of such a step, about.
         joint_rate: as ``rate``, in these.
+        joint_threshold: share of a sequence's choices whose experts stay, in half of these steps; None: drawn anew.
         seed: of all that is drawn.
     """
 
@@ -27,6 +28,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     joint_steps: int = 0
     joint_tokens: int = 1024
     joint_rate: float = 0.01
+    joint_threshold: float | None = None
     seed: int = 0
 
 

@@ -17,12 +17,19 @@ from moesaic.distillation.parts import DistilledParts
 from moesaic.distillation.recipe import DistillProgress, Recipe
 from moesaic.distillation.states import LayerByLayer, RoutedRows
 from moesaic.distillation.texts import LearningSequence, LearningText
+from moesaic.errors import InvalidInput
 from moesaic.messages.rung import Rung
 from moesaic.models.configuration.architecture import ModelConfig
 from moesaic.models.layers.decoder import Decoder
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.models.weights.experts import load_expert
-from moesaic.models.weights.united import UnitedManifest, UnitedQuality, write_united
+from moesaic.models.weights.united import (
+    UnitedExperts,
+    UnitedManifest,
+    UnitedQuality,
+    find_united,
+    write_united,
+)
 
 _CPU = torch.device("cpu")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -42,6 +49,7 @@ class Distillation:
         recipe: Recipe,
         ways: Sequence[int],
         tell: Callable[[DistillProgress], None] = lambda progress: None,
+        start: Path | None = None,
     ) -> None:
         """Distil on the CPU in float32, and store what comes of it in the model's dtype.
 
@@ -52,11 +60,17 @@ class Distillation:
             recipe: of training.
             ways: experts of one group, for each file.
             tell: is told of progress.
+            start: directory of united experts to begin with, which are not learned layer by layer then.
+
+        Raises:
+            InvalidInput: ``start`` lacks a way.
+            CheckpointError: a file of ``start`` is damaged, or for other weights.
         """
         assert config.weights_digest
         self._checkpoint, self._config, self._text = checkpoint, config, text
         self._recipe, self._ways, self._tell = recipe, sorted(set(ways)), tell
         self._dtype = _DTYPES[config.dtype]
+        self._start = None if start is None else _opened(start, config, self._ways)
 
     def run(self, out: Path) -> list[UnitedManifest]:
         """Distil what is not done yet, and write a file for each way.
@@ -76,7 +90,8 @@ class Distillation:
             network = TrainableModel(FrozenWeights.load(self._checkpoint, self._config))
         digests = self._config.weights_digest, self._text.digest
         with DistilledParts.claimed(out, *digests, self._recipe) as parts:
-            self._learn_layers(parts)
+            if self._start is None:
+                self._learn_layers(parts)
             # One way after the other: of a large model, memory holds one of them.
             manifests = [self._write(way, network, parts, out) for way in self._ways]
             parts.remove(self._ways)
@@ -86,12 +101,13 @@ class Distillation:
         self, way: int, network: TrainableModel | None, parts: DistilledParts, out: Path
     ) -> UnitedManifest:
         """Write the file of a way; before, its experts learn together where there is a ``network``."""
-        made = {layer: parts.read(layer, way) for layer in self._config.moe_layers}
+        made = self._begun(way, parts)
+        recipe = msgspec.to_builtins(self._recipe)
         manifest = UnitedManifest(
             way=way,
             model_digest=self._config.weights_digest,
             rows=sum(map(len, self._text.train)),
-            recipe=msgspec.to_builtins(self._recipe),
+            recipe={name: value for name, value in recipe.items() if value is not None},
             errors={layer: [one.error for one in own] for layer, own in made.items()},
             mean_errors={layer: [one.mean_error for one in own] for layer, own in made.items()},
         )
@@ -107,6 +123,20 @@ class Distillation:
             united = self._by_group(stacked)
         write_united(out, manifest, united)
         return manifest
+
+    def _begun(self, way: int, parts: DistilledParts) -> dict[int, list[UnitedExpert]]:
+        """Find the experts of a way before they learn together."""
+        layers = self._config.moe_layers
+        if self._start is None:
+            return {layer: parts.read(layer, way) for layer in layers}
+        begun, told = self._start[way], self._start[way].manifest
+
+        def one(layer: int, group: int) -> UnitedExpert:
+            weights = begun.read(layer, group, self._dtype, _CPU)
+            errors = told.errors[layer][group], told.mean_errors[layer][group]
+            return UnitedExpert(weights.gate_up, weights.down, *errors)
+
+        return {layer: [one(layer, group) for group in range(begun.num_groups)] for layer in layers}
 
     def _learn_layers(self, parts: DistilledParts) -> None:
         """Train every united expert on the rows of its layer."""
@@ -151,7 +181,9 @@ class Distillation:
             )
             for layer, own in made.items()
         }
-        training = joint.JointDistillation(network, way, begun, self._recipe, parts.whole(way))
+        start = {} if self._start is None else self._start[way].manifest.digests
+        part = parts.whole(way, start)
+        training = joint.JointDistillation(network, way, begun, self._recipe, part)
         trained = training.train(self._text.train, self._tell)
         stored = {
             layer: (gate_up.to(self._dtype).float(), down.to(self._dtype).float())
@@ -210,3 +242,12 @@ class Distillation:
 
     def _num_groups(self, way: int) -> int:
         return Rung(way=way).num_united(self._config.moe.num_experts)
+
+
+def _opened(start: Path, config: ModelConfig, ways: Sequence[int]) -> dict[int, UnitedExperts]:
+    if not start.is_dir():
+        raise InvalidInput("--start", f"{start} is not a directory")
+    found = find_united(start, config)
+    if missing := [way for way in ways if way not in found]:
+        raise InvalidInput("--start", f"{start} has no united experts of way {missing[0]}")
+    return found

@@ -80,6 +80,8 @@ def test_programs_get_every_error(
         ({"ways": "9"}, "--ways: a layer has 8 experts: give 2 to 8, got 9"),
         ({"tokens": 60}, "--tokens: 60 tokens are too few for 8 experts"),
         ({"data": "gone.txt"}, "--data: gone.txt cannot be read: No such file or directory"),
+        ({"start": "gone"}, "--start: give --joint-steps as well"),
+        ({"start": "gone", "joint-steps": 1}, "--start: gone is not a directory"),
         ({"out": "/proc/nowhere"}, "--out /proc/nowhere: No such file or directory"),
     ],
 )
@@ -91,6 +93,25 @@ def test_wrong_use_names_the_field_and_the_fix(
     assert result.returncode == 2
     assert problem in result.stderr
     assert not list(models["qwen3_moe"].glob("united*"))
+
+
+def test_what_was_distilled_goes_on_learning_elsewhere(
+    ask: Run, models: dict[str, Path], data: Path, tmp_path: Path
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    ask(*arguments(models["qwen3_moe"], data, ways=4, out=first))
+    more = {"start": first, "joint-steps": 2, "joint-tokens": 50, "joint-threshold": 0.2}
+
+    same = ask(*arguments(models["qwen3_moe"], data, ways=4, out=first, **more))
+    other = ask(*arguments(models["qwen3_moe"], data, ways=4, out=second, **more))
+
+    assert same.returncode == 2
+    assert f"--start: give another --out: results would replace {first}" in same.stderr
+    assert other.returncode == 0, other.stderr
+    assert "united experts:" not in other.stderr
+    recipe = find_united(second, load_config(models["qwen3_moe"]))[4].manifest.recipe
+    assert recipe["joint_tokens"] == 50
+    assert recipe["joint_threshold"] == 0.2
 
 
 def test_latent_attention_learns_layer_by_layer_alone(

@@ -44,6 +44,21 @@ def distill(
             "0: none.",
         ),
     ] = 0,
+    joint_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a joint step, about.")] = 1024,
+    joint_threshold: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Share of choices whose experts stay in half of the joint steps (default: drawn anew each time).",
+        ),
+    ] = None,
+    start: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory of united experts to begin with; they take joint steps alone, and need another --out."
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Directory to write to (default: the model's).")
     ] = None,
@@ -55,10 +70,17 @@ def distill(
     from moesaic.distillation.recipe import Recipe
     from moesaic.errors import InvalidInput
 
-    recipe = Recipe(steps=steps, joint_steps=joint_steps, seed=seed)
+    recipe = Recipe(
+        steps=0 if start else steps,
+        joint_steps=joint_steps,
+        joint_tokens=joint_tokens,
+        joint_threshold=joint_threshold,
+        seed=seed,
+    )
     began = time.monotonic()
     try:
-        manifests = _distilled(model, data, ways, tokens, recipe, out or model, threads)
+        _require_start(start, out or model, joint_steps)
+        manifests = _distilled(model, data, ways, tokens, recipe, start, out or model, threads)
     except KeyboardInterrupt:
         raise CommandError("interrupted; the same again goes on", Exit.INTERRUPTED) from None
     except InvalidInput as error:
@@ -78,6 +100,7 @@ def _distilled(
     ways: str,
     tokens: int,
     recipe: "Recipe",
+    start: Path | None,
     out: Path,
     threads: int,
 ) -> "list[UnitedManifest]":
@@ -109,8 +132,20 @@ def _distilled(
         def tell(progress: DistillProgress) -> None:
             stages.show(progress.stage, progress.done, progress.total, progress.note)
 
-        distillation = Distillation(checkpoint, config, text, recipe, wanted, tell)
+        distillation = Distillation(checkpoint, config, text, recipe, wanted, tell, start)
         return distillation.run(out)
+
+
+def _require_start(start: Path | None, out: Path, joint_steps: int) -> None:
+    """Refuse a beginning that would not be learned from, or that results would replace: a rerun begins there too."""
+    from moesaic.errors import InvalidInput
+
+    if start is None:
+        return
+    if not joint_steps:
+        raise InvalidInput("--start", "give --joint-steps as well: nothing else is learned then")
+    if start.resolve() == out.resolve():
+        raise InvalidInput("--start", f"give another --out: results would replace {start}")
 
 
 def _parsed_ways(ways: str, config: "ModelConfig") -> list[int]:
