@@ -39,6 +39,13 @@ def main() -> None:
     texts.add_argument("--out", type=Path, default=Path("build/demo/texts.jsonl"))
     texts.add_argument("--rows", type=int, default=20_000)
     texts.add_argument("--seed", type=int, default=0)
+    texts.add_argument(
+        "--often",
+        action="append",
+        default=[],
+        metavar="SOURCE,...=TIMES",
+        help="draw sources so many times as often as training does, e.g. sums,kinds=4; may be repeated",
+    )
     arguments = parser.parse_args()
     if arguments.command == "train":
         from models.training.train import train as run

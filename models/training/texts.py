@@ -3,7 +3,7 @@
 import argparse
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from models.training import corpus
@@ -21,17 +21,30 @@ def texts(arguments: argparse.Namespace) -> None:
     """Write JSON lines with ``messages`` or a ``text`` each; no row is of a test split."""
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     with arguments.out.open("w", encoding="utf-8") as file:
-        for row in drawn(arguments.rows, arguments.seed):
+        for row in drawn(arguments.rows, arguments.seed, shares(arguments.often)):
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
-def drawn(count: int, seed: int) -> Iterator[Row]:
-    """Draw rows from all sources in the shares of training, the same for a seed."""
+def shares(often: Sequence[str]) -> dict[str, float]:
+    """Multiply the shares of training by words like ``sums,kinds=4``; raises ``ValueError`` for others."""
+    found = dict(SHARES)
+    for word in often:
+        names, _, times = word.rpartition("=")
+        known = all(name in found for name in names.split(","))
+        if not (known and times.replace(".", "", 1).isdecimal()):
+            raise ValueError(f"--often {word}: expected SOURCE,...=TIMES of {', '.join(SHARES)}")
+        for name in names.split(","):
+            found[name] *= float(times)
+    return found
+
+
+def drawn(count: int, seed: int, of: Mapping[str, float] = SHARES) -> Iterator[Row]:
+    """Draw rows from all sources in some shares, those of training by default; the same for a seed."""
     rng, sources = random.Random(f"texts {seed}"), Sources()
     documents = [document for name in corpus.TEXTS for document in corpus.read_documents(name)[0]]
     written = 0
     while written < count:
-        name = rng.choices(list(SHARES), list(SHARES.values()))[0]
+        name = rng.choices(list(of), list(of.values()))[0]
         rows = [_prose(rng, documents)] if name == "text" else turns(sources.draw(name, rng, ROOM))
         for row in rows[:QUESTIONS]:
             yield row

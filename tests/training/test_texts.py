@@ -4,9 +4,12 @@ import json
 from argparse import Namespace
 from pathlib import Path
 
+import pytest
+
 from models.training import corpus
 from models.training.curriculum.items import Group, Question
-from models.training.texts import drawn, texts, turns
+from models.training.sources import SHARES
+from models.training.texts import drawn, shares, texts, turns
 
 
 def test_a_group_becomes_conversations_and_a_text_stays_one() -> None:
@@ -26,9 +29,21 @@ def test_a_group_becomes_conversations_and_a_text_stays_one() -> None:
 
 
 def test_rows_are_the_same_for_a_seed(tmp_path: Path) -> None:
-    texts(Namespace(out=tmp_path / "new" / "rows.jsonl", rows=60, seed=3))
+    texts(Namespace(out=tmp_path / "new" / "rows.jsonl", rows=60, seed=3, often=[]))
 
     rows = [json.loads(line) for line in (tmp_path / "new" / "rows.jsonl").open(encoding="utf-8")]
     assert rows == list(drawn(60, 3))
     assert rows != list(drawn(60, 4))
     assert all(set(row) in ({"text"}, {"messages"}) for row in rows)
+
+
+def test_sources_can_be_drawn_more_often() -> None:
+    of = shares(["sums,other arithmetic=4", "tales=0", "sums=2"])
+
+    assert of["sums"] == 8 * SHARES["sums"]
+    assert of["other arithmetic"] == 4 * SHARES["other arithmetic"]
+    assert of["words"] == SHARES["words"]
+    assert list(drawn(40, 3, dict.fromkeys(SHARES, 0.0) | {"kinds": 1.0})) != list(drawn(40, 3))
+    for wrong in ("sum=4", "sums", "=4", "sums=many", "sums=-1"):
+        with pytest.raises(ValueError, match=wrong):
+            shares([wrong])
