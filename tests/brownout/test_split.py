@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from moesaic.brownout.split import NOBODY, Choices, Layer, Level, split_choices
+from moesaic.brownout.split import NOBODY, Choices, Layer, Level, split_choices, staying
 from moesaic.messages.rung import Instead, Rung
 
 # Rows that each of eight experts gets in figure 5 of the paper.
@@ -123,6 +123,9 @@ def batches(
             instead,
             prices=rng.integers(1, 65536, num_experts).astype(np.uint16) if priced else None,
             lost=rng.random(num_experts) < 0.2 if may_lose and draw(st.booleans()) else None,
+            homes=rng.integers(0, min(4, num_experts), num_experts).astype(np.int32)
+            if draw(st.booleans())
+            else None,
         ),
     }
 
@@ -249,6 +252,35 @@ def test_experts_that_are_dear_to_degrade_stay_with_fewer_rows() -> None:
 
     # 18 + 5 of 36: the first expert's two rows are worth most.
     assert rows_by_expert(choices) == {0: 2, 3: 5, 8: 5, 8 + 1: 8}
+
+
+def test_what_is_degraded_goes_from_the_instance_with_most_to_compute() -> None:
+    """Of figure 5's rows; one worker has the three most popular experts."""
+    homes = np.array([1, 0, 1, 0, 1, 1, 1, 0], dtype=np.int32)
+
+    by_tokens = split(one_choice_each(FIGURE_5), 0.6, way=4)
+    by_instances = split(one_choice_each(FIGURE_5), 0.6, way=4, homes=homes)
+
+    assert sorted(rows_by_expert(by_tokens)) == [1, 3, 7, 8, 9]
+    # 3 and 0 come first, then 1 and 4: 13 rows of 20. Expert 2 would go alone.
+    assert sorted(rows_by_expert(by_instances)) == [0, 1, 2, 3, 4, 9]
+
+
+@given(st.integers(2, 32), st.integers(1, 5), st.floats(0, 1), st.integers(0, 2**32 - 1))
+def test_no_instance_keeps_two_experts_more_than_it_must(
+    num_experts, num_homes, share, seed
+) -> None:
+    rng = np.random.default_rng(seed)
+    homes = rng.integers(0, min(num_homes, num_experts), num_experts).astype(np.int32)
+    ids = (rng.random((40, 1)) ** 2 * num_experts).astype(np.int32)
+    rows, layer = np.zeros(40, np.uint8), layer_of(num_experts, 1, "nothing", homes=homes)
+
+    stay = staying(ids, [Level(share)], rows, layer)
+
+    chosen = np.unique(ids)
+    kept = np.bincount(homes[stay], minlength=num_homes)
+    has = np.bincount(homes[chosen], minlength=num_homes)
+    assert all(kept[h] >= min(has[h], kept.max() - 1) for h in range(num_homes))
 
 
 @pytest.mark.parametrize("instead", ["united", "nothing"])

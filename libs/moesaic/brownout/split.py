@@ -12,6 +12,9 @@ The words:
   have at least this share of all choices would stay. 1 promises every expert. Rows of one phase share
   their counts.
 * An expert that stays for any row stays for all: its weights are read anyway.
+* Experts are *in order* by how many choose them, the paper's rule. By the rule ``instances`` the most popular
+  one of each instance comes first, then the second of each, and so on: what a promise leaves over goes from
+  the instance that has most to compute, and a layer takes as long as that one.
 """
 
 from dataclasses import dataclass
@@ -70,12 +73,14 @@ class Layer:
         prices: uint16 ``[num_experts]``, 1 or more: what it costs to degrade one choice of an expert;
             None: 1 each.
         lost: bool ``[num_experts]``: experts that nobody can serve now; None: there are none.
+        homes: int32 ``[num_experts]``, 0 or more: the instance that has each expert; None: all are in one place.
     """
 
     num_experts: int
     rung: Rung
     prices: NDArray[np.uint16] | None = None
     lost: NDArray[np.bool_] | None = None
+    homes: NDArray[np.int32] | None = None
 
 
 def split_choices(
@@ -130,6 +135,8 @@ def staying(
         counts = np.bincount(topk_ids[phase_of_row == phase].ravel(), minlength=num_experts)
         worth = counts * prices
         in_order = np.argsort(-worth, kind="stable")
+        if layer.homes is not None:
+            in_order = _by_instances(in_order[worth[in_order] > 0], layer.homes)
         reached, total = np.cumsum(worth[in_order]), int(worth.sum())
         for index, level in enumerate(levels):
             if level.phase != phase:
@@ -142,6 +149,15 @@ def staying(
             wanted[topk_ids[level_of_row == index]] = True
             stay |= promised & wanted
     return stay
+
+
+def _by_instances(in_order: NDArray[np.int64], homes: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Order experts by their places among those of their instance, and then as they are."""
+    places = np.zeros(len(in_order), np.int64)
+    for home in set(homes[in_order].tolist()):
+        own = homes[in_order] == home
+        places[own] = np.arange(own.sum())
+    return in_order[np.argsort(places, kind="stable")]
 
 
 def _keep_lone(stay: NDArray[np.bool_], chosen: NDArray[np.bool_], way: int) -> None:

@@ -248,7 +248,7 @@ class LayerAnswers:
             assigner = Assigner(
                 placement, layer, tenure.worker_idx, basis.scheduling, basis.live, self._device
             )
-            rung = self._rung_of(layer, placement.rung, assigner.lost)
+            rung = self._rung_of(layer, placement.rung, assigner.lost, assigner.homes)
             found = self._deciders[key] = _Decider(assigner, rung)
         return found
 

@@ -58,6 +58,7 @@ class Assigner:
 
     Attributes:
         lost: bool ``[num_own]``, the model's experts that only united ones can serve now; None: there are none.
+        homes: int64 ``[num_own]``, the first live worker that holds each of the model's experts.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class Assigner:
         self._unheld = torch.from_numpy((held < 0).all(axis=1))  # [E]
         self._all_held = not bool(self._unheld.any())
         self.lost = lost_experts(placement, held)
+        self.homes = torch.from_numpy(np.argmax(held[: placement.num_own] >= 0, axis=1))
 
     @property
     def native(self) -> dict[str, Any] | None:

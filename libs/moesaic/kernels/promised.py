@@ -25,12 +25,15 @@ class LayerRung:
         rung: the way to degrade.
         prices: int32 ``[num_experts]`` in 1..65535, on the CPU; None: 1 each.
         lost: bool ``[num_experts]``, on the CPU; None: none is.
+        homes: int32 ``[num_experts]``, each in ``0..num_experts-1``, on the CPU: the instance that has each
+            expert; None: all are in one place.
     """
 
     num_experts: int
     rung: Rung = field(default_factory=Rung)
     prices: Tensor | None = None
     lost: Tensor | None = None
+    homes: Tensor | None = None
 
     @property
     def num_logical(self) -> int:
@@ -45,6 +48,7 @@ class LayerRung:
             self.rung,
             None if self.prices is None else self.prices.numpy().astype(np.uint16),
             None if self.lost is None else self.lost.numpy(),
+            None if self.homes is None else self.homes.numpy(),
         )
 
     @cached_property
@@ -56,6 +60,7 @@ class LayerRung:
             way=self.rung.way,
             prices=None if prices is None else prices.ctypes.data,
             lost=None if lost is None else lost.ctypes.data,
+            homes=None if self.homes is None else self.homes.data_ptr(),
             instead=get_args(Instead).index(self.rung.instead),
         )
 

@@ -76,7 +76,7 @@ class Rung(_message.Message):
     instead: _builtins.str
     """what serves a degraded choice: united, fewer or nothing"""
     rule: _builtins.str
-    """what makes an expert stay: tokens or error"""
+    """what makes an expert stay: tokens, error or instances"""
     def __init__(
         self,
         *,

@@ -717,7 +717,7 @@ class BrownoutPolicy(_message.Message):
     way: _builtins.int
     """experts with one united expert; 0: there are none"""
     rule: _builtins.str
-    """tokens, error"""
+    """tokens, error, instances"""
     def __init__(
         self,
         *,

@@ -14,9 +14,9 @@ from tests.brownout.test_split import batches
 
 
 def layer_rung(layer: split.Layer) -> LayerRung:
-    prices, lost = (None if each is None else torch.from_numpy(each.astype(kind))
-                    for each, kind in ((layer.prices, np.int32), (layer.lost, bool)))  # fmt: skip
-    return LayerRung(layer.num_experts, layer.rung, prices, lost)
+    given = (layer.prices, np.int32), (layer.lost, bool), (layer.homes, np.int32)
+    arrays = (None if each is None else torch.from_numpy(each.astype(kind)) for each, kind in given)
+    return LayerRung(layer.num_experts, layer.rung, *arrays)
 
 
 @pytest.mark.parametrize("compiled", [True, False])

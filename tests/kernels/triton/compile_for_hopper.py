@@ -131,6 +131,8 @@ def brownout() -> None:
     ):
         ids, weights = empty(512, top_k, dtype=torch.int32), empty(512, top_k, dtype=torch.float32)
         split_choices(ids, weights, promised, LayerRung(num_experts, rung))
+        homes = torch.arange(num_experts, dtype=torch.int32) // 8
+        split_choices(ids, weights, promised, LayerRung(num_experts, rung, homes=homes))
 
 
 CASES = {

@@ -40,9 +40,15 @@ def check(batch: dict[str, Any], device: torch.device, times: int = 1) -> split.
 
 
 def batch_of(
-    num_rows: int, num_experts: int, top_k: int, rung: Rung, levels: list[Level] = LEVELS
+    num_rows: int,
+    num_experts: int,
+    top_k: int,
+    rung: Rung,
+    levels: list[Level] = LEVELS,
+    *,
+    apart: bool = False,
 ) -> dict[str, Any]:
-    """A few experts are popular, one in twenty is lost."""
+    """A few experts are popular, one in twenty is lost; they are on eight workers if ``apart``."""
     rng = np.random.default_rng(num_rows)
     popular = np.log(rng.random(num_experts) ** 3 + 0.01)
     drawn = popular + rng.gumbel(size=(num_rows, num_experts))
@@ -57,6 +63,7 @@ def batch_of(
             rung,
             rng.integers(1, 65536, num_experts).astype(np.uint16),
             rng.random(num_experts) < 0.05,
+            rng.integers(0, 8, num_experts).astype(np.int32) if apart else None,
         ),
     }
 
@@ -70,7 +77,9 @@ def test_it_splits_as_the_reference_does(device: torch.device, batch: dict[str, 
 @pytest.mark.parametrize("instead", INSTEAD)
 def test_many_rows_are_split_by_several_programs(device: torch.device, instead: Any) -> None:
     # What the first of two layers has put on the device is there in the second.
-    expected = check(batch_of(300, 128, 8, Rung(way=4, instead=instead)), device, times=2)
+    rung = Rung(way=4, instead=instead)
+    expected = check(batch_of(300, 128, 8, rung), device, times=2)
+    check(batch_of(300, 128, 8, rung, apart=True), device, times=2)
 
     assert 0 < expected.degraded.sum() < expected.ids.size
 
@@ -125,6 +134,6 @@ def test_other_rows_and_levels_compile_nothing_more(instead: Any, launches: set[
 def test_it_splits_a_models_choices(
     num_rows: int, num_experts: int, top_k: int, way: int, instead: Any
 ) -> None:
-    batch = batch_of(num_rows, num_experts, top_k, Rung(way=way, instead=instead))
-
-    check(batch, torch.device("cuda"))
+    for apart in (False, True):
+        batch = batch_of(num_rows, num_experts, top_k, Rung(way=way, instead=instead), apart=apart)
+        check(batch, torch.device("cuda"))

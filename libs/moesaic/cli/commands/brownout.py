@@ -84,7 +84,8 @@ def set_policy(
         str,
         typer.Option(
             callback=valid_text,
-            help="Experts that stay: those that most rows chose (tokens), or whose absence costs most (error).",
+            help="Experts that stay: those that most rows chose (tokens), whose absence costs most (error), or as many "
+            "on each worker (instances).",
         ),
     ] = "",
     scheduler: SchedulerOption = "",

@@ -5,8 +5,8 @@ same under every placement. A placement numbers only what its own rung needs: ``
 behind them.
 """
 
-from collections.abc import Callable
 from functools import cached_property
+from typing import Protocol
 
 import structlog
 import torch
@@ -24,8 +24,15 @@ log = structlog.get_logger()
 
 MOST_PRICE = 65_535
 
-RungOf = Callable[[int, Rung, Tensor | None], LayerRung]
-"""See ``LogicalExperts.layer_rung``."""
+
+class RungOf(Protocol):
+    """See ``LogicalExperts.layer_rung``."""
+
+    def __call__(
+        self, layer: int, rung: Rung, lost: Tensor | None = None, homes: Tensor | None = None
+    ) -> LayerRung:
+        """Describe how choices of a layer are degraded."""
+        ...
 
 
 class LogicalExperts:
@@ -69,13 +76,16 @@ class LogicalExperts:
             log.warning("united.not_distilled", way=way, instead="the mean of each group")
         return self._mean(layer, way, group, dtype, device)
 
-    def layer_rung(self, layer: int, rung: Rung, lost: Tensor | None = None) -> LayerRung:
+    def layer_rung(
+        self, layer: int, rung: Rung, lost: Tensor | None = None, homes: Tensor | None = None
+    ) -> LayerRung:
         """Describe how choices of a layer are degraded.
 
         Args:
             layer: the decoder layer.
             rung: the way to degrade.
             lost: bool ``[E]``, experts that nobody can serve; None: there are none.
+            homes: int ``[E]``, the worker that has each expert; None: one process has all.
         """
         moe, prices = self._config.moe, None
         file = self._files.get(rung.way) if rung.rule == "error" else None
@@ -85,7 +95,10 @@ class LogicalExperts:
             prices = (errors / errors.max().clamp(min=1e-12) * MOST_PRICE).round()
             prices = prices.clamp(1, MOST_PRICE).int()
             prices = prices.repeat_interleave(rung.way)[: moe.num_experts]
-        return LayerRung(moe.num_experts, rung, prices, lost)
+        apart = None
+        if rung.rule == "instances" and homes is not None:
+            apart = torch.unique(homes, return_inverse=True)[1].int()  # there may be more workers
+        return LayerRung(moe.num_experts, rung, prices, lost, apart)
 
     def _mean(
         self, layer: int, way: int, group: int, dtype: torch.dtype, device: torch.device

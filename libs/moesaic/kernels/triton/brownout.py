@@ -5,7 +5,8 @@
 #              levels; the experts are a tile [GROUPS, WAY], so that a group is a row of it.
 #   Cost       latency-bound: three or four launches and a fill; the host is never asked. Ids are read twice,
 #              weights once ("fewer": both once more), and of both only what changes is written. For each
-#              phase of the rows the decision sorts the experts, and then looks at all of them for each level.
+#              phase of the rows the decision sorts the experts (twice if they have homes), and then looks
+#              at all of them for each level.
 #   Order      counts are integers, added with atomics, which leaves nothing open; shares are compared
 #              in int64; a row's weights are added choice by choice, and in float64 for the factor that
 #              keeps the row's sum: a few numbers a row, slow only where a GPU hardly has float64.
@@ -30,6 +31,7 @@ _WHOLE = tl.constexpr(WHOLE)
 # The same promises pass every layer, and a layer meets many of them: copied to the device once.
 _levels: WeakKeyDictionary[PromisedRows, tuple[Tensor, Tensor]] = WeakKeyDictionary()
 _prices: WeakKeyDictionary[LayerRung, Tensor] = WeakKeyDictionary()
+_homes: WeakKeyDictionary[LayerRung, tuple[Tensor, int]] = WeakKeyDictionary()
 
 
 # What differs from step to step is not specialised on: each kind of number would be compiled anew.
@@ -50,22 +52,27 @@ def _count_rows_kernel(
     tl.atomic_add(rows_by_level + level * num_experts + expert, 1, mask=real, sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["way", "num_levels", "num_phases"])
+@triton.jit(do_not_specialize=["num_homes", "way", "num_levels", "num_phases"])
 def _decide_kernel(
     rows_by_level,
     levels,  # by phase: their indices, their thresholds; then where each phase begins, and the end
     prices,
+    homes,  # not read unless APART
+    keys,  # int64 [E], scratch: of APART
     stay,
     num_experts,
+    num_homes,
     way,
     num_levels,
     num_phases,
     UNITED: tl.constexpr,
+    APART: tl.constexpr,
     GROUPS: tl.constexpr,
     WAY: tl.constexpr,
 ):
     ID_BITS: tl.constexpr = 24  # of a key; the rest is what the expert's rows are worth
     LARGEST: tl.constexpr = 2**63 - 1
+    MOST: tl.constexpr = 2**13 - 1
     member = tl.arange(0, WAY)[None, :]
     expert = tl.arange(0, GROUPS)[:, None] * way + member
     real = (member < way) & (expert < num_experts)
@@ -85,6 +92,28 @@ def _decide_kernel(
         key = ((rows * tl.abs(price)) << ID_BITS) | ((1 << ID_BITS) - 1 - expert)
         in_order = tl.sort(tl.reshape(key, (GROUPS * WAY,)), descending=True)
         worth = in_order >> ID_BITS
+        if APART:  # by places among those of an instance, then as they were
+            own = (1 << ID_BITS) - 1 - (in_order & ((1 << ID_BITS) - 1))
+            home = tl.load(homes + own, mask=worth > 0, other=-1)
+            place = tl.zeros((GROUPS * WAY,), tl.int64)
+            for h in range(num_homes):
+                is_there = (home == h).to(tl.int64)
+                place += is_there * (tl.cumsum(is_there, axis=0) - 1)
+            so_far = tl.arange(0, GROUPS * WAY).to(tl.int64)
+            # Of 63 bits 13 are for the place, 13 for the order so far, 24 for the expert.
+            ranked = ((MOST - place) << 37) | ((MOST - so_far) << ID_BITS)
+            in_order = tl.where(worth > 0, ranked | ((1 << ID_BITS) - 1 - own), 0)
+            tl.debug_barrier()  # every thread has read the keys of the phase before
+            tl.store(keys + own, in_order, mask=worth > 0)
+            tl.debug_barrier()
+            key = tl.load(keys + expert, mask=rows > 0, other=0)
+            in_order = tl.sort(in_order, descending=True)
+            own = (1 << ID_BITS) - 1 - (in_order & ((1 << ID_BITS) - 1))
+            worth = tl.zeros((GROUPS * WAY,), tl.int64)
+            for at in range(begin, end):
+                counts = rows_by_level + tl.load(levels + at) * num_experts
+                worth += tl.load(counts + own, mask=in_order > 0, other=0)
+            worth *= tl.abs(tl.load(prices + own, mask=in_order > 0, other=0).to(tl.int64))
         total = tl.sum(worth, axis=0)
         before = tl.cumsum(worth, axis=0) - worth  # what those before each have together
         for at in range(begin, end):
@@ -209,7 +238,7 @@ def split_choices(
     num_levels = len(promised.levels)
     united = rung.instead == "united"
     way = rung.way if united else 1
-    prices = _prices_on(device, layer)
+    prices, (homes, num_homes) = _prices_on(device, layer), _homes_on(device, layer)
     rows_by_level = topk_ids.new_zeros(num_levels, num_experts)
     stay = topk_ids.new_empty(num_experts, dtype=torch.int8)
     _count_rows_kernel[(triton.cdiv(num_rows * top_k, _CHUNK),)](
@@ -227,12 +256,16 @@ def split_choices(
         rows_by_level,
         levels,
         prices,
+        prices if homes is None else homes,
+        stay if homes is None else topk_ids.new_empty(num_experts, dtype=torch.int64),
         stay,
         num_experts,
+        num_homes,
         way,
         num_levels,
         len(levels) - 2 * num_levels - 1,
         UNITED=united,
+        APART=homes is not None,
         GROUPS=groups_pow2,
         WAY=way_pow2,
         num_warps=min(8, max(1, groups_pow2 * way_pow2 // 128)),
@@ -292,6 +325,16 @@ def _prices_on(device: torch.device, layer: LayerRung) -> Tensor:
         if layer.lost is not None:
             prices = torch.where(layer.lost, -prices, prices)
         found = _prices[layer] = _to(device, prices.int())
+    return found
+
+
+def _homes_on(device: torch.device, layer: LayerRung) -> tuple[Tensor | None, int]:
+    """The instance of each expert, int32 ``[E]``, and the number of instances; None: there is one."""
+    if layer.homes is None:
+        return None, 1
+    found = _homes.get(layer)
+    if found is None or found[0].device != device:
+        found = _homes[layer] = _to(device, layer.homes), int(layer.homes.max()) + 1
     return found
 
 

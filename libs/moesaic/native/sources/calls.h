@@ -63,6 +63,7 @@ struct rung {
     int64_t way;             // experts of one group; 0: there are no united experts
     const uint16_t *prices;  // [E]: of a choice of each; or none: 1 each
     const uint8_t *lost;     // [E]: 1: nobody can serve it now; or none
+    const int32_t *homes;    // [E], each in 0..E-1: the instance that has it; or none: all are in one place
     int32_t instead;         // 0: united experts, 1: a row's other experts, 2: nobody
 };
 

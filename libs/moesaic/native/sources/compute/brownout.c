@@ -25,7 +25,7 @@ INLINE uint64_t key_of(int64_t worth, int64_t expert) {
 INLINE int64_t expert_of(uint64_t key) { return (int64_t)(~key & ((1 << ID_BITS) - 1)); }
 
 EXPORT int64_t split_choices_scratch(int64_t num_experts) {
-    return num_experts * (8 + 4 + 4 + 1) + 4 * 64;
+    return num_experts * (8 + 8 + 4 + 4 + 1) + 5 * 64;
 }
 
 struct split {
@@ -33,7 +33,8 @@ struct split {
     int64_t count, top_k, num_experts;
     const struct promises *p;
     const struct rung *rung;
-    uint64_t *keys;  // [E] of the experts that a phase's rows chose, most worth first
+    uint64_t *keys;  // [E] of the experts that a phase's rows chose, those first that stay longest
+    uint64_t *aside;  // [E]
     int32_t *rows;   // [E] of a phase; then, of a group, the experts that would go
     int32_t *place;  // [E] in that order
     uint8_t *stay;   // [E]
@@ -41,6 +42,18 @@ struct split {
 
 INLINE int64_t level_of(const struct split *s, int64_t row) {
     return s->p->level_of_row ? s->p->level_of_row[row] : 0;
+}
+
+// Orders experts by their places among those of their instance, and then as they are.
+static void order_by_instances(struct split *s, int64_t chosen) {
+    memset(s->rows, 0, (size_t)s->num_experts * sizeof *s->rows);  // of an instance: those seen so far
+    for (int64_t i = 0; i < chosen; i++) {
+        const uint64_t place = (uint64_t)s->rows[s->rung->homes[expert_of(s->keys[i])]]++;
+        s->aside[i] = key_of((int64_t)(~place & UINT32_MAX), i);
+    }
+    qsort(s->aside, (size_t)chosen, sizeof *s->aside, by_worth);
+    for (int64_t i = 0; i < chosen; i++) s->aside[i] = s->keys[expert_of(s->aside[i])];
+    memcpy(s->keys, s->aside, (size_t)chosen * sizeof *s->keys);
 }
 
 // Counts the rows of a phase by expert and puts the experts in order; returns how many are chosen.
@@ -59,6 +72,7 @@ static int64_t put_in_order(struct split *s, int32_t phase, int64_t *total) {
         *total += worth;
     }
     qsort(s->keys, (size_t)chosen, sizeof *s->keys, by_worth);
+    if (s->rung->homes) order_by_instances(s, chosen);
     for (int64_t i = 0; i < chosen; i++) s->place[expert_of(s->keys[i])] = (int32_t)i;
     return chosen;
 }
@@ -179,6 +193,7 @@ EXPORT void split_choices(int32_t *ids, float *weights, int64_t count, int64_t t
                       .p = promises,
                       .rung = rung};
     s.keys = take(&arena, s.num_experts * 8);
+    s.aside = take(&arena, s.num_experts * 8);
     s.rows = take(&arena, s.num_experts * 4);
     s.place = take(&arena, s.num_experts * 4);
     s.stay = take(&arena, s.num_experts);
