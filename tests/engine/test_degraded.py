@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from prometheus_client import REGISTRY
 
 from moesaic.dispatch.rungs import LoadedRung
 from moesaic.engine.sequences.requests import (
@@ -100,6 +101,45 @@ async def test_phases_have_thresholds_of_their_own(tiny_model: Any) -> None:
         assert told.mean_threshold == pytest.approx((rows - answers) / rows)
         # Of one row alone, both experts go if they are of one group, and else neither does.
         assert told.share < 1
+
+
+def counted(name: str, **labels: str) -> float:
+    return REGISTRY.get_sample_value(f"moesaic_brownout_{name}_choices_total", labels) or 0
+
+
+@pytest.mark.parametrize("whole", [True, False])
+async def test_degraded_choices_are_counted_by_phase_layer_and_way(
+    tiny_model: Any, whole: bool
+) -> None:
+    kinds = [(phase, str(layer)) for phase in ("prefill", "decode") for layer in range(3)]
+
+    def by_kind() -> dict[tuple[str, str], float]:
+        return {
+            (phase, layer): counted("degraded", phase=phase, layer=layer, way="2")
+            for phase, layer in kinds
+        }
+
+    before = by_kind()
+    async with rig(tiny_model, shortcut=making(1000, []) if whole else None) as r:
+        degrade(r, prefill=0.0, decode=1.0)
+        for name, tokens in PROMPTS.items():
+            r.submit(name, tokens, TASK)
+        await r.ended(*PROMPTS)
+
+        after = by_kind()
+        accounts = [finish(r, name).degradation for name in PROMPTS]
+    new = {kind: after[kind] - before[kind] for kind in kinds}
+    # Of the last layer, only the rows whose logits are wanted.
+    assert new["prefill", "0"] > new["prefill", "2"]
+    assert new["prefill", "1"] > new["prefill", "2"]
+    assert sum(new["decode", layer] for layer in "012") == 0
+    # A prompt's last row passes all three layers, its others two; each chooses two experts.
+    choices = [
+        2 * (2 * (len(tokens) + TASK.max_tokens - 1) + TASK.max_tokens)
+        for tokens in PROMPTS.values()
+    ]
+    told = sum(each.share * count for each, count in zip(accounts, choices, strict=True))
+    assert told == pytest.approx(sum(new.values()))
 
 
 async def test_a_request_gets_at_least_what_it_wants(tiny_model: Any) -> None:

@@ -73,7 +73,7 @@ class Both:
                 counts,
                 [table for _, _, table in rows],
                 counts if wanted is None else wanted,
-                PromisedRows(levels, level_of_row) if levels else None,
+                PromisedRows(levels, level_of_row, num_layers=len(self.layers)) if levels else None,
             )
 
         assert self.whole is not None
@@ -83,6 +83,8 @@ class Both:
 
         async def moe(layer: int, hidden: Tensor) -> Tensor:
             promised = other.promised_in(len(hidden))
+            if promised is not None:
+                promised.enter(layer)
             return await self.dispatcher.dispatch(step, layer, hidden, promised)
 
         pieces = asyncio.run(self.decoder.forward(other, self.caches[1], moe))

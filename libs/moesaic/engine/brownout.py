@@ -12,6 +12,7 @@ from moesaic.brownout.control.contract import EXACT, PHASES, Phase, QueueState, 
 from moesaic.brownout.control.ladder import Ladder
 from moesaic.brownout.control.sparse import SparseDecisions
 from moesaic.engine import metrics
+from moesaic.engine.promises import ChoiceCounts
 from moesaic.engine.sequences.requests import (
     Event,
     FailureEvent,
@@ -25,6 +26,7 @@ from moesaic.engine.steps.batching import Batcher
 from moesaic.engine.steps.planned_step import PlannedStep
 from moesaic.errors import Overloaded
 from moesaic.messages.brownout import BrownoutDecision, BrownoutMode, BrownoutPolicy
+from moesaic.messages.rung import Rung
 
 DECIDE_EVERY_S = 0.05
 REST_S = 0.5  # while an idle engine has something to raise or to tell
@@ -179,10 +181,19 @@ class BrownoutControl:
             elif isinstance(event, FinishEvent | FailureEvent):
                 self.forget(event.key)
 
-    def note_degraded(self, degraded: int, choices: int) -> None:
-        """Take note of a step's choices, and of those that their own experts did not serve."""
-        self._degraded = self._degraded * CHOICES_KEPT + degraded
-        self._choices = self._choices * CHOICES_KEPT + choices
+    def note_degraded(self, counts: ChoiceCounts, rung: Rung | None) -> None:
+        """Take note of a step's choices, and of those that were degraded by ``rung``."""
+        num_degraded = int(counts.degraded.sum())
+        self._degraded = self._degraded * CHOICES_KEPT + num_degraded
+        self._choices = self._choices * CHOICES_KEPT + int(counts.choices.sum())
+        way = str(rung.way if rung is not None else 0)
+        for phase, choices in zip(PHASES, counts.choices.tolist(), strict=True):
+            if choices:
+                metrics.BROWNOUT_CHOICES.labels(phase).inc(choices)
+        if num_degraded:
+            for index, layer in counts.degraded.nonzero().tolist():
+                number = int(counts.degraded[index, layer])
+                metrics.BROWNOUT_DEGRADED_CHOICES.labels(PHASES[index], layer, way).inc(number)
 
     def load(self) -> BrownoutLoad:
         """Describe the state of brownout now, to metrics too."""

@@ -17,7 +17,7 @@ from moesaic.dispatch.tracing import StepTracer
 from moesaic.engine import metrics
 from moesaic.engine.micro_batches import run_together, split, split_evenly
 from moesaic.engine.progress import Progress
-from moesaic.engine.promises import Promising
+from moesaic.engine.promises import ChoiceCounts, Promising
 from moesaic.engine.sequences.requests import Event
 from moesaic.engine.sequences.sequence import AnySequence, Chunk
 from moesaic.engine.steps.batching import Batcher
@@ -87,8 +87,8 @@ class StepComputer:
         """A count that grows while a step goes on, as any thread may ask."""
         return self._layers_begun + (self._shortcut.layers_done if self._shortcut else 0)
 
-    def take_counts(self) -> tuple[int, int]:
-        """Take the number of degraded choices since the last call, and of all choices."""
+    def take_counts(self) -> ChoiceCounts:
+        """Take the counts of choices since the last call."""
         return self._promising.take_counts()
 
     async def compute(self, step: Step, planned: PlannedStep | Slice, events: list[Event]) -> None:
@@ -153,6 +153,8 @@ class StepComputer:
         def dispatch(layer: int, hidden: Tensor) -> Awaitable[Tensor]:
             self._layers_begun += 1
             promised = batch.promised_in(len(hidden))
+            if promised is not None:
+                promised.enter(layer)
             return self._dispatcher.dispatch(step, layer, hidden, promised)
 
         return dispatch

@@ -214,7 +214,7 @@ class Engine:
             self.brownout.began(planned)
         try:
             await self._computer.compute(step, planned, events)
-            self.brownout.note_degraded(*self._computer.take_counts())
+            self.brownout.note_degraded(self._computer.take_counts(), step.rung)
         except MoesaicError as error:
             metrics.STEP_RETRIES.inc()
             if isinstance(planned, PlannedStep):

@@ -70,6 +70,14 @@ BROWNOUT_DECISIONS = Counter(
     "moesaic_brownout_decisions_total",
     "Decisions that changed a threshold or shedding, and were told",
 )
+BROWNOUT_CHOICES = Counter(
+    "moesaic_brownout_choices", "Choices of experts by rows that were computed", ["phase"]
+)
+BROWNOUT_DEGRADED_CHOICES = Counter(
+    "moesaic_brownout_degraded_choices",
+    "Those that their own experts did not serve; way 0: there were no united experts, or only for lost ones",
+    ["phase", "layer", "way"],
+)
 BROWNOUT_DEGRADED = Gauge(
     "moesaic_brownout_degraded_share", "Share of late choices that their own experts did not serve"
 )

@@ -5,6 +5,7 @@ phase has; rows that several requests share get the most that any of them wants.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,6 +21,27 @@ from moesaic.models.layers.step_batch import StepBatch
 PREFILL, DECODE, PHASES = 0, 1, 2
 
 
+@dataclass(frozen=True)
+class ChoiceCounts:
+    """Choices of rows that were computed.
+
+    Attributes:
+        choices: all, int64 ``[PHASES]``.
+        degraded: those that their own experts did not serve, int64 ``[PHASES, num_layers]``.
+    """
+
+    choices: Tensor
+    degraded: Tensor
+
+    @classmethod
+    def of(cls, num_layers: int) -> "ChoiceCounts":
+        """None so far."""
+        return cls(
+            torch.zeros(PHASES, dtype=torch.int64),
+            torch.zeros(PHASES, num_layers, dtype=torch.int64),
+        )
+
+
 class Promising:
     """Promises of one engine."""
 
@@ -31,12 +53,11 @@ class Promising:
         self._choices = top_k * len(layers - {last})  # of every row
         self._last_choices = top_k if last in layers else 0  # of rows whose logits are wanted
         self._top_k, self._layers, self._last = top_k, layers, last
-        self._num_degraded = self._num_choices = 0  # since they were taken
+        self._counts = ChoiceCounts.of(config.num_layers)
 
-    def take_counts(self) -> tuple[int, int]:
-        """Take the number of degraded choices since the last call, and of all choices."""
-        counts = self._num_degraded, self._num_choices
-        self._num_degraded = self._num_choices = 0
+    def take_counts(self) -> "ChoiceCounts":
+        """Take the counts since the last call."""
+        counts, self._counts = self._counts, ChoiceCounts.of(len(self._counts.degraded[0]))
         return counts
 
     def promise(
@@ -69,7 +90,8 @@ class Promising:
             level_of_row += [at] * len(chunk.token_ids)
         if all(level.threshold >= 1 for level in levels) and not step.has_lost:
             return None
-        return PromisedRows(tuple(levels), level_of_row, self._device)
+        num_layers = len(self._counts.degraded[0])
+        return PromisedRows(tuple(levels), level_of_row, self._device, num_layers)
 
     def count(self, chunks: Sequence[Chunk], batches: Sequence[StepBatch]) -> None:
         """Take the rows of a successful step into the accounts of their sequences.
@@ -84,13 +106,14 @@ class Promising:
         for chunk in chunks:
             num_rows = len(chunk.token_ids)
             choices = num_rows * self._choices + chunk.wanted * self._last_choices
-            self._num_choices += choices
+            phase = _phase(chunk)
+            self._counts.choices[phase] += choices
             if thresholds is None or degraded is None:
                 chunk.sequence.account.add(num_rows, 1.0, choices)
             else:
-                own = degraded[start : start + num_rows]
-                self._num_degraded += int(own.sum())
-                _count(chunk, chunk.sequence, thresholds[start], choices, own)
+                own = degraded[:, start : start + num_rows]
+                self._counts.degraded[phase] += own.sum(dim=1)
+                _count(chunk, chunk.sequence, thresholds[start], choices, own.sum(dim=0))
             start += num_rows
 
     def count_layer(
@@ -107,22 +130,25 @@ class Promising:
             num_rows = len(chunk.token_ids)
             passing = chunk.wanted if layer == self._last else num_rows
             choices = passing * self._top_k if layer in self._layers else 0
-            self._num_choices += choices
+            num_degraded = 0
+            if degraded is not None:
+                num_degraded = int(degraded[layer, start : start + num_rows].sum())
+            self._counts.choices[PREFILL] += choices
+            self._counts.degraded[PREFILL, layer] += num_degraded
             for user in own:
                 threshold = 1.0 if thresholds is None else thresholds[start]
                 # A row counts once, at its first layer; what it was promised is of all layers.
                 rows = num_rows if layer == 0 else 0
-                own_degraded = 0
-                if degraded is not None:
-                    own_degraded = int(degraded[start : start + num_rows].sum())
-                user.account.add(rows, threshold, choices, own_degraded)
-            if degraded is not None:
-                self._num_degraded += int(degraded[start : start + num_rows].sum())
+                user.account.add(rows, threshold, choices, num_degraded)
             start += num_rows
 
 
+def _phase(chunk: Chunk) -> int:
+    return DECODE if chunk.sequence.decodes else PREFILL
+
+
 def _level(chunk: Chunk, thresholds: Thresholds, users: Sequence[AnySequence]) -> Level:
-    phase = DECODE if chunk.sequence.decodes else PREFILL
+    phase = _phase(chunk)
     threshold = thresholds.decode if phase == DECODE else thresholds.prefill
     wanted = max((user.request.min_threshold for user in users), default=0.0)
     if wanted <= threshold:
@@ -132,18 +158,19 @@ def _level(chunk: Chunk, thresholds: Thresholds, users: Sequence[AnySequence]) -
 
 
 def _settled(batches: Sequence[StepBatch]) -> tuple[list[float], Tensor]:
-    """The threshold of each row of a step, and its degraded choices, int32 ``[T]``."""
+    """The threshold of each row of a step, and its degraded choices, int32 ``[num_layers, T]``."""
+    num_layers = next(len(b.promised.degraded) for b in batches if b.promised is not None)
     thresholds: list[float] = []
     degraded: list[Tensor] = []
     for batch in batches:
         promised, num_rows = batch.promised, len(batch.token_ids)
         if promised is None:  # all rows of this part get everything
             thresholds += [1.0] * num_rows
-            degraded.append(torch.zeros(num_rows, dtype=torch.int32))
+            degraded.append(torch.zeros(num_layers, num_rows, dtype=torch.int32))
         else:
             thresholds += [promised.levels[at].threshold for at in promised.level_of_row.tolist()]
             degraded.append(promised.settle())
-    return thresholds, torch.cat(degraded)
+    return thresholds, torch.cat(degraded, dim=1)
 
 
 def _count(

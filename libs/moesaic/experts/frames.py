@@ -109,7 +109,7 @@ def layer_reply(
     """
     more = [] if loads is None else [loads[None]]
     if promised is not None:
-        more.append(promised.settle().to(torch.int8)[:, None])
+        more.append(promised.settle()[0].to(torch.int8)[:, None])
     apart = travels_apart(request)
     return request.reply([*results, *more], digest=decision, parcels=int(apart), settled=apart)
 

@@ -43,7 +43,7 @@ def split_choices(
         top_k=topk_ids.shape[1],
         rung=layer.c,
         promises=promised.c,
-        degraded=promised.degraded.data_ptr(),
+        degraded=promised.counts.data_ptr(),
         scratch=library.scratch(lib.split_choices_scratch(num_experts=layer.num_experts)),
     )
 
@@ -60,4 +60,4 @@ def _in_numpy(
     )
     topk_ids.copy_(torch.from_numpy(choices.ids))
     topk_weights.copy_(torch.from_numpy(choices.weights))
-    promised.degraded += torch.from_numpy(choices.degraded)
+    promised.note(torch.from_numpy(choices.degraded))

@@ -246,6 +246,7 @@ class DecoderStepKernel:
         tokens, kept_at = _Numbers("q", token_ids), _Numbers("q", offsets)
         every = _Facts(inputs.rows, positions)
         promised, promised_last = inputs.promised or (None, None)
+        assert promised is None or len(promised.degraded) == self._c.num_layers
         everywhere = self._step(every, inputs.rotations, kept_at.address, promised)
         step = WholeStepArgs(all=everywhere, tokens=tokens.address)
         kept: list[Any] = [tokens, kept_at, every, inputs.rotations, inputs.promised]

@@ -71,12 +71,12 @@ class LayerRung:
 
 
 class PromisedRows:
-    """The rows of a batch with what they are promised, and how far that went: it counts over all layers.
+    """The rows of a batch with what they are promised, and how far that went, layer by layer.
 
     Attributes:
         levels: at most ``MAX_LEVELS``.
         level_of_row: uint8 ``[T]``, on the CPU.
-        degraded: int32 ``[T]``, on the device of the choices: those that were degraded so far.
+        degraded: int32 ``[num_layers, T]``, on the device of the choices: those that were degraded so far.
     """
 
     def __init__(
@@ -84,11 +84,14 @@ class PromisedRows:
         levels: Sequence[Level],
         level_of_row: Sequence[int] | Tensor,
         device: torch.device | None = None,
+        num_layers: int = 1,
     ) -> None:
-        """Promise each of ``T`` rows the level of that index."""
+        """Promise each of ``T`` rows the level of that index, in layers that are counted apart."""
         self.levels = tuple(levels)
         self.level_of_row = torch.as_tensor(level_of_row, dtype=torch.uint8)
-        self.degraded = torch.zeros(len(self.level_of_row), dtype=torch.int32, device=device)
+        shape = num_layers, len(self.level_of_row)
+        self.degraded = torch.zeros(shape, dtype=torch.int32, device=device)
+        self._layer = 0
         self._parts: list[tuple[Tensor, PromisedRows]] = []
 
     def __len__(self) -> int:
@@ -117,20 +120,32 @@ class PromisedRows:
             *(level.phase for level in self.levels)
         )
 
+    def enter(self, layer: int) -> "PromisedRows":
+        """Count in this layer from now on."""
+        self._layer = layer
+        return self
+
+    @property
+    def counts(self) -> Tensor:
+        """Of the layer that rows are in, int32 ``[T]``: add to it what is degraded."""
+        return self.degraded[self._layer]
+
     def only(self, rows: Sequence[int] | Tensor) -> "PromisedRows":
         """Some of the rows, as they attend in the last layer; ``settle`` takes their counts."""
         index = torch.as_tensor(rows, dtype=torch.int64).cpu()
-        part = PromisedRows(self.levels, self.level_of_row[index], self.degraded.device)
+        part = PromisedRows(
+            self.levels, self.level_of_row[index], self.degraded.device, len(self.degraded)
+        )
         self._parts.append((index, part))
         return part
 
     def note(self, degraded: Tensor) -> None:
-        """Add the degraded choices of each row in one layer, any integers ``[T]``, which others have counted."""
-        self.degraded += degraded.to(self.degraded)
+        """Add the degraded choices of each row, any integers ``[T]``, which others have counted."""
+        self.counts.add_(degraded.to(self.degraded))
 
     def settle(self) -> Tensor:
-        """Count the choices of each row that its own experts did not serve, int32 ``[T]`` on the CPU."""
+        """Count the choices that rows' own experts did not serve, int32 ``[num_layers, T]`` on the CPU."""
         for index, part in self._parts:
-            self.degraded[index.to(self.degraded.device)] += part.degraded
+            self.degraded[:, index.to(self.degraded.device)] += part.degraded
         self._parts.clear()
         return self.degraded.cpu()

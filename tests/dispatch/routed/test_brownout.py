@@ -92,7 +92,7 @@ async def test_rows_that_were_promised_everything_are_exact_beside_others(
         alone = await dispatched(c, rows, 1)
         assert torch.equal(got[exact], alone[exact])
         assert not torch.equal(got[~exact], alone[~exact])
-        assert not promised.settle()[exact].any()
+        assert not promised.settle()[0][exact].any()
 
 
 async def test_one_by_one_the_bits_are_those_of_one_process(cluster: Any, tiny_model: Any) -> None:
@@ -225,7 +225,7 @@ async def test_experts_of_a_lost_worker_are_served_by_united_ones(
         # United experts are missing as well, those of groups that are there.
         assert step.rung is None
         gone = (c.routed._gates[1](rows)[1] >= 4).sum(dim=1)
-        assert torch.equal(promised.settle(), gone.int())
+        assert torch.equal(promised.settle()[0], gone.int())
         assert torch.equal(got[gone == 0], whole[gone == 0])
         c.routed.end_step(step)
 

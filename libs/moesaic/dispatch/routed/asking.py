@@ -336,7 +336,7 @@ class SentBatch:
             deadline_ns=int(unsettled.deadline_s * 1e9),
             awake_ns=AWAKE_NS,
             promises=None if promised is None else ctypes.pointer(promised.c),
-            degraded=None if promised is None else promised.degraded.data_ptr(),
+            degraded=None if promised is None else promised.counts.data_ptr(),
         )
         if lib().ask_begin(ask=ask.c, asked=self._c):
             raise MemoryError("no memory for a request")

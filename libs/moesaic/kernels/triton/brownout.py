@@ -288,7 +288,7 @@ def split_choices(
         topk_ids,
         topk_weights,
         stay,
-        promised.degraded,
+        promised.counts,
         num_rows,
         num_experts,
         way,

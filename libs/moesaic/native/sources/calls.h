@@ -77,7 +77,7 @@ struct step {
     int64_t count;  // T
     int32_t interleaved;
     const struct promises *promises;  // or none: every choice is served by its own expert
-    int32_t *degraded;                // [T], with promises: choices that are not are added
+    int32_t *degraded;                // [num_layers, T], with promises: choices that are not are added
 };
 
 // The routed experts of a layer.

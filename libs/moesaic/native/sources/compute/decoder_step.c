@@ -99,6 +99,10 @@ EXPORT int64_t decoder_step_scratch(const struct decoder *decoder, const struct 
     return pass_bytes(decoder, step) + layer;
 }
 
+int32_t *degraded_in(const struct pass *pass) {
+    return pass->rows->degraded + (pass->layer - 1) * pass->rows->count;
+}
+
 static void route(const struct moe *m, const struct pass *pass) {
     const int64_t count = pass->rows->count;
     struct arena arena = {pass->scratch};
@@ -109,7 +113,7 @@ static void route(const struct moe *m, const struct pass *pass) {
                    weights, ids, pass->threads);
     if (pass->rows->promises)
         split_choices(ids, weights, count, m->top_k, &m->rung, pass->rows->promises,
-                      pass->rows->degraded, arena.next);
+                      degraded_in(pass), arena.next);
     experts(m->slots, m->num_slots, pass->normed, count, m->gate.num_in, m->size, weights, ids,
             m->top_k, pass->delta, arena.next, pass->threads);
 }

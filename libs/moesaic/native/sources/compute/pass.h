@@ -25,6 +25,9 @@ void pass_begin(struct pass *pass, uint8_t *memory);
 // Takes the experts of the layer before, if any, and computes attention and norms of the next one.
 void pass_attend(struct pass *pass, float *const *caches);
 
+// With promises: where choices are counted that are degraded, of the layer whose experts are asked for.
+int32_t *degraded_in(const struct pass *pass);
+
 // Takes the experts of the last layer, and computes the logits [A, vocab], if these are wanted.
 void pass_end(struct pass *pass, float *logits);
 

@@ -115,7 +115,7 @@ static int begin(struct apart *apart, struct turn *turns, int64_t num_turns, str
         .num_others = apart->num_others,
         .deadline_ns = now_ns() + apart->patience_ns / apart->patience_rows * times,
         .promises = turn->pass.rows->promises,
-        .degraded = turn->pass.rows->degraded,
+        .degraded = turn->pass.rows->promises ? degraded_in(&turn->pass) : 0,
     };
     apart->seq += (uint64_t)ask->num;
     if (ask_begin(ask, &turn->asked)) {
