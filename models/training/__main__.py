@@ -1,4 +1,4 @@
-"""``python -m models.training train | export``: make the demo checkpoint."""
+"""``python -m models.training train | export | texts``: make the demo checkpoint, or rows like its own."""
 
 import argparse
 from pathlib import Path
@@ -33,9 +33,17 @@ def main() -> None:
     export.add_argument(
         "--rows", type=int, default=0, help="measure on at most this many rows a set (0: all)"
     )
+    texts = commands.add_parser(
+        "texts", help="write rows of the training split, for moesaic distill"
+    )
+    texts.add_argument("--out", type=Path, default=Path("build/demo/texts.jsonl"))
+    texts.add_argument("--rows", type=int, default=20_000)
+    texts.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     if arguments.command == "train":
         from models.training.train import train as run
+    elif arguments.command == "texts":
+        from models.training.texts import texts as run
     else:
         from models.training.export import export as run
     run(arguments)

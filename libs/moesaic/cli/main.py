@@ -11,6 +11,7 @@ from moesaic.cli.commands import (
     bench,
     brownout,
     classify,
+    distill,
     doctor,
     down,
     experts,
@@ -44,6 +45,7 @@ app.command()(token.token)
 app.command()(classify.classify)
 app.command()(generate.generate)
 app.command()(run_batch.run_batch)
+app.command()(distill.distill)
 app.command()(doctor.doctor)
 app.command()(bench.bench)
 app.add_typer(api_key.app, name="api-key")

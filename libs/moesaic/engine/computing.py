@@ -75,7 +75,7 @@ class StepComputer:
         self._shortcut = shortcut(self._cache)
         self._area = SweepArea(decoder, batcher.limits.sweep_blocks, BLOCK_SIZE)
         self._progress = Progress(batcher)
-        self._promising = Promising(decoder.config)
+        self._promising = Promising(decoder.config, decoder.device)
         self._micro_batches = micro_batches
         self._layers_begun = 0
         self.thresholds = EVERYTHING  # of steps that begin now

@@ -38,8 +38,9 @@ EVERYTHING = Thresholds()
 class Promising:
     """Promises of one engine."""
 
-    def __init__(self, config: ModelConfig) -> None:
-        """``config`` says how many choices a row has."""
+    def __init__(self, config: ModelConfig, device: torch.device) -> None:
+        """``config`` says how many choices a row has; they are made on ``device``."""
+        self._device = device
         layers, top_k = set(config.moe_layers), config.moe.top_k
         last = config.num_layers - 1
         self._choices = top_k * len(layers - {last})  # of every row
@@ -83,7 +84,7 @@ class Promising:
             level_of_row += [at] * len(chunk.token_ids)
         if all(level.threshold >= 1 for level in levels) and not step.has_lost:
             return None
-        return PromisedRows(tuple(levels), level_of_row)
+        return PromisedRows(tuple(levels), level_of_row, self._device)
 
     def count(self, chunks: Sequence[Chunk], promised: Sequence[PromisedRows | None]) -> None:
         """Take the rows of a successful step into the accounts of their sequences.

@@ -56,7 +56,7 @@ class LogicalExperts:
         if not way:
             return load_expert(self._checkpoint, self._config, layer, group, dtype, device)
         if (file := self._files.get(way)) is not None:
-            return file.read(self._config, layer, group, dtype, device)
+            return file.read(layer, group, dtype, device)
         if layer == self._config.moe_layers[0] and not group:  # once for each way
             log.warning("united.not_distilled", way=way, instead="the mean of each group")
         return self._mean(layer, way, group, dtype, device)
@@ -72,9 +72,10 @@ class LogicalExperts:
         moe, prices = self._config.moe, None
         file = self._files.get(rung.way) if rung.rule == "error" else None
         if file is not None:
-            errors = torch.tensor(file.manifest.errors[layer], dtype=torch.float64)
-            most = float(errors.max().clamp(min=1e-12))
-            prices = (errors / most * MOST_PRICE).round().clamp(1, MOST_PRICE).int()
+            known = [1.0 if error is None else error for error in file.manifest.errors[layer]]
+            errors = torch.tensor(known, dtype=torch.float64)
+            prices = (errors / errors.max().clamp(min=1e-12) * MOST_PRICE).round()
+            prices = prices.clamp(1, MOST_PRICE).int()
             prices = prices.repeat_interleave(rung.way)[: moe.num_experts]
         return LayerRung(moe.num_experts, rung, prices, lost)
 

@@ -33,6 +33,7 @@ def bench(
             "replacement",
             "kernels",
             "wire",
+            "brownout",
         ],
         typer.Argument(help="Benchmark to run; docs/use/command-line.md describes each."),
     ],

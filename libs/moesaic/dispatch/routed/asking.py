@@ -166,7 +166,7 @@ class NativeAsking:
         promised: PromisedRows | None = None,
     ) -> "SentBatch | None":
         """Send a batch to all workers of a layer; ``None`` if Python has to."""
-        if rows.dtype != torch.float32:
+        if rows.dtype != torch.float32 or (promised is not None and promised.degraded.is_cuda):
             return None
         asks = self.asks_of(route, rows.shape[1])
         if asks is None:

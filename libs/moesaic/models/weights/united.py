@@ -1,15 +1,18 @@
 """United experts in files, one for each way, beside the model that they stand in for.
 
-``united-way-4.safetensors`` holds ``layers.L.united.J.gate_up`` and ``.down`` for every sparse layer and
-group; its metadata say of which weights they were made and how far they are off. Written by ``moesaic distill``.
+``united-way-4.safetensors`` holds ``layers.L.united.J.gate_up`` and ``.down`` for every sparse layer and group of
+four experts (BrownoutServe section IV-B). Its metadata say of which weights they were made, what each tensor's bytes
+are, and how far they are off. ``moesaic distill`` writes it.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import torch
+import xxhash
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -19,8 +22,23 @@ from moesaic.messages.rung import Rung
 from moesaic.models.configuration.architecture import ModelConfig
 from moesaic.models.weights.experts import ExpertWeights
 
-_NAME = re.compile(r"united-way-(\d+)\.safetensors")
 VERSION = 1
+_NAME = re.compile(r"united-way-(\d+)\.safetensors")
+_PARTS = ("gate_up", "down")
+
+
+class UnitedQuality(msgspec.Struct, frozen=True, kw_only=True):
+    """The next tokens of rows held out, when united experts serve every choice.
+
+    Attributes:
+        exact: cross-entropy of the model as it is, in nats a token.
+        united: the same with united experts alone.
+        agreement: share of rows for which both find the same token the likeliest.
+    """
+
+    exact: float
+    united: float
+    agreement: float
 
 
 class UnitedManifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,32 +46,43 @@ class UnitedManifest(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         version: of this format.
-        way: experts of one group.
-        model_digest: of the weights that they were made of.
-        errors: held-out squared error over squared length, by sparse layer and group.
+        way: experts of one group; the last group may have fewer.
+        model_digest: ``weights_digest`` of the weights that they were made of.
         rows: tokens that they were trained on.
+        recipe: of training.
+        errors: by sparse layer and group, of rows held out: squared error over the squared length of what the
+            group's experts say; None: the gate sends none of the rows there.
+        mean_errors: the same of the mean of the group's weights, which needs no training.
+        quality: of the whole model; None: nobody has measured it.
+        digests: XXH3 (64 bits, hex) of each tensor's bytes.
     """
 
     version: int = VERSION
     way: int
     model_digest: str
-    errors: dict[int, list[float]]
     rows: int
+    recipe: dict[str, int | float]
+    errors: dict[int, list[float | None]]
+    mean_errors: dict[int, list[float | None]]
+    quality: UnitedQuality | None = None
+    digests: dict[str, str] = {}
 
 
 @dataclass(frozen=True)
 class UnitedExperts:
-    """One file; opening it reads its header."""
+    """One file; opening it reads its header alone."""
 
     path: Path
     manifest: UnitedManifest
+    config: ModelConfig
 
     @classmethod
     def open(cls, path: Path, config: ModelConfig) -> "UnitedExperts":
-        """Check that a file is whole, and fits the model.
+        """Check that a file holds everything that it should, for this model.
 
         Raises:
-            CheckpointError: it does not, or is damaged.
+            CheckpointError: it does not, is damaged, or has the name of another way; or was made of other weights than
+                ``config.weights_digest`` says, where that is known.
         """
         try:
             with safe_open(path, "pt") as file:
@@ -61,46 +90,85 @@ class UnitedExperts:
             manifest = msgspec.json.decode(metadata.get("moesaic", "{}"), type=UnitedManifest)
         except (OSError, SafetensorError, msgspec.DecodeError) as error:
             raise CheckpointError(path.name, f"is no file of united experts: {error}") from error
-        if manifest.version != VERSION:
+        united = cls(path, manifest, config)
+        if problem := united._problem(names):
+            raise CheckpointError(path.name, problem)
+        if config.weights_digest:
+            united.require_made_of(config.weights_digest)
+        return united
+
+    def require_made_of(self, model_digest: str) -> None:
+        """Refuse a file for another model; raises ``CheckpointError``."""
+        if self.manifest.model_digest != model_digest:
             raise CheckpointError(
-                path.name, f"has version {manifest.version}; this side reads {VERSION}"
+                self.path.name,
+                f"was made of weights {self.manifest.model_digest}, these are {model_digest}: make it anew "
+                "with moesaic distill",
             )
-        groups = Rung(way=manifest.way).num_united(config.moe.num_experts)
-        for layer in config.moe_layers:
-            if len(manifest.errors.get(layer, ())) != groups:
-                raise CheckpointError(path.name, f"layer {layer} has not {groups} groups")
-            for group in range(groups):
-                for part in ("gate_up", "down"):
-                    if _tensor(layer, group, part) not in names:
-                        raise CheckpointError(
-                            path.name, "is missing", tensor=_tensor(layer, group, part)
-                        )
-        return cls(path, manifest)
+
+    @property
+    def num_groups(self) -> int:
+        """Number of united experts of a layer."""
+        return Rung(way=self.manifest.way).num_united(self.config.moe.num_experts)
 
     def read(
-        self, config: ModelConfig, layer: int, group: int, dtype: torch.dtype, device: torch.device
+        self, layer: int, group: int, dtype: torch.dtype, device: torch.device
     ) -> ExpertWeights:
         """Read one united expert.
 
         Raises:
-            CheckpointError: a tensor cannot be read, or has another shape.
+            CheckpointError: a tensor cannot be read, has another shape, or other bytes than were written.
         """
-        size, hidden = config.moe.expert_size, config.hidden_size
-        shapes = {"gate_up": (2 * size, hidden), "down": (hidden, size)}
-        found = {}
+        size, hidden = self.config.moe.expert_size, self.config.hidden_size
+        gate_up, down = (
+            self._read(tensor_name(layer, group, part), shape).to(device=device, dtype=dtype)
+            for part, shape in zip(_PARTS, ((2 * size, hidden), (hidden, size)), strict=True)
+        )
+        return ExpertWeights(gate_up, down)
+
+    def _read(self, name: str, shape: tuple[int, int]) -> Tensor:
+        file_name = self.path.name
         try:
             with safe_open(self.path, "pt") as file:
-                for part, shape in shapes.items():
-                    tensor = file.get_tensor(_tensor(layer, group, part))
-                    if tensor.shape != shape:
-                        problem = f"expected shape {list(shape)}, found {list(tensor.shape)}"
-                        raise CheckpointError(
-                            self.path.name, problem, tensor=_tensor(layer, group, part)
-                        )
-                    found[part] = tensor.to(device=device, dtype=dtype)
+                tensor: Tensor = file.get_tensor(name)
         except (OSError, SafetensorError) as error:
-            raise CheckpointError(self.path.name, f"cannot be read: {error}") from error
-        return ExpertWeights(**found)
+            raise CheckpointError(file_name, f"cannot be read: {error}", tensor=name) from error
+        if tensor.shape != shape:
+            problem = f"expected shape {list(shape)}, found {list(tensor.shape)}"
+            raise CheckpointError(file_name, problem, tensor=name)
+        if _digest_of(tensor) != self.manifest.digests.get(name):
+            raise CheckpointError(file_name, "is damaged: its bytes have changed", tensor=name)
+        return tensor
+
+    def _problem(self, names: set[str]) -> str:
+        """Say what is wrong with a file that has tensors of these names; empty: nothing."""
+        manifest, name = self.manifest, _NAME.fullmatch(self.path.name)
+        if manifest.version != VERSION:
+            return f"has version {manifest.version}, expected {VERSION}"
+        if not 2 <= manifest.way <= self.config.moe.num_experts:
+            return f"way: expected 2 to {self.config.moe.num_experts}, found {manifest.way}"
+        if name is None or int(name[1]) != manifest.way:
+            return f"holds way {manifest.way}: its name should be {file_name(manifest.way)}"
+        if set(manifest.errors) != set(self.config.moe_layers):
+            return f"holds layers {sorted(manifest.errors)}, the model's are {list(self.config.moe_layers)}"
+        missing = [
+            wanted
+            for layer in self.config.moe_layers
+            for group in range(self.num_groups)
+            for part in _PARTS
+            if (wanted := tensor_name(layer, group, part)) not in names
+        ]
+        return f"lacks {len(missing)} tensors, the first is {missing[0]}" if missing else ""
+
+
+def file_name(way: int) -> str:
+    """Name the file of a way."""
+    return f"united-way-{way}.safetensors"
+
+
+def tensor_name(layer: int, group: int, part: str) -> str:
+    """Name the tensor ``part``, ``gate_up`` or ``down``, of one united expert."""
+    return f"layers.{layer}.united.{group}.{part}"
 
 
 def find_united(directory: Path, config: ModelConfig) -> dict[int, UnitedExperts]:
@@ -109,36 +177,47 @@ def find_united(directory: Path, config: ModelConfig) -> dict[int, UnitedExperts
     Raises:
         CheckpointError: see ``UnitedExperts.open``.
     """
-    found = {}
-    for path in sorted(directory.glob("united-way-*.safetensors")):
-        if _NAME.fullmatch(path.name):
-            united = UnitedExperts.open(path, config)
-            found[united.manifest.way] = united
-    return found
+    paths = sorted(path for path in directory.iterdir() if _NAME.fullmatch(path.name))
+    opened = (UnitedExperts.open(path, config) for path in paths)
+    return {united.manifest.way: united for united in sorted(opened, key=lambda u: u.manifest.way)}
 
 
 def write_united(
-    directory: Path, manifest: UnitedManifest, experts: dict[tuple[int, int], tuple[Tensor, Tensor]]
+    directory: Path,
+    manifest: UnitedManifest,
+    experts: Mapping[tuple[int, int], tuple[Tensor, Tensor]],
 ) -> Path:
     """Write a file, whole or not at all.
 
     Args:
-        directory: where to.
-        manifest: says what it holds.
-        experts: ``gate_up`` and ``down`` by layer and group.
+        directory: of the file, whose name follows from the way.
+        manifest: what is known of it; the digests are filled in.
+        experts: ``gate_up`` ``[2I, H]`` and ``down`` ``[H, I]`` by layer and group, as they are stored.
+
+    Returns:
+        Its path.
+
+    Raises:
+        OSError: it cannot be written.
     """
     tensors = {
-        _tensor(layer, group, part): tensor.contiguous()
-        for (layer, group), both in experts.items()
-        for part, tensor in zip(("gate_up", "down"), both, strict=True)
+        tensor_name(layer, group, part): tensor.contiguous()
+        for (layer, group), both in sorted(experts.items())
+        for part, tensor in zip(_PARTS, both, strict=True)
     }
-    path = directory / f"united-way-{manifest.way}.safetensors"
+    digests = {name: _digest_of(tensor) for name, tensor in tensors.items()}
+    told = msgspec.json.encode(msgspec.structs.replace(manifest, digests=digests)).decode()
+    path = directory / file_name(manifest.way)
     fresh = path.with_suffix(".new")
-    told = {"moesaic": msgspec.json.encode(manifest).decode(), "format": "pt"}
-    save_file(tensors, fresh, metadata=told)
-    fresh.replace(path)
+    try:
+        save_file(tensors, fresh, metadata={"moesaic": told})
+        fresh.chmod(0o644)  # services may run as another user
+        fresh.replace(path)
+    finally:
+        fresh.unlink(missing_ok=True)
     return path
 
 
-def _tensor(layer: int, group: int, part: str) -> str:
-    return f"layers.{layer}.united.{group}.{part}"
+def _digest_of(tensor: Tensor) -> str:
+    payload = tensor.contiguous().view(torch.uint8).numpy()
+    return xxhash.xxh3_64_hexdigest(payload)  # type: ignore[arg-type]  # numpy's stubs hide the buffer
