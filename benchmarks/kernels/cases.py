@@ -10,11 +10,11 @@ from torch.nn import functional as F
 from moesaic.brownout import split
 from moesaic.brownout.split import Level
 from moesaic.kernels import grouped_experts as torch_experts
-from moesaic.kernels.brownout import LayerRung, PromisedRows
 from moesaic.kernels.gated_mlp import PlainMLP
 from moesaic.kernels.kv_rows import store_grouped_reference
 from moesaic.kernels.paged_attention import paged_attention_reference
 from moesaic.kernels.paged_rows import KVLayout, PagedRows
+from moesaic.kernels.promised import LayerRung, PromisedRows
 from moesaic.kernels.rms_norm import add_rms_norm_reference
 from moesaic.kernels.triton.add_rms_norm import add_rms_norm
 from moesaic.kernels.triton.brownout import split_choices

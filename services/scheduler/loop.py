@@ -41,6 +41,7 @@ log = structlog.get_logger()
 
 _LOOK_S = 1.0  # how often to look without news: newcomers settle, Redis may have lost its data
 _BACKOFF_S = (1.0, 30.0)  # first and longest wait after a failed placement
+WITHOUT_UNITED = Rung(instead="fewer")
 _AT_ONCE_S = 0.2  # before deciding again because the fleet has changed
 
 
@@ -67,7 +68,8 @@ class PlacementLoop:
         self.waiting_for: list[str] = []
         self._fleet, self._view, self._leadership, self._epochs = fleet, view, leadership, epochs
         self._policies, self._feed, self._log = policies, feed, decisions
-        self._settings, self._rung = settings, rung
+        self._settings, self._rung_asked_for = settings, rung
+        self._refused_rung: Rung | None = None  # that workers could not load, or have no memory for
         self._planner = Planner(feed, settings.replan_gain)
         self._timer = PlanTimer(settings.replan_interval_s)
         self._placer = Placer(
@@ -207,6 +209,13 @@ class PlacementLoop:
         noted = await self._log.note(**causes.by_workers(current, wanted, self._proposer.known))
         await self._place(wanted, noted, urgent=proposal.urgent)
 
+    def _rung(self) -> Rung:
+        """The way to degrade that operators want; without united experts if there can be none."""
+        asked_for = self._rung_asked_for()
+        if asked_for != self._refused_rung:
+            self._refused_rung = None
+        return WITHOUT_UNITED if self._refused_rung is not None else asked_for
+
     async def _change_rung(self, current: Placement) -> None:
         """Have choices degraded in another way; experts stay where they are."""
         wanted = with_rung(current, self._rung())
@@ -274,6 +283,9 @@ class PlacementLoop:
             self.waiting_for = []
         except MoesaicError as error:
             failure, overtaken = str(error), isinstance(error, Obsolete)
+            if wanted.num_united and not isinstance(error, NotReady | StaleEpoch):
+                self._refused_rung = wanted.rung  # the model's own experts must not want for it
+                log.error("rung.refused", way=wanted.rung.way, cause=failure)
             self._closed = False  # it may have been committed, if Redis did not say
             self._confirmation.forget()  # a worker may not have heard that it was given up
             self._proposer.could_not_load(self._placer.failed)

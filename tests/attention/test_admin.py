@@ -24,7 +24,7 @@ from moesaic.engine.sequences.grammar import GrammarCompiler
 from moesaic.engine.sequences.requests import Event
 from moesaic.engine.steps.limits import EngineLimits
 from moesaic.engine.thread import engine_thread
-from moesaic.kernels.brownout import PromisedRows
+from moesaic.kernels.promised import PromisedRows
 from moesaic.models.configuration.config import load_config
 from moesaic.models.layers.decoder import Decoder
 from moesaic.models.layers.gate import load_gates

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from moesaic.brownout.control.contract import QueueState, StepTaken
-from moesaic.brownout.control.ladder import Ladder, Rung
+from moesaic.brownout.control.ladder import Ladder, LadderState
 from moesaic.errors import Overloaded
 from moesaic.messages.brownout import BrownoutPolicy
 
@@ -57,7 +57,7 @@ class Outcome:
     """What became of a run."""
 
     requests: list[Arrival]
-    rungs: list[tuple[float, Rung]]
+    rungs: list[tuple[float, LadderState]]
 
     def _late(self, requests: Iterable[Arrival], policy: BrownoutPolicy) -> dict[str, float]:
         requests = list(requests)
@@ -137,7 +137,7 @@ def run(
     """Serve requests to the last one's end."""
     random, ladder = np.random.default_rng(seed), Ladder(policy)
     coming, waiting, answering = deque(requests), deque[Arrival](), list[Arrival]()
-    now_s, decided_s, rungs = 0.0, -1.0, list[tuple[float, Rung]]()
+    now_s, decided_s, rungs = 0.0, -1.0, list[tuple[float, LadderState]]()
     while coming or waiting or answering:
         if not waiting and not answering:
             now_s = max(now_s, coming[0].at_s)

@@ -10,8 +10,8 @@ import torch
 
 from moesaic.dispatch.local import LocalDispatcher
 from moesaic.dispatch.routed.dispatcher import RoutedDispatcher
+from moesaic.experts.brownout.logical import LogicalExperts
 from moesaic.experts.host import ExpertHost
-from moesaic.experts.logical import LogicalExperts
 from moesaic.messages.placement import PlacedWorker, Placement
 from moesaic.messages.rung import Rung
 from moesaic.messages.scheduling import ExpertScheduling

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from benchmarks.parity.cases import CASES, ParityCase, Served, prompt_of
-from moesaic.brownout.split import Level, split_choices
+from moesaic.brownout.split import Layer, Level, split_choices
 from moesaic.distillation.frozen import FrozenWeights
 from moesaic.distillation.group import mlp
 from moesaic.distillation.network import Degraded, TrainableModel, _choose
 from moesaic.errors import InvalidInput
+from moesaic.messages.rung import Rung
 from tests.distillation.conftest import VARIED, Model
 
 GROUPED = [case for case in VARIED if case.family != "deepseek_v2"]
@@ -52,8 +53,7 @@ def test_united_experts_serve_what_the_split_gives_them(small: Model) -> None:
         topk_weights.numpy(),
         [Level(0.0)],
         torch.zeros(30, dtype=torch.uint8).numpy(),
-        config.moe.num_experts,
-        way,
+        Layer(config.moe.num_experts, Rung(way=way, instead="united")),
     )
     experts = [*layer.experts, *zip(*united, strict=True)]
     expected = torch.zeros_like(x)

@@ -25,7 +25,7 @@ from moesaic.engine.sequences.requests import (
 )
 from moesaic.engine.steps.limits import EngineLimits
 from moesaic.errors import ExpertUnavailable, NotReady
-from moesaic.kernels.brownout import PromisedRows
+from moesaic.kernels.promised import PromisedRows
 from moesaic.models.configuration.config import load_config
 from moesaic.models.layers.decoder import Decoder
 from moesaic.models.layers.kv_cache import KVCache

@@ -43,6 +43,7 @@ class ExpertWorker(expert_pb2_grpc.ExpertServiceServicer):
         self.aborted: list[int] = []
         self.confirmed: list[int] = []
         self.fail_with: MoesaicError | None = None
+        self.united_fail_with: MoesaicError | None = None
         self.hangs_on: set[int] = set()  # epochs
         self.may_prepare = asyncio.Event()
         self.may_prepare.set()
@@ -55,8 +56,9 @@ class ExpertWorker(expert_pb2_grpc.ExpertServiceServicer):
             await self.may_prepare.wait()
             placement = decode_placement(request.placement)
             known = self.prepared.get(placement.epoch) == placement
-            if self.fail_with is not None and not known:
-                raise self.fail_with
+            failure = self.fail_with or (self.united_fail_with if placement.num_united else None)
+            if failure is not None and not known:
+                raise failure
             if placement.epoch in self.hangs_on:
                 await asyncio.Event().wait()
             if placement.epoch < self.epoch:

@@ -62,7 +62,7 @@ class Choices:
 
 @dataclass(frozen=True)
 class Layer:
-    """What the split has to know of one layer.
+    """Facts of one layer that the split depends on.
 
     Attributes:
         num_experts: its own, without united ones.

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from moesaic.dispatch.contract import Step
 from moesaic.dispatch.rungs import LoadedRung, RungLoader, with_united
-from moesaic.experts.logical import LogicalExperts
+from moesaic.experts.brownout.logical import LogicalExperts
 from moesaic.experts.slots import SlotTable, load_table
-from moesaic.kernels.brownout import LayerRung, PromisedRows, split_choices
+from moesaic.kernels.brownout import split_choices
 from moesaic.kernels.decoder_step import RoutedExpertsKernel
 from moesaic.kernels.gated_mlp import GatedMLP, make_mlp
 from moesaic.kernels.linear import Quantization
+from moesaic.kernels.promised import LayerRung, PromisedRows
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.layers.gate import Gate, load_gates
 from moesaic.models.weights.checkpoint import Checkpoint

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from moesaic.errors import InvalidInput
-from moesaic.experts.logical import LogicalExperts
+from moesaic.experts.brownout.logical import LogicalExperts
 from moesaic.experts.slots import LayerSlots, SlotTable
-from moesaic.kernels.brownout import LayerRung
 from moesaic.kernels.gated_mlp import GatedMLP
+from moesaic.kernels.promised import LayerRung
 from moesaic.messages.rung import Rung
 
 

@@ -11,12 +11,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from moesaic.brownout.control.contract import EXACT
 from moesaic.dispatch.contract import Dispatcher, Step
 from moesaic.dispatch.tracing import StepTracer
 from moesaic.engine import metrics
 from moesaic.engine.micro_batches import run_together, split, split_evenly
 from moesaic.engine.progress import Progress
-from moesaic.engine.promises import EVERYTHING, Promising
+from moesaic.engine.promises import Promising
 from moesaic.engine.sequences.requests import Event
 from moesaic.engine.sequences.sequence import AnySequence, Chunk
 from moesaic.engine.steps.batching import Batcher
@@ -78,7 +79,7 @@ class StepComputer:
         self._promising = Promising(decoder.config, decoder.device)
         self._micro_batches = micro_batches
         self._layers_begun = 0
-        self.thresholds = EVERYTHING  # of steps that begin now
+        self.thresholds = EXACT  # of steps that begin now
         self.tracer: StepTracer | None = None  # watches every step while it is there
 
     @property

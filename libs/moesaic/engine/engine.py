@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from moesaic.brownout.control.contract import Thresholds
 from moesaic.dispatch.contract import Dispatcher, Step
 from moesaic.dispatch.tracing import StepTracer
 from moesaic.engine import metrics
@@ -24,7 +25,6 @@ from moesaic.engine.brownout import BrownoutControl, BrownoutLoad
 from moesaic.engine.computing import Shortcut, StepComputer
 from moesaic.engine.held_tokens import Teller
 from moesaic.engine.outstanding import Outstanding, outstanding_of
-from moesaic.engine.promises import Thresholds
 from moesaic.engine.sequences.requests import Event, FailureEvent, Request, RequestKey
 from moesaic.engine.sequences.sequence import AnySequence
 from moesaic.engine.steps.batching import Batcher
@@ -190,7 +190,7 @@ class Engine:
             except NotReady as error:
                 await self._stall(error)
                 continue
-            thresholds = self._computer.thresholds = Thresholds(*self.brownout.thresholds())
+            thresholds = self._computer.thresholds = Thresholds(*self.brownout.thresholds()[:2])
             self.batcher.only_standard = step.has_lost
             self.batcher.prefill_threshold = 1.0 if step.rung is None else thresholds.prefill
             planned = self.batcher.next_step()

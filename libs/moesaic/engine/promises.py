@@ -5,34 +5,18 @@ phase has; rows that several requests share get the most that any of them wants.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from moesaic.brownout.control.contract import EXACT, Thresholds
 from moesaic.brownout.split import Level
 from moesaic.dispatch.contract import Step
 from moesaic.engine.sequences.sequence import AnySequence, Chunk
-from moesaic.kernels.brownout import PromisedRows
+from moesaic.kernels.promised import PromisedRows
 from moesaic.models.configuration.architecture import ModelConfig
 
 PREFILL, DECODE = 0, 1  # phases
-
-
-@dataclass(frozen=True)
-class Thresholds:
-    """Shares of choices whose own experts serve, by phase; 1: all.
-
-    Attributes:
-        version: grows with every change.
-    """
-
-    prefill: float = 1.0
-    decode: float = 1.0
-    version: int = 0
-
-
-EVERYTHING = Thresholds()
 
 
 class Promising:
@@ -73,7 +57,7 @@ class Promising:
             None if all rows get everything, or nothing can be degraded.
         """
         if step.has_lost:
-            thresholds = thresholds if step.rung is not None else EVERYTHING
+            thresholds = thresholds if step.rung is not None else EXACT
         elif step.rung is None or min(thresholds.prefill, thresholds.decode) >= 1:
             return None
         levels: dict[Level, int] = {}

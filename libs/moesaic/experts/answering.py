@@ -22,11 +22,12 @@ from moesaic.experts import frames
 from moesaic.experts.activations import ActivationMeter
 from moesaic.experts.assignment import Assigner, Assignment, decision_digest
 from moesaic.experts.basis import AssignmentBasis
+from moesaic.experts.brownout.logical import RungOf
 from moesaic.experts.epochs import Epochs, Tenure
-from moesaic.experts.logical import RungOf
 from moesaic.experts.wire_rows import check_rows, from_wire
 from moesaic.experts.without_python import AnswersWithoutPython
-from moesaic.kernels.brownout import LayerRung, split_choices
+from moesaic.kernels.brownout import split_choices
+from moesaic.kernels.promised import LayerRung
 from moesaic.messages.placement import Placement
 from moesaic.messages.scheduling import ExpertScheduling
 from moesaic.models.configuration.config import ModelConfig

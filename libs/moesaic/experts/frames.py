@@ -25,9 +25,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from moesaic.experts.promises import decode_promises, encode_promises
+from moesaic.experts.brownout.promises import decode_promises, encode_promises
 from moesaic.experts.wire_rows import is_sum_of, like_rows
-from moesaic.kernels.brownout import PromisedRows
+from moesaic.kernels.promised import PromisedRows
 from moesaic.transport.frame import Frame, FrameKind
 
 UNSUMMED = 1  # flag of a request that has the sender's own choice of experts
@@ -125,7 +125,7 @@ def loads_of(reply: Frame) -> Tensor:
 
 
 def degraded_in(reply: Frame) -> Tensor:
-    """How many choices of each row are degraded, int8 ``[T]``, in the reply to a request with promises."""
+    """Count the degraded choices of each row, int8 ``[T]``, as the reply to a request with promises has them."""
     return reply.tensors[-1][:, 0]
 
 

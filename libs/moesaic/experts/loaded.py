@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from moesaic.errors import InvalidInput
-from moesaic.experts.logical import LogicalExperts
+from moesaic.experts.brownout.logical import LogicalExperts
 from moesaic.experts.pace import LoadPace
 from moesaic.experts.pieces import digests_of
 from moesaic.kernels.expert_layout import ExpertLayout

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from moesaic.experts.logical import LogicalExperts
+from moesaic.experts.brownout.logical import LogicalExperts
 from moesaic.kernels.expert_layout import ExpertLayout
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.weights.checkpoint import Checkpoint

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from moesaic.experts.brownout.logical import LogicalExperts
 from moesaic.experts.loaded import Bring, LoadedExpert
-from moesaic.experts.logical import LogicalExperts
 from moesaic.kernels.gated_mlp import GatedMLP, PlainMLP, make_mlp
 from moesaic.kernels.grouped_experts import grouped_experts
 from moesaic.kernels.linear import Quantization

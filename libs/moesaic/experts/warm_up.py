@@ -17,9 +17,9 @@ from moesaic.experts.basis import AssignmentBasis
 from moesaic.experts.epochs import Epochs, Tenure
 from moesaic.experts.frames import layer_request
 from moesaic.experts.slots import LayerSlots, SlotTable
-from moesaic.kernels.brownout import LayerRung
 from moesaic.kernels.gated_mlp import make_mlp
 from moesaic.kernels.linear import Quantization
+from moesaic.kernels.promised import LayerRung
 from moesaic.kernels.warm_up import row_counts, warming
 from moesaic.messages.placement import PlacedWorker, Placement
 from moesaic.models.configuration.config import ModelConfig

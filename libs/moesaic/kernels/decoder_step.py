@@ -15,10 +15,10 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from moesaic.kernels.brownout import LayerRung, PromisedRows
 from moesaic.kernels.grouped_query import GroupedQueryKernel
 from moesaic.kernels.linear import PackedMatrix
 from moesaic.kernels.packed_experts import PackedSlots
+from moesaic.kernels.promised import LayerRung, PromisedRows
 from moesaic.native.library import lib, scratch
 from moesaic.native.structs import (
     ApartArgs,

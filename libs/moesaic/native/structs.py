@@ -54,7 +54,7 @@ class PromisesArgs(Structure):
 
 @_struct("rung")
 class RungArgs(Structure):
-    """What is done with a layer's choices that are not kept."""
+    """The way in which a layer's choices are degraded."""
 
 
 @_struct("step")

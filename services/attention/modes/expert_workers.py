@@ -1,7 +1,7 @@
 """Links to the expert workers that the placement names."""
 
 from moesaic.dispatch.routed.dispatcher import RoutedDispatcher
-from moesaic.experts.logical import LogicalExperts
+from moesaic.experts.brownout.logical import LogicalExperts
 from moesaic.kernels.own_thread import on_own_thread
 from moesaic.services.attention.modes.contract import WorkerParts
 from moesaic.services.attention.modes.peers import follow_placement

@@ -31,7 +31,7 @@ class EpochTokens(msgspec.Struct):
 
 
 class Quality(msgspec.Struct):
-    """What brownout made of an answer.
+    """The effect of brownout on an answer.
 
     Attributes:
         mean_threshold: share of choices whose own experts were to serve, mean over its rows; 1: nothing was degraded.

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from moesaic.brownout.split import Level
-from moesaic.dispatch.routed.dispatcher import DIVERGENCES
+from moesaic.dispatch.routed.notes import DIVERGENCES
 from moesaic.errors import ExpertUnavailable, InvalidInput
 from moesaic.experts.basis import AssignmentBasis
+from moesaic.experts.brownout.promises import decode_promises, encode_promises
 from moesaic.experts.frames import PROMISED
-from moesaic.experts.promises import decode_promises, encode_promises
-from moesaic.kernels.brownout import PromisedRows
+from moesaic.kernels.promised import PromisedRows
 from moesaic.messages.rung import Rung
 from moesaic.messages.wire import WireDtype
 from moesaic.native.library import library

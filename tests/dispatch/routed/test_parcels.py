@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from moesaic.dispatch.routed.dispatcher import DIVERGENCES
+from moesaic.dispatch.routed.notes import DIVERGENCES
 from moesaic.experts import answering
 from moesaic.experts.frames import layer_request
 from moesaic.transport import links, served

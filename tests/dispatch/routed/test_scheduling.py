@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from moesaic.dispatch.routed.dispatcher import DIVERGENCES
+from moesaic.dispatch.routed.notes import DIVERGENCES
 from moesaic.experts.answering import ACTIVATED, MOST_ACTIVATED
 from moesaic.experts.basis import AssignmentBasis
 from moesaic.messages.scheduling import SCHEDULINGS, ExpertScheduling

@@ -9,14 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from moesaic.dispatch.routed.dispatcher import DIVERGENCES, RoutedDispatcher
+from moesaic.dispatch.routed.dispatcher import RoutedDispatcher
+from moesaic.dispatch.routed.notes import DIVERGENCES
 from moesaic.dispatch.routed.sum_order import combine
 from moesaic.engine.thread import EngineThread, engine_thread
 from moesaic.errors import ExpertUnavailable, InvalidInput
 from moesaic.experts.basis import AssignmentBasis
 from moesaic.experts.frames import FLOAT32_SUMS
 from moesaic.experts.wire_rows import from_wire, pack_rows, to_wire
-from moesaic.kernels.brownout import PromisedRows
+from moesaic.kernels.promised import PromisedRows
 from moesaic.messages.wire import WireDtype
 from moesaic.native.library import library
 from moesaic.transport.frame import Frame, FrameKind

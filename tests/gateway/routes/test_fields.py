@@ -40,7 +40,6 @@ CHANGING = [
     ("thinking_token_budget", 9),
     ("vllm_xargs", {"a": 1}),
     ("echo", True),
-    ("moesaic", {"min_threshold": 1.5}),
     ("moesaic", {"anything": 1}),
     ("structured_outputs", {"whitespace_pattern": " "}),
     ("response_format", {"type": "json_object", "schema": {}}),

@@ -16,8 +16,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from moesaic.brownout.split import Level
-from moesaic.kernels.brownout import LayerRung, PromisedRows
 from moesaic.kernels.paged_rows import KVLayout, PagedRows
+from moesaic.kernels.promised import LayerRung, PromisedRows
 from moesaic.kernels.triton.add_rms_norm import add_rms_norm
 from moesaic.kernels.triton.aebs import schedule_experts
 from moesaic.kernels.triton.brownout import split_choices

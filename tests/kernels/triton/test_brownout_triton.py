@@ -11,12 +11,12 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from moesaic.brownout import split
 from moesaic.brownout.split import Layer, Level
-from moesaic.kernels.brownout import LayerRung, PromisedRows
+from moesaic.kernels.promised import LayerRung, PromisedRows
 from moesaic.kernels.triton.brownout import split_choices
 from moesaic.kernels.warm_up import row_counts
 from moesaic.messages.rung import Rung
 from tests.brownout.test_split import batches
-from tests.kernels.test_brownout_native import layer_rung
+from tests.kernels.brownout.test_split_native import layer_rung
 
 LEVELS = [Level(0.7, 5), Level(1.0, -3), Level(0.3, 5), Level(0.5, -3)]
 INSTEAD = ["united", "fewer", "nothing"]

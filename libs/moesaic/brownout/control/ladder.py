@@ -38,7 +38,7 @@ LEAST_RETRY_S, MOST_RETRY_S = 0.5, 30.0
 
 
 @dataclass(frozen=True)
-class Rung:
+class LadderState:
     """The state of the ladder after one decision.
 
     Attributes:
@@ -79,7 +79,7 @@ class Ladder:
         self.windows: dict[Phase, LatencyWindow] = {
             phase: LatencyWindow(policy.window_s) for phase in PHASES
         }
-        self.rung = Rung()
+        self.rung = LadderState()
         self._troubled_since_s: float | None = None
         self.policy = policy
         self._paper, self._predictive = PaperControl(policy), PredictiveControl(policy)
@@ -140,7 +140,7 @@ class Ladder:
                 rung.retry_after_s,
             )
 
-    def decide(self, state: QueueState) -> Rung:
+    def decide(self, state: QueueState) -> LadderState:
         """Decide for the steps from now on."""
         prediction = self._predicted(state)
         thresholds, before = prediction.thresholds, self.rung
@@ -148,7 +148,7 @@ class Ladder:
         shedding = self._sheds(prediction)
         target_s = self.policy.slo_ttft_s
         retry_s = min(MOST_RETRY_S, max(LEAST_RETRY_S, prediction.wait_s - SHED_BELOW * target_s))
-        self.rung = Rung(
+        self.rung = LadderState(
             thresholds,
             version,
             shedding,

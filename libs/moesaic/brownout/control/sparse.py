@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from moesaic.brownout.control.contract import EXACT, PHASES
-from moesaic.brownout.control.ladder import Ladder, Rung
+from moesaic.brownout.control.ladder import Ladder, LadderState
 from moesaic.messages.brownout import BrownoutDecision, BrownoutMode
 
 WORTH_TELLING = 0.1  # change of a threshold since it was told last
@@ -15,7 +15,7 @@ class SparseDecisions:
     """Tells a decision if a threshold has moved far, if shedding begins or ends, or if advice is new."""
 
     def __init__(self) -> None:
-        self._told, self._told_s = Rung(), float("-inf")
+        self._told, self._told_s = LadderState(), float("-inf")
         self._refused = 0  # requests, until then
         self._number = 0
         self._open: list[tuple[float, BrownoutDecision]] = []  # whose result is not known yet
@@ -70,7 +70,7 @@ class SparseDecisions:
         taken, self._untaken = self._untaken, []
         return taken
 
-    def has_more(self, rung: Rung) -> bool:
+    def has_more(self, rung: LadderState) -> bool:
         """True if there will be something to tell, even if ``rung`` does not change."""
         return bool(self._open) or _is_news(rung, self._told)
 
@@ -88,7 +88,7 @@ class SparseDecisions:
         self._untaken = [*self._untaken, decision][-MOST_UNTAKEN:]
 
 
-def _is_news(rung: Rung, told: Rung) -> bool:
+def _is_news(rung: LadderState, told: LadderState) -> bool:
     moved = max(abs(a - b) for a, b in zip(rung.thresholds, told.thresholds, strict=True))
     is_exact_again = rung.thresholds == EXACT != told.thresholds
     return (
@@ -99,7 +99,7 @@ def _is_news(rung: Rung, told: Rung) -> bool:
     )
 
 
-def _reason(rung: Rung, told: Rung, mode: BrownoutMode, *, is_over: bool) -> str:
+def _reason(rung: LadderState, told: LadderState, mode: BrownoutMode, *, is_over: bool) -> str:
     """Say why ``rung`` is unlike what was told last."""
     if mode in ("off", "manual"):
         return f"mode {mode}"

@@ -53,7 +53,7 @@ def ls(
         [
             (
                 row["layer"],
-                row["expert"],
+                f"{row['expert']}, united" if row["united"] else row["expert"],
                 f"{row['row_share']:.1%}" if row["row_share"] is not None else "",
                 f"{row['active_share']:.1%}" if row["active_share"] is not None else "",
                 ", ".join(row["workers"]),
@@ -119,13 +119,14 @@ def _experts(placement: Any, seen: Any, only: int | None) -> list[dict[str, Any]
         total = sum(counted.tokens) if counted else 0.0
         for expert in range(placement.num_experts):
             rows_share = active_share = None
-            if counted is not None and total > 0:
+            if counted is not None and total > 0 and expert < len(counted.tokens):
                 rows_share = counted.tokens[expert] / total
                 active_share = counted.active[expert] / counted.batches
             rows.append(
                 {
                     "layer": placed.layer,
                     "expert": expert,
+                    "united": expert >= placement.num_experts - placement.num_united,
                     "row_share": rows_share,
                     "active_share": active_share,
                     "workers": [

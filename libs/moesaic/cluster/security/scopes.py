@@ -32,7 +32,7 @@ _BY_SERVICE: dict[str, dict[Literal["data", "admin", "open"], str]] = {
     "moesaic.v1.GatewayService": {"data": "GetRouter", "admin": "SetPolicy"},
     "moesaic.v1.SchedulerService": {
         "data": "GetPlacement WatchPlacement GetFleet",
-        "admin": "Plan ApplyPlacement SetPolicy GetDecisions GetActivations",
+        "admin": "Plan ApplyPlacement SetPolicy SetBrownout GetBrownout GetDecisions GetActivations",
     },
 }
 METHODS: dict[str, str] = {

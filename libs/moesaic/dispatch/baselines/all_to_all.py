@@ -31,8 +31,8 @@ from moesaic.errors import (
 )
 from moesaic.experts.pull.ranges import Share
 from moesaic.experts.slots import load_table
-from moesaic.kernels.brownout import PromisedRows
 from moesaic.kernels.linear import Quantization
+from moesaic.kernels.promised import PromisedRows
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.layers.gate import load_gates
 from moesaic.models.weights.checkpoint import Checkpoint

@@ -13,7 +13,7 @@ from torch import Tensor
 from moesaic.dispatch.contract import Dispatcher, Step
 from moesaic.dispatch.either.cost_line import WAYS, Way, WayChoice, WayChooser
 from moesaic.errors import NotReady
-from moesaic.kernels.brownout import PromisedRows
+from moesaic.kernels.promised import PromisedRows
 
 log = structlog.get_logger()
 

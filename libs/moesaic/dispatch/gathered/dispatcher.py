@@ -15,8 +15,9 @@ from moesaic.dispatch.gathered.plan import GatherPlan
 from moesaic.dispatch.gathered.ring import Fill, Ring
 from moesaic.dispatch.rungs import LoadedRung, RungLoader, with_united
 from moesaic.experts.slots import LayerSlots, SlotTable
-from moesaic.kernels.brownout import PromisedRows, split_choices
+from moesaic.kernels.brownout import split_choices
 from moesaic.kernels.expert_layout import ExpertLayout
+from moesaic.kernels.promised import PromisedRows
 from moesaic.models.layers.gate import Gate
 
 

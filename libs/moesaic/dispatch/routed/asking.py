@@ -18,7 +18,7 @@ from torch import Tensor
 from moesaic.dispatch.routed.route import Route
 from moesaic.dispatch.routed.sum_order import by_node
 from moesaic.errors import DeadlineExceeded, FrameError, MoesaicError, PeerLost
-from moesaic.kernels.brownout import PromisedRows
+from moesaic.kernels.promised import PromisedRows
 from moesaic.messages.wire import WireDtype
 from moesaic.native.library import lib
 from moesaic.native.structs import ApartArgs, AskArgs, AskedArgs

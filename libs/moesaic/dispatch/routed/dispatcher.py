@@ -27,19 +27,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import structlog
 import torch
-from prometheus_client import Counter
 from torch import Tensor
 
 from moesaic.dispatch.contract import Step
 from moesaic.dispatch.routed.asking import NativeAsking, SentBatch
 from moesaic.dispatch.routed.carrier import RowCarrier
+from moesaic.dispatch.routed.notes import DispatchNotes
 from moesaic.dispatch.routed.route import BatchUnderWay, Route
 from moesaic.dispatch.routed.routes import Routes
 from moesaic.dispatch.routed.sum_order import combine
 from moesaic.errors import ExpertUnavailable, MoesaicError, NotReady, StaleEpoch
 from moesaic.experts.basis import loads_in
+from moesaic.experts.brownout.logical import RungOf
 from moesaic.experts.frames import (
     decision_of,
     degraded_in,
@@ -48,10 +48,10 @@ from moesaic.experts.frames import (
     layer_request,
     loads_of,
 )
-from moesaic.experts.logical import RungOf
 from moesaic.experts.unsummed import add_up_choices, rows_at_once
 from moesaic.experts.wire_rows import from_wire, to_wire
-from moesaic.kernels.brownout import PromisedRows, split_choices
+from moesaic.kernels.brownout import split_choices
+from moesaic.kernels.promised import PromisedRows
 from moesaic.messages.placement import Placement
 from moesaic.messages.scheduling import ExpertScheduling
 from moesaic.messages.wire import WireDtype
@@ -59,15 +59,8 @@ from moesaic.models.layers.gate import Gate
 from moesaic.transport.contract import Link, Network
 from moesaic.transport.frame import Frame
 
-log = structlog.get_logger()
-
 LINKING_SHARE = 0.1  # of the time of steps, while peers are being linked
 LINKING_LEAST_S = 0.002
-
-DIVERGENCES = Counter(
-    "moesaic_gate_divergence_total",
-    "Layers whose expert workers decided differently about the same rows",
-)
 
 
 class RoutedDispatcher:
@@ -101,7 +94,7 @@ class RoutedDispatcher:
         self._routes = Routes(network, scheduling)
         self._seq, self._num_asked = itertools.count(1), 0
         self._carrier: RowCarrier | None = None
-        self._refused = "", 0  # the last peer that did not know an epoch, and that epoch
+        self._notes = DispatchNotes()
 
     @property
     def network(self) -> Network:
@@ -263,7 +256,7 @@ class RoutedDispatcher:
                 step, layer, [rows, basis], promised=batch.promised, apart=batch.apart
             )
         if _differ(replies):
-            self._note_divergence(step, layer, replies)
+            self._notes.divergence(step, layer, [decision_of(reply) for reply in replies])
             seen = batch.hidden_states
             if batch.wire != "own":
                 seen = from_wire(rows).to(seen)
@@ -363,33 +356,13 @@ class RoutedDispatcher:
             The error of the step.
         """
         if isinstance(cause, StaleEpoch):
-            self._note_refusal(link.peer, step.epoch, cause)
+            self._notes.refusal(link.peer, step.epoch, cause)
             return cause
         self._routes.plan_anew()
-        self._note_failure(step, layer, link.peer, cause)
+        self._notes.failure(step, layer, link.peer, cause)
         error = ExpertUnavailable(layer, cause=f"{link.peer}: {cause.code}")
         error.__cause__ = cause
         return error
-
-    def _note_failure(self, step: Step, layer: int, peer: str, cause: MoesaicError) -> None:
-        log.warning(
-            "expert_worker.failed", peer=peer, layer=layer, epoch=step.epoch, cause=str(cause)
-        )
-
-    def _note_divergence(self, step: Step, layer: int, replies: Sequence[Frame]) -> None:
-        DIVERGENCES.inc()
-        log.warning(
-            "gate.diverged",
-            layer=layer,
-            epoch=step.epoch,
-            digests=[hex(decision_of(reply)) for reply in replies],
-        )
-
-    def _note_refusal(self, peer: str, epoch: int, cause: StaleEpoch) -> None:
-        """Log it once: without Redis, steps may go on asking for a retired epoch."""
-        if self._refused != (peer, epoch):
-            self._refused = peer, epoch
-            log.warning("step.refused", peer=peer, epoch=epoch, cause=str(cause))
 
     async def close(self) -> None:
         """Stop dialling and drop all links."""

@@ -88,7 +88,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Degradation:
-    """How much of a request's work was degraded.
+    """The part of a request's work that was degraded.
 
     Attributes:
         mean_threshold: that its rows were promised, on average; 1: everything.

@@ -32,7 +32,7 @@ class Chunk:
 
 @dataclass
 class QualityAccount:
-    """What the rows of a sequence were promised so far, and what came of it.
+    """Promises to the rows of a sequence so far, and the outcome.
 
     Attributes:
         rows: that were computed, those computed again included.

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from moesaic.brownout.split import WHOLE
-from moesaic.kernels.brownout import LayerRung, PromisedRows
+from moesaic.kernels.promised import LayerRung, PromisedRows
 
 _CHUNK = 1024  # choices a program counts
 _TILE = 1024  # choices a program rewrites

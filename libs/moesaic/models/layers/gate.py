@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from moesaic.kernels.brownout import LayerRung
 from moesaic.kernels.decoder_step import RoutedExpertsKernel
 from moesaic.kernels.linear import PackedLinear, make_linear
 from moesaic.kernels.packed_experts import PackedSlots
+from moesaic.kernels.promised import LayerRung
 from moesaic.models.configuration.architecture import ModelConfig, MoE
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.models.weights.tensor_names import moe_prefix

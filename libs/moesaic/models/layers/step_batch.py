@@ -7,7 +7,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from moesaic.kernels.brownout import PromisedRows
+from moesaic.kernels.promised import PromisedRows
 
 
 @dataclass

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 
 from moesaic.brownout import split
 from moesaic.brownout.split import Level
-from moesaic.kernels.brownout import LayerRung, PromisedRows, split_choices
+from moesaic.kernels.brownout import split_choices
+from moesaic.kernels.promised import LayerRung, PromisedRows
 from moesaic.native import library
 from tests.brownout.test_split import batches
 

@@ -12,7 +12,7 @@ import structlog
 import torch
 from torch import Tensor
 
-from moesaic.kernels.brownout import LayerRung
+from moesaic.kernels.promised import LayerRung
 from moesaic.messages.rung import Rung
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.weights.checkpoint import Checkpoint

@@ -11,7 +11,7 @@ import torch
 
 from moesaic.brownout.split import MAX_LEVELS, WHOLE, Level
 from moesaic.errors import InvalidInput
-from moesaic.kernels.brownout import PromisedRows
+from moesaic.kernels.promised import PromisedRows
 
 _NUMBER = struct.Struct("<i")
 _LEVEL = struct.Struct("<ii")

@@ -1,0 +1,131 @@
+"""Promises to the rows of a batch, and how a layer is degraded, as kernels take them."""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moesaic.brownout import split
+from moesaic.brownout.split import Level
+from moesaic.messages.rung import Instead, Rung
+from moesaic.native.structs import PromisesArgs, RungArgs
+
+
+@dataclass(frozen=True, eq=False)
+class LayerRung:
+    """The way in which the choices of one layer are degraded; see ``moesaic.brownout.split.Layer``.
+
+    Attributes:
+        num_experts: of the layer, without united ones.
+        rung: the way to degrade.
+        prices: int32 ``[num_experts]`` in 1..65535, on the CPU; None: 1 each.
+        lost: bool ``[num_experts]``, on the CPU; None: none is.
+    """
+
+    num_experts: int
+    rung: Rung = field(default_factory=Rung)
+    prices: Tensor | None = None
+    lost: Tensor | None = None
+
+    @property
+    def num_logical(self) -> int:
+        """Number of experts that choices may name, united ones included."""
+        return self.num_experts + self.rung.num_united(self.num_experts)
+
+    @cached_property
+    def layer(self) -> split.Layer:
+        """The same for the reference."""
+        return split.Layer(
+            self.num_experts,
+            self.rung,
+            None if self.prices is None else self.prices.numpy().astype(np.uint16),
+            None if self.lost is None else self.lost.numpy(),
+        )
+
+    @cached_property
+    def c(self) -> RungArgs:
+        """The same as C functions take it; it points into this object's memory."""
+        prices, lost = self._numbers
+        return RungArgs(
+            num_experts=self.num_experts,
+            way=self.rung.way,
+            prices=None if prices is None else prices.ctypes.data,
+            lost=None if lost is None else lost.ctypes.data,
+            instead=get_args(Instead).index(self.rung.instead),
+        )
+
+    @cached_property
+    def _numbers(self) -> tuple[Any, Any]:
+        layer = self.layer
+        return layer.prices, None if layer.lost is None else layer.lost.astype(np.uint8)
+
+
+class PromisedRows:
+    """The rows of a batch with what they are promised, and how far that went: it counts over all layers.
+
+    Attributes:
+        levels: at most ``MAX_LEVELS``.
+        level_of_row: uint8 ``[T]``, on the CPU.
+        degraded: int32 ``[T]``, on the device of the choices: those that were degraded so far.
+    """
+
+    def __init__(
+        self,
+        levels: Sequence[Level],
+        level_of_row: Sequence[int] | Tensor,
+        device: torch.device | None = None,
+    ) -> None:
+        """Promise each of ``T`` rows the level of that index."""
+        self.levels = tuple(levels)
+        self.level_of_row = torch.as_tensor(level_of_row, dtype=torch.uint8)
+        self.degraded = torch.zeros(len(self.level_of_row), dtype=torch.int32, device=device)
+        self._parts: list[tuple[Tensor, PromisedRows]] = []
+
+    def __len__(self) -> int:
+        return len(self.level_of_row)
+
+    @property
+    def lowest(self) -> float:
+        """The lowest threshold."""
+        return min(level.threshold for level in self.levels)
+
+    @cached_property
+    def c(self) -> PromisesArgs:
+        """The promises as C functions take them; they point into this object's memory."""
+        thresholds, phases = self._arrays
+        return PromisesArgs(
+            thresholds=ctypes.addressof(thresholds),
+            phases=ctypes.addressof(phases),
+            level_of_row=self.level_of_row.data_ptr() if len(self.levels) > 1 else None,
+            num_levels=len(self.levels),
+        )
+
+    @cached_property
+    def _arrays(self) -> tuple[Any, Any]:
+        whole = ctypes.c_int32 * len(self.levels)
+        return whole(*(level.parts for level in self.levels)), whole(
+            *(level.phase for level in self.levels)
+        )
+
+    def only(self, rows: Sequence[int] | Tensor) -> "PromisedRows":
+        """Some of the rows, as they attend in the last layer; ``settle`` takes their counts."""
+        index = torch.as_tensor(rows, dtype=torch.int64).cpu()
+        part = PromisedRows(self.levels, self.level_of_row[index], self.degraded.device)
+        self._parts.append((index, part))
+        return part
+
+    def note(self, degraded: Tensor) -> None:
+        """Add the degraded choices of each row in one layer, any integers ``[T]``, which others have counted."""
+        self.degraded += degraded.to(self.degraded)
+
+    def settle(self) -> Tensor:
+        """Count the choices of each row that its own experts did not serve, int32 ``[T]`` on the CPU."""
+        for index, part in self._parts:
+            self.degraded[index.to(self.degraded.device)] += part.degraded
+        self._parts.clear()
+        return self.degraded.cpu()

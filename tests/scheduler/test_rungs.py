@@ -1,0 +1,72 @@
+"""United experts come and go with the policy of brownout; what cannot be loaded keeps nobody from serving."""
+
+import asyncio
+from typing import Any
+
+from moesaic.errors import CheckpointError
+from moesaic.messages.placement import Placement
+from moesaic.messages.rung import Rung
+from moesaic.placement.decide.stand_ins import own_part
+from moesaic.v1 import scheduler_pb2 as pb
+from tests.scheduler.conftest import NUM_EXPERTS, Suite
+
+PAIRS = Rung(way=2, instead="united")
+
+
+async def set_policy(stub: Any, **fields: Any) -> None:
+    policy = pb.BrownoutPolicy(mode="manual", **fields)
+    await stub.SetBrownout(pb.SetBrownoutRequest(policy=policy), timeout=5)
+
+
+async def until_rung(suite: Suite, rung: Rung) -> Placement:
+    while suite.view.current is None or suite.view.current.rung != rung:
+        await suite.view.changed()
+    return suite.view.current
+
+
+async def test_a_way_adds_united_experts_and_another_replaces_them(suite: Any) -> None:
+    scheduler = await suite.scheduler()
+    async with suite.expert("a") as a, suite.expert("b") as b, scheduler.stub() as stub:
+        first = await b.until_epoch(1)
+        await set_policy(stub, way=2)
+        pairs = await until_rung(suite, PAIRS)
+        await set_policy(stub, way=4, rule="error")
+        fours = await until_rung(suite, Rung(way=4, instead="united", rule="error"))
+        await set_policy(stub, way=0)
+        none = await until_rung(suite, Rung(instead="fewer"))
+
+        for placement, num_united in ((pairs, 4), (fours, 2), (none, 0)):
+            assert (placement.num_own, placement.num_united) == (NUM_EXPERTS, num_united)
+            assert own_part(placement).slots == first.slots
+        await a.until_epoch(none.epoch)
+        told = (await stub.GetDecisions(pb.GetDecisionsRequest(), timeout=5)).decisions
+        assert sum("are to be degraded by" in decision.reason for decision in told) == 3
+
+
+async def test_a_worker_that_comes_gets_its_part_of_the_united_experts(suite: Any) -> None:
+    scheduler = await suite.scheduler()
+    async with suite.expert("a", slots=8), scheduler.stub() as stub:
+        await suite.until_epoch(1)
+        await set_policy(stub, way=2)
+        alone = await until_rung(suite, PAIRS)
+        async with suite.expert("b", slots=8) as b:
+            both = await b.until_epoch(alone.epoch + 1)
+
+        assert both.rung == PAIRS
+        assert all(any(e >= NUM_EXPERTS for e in held) for layer in both.slots for held in layer)
+
+
+async def test_united_experts_that_cannot_be_loaded_are_done_without(suite: Any) -> None:
+    scheduler = await suite.scheduler()
+    async with suite.expert("a") as a, suite.expert("b"), scheduler.stub() as stub:
+        a.united_fail_with = CheckpointError("united-way-2.safetensors", "is damaged")
+        first = await a.until_epoch(1)
+        await set_policy(stub, way=2)
+
+        without = await until_rung(suite, Rung(instead="fewer"))
+
+        assert own_part(without).slots == first.slots
+        refused = await scheduler.until("rung.refused")
+        assert "is damaged" in refused["cause"]
+        await asyncio.sleep(1.5)
+        assert suite.view.epoch == without.epoch  # it is not tried over and over
