@@ -100,17 +100,19 @@ async def is_exact_at_one(
 
 async def in_mixed_batches(
     engine: OneEngine, sets: Sequence[TaskSet], loaded: LoadedRung, threshold: float
-) -> Rows:
-    """Ask all sets together, in a drawn order: a batch holds rows of many."""
+) -> tuple[Rows, float]:
+    """Ask all sets together, in a drawn order: a batch holds rows of many. Returns as ``Point`` has them."""
     engine.degrade(loaded, threshold)
     asks = [ask for one in sets for ask in one.asks]
     order = random.Random("mixed").sample(range(len(asks)), len(asks))
     told = dict(zip(order, await engine.answer([asks[at] for at in order]), strict=True))
-    rows, start = {}, 0
+    rows, shares, start = {}, [], 0
     for one in sets:
-        rows[one.name] = one.judge([told[start + at] for at in range(len(one.asks))])
+        own = [told[start + at] for at in range(len(one.asks))]
+        rows[one.name] = one.judge(own)
+        shares.append(_degraded(own))
         start += len(one.asks)
-    return rows
+    return rows, fmean(shares)
 
 
 def _degraded(told: Sequence[Told]) -> float:

@@ -57,14 +57,14 @@ def results_of(exact: Point, points: Mapping[str, Mapping[float, Point]]) -> Res
 
 
 def figures_of(
-    exact: Point, results: Results, mixed: Mapping[tuple[int, float], Rows]
+    exact: Point, results: Results, mixed: Mapping[tuple[int, float], tuple[Rows, float]]
 ) -> dict[str, Any]:
     """Gather all figures.
 
     Args:
         exact: without brownout.
         results: of all rungs.
-        mixed: answers by united experts in mixed batches, by way and threshold.
+        mixed: what united experts make of mixed batches, by way and threshold.
     """
 
     def listed(value: Callable[[Result], float]) -> dict[str, list[float]]:
@@ -84,8 +84,14 @@ def figures_of(
         },
         "beside_table_1": _beside_the_table(results),
         "at_paper_points": {
-            f"{way}, {t}": _at_point(way, t, results[f"united-{way}"][t], loss_of(exact.rows, rows))
-            for (way, t), rows in mixed.items()
+            f"{way}, {t}": {
+                **_at_point(way, t, results[f"united-{way}"][t]),
+                "in_mixed_batches": {
+                    "average_relative_loss": _short(loss_of(exact.rows, rows).average),
+                    "degraded_share": _short(degraded),
+                },
+            }
+            for (way, t), (rows, degraded) in mixed.items()
         },
         "training_free": _training_free(results),
         "by_error": _by_error(results),
@@ -104,13 +110,12 @@ def _beside_the_table(results: Results) -> dict[str, Any]:
     }
 
 
-def _at_point(way: int, threshold: float, result: Result, mixed: Loss) -> dict[str, Any]:
+def _at_point(way: int, threshold: float, result: Result) -> dict[str, Any]:
     return {
         "average_relative_loss": _short(result.loss.average),
         "standard_error": _short(result.loss.standard_error),
         "paper": loss_at(way, threshold),
         "of_choices_alone": _short(result.chosen.average),
-        "in_mixed_batches": _short(mixed.average),
         "degraded_share": _short(result.degraded),
         "perplexity_ratio": _short(result.perplexity),
         "is_within_target": result.loss.average <= TARGET,
