@@ -1,6 +1,7 @@
 """An engine in this process, with all experts in it: its steps are those of a worker of topology ``local``."""
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -88,7 +89,8 @@ class OneEngine:
         self.engine = Engine(
             decoder, self.dispatcher, LIMITS, NUM_BLOCKS, self._take, 0.0, shortcut=shortcut
         )
-        self._told: list[Told] = []
+        self._told: dict[str, Told] = {}
+        self._names = itertools.count()  # the engine remembers what those that had much had
         self._left = 0
         self._error: Exception | None = None
         self._done = asyncio.Event()
@@ -116,18 +118,19 @@ class OneEngine:
 
     async def answer(self, asked: Sequence[Ask]) -> list[Told]:
         """Answer prompts, as many together as the limits allow; nothing is cached from one to the next."""
-        self._told, self._left = [Told() for _ in asked], len(asked)
+        self._told = {str(next(self._names)): Told() for _ in asked}
+        self._left = len(asked)
         self._done.clear()
-        for number, ask in enumerate(asked):
-            self.engine.submit(Request(RequestKey(str(number)), ask.prompt, ask.task))
+        for name, ask in zip(self._told, asked, strict=True):
+            self.engine.submit(Request(RequestKey(name), ask.prompt, ask.task))
         await self._done.wait()
         if self._error is not None:
             raise self._error
-        return self._told
+        return list(self._told.values())
 
     def _take(self, events: list[Event]) -> None:
         for event in events:
-            told = self._told[int(event.key.request_id)]
+            told = self._told[event.key.request_id]
             if isinstance(event, TokenEvent):
                 told.tokens.append(event.token_id)
             elif isinstance(event, ScoreEvent):
