@@ -2,7 +2,7 @@
 
 The rows are those of the model's card, asked and judged as there. One engine in this process answers them, one set
 after the other, first exactly and then under each rung at each threshold. The same thresholds hold for prompts and
-answers. The split of choices is per batch, so batches matter: they are the same for all rungs.
+answers. The split of choices is per batch, so batches matter: those of all rungs are made in the same way.
 """
 
 import asyncio

@@ -23,7 +23,7 @@ SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 
 
 @dataclass(frozen=True)
-class Result:
+class RungResult:
     """A rung at one threshold, beside no brownout.
 
     Attributes:
@@ -39,14 +39,14 @@ class Result:
     perplexity: float
 
 
-Results = Mapping[str, Mapping[float, Result]]  # by rung and threshold, the highest first
+Results = Mapping[str, Mapping[float, RungResult]]  # by rung and threshold, the highest first
 
 
 def results_of(exact: Point, points: Mapping[str, Mapping[float, Point]]) -> Results:
     """Compare all points with no brownout."""
 
-    def result(point: Point) -> Result:
-        return Result(
+    def result(point: Point) -> RungResult:
+        return RungResult(
             loss_of(exact.rows, point.rows),
             loss_of(exact.rows, point.rows, CHOSEN),
             point.degraded,
@@ -67,7 +67,7 @@ def figures_of(
         mixed: what united experts make of mixed batches, by way and threshold.
     """
 
-    def listed(value: Callable[[Result], float]) -> dict[str, list[float]]:
+    def listed(value: Callable[[RungResult], float]) -> dict[str, list[float]]:
         return {rung: [_short(value(r)) for r in own.values()] for rung, own in results.items()}
 
     return {
@@ -110,7 +110,7 @@ def _beside_the_table(results: Results) -> dict[str, Any]:
     }
 
 
-def _at_point(way: int, threshold: float, result: Result) -> dict[str, Any]:
+def _at_point(way: int, threshold: float, result: RungResult) -> dict[str, Any]:
     return {
         "average_relative_loss": _short(result.loss.average),
         "standard_error": _short(result.loss.standard_error),
@@ -155,7 +155,7 @@ def _by_error(results: Results) -> dict[str, Any]:
     return told
 
 
-def _curve(own: Mapping[float, Result], value: Callable[[Result], float]) -> Curve:
+def _curve(own: Mapping[float, RungResult], value: Callable[[RungResult], float]) -> Curve:
     """A value by the share of degraded choices; where nothing is degraded, nothing is lost."""
     return [(0.0, 0.0), *sorted((r.degraded, value(r)) for r in own.values())]
 
