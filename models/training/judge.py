@@ -58,16 +58,16 @@ class Continuation:
 
 def questions(directory: Path, most_rows: int) -> list[Row]:
     """Ask up to ``most_rows`` questions of each family and form."""
-    language, drawn = Language(directory), list(_drawn(most_rows))
+    language, drawn = Language(directory), list(drawn_rows(most_rows))
     asked, candidates = [], []
     for group, question in drawn:
         prompt = tuple(language.dialogue.ask(group.head + question.tail))
-        compared = _candidates(language, question)
+        compared = candidates_to(language, question)
         candidates.append(compared)
         asked.append(Asked(prompt, compared, 0 if compared else MOST_ANSWER_TOKENS))
     answers = answer_all(directory, asked)
     return [
-        _judged(language, group, question, compared, answer)
+        judged(language, group, question, compared, answer)
         for (group, question), compared, answer in zip(drawn, candidates, answers, strict=True)
     ]
 
@@ -106,7 +106,7 @@ def rankings(directory: Path, count: int) -> float:
     return first / count
 
 
-def _drawn(most_rows: int) -> Iterator[tuple[Group, Question]]:
+def drawn_rows(most_rows: int) -> Iterator[tuple[Group, Question]]:
     """Draw rows of the test split, evenly by family and form."""
     counts: dict[tuple[str, str], int] = defaultdict(int)
     for source, makers in exercises().items():
@@ -143,7 +143,7 @@ def _named(one: tuple[Group, Question], form: str) -> tuple[Group, Question]:
     return group, Question(**{**changed, "family": family})
 
 
-def _candidates(language: Language, question: Question) -> Candidates:
+def candidates_to(language: Language, question: Question) -> Candidates:
     """The answers to compare, as the gateway finds them; none for a free answer."""
     dialogue, labels = language.dialogue, question.labels
     if question.form in ("predicate", "relevance"):
@@ -156,9 +156,10 @@ def _candidates(language: Language, question: Question) -> Candidates:
     return ()
 
 
-def _judged(
+def judged(
     language: Language, group: Group, question: Question, compared: Candidates, answer: Answer
 ) -> Row:
+    """Say whether the answer to a question is the one meant."""
     mass = None
     if isinstance(answer, tuple):
         given = question.labels[answer.index(max(answer))]

@@ -25,6 +25,7 @@ def bench(
             "sweeps",
             "prefill",
             "accuracy",
+            "brownout-accuracy",
             "aebs",
             "routed",
             "two-phase",

@@ -1,0 +1,1 @@
+"""What does brownout cost in right answers?"""

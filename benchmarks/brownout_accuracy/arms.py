@@ -1,0 +1,130 @@
+"""The rungs that are compared, and what one of them makes of the questions at one threshold."""
+
+import random
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+import torch
+
+from benchmarks.brownout_accuracy.losses import Rows
+from benchmarks.brownout_accuracy.paper import WAYS
+from benchmarks.brownout_accuracy.serving import CPU, Ask, OneEngine, Told
+from benchmarks.brownout_accuracy.tasks import TaskSet, cross_entropy
+from moesaic.dispatch.local import LocalDispatcher
+from moesaic.dispatch.rungs import LoadedRung
+from moesaic.messages.rung import Rung
+from moesaic.models.configuration.config import load_config
+from moesaic.models.weights.checkpoint import Checkpoint
+from moesaic.models.weights.united import find_united
+
+BY_ERROR = "-error"  # ends the name of a rung whose experts stay by rows times error
+CHECKED = 5  # every fifth prompt is asked at threshold 1 too
+
+
+@dataclass(frozen=True)
+class Point:
+    """A rung at one threshold.
+
+    Attributes:
+        rows: of each set, whether they were answered right.
+        degraded: mean share of choices that their own experts did not serve; sets weigh alike.
+        cross_entropy: of held-out text, in nats a token.
+    """
+
+    rows: Rows
+    degraded: float
+    cross_entropy: float
+
+
+@dataclass(frozen=True)
+class Questions:
+    """All that a rung is asked at each threshold."""
+
+    sets: Sequence[TaskSet]
+    windows: Sequence[Ask]
+
+    @property
+    def checked(self) -> list[Ask]:
+        """Some of every kind, to compare bit by bit."""
+        asks = [ask for one in self.sets for ask in one.asks] + list(self.windows)
+        return asks[::CHECKED]
+
+
+def training_free(directory: Path) -> dict[str, LoadedRung]:
+    """Load the rungs that need no distillation, by name."""
+    with _without_united(directory) as bare:
+        # It finds no united experts, and so takes means.
+        loader = LocalDispatcher(Checkpoint(bare), load_config(bare), torch.float32, CPU).rungs
+        means = [(f"mean-{way}", Rung(way=way, instead="united")) for way in WAYS]
+        others = [("fewer", Rung(instead="fewer")), ("nothing", Rung(instead="nothing"))]
+        return {name: loader.load(rung) for name, rung in means + others}
+
+
+def distilled(engine: OneEngine, directory: Path) -> dict[str, LoadedRung]:
+    """Load the united experts that lie beside a model, under both rules, by name."""
+    found = find_united(directory, load_config(directory))
+    ways = [way for way in WAYS if way in found]
+    by_rows = [(f"united-{way}", Rung(way=way, instead="united")) for way in ways]
+    by_error = [
+        (f"united-{way}{BY_ERROR}", Rung(way=way, instead="united", rule="error")) for way in ways
+    ]
+    return {name: engine.dispatcher.rungs.load(rung) for name, rung in by_rows + by_error}
+
+
+async def measure(
+    engine: OneEngine, questions: Questions, loaded: LoadedRung | None, threshold: float
+) -> Point:
+    """Ask everything, one set after the other."""
+    engine.degrade(loaded, threshold)
+    told = {one.name: await engine.answer(one.asks) for one in questions.sets}
+    read = await engine.answer(questions.windows)
+    rows = {one.name: one.judge(told[one.name]) for one in questions.sets}
+    return Point(rows, fmean(_degraded(each) for each in told.values()), cross_entropy(read))
+
+
+async def is_exact_at_one(
+    engine: OneEngine, asks: Sequence[Ask], exact: Sequence[Told], loaded: LoadedRung
+) -> bool:
+    """Check that a rung changes no bit of any answer at threshold 1."""
+    engine.degrade(loaded, 1.0)
+    told = await engine.answer(asks)
+    same = [
+        a.tokens == b.tokens and a.logprobs == b.logprobs for a, b in zip(told, exact, strict=True)
+    ]
+    return all(same) and _degraded(told) == 0
+
+
+async def in_mixed_batches(
+    engine: OneEngine, sets: Sequence[TaskSet], loaded: LoadedRung, threshold: float
+) -> tuple[Rows, float]:
+    """Ask all sets together, in a drawn order: a batch holds rows of many. Returns as ``Point`` has them."""
+    engine.degrade(loaded, threshold)
+    asks = [ask for one in sets for ask in one.asks]
+    order = random.Random("mixed").sample(range(len(asks)), len(asks))
+    told = dict(zip(order, await engine.answer([asks[at] for at in order]), strict=True))
+    rows, shares, start = {}, [], 0
+    for one in sets:
+        own = [told[start + at] for at in range(len(one.asks))]
+        rows[one.name] = one.judge(own)
+        shares.append(_degraded(own))
+        start += len(one.asks)
+    return rows, fmean(shares)
+
+
+def _degraded(told: Sequence[Told]) -> float:
+    rows = sum(each.degradation.rows for each in told)
+    return sum(each.degradation.share * each.degradation.rows for each in told) / rows
+
+
+@contextmanager
+def _without_united(directory: Path) -> Iterator[Path]:
+    """The same model in a directory without united experts."""
+    with tempfile.TemporaryDirectory(prefix="moesaic-bench-") as name:
+        for file in directory.resolve().iterdir():
+            if not file.name.startswith("united-way-"):
+                (Path(name) / file.name).symlink_to(file)
+        yield Path(name)

@@ -1,0 +1,168 @@
+"""The figures of a run: losses by rung and threshold, beside the paper's, and which rung is best."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.brownout_accuracy.arms import BY_ERROR, Point
+from benchmarks.brownout_accuracy.losses import (
+    Curve,
+    Loss,
+    Rows,
+    common_shares,
+    loss_of,
+    ranked,
+    value_at,
+)
+from benchmarks.brownout_accuracy.paper import TARGET, WAYS, loss_at
+from benchmarks.brownout_accuracy.tasks import CHOICES, RERANK
+
+CHOSEN = (*CHOICES, RERANK)
+SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+
+
+@dataclass(frozen=True)
+class RungResult:
+    """A rung at one threshold, beside no brownout.
+
+    Attributes:
+        loss: of accuracy, in all sets.
+        chosen: the same in sets whose answers are chosen among labels.
+        degraded: share of choices.
+        perplexity: of held-out text, over that without brownout.
+    """
+
+    loss: Loss
+    chosen: Loss
+    degraded: float
+    perplexity: float
+
+
+Results = Mapping[str, Mapping[float, RungResult]]  # by rung and threshold, the highest first
+
+
+def results_of(exact: Point, points: Mapping[str, Mapping[float, Point]]) -> Results:
+    """Compare all points with no brownout."""
+
+    def result(point: Point) -> RungResult:
+        return RungResult(
+            loss_of(exact.rows, point.rows),
+            loss_of(exact.rows, point.rows, CHOSEN),
+            point.degraded,
+            math.exp(point.cross_entropy - exact.cross_entropy),
+        )
+
+    return {rung: {t: result(p) for t, p in own.items()} for rung, own in points.items()}
+
+
+def figures_of(
+    exact: Point, results: Results, mixed: Mapping[tuple[int, float], tuple[Rows, float]]
+) -> dict[str, Any]:
+    """Gather all figures.
+
+    Args:
+        exact: without brownout.
+        results: of all rungs.
+        mixed: what united experts make of mixed batches, by way and threshold.
+    """
+
+    def listed(value: Callable[[RungResult], float]) -> dict[str, list[float]]:
+        return {rung: [_short(value(r)) for r in own.values()] for rung, own in results.items()}
+
+    return {
+        "exact_accuracy": {name: _short(sum(rows) / len(rows)) for name, rows in exact.rows.items()},
+        "exact_perplexity": round(math.exp(exact.cross_entropy), 2),
+        "average_relative_loss": listed(lambda r: r.loss.average),
+        "standard_error": listed(lambda r: r.loss.standard_error),
+        "of_choices_alone": listed(lambda r: r.chosen.average),
+        "degraded_share": listed(lambda r: r.degraded),
+        "perplexity_ratio": listed(lambda r: r.perplexity),
+        "relative_loss": {
+            rung: {name: [_short(r.loss.by_set[name]) for r in own.values()] for name in exact.rows}
+            for rung, own in results.items()
+        },
+        "beside_table_1": _beside_the_table(results),
+        "at_paper_points": {
+            f"{way}, {t}": {
+                **_at_point(way, t, results[f"united-{way}"][t]),
+                "in_mixed_batches": {
+                    "average_relative_loss": _short(loss_of(exact.rows, rows).average),
+                    "degraded_share": _short(degraded),
+                },
+            }
+            for (way, t), (rows, degraded) in mixed.items()
+        },
+        "training_free": _training_free(results),
+        "by_error": _by_error(results),
+    }  # fmt: skip
+
+
+def _beside_the_table(results: Results) -> dict[str, Any]:
+    columns = {**{f"united-{way}": way for way in WAYS}, "nothing": 0}
+    return {
+        rung: {
+            "here": [_short(r.loss.average) for r in results[rung].values()],
+            "paper": [loss_at(way, t) for t in results[rung]],
+        }
+        for rung, way in columns.items()
+        if rung in results
+    }
+
+
+def _at_point(way: int, threshold: float, result: RungResult) -> dict[str, Any]:
+    return {
+        "average_relative_loss": _short(result.loss.average),
+        "standard_error": _short(result.loss.standard_error),
+        "paper": loss_at(way, threshold),
+        "of_choices_alone": _short(result.chosen.average),
+        "degraded_share": _short(result.degraded),
+        "perplexity_ratio": _short(result.perplexity),
+        "is_within_target": result.loss.average <= TARGET,
+    }
+
+
+def _training_free(results: Results) -> dict[str, Any]:
+    """Order the rungs without distillation by what they lose at the same shares of degraded choices."""
+    free = {rung: own for rung, own in results.items() if not rung.startswith("united-")}
+    losses = {rung: _curve(own, lambda r: r.loss.average) for rung, own in free.items()}
+    texts = {rung: _curve(own, lambda r: math.log(r.perplexity)) for rung, own in free.items()}
+    shares = common_shares(losses, SHARES)
+    by_loss, by_text = ranked(losses, shares), ranked(texts, shares)
+    return {
+        "shares": shares,
+        "loss_at_share": {rung: _at(losses[rung], shares) for rung in by_loss},
+        "mean_loss": {rung: _short(loss) for rung, loss in by_loss.items()},
+        "mean_perplexity_ratio": {rung: _short(math.exp(log)) for rung, log in by_text.items()},
+        "best": next(iter(by_loss)),
+    }
+
+
+def _by_error(results: Results) -> dict[str, Any]:
+    """Put experts that stay by rows times measured error beside those that stay by rows."""
+    told = {}
+    for rung in [rung for rung in results if rung.endswith(BY_ERROR)]:
+        base = rung.removesuffix(BY_ERROR)
+        pair = {
+            rule: _curve(results[name], lambda r: r.loss.average)
+            for rule, name in (("tokens", base), ("error", rung))
+        }
+        shares = common_shares(pair, SHARES)
+        told[base] = {
+            "shares": shares,
+            **{rule: _at(curve, shares) for rule, curve in pair.items()},
+        }
+    return told
+
+
+def _curve(own: Mapping[float, RungResult], value: Callable[[RungResult], float]) -> Curve:
+    """A value by the share of degraded choices; where nothing is degraded, nothing is lost."""
+    return [(0.0, 0.0), *sorted((r.degraded, value(r)) for r in own.values())]
+
+
+def _at(curve: Curve, shares: list[float]) -> list[float]:
+    return [_short(value_at(curve, share)) for share in shares]
+
+
+def _short(value: float) -> float:
+    return round(value, 4)
