@@ -2,13 +2,15 @@
 
 import random
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
+from typing import get_args
 
 import torch
+from torch import Tensor
 
 from benchmarks.brownout_accuracy.losses import Rows
 from benchmarks.brownout_accuracy.paper import WAYS
@@ -16,12 +18,12 @@ from benchmarks.brownout_accuracy.serving import CPU, Ask, OneEngine, Told
 from benchmarks.brownout_accuracy.tasks import TaskSet, cross_entropy
 from moesaic.dispatch.local import LocalDispatcher
 from moesaic.dispatch.rungs import LoadedRung
-from moesaic.messages.rung import Rung
+from moesaic.messages.rung import Rule, Rung
 from moesaic.models.configuration.config import load_config
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.models.weights.united import find_united
 
-BY_ERROR = "-error"  # ends the name of a rung whose experts stay by rows times error
+RULES: tuple[Rule, ...] = get_args(Rule)
 CHECKED = 5  # every fifth prompt is asked at threshold 1 too
 
 
@@ -64,15 +66,41 @@ def training_free(directory: Path) -> dict[str, LoadedRung]:
         return {name: loader.load(rung) for name, rung in means + others}
 
 
-def distilled(engine: OneEngine, directory: Path) -> dict[str, LoadedRung]:
-    """Load the united experts that lie beside a model, under both rules, by name."""
+def name_of(way: int, rule: Rule = "tokens") -> str:
+    """Name a rung of distilled united experts."""
+    return f"united-{way}" if rule == "tokens" else f"united-{way}-{rule}"
+
+
+def rule_of(name: str) -> tuple[str, str]:
+    """Split the name of a rung into that of the same rung by the paper's rule, and its own rule."""
+    for rule in RULES:
+        if name.endswith(f"-{rule}"):
+            return name.removesuffix(f"-{rule}"), rule
+    return name, "tokens"
+
+
+def distilled(
+    engine: OneEngine, directory: Path, homes: Mapping[int, Tensor]
+) -> dict[str, LoadedRung]:
+    """Load the united experts that lie beside a model, under each rule, by name.
+
+    Args:
+        engine: that is asked.
+        directory: of the model.
+        homes: the worker of each expert by layer, for the rule ``instances``: here one process has them all.
+    """
     found = find_united(directory, load_config(directory))
-    ways = [way for way in WAYS if way in found]
-    by_rows = [(f"united-{way}", Rung(way=way, instead="united")) for way in ways]
-    by_error = [
-        (f"united-{way}{BY_ERROR}", Rung(way=way, instead="united", rule="error")) for way in ways
-    ]
-    return {name: engine.dispatcher.rungs.load(rung) for name, rung in by_rows + by_error}
+    rungs = {}
+    for rule in RULES:
+        for way in (way for way in WAYS if way in found):
+            loaded = engine.dispatcher.rungs.load(Rung(way=way, instead="united", rule=rule))
+            rungs[name_of(way, rule)] = _apart(loaded, homes) if rule == "instances" else loaded
+    return rungs
+
+
+def _apart(loaded: LoadedRung, homes: Mapping[int, Tensor]) -> LoadedRung:
+    layers = {layer: replace(each, homes=homes[layer]) for layer, each in loaded.layers.items()}
+    return replace(loaded, layers=layers)
 
 
 async def measure(

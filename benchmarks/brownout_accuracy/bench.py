@@ -10,16 +10,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.brownout_accuracy.arms import (
-    BY_ERROR,
     Point,
     Questions,
     distilled,
     in_mixed_batches,
     is_exact_at_one,
     measure,
+    name_of,
+    rule_of,
     training_free,
 )
-from benchmarks.brownout_accuracy.figures import figures_of, results_of
+from benchmarks.brownout_accuracy.figures import by_rule_of, drawn_of, figures_of, results_of
+from benchmarks.brownout_accuracy.instances import NUM_WORKERS, DemoFleet, drawn
 from benchmarks.brownout_accuracy.paper import MODEL, POINTS, TARGET, WAYS, loss_at
 from benchmarks.brownout_accuracy.serving import LIMITS, OneEngine
 from benchmarks.brownout_accuracy.tasks import HELD_OUT, WINDOW, task_sets, windows
@@ -36,8 +38,12 @@ NOTES = (
     "true one is wider",
     "degraded_share: mean share of (row, layer, expert) choices that their own experts did not serve",
     "united-W: distilled united experts of way W; mean-W: the mean of each group's weights; fewer: the row's other "
-    "experts, with weights of the same sum; nothing: full brownout; -error: experts stay by rows times measured error",
-    "loss_at_share, by_error: values on straight lines between measured points, at equal shares of degraded choices; "
+    "experts, with weights of the same sum; nothing: full brownout; -error: experts stay by rows times measured error; "
+    f"-instances: worker by worker, of {NUM_WORKERS} workers",
+    "by_rule: busiest is the number of experts, united ones too, that the worker with most of them computes, a mean "
+    "over layers and recorded batches of the demo model after the split",
+    "busiest_drawn: the same of drawn batches of 32 rows of a layer of Qwen3-235B's shape (128 experts, top-8)",
+    "loss_at_share, by_rule: values on straight lines between measured points, at equal shares of degraded choices; "
     "fewer and nothing read no united experts, so at an equal share they read less",
     "of_choices_alone: sets whose answers are chosen among labels, as all of the paper's are; in those that are "
     "generated, one wrong token spoils the answer",
@@ -56,7 +62,9 @@ async def _run(quick: bool) -> dict[str, Any]:
     rows, num_windows = (QUICK_ROWS, QUICK_WINDOWS) if quick else (ROWS, WINDOWS)
     questions = Questions(task_sets(rows), windows(num_windows))
     engine, points, inexact = OneEngine(DEMO), dict[str, dict[float, Point]](), list[str]()
-    rungs = distilled(engine, DEMO) | training_free(DEMO)
+    demo = DemoFleet()
+    by_rule = distilled(engine, DEMO, demo.fleet.homes)
+    rungs = by_rule | training_free(DEMO)
     async with engine.running():
         exact = await measure(engine, questions, None, 1.0)
         reference = await engine.answer(questions.checked)
@@ -65,18 +73,24 @@ async def _run(quick: bool) -> dict[str, Any]:
                 inexact.append(name)
             points[name] = own = {}
             for threshold in thresholds:
-                if name.endswith(BY_ERROR) and not threshold:  # no expert stays by any rule
-                    own[threshold] = points[name.removesuffix(BY_ERROR)][threshold]
+                base, rule = rule_of(name)
+                if rule != "tokens" and not threshold:  # no expert stays by any rule
+                    own[threshold] = points[base][threshold]
                 else:
                     own[threshold] = await measure(engine, questions, loaded, threshold)
         mixed = {
-            (way, t): await in_mixed_batches(engine, questions.sets, rungs[f"united-{way}"], t)
+            (way, t): await in_mixed_batches(engine, questions.sets, rungs[name_of(way)], t)
             for way, t in POINTS
-            if f"united-{way}" in rungs and t in thresholds
+            if name_of(way) in rungs and t in thresholds
         }
+    busiest = demo.most_activated(by_rule, thresholds)
     measured: dict[str, Any] = {
         "config": _config(questions, exact, thresholds),
-        "figures": figures_of(exact, results_of(exact, points), mixed),
+        "figures": figures_of(exact, results_of(exact, points), mixed)
+        | {
+            "by_rule": by_rule_of(results_of(exact, points), busiest),
+            "busiest_drawn": drawn_of(drawn(thresholds)),
+        },
         "paper": {
             "model": MODEL,
             "average_loss": {f"{way}, {t}": loss_at(way, t) for way, t in POINTS},
@@ -84,7 +98,7 @@ async def _run(quick: bool) -> dict[str, Any]:
         },
         "notes": list(NOTES),
     }
-    if missing := [f"way {way}" for way in WAYS if f"united-{way}" not in rungs]:
+    if missing := [f"way {way}" for way in WAYS if name_of(way) not in rungs]:
         measured["notes"].append(f"not distilled, so not measured: {', '.join(missing)}")
     if quick:
         measured["notes"].append("quick: a few rows, two thresholds, the same code path")

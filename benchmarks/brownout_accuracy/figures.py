@@ -1,11 +1,12 @@
 """The figures of a run: losses by rung and threshold, beside the paper's, and which rung is best."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.brownout_accuracy.arms import BY_ERROR, Point
+from benchmarks.brownout_accuracy.arms import Point, rule_of
+from benchmarks.brownout_accuracy.instances import Busiest
 from benchmarks.brownout_accuracy.losses import (
     Curve,
     Loss,
@@ -94,7 +95,6 @@ def figures_of(
             for (way, t), (rows, degraded) in mixed.items()
         },
         "training_free": _training_free(results),
-        "by_error": _by_error(results),
     }  # fmt: skip
 
 
@@ -138,20 +138,46 @@ def _training_free(results: Results) -> dict[str, Any]:
     }
 
 
-def _by_error(results: Results) -> dict[str, Any]:
-    """Put experts that stay by rows times measured error beside those that stay by rows."""
-    told = {}
-    for rung in [rung for rung in results if rung.endswith(BY_ERROR)]:
-        base = rung.removesuffix(BY_ERROR)
-        pair = {
-            rule: _curve(results[name], lambda r: r.loss.average)
-            for rule, name in (("tokens", base), ("error", rung))
+def by_rule_of(
+    results: Results, busiest: Mapping[str, Mapping[str, Sequence[Busiest]]]
+) -> dict[str, Any]:
+    """Compare the rules by which experts stay, at the same shares of degraded choices.
+
+    Args:
+        results: of all rungs.
+        busiest: by kind of step and rung, from the least degraded on.
+    """
+    told: dict[str, Any] = {}
+    for base in {rule_of(rung)[0]: None for rung in results if rung.startswith("united-")}:
+        rungs = {rule: rung for rung in results for own, rule in [rule_of(rung)] if own == base}
+        losses = {r: _curve(results[rung], lambda r: r.loss.average) for r, rung in rungs.items()}
+        counts = {
+            kind: {r: [(b.degraded, b.experts) for b in own[rung]] for r, rung in rungs.items()}
+            for kind, own in busiest.items()
         }
-        shares = common_shares(pair, SHARES)
+        shares = common_shares(losses, SHARES)
+        for each in counts.values():
+            shares = [share for share in shares if share in common_shares(each, SHARES)]
         told[base] = {
             "shares": shares,
-            **{rule: _at(curve, shares) for rule, curve in pair.items()},
+            "loss": {rule: _at(curve, shares) for rule, curve in losses.items()},
+            "busiest": {
+                kind: {rule: _at(curve, shares) for rule, curve in own.items()}
+                for kind, own in counts.items()
+            },
         }
+    return told
+
+
+def drawn_of(busiest: Mapping[str, Mapping[str, Sequence[Busiest]]]) -> dict[str, Any]:
+    """Compare the rules on drawn batches, at the same shares of degraded choices."""
+    told = {}
+    for case, by_rule in busiest.items():
+        curves: dict[str, Curve] = {
+            rule: [(b.degraded, b.experts) for b in own] for rule, own in by_rule.items()
+        }
+        shares = common_shares(curves, SHARES)
+        told[case] = {"shares": shares, **{r: _at(curve, shares) for r, curve in curves.items()}}
     return told
 
 

@@ -3,7 +3,8 @@
 import pytest
 
 from benchmarks.brownout_accuracy.arms import Point
-from benchmarks.brownout_accuracy.figures import figures_of, results_of
+from benchmarks.brownout_accuracy.figures import by_rule_of, figures_of, results_of
+from benchmarks.brownout_accuracy.instances import Busiest
 from benchmarks.brownout_accuracy.losses import common_shares, loss_of, ranked, value_at
 
 EXACT = {"a": [True, True, True, False], "b": [True, True]}
@@ -79,7 +80,6 @@ def test_figures_stand_beside_the_papers_and_name_the_best_rung_without_distilla
     exact = point(10, 0.0, 4.0)
     by_rung = {
         "united-2": {0.4: point(10, 0.5, 4.1), 0.0: point(9, 0.9, 4.2)},
-        "united-2-error": {0.4: point(9, 0.5, 4.1), 0.0: point(9, 0.9, 4.2)},
         "mean-2": {0.4: point(8, 0.5, 4.2), 0.0: point(6, 0.9, 4.5)},
         "nothing": {0.4: point(5, 0.6, 5.0), 0.0: point(1, 1.0, 7.0)},
     }
@@ -96,4 +96,23 @@ def test_figures_stand_beside_the_papers_and_name_the_best_rung_without_distilla
     assert at_point["in_mixed_batches"] == {"average_relative_loss": 0.2, "degraded_share": 0.95}
     assert figures["training_free"]["best"] == "mean-2"
     assert list(figures["training_free"]["mean_loss"]) == ["mean-2", "nothing"]
-    assert figures["by_error"]["united-2"]["error"][:2] == [0.02, 0.04]
+
+
+def test_rules_are_compared_at_the_same_shares_of_degraded_choices() -> None:
+    by_rung = {
+        "united-2": {0.4: point(10, 0.5, 4.1), 0.0: point(9, 0.9, 4.2)},
+        "united-2-instances": {0.4: point(9, 0.5, 4.1), 0.0: point(9, 0.9, 4.2)},
+    }
+    busiest = {
+        "decode": {
+            "united-2": [Busiest(8, 0.0), Busiest(4, 0.8)],
+            "united-2-instances": [Busiest(8, 0.0), Busiest(2, 0.8)],
+        }
+    }
+
+    told = by_rule_of(results_of(point(10, 0.0, 4.0), by_rung), busiest)["united-2"]
+
+    assert told["shares"][:2] == [0.1, 0.2]
+    assert told["loss"]["instances"][:2] == [0.02, 0.04]
+    assert told["busiest"]["decode"]["tokens"][-1] == 4
+    assert told["busiest"]["decode"]["instances"][-1] == 2
