@@ -17,7 +17,7 @@ def test_nothing_is_degraded_unless_told() -> None:
     ("fields", "field", "fix"),
     [
         ({"mode": "on"}, "mode", "must be one of off, manual, paper, auto, got 'on'"),
-        ({"rule": "rows"}, "rule", "must be one of tokens, error, got 'rows'"),
+        ({"rule": "rows"}, "rule", "must be one of tokens, error, instances, got 'rows'"),
         ({"prefill_threshold": 1.1}, "prefill_threshold", "must be in 0..1, got 1.1"),
         ({"decode_threshold": float("nan")}, "decode_threshold", "must be in 0..1, got nan"),
         ({"slo_ttft_s": 0}, "slo_ttft_s", "must be in 0.001..3600, got 0"),

@@ -58,7 +58,7 @@ class BrownoutPolicy(msgspec.Struct, frozen=True, kw_only=True, tag="brownout-po
     min_prefill_threshold: float = 0.0
     min_decode_threshold: float = 0.0
     window_s: float = 5.0
-    way: int = 0
+    way: int = 2
     rule: Rule = "tokens"
 
     @property
