@@ -1,4 +1,4 @@
-"""What the rule ``instances`` is for: of four workers, the experts that the one with most of them computes.
+"""Experts that the busiest of four workers computes, which the rule ``instances`` is to lower.
 
 A layer takes as long as that worker if memory is what it waits for. Counted on recorded routing of the demo model,
 in the batches in which it ran, after the split and with replicas chosen as expert workers choose them. Experts are
@@ -44,7 +44,7 @@ class Busiest:
     degraded: float
 
 
-class Fleet:
+class PlacedWorkers:
     """Workers with equal parts of the experts of every layer, and no replicas."""
 
     def __init__(self, rows_by_layer: Mapping[int, Rows], num_experts: int, workers: int) -> None:
@@ -102,7 +102,7 @@ class DemoFleet:
             layer: np.concatenate([step.topk_ids[index] for step in counted]).astype(np.int64)
             for index, layer in enumerate(trace.layers)
         }
-        self.fleet = Fleet(rows, trace.num_experts, NUM_WORKERS)
+        self.fleet = PlacedWorkers(rows, trace.num_experts, NUM_WORKERS)
         self._batches = {}
         for kind, phases in KINDS.items():
             steps = evenly(halves(trace, phases)[1], STEPS)
@@ -130,7 +130,7 @@ def drawn(thresholds: Sequence[float]) -> dict[str, dict[str, list[Busiest]]]:
     for workers in (8, 16):
         rng = np.random.default_rng(workers)
         rows = drawn_layer(shape, 2 * DRAWN_ROWS, rng)
-        fleet = Fleet({0: rows[:DRAWN_ROWS]}, shape.num_experts, workers)
+        fleet = PlacedWorkers({0: rows[:DRAWN_ROWS]}, shape.num_experts, workers)
         batches = {0: list(batches_of(rows[DRAWN_ROWS:], 32, DRAWN_BATCHES, rng))}
         for way in (4, 8):
             rung = Rung(way=way, instead="united")

@@ -3,6 +3,7 @@
 from functools import partial
 
 import structlog
+import torch
 
 from moesaic.dispatch.rungs import Degrading, LoadedRung
 from moesaic.engine.thread import EngineThread
@@ -23,18 +24,19 @@ class RungFollower:
         self._rung = Rung()
 
     async def follow(self, policy: BrownoutPolicy) -> None:
-        """Degrade as ``policy`` says. If that cannot be, nothing changes, and the log says why."""
+        """Degrade as ``policy`` says. Without its united experts rows make do with fewer, and the log says why."""
         degrading, rung = self._degrading, policy.rung
         if degrading is None or rung == self._rung:
             return
+        self._rung = rung
         loaded: LoadedRung | None = None
         if rung != Rung():
             try:
                 loaded = await on_own_thread(partial(degrading.rungs.load, rung))
-            except MoesaicError as error:
+            except (MoesaicError, MemoryError, torch.OutOfMemoryError) as error:
                 log.error("rung.refused", way=rung.way, instead=rung.instead, cause=str(error))
-                return
+                rung = Rung(instead="fewer")
+                loaded = degrading.rungs.load(rung)
         self._thread.call(degrading.adopt, loaded)
-        self._rung = rung
         united_bytes = loaded.nbytes if loaded else 0
         log.info("rung.adopted", way=rung.way, instead=rung.instead, united_bytes=united_bytes)

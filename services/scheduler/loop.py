@@ -78,7 +78,10 @@ class PlacementLoop:
         self._fleet, self._view, self._leadership, self._epochs = fleet, view, leadership, epochs
         self._policies, self._feed, self._log = policies, feed, decisions
         self._settings, self._rung_asked_for = settings, rung
-        self._refused_rung: Rung | None = None  # that workers could not load, or have no memory for
+        self._asked_for = Rung()  # by operators, when it was last looked
+        # Since then: those that workers could not load, or have no memory for.
+        self._refused: set[Rung] = set()
+        self._told_differing = ""
         self._planner = Planner(feed, settings.replan_gain)
         self._timer = PlanTimer(settings.replan_interval_s)
         self._placer = Placer(
@@ -221,26 +224,37 @@ class PlacementLoop:
     def _rung(self) -> Rung:
         """The way to degrade that operators want; without united experts if there can be none."""
         asked_for, current = self._rung_asked_for(), self._view.current
-        if asked_for != self._refused_rung:
-            self._refused_rung = None
-            if differing := self._differing(asked_for):
-                self._refuse(asked_for, f"united experts differ: {differing}")
-        if self._refused_rung is None:
+        if asked_for != self._asked_for:
+            self._asked_for = asked_for
+            self._refused.clear()
+        if self._can_be(asked_for):
             return asked_for
-        kept = current is not None and current.num_united and current.rung != asked_for
-        return current.rung if current is not None and kept else WITHOUT_UNITED
+        if current is not None and current.num_united and self._can_be(current.rung):
+            return current.rung
+        return WITHOUT_UNITED
+
+    def _can_be(self, rung: Rung) -> bool:
+        """False if a rung was refused, or workers have other united experts for it than others."""
+        if rung in self._refused:
+            return False
+        if rung.instead != "united":
+            return True
+        current = self._view.current
+        found = {
+            record.worker_id: record.united.get(rung.way, "")
+            for record in self._experts()
+            if current is None or record.model_digest == current.model_digest
+        }
+        differing = ", ".join(sorted(found)) if len(set(found.values())) > 1 else ""
+        if differing and differing != self._told_differing:
+            log.error("rung.refused", way=rung.way, cause=f"united experts differ: {differing}")
+        self._told_differing = differing
+        return not differing
 
     def _refuse(self, rung: Rung, cause: str) -> None:
         """Do without a rung, until operators want another one."""
-        self._refused_rung = rung
+        self._refused.add(rung)
         log.error("rung.refused", way=rung.way, cause=cause)
-
-    def _differing(self, rung: Rung) -> str:
-        """Name the workers whose united experts of a way are not the same; empty: all are."""
-        if rung.instead != "united":
-            return ""
-        found = {record.worker_id: record.united.get(rung.way, "") for record in self._experts()}
-        return ", ".join(sorted(found)) if len(set(found.values())) > 1 else ""
 
     async def _change_rung(self, current: Placement) -> None:
         """Have choices degraded in another way; experts stay where they are."""
@@ -309,7 +323,9 @@ class PlacementLoop:
             self.waiting_for = []
         except MoesaicError as error:
             failure, overtaken = str(error), isinstance(error, Obsolete)
-            if wanted.num_united and isinstance(error, _REFUSALS):
+            # Workers send an error of a kind of its own class as one without: no memory, for example.
+            refused = isinstance(error, _REFUSALS) or type(error) is MoesaicError
+            if wanted.num_united and refused:
                 self._refuse(wanted.rung, failure)  # the model's own experts must not want for it
             self._closed = False  # it may have been committed, if Redis did not say
             self._confirmation.forget()  # a worker may not have heard that it was given up

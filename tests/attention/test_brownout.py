@@ -6,17 +6,23 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import msgspec
+import pytest
 
 from moesaic.cluster.background import background
 from moesaic.cluster.brownout_view import DECISIONS, POLICY, STREAM
 from moesaic.cluster.redis.bus import Bus
-from moesaic.errors import PeerLost
+from moesaic.dispatch.rungs import LoadedRung
+from moesaic.engine.sequences.requests import FinishEvent, GenerationTask
+from moesaic.engine.thread import EngineThread
+from moesaic.errors import CheckpointError, PeerLost
 from moesaic.messages.brownout import BrownoutDecision, BrownoutHint, BrownoutPolicy
+from moesaic.messages.rung import Rung
 from moesaic.services.attention.admin import AttentionAdmin
 from moesaic.services.attention.brownout import follow_policy, tell_decisions
 from moesaic.services.attention.rungs import RungFollower
 from moesaic.v1 import attention_pb2 as pb
 from tests.attention.test_admin import serving
+from tests.engine.rig import rig
 from tests.redis_servers import RedisServers
 
 MANUAL = BrownoutPolicy(mode="manual", prefill_threshold=0.5)
@@ -82,3 +88,29 @@ async def test_without_redis_the_last_policy_holds(
             await until(service, lambda load: load.mode == "manual")
             await set_policy(bus, BrownoutPolicy())
             await until(service, lambda load: (load.mode, load.prefill_threshold) == ("off", 1.0))
+
+
+@pytest.mark.parametrize("error", [CheckpointError("united", "is damaged"), MemoryError("full")])
+async def test_rows_make_do_with_fewer_experts_if_united_ones_cannot_be_loaded(
+    tiny_model: Any, error: Exception
+) -> None:
+    async with rig(tiny_model) as r:
+        degrading = r.dispatcher
+        load = degrading.rungs.load
+
+        def fails(rung: Rung) -> LoadedRung:
+            if rung.instead == "united":
+                raise error
+            return load(rung)
+
+        degrading.rungs.load = fails
+        rungs = RungFollower(degrading, EngineThread(asyncio.get_running_loop()))
+        await rungs.follow(BrownoutPolicy(mode="manual", way=2))
+        await rungs.follow(BrownoutPolicy(mode="manual", way=2))  # at every look
+        r.engine.brownout.set_policy(MANUAL)
+        r.submit("degraded", range(2, 40), GenerationTask(max_tokens=4))
+        await r.ended("degraded")
+
+        told = r.last("degraded")
+    assert isinstance(told, FinishEvent)
+    assert 0 < told.degradation.share < 1

@@ -327,6 +327,7 @@ class Scripts:
             epochs=[pb.EpochSpan(epoch=3, tokens=count)],
             stop_token_id=end,
             stop_logprob=pb.TokenLogprob(logprob=-0.25) if asked else None,
+            degradation=pb.Degradation(mean_threshold=1.0, rows=len(submit.token_ids)),
         )
 
     def scores(self, *logprobs: float) -> Script:

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from moesaic.errors import CheckpointError
+from moesaic.errors import CheckpointError, MoesaicError
 from moesaic.messages.placement import Placement
 from moesaic.messages.rung import Rung
 from moesaic.placement.decide.stand_ins import own_part
@@ -88,3 +88,29 @@ async def test_united_experts_that_differ_between_workers_are_not_used(suite: An
 
         await set_policy(stub, way=4)
         await until_rung(suite, Rung(way=4, instead="united"))
+
+
+async def test_united_experts_are_used_once_they_are_the_same_everywhere(suite: Any) -> None:
+    scheduler = await suite.scheduler()
+    async with suite.expert("a", slots=8, united={2: "0123"}), scheduler.stub() as stub:
+        async with suite.expert("b", slots=8, united={2: "4567"}) as b:
+            await b.until_epoch(1)
+            await set_policy(stub, way=2)
+            await until_rung(suite, Rung(instead="fewer"))
+        await until_rung(suite, PAIRS)
+
+
+async def test_a_rung_that_was_refused_is_not_tried_again_by_itself(suite: Any) -> None:
+    scheduler = await suite.scheduler()
+    async with suite.expert("a") as a, suite.expert("b"), scheduler.stub() as stub:
+        await a.until_epoch(1)
+        await set_policy(stub, way=2)
+        pairs = await until_rung(suite, PAIRS)
+        a.united_fail_with = MoesaicError("no memory")
+
+        await set_policy(stub, way=4)
+        refused = await scheduler.until("rung.refused")
+        await asyncio.sleep(1.5)
+
+        assert (refused["way"], refused["cause"]) == (4, "a: internal: no memory")
+        assert suite.view.epoch == pairs.epoch  # what there is stays

@@ -4,6 +4,7 @@ Rows of prompts and rows of answers are two phases, with a threshold each. A req
 phase has; rows that several requests share get the most that any of them wants.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -137,8 +138,8 @@ class Promising:
             self._counts.degraded[PREFILL, layer] += num_degraded
             for user in own:
                 threshold = 1.0 if thresholds is None else thresholds[start]
-                # A row counts once, at its first layer; what it was promised is of all layers.
-                rows = num_rows if layer == 0 else 0
+                # A row counts a part in each layer, for what it is promised may change on its way.
+                rows = num_rows / len(self._counts.degraded[0])
                 user.account.add(rows, threshold, choices, num_degraded)
             start += num_rows
 
@@ -153,6 +154,8 @@ def _level(chunk: Chunk, thresholds: Thresholds, users: Sequence[AnySequence]) -
     wanted = max((user.request.min_threshold for user in users), default=0.0)
     if wanted <= threshold:
         return Level(threshold, phase)
+    # In hundredths, or there could be more levels than a batch may have.
+    wanted = math.ceil(wanted * 100 - 1e-9) / 100
     # Counted by themselves: of many rows' choices those of a few may be the least popular.
     return Level(wanted, phase + PHASES * (1 + Level(wanted).parts))
 

@@ -127,7 +127,7 @@ class PromisedRows:
 
     @property
     def counts(self) -> Tensor:
-        """Of the layer that rows are in, int32 ``[T]``: add to it what is degraded."""
+        """Degraded choices of each row in the layer that rows are in, int32 ``[T]``: add to it."""
         return self.degraded[self._layer]
 
     def only(self, rows: Sequence[int] | Tensor) -> "PromisedRows":

@@ -777,7 +777,7 @@ class Finished(_message.Message):
 
     @_builtins.property
     def degradation(self) -> Global___Degradation:
-        """absent: nothing was degraded"""
+        """absent: it is not known"""
 
     def __init__(
         self,

@@ -82,14 +82,15 @@ def provenance_of(
     return Provenance(
         epochs=[EpochTokens(epoch, count) for epoch, count in sorted(tokens.items())],
         cached_tokens=cached_tokens,
-        quality=_quality_of(finished) if finished and _told_all(runs) else None,
+        quality=_quality_of(finished) if _told_all(finished, runs) else None,
         workers=workers if names_workers else None,
     )
 
 
-def _told_all(runs: Sequence[Run]) -> bool:
-    """True if one worker each has computed the runs, so that its account is whole."""
-    return all(run.attempt <= 1 for run in runs)
+def _told_all(finished: Sequence[Finished], runs: Sequence[Run]) -> bool:
+    """True if of all runs the worker has told that computed them, each of them alone."""
+    told = all(done.HasField("degradation") for done in finished)
+    return told and 0 < len(finished) == len(runs) and not any(run.interrupted for run in runs)
 
 
 def _quality_of(finished: Sequence[Finished]) -> Quality:
@@ -97,7 +98,7 @@ def _quality_of(finished: Sequence[Finished]) -> Quality:
     thresholds = degraded = 0.0
     for done in finished:
         told = done.degradation
-        thresholds += told.rows * (told.mean_threshold if done.HasField("degradation") else 1.0)
+        thresholds += told.rows * told.mean_threshold
         degraded += told.rows * told.share
     total = sum(done.degradation.rows for done in finished)
     if not total:

@@ -221,6 +221,8 @@ class Execution:
         assert run.placed_at is not None  # or nothing could come back that is tried elsewhere
         run.tried.add(run.placed_at)
         run.loss = cause
+        # What refuses a run has computed nothing of it.
+        run.interrupted |= isinstance(cause, PeerLost) or len(run.token_ids) > run.start
         run.fruitless = 1 if len(run.token_ids) > run.start else run.fruitless + 1
         refused = not isinstance(cause, PeerLost) and not self._accepting - run.tried
         if run.fruitless > 1 or run.attempt >= MAX_ATTEMPTS or (refused and self._accepting):

@@ -61,6 +61,7 @@ class Run:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # from the second token on
     done: bool = False
     attempt: int = 0
+    interrupted: bool = False  # an attempt that was lost may have computed a part of it
     start: int = 0  # tokens there were when this attempt began
     fruitless: int = 0  # lost attempts in a row without a token
     tried: set[Key] = field(default_factory=set)

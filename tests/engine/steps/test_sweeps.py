@@ -327,3 +327,23 @@ def test_to_join_a_sweep_takes_no_longer_for_those_that_wait() -> None:
         assert len(batcher.sweeps.running) < 250
 
     assert calls[1000] < calls[500] + 20 * 500
+
+
+def test_exact_prompts_among_others_share_sweeps_with_one_another() -> None:
+    limits = replace(LIMITS, max_num_batched_tokens=2048, sweep_blocks=4096)
+    batcher = Batcher(limits, num_blocks=2, num_layers=NUM_LAYERS)
+    for i in range(20):
+        key, least = RequestKey(f"{i}"), float(i % 2)
+        batcher.submit(Request(key, (i,) * 20, FREE, min_threshold=least))
+
+    sizes, least = [], []
+    while batcher.unfinished():
+        piece = batcher.next_step()
+        if isinstance(piece, Slice) and batcher.sweeps.advance(piece):
+            sizes.append(len(piece.sequences))
+            least.append({sequence.request.min_threshold for sequence in piece.sequences})
+            for sequence in piece.sequences:
+                batcher.finish(sequence)
+
+    assert sizes == [10, 10]
+    assert least == [{0.0}, {1.0}]

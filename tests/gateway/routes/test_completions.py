@@ -116,6 +116,16 @@ async def test_a_stop_string_cuts_the_text_and_cancels_the_work(
     assert cancel.request_id == submit.request_id
 
 
+async def test_quality_is_told_of_all_choices_or_not_at_all(open_house, scripts) -> None:
+    async with open_house(scripts.says("this is a story about a house", gap_s=0.01)) as house:
+        body = {"prompt": ["hello", "story"], "max_tokens": 100, "stop": ["story ab"]}
+        cut = (await house.client.post("/v1/completions", json=body)).json()
+        whole = (await house.client.post("/v1/completions", json={**body, "stop": None})).json()
+
+    assert "quality" not in cut["moesaic"]
+    assert whole["moesaic"]["quality"] == {"mean_threshold": 1.0, "degraded_share": 0.0}
+
+
 async def test_prompts_and_choices_come_back_in_order(open_house, scripts) -> None:
     async with open_house(scripts.says("yes")) as house:
         body = {"prompt": ["hello", "world"], "n": 2, "max_tokens": 5, "seed": 7, "echo": True}

@@ -18,6 +18,10 @@ log = structlog.get_logger()
 # So long a placement whose workers are not all linked is waited for, before united experts stand in for those of the
 # others: links come and go at the start, and after a change.
 STAND_IN_AFTER_S = 0.3
+# So long after a newer placement the one before is used rather, if the newer one lacks experts. Expert workers keep
+# earlier ones for longer.
+PREFER_EARLIER_S = 30.0
+PLAN_EVERY_S = 1.0  # while an earlier placement is in use
 LINK_EVENTS = LinkEvents("expert_worker.linked", "expert_worker.unreachable")
 
 
@@ -41,6 +45,7 @@ class Routes:
         self._pinned: dict[bytes, Placement] = {}  # by steps that have not ended
         self._links: DialledLinks[Endpoint] = DialledLinks(network, LINK_EVENTS, self._dialled)
         self._route: Route | None = None
+        self._newest_since_s = self._planned_s = 0.0
         self._lacking: dict[int, float] = {}  # since when; by epochs that lack experts
         self._told: tuple[int, tuple[int, ...]] | None = None  # of a route whose lack was logged
         self._changed = asyncio.Event()
@@ -48,13 +53,18 @@ class Routes:
     @property
     def current(self) -> Route | None:
         """The route of the newest placement that can be served, kept until it changes."""
-        route = self._route
-        if route and route.placement is self._newest and route.usable:
-            return route
-        self._route = None
+        route, now_s = self._route, time.monotonic()
+        if route and route.usable:
+            # A link that comes makes it plan anew at once.
+            is_newest = route.placement is self._newest
+            if is_newest or now_s - self._planned_s < PLAN_EVERY_S:
+                return route
+        self._route, self._planned_s = None, now_s
         possible = [(p, r) for p in self._known if (r := self._planned(p)) is not None]
-        # What serves everything goes first, even if it is the earlier placement.
-        for placement, found in sorted(possible, key=lambda pair: pair[1].has_lost):
+        # What serves everything goes first, for a while even if it is the earlier placement.
+        if now_s - self._newest_since_s < PREFER_EARLIER_S:
+            possible.sort(key=lambda pair: pair[1].has_lost)
+        for placement, found in possible:
             if found.has_lost and not self._may_stand_in(found):
                 continue
             if self._in_use is not placement:
@@ -71,8 +81,10 @@ class Routes:
             if (link := self._links.get(Endpoint.of(worker))) is not None
         }
         route = plan_route(placement, links, self._scheduling)
-        if route is not None and not route.has_lost:
+        if route is None or not route.has_lost:
             self._lacking.pop(placement.epoch, None)
+            if self._told is not None and self._told[0] == placement.epoch:
+                self._told = None
         return route
 
     def _may_stand_in(self, route: Route) -> bool:
@@ -105,7 +117,8 @@ class Routes:
     def set_placement(self, placement: Placement) -> None:
         """Learn a committed placement; earlier ones change nothing."""
         if self._newest is None or placement.epoch > self._newest.epoch:
-            self._newest = placement
+            self._newest, self._newest_since_s = placement, time.monotonic()
+            self._planned_s = 0.0
             _ = self.current  # dials now: an idle engine begins no step that would
 
     def pin(self, step_id: bytes, placement: Placement) -> None:

@@ -42,13 +42,13 @@ class QualityAccount:
         clean: tokens from the beginning whose KV was computed without any such.
     """
 
-    rows: int = 0
+    rows: float = 0
     thresholds: float = 0.0
     choices: int = 0
     degraded: int = 0
     clean: float = math.inf
 
-    def add(self, rows: int, threshold: float, choices: int, degraded: int = 0) -> None:
+    def add(self, rows: float, threshold: float, choices: int, degraded: int = 0) -> None:
         """Count rows that were promised ``threshold``."""
         self.rows += rows
         self.thresholds += rows * threshold
@@ -59,9 +59,10 @@ class QualityAccount:
     def degradation(self) -> Degradation:
         """The account, as callers are told it."""
         if not self.degraded and self.thresholds >= self.rows:
-            return Degradation(rows=self.rows)
+            return Degradation(rows=round(self.rows))
         share = self.degraded / max(1, self.choices)
-        return Degradation(self.thresholds / max(1, self.rows), min(1.0, share), self.rows)
+        mean = self.thresholds / self.rows if self.rows else 1.0
+        return Degradation(mean, min(1.0, share), round(self.rows))
 
 
 @dataclass(eq=False, kw_only=True)

@@ -79,6 +79,10 @@ class Sweep:
             shared.append(block)
         return shared
 
+    def is_like(self, sequence: ScoringSequence) -> bool:
+        """False if one of its sequences may have to wait for experts while ``sequence`` goes on, or the other way."""
+        return not self.sequences or self.may_be_degraded == _may_be_degraded(sequence)
+
     def takes(self, sequence: ScoringSequence, num_free: int, most_rows: int) -> bool:
         """True if ``sequence`` may join: its blocks fit into ``num_free``, and one of three holds.
 
@@ -91,8 +95,6 @@ class Sweep:
         if blocks_to_sweep(len(sequence.tokens), sequence.task) - shared > num_free:
             return False
         rows = num_rows_of(len(sequence.tokens), sequence.task) - shared * BLOCK_SIZE
-        if self.sequences and self.may_be_degraded != _may_be_degraded(sequence):
-            return False  # one of them may have to wait while the other goes on
         if not self.sequences or self.num_rows + rows <= most_rows:
             return True
         joined = self.num_rows - self._first_rows

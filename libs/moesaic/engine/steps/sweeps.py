@@ -198,7 +198,7 @@ class Sweeps:
             sweep, given = Sweep(), list[tuple[Claim, int]]()
             for sequence in self._in_turn():
                 assert isinstance(sequence, ScoringSequence)
-                if holds(sequence):
+                if holds(sequence) or not sweep.is_like(sequence):
                     continue
                 if not self._takes(sweep, sequence):
                     break
@@ -219,6 +219,7 @@ class Sweeps:
             for sweep in self._under_way:
                 if (
                     not sweep.layer
+                    and sweep.is_like(sequence)
                     and sweep.shared_blocks(sequence)
                     and self._takes(sweep, sequence)
                 ):

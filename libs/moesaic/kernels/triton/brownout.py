@@ -165,7 +165,10 @@ def _keep_heaviest_kernel(
     tl.store(stay + first, tl.full((ROWS,), 2, tl.int8), mask=none & (first < num_experts))
 
 
-@triton.jit(do_not_specialize=["num_rows", "way"])
+@triton.jit(
+    do_not_specialize=["num_rows", "way"],
+    do_not_specialize_on_alignment=["degraded"],  # a row of a table, which begins anywhere
+)
 def _rewrite_kernel(
     topk_ids,
     topk_weights,
