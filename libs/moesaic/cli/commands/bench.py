@@ -34,6 +34,7 @@ def bench(
             "kernels",
             "wire",
             "brownout",
+            "brownout-burst",
         ],
         typer.Argument(help="Benchmark to run; docs/use/command-line.md describes each."),
     ],
@@ -72,6 +73,7 @@ def bench(
         "machine": {**machine_facts(), **probe},
         "config": measured["config"],
         "figures": measured["figures"],
+        **({"series": measured["series"]} if "series" in measured else {}),
         "paper": measured.get("paper", {}),
         "notes": list(measured["notes"]),
     }
