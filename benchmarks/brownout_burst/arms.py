@@ -62,13 +62,16 @@ class BurstControl:
         """Look at thresholds every half second, until cancelled."""
         while True:
             load = await self.load()
+            told = load.brownout
             into.append(
                 BurstSample(
                     now_s(),
-                    load.brownout.prefill_threshold,
-                    load.brownout.decode_threshold,
-                    load.brownout.shedding,
+                    told.prefill_threshold,
+                    told.decode_threshold,
+                    told.shedding,
                     load.num_running + load.num_waiting,
+                    told.ttft_p90_s if told.HasField("ttft_p90_s") else None,
+                    told.tpot_p90_s if told.HasField("tpot_p90_s") else None,
                 )
             )
             await asyncio.sleep(SAMPLE_S)

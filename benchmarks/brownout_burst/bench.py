@@ -59,6 +59,8 @@ NOTES = (
     "arrivals: gaps of Azure's conversation trace of 2023 in their order, scaled within each stretch to its mean rate; "
     "lengths of prompts and answers are the questions' own",
     "accuracy: right answers among those given, before and in the burst; the same questions in each arm",
+    "worker_ttft_p90_s, worker_tpot_p90_s: the middle of what the worker measured in its windows; what is more is "
+    "the gateway's and the client's; sent_late_p90_s: the client's, before it sent",
     "client_cpu: share of one core that the client took",
     "prefixes are not shared: each request has a cache of its own",
 )

@@ -30,6 +30,8 @@ class BurstSample:
     decode: float
     shedding: bool
     requests: int  # that run or wait
+    ttft_p90_s: float | None = None  # as the worker measures it, from the submission to it
+    tpot_p90_s: float | None = None  # likewise
 
     @property
     def is_exact(self) -> bool:
@@ -143,6 +145,9 @@ def arm_figures(
             "ttft_p90_s": round(p90([r.ttft_s for r in answered]), 4),
             "tpot_p50_s": _middle([r.tpot_s for r in answered]),
             "tpot_p90_s": round(p90([r.tpot_s for r in answered]), 4),
+            "worker_ttft_p90_s": _middle([s.ttft_p90_s for s in seen if s.ttft_p90_s is not None]),
+            "worker_tpot_p90_s": _middle([s.tpot_p90_s for s in seen if s.tpot_p90_s is not None]),
+            "sent_late_p90_s": round(p90([r.sent_s - r.due_s for r in burst]), 4),
             "prefill_threshold": _mean([s.prefill for s in seen]),
             "decode_threshold": _mean([s.decode for s in seen]),
             "lowest_thresholds": [
