@@ -30,7 +30,14 @@ def policy_of(arm: str, point: BurstPoint, targets: BurstTargets) -> scheduler_p
         way=point.way,
         slo_ttft_s=targets.ttft_s,
         slo_tpot_s=targets.tpot_s,
-        stamped=point.paper_stamped,
+        stamped=arm != "paper" or point.paper_stamped,
+    )
+
+
+def manual(point: BurstPoint, threshold: float) -> scheduler_pb2.BrownoutPolicy:
+    """Make a policy that keeps both thresholds."""
+    return scheduler_pb2.BrownoutPolicy(
+        mode="manual", way=point.way, prefill_threshold=threshold, decode_threshold=threshold
     )
 
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.brownout_burst.arms import ARMS, OFF, BurstControl, burst_control, policy_of
+from benchmarks.brownout_burst.arms import ARMS, OFF, BurstControl, burst_control, manual, policy_of
 from benchmarks.brownout_burst.arrivals import RateStretch, arrivals, azure_gaps
 from benchmarks.brownout_burst.figures import BurstSample, BurstTargets, arm_figures, p90
 from benchmarks.brownout_burst.load import BurstClient, BurstRequest, read, rest_client
@@ -23,7 +23,7 @@ from benchmarks.brownout_burst.point import BurstPoint
 from benchmarks.brownout_burst.questions import BurstQuestions
 from benchmarks.brownout_burst.series import series_of
 from benchmarks.common.suite import DEMO, RunningSuite, running_suite
-from moesaic.v1 import scheduler_pb2
+from benchmarks.common.wide_experts import widen_experts
 
 POINT = BurstPoint()
 QUICK = replace(
@@ -61,6 +61,9 @@ NOTES = (
     "accuracy: right answers among those given, before and in the burst; the same questions in each arm",
     "worker_ttft_p90_s, worker_tpot_p90_s: the middle of what the worker measured in its windows; what is more is "
     "the gateway's and the client's; sent_late_p90_s: the client's, before it sent",
+    "model: the demo's, each neuron of its experts copied, which changes no answer but rounding and makes experts most "
+    "of the work, as in larger models",
+    "capacity_degraded_per_s: at thresholds 0",
     "client_cpu: share of one core that the client took",
     "prefixes are not shared: each request has a cache of its own",
 )
@@ -77,8 +80,13 @@ async def _run(point: BurstPoint, quick: bool) -> dict[str, Any]:
         "MOESAIC_MAX_NUM_SEQS": str(point.max_num_seqs),
         "MOESAIC_MAX_NUM_QUEUED_REQS": LONG_QUEUE,
     }
-    with running_suite("--topology", point.topology, **settings) as suite:
-        figures, series, rates = await _measured(suite, point, questions)
+    with tempfile.TemporaryDirectory() as directory:
+        model = Path(directory) / DEMO.name
+        model.mkdir()
+        widen_experts(DEMO, model, point.wider)
+        flags = ("--model", str(model), "--topology", point.topology)
+        with running_suite(*flags, **settings) as suite:
+            figures, series, rates = await _measured(suite, point, questions)
     config = {
         "model": DEMO.name,
         **asdict(point),
@@ -109,6 +117,9 @@ async def _measured(
         control = await stack.enter_async_context(burst_control(suite))
         bench = _Bench(control, client, point, questions)
         await bench.warm_up()
+        await control.set(manual(point, 0.0))
+        degraded = await bench.capacity("degraded", point.capacity_s)
+        await control.set(OFF)
         capacity = await bench.capacity("capacity", point.capacity_s)
         calm = capacity * point.calm_share
         targets = await bench.targets(calm)
@@ -127,6 +138,7 @@ async def _measured(
         }
         figures: dict[str, Any] = {
             "capacity_per_s": round(capacity, 2),
+            "capacity_degraded_per_s": round(degraded, 2),
             "targets": {key: round(value, 4) for key, value in asdict(targets).items()},
         }
         series: dict[str, Any] = {}
@@ -145,13 +157,7 @@ class _Bench:
     async def warm_up(self) -> None:
         """Compute some answers at both ends of the thresholds, with the united experts of the way."""
         for threshold in (0.0, 1.0):
-            policy = scheduler_pb2.BrownoutPolicy(
-                mode="manual",
-                way=self.point.way,
-                prefill_threshold=threshold,
-                decode_threshold=threshold,
-            )
-            await self.control.set(policy)
+            await self.control.set(manual(self.point, threshold))
             await self.capacity(f"warm-up {threshold}", 2.0)
         await self.control.set(OFF)
 

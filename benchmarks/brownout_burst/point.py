@@ -9,6 +9,8 @@ class BurstPoint:
 
     Attributes:
         topology: of the suite.
+        wider: copies of each neuron of the demo model's experts. With one they are so small that fewer of them make
+            hardly anything faster; see ``benchmarks.common.wide_experts``.
         max_num_seqs: sequences in one step.
         way: experts that share one united expert, in the arms that degrade.
         calm_share: of the capacity, the rate before and after the burst.
@@ -28,9 +30,10 @@ class BurstPoint:
     """
 
     topology: str = "local"
-    max_num_seqs: int = 8
-    way: int = 2
-    calm_share: float = 0.55
+    wider: int = 8
+    max_num_seqs: int = 16
+    way: int = 8
+    calm_share: float = 0.575
     burst_factor: float = 2.0
     target_factor: float = 2.0
     kinds: tuple[tuple[str, str], ...] = (

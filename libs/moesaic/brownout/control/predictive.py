@@ -20,7 +20,8 @@ otherwise                                   stays
 
 "By far" is a longer look ahead and a wider margin, so that noise around a target changes nothing.
 Among pairs that come equally close the highest one is taken, and a phase whose lower threshold was
-measured to bring nothing stays exact, until that evidence has aged. A target that a lone request would
+measured to bring nothing stays exact, until that evidence has aged. If a target is missed meanwhile it
+is tried again for ``TRIAL_S``, after a pause that doubles. A target that a lone request would
 miss at the lowest thresholds counts for nothing: to degrade others would not help it.
 """
 
@@ -50,6 +51,7 @@ BIAS_PART, BIAS_FADES_S, MOST_BIAS = 0.1, 10.0, 3.0
 MOST_NOISE = 2.0
 # At threshold 0. Below the first a phase is not lowered any more, until it has grown to the second.
 LEAST_GAIN, TRIED_AGAIN = 1.08, 1.15
+TRIAL_S, PAUSES_S = 2.0, (5.0, 160.0)  # first and longest pause from one trial to the next
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,8 @@ class PredictiveControl:
         self._backlog = 0
         self._bias = [1.0, 1.0]  # times that latencies were longer than predicted
         self._useful = [True, True]  # lower thresholds, by phase
+        self._trial_ends_s = self._tries_next_s = -math.inf
+        self._pause_s = PAUSES_S[0]
         self._decided_s: float | None = None
         self._calm_since_s: float | None = None
         self._calm_s = CALM_S[0]
@@ -153,7 +157,8 @@ class PredictiveControl:
             gain >= (LEAST_GAIN if useful else TRIED_AGAIN)
             for gain, useful in zip(self.speed.gains, self._useful, strict=True)
         ]
-        place = place[0] * self._useful[0], place[1] * self._useful[1]
+        if not self._tries(state.now_s, missed=bool(load[here] > 1)):
+            place = place[0] * self._useful[0], place[1] * self._useful[1]
         if place != here:
             self._changed_s = state.now_s
         return Prediction(
@@ -164,6 +169,15 @@ class PredictiveControl:
             at_lowest=bool(load[place] > 1),
             unreachable=tuple(p for p, ok in zip(PHASES, reached, strict=True) if not ok),
         )
+
+    def _tries(self, now_s: float, *, missed: bool) -> bool:
+        """True while a phase is lowered again although that was measured to bring nothing."""
+        if all(self._useful):
+            self._tries_next_s, self._pause_s = now_s + PAUSES_S[0], PAUSES_S[0]
+        elif missed and now_s >= self._tries_next_s:
+            self._trial_ends_s, self._tries_next_s = now_s + TRIAL_S, now_s + self._pause_s
+            self._pause_s = min(PAUSES_S[1], 2 * self._pause_s)
+        return now_s < self._trial_ends_s
 
     def _demand(self, state: QueueState) -> Demand:
         arriving = self._arrivals.per_s(state.now_s)

@@ -7,7 +7,9 @@ own belongs to the phase that has more rows.
 
 ``b`` is learned from contrasts alone: the first steps after a threshold has changed, beside what the
 steps before it let one expect. So a machine that becomes slower for other reasons teaches nothing
-about brownout. Before there is evidence, and again as it ages, ``b`` is taken to be ``log(1.3)``.
+about brownout. The more other steps differ from what was expected of them, the less a contrast
+counts; before ``LEARNS_AFTER`` steps nothing is expected well enough. Before there is evidence, and
+again as it ages, ``b`` is taken to be ``log(1.3)``.
 """
 
 import math
@@ -16,13 +18,14 @@ from typing import NamedTuple
 from moesaic.brownout.control.contract import EXACT, StepTaken, Thresholds
 
 FORGET = 0.97  # what a step counts once another one was measured
-KNOWN_AFTER = 8  # steps
+KNOWN_AFTER, LEARNS_AFTER = 8, 48  # steps: to predict by, and to compare others with
 SWEEPS = 5  # of the fit, after each step
 CONTRAST_STEPS = 16  # after a change of thresholds
 LONGEST_CONTRAST = 64  # steps, however often thresholds change
 PRIOR = math.log(1.3)  # of b: threshold 0 should bring no more
 PRIOR_WEIGHT = 44.0  # one over the square of 0.15, which it may be wrong by
-STEP_WEIGHT = 100.0  # one over the square of 0.1, by which the logarithm of a step's time varies
+LEAST_VARIANCE = 0.01  # of the logarithm of a step's time beside what was expected
+VARIANCE_PART = 0.05  # of a step's, in what is taken for all
 MOST = math.log(4)  # b is no larger, and no step counts as more than so far off
 HALF_LIFE_S = 300.0  # of evidence: what brought nothing is tried again some day
 FAMILIAR = 1.25  # times the rows of late: larger steps tell nothing about thresholds
@@ -52,6 +55,7 @@ class StepSpeed:
         self._fitted = [0.0, 0.0, 0.0]
         self._is_fitted = False
         self._largest = [1.0, 1.0]  # rows of late, of prompts and of answers
+        self._variance = LEAST_VARIANCE
         self._evidence, self._weight = [0.0, 0.0], [0.0, 0.0]
         self._aged_s: float | None = None
         self._at, self._before = EXACT, EXACT  # thresholds, and those that the times are fitted at
@@ -95,13 +99,17 @@ class StepSpeed:
                 self._held = self._exponent(0), self._exponent(1)
             self._at, self._left_steps = step.thresholds, CONTRAST_STEPS
         rows = step.prompt_rows, step.answer_rows
-        if self._left_steps and self.is_known and self._contrast_steps < LONGEST_CONTRAST:
+        learns = self._num_steps >= LEARNS_AFTER
+        if self._left_steps and learns and self._contrast_steps < LONGEST_CONTRAST:
             self._learn(step)
             self._left_steps, self._contrast_steps = self._left_steps - 1, self._contrast_steps + 1
         else:
             self._left_steps = 0
             expected = self.seconds(*rows, self._at)
             exact = sum(self.parts(*rows)) / expected if expected else 1.0
+            if learns and expected and self._is_familiar(rows):
+                off = math.log(step.seconds / expected) ** 2
+                self._variance += VARIANCE_PART * (min(MOST**2, off) - self._variance)
             self._add(rows, step.seconds * exact)
         self._largest = [
             max(float(n), most * FORGET) for n, most in zip(rows, self._largest, strict=True)
@@ -111,10 +119,9 @@ class StepSpeed:
         """Compare a step with what was expected of it."""
         rows = step.prompt_rows, step.answer_rows
         parts = self.parts(*rows).of_phases
-        if not sum(parts) or any(
-            n > FAMILIAR * m for n, m in zip(rows, self._largest, strict=True)
-        ):
+        if not sum(parts) or not self._is_familiar(rows):
             return
+        step_weight = 1 / max(LEAST_VARIANCE, self._variance)
         expected = sum(
             part * math.exp(-held * (1 - threshold))
             for part, held, threshold in zip(parts, self._held, step.thresholds, strict=True)
@@ -126,8 +133,11 @@ class StepSpeed:
             if weighed:
                 # Slower than expected after a threshold fell: that brings less than was taken.
                 found = self._held[i] * weighed - slower
-                self._evidence[i] += STEP_WEIGHT * weighed * found
-                self._weight[i] += STEP_WEIGHT * weighed**2
+                self._evidence[i] += step_weight * weighed * found
+                self._weight[i] += step_weight * weighed**2
+
+    def _is_familiar(self, rows: tuple[int, int]) -> bool:
+        return all(n <= FAMILIAR * most for n, most in zip(rows, self._largest, strict=True))
 
     def _exponent(self, phase: int) -> float:
         found = PRIOR_WEIGHT * PRIOR + self._evidence[phase]
