@@ -117,10 +117,11 @@ async def _measured(
         control = await stack.enter_async_context(burst_control(suite))
         bench = _Bench(control, client, point, questions)
         await bench.warm_up()
+        before = await bench.capacity("before", point.capacity_s)
         await control.set(manual(point, 0.0))
         degraded = await bench.capacity("degraded", point.capacity_s)
         await control.set(OFF)
-        capacity = await bench.capacity("capacity", point.capacity_s)
+        capacity = (before + await bench.capacity("capacity", point.capacity_s)) / 2
         calm = capacity * point.calm_share
         targets = await bench.targets(calm)
         due = arrivals(

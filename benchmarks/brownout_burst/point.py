@@ -31,11 +31,11 @@ class BurstPoint:
 
     topology: str = "local"
     wider: int = 8
-    max_num_seqs: int = 16
+    max_num_seqs: int = 32
     way: int = 8
-    calm_share: float = 0.575
+    calm_share: float = 0.57
     burst_factor: float = 2.0
-    target_factor: float = 2.0
+    target_factor: float = 4.0
     kinds: tuple[tuple[str, str], ...] = (
         ("sum of two digits", "chat"),
         ("sum of three digits", "chat"),

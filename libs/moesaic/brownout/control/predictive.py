@@ -39,7 +39,8 @@ from moesaic.brownout.control.speed import StepSpeed
 from moesaic.messages.brownout import BrownoutPolicy
 
 STEP = 0.1  # between thresholds
-MARGINS, CALM_MARGINS = (0.9, 0.9), (0.7, 0.85)  # parts of the targets of TTFT and TPOT
+# Parts of the targets of TTFT and TPOT. A burst that is noticed late costs first tokens, so their margin is wider.
+MARGINS, CALM_MARGINS = (0.75, 0.9), (0.55, 0.85)
 AHEAD_S, CALM_AHEAD_S = 0.5, 3.0  # looks ahead
 CALM_S = 1.5, 3.0  # before a rise, and after rises in vain
 RISE, RISE_EVERY_S = 0.2, 0.5
