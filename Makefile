@@ -106,6 +106,9 @@ bench: .venv/installed-dev
 	@$(BIN)/moesaic bench placement $(ARGS)
 	@$(BIN)/moesaic bench routed $(ARGS)
 	@$(BIN)/moesaic bench replacement $(ARGS)
+	@$(BIN)/moesaic bench brownout $(ARGS)
+	@$(BIN)/moesaic bench brownout-accuracy $(ARGS)
+	@$(BIN)/moesaic bench brownout-burst $(ARGS)
 
 # Everything that needs a CUDA device, into one file: tests, timings, transfers. Without a device
 # there is nothing to do. On a machine where nothing may be installed, name a Python that has torch

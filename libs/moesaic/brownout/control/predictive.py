@@ -176,6 +176,7 @@ class PredictiveControl:
         if all(self._useful):
             self._tries_next_s, self._pause_s = now_s + PAUSES_S[0], PAUSES_S[0]
         elif missed and now_s >= self._tries_next_s:
+            self.speed.doubt()
             self._trial_ends_s, self._tries_next_s = now_s + TRIAL_S, now_s + self._pause_s
             self._pause_s = min(PAUSES_S[1], 2 * self._pause_s)
         return now_s < self._trial_ends_s

@@ -28,6 +28,7 @@ LEAST_VARIANCE = 0.01  # of the logarithm of a step's time beside what was expec
 VARIANCE_PART = 0.05  # of a step's, in what is taken for all
 MOST = math.log(4)  # b is no larger, and no step counts as more than so far off
 HALF_LIFE_S = 300.0  # of evidence: what brought nothing is tried again some day
+DOUBTED = 0.25  # part that is left of evidence once it is doubted
 FAMILIAR = 1.25  # times the rows of late: larger steps tell nothing about thresholds
 
 
@@ -87,6 +88,11 @@ class StepSpeed:
     def factor(self, phase: int, threshold: float) -> float:
         """Return how many times as fast a phase (0: prefill, 1: decode) is at a threshold."""
         return math.exp(self._exponent(phase) * (1 - threshold))
+
+    def doubt(self) -> None:
+        """Let what is learned next count for more than what was learned before."""
+        self._evidence = [DOUBTED * value for value in self._evidence]
+        self._weight = [DOUBTED * value for value in self._weight]
 
     def took(self, step: StepTaken) -> None:
         """Take note of a step."""
