@@ -11,7 +11,7 @@ The words:
 * A *level* is what some rows are promised: in a batch by these rows alone, the most popular experts that
   have at least this share of all choices would stay. 1 promises every expert. Rows of one phase share
   their counts.
-* An expert that stays for any row stays for all: its weights are read anyway.
+* An expert that a promise keeps for any row stays for all: its weights are read anyway.
 * Experts are *in order* by how many choose them, the paper's rule. By the rule ``instances`` the most popular
   one of each instance comes first, then the second of each, and so on: what a promise leaves over goes from
   the instance that has most to compute, and a layer takes as long as that one.
@@ -108,10 +108,10 @@ def split_choices(
     if instead == "united":
         _keep_lone(stay, chosen, way)
         stay &= there
-    elif instead == "fewer":
-        _keep_heaviest(stay, there, topk_ids, topk_weights)
     ids, weights = topk_ids.copy(), topk_weights.copy()
     degraded = ~stay[topk_ids]
+    if instead == "fewer":
+        _keep_heaviest(degraded, there, topk_ids, topk_weights)
     for row in np.flatnonzero(degraded.any(axis=1)):
         if instead == "united":
             _unite(ids[row], weights[row], degraded[row], num_experts, way)
@@ -169,17 +169,20 @@ def _keep_lone(stay: NDArray[np.bool_], chosen: NDArray[np.bool_], way: int) -> 
 
 
 def _keep_heaviest(
-    stay: NDArray[np.bool_],
+    degraded: NDArray[np.bool_],
     there: NDArray[np.bool_],
     topk_ids: NDArray[np.int32],
     topk_weights: NDArray[np.float32],
 ) -> None:
-    """Let the heaviest choice stay of each row that would keep none: of its layer it would have nothing."""
-    marked = []
-    for row in np.flatnonzero(~stay[topk_ids].any(axis=1)):
-        found = [(-w, e) for w, e in zip(topk_weights[row], topk_ids[row], strict=True) if there[e]]
-        marked += [min(found)[1]] if found else []
-    stay[marked] = True
+    """Let each row that would keep none keep its heaviest choice: of its layer it would have nothing.
+
+    Its expert does not stay for others. Otherwise more would stay the lower a promise is.
+    """
+    for row in np.flatnonzero(degraded.all(axis=1)):
+        wanted = zip(-topk_weights[row], topk_ids[row], range(topk_ids.shape[1]), strict=True)
+        found = [choice for choice in wanted if there[choice[1]]]
+        if found:
+            degraded[row, min(found)[2]] = False
 
 
 def _unite(

@@ -1,17 +1,16 @@
 # Brownout: which experts keep their rows in a layer, and who serves the choices of the others.
-#   Grid       count: (cdiv(T * k, CHUNK),); decide: (1,); keep heaviest (of "fewer"), rewrite:
-#              (cdiv(T, ROWS),).
+#   Grid       count: (cdiv(T * k, CHUNK),); decide: (1,); rewrite: (cdiv(T, ROWS),).
 #   Layout     topk_ids, topk_weights [T, k] row-major, changed in place; rows_by_level [V, E] for V
 #              levels; the experts are a tile [GROUPS, WAY], so that a group is a row of it.
-#   Cost       latency-bound: three or four launches and a fill; the host is never asked. Ids are read twice,
-#              weights once ("fewer": both once more), and of both only what changes is written. For each
-#              phase of the rows the decision sorts the experts (twice if they have homes), and then looks
-#              at all of them for each level.
+#   Cost       latency-bound: three launches and a fill; the host is never asked. Ids are read twice,
+#              weights once, and of both only what changes is written. For each phase of the rows the
+#              decision sorts the experts (twice if they have homes), and then looks at all of them for
+#              each level.
 #   Order      counts are integers, added with atomics, which leaves nothing open; shares are compared
 #              in int64; a row's weights are added choice by choice, and in float64 for the factor that
 #              keeps the row's sum: a few numbers a row, slow only where a GPU hardly has float64.
 #   Reference  moesaic.brownout.split.split_choices; equal to the last bit.
-"""The split of choices in three kernels, or four."""
+"""The split of choices in three kernels."""
 
 from itertools import groupby
 from weakref import WeakKeyDictionary
@@ -137,34 +136,6 @@ def _column(tile, choice, j):
     return tl.sum(tl.where((choice == j)[None, :], tile, 0), axis=1)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
-def _keep_heaviest_kernel(
-    topk_ids,
-    topk_weights,
-    stay,
-    prices,
-    num_rows,
-    num_experts,
-    TOP_K: tl.constexpr,
-    TOP_K_POW2: tl.constexpr,
-    ROWS: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    choice = tl.arange(0, TOP_K_POW2)
-    at = row[:, None] * TOP_K + choice[None, :]
-    real = (row < num_rows)[:, None] & (choice < TOP_K)[None, :]
-    expert = tl.load(topk_ids + at, mask=real, other=0)
-    weight = tl.load(topk_weights + at, mask=real, other=0.0)
-    there = real & (tl.load(prices + expert, mask=real, other=0) > 0)
-    # 1: promised. What other programs mark meanwhile is 2, so that it makes no difference here.
-    keeps = real & (tl.load(stay + expert, mask=real, other=0) == 1)
-    none = tl.sum(keeps.to(tl.int32), axis=1) == 0
-    most = tl.max(tl.where(there, weight, -float("inf")), axis=1)
-    heaviest = there & (weight == most[:, None])
-    first = tl.min(tl.where(heaviest, expert, num_experts), axis=1)
-    tl.store(stay + first, tl.full((ROWS,), 2, tl.int8), mask=none & (first < num_experts))
-
-
 @triton.jit(
     do_not_specialize=["num_rows", "way"],
     do_not_specialize_on_alignment=["degraded"],  # a row of a table, which begins anywhere
@@ -173,6 +144,7 @@ def _rewrite_kernel(
     topk_ids,
     topk_weights,
     stay,
+    prices,
     degraded,
     num_rows,
     num_experts,
@@ -190,6 +162,13 @@ def _rewrite_kernel(
     expert = tl.load(topk_ids + at, mask=real, other=0)
     weight = tl.load(topk_weights + at, mask=real, other=0.0)
     goes = real & (tl.load(stay + expert, mask=real, other=1) == 0)
+    if SAME_SUM:  # a row that would keep none keeps its heaviest choice
+        none = tl.sum((real & ~goes).to(tl.int32), axis=1) == 0
+        there = real & (tl.load(prices + expert, mask=real, other=0) > 0)
+        most = tl.max(tl.where(there, weight, -float("inf")), axis=1)
+        heaviest = there & (weight == most[:, None])
+        first = tl.min(tl.where(heaviest, expert, num_experts), axis=1)
+        goes = goes & ~(none[:, None] & there & (expert == first[:, None]))
     num_going = tl.sum(goes.to(tl.int32), axis=1)
     changes = goes
     if UNITED:
@@ -275,22 +254,11 @@ def split_choices(
     )
     top_k_pow2 = triton.next_power_of_2(top_k)
     rows = _TILE // top_k_pow2
-    if rung.instead == "fewer":
-        _keep_heaviest_kernel[(triton.cdiv(num_rows, rows),)](
-            topk_ids,
-            topk_weights,
-            stay,
-            prices,
-            num_rows,
-            num_experts,
-            TOP_K=top_k,
-            TOP_K_POW2=top_k_pow2,
-            ROWS=rows,
-        )
     _rewrite_kernel[(triton.cdiv(num_rows, rows),)](
         topk_ids,
         topk_weights,
         stay,
+        prices,
         promised.counts,
         num_rows,
         num_experts,

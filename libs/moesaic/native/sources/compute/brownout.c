@@ -8,7 +8,6 @@
 
 enum { UNITED, FEWER, NOTHING };  // what serves a degraded choice
 enum { NOBODY = -1, MORE = 2 };
-enum { PROMISED = 1, HEAVIEST };  // why an expert stays
 enum { WHOLE = 10000 };
 enum { ID_BITS = 24 };  // of a key; the rest is what its choices are worth
 
@@ -103,7 +102,7 @@ static void keep_promised(struct split *s) {
                 if (level_of(s, t) != m) continue;
                 for (int64_t j = 0; j < s->top_k; j++) {
                     const int32_t e = s->ids[t * s->top_k + j];
-                    if (s->place[e] < num) s->stay[e] = PROMISED;
+                    if (s->place[e] < num) s->stay[e] = 1;
                 }
             }
         }
@@ -129,26 +128,21 @@ static void keep_lone(struct split *s) {
             s->rows[g] = MORE;
     }
     for (int64_t g = 0; g < groups; g++)
-        if (s->rows[g] == 1) s->stay[lone[g]] = PROMISED;
+        if (s->rows[g] == 1) s->stay[lone[g]] = 1;
 }
 
-// The heaviest choice stays of a row that would keep none: it would have nothing of its layer.
-static void keep_heaviest(struct split *s, const float *weights) {
-    for (int64_t t = 0; t < s->count; t++) {
-        const int32_t *own = s->ids + t * s->top_k;
-        const float *weight = weights + t * s->top_k;
-        int64_t best = -1;
-        int keeps = 0;
-        for (int64_t j = 0; j < s->top_k; j++) {
-            const int32_t e = own[j];
-            keeps |= s->stay[e] == PROMISED;  // whatever other rows have marked by now
-            if (s->rung->lost && s->rung->lost[e]) continue;
-            if (best < 0 || weight[j] > weight[best] ||
-                (weight[j] == weight[best] && e < own[best]))
-                best = j;
-        }
-        if (!keeps && best >= 0) s->stay[own[best]] = HEAVIEST;
+// The choice that a row keeps which would keep none: the heaviest, or it would have nothing of its
+// layer. -1 if it keeps any, or can keep none.
+static int64_t heaviest_of_none(const struct split *s, const int32_t *ids, const float *weights) {
+    int64_t best = -1;
+    for (int64_t j = 0; j < s->top_k; j++) {
+        if (s->stay[ids[j]]) return -1;
+        if (s->rung->lost && s->rung->lost[ids[j]]) continue;
+        if (best < 0 || weights[j] > weights[best] ||
+            (weights[j] == weights[best] && ids[j] < ids[best]))
+            best = j;
     }
+    return best;
 }
 
 // Gives a row's degraded choices to united experts, each once with the sum of their weights.
@@ -168,11 +162,12 @@ static int32_t unite(const struct split *s, int32_t *ids, float *weights) {
 
 // Leaves a row's degraded choices out.
 static int32_t leave_out(const struct split *s, int32_t *ids, float *weights) {
+    const int64_t heaviest = s->rung->instead == FEWER ? heaviest_of_none(s, ids, weights) : -1;
     int32_t degraded = 0;
     double whole = 0, kept = 0;
     for (int64_t j = 0; j < s->top_k; j++) {
         whole += weights[j];
-        if (s->stay[ids[j]])
+        if (s->stay[ids[j]] || j == heaviest)
             kept += weights[j];
         else
             ids[j] = NOBODY, weights[j] = 0, degraded++;
@@ -203,8 +198,6 @@ EXPORT void split_choices(int32_t *ids, float *weights, int64_t count, int64_t t
     if (rung->instead == UNITED) {
         keep_lone(&s);
         leave_lost(&s);
-    } else if (rung->instead == FEWER) {
-        keep_heaviest(&s, weights);
     }
     for (int64_t t = 0; t < count; t++) {
         int32_t *own = ids + t * top_k;
