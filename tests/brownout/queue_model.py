@@ -163,6 +163,8 @@ def run(
                 now_s - oldest,
                 len(answering),
                 engine.step_rows,
+                engine.most_answers,
+                engine.most_answers - len(answering),
             )
             rungs.append((now_s, ladder.decide(state)))
         if waiting or answering:
@@ -214,4 +216,5 @@ def _step(
         request.made, request.last_s = request.made + 1, now_s
         if request.made >= request.answer:
             answering.remove(request)
+            ladder.note_end(request.made)
     return now_s

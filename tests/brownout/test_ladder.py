@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moesaic.brownout.control.contract import EXACT, QueueState, StepTaken
-from moesaic.brownout.control.ladder import Ladder
+from moesaic.brownout.control.ladder import SHED_ABOVE, Ladder
 from moesaic.errors import Overloaded
 from moesaic.messages.brownout import BrownoutPolicy
 from tests.brownout.queue_model import USUAL, Engine, Outcome, poisson, run
@@ -64,7 +64,7 @@ def test_a_phase_whose_lower_threshold_brings_nothing_becomes_exact_again() -> N
 
     assert found.rungs[-1][1].inputs.prefill_gain < 1.1
     assert min(rung.thresholds.prefill for _, rung in found.rungs) < 0.5
-    assert found.mean_threshold(20.0, 60.0) > 0.95
+    assert found.mean_threshold(20.0, 60.0) > 0.85  # trials, with longer and longer pauses
 
 
 def test_only_the_phase_that_helps_is_lowered_for_long() -> None:
@@ -85,8 +85,9 @@ def test_requests_are_shed_only_when_the_lowest_thresholds_do_not_suffice() -> N
             for (_, before), (_, rung) in zip(found.rungs, found.rungs[1:], strict=False)
             if rung.shedding and not before.shedding
         ]
-        assert all(rung.ttft_s is not None and rung.ttft_s > AUTO.slo_ttft_s for rung in begun)
-        assert all(rung.wait_s > AUTO.slo_ttft_s for rung in begun)
+        least_s = SHED_ABOVE * AUTO.slo_ttft_s
+        assert all(rung.ttft_s is not None and rung.ttft_s > least_s for rung in begun)
+        assert all(rung.thresholds.prefill < 0.3 for rung in begun)  # most work is in prompts
         assert bool(begun) == (rate == 25.0)
 
 

@@ -68,6 +68,7 @@ class _Timing:
     exact: bool
     version: int | None = None
     last_token_s: float | None = None
+    num_tokens: int = 0
 
 
 class BrownoutControl:
@@ -179,7 +180,9 @@ class BrownoutControl:
                 if timing is not None and timing.version is not None:
                     self._note(timing, timing.version, now_s)
             elif isinstance(event, FinishEvent | FailureEvent):
-                self.forget(event.key)
+                ended = self._timings.pop(event.key, None)
+                if ended is not None and isinstance(event, FinishEvent):
+                    self._ladder.note_end(ended.num_tokens)
 
     def note_degraded(self, counts: ChoiceCounts, rung: Rung | None) -> None:
         """Take note of a step's choices, and of those that were degraded by ``rung``."""
@@ -224,6 +227,7 @@ class BrownoutControl:
         since_s = timing.submitted_s if timing.last_token_s is None else timing.last_token_s
         self._ladder.note_latency(phase, now_s, now_s - since_s, version, exact=timing.exact)
         timing.version, timing.last_token_s = None, now_s
+        timing.num_tokens += 1
 
     def _decide(self, state: QueueState) -> None:
         rung = self._ladder.decide(state)
@@ -252,5 +256,7 @@ class BrownoutControl:
             now_s - min(fresh, default=now_s),
             len(batcher.running) - len(prompts),
             self._step_rows,
+            batcher.limits.max_num_seqs,
+            max(0, batcher.limits.max_num_seqs - len(batcher.running)),
             idle_s,
         )

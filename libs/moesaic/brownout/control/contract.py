@@ -23,11 +23,13 @@ class QueueState:
 
     Attributes:
         now_s: the moment, on any clock that does not go back.
-        waiting_requests: that have not begun.
+        waiting_requests: that have no place in steps.
         waiting_tokens: of prompts, not computed yet; those of prompts under way too.
         oldest_wait_s: of the requests that have not begun.
         answers: generations that get a token in each step.
         step_rows: rows of prompts that one step may have.
+        places: requests that a step may have rows of.
+        free_places: of these.
         idle_s: that the engine had nothing to do for, before this moment.
     """
 
@@ -37,6 +39,8 @@ class QueueState:
     oldest_wait_s: float = 0.0
     answers: int = 0
     step_rows: int = 2048
+    places: int = 128
+    free_places: int = 0
     idle_s: float = 0.0
 
 

@@ -1,5 +1,6 @@
 """Predicted latencies at every pair of thresholds, and the choice among pairs. Pure."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from moesaic.brownout.control.contract import Thresholds
 from moesaic.brownout.control.speed import StepSpeed
 
 CLOSE = 0.02  # pairs that miss by so much more than the best one are as good
+MOST_USED = 0.999  # of what steps can do, in a steady state
 LEAST_WORTH = 0.05  # of a phase with hardly any rows, among pairs that are equally good
 
 Array = NDArray[np.float64]
@@ -28,6 +30,12 @@ class Demand:
         prompt_rows: of a usual prompt.
         step_rows: of prompts, that a step gets while some wait.
         answers: generations that get a token in each step.
+        waiting: requests that have no place in steps, less the free places; below 0: some are left.
+        places: requests that a step may have rows of.
+        arriving_per_s: requests, of late.
+        lasting_per_s: requests of a longer time.
+        answer_tokens: of a usual answer; 0: not known.
+        answer_variance: of these tokens.
         late_rows: rows of prompts in the last steps.
         noise: part by which steps are slower than predicted, at their 90th percentile; at least 1.
     """
@@ -38,6 +46,12 @@ class Demand:
     prompt_rows: float
     step_rows: float
     answers: int
+    waiting: int
+    places: int
+    arriving_per_s: float
+    lasting_per_s: float
+    answer_tokens: float
+    answer_variance: float
     late_rows: Sequence[int]
     noise: float
 
@@ -47,7 +61,7 @@ class ThresholdGrid:
 
     Attributes:
         here: place of the thresholds in force.
-        wait_s: until all rows that wait now are computed.
+        wait_s: until all rows that wait now are computed, and all requests that wait have a place.
         tpot_s: 90th percentile.
     """
 
@@ -65,8 +79,11 @@ class ThresholdGrid:
             np.array([speed.factor(phase, level) for level in levels[phase]]) for phase in (0, 1)
         ]
         self._full_step_s = self._seconds(demand.step_rows, demand.answers)
-        self.wait_s = self._drained_s(np.full(self._full_step_s.shape, demand.backlog_rows))
-        self.tpot_s = self._tpot_s()
+        self._each_s = self._request_s()
+        drained_s = self._drained_s(np.full(self._full_step_s.shape, demand.backlog_rows))
+        self.wait_s = np.maximum(drained_s, max(0, demand.waiting) * self._each_s)
+        self._steady_wait_s, steady_tpot_s = self._steady()
+        self.tpot_s = np.maximum(self._tpot_s(), steady_tpot_s)
 
     def ttft_s(self, ahead_s: float) -> Array:
         """Predict the 90th percentile of first tokens, of requests that come within ``ahead_s`` too."""
@@ -77,9 +94,13 @@ class ThresholdGrid:
         rate = demand.step_rows / self._full_step_s
         grown = demand.backlog_rows + (demand.arriving_rows_per_s - rate) * ahead_s
         later_s = self._drained_s(np.maximum(0.0, grown))
+        come = demand.waiting + demand.arriving_per_s * ahead_s
+        later_s = np.maximum(later_s, come * self._each_s - ahead_s)
         # In a queue that neither grows nor shrinks, newcomers wait for as long as the oldest has.
         as_long_s = demand.queue_age_s * self._full_step_s / self._full_step_s[self.here]
         ahead: Array = np.maximum(np.maximum(self.wait_s, later_s), as_long_s)
+        if ahead_s:
+            ahead = np.maximum(ahead, self._steady_wait_s)
         return ahead + served_s
 
     def lone_s(self) -> tuple[float, float]:
@@ -125,7 +146,53 @@ class ThresholdGrid:
 
     def _seconds(self, prompt_rows: float, answer_rows: float) -> Array:
         prefill, decode = self._speed.parts(prompt_rows, answer_rows).of_phases
+        return self._at_pairs(prefill, decode)
+
+    def _at_pairs(self, prefill: float, decode: float) -> Array:
+        """Time of what exact phases take ``prefill`` and ``decode`` for."""
         return np.add.outer(prefill / self._factors[0], decode / self._factors[1])
+
+    def _request_s(self) -> Array:
+        """Time from one request's end to the next one's, while as many are under way as steps have room for.
+
+        Zeros as long as nothing is known of answers.
+        """
+        demand = self._demand
+        if not demand.answer_tokens:
+            return np.zeros_like(self._full_step_s)
+        ends = self._most_ends_of_a_step()
+        step_s = self._seconds(ends * demand.prompt_rows, ends * (demand.answer_tokens - 1))
+        return step_s / ends
+
+    def _most_ends_of_a_step(self) -> float:
+        """Requests that begin and end in a full step: it has one row for each later token of an answer."""
+        demand = self._demand
+        by_places = demand.places / demand.answer_tokens
+        return min(by_places, demand.step_rows / demand.prompt_rows)
+
+    def _steady(self) -> tuple[Array, Array]:
+        """Predict the 90th percentiles of waits and of TPOT if requests go on to come as they did for a longer time.
+
+        A queue with several servers: a request waits with probability ``used ** sqrt(2 * (places + 1))``
+        (Sakasegawa's approximation), and then for a time that is exponentially distributed, and shorter the
+        less answers differ (Allen and Cunneen's).
+        """
+        demand, each_s = self._demand, self._each_s
+        if not demand.answer_tokens or not demand.lasting_per_s:
+            return np.zeros_like(each_s), np.zeros_like(each_s)
+        per_s, ends = demand.lasting_per_s, self._most_ends_of_a_step()
+        used = np.minimum(per_s * each_s, MOST_USED)
+        waits = used ** math.sqrt(2 * (ends * demand.answer_tokens + 1))
+        spread = (1 + demand.answer_variance / demand.answer_tokens**2) / 2
+        wait_s = np.log(np.maximum(1.0, 10 * waits)) * spread * each_s / (1 - used)
+        # A step has the rows of the requests that come while it takes.
+        later_tokens = demand.answer_tokens - 1
+        parts = self._speed.parts(per_s * demand.prompt_rows, per_s * later_tokens)
+        prefill, decode = parts.of_phases
+        busy = self._at_pairs(parts.prompts, parts.answers)
+        own_s = self._at_pairs(prefill - parts.prompts, decode - parts.answers)
+        step_s = np.minimum(own_s / (1 - np.minimum(busy, MOST_USED)), ends * each_s)
+        return wait_s, step_s * demand.noise
 
     def _drained_s(self, rows: Array) -> Array:
         """Time to compute so many rows of prompts, in whole steps."""

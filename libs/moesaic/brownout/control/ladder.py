@@ -5,8 +5,9 @@ Rung         Entered when
 ===========  =======================================================================================
 queue        always: a request waits its turn
 degrade      mode ``paper``: by measured latencies; ``auto``: by predicted ones
-shed         mode ``auto``: no lower threshold helps, and the queue alone takes longer than the target
-             of TTFT; until it takes less than ``SHED_BELOW`` of it. Standard requests are refused
+shed         mode ``auto``: no lower threshold helps, and a request that came now would have its first
+             token after more than ``SHED_ABOVE`` of the target; until it would be after less than
+             ``SHED_BELOW`` of it. Standard requests are refused
 exact waits  an exact request is never degraded or shed; it is refused if it would wait longer than
              ``exact_wait_s``
 scale        advice alone: shedding or degrading has lasted for ``SCALE_AFTER_S``
@@ -31,7 +32,7 @@ from moesaic.brownout.control.predictive import Prediction, PredictiveControl
 from moesaic.errors import Overloaded
 from moesaic.messages.brownout import BrownoutInputs, BrownoutPolicy
 
-SHED_BELOW = 0.6  # of the target, the queue's time at which shedding ends
+SHED_ABOVE, SHED_BELOW = 0.9, 0.6  # of the target, the TTFT at which shedding begins and ends
 SCALE_AFTER_S = 30.0
 NO_INPUTS = BrownoutInputs()
 LEAST_RETRY_S, MOST_RETRY_S = 0.5, 30.0
@@ -115,6 +116,10 @@ class Ladder:
         """Take note of a prompt that begins, and of those of its tokens whose KV was there."""
         self._predictive.began(tokens, cached)
 
+    def note_end(self, tokens: int) -> None:
+        """Take note of an answer of so many tokens that has ended."""
+        self._predictive.ended(tokens)
+
     def note_step(self, step: StepTaken, step_rows: int) -> None:
         """Take note of a step that might have had ``step_rows`` of prompts."""
         self._predictive.stepped(step, step_rows)
@@ -178,10 +183,10 @@ class Ladder:
     def _sheds(self, prediction: Prediction) -> bool:
         if self.policy.mode != "auto" or "prefill" in prediction.unreachable:
             return False
-        share = prediction.wait_s / self.policy.slo_ttft_s
+        share = prediction.ttft_now_s / self.policy.slo_ttft_s
         if self.rung.shedding:
             return share > SHED_BELOW
-        return prediction.at_lowest and share > 1
+        return prediction.at_lowest and share > SHED_ABOVE
 
     def _advice(self, now_s: float, thresholds: Thresholds, *, shedding: bool) -> str:
         if self.policy.mode not in ("paper", "auto") or not (shedding or thresholds != EXACT):

@@ -3,10 +3,11 @@
 For every pair of thresholds, in tenths, it predicts by the queue, by the prompts that arrive, and by
 the time that steps take:
 
-* TTFT: the wait behind all tokens of prompts that wait now, and behind those that will wait after
-  some time at this rate of arrivals; or the age of the queue, where that is more.
-* TPOT: the 90th percentile of steps with the rows that steps had lately, and that those for the queue
-  will have.
+* TTFT: the wait behind all tokens of prompts that wait now, and behind the requests that wait for a
+  place in steps; behind those that will wait after some time at this rate of arrivals; or the age of
+  the queue, where that is more; or the wait in the steady state of a queue with this rate.
+* TPOT: the 90th percentile of steps with the rows that steps had lately, that those for the queue will
+  have, and that steps have in the steady state.
 
 ==========================================  =====================================================
 The pair in force                           Then
@@ -63,7 +64,8 @@ class Prediction:
         thresholds: from now on.
         ttft_s: predicted 90th percentile at these; ``None``: too little is known.
         tpot_s: likewise.
-        wait_s: until all that waits now is computed.
+        wait_s: of a request that came now, until its prompt could begin.
+        ttft_now_s: of a request that came now.
         at_lowest: a target is missed, and lower thresholds would bring no more.
         unreachable: phases whose target a lone request misses at the lowest thresholds.
     """
@@ -72,6 +74,7 @@ class Prediction:
     ttft_s: float | None = None
     tpot_s: float | None = None
     wait_s: float = 0.0
+    ttft_now_s: float = 0.0
     at_lowest: bool = False
     unreachable: tuple[Phase, ...] = ()
 
@@ -107,9 +110,13 @@ class PredictiveControl:
         """Take note of a prompt's tokens, and of those whose KV was there already."""
         self._arrivals.began(tokens, cached)
 
+    def ended(self, tokens: int) -> None:
+        """Take note of an answer of so many tokens that has ended."""
+        self._arrivals.ended(tokens)
+
     def arriving_per_s(self, now_s: float) -> float:
         """Return the tokens of prompts that arrive each second, of late."""
-        return self._arrivals.per_s(now_s)
+        return self._arrivals.tokens.per_s(now_s)
 
     def stepped(self, step: StepTaken, step_rows: int) -> None:
         """Take note of a step that might have had ``step_rows`` of prompts."""
@@ -167,6 +174,7 @@ class PredictiveControl:
             float(grid.ttft_s(AHEAD_S)[place] * self._bias[0]),
             float(grid.tpot_s[place] * self._bias[1]),
             float(grid.wait_s[place]),
+            float(grid.ttft_s(0.0)[place]),
             at_lowest=bool(load[place] > 1),
             unreachable=tuple(p for p, ok in zip(PHASES, reached, strict=True) if not ok),
         )
@@ -182,7 +190,7 @@ class PredictiveControl:
         return now_s < self._trial_ends_s
 
     def _demand(self, state: QueueState) -> Demand:
-        arriving = self._arrivals.per_s(state.now_s)
+        arriving = self._arrivals.tokens.per_s(state.now_s)
         # A request that waits for other reasons than the queue says nothing about it.
         by_rate_s = state.waiting_tokens / arriving if arriving else 0.0
         noise = percentile_90(slower for _, slower in self._steps) or 1.0
@@ -194,6 +202,12 @@ class PredictiveControl:
             prompt_rows=max(1.0, self._arrivals.prompt_tokens * computed),
             step_rows=max(1.0, state.step_rows * self._fill),
             answers=state.answers,
+            waiting=state.waiting_requests - state.free_places,
+            places=state.places,
+            arriving_per_s=self._arrivals.requests.per_s(state.now_s),
+            lasting_per_s=self._arrivals.lasting.per_s(state.now_s),
+            answer_tokens=self._arrivals.answer_tokens,
+            answer_variance=self._arrivals.answer_variance,
             late_rows=[rows for rows, _ in self._steps],
             noise=min(MOST_NOISE, max(1.0, noise)),
         )
