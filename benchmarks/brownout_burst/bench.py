@@ -38,7 +38,12 @@ QUICK = replace(
 )
 PICTURE = Path(__file__).parents[2] / "docs/measured/brownout-burst.png"
 WARM_UP_PART = 0.2  # of a closed loop
-LONG_QUEUE = "8192"  # no arm refuses by the length of the queue
+MANY = "8192"  # requests that wait: no arm refuses by the length of a queue
+LONG_QUEUES = {
+    "MOESAIC_MAX_INFLIGHT": MANY,
+    "MOESAIC_ROUTER_MAX_QUEUED": MANY,
+    "MOESAIC_MAX_NUM_QUEUED_REQS": MANY,
+}
 PAPER = {
     "violations": {
         "ShareGPT": {"vLLM": [0.7368, 0.9885], "BrownoutServe": [0.0714, 0.0857]},
@@ -76,10 +81,7 @@ def run(quick: bool) -> dict[str, Any]:
 
 async def _run(point: BurstPoint, quick: bool) -> dict[str, Any]:
     questions = BurstQuestions(point.kinds, point.questions_of_a_kind, point.max_tokens)
-    settings = {
-        "MOESAIC_MAX_NUM_SEQS": str(point.max_num_seqs),
-        "MOESAIC_MAX_NUM_QUEUED_REQS": LONG_QUEUE,
-    }
+    settings = {"MOESAIC_MAX_NUM_SEQS": str(point.max_num_seqs), **LONG_QUEUES}
     with tempfile.TemporaryDirectory() as directory:
         model = Path(directory) / DEMO.name
         model.mkdir()

@@ -2,8 +2,8 @@
 
 import math
 
-ARRIVALS_S, LASTING_S = 2.0, 3.0  # in which arrivals count: those of late, and those of a longer time
-
+ARRIVALS_S = 2.0  # in which arrivals count
+LASTING_S = 3.0  # in which they count for a steady state
 ANSWER_PART = 0.05  # of an answer, in what is usual
 
 
