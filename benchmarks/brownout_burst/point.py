@@ -33,7 +33,7 @@ class BurstPoint:
     wider: int = 8
     max_num_seqs: int = 32
     way: int = 8
-    calm_share: float = 0.57
+    calm_share: float = 0.54
     burst_factor: float = 2.0
     target_factor: float = 4.0
     kinds: tuple[tuple[str, str], ...] = (

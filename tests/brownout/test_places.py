@@ -92,14 +92,12 @@ def test_answers_of_any_length_are_known_by_mean_and_variance() -> None:
 
 def test_requests_that_come_faster_than_they_end_will_wait() -> None:
     per_s = measured_per_s(ENGINE)
-    steady = {share: grid(lasting_per_s=share * per_s).ttft_s(1.0) for share in (0.5, 0.9, 1.2)}
-    now_s = grid().ttft_s(1.0)
+    steady_s = {s: grid(lasting_per_s=s * per_s).steady_ttft_s for s in (0.5, 0.9, 1.0, 1.2)}
 
-    assert steady[0.5][0, 0] == pytest.approx(now_s[0, 0])
-    assert now_s[0, 0] < steady[0.9][0, 0] < 1.0 < steady[1.2][0, 0]
+    assert steady_s[0.5][0, 0] == pytest.approx(grid().ttft_s(0.0)[0, 0])
+    assert steady_s[0.5][0, 0] < steady_s[0.9][0, 0] < 1.0 < steady_s[1.2][0, 0]
     # 1.5 times as fast: there it is a rate like others.
-    low = ThresholdGrid(speed_of(ENGINE), demand(lasting_per_s=per_s), LEVELS, EXACT)
-    assert low.ttft_s(1.0)[2, 2] < 0.3 < low.ttft_s(1.0)[0, 0]
+    assert steady_s[1.0][2, 2] < 0.3 < steady_s[1.0][0, 0]
 
 
 @pytest.mark.parametrize("share", [0.6, 0.8, 0.85])
@@ -109,7 +107,7 @@ def test_the_wait_of_a_steady_queue_is_not_less_nor_much_more_than_it_is(share: 
     run(BrownoutPolicy(mode="off"), requests, ENGINE)
 
     ttft_s = np.quantile([r.ttft_s for r in requests if r.ttft_s is not None], 0.9)
-    predicted_s = grid(lasting_per_s=rate).ttft_s(1.0)[0, 0]
+    predicted_s = grid(lasting_per_s=rate).steady_ttft_s[0, 0]
 
     assert ttft_s < predicted_s < 2.5 * ttft_s
 

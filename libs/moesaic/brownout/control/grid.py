@@ -63,6 +63,8 @@ class ThresholdGrid:
         here: place of the thresholds in force.
         wait_s: until all rows that wait now are computed, and all requests that wait have a place.
         tpot_s: 90th percentile.
+        steady_ttft_s: 90th percentile if requests go on to come as they did for a longer time; 0: unknown.
+        steady_tpot_s: likewise.
     """
 
     def __init__(
@@ -82,15 +84,12 @@ class ThresholdGrid:
         self._each_s = self._request_s()
         drained_s = self._drained_s(np.full(self._full_step_s.shape, demand.backlog_rows))
         self.wait_s = np.maximum(drained_s, max(0, demand.waiting) * self._each_s)
-        self._steady_wait_s, steady_tpot_s = self._steady()
-        self.tpot_s = np.maximum(self._tpot_s(), steady_tpot_s)
+        self.tpot_s = self._tpot_s()
+        self.steady_ttft_s, self.steady_tpot_s = self._steady()
 
     def ttft_s(self, ahead_s: float) -> Array:
         """Predict the 90th percentile of first tokens, of requests that come within ``ahead_s`` too."""
-        demand = self._demand
-        own_s = self._seconds(demand.prompt_rows, demand.answers)
-        # Requests come in the middle of a step.
-        served_s = own_s * 1.5
+        demand, served_s = self._demand, self._served_s()
         rate = demand.step_rows / self._full_step_s
         grown = demand.backlog_rows + (demand.arriving_rows_per_s - rate) * ahead_s
         later_s = self._drained_s(np.maximum(0.0, grown))
@@ -98,10 +97,8 @@ class ThresholdGrid:
         later_s = np.maximum(later_s, come * self._each_s - ahead_s)
         # In a queue that neither grows nor shrinks, newcomers wait for as long as the oldest has.
         as_long_s = demand.queue_age_s * self._full_step_s / self._full_step_s[self.here]
-        ahead: Array = np.maximum(np.maximum(self.wait_s, later_s), as_long_s)
-        if ahead_s:
-            ahead = np.maximum(ahead, self._steady_wait_s)
-        return ahead + served_s
+        ahead_of_it_s: Array = np.maximum(np.maximum(self.wait_s, later_s), as_long_s)
+        return ahead_of_it_s + served_s
 
     def lone_s(self) -> tuple[float, float]:
         """Predict TTFT and TPOT of a request that is alone, at the lowest thresholds."""
@@ -148,6 +145,10 @@ class ThresholdGrid:
         prefill, decode = self._speed.parts(prompt_rows, answer_rows).of_phases
         return self._at_pairs(prefill, decode)
 
+    def _served_s(self) -> Array:
+        """Time from the place in a step to the first token: requests come in the middle of another step."""
+        return 1.5 * self._seconds(self._demand.prompt_rows, self._demand.answers)
+
     def _at_pairs(self, prefill: float, decode: float) -> Array:
         """Time of what exact phases take ``prefill`` and ``decode`` for."""
         return np.add.outer(prefill / self._factors[0], decode / self._factors[1])
@@ -171,7 +172,7 @@ class ThresholdGrid:
         return min(by_places, demand.step_rows / demand.prompt_rows)
 
     def _steady(self) -> tuple[Array, Array]:
-        """Predict the 90th percentiles of waits and of TPOT if requests go on to come as they did for a longer time.
+        """Predict the 90th percentiles of TTFT and TPOT if requests go on to come as they did for a longer time.
 
         A queue with several servers: a request waits with probability ``used ** sqrt(2 * (places + 1))``
         (Sakasegawa's approximation), and then for a time that is exponentially distributed, and shorter the
@@ -192,7 +193,7 @@ class ThresholdGrid:
         busy = self._at_pairs(parts.prompts, parts.answers)
         own_s = self._at_pairs(prefill - parts.prompts, decode - parts.answers)
         step_s = np.minimum(own_s / (1 - np.minimum(busy, MOST_USED)), ends * each_s)
-        return wait_s, step_s * demand.noise
+        return wait_s + self._served_s(), step_s * demand.noise
 
     def _drained_s(self, rows: Array) -> Array:
         """Time to compute so many rows of prompts, in whole steps."""

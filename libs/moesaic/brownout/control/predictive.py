@@ -5,9 +5,11 @@ the time that steps take:
 
 * TTFT: the wait behind all tokens of prompts that wait now, and behind the requests that wait for a
   place in steps; behind those that will wait after some time at this rate of arrivals; or the age of
-  the queue, where that is more; or the wait in the steady state of a queue with this rate.
-* TPOT: the 90th percentile of steps with the rows that steps had lately, that those for the queue will
-  have, and that steps have in the steady state.
+  the queue, where that is more.
+* TPOT: the 90th percentile of steps with the rows that steps had lately, and that those for the queue
+  will have.
+* Both as they are in the steady state of a queue with this rate of arrivals: for a rise, and for a fall
+  once places in steps are short.
 
 ==========================================  =====================================================
 The pair in force                           Then
@@ -41,7 +43,8 @@ from moesaic.messages.brownout import BrownoutPolicy
 
 STEP = 0.1  # between thresholds
 # Parts of the targets of TTFT and TPOT. A burst that is noticed late costs first tokens, so their margin is wider.
-MARGINS, CALM_MARGINS = (0.75, 0.9), (0.55, 0.85)
+MARGINS, CALM_MARGINS = (0.8, 0.9), (0.65, 0.85)
+FREE_PART = 0.4  # of places: while more are free, a steady state that would be too slow is far off
 AHEAD_S, CALM_AHEAD_S = 0.5, 3.0  # looks ahead
 CALM_S = 1.5, 3.0  # before a rise, and after rises in vain
 RISE, RISE_EVERY_S = 0.2, 0.5
@@ -150,7 +153,8 @@ class PredictiveControl:
         here = grid.here
         self._correct(state.now_s, grid, windows)
         reached = tuple(a <= b for a, b in zip(grid.lone_s(), self._targets, strict=True))
-        load = self._load(grid, AHEAD_S, MARGINS, reached)
+        is_crowded = state.free_places <= FREE_PART * state.places
+        load = self._load(grid, AHEAD_S, MARGINS, reached, steady=is_crowded)
         place = here
         if load[here] > 1:
             self._calm_since_s = None
@@ -158,9 +162,8 @@ class PredictiveControl:
             if place != here and state.now_s - self._risen_s < IN_VAIN_S:
                 self._calm_s, self._risen_s = min(CALM_S[1], self._calm_s * WORSE), -math.inf
         elif here != (0, 0):
-            place = self._risen(
-                state.now_s, here, self._load(grid, CALM_AHEAD_S, CALM_MARGINS, reached)
-            )
+            calm = self._load(grid, CALM_AHEAD_S, CALM_MARGINS, reached, steady=True)
+            place = self._risen(state.now_s, here, calm)
         self._useful = [
             gain >= (LEAST_GAIN if useful else TRIED_AGAIN)
             for gain, useful in zip(self.speed.gains, self._useful, strict=True)
@@ -218,10 +221,15 @@ class PredictiveControl:
         ahead_s: float,
         margins: tuple[float, float],
         reached: tuple[bool, ...],
+        *,
+        steady: bool,
     ) -> Array:
         """The larger of both latencies, as a share of its target less the margin, by pair."""
         found = np.zeros_like(grid.wait_s)
-        for i, predicted_s in enumerate((grid.ttft_s(ahead_s), grid.tpot_s)):
+        soon_s = grid.ttft_s(ahead_s), grid.tpot_s
+        lasting_s = grid.steady_ttft_s, grid.steady_tpot_s
+        for i in range(len(PHASES)):
+            predicted_s = np.maximum(soon_s[i], lasting_s[i]) if steady else soon_s[i]
             if reached[i]:
                 share = predicted_s * self._bias[i] / (self._targets[i] * margins[i])
                 found = np.maximum(found, share)
