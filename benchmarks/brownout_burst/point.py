@@ -33,9 +33,9 @@ class BurstPoint:
     wider: int = 8
     max_num_seqs: int = 32
     way: int = 8
-    calm_share: float = 0.54
+    calm_share: float = 0.57
     burst_factor: float = 2.0
-    target_factor: float = 4.0
+    target_factor: float = 5.0
     kinds: tuple[tuple[str, str], ...] = (
         ("sum of two digits", "chat"),
         ("sum of three digits", "chat"),

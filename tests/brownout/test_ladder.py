@@ -10,7 +10,7 @@ from moesaic.brownout.control.contract import EXACT, QueueState, StepTaken
 from moesaic.brownout.control.ladder import SHED_ABOVE, Ladder
 from moesaic.errors import Overloaded
 from moesaic.messages.brownout import BrownoutPolicy
-from tests.brownout.queue_model import USUAL, Engine, Outcome, poisson, run
+from tests.brownout.queue_model import USUAL, Arrival, Engine, Outcome, poisson, run
 
 OFF, PAPER, AUTO = (BrownoutPolicy(mode=mode) for mode in ("off", "paper", "auto"))
 # Exact, this engine serves about 27 such requests a second; at threshold 0, 35.
@@ -125,6 +125,24 @@ def test_a_target_that_a_lone_request_misses_degrades_and_sheds_nobody() -> None
     assert found.rungs[-1][1].unreachable == ("prefill", "decode")
 
 
+@pytest.mark.parametrize("lone_s", [0.11, 0.2, 0.23])
+def test_where_hardly_anybody_waits_nobody_is_shed(lone_s: float) -> None:
+    """However little time the target leaves to a request that is alone."""
+    slow = Engine(own_s=lone_s, prompt_s=1e-6, answer_s=1e-6, gain=0.0, noise=0.0)
+    before, after = (
+        [Arrival(start_s + 2.0 * i, 200, 2) for i in range(20)] for start_s in (0.0, 500.0)
+    )
+    found = run(
+        AUTO, [*before, *(Arrival(60 + 0.01 * i, 200, 20) for i in range(300)), *after], slow
+    )
+
+    assert not any(r.refused for r in before)
+    assert not any(
+        r.refused for r in after[1:]
+    )  # the first one comes before an idle engine has looked
+    assert not found.rungs[-1][1].shedding
+
+
 def test_long_trouble_brings_the_advice_to_scale() -> None:
     found = run(AUTO, poisson([(45.0, 40.0)]))
 
@@ -160,6 +178,7 @@ events = st.lists(
         st.tuples(st.just("step"), st.floats(1e-4, 3.0), st.integers(0, 4096), st.integers(0, 256)),
         st.tuples(st.just("token"), st.floats(0, 10.0), st.booleans(), st.booleans()),
         st.tuples(st.just("arrival"), st.floats(0, 2.0), st.integers(1, 5000), st.just(0)),
+        st.tuples(st.just("end"), st.just(0.0), st.integers(0, 5000), st.just(0)),
         st.tuples(st.just("queue"), st.floats(0, 60.0), st.integers(0, 10**6), st.integers(0, 500)),
     ),
     max_size=80,
@@ -188,8 +207,12 @@ def test_whatever_happens_thresholds_stay_in_bounds_and_versions_grow(
             ladder.note_latency(phase, now_s, number, before.version, exact=bool(more))
         elif kind == "arrival":
             ladder.note_arrival(now_s, count)
+        elif kind == "end":
+            ladder.note_end(count)
         else:
-            rung = ladder.decide(QueueState(now_s, more, count, number, more))
+            places = QueueState(now_s).places
+            state = QueueState(now_s, more, count, number, more, free_places=more % (places + 1))
+            rung = ladder.decide(state)
             assert prefill <= rung.thresholds.prefill <= 1
             assert decode <= rung.thresholds.decode <= 1
             assert rung.version - before.version == (rung.thresholds != before.thresholds)

@@ -68,7 +68,6 @@ class _Timing:
     exact: bool
     version: int | None = None
     last_token_s: float | None = None
-    num_tokens: int = 0
 
 
 class BrownoutControl:
@@ -113,21 +112,28 @@ class BrownoutControl:
         is_lowered = self.policy.mode == "auto" and self._ladder.rung.thresholds != EXACT
         return REST_S if is_lowered or self._sparse.has_more(self._ladder.rung) else None
 
-    def admit(self, request: Request) -> None:
+    def admit(self, request: Request, *, sweeps: bool = False) -> None:
         """Let a request join the queue, or refuse it.
+
+        Args:
+            request: that has come.
+            sweeps: it is only scored and stores no KV: it takes no place in steps, and steps are planned
+                around it.
 
         Raises:
             Overloaded: it is shed, or would wait for too long.
         """
         now_s = self._clock()
-        self._ladder.note_arrival(now_s, len(request.token_ids))
+        if not sweeps:
+            self._ladder.note_arrival(now_s, len(request.token_ids))
         try:
             self._ladder.admit(exact=request.exact)
         except Overloaded:
             self._num_shed += 1
             metrics.BROWNOUT_SHED.labels("exact" if request.exact else "standard").inc()
             raise
-        self._timings[request.key] = _Timing(now_s, request.exact)
+        if not sweeps:
+            self._timings[request.key] = _Timing(now_s, request.exact)
 
     def forget(self, key: RequestKey) -> None:
         """Forget a request that ended or was cancelled; unknown ones are ignored."""
@@ -182,7 +188,7 @@ class BrownoutControl:
             elif isinstance(event, FinishEvent | FailureEvent):
                 ended = self._timings.pop(event.key, None)
                 if ended is not None and isinstance(event, FinishEvent):
-                    self._ladder.note_end(ended.num_tokens)
+                    self._ladder.note_end(event.completion_tokens)
 
     def note_degraded(self, counts: ChoiceCounts, rung: Rung | None) -> None:
         """Take note of a step's choices, and of those that were degraded by ``rung``."""
@@ -227,7 +233,6 @@ class BrownoutControl:
         since_s = timing.submitted_s if timing.last_token_s is None else timing.last_token_s
         self._ladder.note_latency(phase, now_s, now_s - since_s, version, exact=timing.exact)
         timing.version, timing.last_token_s = None, now_s
-        timing.num_tokens += 1
 
     def _decide(self, state: QueueState) -> None:
         rung = self._ladder.decide(state)
@@ -247,6 +252,8 @@ class BrownoutControl:
         # Those that have begun were preempted.
         fresh = [timing.submitted_s for timing in timings if timing.last_token_s is None]
         most = batcher.limits.max_num_batched_tokens
+        # Without KV blocks for another one there is no place either.
+        places = len(batcher.running) if batcher.lacks_blocks else batcher.limits.max_num_seqs
         self._step_rows = max(1, min(most, batcher.pace.rows()))
         return QueueState(
             now_s,
@@ -256,7 +263,7 @@ class BrownoutControl:
             now_s - min(fresh, default=now_s),
             len(batcher.running) - len(prompts),
             self._step_rows,
-            batcher.limits.max_num_seqs,
-            max(0, batcher.limits.max_num_seqs - len(batcher.running)),
+            places,
+            places - len(batcher.running),
             idle_s,
         )

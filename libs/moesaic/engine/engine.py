@@ -116,7 +116,7 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Take a request; what is wrong with it comes back as its one event."""
         try:
-            self.brownout.admit(request)
+            self.brownout.admit(request, sweeps=self.batcher.limits.sweeps(request.task))
             displaced = self.batcher.submit(request)
         except MoesaicError as error:
             self.brownout.forget(request.key)

@@ -41,7 +41,6 @@ class Arrivals:
     Attributes:
         tokens: of prompts, of late.
         requests: of late.
-        lasting: requests of a longer time.
         prompt_tokens: of a usual prompt.
         answer_tokens: of a usual answer; 0 before any has ended.
         answer_variance: of these tokens.
@@ -50,7 +49,8 @@ class Arrivals:
 
     def __init__(self) -> None:
         self.tokens, self.requests = FadingRate(ARRIVALS_S), FadingRate(ARRIVALS_S)
-        self.lasting = FadingRate(LASTING_S)
+        self._lasting = FadingRate(LASTING_S)
+        self._num_ended = 0
         self.prompt_tokens, self.computed = 0.0, 1.0
         self.answer_tokens = self.answer_variance = 0.0
 
@@ -58,8 +58,16 @@ class Arrivals:
         """Take note of a request with so many tokens in its prompt."""
         self.tokens.add(now_s, tokens)
         self.requests.add(now_s, 1)
-        self.lasting.add(now_s, 1)
+        self._lasting.add(now_s, 1)
         self.prompt_tokens += (0.1 if self.prompt_tokens else 1.0) * (tokens - self.prompt_tokens)
+
+    def lasting_per_s(self, now_s: float) -> float:
+        """Return the requests that surely arrive each second, of a longer time.
+
+        So many as were counted may come by chance where fewer do: one standard deviation is left out.
+        """
+        per_s = self._lasting.per_s(now_s)
+        return max(0.0, per_s - math.sqrt(per_s / (2 * LASTING_S)))
 
     def began(self, tokens: int, cached: int) -> None:
         """Take note of a prompt's tokens, and of those whose KV was there already."""
@@ -67,7 +75,8 @@ class Arrivals:
 
     def ended(self, tokens: int) -> None:
         """Take note of the tokens of an answer that has ended."""
-        off = max(1, tokens) - self.answer_tokens
-        if self.answer_tokens:
-            self.answer_variance += ANSWER_PART * (off**2 - self.answer_variance)
-        self.answer_tokens += (ANSWER_PART if self.answer_tokens else 1.0) * off
+        self._num_ended += 1
+        part, off = max(ANSWER_PART, 1 / self._num_ended), max(1, tokens) - self.answer_tokens
+        # Of the first answers the mean, and what they differ from it.
+        self.answer_variance += part * ((1 - part) * off**2 - self.answer_variance)
+        self.answer_tokens += part * off

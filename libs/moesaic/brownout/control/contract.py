@@ -40,7 +40,7 @@ class QueueState:
     answers: int = 0
     step_rows: int = 2048
     places: int = 128
-    free_places: int = 0
+    free_places: int = 128
     idle_s: float = 0.0
 
 

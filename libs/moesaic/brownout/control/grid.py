@@ -30,10 +30,10 @@ class Demand:
         prompt_rows: of a usual prompt.
         step_rows: of prompts, that a step gets while some wait.
         answers: generations that get a token in each step.
-        waiting: requests that have no place in steps, less the free places; below 0: some are left.
+        lacking_places: requests that have no place in steps, less the free places; below 0: some are free.
         places: requests that a step may have rows of.
-        arriving_per_s: requests, of late.
-        lasting_per_s: requests of a longer time.
+        requests_per_s: requests, of late.
+        lasting_requests_per_s: requests of a longer time.
         answer_tokens: of a usual answer; 0: not known.
         answer_variance: of these tokens.
         late_rows: rows of prompts in the last steps.
@@ -46,10 +46,10 @@ class Demand:
     prompt_rows: float
     step_rows: float
     answers: int
-    waiting: int
+    lacking_places: int
     places: int
-    arriving_per_s: float
-    lasting_per_s: float
+    requests_per_s: float
+    lasting_requests_per_s: float
     answer_tokens: float
     answer_variance: float
     late_rows: Sequence[int]
@@ -61,7 +61,8 @@ class ThresholdGrid:
 
     Attributes:
         here: place of the thresholds in force.
-        wait_s: until all rows that wait now are computed, and all requests that wait have a place.
+        wait_s: of a request that came now, until its prompt could begin.
+        served_s: from then to its first token.
         tpot_s: 90th percentile.
         steady_ttft_s: 90th percentile if requests go on to come as they did for a longer time; 0: unknown.
         steady_tpot_s: likewise.
@@ -82,23 +83,22 @@ class ThresholdGrid:
         ]
         self._full_step_s = self._seconds(demand.step_rows, demand.answers)
         self._each_s = self._request_s()
-        drained_s = self._drained_s(np.full(self._full_step_s.shape, demand.backlog_rows))
-        self.wait_s = np.maximum(drained_s, max(0, demand.waiting) * self._each_s)
+        # Requests come in the middle of a step.
+        self.served_s = 1.5 * self._seconds(demand.prompt_rows, demand.answers)
+        self.wait_s = self._wait_s()
         self.tpot_s = self._tpot_s()
         self.steady_ttft_s, self.steady_tpot_s = self._steady()
 
     def ttft_s(self, ahead_s: float) -> Array:
         """Predict the 90th percentile of first tokens, of requests that come within ``ahead_s`` too."""
-        demand, served_s = self._demand, self._served_s()
+        demand = self._demand
         rate = demand.step_rows / self._full_step_s
         grown = demand.backlog_rows + (demand.arriving_rows_per_s - rate) * ahead_s
         later_s = self._drained_s(np.maximum(0.0, grown))
-        come = demand.waiting + demand.arriving_per_s * ahead_s
+        come = demand.lacking_places + demand.requests_per_s * ahead_s
         later_s = np.maximum(later_s, come * self._each_s - ahead_s)
-        # In a queue that neither grows nor shrinks, newcomers wait for as long as the oldest has.
-        as_long_s = demand.queue_age_s * self._full_step_s / self._full_step_s[self.here]
-        ahead_of_it_s: Array = np.maximum(np.maximum(self.wait_s, later_s), as_long_s)
-        return ahead_of_it_s + served_s
+        found: Array = np.maximum(self.wait_s, later_s) + self.served_s
+        return found
 
     def lone_s(self) -> tuple[float, float]:
         """Predict TTFT and TPOT of a request that is alone, at the lowest thresholds."""
@@ -145,13 +145,18 @@ class ThresholdGrid:
         prefill, decode = self._speed.parts(prompt_rows, answer_rows).of_phases
         return self._at_pairs(prefill, decode)
 
-    def _served_s(self) -> Array:
-        """Time from the place in a step to the first token: requests come in the middle of another step."""
-        return 1.5 * self._seconds(self._demand.prompt_rows, self._demand.answers)
-
     def _at_pairs(self, prefill: float, decode: float) -> Array:
         """Time of what exact phases take ``prefill`` and ``decode`` for."""
         return np.add.outer(prefill / self._factors[0], decode / self._factors[1])
+
+    def _wait_s(self) -> Array:
+        demand = self._demand
+        drained_s = self._drained_s(np.full(self._full_step_s.shape, demand.backlog_rows))
+        placed_s = max(0, demand.lacking_places) * self._each_s
+        # In a queue that neither grows nor shrinks, newcomers wait for as long as the oldest has.
+        as_long_s = demand.queue_age_s * self._full_step_s / self._full_step_s[self.here]
+        found: Array = np.maximum(np.maximum(drained_s, placed_s), as_long_s)
+        return found
 
     def _request_s(self) -> Array:
         """Time from one request's end to the next one's, while as many are under way as steps have room for.
@@ -174,16 +179,16 @@ class ThresholdGrid:
     def _steady(self) -> tuple[Array, Array]:
         """Predict the 90th percentiles of TTFT and TPOT if requests go on to come as they did for a longer time.
 
-        A queue with several servers: a request waits with probability ``used ** sqrt(2 * (places + 1))``
+        A queue with several servers: a request waits with probability ``used ** (sqrt(2 * (places + 1)) - 1)``
         (Sakasegawa's approximation), and then for a time that is exponentially distributed, and shorter the
         less answers differ (Allen and Cunneen's).
         """
         demand, each_s = self._demand, self._each_s
-        if not demand.answer_tokens or not demand.lasting_per_s:
+        if not demand.answer_tokens or not demand.lasting_requests_per_s:
             return np.zeros_like(each_s), np.zeros_like(each_s)
-        per_s, ends = demand.lasting_per_s, self._most_ends_of_a_step()
+        per_s, ends = demand.lasting_requests_per_s, self._most_ends_of_a_step()
         used = np.minimum(per_s * each_s, MOST_USED)
-        waits = used ** math.sqrt(2 * (ends * demand.answer_tokens + 1))
+        waits = used ** (math.sqrt(2 * (ends * demand.answer_tokens + 1)) - 1)
         spread = (1 + demand.answer_variance / demand.answer_tokens**2) / 2
         wait_s = np.log(np.maximum(1.0, 10 * waits)) * spread * each_s / (1 - used)
         # A step has the rows of the requests that come while it takes.
@@ -193,7 +198,7 @@ class ThresholdGrid:
         busy = self._at_pairs(parts.prompts, parts.answers)
         own_s = self._at_pairs(prefill - parts.prompts, decode - parts.answers)
         step_s = np.minimum(own_s / (1 - np.minimum(busy, MOST_USED)), ends * each_s)
-        return wait_s + self._served_s(), step_s * demand.noise
+        return wait_s + self.served_s, step_s * demand.noise
 
     def _drained_s(self, rows: Array) -> Array:
         """Time to compute so many rows of prompts, in whole steps."""

@@ -5,8 +5,8 @@ Rung         Entered when
 ===========  =======================================================================================
 queue        always: a request waits its turn
 degrade      mode ``paper``: by measured latencies; ``auto``: by predicted ones
-shed         mode ``auto``: no lower threshold helps, and a request that came now would have its first
-             token after more than ``SHED_ABOVE`` of the target; until it would be after less than
+shed         mode ``auto``: no lower threshold helps, and a request that came now would wait for more than
+             ``SHED_ABOVE`` of the time that the target of TTFT leaves; until it would wait for less than
              ``SHED_BELOW`` of it. Standard requests are refused
 exact waits  an exact request is never degraded or shed; it is refused if it would wait longer than
              ``exact_wait_s``
@@ -32,7 +32,9 @@ from moesaic.brownout.control.predictive import Prediction, PredictiveControl
 from moesaic.errors import Overloaded
 from moesaic.messages.brownout import BrownoutInputs, BrownoutPolicy
 
-SHED_ABOVE, SHED_BELOW = 0.9, 0.6  # of the target, the TTFT at which shedding begins and ends
+# Of the longest wait with which a first token is in time: where shedding begins and ends.
+SHED_ABOVE, SHED_BELOW = 0.9, 0.6
+MOST_SHARED = 2.0  # times that a lone request takes: below, a queue is computed in one step or two
 SCALE_AFTER_S = 30.0
 NO_INPUTS = BrownoutInputs()
 LEAST_RETRY_S, MOST_RETRY_S = 0.5, 30.0
@@ -151,8 +153,8 @@ class Ladder:
         thresholds, before = prediction.thresholds, self.rung
         version = before.version + (thresholds != before.thresholds)
         shedding = self._sheds(prediction)
-        target_s = self.policy.slo_ttft_s
-        retry_s = min(MOST_RETRY_S, max(LEAST_RETRY_S, prediction.wait_s - SHED_BELOW * target_s))
+        too_long_s = prediction.wait_s - SHED_BELOW * self._most_wait_s(prediction)
+        retry_s = min(MOST_RETRY_S, max(LEAST_RETRY_S, too_long_s))
         self.rung = LadderState(
             thresholds,
             version,
@@ -183,10 +185,15 @@ class Ladder:
     def _sheds(self, prediction: Prediction) -> bool:
         if self.policy.mode != "auto" or "prefill" in prediction.unreachable:
             return False
-        share = prediction.ttft_now_s / self.policy.slo_ttft_s
+        share = prediction.wait_s / self._most_wait_s(prediction)
         if self.rung.shedding:
             return share > SHED_BELOW
         return prediction.at_lowest and share > SHED_ABOVE
+
+    def _most_wait_s(self, prediction: Prediction) -> float:
+        """Longest wait with which a first token is in time; a step that all who wait can share is none."""
+        served_s = prediction.served_s
+        return max(self.policy.slo_ttft_s - served_s, MOST_SHARED * served_s)
 
     def _advice(self, now_s: float, thresholds: Thresholds, *, shedding: bool) -> str:
         if self.policy.mode not in ("paper", "auto") or not (shedding or thresholds != EXACT):

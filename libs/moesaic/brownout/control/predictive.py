@@ -68,7 +68,7 @@ class Prediction:
         ttft_s: predicted 90th percentile at these; ``None``: too little is known.
         tpot_s: likewise.
         wait_s: of a request that came now, until its prompt could begin.
-        ttft_now_s: of a request that came now.
+        served_s: from then to its first token.
         at_lowest: a target is missed, and lower thresholds would bring no more.
         unreachable: phases whose target a lone request misses at the lowest thresholds.
     """
@@ -77,7 +77,7 @@ class Prediction:
     ttft_s: float | None = None
     tpot_s: float | None = None
     wait_s: float = 0.0
-    ttft_now_s: float = 0.0
+    served_s: float = 0.0
     at_lowest: bool = False
     unreachable: tuple[Phase, ...] = ()
 
@@ -177,7 +177,7 @@ class PredictiveControl:
             float(grid.ttft_s(AHEAD_S)[place] * self._bias[0]),
             float(grid.tpot_s[place] * self._bias[1]),
             float(grid.wait_s[place]),
-            float(grid.ttft_s(0.0)[place]),
+            float(grid.served_s[place]),
             at_lowest=bool(load[place] > 1),
             unreachable=tuple(p for p, ok in zip(PHASES, reached, strict=True) if not ok),
         )
@@ -205,10 +205,10 @@ class PredictiveControl:
             prompt_rows=max(1.0, self._arrivals.prompt_tokens * computed),
             step_rows=max(1.0, state.step_rows * self._fill),
             answers=state.answers,
-            waiting=state.waiting_requests - state.free_places,
+            lacking_places=state.waiting_requests - state.free_places,
             places=state.places,
-            arriving_per_s=self._arrivals.requests.per_s(state.now_s),
-            lasting_per_s=self._arrivals.lasting.per_s(state.now_s),
+            requests_per_s=self._arrivals.requests.per_s(state.now_s),
+            lasting_requests_per_s=self._arrivals.lasting_per_s(state.now_s),
             answer_tokens=self._arrivals.answer_tokens,
             answer_variance=self._arrivals.answer_variance,
             late_rows=[rows for rows, _ in self._steps],

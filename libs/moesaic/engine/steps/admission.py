@@ -45,6 +45,11 @@ class Admission:
         self._refused: set[tuple[str, int, int]] = set()  # see ``_alike``
         self._lacking_blocks: set[str] = set()  # tenants
 
+    @property
+    def lacks_blocks(self) -> bool:
+        """True once a sequence was refused because there are too few KV blocks for it."""
+        return bool(self._lacking_blocks)
+
     def admit(self, sequence: AnySequence) -> bool:
         """Let ``sequence`` run, if need be at the cost of others.
 

@@ -51,6 +51,7 @@ class Batcher:
     Attributes:
         only_standard: requests that may not be degraded have no turn for now.
         prefill_threshold: of the steps that are planned now. Below 1, prompts leave no KV for others.
+        lacks_blocks: of the last step, some sequence had to wait for KV blocks.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Batcher:
             step_target_s: a step should take this long; 0: as long as it does.
         """
         self.limits, self.only_standard, self.prefill_threshold = limits, False, 1.0
+        self.lacks_blocks = False
         rows = limits.max_num_batched_tokens
         self.sweeps = Sweeps(limits.sweep_blocks, num_layers, rows, flops)
         self.pool, self.waiting, self.tally = BlockPool(num_blocks), WaitingQueue(), BatcherTally()
@@ -259,6 +261,7 @@ class Batcher:
         if self.waiting and (len(self._running) < max_num_seqs or self._running.are_unequal):
             sequences += self.waiting.of(parties)
         sequences = self._with_turn(sequences)
+        self.lacks_blocks = False
         if not sequences:
             return
         tally = self.tally if self._hasher is not None else None
@@ -285,6 +288,7 @@ class Batcher:
                 num_rows += rows
                 cost += self._costs.of(planned.chunks[begun:])
                 rooms = {tenant: room for tenant, room in rooms.items() if left(room, 1.0) > 0}
+        self.lacks_blocks = admission.lacks_blocks and bool(self.running)
 
     def _note_shares(self, planned: PlannedStep, quantum: int) -> None:
         """Remember what each claim was given, and which would have taken more."""
