@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from moesaic.brownout.control.contract import QueueState
+from moesaic.brownout.control.ladder import Ladder
 from moesaic.engine.sequences.requests import FailureEvent, FinishEvent, GenerationTask
 from moesaic.errors import InvalidInput, Overloaded
 from moesaic.messages.brownout import BrownoutPolicy
@@ -138,3 +140,37 @@ async def test_nothing_is_kept_of_requests_that_are_gone(tiny_model: Any, how: s
             assert isinstance(last.error, InvalidInput)
 
         assert not r.engine.brownout.num_open
+
+
+@pytest.mark.parametrize("lacking", ["places", "blocks"])
+async def test_the_control_hears_of_places_and_of_the_length_of_answers(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch, lacking: str
+) -> None:
+    states: list[QueueState] = []
+    lengths: list[int] = []
+    decide, note_end = Ladder.decide, Ladder.note_end
+
+    def decides(ladder: Ladder, state: QueueState) -> Any:
+        states.append(state)
+        return decide(ladder, state)
+
+    def notes(ladder: Ladder, tokens: int) -> None:
+        lengths.append(tokens)
+        note_end(ladder, tokens)
+
+    monkeypatch.setattr("moesaic.engine.brownout.DECIDE_EVERY_S", 0.0)
+    monkeypatch.setattr(Ladder, "decide", decides)
+    monkeypatch.setattr(Ladder, "note_end", notes)
+    most = 2 if lacking == "places" else 8
+    limits = replace(LIMITS, max_num_seqs=most)
+    async with rig(tiny_model, num_blocks=64 if lacking == "places" else 4, limits=limits) as r:
+        r.engine.set_brownout(BrownoutPolicy(mode="auto", slo_ttft_s=60.0, slo_tpot_s=60.0))
+        for i in range(5):
+            r.submit(str(i), [5 + i] * 20, GenerationTask(max_tokens=6))
+        await r.ended(*map(str, range(5)))
+
+    assert lengths == [6] * 5
+    full = [state for state in states if state.waiting_requests and state.answers == 2]
+    assert full
+    assert {(state.places, state.free_places) for state in full} == {(2, 0)}
+    assert states[-1].places == most

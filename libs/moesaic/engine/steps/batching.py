@@ -261,8 +261,8 @@ class Batcher:
         if self.waiting and (len(self._running) < max_num_seqs or self._running.are_unequal):
             sequences += self.waiting.of(parties)
         sequences = self._with_turn(sequences)
-        self.lacks_blocks = False
         if not sequences:
+            self.lacks_blocks = False
             return
         tally = self.tally if self._hasher is not None else None
         admission = Admission(planned, self._running, max_num_seqs, tally, self.prefill_threshold)
@@ -288,7 +288,8 @@ class Batcher:
                 num_rows += rows
                 cost += self._costs.of(planned.chunks[begun:])
                 rooms = {tenant: room for tenant, room in rooms.items() if left(room, 1.0) > 0}
-        self.lacks_blocks = admission.lacks_blocks and bool(self.running)
+        if tenants:  # else nobody had a chance
+            self.lacks_blocks = admission.lacks_blocks and bool(self.running)
 
     def _note_shares(self, planned: PlannedStep, quantum: int) -> None:
         """Remember what each claim was given, and which would have taken more."""
