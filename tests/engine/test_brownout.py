@@ -142,29 +142,34 @@ async def test_nothing_is_kept_of_requests_that_are_gone(tiny_model: Any, how: s
         assert not r.engine.brownout.num_open
 
 
-@pytest.mark.parametrize("lacking", ["places", "blocks"])
-async def test_the_control_hears_of_places_and_of_the_length_of_answers(
-    tiny_model: Any, monkeypatch: pytest.MonkeyPatch, lacking: str
-) -> None:
-    states: list[QueueState] = []
-    lengths: list[int] = []
-    decide, note_end = Ladder.decide, Ladder.note_end
+@pytest.fixture
+def states(monkeypatch: pytest.MonkeyPatch) -> list[QueueState]:
+    """What the control is told before each step, as it comes."""
+    found: list[QueueState] = []
+    decide = Ladder.decide
 
     def decides(ladder: Ladder, state: QueueState) -> Any:
-        states.append(state)
+        found.append(state)
         return decide(ladder, state)
-
-    def notes(ladder: Ladder, tokens: int) -> None:
-        lengths.append(tokens)
-        note_end(ladder, tokens)
 
     monkeypatch.setattr("moesaic.engine.brownout.DECIDE_EVERY_S", 0.0)
     monkeypatch.setattr(Ladder, "decide", decides)
-    monkeypatch.setattr(Ladder, "note_end", notes)
+    return found
+
+
+NEVER_LATE = BrownoutPolicy(mode="auto", slo_ttft_s=60.0, slo_tpot_s=60.0)
+
+
+@pytest.mark.parametrize("lacking", ["places", "blocks"])
+async def test_the_control_hears_of_places_and_of_the_length_of_answers(
+    tiny_model: Any, states: list[QueueState], monkeypatch: pytest.MonkeyPatch, lacking: str
+) -> None:
+    lengths: list[int] = []
+    monkeypatch.setattr(Ladder, "note_end", lambda _, tokens: lengths.append(tokens))
     most = 2 if lacking == "places" else 8
     limits = replace(LIMITS, max_num_seqs=most)
     async with rig(tiny_model, num_blocks=64 if lacking == "places" else 4, limits=limits) as r:
-        r.engine.set_brownout(BrownoutPolicy(mode="auto", slo_ttft_s=60.0, slo_tpot_s=60.0))
+        r.engine.set_brownout(NEVER_LATE)
         for i in range(5):
             r.submit(str(i), [5 + i] * 20, GenerationTask(max_tokens=6))
         await r.ended(*map(str, range(5)))
@@ -174,3 +179,16 @@ async def test_the_control_hears_of_places_and_of_the_length_of_answers(
     assert full
     assert {(state.places, state.free_places) for state in full} == {(2, 0)}
     assert states[-1].places == most
+
+
+async def test_an_engine_that_lacked_blocks_and_stands_still_has_a_place(
+    tiny_model: Any, states: list[QueueState]
+) -> None:
+    async with rig(tiny_model, num_blocks=2) as r:
+        r.engine.set_brownout(NEVER_LATE)
+        for i in range(12):
+            r.submit(str(i), [5 + i] * 20, GenerationTask(max_tokens=6))
+        await r.ended(*map(str, range(12)))
+
+    assert any(state.waiting_requests and not state.answers for state in states)
+    assert all(1 <= state.places and 0 <= state.free_places <= state.places for state in states)

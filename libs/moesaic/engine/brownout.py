@@ -253,7 +253,9 @@ class BrownoutControl:
         fresh = [timing.submitted_s for timing in timings if timing.last_token_s is None]
         most = batcher.limits.max_num_batched_tokens
         # Without KV blocks for another one there is no place either.
-        places = len(batcher.running) if batcher.lacks_blocks else batcher.limits.max_num_seqs
+        places = batcher.limits.max_num_seqs
+        if batcher.lacks_blocks:
+            places = max(1, len(batcher.running))
         self._step_rows = max(1, min(most, batcher.pace.rows()))
         return QueueState(
             now_s,

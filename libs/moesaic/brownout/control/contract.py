@@ -28,7 +28,7 @@ class QueueState:
         oldest_wait_s: of the requests that have not begun.
         answers: generations that get a token in each step.
         step_rows: rows of prompts that one step may have.
-        places: requests that a step may have rows of.
+        places: requests that a step may have rows of, at least 1.
         free_places: of these.
         idle_s: that the engine had nothing to do for, before this moment.
     """

@@ -34,7 +34,7 @@ from moesaic.messages.brownout import BrownoutInputs, BrownoutPolicy
 
 # Of the longest wait with which a first token is in time: where shedding begins and ends.
 SHED_ABOVE, SHED_BELOW = 0.9, 0.6
-MOST_SHARED = 2.0  # times that a lone request takes: below, a queue is computed in one step or two
+MOST_SHARED = 2.0  # times the ``served_s`` of a request, which are two or three steps
 SCALE_AFTER_S = 30.0
 NO_INPUTS = BrownoutInputs()
 LEAST_RETRY_S, MOST_RETRY_S = 0.5, 30.0
@@ -191,7 +191,11 @@ class Ladder:
         return prediction.at_lowest and share > SHED_ABOVE
 
     def _most_wait_s(self, prediction: Prediction) -> float:
-        """Longest wait with which a first token is in time; a step that all who wait can share is none."""
+        """Longest wait before its prompt that a request may have.
+
+        Where the target leaves hardly any, as long as ``MOST_SHARED`` lone requests take: steps compute those
+        who wait together, so to refuse some would not let others begin earlier.
+        """
         served_s = prediction.served_s
         return max(self.policy.slo_ttft_s - served_s, MOST_SHARED * served_s)
 
