@@ -191,4 +191,4 @@ async def test_an_engine_that_lacked_blocks_and_stands_still_has_a_place(
         await r.ended(*map(str, range(12)))
 
     assert any(state.waiting_requests and not state.answers for state in states)
-    assert all(1 <= state.places and 0 <= state.free_places <= state.places for state in states)
+    assert all(state.places >= 1 and 0 <= state.free_places <= state.places for state in states)
