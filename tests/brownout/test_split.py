@@ -81,7 +81,7 @@ def test_fewer_experts_weigh_as_much_as_all_did() -> None:
     np.testing.assert_allclose(choices.weights, [[0.8, 0]] * 3, rtol=1e-6)
 
 
-def test_of_fewer_experts_a_row_keeps_its_heaviest_at_least() -> None:
+def test_of_fewer_experts_each_row_keeps_its_heaviest() -> None:
     ids = np.array([[0, 1], [0, 2], [3, 4]], dtype=np.int32)
     weights = np.array([[0.6, 0.2], [0.3, 0.5], [0.4, 0.4]], dtype=np.float32)
 
@@ -91,6 +91,12 @@ def test_of_fewer_experts_a_row_keeps_its_heaviest_at_least() -> None:
     # The second row does not keep expert 0, although the first one does.
     assert choices.ids.tolist() == [[0, NOBODY], [NOBODY, 2], [3, NOBODY]]
     np.testing.assert_allclose(choices.weights, [[0.8, 0], [0, 0.8], [0.8, 0]], rtol=1e-6)
+
+    ids[2] = [4, 0]
+    choices = split_choices(ids, weights, [Level(0.5)], rows, layer_of(8, 4, "fewer"))
+
+    # Expert 0 stays for all; that does not cost a row its heaviest, of equal ones the lowest.
+    assert choices.ids.tolist() == [[0, NOBODY], [0, 2], [NOBODY, 0]]
 
 
 @st.composite
@@ -222,9 +228,16 @@ def test_lost_experts_serve_nobody(batch) -> None:
 
 
 @given(batches("fewer", may_lose=True))
-def test_of_fewer_experts_no_row_goes_without_and_none_loses_weight(batch) -> None:
+def test_of_fewer_experts_each_row_has_its_heaviest_and_none_loses_weight(batch) -> None:
     lost = batch["layer"].lost
     choices = split_choices(**batch)
+    weights = batch["topk_weights"]
+    if lost is not None:
+        weights = np.where(lost[batch["topk_ids"]], 0, weights)
+    heaviest = weights.argmax(axis=1)
+    for row, choice in enumerate(heaviest):  # drawn weights differ, and none is 0
+        if weights[row, choice]:
+            assert choices.ids[row, choice] == batch["topk_ids"][row, choice]
 
     possible = np.ones(len(batch["topk_ids"]), bool)
     if lost is not None:

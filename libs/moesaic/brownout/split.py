@@ -174,12 +174,12 @@ def _keep_heaviest(
     topk_ids: NDArray[np.int32],
     topk_weights: NDArray[np.float32],
 ) -> None:
-    """Let each row that would keep none keep its heaviest choice: of its layer it would have nothing.
+    """Let each row keep its heaviest choice: without it, the popular ones of a row are a poor stand-in.
 
     Its expert does not stay for others. Otherwise more would stay the lower a promise is.
     """
-    for row in np.flatnonzero(degraded.all(axis=1)):
-        wanted = zip(-topk_weights[row], topk_ids[row], range(topk_ids.shape[1]), strict=True)
+    for row, (ids, weights) in enumerate(zip(topk_ids, topk_weights, strict=True)):
+        wanted = zip(-weights, ids, range(len(ids)), strict=True)
         found = [choice for choice in wanted if there[choice[1]]]
         if found:
             degraded[row, min(found)[2]] = False

@@ -162,13 +162,12 @@ def _rewrite_kernel(
     expert = tl.load(topk_ids + at, mask=real, other=0)
     weight = tl.load(topk_weights + at, mask=real, other=0.0)
     goes = real & (tl.load(stay + expert, mask=real, other=1) == 0)
-    if SAME_SUM:  # a row that would keep none keeps its heaviest choice
-        none = tl.sum((real & ~goes).to(tl.int32), axis=1) == 0
+    if SAME_SUM:  # each row keeps its heaviest choice
         there = real & (tl.load(prices + expert, mask=real, other=0) > 0)
         most = tl.max(tl.where(there, weight, -float("inf")), axis=1)
         heaviest = there & (weight == most[:, None])
         first = tl.min(tl.where(heaviest, expert, num_experts), axis=1)
-        goes = goes & ~(none[:, None] & there & (expert == first[:, None]))
+        goes = goes & ~(there & (expert == first[:, None]))
     num_going = tl.sum(goes.to(tl.int32), axis=1)
     changes = goes
     if UNITED:

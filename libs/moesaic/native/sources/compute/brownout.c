@@ -131,12 +131,10 @@ static void keep_lone(struct split *s) {
         if (s->rows[g] == 1) s->stay[lone[g]] = 1;
 }
 
-// The choice that a row keeps which would keep none: the heaviest, or it would have nothing of its
-// layer. -1 if it keeps any, or can keep none.
-static int64_t heaviest_of_none(const struct split *s, const int32_t *ids, const float *weights) {
+// The choice that a row keeps in any case: the heaviest. -1 if it can keep none.
+static int64_t heaviest_of(const struct split *s, const int32_t *ids, const float *weights) {
     int64_t best = -1;
     for (int64_t j = 0; j < s->top_k; j++) {
-        if (s->stay[ids[j]]) return -1;
         if (s->rung->lost && s->rung->lost[ids[j]]) continue;
         if (best < 0 || weights[j] > weights[best] ||
             (weights[j] == weights[best] && ids[j] < ids[best]))
@@ -162,7 +160,7 @@ static int32_t unite(const struct split *s, int32_t *ids, float *weights) {
 
 // Leaves a row's degraded choices out.
 static int32_t leave_out(const struct split *s, int32_t *ids, float *weights) {
-    const int64_t heaviest = s->rung->instead == FEWER ? heaviest_of_none(s, ids, weights) : -1;
+    const int64_t heaviest = s->rung->instead == FEWER ? heaviest_of(s, ids, weights) : -1;
     int32_t degraded = 0;
     double whole = 0, kept = 0;
     for (int64_t j = 0; j < s->top_k; j++) {
