@@ -1,4 +1,4 @@
-"""Speed that brownout brings: tokens a second at the paper's points beside threshold 1, whole suites over REST.
+"""Speed that brownout brings: tokens a second beside threshold 1, at the paper's points and with fewer experts.
 
 Two models of random weights: that of ``bench engine`` (32 experts), and one of Qwen1.5-MoE's shape at half its width
 (60 experts and a shared one). Their united experts are the means of their groups: what they say does not matter here,
@@ -32,6 +32,7 @@ from moesaic.models.weights.united import UnitedManifest, write_united
 from moesaic.v1 import attention_pb2, attention_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 
 POINTS = ((2, 0.0), (4, 0.2), (8, 0.4))  # ways and thresholds, of the paper's Table I
+FEWER = ((0, 0.2), (0, 0.0))  # without united experts: rows make do with fewer of their own
 PAPER = {"speedup": [1.07, 1.32], "with": "a fused expert kernel, as both sides have here"}
 TOPOLOGIES = ("local", "disaggregated")
 SIXTY: dict[str, Any] = {
@@ -81,7 +82,7 @@ def run(quick: bool) -> dict[str, Any]:
         "config": {
             "shapes": {"32_experts": SHAPE, "60_experts": SIXTY},
             "dtype": "float32",
-            "points": [list(point) for point in POINTS],
+            "points": [list(point) for point in (*POINTS, *FEWER)],
             "workloads": {
                 w.name: [w.num_prompts, w.prompt_tokens, w.output_tokens] for w in WORKLOADS
             },
@@ -94,6 +95,7 @@ def run(quick: bool) -> dict[str, Any]:
             "degraded: of the choices of experts, those that were not served by their own",
             "generation counts output tokens, their prefill's time included; prefill counts prompt tokens",
             "60 experts: Qwen1.5-MoE's shape at half its width, 4 of its 24 layers",
+            "way 0: no united experts, each row keeps its heaviest expert and those that stay",
             "united experts are means: this measures their cost, bench brownout-accuracy their quality",
             *(["quick: one model, one round, the same code path"] if quick else []),
         ],
@@ -173,7 +175,7 @@ def _measure(directory: str, topology: str, rounds: int) -> dict[str, Any]:
             httpx.Client(base_url=f"http://127.0.0.1:{suite.port}", timeout=ANSWER_S)
         )
         side = openai_side(client, Path(directory).name)
-        for way, threshold in POINTS:
+        for way, threshold in (*POINTS, *FEWER):
             asyncio.run(_set(suite, way, 1.0))
             for workload in WORKLOADS:
                 side.generate(workload.prompts(generator), 2)  # warm up

@@ -12,7 +12,7 @@ class BurstPoint:
         wider: copies of each neuron of the demo model's experts. With one they are so small that fewer of them make
             hardly anything faster; see ``benchmarks.common.wide_experts``.
         max_num_seqs: sequences in one step.
-        way: experts that share one united expert, in the arms that degrade.
+        way: experts that share one united expert, in the arms that degrade; 0: rows make do with fewer experts.
         calm_share: of the capacity, the rate before and after the burst.
         burst_factor: the rate in the burst over the calm one.
         target_factor: targets over the 90th percentiles of the calm latencies measured in the run.
@@ -32,7 +32,7 @@ class BurstPoint:
     topology: str = "local"
     wider: int = 8
     max_num_seqs: int = 32
-    way: int = 8
+    way: int = 0
     calm_share: float = 0.57
     burst_factor: float = 2.0
     target_factor: float = 5.0

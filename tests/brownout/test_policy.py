@@ -7,6 +7,7 @@ import pytest
 
 from moesaic.errors import InvalidInput
 from moesaic.messages.brownout import BrownoutPolicy
+from moesaic.messages.rung import Rung
 
 
 def test_nothing_is_degraded_unless_told() -> None:
@@ -23,6 +24,7 @@ def test_nothing_is_degraded_unless_told() -> None:
         ({"slo_ttft_s": 0}, "slo_ttft_s", "must be in 0.001..3600, got 0"),
         ({"shrink": 1.0}, "shrink", "must be in 0.01..0.99, got 1"),
         ({"way": 3}, "way", "must be 0 for none, or 2, 4, 8 and so on, got 3"),
+        ({"rule": "error"}, "rule", "error goes by united experts: set a way, as 2, 4 or 8"),
         ({"way": 1}, "way", "must be 0 for none, or 2, 4, 8 and so on, got 1"),
         (
             {"mode": "manual", "decode_threshold": 0.2, "min_decode_threshold": 0.5},
@@ -42,3 +44,9 @@ def test_a_policy_of_an_older_version_is_read_with_defaults_for_what_it_lacks() 
     older = msgspec.msgpack.encode({"type": "brownout-policy.v1", "mode": "auto", "way": 4})
 
     assert msgspec.msgpack.decode(older, type=BrownoutPolicy) == BrownoutPolicy(mode="auto", way=4)
+
+
+def test_without_united_experts_rows_make_do_with_fewer_by_the_same_rule() -> None:
+    assert BrownoutPolicy(mode="auto").rung == Rung(instead="fewer")
+    assert BrownoutPolicy(mode="auto", rule="instances").rung.rule == "instances"
+    assert BrownoutPolicy(mode="auto", way=4).rung == Rung(way=4, instead="united")

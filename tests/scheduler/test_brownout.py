@@ -143,7 +143,7 @@ async def test_commands_show_and_set_the_policy(suite: Any) -> None:
     assert (code, said) == (
         0,
         "mode auto; targets: TTFT 0.5 s, TPOT 0.15 s; thresholds at least 0.25, 0.25; "
-        "united experts of 2; rule tokens\n",
+        "fewer experts; rule tokens\n",
     )
     while True:
         code, shown, _ = await run(address, "brownout", "show", "--json")

@@ -32,7 +32,7 @@ async def test_a_way_adds_united_experts_and_another_replaces_them(suite: Any) -
         pairs = await until_rung(suite, PAIRS)
         await set_policy(stub, way=4, rule="error")
         fours = await until_rung(suite, Rung(way=4, instead="united", rule="error"))
-        await set_policy(stub, way=0)
+        await set_policy(stub, way=0, rule="tokens")
         none = await until_rung(suite, Rung(instead="fewer"))
 
         for placement, num_united in ((pairs, 4), (fours, 2), (none, 0)):

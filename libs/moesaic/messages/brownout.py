@@ -58,7 +58,7 @@ class BrownoutPolicy(msgspec.Struct, frozen=True, kw_only=True, tag="brownout-po
     min_prefill_threshold: float = 0.0
     min_decode_threshold: float = 0.0
     window_s: float = 5.0
-    way: int = 2
+    way: int = 0
     rule: Rule = "tokens"
 
     @property
@@ -68,7 +68,7 @@ class BrownoutPolicy(msgspec.Struct, frozen=True, kw_only=True, tag="brownout-po
             return Rung()
         if self.way:
             return Rung(way=self.way, instead="united", rule=self.rule)
-        return Rung(instead="fewer")
+        return Rung(instead="fewer", rule=self.rule)
 
     def checked(self) -> "BrownoutPolicy":
         """Return the policy itself, if it makes sense.
@@ -86,6 +86,8 @@ class BrownoutPolicy(msgspec.Struct, frozen=True, kw_only=True, tag="brownout-po
             if getattr(self, field) not in values:
                 known = ", ".join(values)
                 raise InvalidInput(field, f"must be one of {known}, got {getattr(self, field)!r}")
+        if self.rule == "error" and not self.way:
+            raise InvalidInput("rule", "error goes by united experts: set a way, as 2, 4 or 8")
         if self.mode == "manual":
             for phase in ("prefill", "decode"):
                 least = getattr(self, f"min_{phase}_threshold")

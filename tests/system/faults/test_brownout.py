@@ -94,7 +94,11 @@ async def test_a_policy_is_followed_while_requests_come_and_exact_ones_do_not_ch
                 number += 1
 
         asking = asyncio.ensure_future(keep_asking())
-        for flags in (("--way", "4"), ("--way", "8", "--rule", "error"), ("--way", "0")):
+        for flags in (
+            ("--way", "4"),
+            ("--way", "8", "--rule", "error"),
+            ("--way", "0", "--rule", "tokens"),
+        ):
             await asyncio.to_thread(set_policy, suite, *flags, prefill=0.2, decode=0.4)
             eventually_s = time.monotonic() + 60
             seen = len(answers)

@@ -50,7 +50,7 @@ def policy_text(policy: "pb.BrownoutPolicy") -> str:
         parts.append(f"targets: TTFT {policy.slo_ttft_s:g} s, TPOT {policy.slo_tpot_s:g} s")
         least = policy.min_prefill_threshold, policy.min_decode_threshold
         parts.append("thresholds at least {:g}, {:g}".format(*least))
-    united = f"united experts of {policy.way}" if policy.way else "no united experts"
+    united = f"united experts of {policy.way}" if policy.way else "fewer experts"
     return "; ".join([*parts, united, f"rule {policy.rule}"])
 
 

@@ -78,7 +78,10 @@ def set_policy(
     ] = None,
     window: Annotated[float | None, typer.Option(help="Seconds for which latencies count.")] = None,
     way: Annotated[
-        int | None, typer.Option(help="Experts that share one united expert; 0: there are none.")
+        int | None,
+        typer.Option(
+            help="Experts that share one united expert; 0: rows make do with fewer experts."
+        ),
     ] = None,
     rule: Annotated[
         str,
