@@ -8,6 +8,7 @@ from moesaic.models.configuration.config import ModelConfig
 from moesaic.prefix.block_hashes import BLOCK_SIZE
 from moesaic.services.attention.settings import AttentionSettings
 from moesaic.telemetry.memory import free_bytes
+from moesaic.transport.device_memory import device_named
 
 log = structlog.get_logger()
 
@@ -25,7 +26,7 @@ def kv_blocks_of(settings: AttentionSettings, config: ModelConfig) -> int:
     block_bytes = BLOCK_SIZE * config.num_layers * config.kv_width * dtype.itemsize
     memory_bytes = settings.kv_memory_bytes
     if not memory_bytes:
-        memory_bytes = int(settings.kv_memory_fraction * _free_bytes(torch.device(settings.device)))
+        memory_bytes = int(settings.kv_memory_fraction * _free_bytes(device_named(settings.device)))
     num_blocks = settings.kv_blocks or blocks_within(
         memory_bytes, block_bytes, config.max_positions
     )

@@ -3,8 +3,6 @@
 from collections.abc import Awaitable
 from dataclasses import replace
 
-import torch
-
 from moesaic.cluster.service import Process
 from moesaic.engine.thread import engine_thread
 from moesaic.kernels.own_thread import on_own_thread
@@ -15,6 +13,7 @@ from moesaic.models.weights.served import find_served_model
 from moesaic.native.library import require_library
 from moesaic.services.attention.modes.contract import WorkerParts, dtype_of
 from moesaic.services.attention.settings import AttentionSettings
+from moesaic.transport.device_memory import device_named
 
 
 def find_model(settings: AttentionSettings) -> tuple[ModelConfig, Checkpoint]:
@@ -32,7 +31,7 @@ async def load_worker(
     weights_digest: Awaitable[str],
 ) -> WorkerParts:
     """Start the engine's thread, and read all weights but those of routed experts."""
-    settings, device = process.settings, torch.device(process.settings.device)
+    settings, device = process.settings, device_named(process.settings.device)
     thread = await process.enter(engine_thread(device))
     decoder = await on_own_thread(
         Decoder.load, checkpoint, config, dtype_of(settings), device, settings.quantization

@@ -27,6 +27,7 @@ from moesaic.services.expert.activations import ActivationReporter
 from moesaic.services.expert.admin import ExpertAdmin
 from moesaic.services.expert.settings import ExpertSettings
 from moesaic.services.expert.weights import give_experts
+from moesaic.transport.device_memory import device_named
 from moesaic.transport.frame import FrameLimits
 from moesaic.transport.ucx.network import UcxNetwork
 from moesaic.transport.ucx.opening import OpenNetwork, open_network
@@ -49,7 +50,7 @@ async def serve(settings: ExpertSettings) -> None:
         service(settings, identity, register, stop) as process,
     ):
         settings, status = process.settings, process.status
-        thread = await process.enter(engine_thread(torch.device(settings.device)))
+        thread = await process.enter(engine_thread(device_named(settings.device)))
         ridge_rows = await on_own_thread(
             measure_ridge, config, *_numbers(settings), settings.quantization
         )
@@ -110,7 +111,7 @@ async def _open_relay(
 ) -> tuple[OpenNetwork, ExpertRelay]:
     """Answer attention workers and colleagues on ``thread`` until the process ends."""
     settings, limits = process.settings, FrameLimits.of_hidden_size(config.hidden_size)
-    device = torch.device(settings.device)
+    device = device_named(settings.device)
     network = await process.enter(open_network(settings, "expert", limits, thread.run, device))
     relay = await thread.build(
         ExpertRelay, settings.worker_id, network.network, host.answer, host.epochs.placement
@@ -151,7 +152,7 @@ def _num_slots(settings: ExpertSettings, config: ModelConfig) -> int:
 
 
 def _numbers(settings: ExpertSettings) -> tuple[torch.dtype, torch.device]:
-    return getattr(torch, settings.dtype), torch.device(settings.device)
+    return getattr(torch, settings.dtype), device_named(settings.device)
 
 
 async def _serve_out(network: UcxNetwork, colleagues: list[str], grace_s: float) -> None:

@@ -16,6 +16,16 @@ import torch
 from torch import Tensor
 
 
+def device_named(name: str) -> torch.device:
+    """Make the device of a setting: ``cuda`` is the first one.
+
+    torch takes no CUDA device without an index as a thread's own, and says that it differs from the
+    same one with an index.
+    """
+    device = torch.device(name)
+    return torch.device("cuda", 0) if device.type == "cuda" and device.index is None else device
+
+
 class DeviceMemory:
     """Takes memory of one device for tensors that arrive.
 

@@ -17,6 +17,7 @@ from moesaic.models.layers.kv_cache import KVCache
 from moesaic.models.layers.warm_up import experts_elsewhere
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.services.attention.settings import AttentionSettings
+from moesaic.transport.device_memory import device_named
 from moesaic.transport.frame import FrameLimits
 from moesaic.transport.ucx.opening import OpenNetwork, open_network
 
@@ -52,7 +53,7 @@ class WorkerParts:
     @property
     def device(self) -> torch.device:
         """The device that steps are computed on."""
-        return torch.device(self.settings.device)
+        return device_named(self.settings.device)
 
     def load_gates(self) -> dict[int, Gate]:
         """Read the gates, by decoder layer."""

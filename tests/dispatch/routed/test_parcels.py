@@ -212,7 +212,7 @@ async def test_on_a_gpu_each_side_waits_once_a_layer(
     tiny_model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every wait but these is an error. Never run yet."""
-    device, waits = torch.device("cuda"), Counter[str]()
+    device, waits = torch.device("cuda", 0), Counter[str]()
 
     def allowed(name: str) -> Callable[[torch.device], None]:
         def settle(device: torch.device) -> None:

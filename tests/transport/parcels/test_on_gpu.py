@@ -1,4 +1,4 @@
-"""Tensors that travel apart between the GPU's memory of two processes. None of this has run yet."""
+"""Tensors that travel apart between the GPU's memory of two processes."""
 
 import os
 from collections.abc import AsyncIterator, Callable
@@ -22,7 +22,7 @@ Start = Callable[[str], Any]
 
 @pytest.fixture
 async def near() -> AsyncIterator[UcxNetwork]:
-    made = UcxNetwork("near", "attention", SECRET, LIMITS, device=torch.device("cuda"))
+    made = UcxNetwork("near", "attention", SECRET, LIMITS, device=torch.device("cuda", 0))
     yield made
     await made.close()
 

@@ -11,8 +11,7 @@ import signal
 import sys
 from typing import Any
 
-import torch
-
+from moesaic.transport.device_memory import device_named
 from moesaic.transport.frame import Frame, FrameLimits
 from moesaic.transport.rings.plane import new_event_loop
 from moesaic.transport.ucx.network import UcxNetwork
@@ -31,7 +30,7 @@ async def work(transports: str, secret: bytes) -> None:
     limits = FrameLimits.of_hidden_size(4096)
     name, _, device_name = transports.partition("/")
     kind: Any = name
-    device = torch.device(device_name) if device_name else None
+    device = device_named(device_name) if device_name else None
     network = UcxNetwork("far", "expert", secret, limits, transports=kind, device=device)
     print(os.getpid(), await network.listen("127.0.0.1", 0, answer), flush=True)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the log
