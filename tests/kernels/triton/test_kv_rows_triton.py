@@ -127,7 +127,7 @@ def test_heads_are_rotated_in_place_as_the_models_rotate_them(
     turned = torch.complex(a, b) * torch.exp(
         1j
         * torch.outer(torch.arange(5), 1e4 ** (-torch.arange(0, 12, 2) / 12)).double().unsqueeze(1)
-    )
+    ).to(device)
     expected = (
         torch.stack((turned.real, turned.imag), -1 if interleaved else -2).flatten(-2).to(dtype)
     )

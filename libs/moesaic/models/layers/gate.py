@@ -105,15 +105,24 @@ def select_experts(gate_logits: Tensor, moe: MoE) -> tuple[Tensor, Tensor]:
     scores = gate_logits.softmax(dim=-1, dtype=torch.float32)
     if moe.topk_method == "group_limited_greedy":
         grouped = scores.view(scores.shape[0], moe.n_group, -1)  # [T, G, E / G]
-        best_groups = grouped.amax(dim=-1).topk(moe.topk_group, dim=-1).indices  # [T, topk_group]
+        _, best_groups = _largest(grouped.amax(dim=-1), moe.topk_group)  # [T, topk_group]
         kept = torch.zeros_like(grouped[..., 0]).scatter_(-1, best_groups, 1.0)
         scores = (grouped * kept.unsqueeze(-1)).flatten(-2)
-    topk_weights, topk_ids = scores.topk(moe.top_k, dim=-1)
+    topk_weights, topk_ids = _largest(scores, moe.top_k)
     if moe.norm_topk_prob:
         topk_weights = topk_weights / topk_weights.sum(dim=-1, keepdim=True)
     if moe.routed_scaling_factor != 1.0:
         topk_weights = topk_weights * moe.routed_scaling_factor
     return topk_weights, topk_ids.to(torch.int32)
+
+
+def _largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the ``count`` largest of each row and their columns; of equal ones the lowest, which ``topk`` leaves open.
+
+    In bfloat16 logits are often equal, and machines must choose alike.
+    """
+    ordered = scores.sort(dim=-1, descending=True, stable=True)
+    return ordered.values[:, :count], ordered.indices[:, :count]
 
 
 def _choose_on_a_cpu(hidden_states: Tensor, gate: PackedLinear, moe: MoE) -> tuple[Tensor, Tensor]:
