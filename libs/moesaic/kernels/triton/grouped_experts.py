@@ -294,15 +294,18 @@ def tile_shapes(
 
     With few rows the products do little but read weights: many narrow tiles. With many rows, tiles
     are wide enough for the tensor cores to be the limit. float32 has small tiles, and no tensor cores.
+    ``bench kernels`` compares tiles on a GPU (``tiles_us``).
     """
     if dtype == torch.float32:
         first = second = (16, 32, 32, 4, 2)
-    elif rows_per_slot <= 16:
+    elif rows_per_slot <= 8:
         first, second = (16, 32, 128, 4, 4), (16, 64, 128, 4, 4)
+    elif rows_per_slot <= 32:
+        first, second = (32, 64, 128, 4, 3), (32, 128, 128, 4, 3)
     elif rows_per_slot <= 64:
         first, second = (64, 64, 64, 4, 4), (64, 128, 64, 4, 4)
     else:
-        first, second = (128, 128, 64, 8, 3), (128, 128, 64, 8, 4)
+        first, second = (128, 128, 64, 8, 4), (128, 256, 64, 8, 4)
     return _fitted(TileShape(*first), size, hidden), _fitted(TileShape(*second), hidden, size)
 
 

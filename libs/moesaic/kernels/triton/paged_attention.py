@@ -325,7 +325,14 @@ def _shape(num_pairs: int, layout: KVLayout, dtype: torch.dtype) -> dict[str, An
     wide, exact = main > 256, dtype == torch.float32
     most_rows = 16 if exact else 64 if wide else 128
     tile_rows = max(16, min(most_rows, triton.next_power_of_2(num_pairs)))
-    tile_keys = 16 if wide and exact else 32 if exact or (wide and tile_rows > 16) else 64
+    if exact:
+        tile_keys, num_warps, num_stages = (16, 8, 1) if wide else (32, 4, 3)
+    elif wide:
+        tile_keys, num_warps, num_stages = 64, 8 if tile_rows == 64 else 4, 2
+    else:
+        tile_keys, num_warps, num_stages = (
+            (32, 8, 2) if tile_rows == 128 else (64, 2 if tile_rows == 16 else 4, 3)
+        )
     return {
         "MAIN_DIM": main_dim,
         "MAIN": main,
@@ -333,8 +340,8 @@ def _shape(num_pairs: int, layout: KVLayout, dtype: torch.dtype) -> dict[str, An
         "VALUES": _padded(layout.value_dim),
         "TILE_ROWS": tile_rows,
         "TILE_KEYS": tile_keys,
-        "num_warps": 8 if wide or tile_rows == 128 else 4,
-        "num_stages": (1 if exact else 2) if wide else 3,
+        "num_warps": num_warps,
+        "num_stages": num_stages,
     }
 
 
