@@ -115,8 +115,8 @@ bench: .venv/installed-dev
 # (2.11 or newer, for CUDA), triton, safetensors, transformers, msgspec, pytest, hypothesis, psutil,
 # rich and typer: make gpu GPU_PYTHON=python3. Without ucxx-cu13 the transfers are left out.
 GPU_PYTHON ?=
-GPU_BENCHES := kernels aebs
-gpu: export PYTHONPATH := libs:.:$(PYTHONPATH)
+GPU_BENCHES := kernels serving aebs
+gpu: export PYTHONPATH := $(CURDIR)/libs:$(CURDIR):$(PYTHONPATH)
 gpu: $(if $(GPU_PYTHON),,.venv/installed-dev)
 	@python='$(or $(GPU_PYTHON),$(BIN)/python)'; \
 	device=$$($$python -c 'import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else "")') || exit 1; \

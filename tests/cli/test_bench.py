@@ -12,8 +12,9 @@ INSTALLED = str(Path(sys.executable).with_name("moesaic"))  # unlike -m, without
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
-def test_kernels_are_not_measured_without_a_cuda_device() -> None:
-    command = [INSTALLED, "bench", "kernels", "--quick"]
+@pytest.mark.parametrize("name", ["kernels", "serving"])
+def test_a_gpu_is_not_measured_without_a_cuda_device(name: str) -> None:
+    command = [INSTALLED, "bench", name, "--quick"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
 
     assert done.returncode == 3

@@ -32,6 +32,7 @@ def bench(
             "placement",
             "replacement",
             "kernels",
+            "serving",
             "wire",
             "brownout",
             "brownout-burst",
