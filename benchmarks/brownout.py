@@ -176,7 +176,7 @@ def _measure(directory: str, topology: str, rounds: int) -> dict[str, Any]:
         )
         side = openai_side(client, Path(directory).name)
         for way, threshold in (*POINTS, *FEWER):
-            asyncio.run(_set(suite, way, 1.0))
+            asyncio.run(set_thresholds(suite, way, 1.0))
             for workload in WORKLOADS:
                 side.generate(workload.prompts(generator), 2)  # warm up
             turns: dict[str, tuple[list[float], list[float]]] = {
@@ -184,7 +184,7 @@ def _measure(directory: str, topology: str, rounds: int) -> dict[str, Any]:
             }
             for _ in range(rounds):
                 for at, reached in enumerate((1.0, threshold)):
-                    asyncio.run(_set(suite, way, reached))
+                    asyncio.run(set_thresholds(suite, way, reached))
                     for workload in WORKLOADS:
                         prompts = workload.prompts(generator)
                         started = time.perf_counter()
@@ -215,7 +215,7 @@ def _share(
     return float(answer["moesaic"]["quality"]["degraded_share"])
 
 
-async def _set(suite: RunningSuite, way: int, threshold: float) -> None:
+async def set_thresholds(suite: RunningSuite, way: int, threshold: float) -> None:
     """Set a policy, and wait until steps follow it."""
     scheduler = suite.processes["scheduler"]["admin_address"]
     policy = scheduler_pb2.BrownoutPolicy(
