@@ -99,7 +99,7 @@ def run(quick: bool) -> dict[str, Any]:
         "figures": figures,
         "notes": [
             "demo: float32; the wide model: bfloat16, random weights",
-            "tokens/s over REST, medians of the rounds: generated ones, in the time prompts take too; prefill: of prompts",
+            "tokens/s over REST, medians of the rounds: generated ones, their prompts in the time; prefill: of prompts",
             "share_of_gemm_rate: operations of linear layers for the prompts over the rate of a large product",
             "captured: decode steps as CUDA graphs; over_host: UCX_TLS=tcp, tensors within frames",
             "one GPU: in disaggregated, attention and experts share it",
