@@ -33,7 +33,7 @@ class BurstPoint:
     wider: int = 8
     max_num_seqs: int = 32
     way: int = 0
-    calm_share: float = 0.55
+    calm_share: float = 0.57
     burst_factor: float = 2.0
     target_factor: float = 5.0
     kinds: tuple[tuple[str, str], ...] = (

@@ -21,6 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from moesaic.kernels.triton.expert_order import ExpertOrder, expert_order
+from moesaic.kernels.triton.shared_memory import is_roomy
 
 _GROUP = 8
 _COMBINE_COLUMNS = 1024
@@ -304,8 +305,10 @@ def tile_shapes(
         first, second = (32, 64, 128, 4, 3), (32, 128, 128, 4, 3)
     elif rows_per_slot <= 64:
         first, second = (64, 64, 64, 4, 4), (64, 128, 64, 4, 4)
-    else:
+    elif is_roomy():
         first, second = (128, 128, 64, 8, 4), (128, 256, 64, 8, 4)
+    else:
+        first = second = (128, 128, 64, 8, 3)
     return _fitted(TileShape(*first), size, hidden), _fitted(TileShape(*second), hidden, size)
 
 

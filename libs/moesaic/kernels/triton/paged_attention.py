@@ -23,6 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from moesaic.kernels.paged_rows import KVLayout, PagedRows
+from moesaic.kernels.triton.shared_memory import is_roomy
 
 SPLIT = 512  # keys a piece
 _FEW_ROWS = 16  # more rows than this are never split: their tiles fill the GPU
@@ -318,7 +319,7 @@ def paged_attention(
 
 
 def _shape(num_pairs: int, layout: KVLayout, dtype: torch.dtype) -> dict[str, Any]:
-    """Cut up a launch: as much as fits the registers, which a wide (latent) tile fills soon."""
+    """Cut up a launch: as much as fits registers and shared memory, which a wide (latent) tile fills soon."""
     shared = layout.value_column == 0
     main_dim = layout.value_dim if shared else layout.key_dim
     main = _padded(main_dim)
@@ -327,12 +328,14 @@ def _shape(num_pairs: int, layout: KVLayout, dtype: torch.dtype) -> dict[str, An
     tile_rows = max(16, min(most_rows, triton.next_power_of_2(num_pairs)))
     if exact:
         tile_keys, num_warps, num_stages = (16, 8, 1) if wide else (32, 4, 3)
+    elif wide and not is_roomy():
+        tile_keys, num_warps, num_stages = 64 if tile_rows == 16 else 32, 8, 2
     elif wide:
         tile_keys, num_warps, num_stages = 64, 8 if tile_rows == 64 else 4, 2
+    elif tile_rows == 128:
+        tile_keys, num_warps, num_stages = 32, 8, 2
     else:
-        tile_keys, num_warps, num_stages = (
-            (32, 8, 2) if tile_rows == 128 else (64, 2 if tile_rows == 16 else 4, 3)
-        )
+        tile_keys, num_warps, num_stages = 64, 2 if tile_rows == 16 else 4, 3
     return {
         "MAIN_DIM": main_dim,
         "MAIN": main,

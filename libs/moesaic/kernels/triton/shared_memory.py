@@ -1,0 +1,17 @@
+"""Shared memory of the GPU, by which tiles are chosen."""
+
+from functools import cache
+
+import torch
+from triton.runtime import driver
+
+HOPPER_BYTES = 232448
+
+
+@cache
+def is_roomy() -> bool:
+    """Tell whether a block has as much shared memory as on a Hopper GPU; without a GPU kernels are compiled for one."""
+    if not torch.cuda.is_available():
+        return True
+    facts = driver.active.utils.get_device_properties(torch.cuda.current_device())
+    return bool(facts["max_shared_mem"] >= HOPPER_BYTES)
