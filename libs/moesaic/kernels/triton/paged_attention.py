@@ -324,7 +324,7 @@ def _shape(num_pairs: int, layout: KVLayout, dtype: torch.dtype) -> dict[str, An
     main_dim = layout.value_dim if shared else layout.key_dim
     main = _padded(main_dim)
     wide, exact = main > 256, dtype == torch.float32
-    most_rows = 16 if exact else 64 if wide else 128
+    most_rows = 16 if exact else 128 if not wide else 64 if is_roomy() else 32
     tile_rows = max(16, min(most_rows, triton.next_power_of_2(num_pairs)))
     if exact:
         tile_keys, num_warps, num_stages = (16, 8, 1) if wide else (32, 4, 3)
