@@ -169,15 +169,15 @@ async def test_later_requests_compile_nothing_more(
 
 async def test_the_tiles_of_many_rows_are_met_too(tiny_model: Any, launches: set[str]) -> None:
     host = host_of(tiny_model, 2, dtype=torch.bfloat16)
-    await host.warm_up(160)  # on two slots: tiles of few rows, of more, and of many
+    await host.warm_up(160)  # on two slots: tiles of few rows, of more, and of many more
     warmed = set(launches)
     heights = {key for key in warmed if key.startswith("_down_kernel")}
     placement = placed(host, [0, 1], [2, 3, 4, 5, 6, 7][:2], [4, 5], [6, 7])
 
-    for rows in (9, 33, 100):
+    for rows in (5, 20, 50, 100):
         frame = request(placement, rows)
         frame.tensors[0] = frame.tensors[0].bfloat16()
         host.answer(frame)
 
-    assert len(heights) == 3
+    assert len(heights) == 4
     assert launches == warmed
