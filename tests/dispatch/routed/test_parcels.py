@@ -211,7 +211,7 @@ async def test_whoever_computes_nothing_sends_no_rows(tiny_model: Any) -> None:
 async def test_on_a_gpu_each_side_waits_once_a_layer(
     tiny_model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every wait but these is an error. Never run yet."""
+    """Every wait but these is an error."""
     device, waits = torch.device("cuda", 0), Counter[str]()
 
     def allowed(name: str) -> Callable[[torch.device], None]:
