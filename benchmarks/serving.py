@@ -198,8 +198,7 @@ def _make(directory: Path, layers: int) -> None:
     torch.manual_seed(11)
     config = transformers.Qwen3MoeConfig(**WIDE, num_hidden_layers=layers, dtype="bfloat16")
     with torch.device("cuda"):
-        model = transformers.Qwen3MoeForCausalLM(config)  # type: ignore[no-untyped-call]  # untyped there
-    model = model.to(torch.bfloat16)
+        model = transformers.Qwen3MoeForCausalLM(config).bfloat16()
     model.save_pretrained(directory)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (directory / name).write_bytes((DEMO / name).read_bytes())
@@ -211,4 +210,4 @@ def _linear_operations(layers: int) -> int:
     width = heads + WIDE["num_key_value_heads"]  # queries and output, keys and values
     attention = 2 * width * WIDE["head_dim"] * hidden
     experts = 3 * WIDE["num_experts_per_tok"] * WIDE["moe_intermediate_size"] * hidden
-    return 2 * layers * (attention + experts + WIDE["num_experts"] * hidden)
+    return int(2 * layers * (attention + experts + WIDE["num_experts"] * hidden))
