@@ -9,16 +9,16 @@ def test_a_pin_to_a_worker_that_is_not_there_waits_and_is_told(disaggregated: Su
     pin = ("experts", "pin", "7", "expert-9")
 
     pinned = disaggregated.cli(*pin)
-    waiting: list[str] = []
-    while not waiting:  # the scheduler looks at pins in its own time, and may be busy with others
+    waiting, shown = [""], ""
+    while f"waiting for: {waiting[0]}" not in shown:
+        # The scheduler looks at pins in its own time, and may be busy with others, before and in between.
         facts = json.loads(disaggregated.cli("placement", "show", "--json").stdout)
-        waiting = [reason for reason in facts["waiting_for"] if "expert-9" in reason]
-    shown = disaggregated.cli("placement", "show").stdout
+        waiting = [reason for reason in facts["waiting_for"] if "expert-9" in reason] or [""]
+        shown = disaggregated.cli("placement", "show").stdout if waiting[0] else ""
     removed = disaggregated.cli(*pin, "--remove")
 
     assert pinned.returncode == 0
     assert "no expert worker expert-9 is here now (expert-0, expert-1)" in pinned.stderr
-    assert f"waiting for: {waiting[0]}" in shown
     assert "expert 7 is pinned to it" in shown
     assert (removed.returncode, removed.stderr) == (0, "")
 
