@@ -69,6 +69,22 @@ def test_group_limited_routing_stays_within_the_best_groups(seed: int, scale: fl
     )
 
 
+@pytest.mark.parametrize("moe", [GREEDY, LIMITED], ids=["greedy", "limited"])
+@given(seed=st.integers(0, 10**6))
+def test_of_equal_experts_and_groups_the_lowest_are_taken(moe: MoE, seed: int) -> None:
+    logits = (
+        random_logits(seed).round().bfloat16()
+    )  # a handful of numbers, so most are equal to others
+
+    _, topk_ids = select_experts(logits, moe)
+
+    size = moe.num_experts // moe.n_group
+    for row, ids in zip(logits.tolist(), topk_ids.tolist(), strict=True):
+        groups = sorted(range(moe.n_group), key=lambda g: (-max(row[g * size : (g + 1) * size]), g))
+        kept = [e for e in range(moe.num_experts) if e // size in groups[: moe.topk_group]]
+        assert ids == sorted(kept, key=lambda e: (-row[e], e))[: moe.top_k]
+
+
 def test_a_float32_gate_ignores_the_dtype_of_the_hidden_states() -> None:
     hidden = torch.randn(4, 6).to(torch.bfloat16)
     weight = torch.randn(12, 6)

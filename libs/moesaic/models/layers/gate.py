@@ -119,10 +119,13 @@ def select_experts(gate_logits: Tensor, moe: MoE) -> tuple[Tensor, Tensor]:
 def _largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the ``count`` largest of each row and their columns; of equal ones the lowest, which ``topk`` leaves open.
 
-    In bfloat16 logits are often equal, and machines must choose alike.
+    In bfloat16 logits are often equal, and machines must choose alike. The bits of numbers that are not negative order
+    as they do: below them goes the column, the lowest as the largest.
     """
-    ordered = scores.sort(dim=-1, descending=True, stable=True)
-    return ordered.values[:, :count], ordered.indices[:, :count]
+    columns = torch.arange(scores.shape[1] - 1, -1, -1, device=scores.device)
+    keys = (scores.contiguous().view(torch.int32).long() << 32) | columns
+    largest = keys.topk(count, dim=-1).indices
+    return scores.gather(-1, largest), largest
 
 
 def _choose_on_a_cpu(hidden_states: Tensor, gate: PackedLinear, moe: MoE) -> tuple[Tensor, Tensor]:
