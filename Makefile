@@ -114,8 +114,9 @@ bench: .venv/installed-dev
 # there is nothing to do. On a machine where nothing may be installed, name a Python that has torch
 # (2.11 or newer, for CUDA), triton, safetensors, transformers, msgspec, pytest, hypothesis, psutil,
 # rich and typer: make gpu GPU_PYTHON=python3. Without ucxx-cu13 the transfers are left out.
+# The last benchmark, serving, starts whole suites: it needs all that they need.
 GPU_PYTHON ?=
-GPU_BENCHES := kernels serving aebs
+GPU_BENCHES := kernels aebs serving
 gpu: export PYTHONPATH := $(CURDIR)/libs:$(CURDIR):$(PYTHONPATH)
 gpu: $(if $(GPU_PYTHON),,.venv/installed-dev)
 	@python='$(or $(GPU_PYTHON),$(BIN)/python)'; \

@@ -142,7 +142,8 @@ def on_less_memory() -> None:
     modules: tuple[Any, ...] = grouped_experts_module, paged_attention_module
     for module in modules:
         module.is_roomy = lambda: False
-    experts(4096)
+    for num_rows in (64, 4096):
+        experts(num_rows)
     for num_heads in (16, 128):
         attention(1, 4096, LATENT, num_heads)
     attention(512, 4096, LATENT, 128)

@@ -5,7 +5,7 @@ from functools import cache
 import torch
 from triton.runtime import driver
 
-HOPPER_BYTES = 232448
+HOPPER_BYTES = 232448  # of a block, at most, as the driver tells
 
 
 @cache
