@@ -237,5 +237,6 @@ async def set_thresholds(suite: RunningSuite, way: int, threshold: float) -> Non
             if "expert-0" not in suite.processes:
                 return  # it adopts the way before the thresholds
             placed = await plans.GetPlacement(scheduler_pb2.GetPlacementRequest())
-            if placed.placement.rung.way == way:
+            rung = placed.placement.rung
+            if (rung.way, rung.instead) == (way, "united" if way else "fewer"):
                 return
