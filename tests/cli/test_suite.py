@@ -1,6 +1,16 @@
 import pytest
 
-from moesaic.cli.suite.processes import Service, SuiteOptions, services_of, url_of
+from moesaic.cli.checks.sizes import read_memory
+from moesaic.cli.suite.background import foreground_flags
+from moesaic.cli.suite.processes import (
+    STOP_ORDER,
+    Service,
+    SuiteOptions,
+    module_of,
+    roles_of,
+    services_of,
+    url_of,
+)
 from moesaic.cli.terminal.outcome import CommandError, Exit
 
 
@@ -93,3 +103,42 @@ def test_experts_are_offloaded_where_that_is_asked_for() -> None:
         services = services_of(options(topology=topology, offload=True), num_experts=32, cores=8)
 
         assert "--offload" in services[1].flags
+
+
+def test_agents_have_the_memory_and_the_threads_that_they_share() -> None:
+    sizes = (40_000_000, 40_000_000, 80_000_000)
+    edge = options(topology="edge", agents=3, memory_bytes=sizes)
+
+    services = services_of(edge, num_experts=32, cores=6)
+
+    names = ["scheduler", "agent-0", "agent-1", "agent-2", "gateway"]
+    assert [service.name for service in services] == names
+    agents = services[1:-1]
+    assert {agent.role for agent in agents} == {"edge-agent"}
+    assert [int(flag(agent, "--memory-bytes")) for agent in agents] == [*sizes]
+    assert {flag(agent, "--threads") for agent in agents} == {"2"}
+    assert {flag(agent, "--host") for agent in agents} == {"127.0.0.1"}
+    assert not [agent for agent in agents if "--dispatch" in agent.flags]
+
+
+def test_agents_without_a_given_memory_decide_themselves() -> None:
+    services = services_of(options(topology="edge", agents=2), num_experts=32, cores=2)
+
+    assert not [service for service in services if "--memory-bytes" in service.flags]
+    assert services[1].environment["OMP_WAIT_POLICY"] == "passive"
+
+
+def test_a_role_has_a_module_and_a_place_in_the_order_of_stopping() -> None:
+    assert module_of("edge-agent") == "moesaic.services.edge_agent"
+    for topology in ("local", "edge", "disaggregated"):
+        assert set(roles_of(topology)) <= set(STOP_ORDER)
+
+
+def test_a_detached_suite_has_the_same_agents() -> None:
+    edge = options(topology="edge", agents=2, memory_bytes=(40_000_000, 1 << 30))
+
+    flags = foreground_flags(edge, 60)
+
+    assert flags[flags.index("--agents") + 1] == "2"
+    assert read_memory(flags[flags.index("--memory") + 1], 2) == edge.memory_bytes
+    assert not {"--attention", "--experts"} & {*flags}

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from moesaic.cli.machine.state import SuiteState
 
 ADDRESSES = ("admin_address", "metrics_address", "data_address")  # gRPC, Prometheus, tensors
-ROLES = ("gateway", "scheduler", "attention", "expert")
+ROLES = ("gateway", "scheduler", "edge-agent", "attention", "expert")
 
 
 def status(

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from moesaic.cli.checks.exposure import check_exposure, checked_keys_file
+from moesaic.cli.checks.sizes import read_memory
+from moesaic.cli.checks.topology import check_topology
 from moesaic.cli.clients.rest_key import (
     API_KEY_VARIABLE,
     KEYS_FILE_VARIABLE,
@@ -13,36 +15,41 @@ from moesaic.cli.clients.rest_key import (
 )
 from moesaic.cli.terminal.console import print_json, say
 from moesaic.cli.terminal.options import JsonOption
-from moesaic.cli.terminal.outcome import CommandError, Exit
 
 if TYPE_CHECKING:
     from moesaic.cli.machine.state import SuiteState
 
 DEFAULT_EXPERT_WORKERS = 2
+DEFAULT_AGENTS = 3
+EDGE_PANEL = "Edge topology"
 SETTINGS_PANEL = "Settings of the services"
 
 
 def up(
     context: typer.Context,
     topology: Annotated[
-        Literal["local", "disaggregated", "gathered", "all-to-all"],
+        Literal["local", "disaggregated", "gathered", "all-to-all", "edge"],
         typer.Option(
             envvar="MOESAIC_TOPOLOGY",
-            metavar="[local|disaggregated|gathered]",  # all-to-all is there to compare with
+            metavar="[local|disaggregated|gathered|edge]",  # all-to-all is there to compare with
             help="Place of the experts: in every attention worker (local); in workers of their own "
-            "(disaggregated); or divided among the attention workers, which pull each other's "
-            "layer by layer (gathered).",
+            "(disaggregated); divided among the attention workers, which pull each other's layer "
+            "by layer (gathered); or divided among agents with little memory each, which ask each "
+            "other (edge).",
         ),
     ] = "disaggregated",
     model: Annotated[
         str, typer.Option(envvar="MOESAIC_MODEL", help="HF-format model directory.")
     ] = "models/demo",
     attention: Annotated[
-        int,
+        int | None,
         typer.Option(
-            envvar="MOESAIC_ATTENTION", min=1, max=64, help="Number of attention workers."
+            envvar="MOESAIC_ATTENTION",
+            min=1,
+            max=64,
+            help="Number of attention workers (default: 1).",
         ),
-    ] = 1,
+    ] = None,
     experts: Annotated[
         int | None,
         typer.Option(
@@ -65,6 +72,23 @@ def up(
             "memory; disaggregated: for steps in which that is faster than expert workers.",
         ),
     ] = False,
+    agents: Annotated[
+        int | None,
+        typer.Option(
+            rich_help_panel=EDGE_PANEL,
+            min=1,
+            max=64,
+            help="Number of agents, each an edge server (default: 3).",
+        ),
+    ] = None,
+    memory: Annotated[
+        str,
+        typer.Option(
+            rich_help_panel=EDGE_PANEL,
+            help="Memory of an agent for the model: one size for all, such as 40M, or one for each, "
+            "such as 40M,40M,80M.",
+        ),
+    ] = "",
     host: Annotated[
         str, typer.Option(envvar="MOESAIC_HOST", help="Address the gateway listens on.")
     ] = "127.0.0.1",
@@ -152,21 +176,28 @@ def up(
     }
     given = [f"{flag}={value}" for flag, value in named.items() if value is not None]
     own = [name for parameter in context.command.params for name in parameter.opts]
-    settings = service_flags([*given, *context.args], own)
-    if topology != "disaggregated" and (experts or slots_per_layer):
-        flag = "--experts" if experts else "--slots-per-layer"
-        raise CommandError(f"{flag}: the {topology} topology has no expert workers", Exit.USAGE)
-    if topology == "all-to-all" and offload:
-        raise CommandError("--offload: the all-to-all topology has no such mode", Exit.USAGE)
+    of_topology = {
+        "--experts": experts,
+        "--slots-per-layer": slots_per_layer,
+        "--attention": attention,
+        "--offload": offload,
+        "--agents": agents,
+        "--memory": memory,
+    }
+    check_topology(topology, of_topology)
+    settings = service_flags([*given, *context.args], own, topology)
+    agents = agents or DEFAULT_AGENTS
     wants_key = bool(checked_api_key(api_key) or api_keys_file)
     check_exposure(host, wants_key, no_auth)
     options = SuiteOptions(
         topology=topology,
         model=model,
-        attention=attention,
+        attention=attention or 1,
         experts=experts or DEFAULT_EXPERT_WORKERS,
         slots_per_layer=slots_per_layer or 0,
         offload=offload,
+        agents=agents,
+        memory_bytes=read_memory(memory, agents),
         host=host,
         port=port,
         api_key=api_key,

@@ -70,11 +70,16 @@ def foreground_flags(options: SuiteOptions, timeout: float) -> list[str]:
     flags = {
         "--topology": options.topology,
         "--model": options.model,
-        "--attention": options.attention,
         "--host": options.host,
         "--port": options.port,
         "--timeout": timeout,
     }
+    if options.topology == "edge":
+        flags["--agents"] = options.agents
+        if options.memory_bytes:
+            flags["--memory"] = ",".join(f"{size}B" for size in options.memory_bytes)
+    else:
+        flags["--attention"] = options.attention
     if options.topology == "disaggregated":
         flags["--experts"] = options.experts
         if options.slots_per_layer:

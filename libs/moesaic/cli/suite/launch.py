@@ -58,7 +58,9 @@ def run_suite(options: SuiteOptions, ready_within_s: float, on_ready: OnReady) -
             cluster = os.environ.get("MOESAIC_CLUSTER") or "default"
             check_cluster(redis_url, cluster, [service.name for service in services])
         keep_previous_logs(state_file.directory, services)
-        environment = kv_environment(options, num_experts, settings["attention-0"])
+        environment = {}
+        if options.topology != "edge":  # agents divide their memory themselves
+            environment = kv_environment(options, num_experts, settings["attention-0"])
         model_name = getattr(settings["gateway"], "name_in_api", "")
         suite = _Suite(options, services, state_file, model_name, environment)
         asyncio.run(suite.run(redis_url, ready_within_s, on_ready))

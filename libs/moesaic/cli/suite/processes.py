@@ -8,9 +8,10 @@ from typing import Literal
 from moesaic.addresses import host_port
 from moesaic.cli.terminal.outcome import CommandError, Exit
 
-Topology = Literal["local", "disaggregated", "gathered", "all-to-all"]
+Topology = Literal["local", "disaggregated", "gathered", "all-to-all", "edge"]
 # Order of stopping: no service accepts work for another that is gone already.
-STOP_ORDER = ("gateway", "attention", "expert", "scheduler")
+STOP_ORDER = ("gateway", "edge-agent", "attention", "expert", "scheduler")
+NAMES = {"edge-agent": "agent"}  # of processes, where it is not the role
 LOOPBACK = "127.0.0.1"
 GRACE_S = 30.0  # time for running work to finish
 
@@ -33,6 +34,8 @@ class SuiteOptions:
     experts: int
     slots_per_layer: int  # 0: just enough
     offload: bool = False  # experts in files instead of memory
+    agents: int = 0  # of the edge topology
+    memory_bytes: tuple[int, ...] = ()  # of each agent; empty: as its service decides
     host: str
     port: int
     api_key: str = field(default="", repr=False)
@@ -70,12 +73,25 @@ def slots_per_layer(options: SuiteOptions, num_experts: int) -> int:
     return options.slots_per_layer
 
 
+def module_of(role: str) -> str:
+    """Name the module that runs a service of this role."""
+    return f"moesaic.services.{role.replace('-', '_')}"
+
+
+def roles_of(topology: Topology) -> tuple[str, ...]:
+    """List the roles whose settings a suite of this topology takes as flags."""
+    computing = ("edge-agent",) if topology == "edge" else ("attention", "expert")
+    return ("gateway", *computing, "scheduler")
+
+
 def threads_of(options: SuiteOptions, cores: int) -> dict[str, int]:
     """Divide the cores among the threads of services that compute, by role.
 
     Where rows travel, attention and experts take turns: each side has all cores in its turn, if cores
     are few. Where there are many, turns overlap and the sides share them.
     """
+    if options.topology == "edge":
+        return {"edge-agent": max(1, cores // options.agents)}
     if options.topology != "disaggregated":
         return {"attention": max(1, cores // options.attention)}
     sides = 1 if cores < 2 * (options.attention + options.experts) else 2
@@ -87,39 +103,56 @@ def threads_of(options: SuiteOptions, cores: int) -> dict[str, int]:
 
 def services_of(options: SuiteOptions, num_experts: int, cores: int) -> list[Service]:
     """List the services of a suite; those that compute divide ``cores`` evenly."""
-    routed = options.topology == "disaggregated"
-    num_computing = options.attention + (options.experts if routed else 0)
     threads = threads_of(options, cores)
+    numbers = numbers_of(options)
     environment: dict[str, str] = {}
-    if num_computing + 2 > cores:  # the gateway and the scheduler want time as well
+    if sum(numbers.values()) + 2 > cores:  # the gateway and the scheduler want time as well
         # Threads that spin while they wait would take the cores from those that work.
         environment["OMP_WAIT_POLICY"] = "passive"
 
-    def computing(role: str, number: int, *flags: str) -> Service:
+    def computing(role: str, number: int) -> Service:
+        flags = _work_of(options, role, number, num_experts)
         flags += ("--data-host", LOOPBACK, "--data-port", "0")  # of each its own
         of_role = str(threads[role])
         flags += ("--model", options.model, "--threads", of_role)
         variables = {"OMP_NUM_THREADS": of_role, **environment}
-        return _service(options, f"{role}-{number}", role, *flags, environment=variables)
+        name = f"{NAMES.get(role, role)}-{number}"
+        return _service(options, name, role, *flags, environment=variables)
 
-    services = [_service(options, "scheduler", "scheduler")]
-    if routed:
-        slots = str(slots_per_layer(options, num_experts))
-        numbers = range(options.experts)
-        held = ("--slots-per-layer", slots, "--weights-port", "0")
-        services += [computing("expert", n, *held) for n in numbers]
-    offload = ("--offload",) if options.offload else ()
-    for n in range(options.attention):
-        if options.topology in ("gathered", "all-to-all"):
-            dispatch: tuple[str, ...] = (options.topology, "--share", f"{n}/{options.attention}")
-        else:
-            dispatch = ("routed",) if routed else ("local",)
-        services.append(computing("attention", n, "--dispatch", *dispatch, *offload))
+    workers = [computing(role, n) for role, count in numbers.items() for n in range(count)]
     auth = ["--no-auth"] if options.no_auth else []
     if options.api_keys_file:
         auth += ["--api-keys-file", options.api_keys_file]
     flags = ("--port", str(options.port), "--model", options.model, *auth)
-    return [*services, _service(options, "gateway", "gateway", *flags, host=options.host)]
+    gateway = _service(options, "gateway", "gateway", *flags, host=options.host)
+    return [_service(options, "scheduler", "scheduler"), *workers, gateway]
+
+
+def numbers_of(options: SuiteOptions) -> dict[str, int]:
+    """Count the processes that compute, by role, in the order in which they start."""
+    if options.topology == "edge":
+        return {"edge-agent": options.agents}
+    if options.topology == "disaggregated":
+        return {"expert": options.experts, "attention": options.attention}
+    return {"attention": options.attention}
+
+
+def _work_of(options: SuiteOptions, role: str, number: int, num_experts: int) -> tuple[str, ...]:
+    """List the flags that say what part of the work a process has."""
+    if role == "edge-agent":
+        own = ("--weights-port", "0")
+        if not options.memory_bytes:
+            return own
+        return (*own, "--memory-bytes", str(options.memory_bytes[number]))
+    if role == "expert":
+        slots = str(slots_per_layer(options, num_experts))
+        return ("--slots-per-layer", slots, "--weights-port", "0")
+    offload = ("--offload",) if options.offload else ()
+    if options.topology in ("gathered", "all-to-all"):
+        share = f"{number}/{options.attention}"
+        return ("--dispatch", options.topology, "--share", share, *offload)
+    dispatch = "routed" if options.topology == "disaggregated" else "local"
+    return ("--dispatch", dispatch, *offload)
 
 
 def _service(

@@ -4,34 +4,38 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from moesaic.cli.suite.processes import Service, Setting
+from moesaic.cli.suite.processes import Service, Setting, Topology, module_of, roles_of
 from moesaic.cli.terminal.outcome import CommandError, Exit
 
 if TYPE_CHECKING:
     from moesaic.settings import ServiceSettings
     from moesaic.usage.flags import Flag
 
-ROLES = ("gateway", "attention", "expert", "scheduler")
 # Settings that the suite chooses for each process, or takes under another name.
 ITS_OWN = {
     *("worker_id", "host", "control_host", "advertise_host", "admin_port", "metrics_port"),
     *("data_host", "data_port", "weights_port", "grace_s", "threads", "dispatch", "share"),
+    *("memory_bytes", "site"),
 }
 
 
 def settings_model(role: str) -> type["ServiceSettings"]:
     """Import the settings of a service when they are needed, as no room may know the services."""
-    module = import_module(f"moesaic.services.{role}.settings")
-    found: type[ServiceSettings] = getattr(module, f"{role.capitalize()}Settings")
+    module = import_module(f"{module_of(role)}.settings")
+    name = role.title().replace("-", "")
+    found: type[ServiceSettings] = getattr(module, f"{name}Settings")
     return found
 
 
-def service_flags(arguments: Sequence[str], own: Iterable[str]) -> tuple[Setting, ...]:
+def service_flags(
+    arguments: Sequence[str], own: Iterable[str], topology: Topology
+) -> tuple[Setting, ...]:
     """Read the services' settings among the flags of ``moesaic up``.
 
     Args:
         arguments: of the command line, besides its own flags.
         own: its own flags, for proposals.
+        topology: of the suite.
 
     Returns:
         The settings, each with the services that have it.
@@ -46,7 +50,7 @@ def service_flags(arguments: Sequence[str], own: Iterable[str]) -> tuple[Setting
         return ()
     flags: dict[str, Flag] = {}
     roles: dict[str, set[str]] = {}
-    for role in ROLES:
+    for role in roles_of(topology):
         for flag in flags_in(settings_model(role)):
             flags.setdefault(flag.field, flag)
             roles.setdefault(flag.field, set()).add(role)

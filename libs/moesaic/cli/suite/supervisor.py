@@ -12,7 +12,7 @@ from moesaic.addresses import host_port
 from moesaic.cli.machine.ports import hold_port, number_of
 from moesaic.cli.machine.state import ProcessState
 from moesaic.cli.suite.child import Child, last_lines
-from moesaic.cli.suite.processes import GRACE_S, LOOPBACK, STOP_ORDER, Service
+from moesaic.cli.suite.processes import GRACE_S, LOOPBACK, STOP_ORDER, Service, module_of
 from moesaic.cli.suite.restart import GiveUp, RestartPolicy
 
 CLOSE_S = 5.0  # time for a service to close after its grace time
@@ -33,7 +33,7 @@ class ServiceFailed(Exception):
 def command_of(service: Service, admin_port: int, metrics_port: int) -> list[str]:
     """Give the command line that starts a service on the given ports."""
     ports = ("--admin-port", str(admin_port), "--metrics-port", str(metrics_port))
-    return [sys.executable, "-m", f"moesaic.services.{service.role}", *service.flags, *ports]
+    return [sys.executable, "-m", module_of(service.role), *service.flags, *ports]
 
 
 @dataclass
