@@ -1,0 +1,140 @@
+"""Edge sites in one process: each answers the others, and has a dispatcher of its own."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from moesaic.dispatch.collaborative.dispatcher import CollaborativeDispatcher, SiteParts
+from moesaic.dispatch.collaborative.peers import Peers
+from moesaic.dispatch.local import LocalDispatcher
+from moesaic.experts.activations import ActivationMeter
+from moesaic.experts.brownout.logical import LogicalExperts
+from moesaic.experts.file_cache import FileCache
+from moesaic.experts.host import ExpertHost
+from moesaic.experts.pace import LoadPace
+from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.messages.rung import Rung
+from moesaic.models.configuration.config import load_config
+from moesaic.models.layers.gate import load_gates
+from moesaic.models.weights.checkpoint import Checkpoint
+from moesaic.transport.frame import FrameLimits
+from moesaic.transport.inprocess import Hub, InProcessNetwork
+
+CPU, FP32 = torch.device("cpu"), torch.float32
+
+
+@dataclass
+class Site:
+    """One site."""
+
+    host: ExpertHost
+    served: InProcessNetwork
+    dialling: InProcessNetwork
+    peers: Peers
+    files: FileCache | None
+    dispatcher: CollaborativeDispatcher
+    meter: ActivationMeter
+
+
+class Sites:
+    """Sites of one model, and the local dispatcher as the reference."""
+
+    def __init__(self, model: Any, count: int, *, files: bool, deterministic: bool) -> None:
+        self.config, self.checkpoint = load_config(model.directory), Checkpoint(model.directory)
+        self.hub, self.limits = Hub(), FrameLimits.of_hidden_size(self.config.hidden_size)
+        self.sites = [self._site(n, files, deterministic) for n in range(count)]
+        self.local = LocalDispatcher(self.checkpoint, self.config, FP32, CPU)
+        self.addresses: list[str] = []
+
+    def _site(self, n: int, with_files: bool, deterministic: bool) -> Site:
+        config, name = self.config, f"agent-{n}"
+        num_experts = config.moe.num_experts
+        host = ExpertHost(self.checkpoint, config, name, num_experts, FP32, CPU)
+        served, dialling = (
+            InProcessNetwork(name, b"secret", self.limits, self.hub) for _ in range(2)
+        )
+        peers, meter = Peers(dialling, 2.0), ActivationMeter(num_experts)
+        files = None
+        if with_files:
+            bring, nbytes = host.files.bring(LoadPace()), host.files.expert_bytes
+            files = FileCache(bring, config.moe_layers, num_experts, nbytes, 4)
+        gates = load_gates(self.checkpoint, config, FP32, CPU)
+        rung_of = LogicalExperts(self.checkpoint, config).layer_rung
+        parts = SiteParts(host.epochs, gates, peers, files, rung_of, meter)
+        dispatcher = CollaborativeDispatcher(parts, config, FP32, deterministic=deterministic)
+        return Site(host, served, dialling, peers, files, dispatcher, meter)
+
+    def placement(self, epoch: int, *held: list[int], rung: Rung | None = None) -> Placement:
+        """The same experts in every layer."""
+        return Placement(
+            epoch=epoch,
+            model_digest=self.config.digest,
+            num_experts=self.config.moe.num_experts,
+            workers=[
+                PlacedWorker(
+                    worker_id=f"agent-{n}",
+                    generation=1,
+                    admin_address="",
+                    data_address=self.addresses[n],
+                )
+                for n in range(len(held))
+            ],
+            layers=list(self.config.moe_layers),
+            slots=[[list(mine) for mine in held] for _ in self.config.moe_layers],
+            rung=rung or Rung(),
+        )
+
+    def put_in_force(self, placement: Placement, *, at: list[int] | None = None) -> None:
+        """What the scheduler does, at some sites or all."""
+        chosen = [site for n, site in enumerate(self.sites) if at is None or n in at]
+        for site in chosen:
+            site.host.prepare(placement)
+        for site in chosen:
+            site.host.epochs.commit(placement.epoch)
+
+    async def linked(self) -> None:
+        """Wait until every site has a link to all others."""
+        for site in self.sites:
+            view = site.dispatcher.view
+            while len(site.peers.live(view)) < len(view.peers):
+                await site.peers.linked(0.05)
+
+    async def outputs(self, n: int, rows: int = 7, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
+        """Of one site each layer's result, with that of ``local``."""
+        dispatcher, found = self.sites[n].dispatcher, []
+        step = dispatcher.begin_step()
+        for layer in self.config.moe_layers:
+            generator = torch.Generator().manual_seed(seed + layer)
+            hidden = torch.randn(rows, self.config.hidden_size, generator=generator)
+            got = await dispatcher.dispatch(step, layer, hidden)
+            found.append((got, await self.local.dispatch(self.local.begin_step(), layer, hidden)))
+        dispatcher.end_step(step)
+        return found
+
+
+@pytest.fixture
+def sites() -> Any:
+    """``async with sites(model, count) as s``: ``Sites`` that answer each other."""
+
+    @asynccontextmanager
+    async def opened(
+        model: Any, count: int, *, files: bool = False, deterministic: bool = False
+    ) -> AsyncIterator[Sites]:
+        with torch.inference_mode():
+            s = Sites(model, count, files=files, deterministic=deterministic)
+            for site in s.sites:
+                s.addresses.append(await site.served.listen("memory", 0, site.host.answer))
+            try:
+                yield s
+            finally:
+                for site in s.sites:
+                    await site.dispatcher.close()
+                    await site.served.close()
+                    await site.dialling.close()
+
+    return opened

@@ -1,0 +1,186 @@
+from typing import Any
+
+import pytest
+import torch
+
+from moesaic.brownout.split import Level
+from moesaic.dispatch.collaborative import metrics
+from moesaic.errors import ExpertUnavailable, NotReady
+from moesaic.kernels.promised import PromisedRows
+from moesaic.messages.rung import Rung
+from tests.dispatch.collaborative.conftest import Sites
+
+HALVES = [0, 1, 2, 3], [4, 5, 6, 7]
+
+
+async def _all_close(s: Sites, rows: int = 7) -> None:
+    for n in range(len(s.sites)):
+        for got, expected in await s.outputs(n, rows):
+            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)  # sums in another order
+
+
+def _count(where: str) -> float:
+    return metrics.CHOICES.labels(where)._value.get()
+
+
+@pytest.mark.parametrize("rows", [1, 7, 200])
+async def test_sites_compute_what_local_does(tiny_model: Any, sites: Any, rows: int) -> None:
+    async with sites(tiny_model, 2) as s:
+        s.put_in_force(s.placement(1, *HALVES))
+        await s.linked()
+
+        await _all_close(s, rows)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 200])
+async def test_deterministic_sites_give_the_bits_of_local(
+    tiny_model: Any, sites: Any, rows: int
+) -> None:
+    async with sites(tiny_model, 3, deterministic=True, files=True) as s:
+        s.put_in_force(s.placement(1, [0, 1, 2], [2, 3, 4], [5, 6, 7]))
+        await s.linked()
+
+        for n in range(3):
+            for got, expected in await s.outputs(n, rows):
+                assert torch.equal(got, expected)
+
+
+async def test_a_site_that_holds_everything_asks_nobody(tiny_model: Any, sites: Any) -> None:
+    async with sites(tiny_model, 2) as s:
+        s.put_in_force(s.placement(1, list(range(8)), [0]))
+        await s.linked()
+        before = _count("remote")
+
+        await s.outputs(0)
+
+        assert _count("remote") == before
+
+
+async def test_without_a_placement_files_serve(tiny_model: Any, sites: Any) -> None:
+    async with sites(tiny_model, 1, files=True) as s:
+        await _all_close(s)
+
+        assert s.sites[0].dispatcher.begin_step().epoch == 0
+        assert s.sites[0].files.num_held == 4  # no more than there is room for
+
+
+async def test_without_a_placement_and_files_it_says_what_it_waits_for(
+    tiny_model: Any, sites: Any
+) -> None:
+    async with sites(tiny_model, 1) as s:
+        with pytest.raises(NotReady, match="a placement from the scheduler"):
+            s.sites[0].dispatcher.begin_step()
+
+
+async def test_another_holder_serves_when_one_is_gone(tiny_model: Any, sites: Any) -> None:
+    async with sites(tiny_model, 3) as s:
+        s.put_in_force(s.placement(1, [0, 1, 2, 3], [4, 5, 6, 7], [4, 5, 6, 7]))
+        await s.linked()
+        await s.sites[1].served.close()
+
+        for got, expected in await s.outputs(0):
+            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+async def test_files_serve_when_the_last_holder_is_gone(tiny_model: Any, sites: Any) -> None:
+    async with sites(tiny_model, 2, files=True) as s:
+        s.put_in_force(s.placement(1, *HALVES))
+        await s.linked()
+        await s.sites[1].served.close()
+
+        for got, expected in await s.outputs(0):
+            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+async def test_without_files_a_lost_holder_is_a_typed_error(tiny_model: Any, sites: Any) -> None:
+    async with sites(tiny_model, 2) as s:
+        s.put_in_force(s.placement(1, *HALVES))
+        await s.linked()
+        dispatcher = s.sites[0].dispatcher
+        step = dispatcher.begin_step()
+        await s.sites[1].served.close()
+
+        with pytest.raises(ExpertUnavailable):
+            for layer in s.config.moe_layers:
+                await dispatcher.dispatch(step, layer, torch.randn(40, s.config.hidden_size))
+        dispatcher.end_step(step)
+
+        with pytest.raises(NotReady, match="other sites with experts that are not here: agent-1"):
+            dispatcher.begin_step()
+
+
+async def test_rows_that_may_be_degraded_do_without_lost_experts(
+    tiny_model: Any, sites: Any
+) -> None:
+    async with sites(tiny_model, 2) as s:
+        s.put_in_force(s.placement(1, *HALVES, rung=Rung(instead="fewer")))
+        await s.linked()
+        await s.sites[1].served.close()
+        dispatcher = s.sites[0].dispatcher
+        for _ in range(100):
+            if dispatcher._parts.peers.live(dispatcher.view) == {}:
+                break
+            await s.sites[0].peers.linked(0.02)
+
+        step = dispatcher.begin_step()
+        promised = PromisedRows([Level(0.5)], [0] * 9, num_layers=s.config.num_layers)
+        out = await dispatcher.dispatch(
+            step, 0, torch.randn(9, s.config.hidden_size), promised.enter(0)
+        )
+
+        assert step.has_lost
+        assert out.isfinite().all()
+        assert int(promised.settle().sum()) > 0
+        dispatcher.end_step(step)
+
+
+async def test_a_step_keeps_its_placement_while_another_comes_in_force(
+    tiny_model: Any, sites: Any
+) -> None:
+    async with sites(tiny_model, 2) as s:
+        s.put_in_force(s.placement(1, *HALVES))
+        await s.linked()
+        dispatcher = s.sites[0].dispatcher
+        step = dispatcher.begin_step()
+        s.put_in_force(s.placement(2, *reversed(HALVES)))
+        hidden = torch.randn(5, s.config.hidden_size)
+
+        old = await dispatcher.dispatch(step, 0, hidden)
+        dispatcher.end_step(step)
+        newer = dispatcher.begin_step()
+        new = await dispatcher.dispatch(newer, 0, hidden)
+
+        assert (step.epoch, newer.epoch) == (1, 2)
+        torch.testing.assert_close(old, new, rtol=1e-5, atol=1e-5)
+
+
+async def test_a_peer_that_has_not_heard_of_the_epoch_answers_it(
+    tiny_model: Any, sites: Any
+) -> None:
+    async with sites(tiny_model, 2) as s:
+        s.put_in_force(s.placement(1, *HALVES))
+        await s.linked()
+        second = s.placement(2, *reversed(HALVES))
+        for site in s.sites:
+            site.host.prepare(second)
+        s.sites[0].host.epochs.commit(2)  # the other one will hear of it later
+
+        for got, expected in await s.outputs(0):
+            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+async def test_choices_of_this_site_are_counted_and_those_of_others_are_not(
+    tiny_model: Any, sites: Any
+) -> None:
+    async with sites(tiny_model, 2) as s:
+        s.put_in_force(s.placement(1, *HALVES))
+        await s.linked()
+
+        await s.outputs(0, rows=7)
+
+        told = [
+            site.meter.report(worker_id="", generation=1, model_digest="", epoch=1)
+            for site in s.sites
+        ]
+        assert [layer.rows for layer in told[0].window.layers] == [7] * len(s.config.moe_layers)
+        assert told[1].window.layers == []
