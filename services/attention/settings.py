@@ -18,6 +18,7 @@ _NUMBERED_WAYS = {"case-1": "reduce", "case-2": "relay"}
 class AttentionSettings(ModelSettings):
     """Settings of an attention worker."""
 
+    dispatches: ClassVar[tuple[str, ...]] = ("local", "routed", "gathered", "all-to-all")
     groups: ClassVar[Mapping[str, str]] = {
         "model": "Model",
         "dispatch": "Experts",
@@ -27,7 +28,8 @@ class AttentionSettings(ModelSettings):
     }
 
     dispatch: Annotated[
-        Literal["local", "routed", "gathered", "all-to-all"], Unlisted(("all-to-all",))
+        Literal["local", "routed", "gathered", "all-to-all", "collaborative"],
+        Unlisted(("all-to-all", "collaborative")),
     ] = Field(
         "routed",
         description="place where experts are computed: in this process (local; gathered: brought here from "
@@ -180,6 +182,13 @@ class AttentionSettings(ModelSettings):
             raise ValueError(f"--share must be like 0/2, the first of two, got {self.share}")
         return self
 
+    @model_validator(mode="after")
+    def _serves_what_it_can(self) -> Self:
+        if self.dispatch not in self.dispatches:
+            choices = " or ".join(self.dispatches)
+            raise ValueError(f"--dispatch must be {choices} here, got {self.dispatch}")
+        return self
+
     @property
     def gathers_experts(self) -> bool:
         """True if experts come to rows, layer by layer."""
@@ -207,7 +216,7 @@ class AttentionSettings(ModelSettings):
     def _packed_rows_have_a_way(self) -> Self:
         if self.wire_dtype == "own":
             return self
-        if self.dispatch != "routed":
+        if self.dispatch not in ("routed", "collaborative"):
             raise ValueError(
                 f"--wire-dtype {self.wire_dtype} needs --dispatch routed, got {self.dispatch}: no rows travel"
             )

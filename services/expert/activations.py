@@ -10,7 +10,8 @@ from prometheus_client import Counter
 
 from moesaic.cluster.redis.bus import Bus
 from moesaic.errors import PeerLost
-from moesaic.experts.host import ExpertHost
+from moesaic.experts.activations import ActivationMeter
+from moesaic.experts.epochs import Epochs
 from moesaic.messages.activation import ActivationWindow
 
 log = structlog.get_logger()
@@ -39,7 +40,8 @@ class ActivationReporter:
     """
 
     bus: Bus
-    host: ExpertHost
+    meter: ActivationMeter
+    epochs: Epochs
     worker_id: str
     generation: int
     model_digest: str
@@ -60,11 +62,11 @@ class ActivationReporter:
                 log.exception("activations.failed")
 
     async def _report(self) -> None:
-        report = self.host.activations.report(
+        report = self.meter.report(
             worker_id=self.worker_id,
             generation=self.generation,
             model_digest=self.model_digest,
-            epoch=self.host.epochs.in_force,
+            epoch=self.epochs.in_force,
             dropped=self._dropped,
         )
         if not report.window.layers:

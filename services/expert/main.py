@@ -58,7 +58,9 @@ async def serve(settings: ExpertSettings) -> None:
         status.model_digest, status.model = config.digest, settings.name_of_model
         host = api.host = await _open_host(settings, config, checkpoint)
         network, relay = await _open_relay(process, config, host, thread)
-        weights_address, api.peers = await give_experts(settings, config, host, process.parts)
+        weights_address, api.peers = await give_experts(
+            settings, settings.weights_port, config, host, process.parts
+        )
         process.parts.push_async_callback(api.close)
         found = {
             "data_address": status.data_address,
@@ -78,7 +80,8 @@ async def serve(settings: ExpertSettings) -> None:
         await process.enter(background(housekeeping, "housekeeping"))
         api.reporter = ActivationReporter(
             process.bus,
-            host,
+            host.activations,
+            host.epochs,
             settings.worker_id,
             process.generation,
             config.digest,

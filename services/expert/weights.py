@@ -17,14 +17,18 @@ from moesaic.experts.pull.shard import SlotShard
 from moesaic.kernels.own_thread import on_own_thread
 from moesaic.messages.rung import MOST_WAY
 from moesaic.models.configuration.config import ModelConfig
-from moesaic.services.expert.settings import ExpertSettings
+from moesaic.settings import ModelSettings
 from moesaic.transport.ucx.opening import open_network
 
 
 async def give_experts(
-    settings: ExpertSettings, config: ModelConfig, host: ExpertHost, parts: AsyncExitStack
+    settings: ModelSettings,
+    port: int,
+    config: ModelConfig,
+    host: ExpertHost,
+    parts: AsyncExitStack,
 ) -> tuple[str, ExpertPeers]:
-    """Give experts from the slots of ``host`` to peers that ask, until ``parts`` end.
+    """Give experts from the slots of ``host`` to peers that ask on ``port``, until ``parts`` end.
 
     Returns:
         The address, and the peers to pull from.
@@ -45,7 +49,7 @@ async def give_experts(
     peers = await thread.build(
         ExpertPeers, network.network, settings.worker_id, layout, config.digest, device
     )
-    return await network.listen(settings.weights_port, server.answer), peers
+    return await network.listen(port, server.answer), peers
 
 
 def _use_own_stream(device: torch.device) -> None:

@@ -38,7 +38,7 @@ def lacking_experts(placement: Placement | None, records: dict[str, WorkerRecord
     if placement is None:
         what = "no placement is committed: the experts have no slots yet"
         return {"placement": NotReady(what, code="placement_changing")}
-    live = {(r.worker_id, r.generation) for r in records.values() if r.role == "expert"}
+    live = {(r.worker_id, r.generation) for r in records.values() if r.holds_experts}
     for layer, experts in unserved_experts(placement, live).items():
         return {"experts": ExpertUnavailable(layer, len(experts))}
     return {}

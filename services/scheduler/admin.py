@@ -235,7 +235,7 @@ def _completed(wanted: Placement, fleet: Fleet) -> Placement:
     placed = []
     for worker in wanted.workers:
         record = fleet.workers.get(worker.worker_id)
-        if record is None or record.role != "expert":
+        if record is None or not record.holds_experts:
             raise InvalidInput("placement.workers", f"no expert worker {worker.worker_id!r} here")
         fields = PlacedWorker.__struct_fields__  # all of them are the record's
         placed.append(PlacedWorker(**{name: getattr(record, name) for name in fields}))

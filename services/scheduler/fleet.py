@@ -57,7 +57,7 @@ class FleetProposer:
         needed. Where experts are missing, no newcomer is waited for if the placed workers can hold them.
         """
         records, now_s = list(self._fleet.workers.values()), time.monotonic()
-        experts = [record for record in records if record.role == "expert"]
+        experts = [record for record in records if record.holds_experts]
         live = {incarnation(record) for record in experts}
         missing = missing_experts(current, live) if current else {}
         _uncovered.set(len(list(chain(*missing.values()))))
@@ -70,10 +70,10 @@ class FleetProposer:
         if held_back and proposal.short:
             proposal = propose(current, records)  # they are needed, however often they left
         if missing:
-            known = [r for r in records if r.role != "expert" or incarnation(r) in placed]
+            known = [r for r in records if not r.holds_experts or incarnation(r) in placed]
             alone = propose(current, known)
             proposal = alone if alone.placement is not None else proposal
-        ways = {record.dispatch for record in records if record.role == "attention"}
+        ways = {record.dispatch for record in records if record.takes_requests}
         if not experts and current is None and ways and not ways & {"", "routed"}:
             proposal.waiting_for.clear()  # no attention worker asks for expert workers
         proposal.waiting_for.extend(

@@ -373,4 +373,4 @@ class PlacementLoop:
         return False
 
     def _experts(self) -> list[WorkerRecord]:
-        return [record for record in self._fleet.workers.values() if record.role == "expert"]
+        return [record for record in self._fleet.workers.values() if record.holds_experts]

@@ -73,6 +73,10 @@ class ExpertHost:
         """See ``PlacementLoader.prepare``."""
         return self._loader.prepare(placement, bring)
 
+    def limit_memory(self, max_expert_bytes: int) -> None:
+        """Change the memory for experts; what is held already stays."""
+        self._loader.max_expert_bytes = max_expert_bytes
+
     async def warm_up(self, most_rows: int) -> None:
         """See ``WarmUp.run``."""
         await self._warm_up.run(most_rows)

@@ -11,7 +11,11 @@ from moesaic.messages.placement import EMPTY_SLOT, Placement
 
 
 class PlacementLoader:
-    """Prepares placements, on any one thread at a time."""
+    """Prepares placements, on any one thread at a time.
+
+    Attributes:
+        max_expert_bytes: memory for experts of all epochs together; 0: no limit.
+    """
 
     def __init__(
         self,
@@ -33,7 +37,7 @@ class PlacementLoader:
         """
         self._epochs, self._files = epochs, files
         self._model_digest, self._worker_id = model_digest, worker_id
-        self._slots_per_layer, self._max_expert_bytes = slots_per_layer, max_expert_bytes
+        self._slots_per_layer, self.max_expert_bytes = slots_per_layer, max_expert_bytes
 
     def prepare(self, placement: Placement, bring: Bring | None = None) -> LoadResult:
         """Load the experts that ``placement`` puts here. Repeating it changes nothing.
@@ -94,5 +98,5 @@ class PlacementLoader:
         asked = {(layer, e) for layer, experts in wanted.items() for e in experts} - held
         missing = sum(expert != EMPTY_SLOT for _, expert in asked)
         needed = self._epochs.resident_bytes + missing * self._files.expert_bytes
-        if missing and 0 < self._max_expert_bytes < needed:
-            raise PlacementInfeasible(missing, needed - self._max_expert_bytes)
+        if missing and 0 < self.max_expert_bytes < needed:
+            raise PlacementInfeasible(missing, needed - self.max_expert_bytes)

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-Role = Literal["gateway", "attention", "expert", "scheduler"]
+Role = Literal["gateway", "attention", "expert", "scheduler", "edge-agent"]
 WorkerState = Literal["starting", "ready", "draining"]
 
 
@@ -12,7 +12,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="worker.v1"):
     """One registered process; the value of its lease key.
 
     An expert worker is ``ready`` when it can take a placement, an attention worker when it can take
-    requests.
+    requests. An edge agent is both.
     """
 
     worker_id: str
@@ -35,9 +35,21 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="worker.v1"):
     expert_bytes: int = 0  # expert workers: memory of one expert
     united: dict[int, str] = {}  # expert workers: digests of their files of united experts, by way
     max_expert_bytes: int = 0  # expert workers: most memory for experts, old ones too; 0: no limit
-    dispatch: str = ""  # attention workers: local, routed, gathered or all-to-all
+    num_slots: int = 0  # edge agents: capacity over all layers together; 0: ``slots_per_layer`` of each
+    site: str = ""  # edge agents: the place whose users they serve
+    dispatch: str = ""  # attention workers: local, routed, gathered, all-to-all or collaborative
     max_request_tokens: int = 0  # attention workers: prompt and answer together; 0: not told
     share: str = ""  # attention workers: the experts that others may pull from it, like 0/2
+
+    @property
+    def holds_experts(self) -> bool:
+        """True for workers that a placement can name."""
+        return self.role in ("expert", "edge-agent")
+
+    @property
+    def takes_requests(self) -> bool:
+        """True for workers that gateways send requests to."""
+        return self.role in ("attention", "edge-agent")
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True, tag="generation.v1"):

@@ -1,9 +1,10 @@
-"""The memory that this process may still allocate."""
+"""The memory that this process has, and may still allocate."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 MEMINFO = Path("/proc/meminfo")
+OWN_STATUS = Path("/proc/self/status")
 OWN_GROUPS = Path("/proc/self/cgroup")
 GROUPS = Path("/sys/fs/cgroup")
 
@@ -54,3 +55,12 @@ def _left(group: Path, limit: str, used: str, reclaimable: str) -> int | None:
         return int(most) - taken
     except (OSError, ValueError):
         return None
+
+
+def own_bytes() -> int:
+    """Count the memory that this process has taken for itself, without files that it maps; 0 if unknown."""
+    try:
+        lines = OWN_STATUS.read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:")), 0)

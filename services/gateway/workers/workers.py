@@ -85,7 +85,7 @@ class Workers:
                 await fleet.changed(version)
 
     def _sync(self, records: dict[str, WorkerRecord], group: asyncio.TaskGroup) -> None:
-        attention = [r for r in records.values() if r.role == "attention" and r.state != "starting"]
+        attention = [r for r in records.values() if r.takes_requests and r.state != "starting"]
         attention = self._of_one_model(attention)
         registered = {(record.worker_id, record.generation): record for record in attention}
         for key, record in registered.items():

@@ -87,7 +87,7 @@ def pin(
             return done, await stub.GetFleet(pb.GetFleetRequest(), timeout=5)
 
     done, fleet = calling(ask())
-    known = [one.worker_id for one in fleet.workers if one.role == "expert"]
+    known = [one.worker_id for one in fleet.workers if one.role in ("expert", "edge-agent")]
     if not remove and worker not in known:
         say(f"no expert worker {worker} is here now ({', '.join(known) or 'none'}): the pin waits")
     pins = [

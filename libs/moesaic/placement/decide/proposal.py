@@ -44,8 +44,8 @@ def propose(current: Placement | None, records: Iterable[WorkerRecord]) -> Propo
         records: the workers there are; attention workers say which model is asked for.
     """
     records = list(records)
-    experts = [record for record in records if record.role == "expert"]
-    asked_for = {record.model_digest for record in records if record.role == "attention"}
+    experts = [record for record in records if record.holds_experts]
+    asked_for = {record.model_digest for record in records if record.takes_requests}
     missing = missing_experts(current, {incarnation(r) for r in experts}) if current else {}
     current = own_part(current) if current else None
     placed = {(w.worker_id, w.generation) for w in current.workers} if current else set()

@@ -1,0 +1,155 @@
+"""An edge agent: builds the parts, serves, drains."""
+
+import asyncio
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+import structlog
+
+from moesaic.cluster.background import background
+from moesaic.cluster.lifecycle import run_service, stop_event
+from moesaic.cluster.registry import Lease
+from moesaic.cluster.service import Availability, Process, introduce, service
+from moesaic.models.weights.digest import digesting
+from moesaic.services.attention.admin import AttentionAdmin
+from moesaic.services.attention.brownout import follow_policy, tell_decisions
+from moesaic.services.attention.engine import (
+    RunningEngine,
+    open_engine,
+    profile_of,
+    record_of,
+    warm_up,
+)
+from moesaic.services.attention.loading import find_model, load_worker
+from moesaic.services.attention.modes.contract import WorkerParts
+from moesaic.services.attention.observing import observe
+from moesaic.services.attention.rungs import RungFollower
+from moesaic.services.edge_agent.admin import EdgeAdmin
+from moesaic.services.edge_agent.profile import Profiler, tell_profiles
+from moesaic.services.edge_agent.settings import EdgeAgentSettings
+from moesaic.services.edge_agent.site import Site, open_site, planned
+from moesaic.services.expert.activations import ActivationReporter
+from moesaic.services.expert.admin import ExpertAdmin
+from moesaic.services.expert.weights import give_experts
+from moesaic.telemetry.memory import own_bytes
+from moesaic.v1 import attention_pb2_grpc, edge_agent_pb2_grpc, expert_pb2_grpc
+
+log = structlog.get_logger()
+
+RETIRE_EVERY_S = 2.0
+
+
+async def serve(settings: EdgeAgentSettings) -> None:
+    """Serve until SIGTERM or SIGINT. The parts start top down and stop bottom up, errors or not."""
+    identity = introduce(settings, "edge-agent")
+    config, checkpoint = find_model(settings)
+    api, experts, edge = AttentionAdmin(config, Path(settings.model)), ExpertAdmin(), EdgeAdmin()
+
+    def register(server: grpc.aio.Server) -> None:
+        attention_pb2_grpc.add_AttentionServiceServicer_to_server(api, server)
+        expert_pb2_grpc.add_ExpertServiceServicer_to_server(experts, server)
+        edge_agent_pb2_grpc.add_EdgeAgentServiceServicer_to_server(edge, server)
+
+    async with (
+        stop_event() as stop,
+        digesting(checkpoint.files) as weights_digest,
+        service(settings, identity, register, stop) as process,
+    ):
+        settings, process.status.model = process.settings, settings.name_of_model
+        before_bytes = own_bytes()
+        worker = await load_worker(process, config, checkpoint, weights_digest)
+        worker, needs, plan = await planned(worker, settings, before_bytes)
+        site = await open_site(worker, settings, needs, plan)
+        weights_address, experts.peers = await give_experts(
+            settings, settings.weights_port, worker.config, site.host, process.parts
+        )
+        experts.host = site.host
+        process.parts.push_async_callback(experts.close)
+        engine = await open_engine(
+            worker, site.mode, api.requests.deliver, api.streams.change_blocks
+        )
+        api.attach(worker.config, engine, profile_of(worker), worker.load_gates)
+        process.parts.callback(api.detach)
+        record = record_of(worker, site.mode, engine) | _record_of(worker, settings, site)
+        lease = await process.registered("starting", weights_address=weights_address, **record)
+        await process.agree_on_weights(worker.config.digest)
+        process.status.data_address = site.mode.data_address
+        await warm_up(worker, site.mode)
+        await process.enter(background(engine.run(), "engine"))
+        profiler = Profiler(
+            site, settings.site_name, settings.worker_id, process.generation, before_bytes
+        )
+        await _begin_reports(process, worker, engine, profiler)
+        await process.enter(background(observe(api, process.status, engine), "observe"))
+        await process.enter(background(_keep_house(site), "housekeeping"))
+        edge.open(profiler, partial(_set_limit, lease, site))
+        availability = Availability(process, lease, api.drain)
+        await availability.begin()
+        log.info("agent.ready", site=settings.site_name, generation=process.generation)
+        await availability.ended()
+        await api.finish(process.admin.grace_s)
+
+
+async def _set_limit(lease: Lease, site: Site, limit_bytes: int) -> int:
+    """Change the memory for the model; the scheduler moves experts away."""
+    site.change_limit(limit_bytes)
+    slots = site.plan.num_slots
+    await lease.update(num_slots=slots, max_expert_bytes=site.most_expert_bytes)
+    return slots
+
+
+async def _begin_reports(
+    process: Process[EdgeAgentSettings],
+    worker: WorkerParts,
+    engine: RunningEngine,
+    profiler: Profiler,
+) -> None:
+    """Follow the policy of brownout, and tell the scheduler what goes on here."""
+    settings, site, bus = process.settings, profiler.site, process.bus
+    rungs = RungFollower(site.mode.degrading, worker.thread)
+    await process.enter(background(follow_policy(bus, engine, rungs), "brownout"))
+    worker_id, generation = settings.worker_id, process.generation
+    telling = tell_decisions(bus, engine, worker_id, generation)
+    await process.enter(background(telling, "brownout decisions"))
+    reporter = ActivationReporter(
+        bus,
+        site.meter,
+        site.host.epochs,
+        worker_id,
+        generation,
+        worker.config.digest,
+        settings.activation_window_s,
+    )
+    await process.enter(background(reporter.run(), "activations"))
+    telling_profiles = tell_profiles(bus, profiler, settings.profile_interval_s)
+    await process.enter(background(telling_profiles, "profiles"))
+
+
+def _record_of(worker: WorkerParts, settings: EdgeAgentSettings, site: Site) -> dict[str, Any]:
+    """Describe the experts of the agent to its cluster: further fields of its ``WorkerRecord``."""
+    config = worker.config
+    return {
+        "num_experts": config.moe.num_experts,
+        "layers": list(config.moe_layers),
+        "slots_per_layer": config.moe.num_experts,
+        "num_slots": site.plan.num_slots,
+        "expert_bytes": site.host.files.expert_bytes,
+        "max_expert_bytes": site.most_expert_bytes,
+        "united": site.host.files.experts.digests,
+        "site": settings.site_name,
+    }
+
+
+async def _keep_house(site: Site) -> None:
+    """Retire old epochs; steps of others may have asked for them lately."""
+    while True:
+        # On another thread: it waits for a request that is being answered.
+        await asyncio.to_thread(site.host.epochs.retire)
+        await asyncio.sleep(RETIRE_EVERY_S)
+
+
+def run(settings: EdgeAgentSettings) -> None:
+    """Serve in this process, to its end."""
+    run_service(serve(settings))

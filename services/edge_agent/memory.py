@@ -1,0 +1,114 @@
+"""Division of an agent's memory: what it holds anyway, then KV and buffers, then experts. Pure.
+
+The limit covers what the process takes for the model, on top of what it had before: the interpreter and its
+libraries, some hundred megabytes, are not part of it. Experts get what the rest leaves:
+
+==========  =====================================================================================
+part        size
+==========  =====================================================================================
+held        all of the model but its routed experts, measured once it is loaded
+KV          as asked for, else a sixth of the limit
+buffers     activations of the largest step, a sixteenth of the limit at least; steps are made smaller to fit
+reserve     whatever else grows: messages under way, the heap
+cache       experts from files: a sixteenth of what is left, and those of one batch
+staging     experts that are loaded while those they replace still serve: an eighth
+slots       all others
+==========  =====================================================================================
+"""
+
+from dataclasses import dataclass
+
+from moesaic.errors import InvalidInput
+
+LEAST_KV_BLOCKS = 8
+LEAST_ROWS = 16
+KV_SHARE = 6  # a sixth
+BUFFER_SHARE = 16
+STAGING_SHARE = 8
+CACHE_SHARE = 16
+LEAST_STAGED = 2
+RESERVE_BYTES = 3 << 20
+RESERVE_SHARE = 32
+
+
+@dataclass(frozen=True)
+class MemoryNeeds:
+    """Sizes that the division depends on, in bytes.
+
+    Attributes:
+        held: taken already, for all but experts.
+        expert: of one expert.
+        block: of one KV block.
+        row: of the activations of one row of a step.
+        num_experts: of all layers together.
+        at_once: experts from files that one batch has in memory, beside those kept.
+    """
+
+    held: int
+    expert: int
+    block: int
+    row: int
+    num_experts: int
+    at_once: int
+
+
+@dataclass(frozen=True)
+class MemoryWishes:
+    """Wishes of the settings; 0 (of the cache: -1) leaves a size to the plan."""
+
+    kv_blocks: int
+    most_rows: int  # of a step
+    most_blocks: int
+    cache_bytes: int
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What an agent's memory is for.
+
+    Attributes:
+        limit_bytes: of all of it; 0: none.
+        kv_blocks: KV blocks.
+        max_rows: rows of a step.
+        num_slots: experts that a placement may put here.
+        num_staged: experts that may come on top while one placement replaces another.
+        num_cached: experts from files that may stay in memory.
+    """
+
+    limit_bytes: int
+    kv_blocks: int
+    max_rows: int
+    num_slots: int
+    num_staged: int
+    num_cached: int
+
+
+def plan_memory(limit_bytes: int, needs: MemoryNeeds, wishes: MemoryWishes) -> MemoryPlan:
+    """Divide ``limit_bytes``; without a limit every expert has a slot.
+
+    Raises:
+        InvalidInput: it leaves no room for a single expert; names the least that does.
+    """
+    if not limit_bytes:
+        kv_blocks = wishes.kv_blocks or wishes.most_blocks
+        return MemoryPlan(0, kv_blocks, wishes.most_rows, needs.num_experts, needs.num_experts, 0)
+    kv_blocks = wishes.kv_blocks or min(
+        max(limit_bytes // KV_SHARE // needs.block, LEAST_KV_BLOCKS), wishes.most_blocks
+    )
+    rows = min(wishes.most_rows, max(LEAST_ROWS, limit_bytes // BUFFER_SHARE // needs.row))
+    fixed = needs.held + kv_blocks * needs.block + rows * needs.row
+    fixed += max(RESERVE_BYTES, limit_bytes // RESERVE_SHARE)
+    num = (limit_bytes - fixed) // needs.expert - needs.at_once
+    cached = wishes.cache_bytes // needs.expert
+    num_cached = max(1, num // CACHE_SHARE) if wishes.cache_bytes < 0 else cached
+    num_staged = max(LEAST_STAGED, (num - num_cached) // STAGING_SHARE)
+    num_slots = num - num_cached - num_staged
+    if num_slots < 1:
+        least = fixed + (needs.at_once + max(1, num_cached) + LEAST_STAGED + 1) * needs.expert
+        raise InvalidInput(
+            "memory_bytes",
+            f"leaves no room for experts: all else takes {fixed} of {limit_bytes} bytes; give at least {least}, "
+            "or fewer --kv-blocks",
+        )
+    num_slots = min(num_slots, needs.num_experts)
+    return MemoryPlan(limit_bytes, kv_blocks, rows, num_slots, num_staged, num_cached)

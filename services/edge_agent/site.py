@@ -1,0 +1,199 @@
+"""The parts of one site: experts here, the way to those of others, and what both may take of memory."""
+
+from dataclasses import dataclass, replace
+
+import structlog
+import torch
+
+from moesaic.cluster.background import background
+from moesaic.dispatch.collaborative.dispatcher import (
+    AT_ONCE,
+    CollaborativeDispatcher,
+    SiteParts,
+)
+from moesaic.dispatch.collaborative.peers import Peers
+from moesaic.engine.thread import EngineThread, engine_thread
+from moesaic.experts.activations import ActivationMeter
+from moesaic.experts.file_cache import FileCache
+from moesaic.experts.host import ExpertHost
+from moesaic.experts.pace import LoadPace
+from moesaic.kernels.expert_layout import ExpertLayout
+from moesaic.kernels.own_thread import on_own_thread
+from moesaic.models.configuration.config import ModelConfig
+from moesaic.prefix.block_hashes import BLOCK_SIZE
+from moesaic.services.attention.kv_room import USUAL_BLOCKS
+from moesaic.services.attention.modes.contract import Mode, WorkerParts
+from moesaic.services.edge_agent.memory import MemoryNeeds, MemoryPlan, MemoryWishes, plan_memory
+from moesaic.services.edge_agent.settings import EdgeAgentSettings
+from moesaic.telemetry.memory import own_bytes
+from moesaic.transport.frame import FrameLimits
+from moesaic.transport.ucx.opening import open_network
+
+log = structlog.get_logger()
+
+
+@dataclass
+class Site:
+    """A site that is open.
+
+    Attributes:
+        needs: that its memory is planned from.
+        plan: of its memory.
+        host: the experts here.
+        answering: the thread that answers other sites.
+        files: experts on this machine's disk; None: they are not read while serving.
+        peers: the other sites.
+        mode: for the engine.
+        meter: counts the choices of this site's requests.
+    """
+
+    needs: MemoryNeeds
+    plan: MemoryPlan
+    host: ExpertHost
+    answering: EngineThread
+    files: FileCache | None
+    peers: Peers
+    mode: Mode
+    meter: ActivationMeter
+    thread: EngineThread  # of the engine
+
+    @property
+    def most_expert_bytes(self) -> int:
+        """Memory for experts in slots, those included that a placement brings in; 0: no limit."""
+        if not self.plan.limit_bytes:
+            return 0
+        planned = (self.plan.num_slots + self.plan.num_staged) * self.needs.expert
+        return max(planned, self.host.epochs.resident_bytes)
+
+    def change_limit(self, limit_bytes: int) -> None:
+        """Divide another limit. What has KV and buffers keeps them; experts leave with the next placement.
+
+        Raises:
+            InvalidInput: it leaves no room for experts.
+        """
+        wishes = MemoryWishes(self.plan.kv_blocks, self.plan.max_rows, self.plan.kv_blocks, -1)
+        self.plan = plan_memory(limit_bytes, self.needs, wishes)
+        self.host.limit_memory(self.most_expert_bytes)
+        if self.files is not None:
+            self.thread.call(self.files.shrink, self.plan.num_cached)
+        log.info("memory.planned", **self.plan.__dict__)
+
+
+async def planned(
+    worker: WorkerParts, settings: EdgeAgentSettings, before_bytes: int
+) -> tuple[WorkerParts, MemoryNeeds, MemoryPlan]:
+    """Plan the memory of a worker whose decoder is loaded.
+
+    Args:
+        worker: gets the settings that follow from the plan.
+        settings: as they were given.
+        before_bytes: memory of the process before it loaded anything.
+
+    Returns:
+        The worker, what the plan rests on, and the plan.
+
+    Raises:
+        InvalidInput: the limit is too low.
+    """
+    held = max(0, own_bytes() - before_bytes)
+    needs = _needs(worker.config, settings, held)
+    wishes = MemoryWishes(
+        settings.kv_blocks, settings.max_num_batched_tokens, USUAL_BLOCKS, settings.cache_bytes
+    )
+    plan = plan_memory(settings.memory_bytes, needs, wishes)
+    log.info("memory.planned", held_bytes=held, expert_bytes=needs.expert, **plan.__dict__)
+    if not plan.limit_bytes:
+        return worker, needs, plan
+    changed = {
+        "kv_blocks": plan.kv_blocks,
+        "max_num_batched_tokens": plan.max_rows,
+        "max_num_seqs": min(settings.max_num_seqs, plan.max_rows),
+        "sweep_bytes": 0,
+    }
+    process = replace(worker.process, settings=worker.settings.model_copy(update=changed))
+    return replace(worker, process=process), needs, plan
+
+
+async def open_site(
+    worker: WorkerParts, settings: EdgeAgentSettings, needs: MemoryNeeds, plan: MemoryPlan
+) -> Site:
+    """Open all parts, until the worker ends."""
+    config, thread = worker.config, worker.thread
+    most = (plan.num_slots + plan.num_staged) * needs.expert
+    host = await on_own_thread(
+        ExpertHost,
+        worker.checkpoint,
+        config,
+        settings.worker_id,
+        config.moe.num_experts,
+        worker.dtype,
+        worker.device,
+        settings.quantization,
+        most if plan.limit_bytes else 0,
+    )
+    answering = await worker.process.enter(engine_thread(worker.device, "answering"))
+    address = await _answer(worker, host, answering)
+    limits = FrameLimits.of_hidden_size(config.hidden_size)
+    network = await worker.open_network(limits, thread)
+    peers = await thread.build(Peers, network.network, settings.expert_timeout_s)
+    files = await thread.build(_open_files, host, config, plan) if settings.read_files else None
+    meter = ActivationMeter(config.moe.num_experts)
+    gates = await on_own_thread(worker.load_gates)
+    parts = SiteParts(host.epochs, gates, peers, files, host.files.experts.layer_rung, meter)
+    dispatcher = await thread.build(
+        CollaborativeDispatcher,
+        parts,
+        config,
+        worker.dtype,
+        wire="int8" if settings.wire_dtype == "int8" else "own",
+        deterministic=settings.deterministic,
+    )
+    worker.process.parts.push_async_callback(lambda: thread.run(dispatcher.close()))
+    await worker.process.enter(background(thread.run(peers.probe()), "probes"))
+    mode = Mode(dispatcher, address)
+    return Site(needs, plan, host, answering, files, peers, mode, meter, thread)
+
+
+async def _answer(worker: WorkerParts, host: ExpertHost, answering: EngineThread) -> str:
+    """Answer other sites on a thread of their own.
+
+    Returns:
+        The address.
+    """
+    limits = FrameLimits.of_hidden_size(worker.config.hidden_size)
+    opening = open_network(worker.settings, "edge-agent", limits, answering.run)
+    network = await worker.process.enter(opening)
+    return await network.listen(worker.settings.data_port, host.answer)
+
+
+def _open_files(host: ExpertHost, config: ModelConfig, plan: MemoryPlan) -> FileCache:
+    return FileCache(
+        host.files.bring(LoadPace()),
+        config.moe_layers,
+        config.moe.num_experts,
+        host.files.expert_bytes,
+        plan.num_cached,
+    )
+
+
+def _needs(config: ModelConfig, settings: EdgeAgentSettings, held: int) -> MemoryNeeds:
+    dtype: torch.dtype = getattr(torch, settings.dtype)
+    top_k, hidden = config.moe.top_k, config.hidden_size
+    # Hidden states of every stage, queries, keys and values, and the halves of each chosen expert.
+    floats = 8 * hidden + 2 * config.kv_width + top_k * (3 * config.moe.expert_size + hidden)
+    return MemoryNeeds(
+        held=held,
+        expert=_expert_bytes(config, settings),
+        block=BLOCK_SIZE * config.num_layers * config.kv_width * dtype.itemsize,
+        row=4 * floats,
+        num_experts=len(config.moe_layers) * config.moe.num_experts,
+        at_once=AT_ONCE,
+    )
+
+
+def _expert_bytes(config: ModelConfig, settings: EdgeAgentSettings) -> int:
+    dtype: torch.dtype = getattr(torch, settings.dtype)
+    on_gpu = settings.device != "cpu"
+    return ExpertLayout(
+        config.hidden_size, config.moe.expert_size, dtype, settings.quantization, on_gpu
+    ).nbytes
