@@ -35,7 +35,9 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="worker.v1"):
     expert_bytes: int = 0  # expert workers: memory of one expert
     united: dict[int, str] = {}  # expert workers: digests of their files of united experts, by way
     max_expert_bytes: int = 0  # expert workers: most memory for experts, old ones too; 0: no limit
-    num_slots: int = 0  # edge agents: capacity over all layers together; 0: ``slots_per_layer`` of each
+    num_slots: int = (
+        0  # edge agents: capacity over all layers together; 0: ``slots_per_layer`` of each
+    )
     site: str = ""  # edge agents: the place whose users they serve
     dispatch: str = ""  # attention workers: local, routed, gathered, all-to-all or collaborative
     max_request_tokens: int = 0  # attention workers: prompt and answer together; 0: not told
@@ -45,6 +47,12 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="worker.v1"):
     def holds_experts(self) -> bool:
         """True for workers that a placement can name."""
         return self.role in ("expert", "edge-agent")
+
+    @property
+    def capacity(self) -> int:
+        """Experts that a placement may put here, over all layers together."""
+        per_layer = min(self.slots_per_layer, self.num_experts) * len(self.layers)
+        return min(self.num_slots, per_layer) if self.num_slots else per_layer
 
     @property
     def takes_requests(self) -> bool:

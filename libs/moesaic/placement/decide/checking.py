@@ -18,7 +18,8 @@ def violations(
     """Find the rules that ``target`` breaks.
 
     - Every expert of every layer has a replica.
-    - No worker holds an expert twice, or has more slots than it registered, united experts aside.
+    - No worker holds an expert twice, or has more slots than it registered, united experts aside: in a layer,
+      or over all layers together.
     - All workers live and have the model.
     - The experts that a worker holds before and after fit into its memory at the same time.
 
@@ -47,7 +48,8 @@ def violations(
             found.append(f"worker {record.worker_id} has another model")
         if record.num_experts != target.num_own or record.layers != target.layers:
             found.append(f"worker {record.worker_id} has other layers or another number of experts")
-    return found + _of_layers(target, placed) + _of_memory(target, placed, current)
+    found += _of_layers(target, placed) + _of_totals(target, placed)
+    return found + _of_memory(target, placed, current)
 
 
 def _shape(target: Placement) -> list[str]:
@@ -88,6 +90,17 @@ def _of_layers(target: Placement, placed: list[WorkerRecord]) -> list[str]:
         + (f" and {len(examples) - MAX_NAMED} more" if len(examples) > MAX_NAMED else "")
         for kind, examples in kinds.items()
     ]
+
+
+def _of_totals(target: Placement, placed: list[WorkerRecord]) -> list[str]:
+    found = []
+    for idx, record in enumerate(placed):
+        here = sum(0 <= e < target.num_own for layer in target.slots for e in layer[idx])
+        if record.num_slots and here > record.num_slots:
+            found.append(
+                f"worker {record.worker_id} has {here} experts, and {record.num_slots} slots"
+            )
+    return found
 
 
 def _of_memory(

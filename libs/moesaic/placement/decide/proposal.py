@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from moesaic.messages.placement import EMPTY_SLOT, PlacedWorker, Placement
 from moesaic.messages.registry import WorkerRecord
 from moesaic.placement.decide.coverage import missing_experts
+from moesaic.placement.decide.pooled import fill
 from moesaic.placement.decide.stand_ins import own_part
 from moesaic.placement.policies.uniform import Slots, refill, uniform
 
@@ -151,6 +152,9 @@ def _shortfall(current: Placement | None, usable: Sequence[WorkerRecord]) -> str
         num_experts = current.num_experts
     else:
         return "expert workers: none registered"
+    if any(record.num_slots for record in usable):
+        room, needed = sum(r.capacity for r in usable), num_experts * len(usable[0].layers)
+        return "" if room >= needed else f"edge agents: room for {room} of {needed} experts"
     slots = sum(min(record.slots_per_layer, num_experts) for record in usable)
     if slots >= num_experts:
         return ""
@@ -159,12 +163,16 @@ def _shortfall(current: Placement | None, usable: Sequence[WorkerRecord]) -> str
 
 def _placement(current: Placement | None, usable: Sequence[WorkerRecord]) -> Placement:
     model = usable[0]
+    pooled = any(record.num_slots for record in usable)
     if current and (current.model_digest, current.num_experts, current.layers) == (
         model.model_digest,
         model.num_experts,
         model.layers,
     ):
-        slots = refill(model.num_experts, _held(current, usable))
+        held = _held(current, usable)
+        slots = _filled(held, usable) if pooled else refill(model.num_experts, held)
+    elif pooled:
+        slots = _filled([[[] for _ in usable] for _ in model.layers], usable)
     else:
         slots = uniform(
             model.num_experts, len(model.layers), [record.slots_per_layer for record in usable]
@@ -188,6 +196,10 @@ def _placement(current: Placement | None, usable: Sequence[WorkerRecord]) -> Pla
         layers=list(model.layers),
         slots=slots,
     )
+
+
+def _filled(held: list[Slots], usable: Sequence[WorkerRecord]) -> list[Slots]:
+    return fill(usable[0].num_experts, held, [record.capacity for record in usable])
 
 
 def _held(current: Placement, usable: Sequence[WorkerRecord]) -> list[Slots]:
