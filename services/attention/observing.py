@@ -31,6 +31,6 @@ async def observe(api: AttentionAdmin, status: ServiceStatus, running: RunningEn
         looking.result()
         vitals.idle()
         api.beat()
-        status.epoch = api.load.epoch
+        status.epoch = max(status.epoch, api.load.epoch)
         status.waiting_for = list(api.load.waiting_for)
         await asyncio.sleep(OBSERVE_EVERY_S)

@@ -11,6 +11,7 @@ import structlog
 from moesaic.cluster.background import background
 from moesaic.cluster.lifecycle import run_service, stop_event
 from moesaic.cluster.registry import Lease
+from moesaic.cluster.rpc.admin import ServiceStatus
 from moesaic.cluster.service import Availability, Process, introduce, service
 from moesaic.models.weights.digest import digesting
 from moesaic.services.attention.admin import AttentionAdmin
@@ -83,7 +84,7 @@ async def serve(settings: EdgeAgentSettings) -> None:
         )
         await _begin_reports(process, worker, engine, profiler)
         await process.enter(background(observe(api, process.status, engine), "observe"))
-        await process.enter(background(_keep_house(site), "housekeeping"))
+        await process.enter(background(_keep_house(site, process.status), "housekeeping"))
         edge.open(profiler, partial(_set_limit, lease, site))
         availability = Availability(process, lease, api.drain)
         await availability.begin()
@@ -142,9 +143,10 @@ def _record_of(worker: WorkerParts, settings: EdgeAgentSettings, site: Site) -> 
     }
 
 
-async def _keep_house(site: Site) -> None:
-    """Retire old epochs; steps of others may have asked for them lately."""
+async def _keep_house(site: Site, status: ServiceStatus) -> None:
+    """Retire old epochs, and show the one in force; steps of others may have asked for them lately."""
     while True:
+        status.epoch = max(status.epoch, site.host.epochs.in_force)
         # On another thread: it waits for a request that is being answered.
         await asyncio.to_thread(site.host.epochs.retire)
         await asyncio.sleep(RETIRE_EVERY_S)
