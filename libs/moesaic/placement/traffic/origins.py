@@ -1,0 +1,142 @@
+"""Demand by origin: rows per second that the requests of each edge server route to every expert."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import log
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moesaic.errors import InvalidInput
+from moesaic.messages.activation import ActivationWindow
+from moesaic.placement.traffic.statistics import Floats, require_plausible
+
+
+def tokens_of(window: ActivationWindow, num_experts: int, layers: Sequence[int]) -> Floats:
+    """Counts of a window as one array.
+
+    Args:
+        window: of any origin.
+        num_experts: of each layer, E.
+        layers: the decoder layers that have experts, in order.
+
+    Returns:
+        float64 ``[L, E]``: rows that chose the expert; 0 in a layer without traffic.
+
+    Raises:
+        InvalidInput: the window cannot be true, or has other layers.
+    """
+    require_plausible(window, num_experts)
+    at = {layer: idx for idx, layer in enumerate(layers)}
+    tokens = np.zeros((len(layers), num_experts))
+    for seen in window.layers:
+        if seen.layer not in at:
+            raise InvalidInput("layers", f"has no layer {seen.layer} with experts")
+        tokens[at[seen.layer]] = seen.tokens
+    return tokens
+
+
+@dataclass
+class _Origin:
+    """Counts and the time they took, both as of ``at_s`` and with the same weights."""
+
+    tokens: Floats  # [L, E]
+    seconds: float
+    at_s: float
+    until_s: float  # up to here windows tell what was; later than ``at_s`` if they came early
+    window_s: float  # length of the latest, after which the next is due
+
+
+class DemandByOrigin:
+    """Counts rows by origin and layer, older ones less.
+
+    An origin is named by its ``worker_id``, so what it asks for outlives a restart. Origins send nothing
+    while they have no traffic: such silence counts as time without rows, and demand fades in it. Memory is
+    bounded by the origins that the caller admits and does not ``forget``.
+    """
+
+    def __init__(self, num_experts: int, layers: Sequence[int], half_life_s: float) -> None:
+        """Start with no origin.
+
+        Args:
+            num_experts: of each layer, E.
+            layers: the decoder layers that have experts, in order.
+            half_life_s: after so many seconds rows count half.
+
+        Raises:
+            InvalidInput: ``half_life_s`` is not positive.
+        """
+        if not half_life_s > 0:
+            raise InvalidInput("half_life_s", f"must be positive, got {half_life_s}")
+        self._num_experts, self._layers = num_experts, tuple(layers)
+        self._half_life_s = half_life_s
+        self._origins: dict[str, _Origin] = {}
+
+    @property
+    def origins(self) -> frozenset[str]:
+        """Origins with data."""
+        return frozenset(self._origins)
+
+    def add(self, window: ActivationWindow, now_s: float) -> None:
+        """Count the window of the origin ``window.worker_id``.
+
+        Args:
+            window: what its requests routed since its last one.
+            now_s: when it came, in seconds of a clock that never goes back.
+
+        Raises:
+            InvalidInput: the window cannot be true, or has other layers; then nothing changes.
+        """
+        tokens = tokens_of(window, self._num_experts, self._layers)
+        window_s = window.window_s
+        seen = self._origins.get(window.worker_id)
+        if seen is None:
+            self._origins[window.worker_id] = _Origin(tokens, window_s, now_s, now_s, window_s)
+            return
+        keep = self._keep(now_s - seen.at_s)
+        silence_s = self._faded(now_s - window_s - seen.until_s)
+        seen.tokens = seen.tokens * keep + tokens
+        seen.seconds = seen.seconds * keep + silence_s * self._keep(window_s) + window_s
+        # A window that came late makes the next one seem early: what it covers is not silence either.
+        # Windows of long ago that come all at once (a new leader reads them) must not hide more.
+        seen.until_s = min(max(now_s, seen.until_s + window_s), now_s + window_s)
+        seen.at_s, seen.window_s = max(now_s, seen.at_s), window_s
+
+    def demand(self, origins: Sequence[str], now_s: float) -> Floats:
+        """Demand of some origins, as a placement problem takes it.
+
+        Args:
+            origins: names, in the order of the result.
+            now_s: the time, of the clock of ``add``.
+
+        Returns:
+            float64 ``[N, L, E]``: rows per second, each counted once for every expert that it chose; 0 for
+            an origin without data.
+        """
+        rates = np.zeros((len(origins), len(self._layers), self._num_experts))
+        for n, origin in enumerate(origins):
+            seen = self._origins.get(origin)
+            if seen is None:
+                continue
+            keep = self._keep(now_s - seen.at_s)
+            # Silence begins when the next window is overdue, not right after the latest.
+            silence_s = self._faded(now_s - seen.window_s - seen.until_s)
+            seconds = seen.seconds * keep + silence_s
+            if seconds > 0:
+                rates[n] = seen.tokens * keep / seconds
+        return rates
+
+    def seen(self, origins: Sequence[str]) -> NDArray[np.bool_]:
+        """Tell which of some origins have data: bool ``[N]``."""
+        return np.array([origin in self._origins for origin in origins], bool)
+
+    def forget(self, origin: str) -> None:
+        """Drop all that is known of an origin; without effect if that is nothing."""
+        self._origins.pop(origin, None)
+
+    def _keep(self, age_s: float) -> float:
+        return float(0.5 ** (max(0.0, age_s) / self._half_life_s))
+
+    def _faded(self, silence_s: float) -> float:
+        """Weigh the seconds of a silence that has just ended by their age."""
+        return self._half_life_s / log(2) * (1 - self._keep(silence_s))
