@@ -32,6 +32,7 @@ class Admitted(Generic[BodyOf]):
     answer_id: str  # such as ``chatcmpl-…``
     created: int  # seconds since 1970
     deadline: Deadline
+    site: str  # of the caller; empty: any
 
     @property
     def terms(self) -> RequestTerms:
@@ -43,6 +44,7 @@ class Admitted(Generic[BodyOf]):
             cache_salt=_salt(tenant, body.cache_salt or ""),
             min_threshold=body.moesaic.least_threshold,
             store_kv=body.moesaic.store_kv,
+            site=self.site,
         )
 
     def execution(self, runs: Sequence[Run]) -> AbstractAsyncContextManager[Execution]:
@@ -76,7 +78,9 @@ def admit(
     gateway.admit(record)
     deadline = _deadline(request, body, gateway.settings.request_timeout_s)
     answer_id = f"{kind}-{secrets.token_hex(12)}"
-    return Admitted(gateway, record, body, answer_id, int(time.time()), deadline)
+    header = request.headers.get("x-moesaic-site", "")
+    site = body.moesaic.site or header or gateway.settings.site
+    return Admitted(gateway, record, body, answer_id, int(time.time()), deadline, site)
 
 
 def _deadline(request: Request, body: InferenceWire, most_s: float) -> Deadline:

@@ -56,6 +56,12 @@ class GatewaySettings(ServiceSettings):
     max_inflight: int = Field(
         1024, ge=1, le=1 << 20, description="requests in the house before new ones are refused"
     )
+    site: str = Field(
+        "",
+        pattern=r"^[A-Za-z0-9._-]{0,64}$",
+        description="site whose edge agent answers requests that name none, as long as it takes them; "
+        "default: any",
+    )
     request_timeout_s: float = Field(
         300.0, gt=0, le=86400, description="longest time a request may take"
     )

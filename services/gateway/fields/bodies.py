@@ -59,6 +59,12 @@ class Extension(BodyPart):
     deadline_ms: int | None = Field(None, ge=1, le=86_400_000)
     priority: Priority = 0
     provenance: bool = False
+    site: str = Field(
+        "",
+        max_length=64,
+        description="edge agents: the site whose agent answers, as long as it takes requests; default: that of "
+        "the header X-Moesaic-Site, then that of the gateway",
+    )
     store_kv: bool | None = Field(
         None,
         description="false: score without keeping the KV of the prompt, and without looking for any; "

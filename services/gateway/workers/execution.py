@@ -165,13 +165,17 @@ class Execution:
     def _out_of_question(self, run: Run) -> set[Key]:
         """Find the workers that may not get a run.
 
-        These are the workers of earlier attempts, unless there is no other; and for siblings all but the worker that
-        has the others, as long as it accepts work.
+        These are the workers of earlier attempts, unless there is no other; for siblings all but the worker that
+        has the others, and for a caller's site those of other sites, as long as they accept work.
         """
         accepting = self._accepting
         home = self._homes.get(run.family)
         if home in accepting - run.tried:
             return run.tried | (accepting - {home})
+        if run.terms.site:
+            near = {w.key for w in self._workers.accepting if w.record.site == run.terms.site}
+            if near - run.tried:
+                return run.tried | (accepting - near)
         return run.tried.copy() if accepting - run.tried else set()
 
     @property

@@ -47,6 +47,7 @@ class RequestTerms:
     cache_salt: str = ""  # only requests with the same one share computed prefixes
     min_threshold: float = 0.0  # share of choices whose own experts serve, at least; 1: exact
     store_kv: bool | None = None  # of scorings; None: as workers do by default
+    site: str = ""  # whose workers go first; empty: any
 
 
 @dataclass(eq=False)
