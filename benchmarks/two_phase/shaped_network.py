@@ -1,8 +1,8 @@
 """Hosts as network namespaces, joined by a bridge over links of a given rate: real sockets, a real queue.
 
 The kernel's token bucket (``tc tbf``) limits what leaves a host and what comes to it. Latency is added
-by a process that forwards frames instead of the bridge (``benchmarks.two_phase.delayed_forwarding``), for many
-kernels lack ``netem``.
+by a process that forwards frames instead of the bridge (``moesaic.cli.machine.links.delayed_forwarding``), for
+many kernels lack ``netem``.
 """
 
 import ctypes
@@ -13,6 +13,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+from moesaic.cli.machine.links import delayed_forwarding
 
 _CLONE_NEWIPC = 0x08000000
 _BURST, _QUEUE = "32kb", "2s"  # little passes faster than the rate; nothing is dropped
@@ -53,7 +55,7 @@ class ShapedNetwork:
             joined = ["nomaster"] if delay_ms else ["master", "bridge"]
             _call("ip", "-n", self._switch, "link", "set", port, *joined)
         if delay_ms:
-            command = [sys.executable, "-m", "benchmarks.two_phase.delayed_forwarding"]
+            command = [sys.executable, "-m", delayed_forwarding.__name__]
             self._forwarding = subprocess.Popen(
                 [*command, self._switch, str(delay_ms), *ports], stdout=subprocess.PIPE, text=True
             )

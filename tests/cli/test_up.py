@@ -238,6 +238,8 @@ def test_flags_and_threads_reach_the_services(start: Start, suite: Wait, house: 
         (["--topology", "edge", "--offload"], {}, 2, "--offload: the edge topology"),
         (["--topology", "edge"], {"MOESAIC_EXPERTS": "2"}, 2, "--experts: the edge topology"),
         (["--topology", "edge", "--agents", "65"], {}, 2, "--agents"),
+        (["--topology", "gathered", "--link", "1gbit"], {}, 2, "--link: the gathered topology"),
+        (["--topology", "edge", "--link", "fast"], {}, 2, "--link fast: it must be a rate"),
         (["--topology", "edge", "--memory", "40"], {}, 2, "--memory 40: it must be a number with"),
         (
             ["--attension", "2"],

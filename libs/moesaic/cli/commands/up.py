@@ -13,6 +13,7 @@ from moesaic.cli.clients.rest_key import (
     KEYS_FILE_VARIABLE,
     checked_api_key,
 )
+from moesaic.cli.machine.links.link import read_link
 from moesaic.cli.terminal.console import print_json, say
 from moesaic.cli.terminal.options import JsonOption
 
@@ -87,6 +88,14 @@ def up(
             rich_help_panel=EDGE_PANEL,
             help="Memory of an agent for the model: one size for all, such as 40M, or one for each, "
             "such as 40M,40M,80M.",
+        ),
+    ] = "",
+    link: Annotated[
+        str,
+        typer.Option(
+            rich_help_panel=EDGE_PANEL,
+            help="Rate, or rate and delay, of the links between agents, such as 500mbit,2ms; needs "
+            "root. A frame has the delay once on its way (default: no limits).",
         ),
     ] = "",
     host: Annotated[
@@ -183,6 +192,7 @@ def up(
         "--offload": offload,
         "--agents": agents,
         "--memory": memory,
+        "--link": link,
     }
     check_topology(topology, of_topology)
     settings = service_flags([*given, *context.args], own, topology)
@@ -198,6 +208,7 @@ def up(
         offload=offload,
         agents=agents,
         memory_bytes=read_memory(memory, agents),
+        link=read_link(link) if link else None,
         host=host,
         port=port,
         api_key=api_key,

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
+from moesaic.cli.machine.links.network import sweep
 from moesaic.cli.machine.state import StateFile, SuiteState
 from moesaic.cli.suite.child import last_lines
 from moesaic.cli.suite.processes import SuiteOptions
@@ -78,6 +79,8 @@ def foreground_flags(options: SuiteOptions, timeout: float) -> list[str]:
         flags["--agents"] = options.agents
         if options.memory_bytes:
             flags["--memory"] = ",".join(f"{size}B" for size in options.memory_bytes)
+        if options.link:
+            flags["--link"] = options.link.text
     else:
         flags["--attention"] = options.attention
     if options.topology == "disaggregated":
@@ -109,6 +112,7 @@ def stop_suite(timeout_s: float) -> str:
     state_file = StateFile()
     state = state_file.running()
     if state is None:
+        sweep()  # links of a suite that was killed
         return "nothing runs in this directory"
     os.kill(state.pid, signal.SIGTERM)
     if _gone(state, timeout_s):
@@ -117,6 +121,7 @@ def stop_suite(timeout_s: float) -> str:
         os.kill(state.pid, signal.SIGKILL)  # its processes die with it
         _gone(state, KILL_WAIT_S)
     state_file.path.unlink(missing_ok=True)
+    sweep()
     return f"killed the suite at {state.url}: it had not finished after {timeout_s:g} s"
 
 

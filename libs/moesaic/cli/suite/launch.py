@@ -5,21 +5,23 @@ import os
 import secrets
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from moesaic.cli.checks.links import check_links
 from moesaic.cli.checks.preflight import check_cluster, check_model, check_redis
 from moesaic.cli.clients.credentials import given_secret
 from moesaic.cli.clients.readiness import await_ready
 from moesaic.cli.clients.rest_key import API_KEY_VARIABLE
 from moesaic.cli.machine.cores import usable_cores
+from moesaic.cli.machine.links.network import joined
 from moesaic.cli.machine.ports import hold_port, number_of
 from moesaic.cli.machine.state import StateFile, SuiteState, process_start_time
 from moesaic.cli.suite.kv_memory import kv_environment
 from moesaic.cli.suite.log_tail import show_warnings
-from moesaic.cli.suite.processes import Service, SuiteOptions, services_of, url_of
+from moesaic.cli.suite.processes import Service, SuiteOptions, name_of, services_of, url_of
 from moesaic.cli.suite.redis_keeper import OwnRedis, own_redis
 from moesaic.cli.suite.restart import STATUS_BAD_SETTINGS
 from moesaic.cli.suite.service_settings import check_settings
@@ -46,13 +48,19 @@ def run_suite(options: SuiteOptions, ready_within_s: float, on_ready: OnReady) -
             service cannot run.
     """
     state_file = StateFile()
+    redis_url = os.environ.get("MOESAIC_REDIS_URL") or os.environ.get("REDIS_URL") or ""
     # Checked before anything is made: a suite that cannot run leaves no directory.
     num_experts, cores = check_model(options.model).moe.num_experts, usable_cores()
     settings = check_settings(services_of(options, num_experts, cores))
-    with state_file.held(), hold_port(options.host, options.port) as held:
+    if options.link:
+        check_links(redis_url, [setting.flag for setting in options.settings])
+    with state_file.held(), hold_port(options.host, options.port) as held, ExitStack() as parts:
         options = replace(options, port=number_of(held))
-        services = services_of(options, num_experts, cores)
-        redis_url = os.environ.get("MOESAIC_REDIS_URL") or os.environ.get("REDIS_URL") or ""
+        network = None
+        if options.link:
+            agents = [name_of("edge-agent", number) for number in range(options.agents)]
+            network = parts.enter_context(joined(agents, options.link))
+        services = services_of(options, num_experts, cores, network)
         if redis_url:
             check_redis(redis_url)
             cluster = os.environ.get("MOESAIC_CLUSTER") or "default"
@@ -62,23 +70,7 @@ def run_suite(options: SuiteOptions, ready_within_s: float, on_ready: OnReady) -
         if options.topology != "edge":  # agents divide their memory themselves
             environment = kv_environment(options, num_experts, settings["attention-0"])
         model_name = getattr(settings["gateway"], "name_in_api", "")
-        suite = _Suite(options, services, state_file, model_name, environment)
-        asyncio.run(suite.run(redis_url, ready_within_s, on_ready))
-
-
-class _Suite:
-    """A running suite and its state file."""
-
-    def __init__(
-        self,
-        options: SuiteOptions,
-        services: list[Service],
-        state_file: StateFile,
-        model_name: str,
-        environment: Mapping[str, str],
-    ) -> None:
-        self._file, self._environment = state_file, environment
-        self._state = SuiteState(
+        state = SuiteState(
             pid=os.getpid(),
             start_time=process_start_time(os.getpid()) or 0,
             state="starting",
@@ -87,8 +79,25 @@ class _Suite:
             model=options.model,
             model_name=model_name,
             processes=[],
+            network=network,
         )
-        self._api_key = options.api_key
+        suite = _Suite(options.api_key, services, state_file, state, environment)
+        asyncio.run(suite.run(redis_url, ready_within_s, on_ready))
+
+
+class _Suite:
+    """A running suite and its state file."""
+
+    def __init__(
+        self,
+        api_key: str,
+        services: list[Service],
+        state_file: StateFile,
+        state: SuiteState,
+        environment: Mapping[str, str],
+    ) -> None:
+        self._file, self._state, self._environment = state_file, state, environment
+        self._api_key = api_key
         self._secret = given_secret() or secrets.token_hex(32)
         self._redis: OwnRedis | None = None
         self._stop = asyncio.Event()

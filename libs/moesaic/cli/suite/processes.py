@@ -2,15 +2,18 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from moesaic.addresses import host_port
+from moesaic.cli.machine.links.cables import Cable, Network
+from moesaic.cli.machine.links.link import Link
+from moesaic.cli.machine.links.network import forwarding_command
 from moesaic.cli.terminal.outcome import CommandError, Exit
 
 Topology = Literal["local", "disaggregated", "gathered", "all-to-all", "edge"]
 # Order of stopping: no service accepts work for another that is gone already.
-STOP_ORDER = ("gateway", "edge-agent", "attention", "expert", "scheduler")
+STOP_ORDER = ("gateway", "edge-agent", "attention", "expert", "scheduler", "links")
 NAMES = {"edge-agent": "agent"}  # of processes, where it is not the role
 LOOPBACK = "127.0.0.1"
 GRACE_S = 30.0  # time for running work to finish
@@ -36,6 +39,7 @@ class SuiteOptions:
     offload: bool = False  # experts in files instead of memory
     agents: int = 0  # of the edge topology
     memory_bytes: tuple[int, ...] = ()  # of each agent; empty: as its service decides
+    link: Link | None = None  # between agents; None: they are on one host
     host: str
     port: int
     api_key: str = field(default="", repr=False)
@@ -46,12 +50,15 @@ class SuiteOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """One process of a suite that is started with ``python -m moesaic.services.<role>``."""
+    """One process of a suite, started with ``python -m moesaic.services.<role>`` unless it says how."""
 
     name: str
     role: str
     flags: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
+    host: str = LOOPBACK  # where its gRPC and metrics are reached
+    enter: tuple[str, ...] = ()  # words before its command, which run it somewhere else
+    program: tuple[str, ...] = ()  # its command, if it is none of our services and has no ports
 
 
 def slots_per_layer(options: SuiteOptions, num_experts: int) -> int:
@@ -101,8 +108,17 @@ def threads_of(options: SuiteOptions, cores: int) -> dict[str, int]:
     }
 
 
-def services_of(options: SuiteOptions, num_experts: int, cores: int) -> list[Service]:
-    """List the services of a suite; those that compute divide ``cores`` evenly."""
+def services_of(
+    options: SuiteOptions, num_experts: int, cores: int, network: Network | None = None
+) -> list[Service]:
+    """List the services of a suite; those that compute divide ``cores`` evenly.
+
+    Args:
+        options: of the suite.
+        num_experts: of the model, in a layer.
+        cores: of the machine.
+        network: that agents are to run in; None: on this host.
+    """
     threads = threads_of(options, cores)
     numbers = numbers_of(options)
     environment: dict[str, str] = {}
@@ -111,13 +127,15 @@ def services_of(options: SuiteOptions, num_experts: int, cores: int) -> list[Ser
         environment["OMP_WAIT_POLICY"] = "passive"
 
     def computing(role: str, number: int) -> Service:
-        flags = _work_of(options, role, number, num_experts)
-        flags += ("--data-host", LOOPBACK, "--data-port", "0")  # of each its own
         of_role = str(threads[role])
+        cable = network.cables[number] if network else None
+        flags = _work_of(options, role, number, num_experts)
+        flags += ("--data-host", cable.address if cable else LOOPBACK, "--data-port", "0")
+        if cable:  # agents are machines: tensors go from one to another over the cables
+            flags += ("--node", cable.agent, "--transports", "tcp")
         flags += ("--model", options.model, "--threads", of_role)
-        variables = {"OMP_NUM_THREADS": of_role, **environment}
-        name = f"{NAMES.get(role, role)}-{number}"
-        return _service(options, name, role, *flags, environment=variables)
+        service = _service(options, name_of(role, number), role, *flags, cable=cable)
+        return replace(service, environment={"OMP_NUM_THREADS": of_role, **environment})
 
     workers = [computing(role, n) for role, count in numbers.items() for n in range(count)]
     auth = ["--no-auth"] if options.no_auth else []
@@ -125,7 +143,15 @@ def services_of(options: SuiteOptions, num_experts: int, cores: int) -> list[Ser
         auth += ["--api-keys-file", options.api_keys_file]
     flags = ("--port", str(options.port), "--model", options.model, *auth)
     gateway = _service(options, "gateway", "gateway", *flags, host=options.host)
-    return [_service(options, "scheduler", "scheduler"), *workers, gateway]
+    services = [_service(options, "scheduler", "scheduler"), *workers, gateway]
+    if network and (program := forwarding_command(network)):
+        services.insert(0, Service(name="links", role="links", flags=(), program=program))
+    return services
+
+
+def name_of(role: str, number: int) -> str:
+    """Name a process that computes, which is its worker id, too."""
+    return f"{NAMES.get(role, role)}-{number}"
 
 
 def numbers_of(options: SuiteOptions) -> dict[str, int]:
@@ -160,18 +186,20 @@ def _service(
     name: str,
     role: str,
     *flags: str,
-    host: str = LOOPBACK,
-    environment: Mapping[str, str] | None = None,
+    host: str = "",
+    cable: Cable | None = None,
 ) -> Service:
     # Only REST is for others; calls between the services stay on this machine.
-    inside = ("--control-host", LOOPBACK, "--advertise-host", LOOPBACK)
-    place = ("--worker-id", name, "--host", host, *inside)
+    own = cable.address if cable else LOOPBACK
+    inside = ("--control-host", own, "--advertise-host", own)
+    place = ("--worker-id", name, "--host", host or own, *inside)
     settings = [setting.flag for setting in options.settings if role in setting.roles]
     return Service(
         name=name,
         role=role,
         flags=(*place, "--grace-s", str(GRACE_S), *flags, *settings),
-        environment=environment or {},
+        host=own,
+        enter=cable.enter if cable else (),
     )
 
 

@@ -32,8 +32,10 @@ class ServiceFailed(Exception):
 
 def command_of(service: Service, admin_port: int, metrics_port: int) -> list[str]:
     """Give the command line that starts a service on the given ports."""
+    if service.program:
+        return [*service.program]
     ports = ("--admin-port", str(admin_port), "--metrics-port", str(metrics_port))
-    return [sys.executable, "-m", module_of(service.role), *service.flags, *ports]
+    return [*service.enter, sys.executable, "-m", module_of(service.role), *service.flags, *ports]
 
 
 @dataclass
@@ -137,8 +139,9 @@ class Supervisor:
         own_environment = {**environment, **service.environment}
         child = kept.child = await Child.start(command, own_environment, Path(shown.log))
         shown.pid = child.pid
-        shown.admin_address = host_port(LOOPBACK, admin_port)
-        shown.metrics_address = host_port(LOOPBACK, metrics_port)
+        if not service.program:
+            shown.admin_address = host_port(service.host, admin_port)
+            shown.metrics_address = host_port(service.host, metrics_port)
         self._announce(service.name, f"started (pid {child.pid})")
         self._changed()
         return child

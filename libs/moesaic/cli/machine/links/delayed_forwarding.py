@@ -1,8 +1,8 @@
 """Latency for kernels without ``netem``: forwards frames between ports of one namespace, each after a delay.
 
-It stands in for the bridge of ``benchmarks.two_phase.shaped_network``. Rates stay the kernel's: frames come here
-through the queue of the host's end, and leave through that of the port. Segments stay as large as the
-kernel makes them, so that one process keeps up with a Gbit/s.
+It stands in for the bridge of a switch. Rates stay the kernel's: frames come here through the queue of
+the host's end, and leave through that of the port. Segments stay as large as the kernel makes them, so
+that one process keeps up with a Gbit/s.
 """
 
 import ctypes
@@ -45,7 +45,7 @@ def forward(ports: list[socket.socket], delay_s: float) -> None:
             for _ in range(_AT_ONCE):
                 try:
                     frame = port.recv(1 << 18, socket.MSG_DONTWAIT)
-                except BlockingIOError:
+                except OSError:  # nothing waits, or the cable is cut
                     break
                 target, source = frame[_HEADER : _HEADER + 6], frame[_HEADER + 6 : _HEADER + 12]
                 seen[source] = port
@@ -62,7 +62,7 @@ def main() -> None:
     """Arguments: the namespace, the delay in milliseconds, ports. Says "ready" once it forwards."""
     namespace, delay_ms, *names = sys.argv[1:]
     libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(1, 9)  # PR_SET_PDEATHSIG: never outlive the bench
+    libc.prctl(1, 9)  # PR_SET_PDEATHSIG: never outlive who started it
     with Path(f"/run/netns/{namespace}").open("rb") as entered:
         if libc.setns(entered.fileno(), 0):
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
