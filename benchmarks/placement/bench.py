@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from benchmarks.aebs.routing import SHAPES, drawn_layer
 from benchmarks.common.routing_traces import KINDS, demo_trace
 from benchmarks.placement.prediction import predictions
-from benchmarks.placement.times import record_us, solve_seconds
+from benchmarks.placement.times import record_us, sharing_layers, solve_seconds
 from moesaic.placement.evaluation.replay import activated_counts
 from moesaic.placement.evaluation.trace_report import evenly, halves, traffic_of
 from moesaic.placement.policies import POLICIES
@@ -267,12 +267,10 @@ def _remote(trace: Trace) -> dict[str, Any]:
     traffic = traffic_of(halves(trace, ("decode", "prefill", "mixed"))[0], trace.num_experts)
     figures = {}
     for name, policy in POLICIES.items():
-        for pooled in (False, True) if name in ("dance", "optimal") else (False,):
-            problem = PlacementProblem(
-                traffic=traffic, slots=EDGE_SLOTS, demand=demand, pooled=pooled
-            )
-            placed = policy(problem)
-            figures[name + (", slots pooled over layers" if pooled else "")] = {
+        for shared in (False, True) if name in ("dance", "optimal") else (False,):
+            problem = PlacementProblem(traffic=traffic, slots=EDGE_SLOTS, demand=demand)
+            placed = policy(sharing_layers(problem) if shared else problem)
+            figures[name + (", memory shared by layers" if shared else "")] = {
                 "seen": round(remote_calls(placed, demand) / demand.sum(), 4),
                 "held_out": round(remote_calls(placed, then) / then.sum(), 4),
             }

@@ -48,7 +48,6 @@ def problems(draw: st.DrawFn) -> PlacementProblem:
         demand=draw(st.sampled_from([None, demand])),
         nodes=draw(st.sampled_from([None, tuple(n % 2 for n in range(num_instances))])),
         num_groups=draw(st.sampled_from([g for g in (1, 2, 4) if num_experts % g == 0])),
-        pooled=draw(st.booleans()),
     )
 
 
@@ -67,10 +66,7 @@ def test_every_expert_is_held_and_no_instance_has_too_many(
             present = [expert for expert in experts if expert != -1]
             assert len(set(present)) == len(present)
     used = np.array([[len(experts) for experts in layer] for layer in placed])
-    if problem.pooled and name in ("dance", "optimal"):
-        assert (used.sum(axis=0) <= np.array(problem.slots) * len(placed)).all()
-    else:
-        assert (used == problem.slots).all()
+    assert (used == problem.slots).all()
 
 
 def test_the_same_problem_has_the_same_answer_in_every_process() -> None:

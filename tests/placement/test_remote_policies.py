@@ -1,5 +1,6 @@
 """Policies that spare calls between instances, beside trying everything."""
 
+from dataclasses import replace
 from itertools import combinations, product
 from typing import Any
 
@@ -8,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moesaic.placement.policies.dance import dance
+from moesaic.placement.policies.optimal import optimal
 from moesaic.placement.policies.problem import PlacementProblem
-from moesaic.placement.policies.remote_calls import optimal, remote_calls
+from moesaic.placement.policies.remote_calls import predicted_cost, remote_calls
 from tests.placement.drawn import traffic_of
 
 
@@ -47,22 +49,24 @@ def test_the_optimum_is_that_of_trying_everything(
 
 @settings(deadline=None)
 @given(seed=st.integers(0, 10**6), slots=st.lists(st.integers(1, 6), min_size=2, max_size=4))
-def test_slots_that_may_move_between_layers_never_cost_more_calls(
-    seed: int, slots: list[int]
-) -> None:
+def test_memory_that_layers_share_never_costs_more_calls(seed: int, slots: list[int]) -> None:
     slots[0] = max(slots[0], 6 - sum(slots[1:]))
     rng = np.random.default_rng(seed)
     demand = rng.integers(0, 6, (len(slots), 3, 6)).astype(float)
-    traffic = tuple(traffic_of(6, i) for i in range(3))
+    fixed = PlacementProblem(
+        traffic=tuple(traffic_of(6, i) for i in range(3)), slots=tuple(slots), demand=demand
+    )
+    shared = sharing(fixed)
 
-    def calls(policy: Any, pooled: bool) -> float:
-        problem = PlacementProblem(
-            traffic=traffic, slots=tuple(slots), demand=demand, pooled=pooled
-        )
-        return remote_calls(policy(problem), demand)
+    assert remote_calls(optimal(shared), demand) <= remote_calls(optimal(fixed), demand) + 1e-9
+    assert remote_calls(optimal(shared), demand) <= remote_calls(dance(shared), demand) + 1e-9
 
-    assert calls(optimal, True) <= calls(optimal, False) + 1e-9
-    assert calls(optimal, True) <= calls(dance, True) + 1e-9
+
+def sharing(problem: PlacementProblem) -> PlacementProblem:
+    """As much memory as the slots have, on one device, for all layers together."""
+    memory = tuple((count * len(problem.traffic),) for count in problem.slots)
+    everything = (problem.num_experts,) * problem.num_instances
+    return replace(problem, slots=everything, memory=memory, expert_bytes=1)
 
 
 def test_layers_of_even_demand_get_more_slots() -> None:
@@ -70,11 +74,23 @@ def test_layers_of_even_demand_get_more_slots() -> None:
     demand[:, 0, 0] = 80  # one expert does all of layer 0
     demand[:, 1] = 10
     problem = PlacementProblem(
-        traffic=(traffic_of(8, 0), traffic_of(8, 1)), slots=(6, 6), demand=demand, pooled=True
+        traffic=(traffic_of(8, 0), traffic_of(8, 1)), slots=(6, 6), demand=demand
     )
 
-    placed = dance(problem)
+    placed = dance(sharing(problem))
 
     used = [sum(len(experts) for experts in layer) for layer in placed]
     assert used[1] > used[0]
     assert used[0] >= 8
+
+
+def test_predicted_cost_counts_rows_to_experts_elsewhere_by_their_cost() -> None:
+    demand = np.array([[[1.0, 2, 3]], [[10, 20, 30]]])
+    problem = PlacementProblem(
+        traffic=(traffic_of(3, 0),), slots=(2, 2), demand=demand, remote_cost=np.array([1.0, 0.5])
+    )
+
+    cost = predicted_cost([[[0, -1], [1, 2]]], problem)
+
+    assert cost.tolist() == [5.0, 5.0]
+    assert remote_calls([[[0, -1], [1, 2]]], demand) == 15.0

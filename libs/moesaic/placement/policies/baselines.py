@@ -5,16 +5,20 @@ import numpy as np
 from moesaic.placement.policies import uniform as dealt
 from moesaic.placement.policies.eplb import pack
 from moesaic.placement.policies.janus import janus
+from moesaic.placement.policies.optimal import optimal
 from moesaic.placement.policies.problem import PlacementProblem, as_slots
-from moesaic.placement.policies.remote_calls import optimal
 from moesaic.placement.policies.replication import Board, Counts, fill_up
+from moesaic.placement.policies.room import slots_by_layer
 from moesaic.placement.policies.uniform import Slots
 
 
 def uniform(problem: PlacementProblem) -> list[Slots]:
     """Deal the experts round and round, without regard to the traffic."""
-    problem.require_room()
-    return dealt.uniform(problem.num_experts, len(problem.traffic), problem.slots)
+    return [
+        layer
+        for slots in slots_by_layer(problem)
+        for layer in dealt.uniform(problem.num_experts, 1, slots)
+    ]
 
 
 def redundance(problem: PlacementProblem) -> list[Slots]:
@@ -22,15 +26,14 @@ def redundance(problem: PlacementProblem) -> list[Slots]:
 
     The baseline of DanceMoE section IV. Drawn with a fixed seed, another one for each layer.
     """
-    problem.require_room()
     placed = []
-    for layer_idx in range(len(problem.traffic)):
+    for layer_idx, slots in enumerate(slots_by_layer(problem)):
         rng = np.random.default_rng([0, layer_idx])
-        board = Board(problem.num_experts, problem.slots)
+        board = Board(problem.num_experts, slots)
         for expert in rng.permutation(problem.num_experts).tolist():
             board.put(expert, _drawn(board, expert, rng))
         fill_up(board, rng.random(problem.num_experts))
-        placed.append(as_slots(board.held, problem.slots))
+        placed.append(as_slots(board.held, slots))
     return placed
 
 
@@ -46,14 +49,13 @@ def smartmoe(problem: PlacementProblem) -> list[Slots]:
     replicas, so slots beyond one for each expert stay empty. Experts with most rows choose first, each
     the instance with fewest rows among those that still lack experts.
     """
-    problem.require_room()
-    parts = _parts(problem.num_experts, problem.slots)
     placed = []
-    for layer_idx in range(len(problem.traffic)):
+    for layer_idx, slots in enumerate(slots_by_layer(problem)):
+        parts = _parts(problem.num_experts, slots)
         board = Board(problem.num_experts, parts.tolist())
         weights = problem.weights(layer_idx)
         pack(board, weights, np.ones(problem.num_experts, np.int64))
-        placed.append(as_slots(board.held, problem.slots))
+        placed.append(as_slots(board.held, slots))
     return placed
 
 

@@ -7,24 +7,31 @@ says how many rows come from where; without it all instances want the same exper
 import numpy as np
 from numpy.typing import NDArray
 
+from moesaic.placement.policies.packing import fitted
 from moesaic.placement.policies.problem import PlacementProblem, as_slots
 from moesaic.placement.policies.replication import Counts
+from moesaic.placement.policies.room import (
+    covering,
+    filled_up,
+    most_of_a_layer,
+    slots_by_layer,
+    usable_bytes,
+)
 from moesaic.placement.policies.uniform import Slots
 from moesaic.placement.traffic.statistics import Floats
 
 
 def dance(problem: PlacementProblem) -> list[Slots]:
-    """Give layers of even demand more slots, then fill these with the experts in demand.
+    """Give layers of even demand more memory, then fill these with the experts in demand.
 
     DanceMoE section III, algorithms 1 and 2. Its pseudo-code leaves three things open: an instance
-    without traffic takes the mean entropy of the others; slots that a layer cannot use go to the
+    without traffic takes the mean entropy of the others; memory that a layer cannot use goes to the
     instance's other layers; experts without a replica take, one by one, the place of the duplicate
     whose loss costs least.
 
     Raises:
-        PlacementInfeasible: the slots cannot hold every expert.
+        PlacementInfeasible: the slots, or the memory, cannot hold every expert.
     """
-    problem.require_room()
     counts = layer_counts(problem)  # [N, L]
     placed = []
     for layer_idx in range(len(problem.traffic)):
@@ -33,38 +40,34 @@ def dance(problem: PlacementProblem) -> list[Slots]:
         for n, rows in enumerate(demand):
             held[np.argsort(-rows, kind="stable")[: counts[n, layer_idx]], n] = True
         _cover(held, demand)
-        slots = counts[:, layer_idx] if problem.pooled else problem.slots
+        slots = counts[:, layer_idx].tolist() if problem.memory is not None else problem.slots
         placed.append(as_slots(held, slots))
     return placed
 
 
 def layer_counts(problem: PlacementProblem) -> Counts:
-    """Divide each instance's slots over the layers (algorithm 1).
+    """Divide each instance's memory over the layers (algorithm 1).
 
-    Without ``problem.pooled`` every layer has the same slots, and there is nothing to divide.
+    Without memory every layer has the same slots, and there is nothing to divide.
 
     Returns:
         Experts that each instance holds of each layer, ``[N, L]``.
+
+    Raises:
+        PlacementInfeasible: the slots, or the memory, cannot hold every expert.
     """
-    num_layers, num_experts = len(problem.traffic), problem.num_experts
-    room = np.minimum(np.asarray(problem.slots), num_experts)
-    if not problem.pooled:
-        return np.repeat(room[:, None], num_layers, axis=1)
-    entropy = _entropies(problem)
-    counts = np.stack(
-        [
-            _divided(int(count) * num_layers, weights, num_experts)
-            for count, weights in zip(problem.slots, entropy, strict=True)
-        ]
-    )
-    while (short := counts.sum(axis=0) - num_experts).min() < 0:
-        # A layer that lacks slots takes one from the layer that has most to spare. Any instance has
-        # room for one expert more of it, for all together do not hold every one.
-        lacking, spare = int(short.argmin()), int(short.argmax())
-        giver = int(counts[:, spare].argmax())
-        counts[giver, spare] -= 1
-        counts[giver, lacking] += 1
-    return counts
+    if problem.memory is None:
+        room = np.minimum(slots_by_layer(problem), problem.num_experts)
+        return room.T
+    entropy, sizes = _entropies(problem), np.asarray(problem.sizes)
+    most, usable = most_of_a_layer(problem), usable_bytes(problem)
+    counts = np.zeros(entropy.shape, np.int64)
+    for n, devices in enumerate(problem.memory):
+        wanted = _divided(int(usable[n]), entropy[n], int(most[n]), sizes)
+        counts[n] = fitted(wanted.tolist(), problem.sizes, devices)
+        order = np.argsort(-entropy[n], kind="stable").tolist()
+        counts[n] = filled_up(counts[n], order, n, problem)
+    return covering(counts, problem)
 
 
 def _entropies(problem: PlacementProblem) -> Floats:
@@ -81,21 +84,35 @@ def _entropies(problem: PlacementProblem) -> Floats:
     return entropy
 
 
-def _divided(budget: int, weights: Floats, most: int) -> Counts:
-    """Divide ``budget`` in proportion to ``weights``, by largest remainder; no part is above ``most``."""
-    budget = min(budget, most * len(weights))
+def _divided(memory: int, weights: Floats, most: int, sizes: Counts) -> Counts:
+    """Divide bytes in proportion to ``weights``, in whole experts, by largest remainder.
+
+    Args:
+        memory: bytes.
+        weights: of each layer, ``[L]``.
+        most: experts of one layer.
+        sizes: bytes of one expert of each layer, ``[L]``.
+
+    Returns:
+        Experts of each layer, ``[L]``, at most ``most``.
+    """
     counts = np.zeros(len(weights), np.int64)
-    while (left := budget - int(counts.sum())) > 0:
-        open_ = np.where(counts < most, weights, 0.0)
-        if open_.sum() == 0:
-            open_ = (counts < most).astype(np.float64)
-        exact = left * open_ / open_.sum()
+    while True:
+        left = memory - int(counts @ sizes)
+        open_ = (counts < most) & (sizes <= left)
+        if not open_.any():
+            return counts
+        share = np.where(open_, weights, 0.0)
+        if share.sum() == 0:
+            share = open_.astype(np.float64)
+        exact = left * share / share.sum() / sizes
         whole = np.minimum(np.floor(exact).astype(np.int64), most - counts)
         if not whole.any():
-            rest = np.lexsort((np.arange(len(weights)), -np.where(counts < most, exact, -1.0)))
-            whole[rest[: min(left, int((counts < most).sum()))]] = 1
+            for layer_idx in np.argsort(-np.where(open_, exact, -1.0), kind="stable").tolist():
+                if open_[layer_idx] and sizes[layer_idx] <= left:
+                    whole[layer_idx] = 1
+                    left -= int(sizes[layer_idx])
         counts += whole
-    return counts
 
 
 def _cover(held: NDArray[np.bool_], demand: Floats) -> None:

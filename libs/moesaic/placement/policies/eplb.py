@@ -1,5 +1,6 @@
 """Placement by rows, or by batches, with replicas for the experts that have most."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -7,6 +8,7 @@ from numpy.typing import NDArray
 
 from moesaic.placement.policies.problem import PlacementProblem, as_slots
 from moesaic.placement.policies.replication import Board, Counts, replicate
+from moesaic.placement.policies.room import slots_by_layer
 from moesaic.placement.policies.uniform import Slots
 from moesaic.placement.traffic.statistics import Floats
 
@@ -19,18 +21,17 @@ def eplb(problem: PlacementProblem) -> list[Slots]:
     Elsewhere all instances count as one node. Unlike the published one, no expert is placed twice
     on an instance.
     """
-    problem.require_room()
     placed = []
-    for layer_idx in range(len(problem.traffic)):
+    for layer_idx, room in enumerate(slots_by_layer(problem)):
         weights = problem.weights(layer_idx)
         held = np.zeros((problem.num_experts, problem.num_instances), bool)
-        for experts, instances in _node_shares(problem, weights):
-            slots = [problem.slots[n] for n in instances]
+        for experts, instances in _node_shares(problem, weights, room):
+            slots = [room[n] for n in instances.tolist()]
             replicas = replicate(weights[experts], slots)
             board = Board(len(experts), slots)
             pack(board, weights[experts], replicas)
             held[np.ix_(experts, instances)] = board.held
-        placed.append(as_slots(held, problem.slots))
+        placed.append(as_slots(held, room))
     return placed
 
 
@@ -40,7 +41,7 @@ def eplb_by_batches(problem: PlacementProblem) -> list[Slots]:
 
 
 def _node_shares(
-    problem: PlacementProblem, weights: Floats
+    problem: PlacementProblem, weights: Floats, slots: Sequence[int]
 ) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
     """Divide experts among nodes, as pairs of expert ids and instances; one pair where nodes do not count."""
     everything = np.arange(problem.num_experts), np.arange(problem.num_instances)
@@ -48,10 +49,10 @@ def _node_shares(
         return [everything]
     nodes = sorted(set(problem.nodes))
     of_node = [np.flatnonzero(np.array(problem.nodes) == node) for node in nodes]
-    room = {sum(min(problem.slots[n], problem.num_experts) for n in mine) for mine in of_node}
+    sums = {sum(min(slots[n], problem.num_experts) for n in mine.tolist()) for mine in of_node}
     per_node, rest = divmod(problem.num_groups, len(nodes))
     group_size, uneven = divmod(problem.num_experts, problem.num_groups)
-    if rest or uneven or len(room) > 1 or room.pop() < per_node * group_size:
+    if rest or uneven or len(sums) > 1 or sums.pop() < per_node * group_size:
         return [everything]
     groups = Board(problem.num_groups, [per_node] * len(nodes))
     group_rows = weights.reshape(problem.num_groups, group_size).sum(axis=1)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from moesaic.placement.policies.problem import PlacementProblem, as_slots
 from moesaic.placement.policies.replication import Board, Counts, replicate
+from moesaic.placement.policies.room import slots_by_layer
 from moesaic.placement.policies.uniform import Slots
 from moesaic.placement.traffic.statistics import Floats, LayerTraffic
 
@@ -39,19 +40,19 @@ def janus(
     Raises:
         PlacementInfeasible: the slots cannot hold every expert.
     """
-    problem.require_room()
     placed = []
-    for layer_idx, layer in enumerate(problem.traffic):
+    room = slots_by_layer(problem)
+    for layer_idx, (layer, slots) in enumerate(zip(problem.traffic, room, strict=True)):
         weights = problem.weights(layer_idx)
-        replicas = replicate(weights, problem.slots)
+        replicas = replicate(weights, slots)
         together = coactive_batches(layer) if of_batches else layer.coactivation.astype(np.float64)
         together = np.nan_to_num(together)
         if scaled:
             together = together / np.outer(replicas, replicas)
-        board = spread(weights, replicas, together, problem.slots)
+        board = spread(weights, replicas, together, slots)
         if search:
             lower_largest(board, together)
-        placed.append(as_slots(board.held, problem.slots))
+        placed.append(as_slots(board.held, slots))
     return placed
 
 
