@@ -86,8 +86,9 @@ def covering(counts: Counts, problem: PlacementProblem) -> Counts:
     Raises:
         PlacementInfeasible: names the shortfall.
     """
+    shares = even_shares(problem)  # always, so that all policies refuse the same problems
     shifted = _shifted(counts, problem)
-    return even_shares(problem) if shifted is None else shifted
+    return shares if shifted is None else shifted
 
 
 def fits(counts: list[int], n: int, problem: PlacementProblem) -> bool:
