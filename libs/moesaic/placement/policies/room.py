@@ -38,14 +38,15 @@ def most_of_a_layer(problem: PlacementProblem) -> Counts:
 
 
 def usable_bytes(problem: PlacementProblem) -> Counts:
-    """Bytes of each instance that experts can fill, ``[N]``; 0 without memory.
+    """Bytes of each instance that experts can fill, ``[N]``.
 
     What is left on a device below the greatest common divisor of all sizes is of no use. With
     experts of one size that is exact, else an upper bound.
     """
+    assert problem.memory is not None
     unit = gcd(*problem.sizes)
-    memory = problem.memory or ((),) * problem.num_instances
-    return np.array([sum(size // unit * unit for size in devices) for devices in memory], np.int64)
+    usable = [sum(size // unit * unit for size in devices) for devices in problem.memory]
+    return np.array(usable, np.int64)
 
 
 def even_shares(problem: PlacementProblem) -> Counts:
