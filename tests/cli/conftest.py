@@ -83,16 +83,6 @@ while True:
     signal.pause()
 """
 
-# As far as the command line knows them, until the service is there.
-EDGE_SETTINGS = """
-from moesaic.services.attention.settings import AttentionSettings
-
-class EdgeAgentSettings(AttentionSettings):
-    memory_bytes: int = 0
-    site: str = ""
-    weights_port: int = 0
-"""
-
 WITHIN_S = 100.0
 LIBRARY = Path(__file__).parents[2] / "libs/moesaic"
 
@@ -123,11 +113,7 @@ def house(tmp_path: Path) -> Path:
         package.mkdir(parents=True)
         (package / "__init__.py").touch()
         (package / "__main__.py").write_text(STAND_IN)
-        settings = LIBRARY / "services" / role / "settings.py"
-        if settings.exists():
-            (package / "settings.py").symlink_to(settings)
-        else:
-            (package / "settings.py").write_text(EDGE_SETTINGS)
+        (package / "settings.py").symlink_to(LIBRARY / "services" / role / "settings.py")
     (tmp_path / "moesaic" / "services" / "__init__.py").touch()
     for room in LIBRARY.iterdir():  # all else is the library itself
         if room.name not in ("services", "__pycache__"):

@@ -240,6 +240,9 @@ def test_flags_and_threads_reach_the_services(start: Start, suite: Wait, house: 
         (["--topology", "edge", "--agents", "65"], {}, 2, "--agents"),
         (["--topology", "gathered", "--link", "1gbit"], {}, 2, "--link: the gathered topology"),
         (["--topology", "edge", "--link", "fast"], {}, 2, "--link fast: it must be a rate"),
+        (["--topology", "edge", "--memory-bytes=4"], {}, 2, "--memory-bytes: give it as --memory"),
+        (["--topology", "edge", "--cache-bytes=-2"], {}, 2, "--cache-bytes (MOESAIC_CACHE_BYTES)"),
+        (["--topology", "edge", "--slots=2"], {}, 2, "--slots: there is no such flag"),
         (["--topology", "edge", "--memory", "40"], {}, 2, "--memory 40: it must be a number with"),
         (
             ["--attension", "2"],

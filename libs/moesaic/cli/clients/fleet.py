@@ -7,6 +7,7 @@ import grpc
 
 from moesaic.cli.clients.credentials import connected
 from moesaic.cli.clients.load import service_load
+from moesaic.cli.clients.sites import ROLE, site_facts
 from moesaic.cluster.rpc.channels import CONTROL_TIMEOUT_S
 from moesaic.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 
@@ -119,10 +120,12 @@ async def gather_facts(
     services = {**registered, **known}
 
     async def ask(name: str, role: str, address: str) -> Facts:
-        facts, load = await asyncio.gather(
-            service_facts(role, name, address), service_load(role, address)
+        facts, load, edge = await asyncio.gather(
+            service_facts(role, name, address),
+            service_load(role, address),
+            site_facts(address) if role == ROLE else asyncio.sleep(0, {}),
         )
-        return {**facts, "load": load}
+        return {**facts, "load": load, **({"edge": edge} if edge else {})}
 
     facts = await asyncio.gather(
         *(ask(name, role, address) for name, (role, address) in services.items())

@@ -117,12 +117,23 @@ def _print(facts: dict[str, Any]) -> None:
     loads = [(service["id"], *load_row(service["load"])) for service in services if service["load"]]
     if loads:
         print_table(("id", "running", "waiting", "KV blocks", "now"), loads)
+    _print_sites({service["id"]: service["edge"] for service in services if "edge" in service})
     if placement:
         print(f"placement of epoch {placement['epoch']}, {len(placement['layers'])} MoE layers")
         rows = [(worker["id"], experts_text(worker["experts"])) for worker in placement["workers"]]
         print_table(("worker", "experts"), rows)
         if decided := placement.get("decided_by"):
             print(_decided_text(decided))
+
+
+def _print_sites(edges: dict[str, dict[str, Any]]) -> None:
+    if not edges:
+        return
+    from moesaic.cli.clients.sites import LINK_COLUMNS, SITE_COLUMNS, link_rows, site_row
+
+    print_table(SITE_COLUMNS, map(site_row, edges.values()))
+    if links := [*link_rows(edges)]:
+        print_table(LINK_COLUMNS, links)
 
 
 def common_host(addresses: Iterable[str]) -> str:

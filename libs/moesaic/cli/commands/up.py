@@ -87,7 +87,7 @@ def up(
         typer.Option(
             rich_help_panel=EDGE_PANEL,
             help="Memory of an agent for the model: one size for all, such as 40M, or one for each, "
-            "such as 40M,40M,80M.",
+            "such as 40M,40M,80M (default: enough for all experts).",
         ),
     ] = "",
     link: Annotated[

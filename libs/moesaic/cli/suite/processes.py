@@ -38,7 +38,7 @@ class SuiteOptions:
     slots_per_layer: int  # 0: just enough
     offload: bool = False  # experts in files instead of memory
     agents: int = 0  # of the edge topology
-    memory_bytes: tuple[int, ...] = ()  # of each agent; empty: as its service decides
+    memory_bytes: tuple[int, ...] = ()  # of each agent; empty: enough for all experts
     link: Link | None = None  # between agents; None: they are on one host
     host: str
     port: int

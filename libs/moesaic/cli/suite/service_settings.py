@@ -17,6 +17,7 @@ ITS_OWN = {
     *("data_host", "data_port", "weights_port", "grace_s", "threads", "dispatch", "share"),
     *("memory_bytes", "site"),
 }
+GIVEN_AS = {"memory_bytes": "--memory"}
 
 
 def settings_model(role: str) -> type["ServiceSettings"]:
@@ -102,6 +103,8 @@ def _check_names(arguments: Sequence[str], flags: Mapping[str, "Flag"], own: Ite
             meant = proposal(name, {*settable, *own})
             where = "'moesaic up --help' and 'moesaic serve ROLE --help' list them"
             raise CommandError(f"{name}: there is no such flag{meant} ({where})", Exit.USAGE)
+        if flag is not None and flag.field in GIVEN_AS:
+            raise CommandError(f"{name}: give it as {GIVEN_AS[flag.field]}", Exit.USAGE)
         if flag is not None and flag.field in ITS_OWN:
             raise CommandError(f"{name}: the suite sets this itself", Exit.USAGE)
         if flag is not None and flag.secret:

@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 import msgspec
 
-BURST_BYTES, BURST_S = 32 << 10, 250e-6  # little passes faster than the rate, but timers are coarse
+BURST_BYTES, BURST_S = 4 << 10, 100e-6  # little passes faster than the rate, but timers are coarse
 QUEUE_MS = 100  # of frames that wait at a link; more are dropped, as a switch does
 UPLINK = "uplink"  # an agent's end of its cable
 
