@@ -3,7 +3,7 @@
 import asyncio
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import structlog
@@ -27,6 +27,7 @@ from moesaic.services.attention.loading import find_model, load_worker
 from moesaic.services.attention.modes.contract import WorkerParts
 from moesaic.services.attention.observing import observe
 from moesaic.services.attention.rungs import RungFollower
+from moesaic.services.attention.settings import AttentionSettings
 from moesaic.services.edge_agent.admin import EdgeAdmin
 from moesaic.services.edge_agent.profile import Profiler, tell_profiles
 from moesaic.services.edge_agent.settings import EdgeAgentSettings
@@ -39,7 +40,7 @@ from moesaic.v1 import attention_pb2_grpc, edge_agent_pb2_grpc, expert_pb2_grpc
 
 log = structlog.get_logger()
 
-RETIRE_EVERY_S = 2.0
+RETIRE_EVERY_S = 1.0
 
 
 async def serve(settings: EdgeAgentSettings) -> None:
@@ -60,7 +61,8 @@ async def serve(settings: EdgeAgentSettings) -> None:
     ):
         settings, process.status.model = process.settings, settings.name_of_model
         before_bytes = own_bytes()
-        worker = await load_worker(process, config, checkpoint, weights_digest)
+        as_attention = cast("Process[AttentionSettings]", process)
+        worker = await load_worker(as_attention, config, checkpoint, weights_digest)
         worker, needs, plan = await planned(worker, settings, before_bytes)
         site = await open_site(worker, settings, needs, plan)
         weights_address, experts.peers = await give_experts(

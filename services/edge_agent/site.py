@@ -31,6 +31,9 @@ from moesaic.transport.ucx.opening import open_network
 
 log = structlog.get_logger()
 
+# Memory is short here, and a step that asks for an earlier epoch later than this finds its experts elsewhere.
+RETIRE_AFTER_S = 3.0
+
 
 @dataclass
 class Site:
@@ -130,6 +133,7 @@ async def open_site(
         worker.device,
         settings.quantization,
         most if plan.limit_bytes else 0,
+        RETIRE_AFTER_S,
     )
     answering = await worker.process.enter(engine_thread(worker.device, "answering"))
     address = await _answer(worker, host, answering)

@@ -33,6 +33,7 @@ from moesaic.placement.decide.stand_ins import own_part, with_rung
 from moesaic.services.scheduler import causes
 from moesaic.services.scheduler.epochs.confirmation import Confirmation
 from moesaic.services.scheduler.epochs.placer import Obsolete, Placer
+from moesaic.services.scheduler.epochs.staged import place_in_stages
 from moesaic.services.scheduler.epochs.store import EpochStore
 from moesaic.services.scheduler.fleet import FleetProposer
 from moesaic.services.scheduler.log import DecisionLog
@@ -40,6 +41,8 @@ from moesaic.services.scheduler.measuring import measure
 from moesaic.services.scheduler.pinning import Pinning
 from moesaic.services.scheduler.planning.planner import PlacementPlan, Planner
 from moesaic.services.scheduler.planning.policy_store import PolicyStore
+from moesaic.services.scheduler.planning.site_planner import MigrationTerms, SitePlanner
+from moesaic.services.scheduler.planning.site_profiles import SiteProfiles
 from moesaic.services.scheduler.planning.timing import PlanTimer
 from moesaic.services.scheduler.planning.traffic import TrafficFeed
 from moesaic.services.scheduler.settings import SchedulerSettings
@@ -69,6 +72,7 @@ class PlacementLoop:
         epochs: EpochStore,
         policies: PolicyStore,
         feed: TrafficFeed,
+        profiles: SiteProfiles,
         decisions: DecisionLog,
         settings: SchedulerSettings,
         rung: Callable[[], Rung] = Rung,
@@ -83,6 +87,10 @@ class PlacementLoop:
         self._refused: set[Rung] = set()
         self._told_differing = ""
         self._planner = Planner(feed, settings.replan_gain)
+        terms = MigrationTerms(
+            settings.replan_gain, settings.replan_interval_s, settings.load_share
+        )
+        self._site_planner, self._profiles = SitePlanner(feed, profiles, terms), profiles
         self._timer = PlanTimer(settings.replan_interval_s)
         self._placer = Placer(
             fleet,
@@ -123,10 +131,10 @@ class PlacementLoop:
 
     async def plan(self, current: Placement, policy: str) -> PlacementPlan:
         """Plan by a policy with what is known now; see ``Planner.plan``. Nothing changes."""
-        pins = self._policies.current.pins
-        return await self._planner.plan(
-            own_part(current), self._experts(), policy, pins, self._load_bytes_per_s
-        )
+        pins, records, own = self._policies.current.pins, self._experts(), own_part(current)
+        if any(record.role == "edge-agent" for record in records):
+            return await self._site_planner.plan(own, records, policy, pins)
+        return await self._planner.plan(own, records, policy, pins, self._load_bytes_per_s)
 
     async def apply(self, placement: Placement, base_epoch: int) -> PlacementDecision | None:
         """Make an operator's placement the one in force.
@@ -317,7 +325,10 @@ class PlacementLoop:
         failure, overtaken = "the scheduler was stopped", False  # unless something else is known
         try:
             wanted = with_rung(wanted, self._rung())
-            placed = await self._placer.place(wanted, urgent=urgent, begun=begun)
+            self._profiles.migrating = not urgent
+            placed = await place_in_stages(
+                self._placer, self._fleet, self._view, wanted, urgent=urgent, begun=begun
+            )
             seconds = round(time.monotonic() - started, 3)
             done, failure = replace(done, epoch=placed.epoch, seconds=seconds), ""
             self.waiting_for = []
@@ -332,6 +343,7 @@ class PlacementLoop:
             self._proposer.could_not_load(self._placer.failed)
             raise
         finally:
+            self._profiles.migrating = False
             done = replace(done, failure=failure)
             await self._log.note_outcome(done)
             self._learn_from(noted, done, overtaken=overtaken)

@@ -19,6 +19,7 @@ from moesaic.services.scheduler.epochs.store import EpochStore
 from moesaic.services.scheduler.log import DecisionLog
 from moesaic.services.scheduler.loop import PlacementLoop
 from moesaic.services.scheduler.planning.policy_store import PolicyStore
+from moesaic.services.scheduler.planning.site_profiles import SiteProfiles
 from moesaic.services.scheduler.planning.traffic import TrafficFeed
 from moesaic.services.scheduler.settings import SchedulerSettings
 from moesaic.v1 import scheduler_pb2_grpc
@@ -42,12 +43,23 @@ async def serve(settings: SchedulerSettings) -> None:
         policies = PolicyStore(bus, epochs, settings.placement_policy)
         brownout = BrownoutStore(bus, epochs, leader, BrownoutPolicy(mode=settings.brownout))
         feed = TrafficFeed(bus, leader, view, HALF_LIFE_S)
+        profiles = SiteProfiles(bus, leader)
         loop = PlacementLoop(
-            fleet, view, leader, epochs, policies, feed, decisions, settings, brownout.rung
+            fleet,
+            view,
+            leader,
+            epochs,
+            policies,
+            feed,
+            profiles,
+            decisions,
+            settings,
+            brownout.rung,
         )
         await decisions.refresh()
         api.open(Parts(fleet, view, loop, policies, decisions, feed, brownout))
         await enter(background(feed.run(), "traffic"))
+        await enter(background(profiles.run(), "profiles"))
         await enter(background(loop.run(), "placer"))
         await enter(background(brownout.run(), "brownout"))
         await enter(background(BrownoutFeed(bus, leader, decisions).run(), "brownout decisions"))

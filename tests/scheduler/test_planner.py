@@ -13,6 +13,7 @@ from moesaic.errors import DeadlineExceeded, MoesaicError, NotReady
 from moesaic.messages.placement import PlacedWorker, Placement
 from moesaic.messages.registry import WorkerRecord
 from moesaic.placement.policies.uniform import uniform
+from moesaic.placement.traffic.origin_traffic import OriginTraffic
 from moesaic.placement.traffic.statistics import LayerTraffic, Statistics
 from moesaic.services.scheduler.planning import solver as solving_process
 from moesaic.services.scheduler.planning.messages import (
@@ -61,7 +62,9 @@ class Feed:
 
     def __init__(self, traffic: LayerTraffic = HOT) -> None:
         statistics = Statistics(NUM_EXPERTS, {0: traffic, 1: traffic})
-        self.traffic: ModelTraffic | None = ModelTraffic(statistics, 0.0)
+        self.traffic: ModelTraffic | None = ModelTraffic(
+            statistics, 0.0, OriginTraffic(NUM_EXPERTS, [0, 1], 300.0)
+        )
 
     def of(self, model_digest: str) -> ModelTraffic | None:
         assert model_digest == "m"

@@ -42,9 +42,12 @@ class Tenure:
 class Epochs:
     """Tenures by epoch. Any thread may call; each sees tables only whole."""
 
-    def __init__(self, worker_id: str) -> None:
-        """Begin without any placement; the epoch in force is 0."""
-        self._worker_id = worker_id
+    def __init__(self, worker_id: str, retire_after_s: float = RETIRE_AFTER_S) -> None:
+        """Begin without any placement; the epoch in force is 0.
+
+        Epochs that another has followed are freed after ``retire_after_s``.
+        """
+        self._worker_id, self._retire_after_s = worker_id, retire_after_s
         self._tenures: dict[int, Tenure] = {}  # replaced, never changed
         self._asked_s: dict[int, float] = {}  # when a step last asked for an epoch
         self._changing = threading.Lock()  # loading and commits have threads of their own
@@ -157,7 +160,7 @@ class Epochs:
         that was lately asked for, until ``MAX_RETIRE_AFTER_S`` after the commit of its successor.
         """
         now_s = time.monotonic()
-        long_ago_s, very_long_ago_s = now_s - RETIRE_AFTER_S, now_s - MAX_RETIRE_AFTER_S
+        long_ago_s, very_long_ago_s = now_s - self._retire_after_s, now_s - MAX_RETIRE_AFTER_S
         with self._changing:
             oldest = max(
                 (

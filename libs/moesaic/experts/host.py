@@ -4,7 +4,7 @@ import torch
 
 from moesaic.experts.activations import ActivationMeter
 from moesaic.experts.answering import LayerAnswers
-from moesaic.experts.epochs import Epochs
+from moesaic.experts.epochs import RETIRE_AFTER_S, Epochs
 from moesaic.experts.loaded import Bring, ExpertFiles
 from moesaic.experts.loading import PlacementLoader
 from moesaic.experts.slots import LoadResult
@@ -37,15 +37,16 @@ class ExpertHost:
         device: torch.device,
         quantization: Quantization = "none",
         max_expert_bytes: int = 0,
+        retire_after_s: float = RETIRE_AFTER_S,
     ) -> None:
         """Read the gates; experts come with the first placement.
 
         With ``max_expert_bytes``, a placement is refused that would need more memory for experts,
-        those of the placement before it included.
+        those of the placement before it included. ``retire_after_s``: see ``Epochs``.
         """
         self.slots_per_layer = slots_per_layer
         self.files = ExpertFiles(checkpoint, config, dtype, device, quantization)
-        self.epochs = Epochs(worker_id)
+        self.epochs = Epochs(worker_id, retire_after_s)
         self.activations = ActivationMeter(config.moe.num_experts)
         gates = load_gates(checkpoint, config, dtype, device)
         rung_of = self.files.experts.layer_rung

@@ -55,6 +55,13 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="worker.v1"):
         return min(self.num_slots, per_layer) if self.num_slots else per_layer
 
     @property
+    def most_held(self) -> int:
+        """Experts that there may be here, over all layers together, while a placement replaces another."""
+        if not self.max_expert_bytes:
+            return 2 * self.capacity
+        return self.max_expert_bytes // max(1, self.expert_bytes)
+
+    @property
     def takes_requests(self) -> bool:
         """True for workers that gateways send requests to."""
         return self.role in ("attention", "edge-agent")

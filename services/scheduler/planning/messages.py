@@ -61,6 +61,19 @@ class Solve(msgspec.Struct, frozen=True, kw_only=True, tag="solve"):
     expert_bytes: int
 
 
+class SolveSites(msgspec.Struct, frozen=True, kw_only=True, tag="solve-sites"):
+    """A question: the placement that a policy proposes for edge agents with traffic of their own."""
+
+    policy: str
+    held: list[Slots]
+    memory: list[list[int]]  # bytes for experts, of each instance and device
+    demand: bytes  # rows per second by origin, layer and expert: float64 [N, L, E]
+    remote_cost: list[float]  # seconds of a row to another instance, of each origin
+    num_layers: int
+    num_experts: int
+    expert_bytes: int
+
+
 class Replay(msgspec.Struct, frozen=True, kw_only=True, tag="replay"):
     """A question: the mean work of the busiest instance over the sampled batches, by placement."""
 
@@ -71,7 +84,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True, tag="replay"):
 
 
 class Solved(msgspec.Struct, frozen=True, kw_only=True, tag="solved"):
-    """The answer to ``Solve``: the policy's placement, arranged so that least has to be loaded."""
+    """The answer to ``Solve`` or ``SolveSites``: the policy's placement, arranged so that least has to be loaded."""
 
     slots: list[Slots]
 
@@ -91,5 +104,8 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 
 
 Answer = Solved | Replayed | Failed
-questions: "msgspec.msgpack.Decoder[Solve | Replay]" = msgspec.msgpack.Decoder(Solve | Replay)
+Question = Solve | SolveSites | Replay
+questions: "msgspec.msgpack.Decoder[Question]" = msgspec.msgpack.Decoder(
+    Solve | SolveSites | Replay
+)
 answers: "msgspec.msgpack.Decoder[Answer]" = msgspec.msgpack.Decoder(Solved | Replayed | Failed)

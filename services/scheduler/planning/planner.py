@@ -32,6 +32,7 @@ log = structlog.get_logger()
 
 GREEDY = "eplb"  # asked when a policy fails: it only counts and sorts
 CANDIDATES = (GREEDY, "eplb-batches", "janus-batches")  # of ``auto``
+BY_ORIGIN = ("dance", "optimal")  # policies that need to know where rows come from
 MIN_SAMPLED = 32  # batches, of one layer each, below which nothing is concluded
 
 StartSolver = Callable[[], AbstractAsyncContextManager[Solver]]
@@ -46,6 +47,10 @@ class PlacementPlan:
             costs; 0 if that is not known.
         before: most activated experts on one worker, mean of the replayed batches.
         after: the same with ``placement``.
+        local_share_before: edge agents: part of their rows' choices whose experts are at the same site.
+        local_share_after: the same with ``placement``.
+        row_s_before: edge agents: mean seconds that a choice waits for experts elsewhere.
+        row_s_after: the same with ``placement``.
     """
 
     placement: Placement  # of epoch 0
@@ -61,6 +66,10 @@ class PlacementPlan:
     seconds: float | None = None
     batches: float = 0.0
     sampled_batches: int = 0
+    local_share_before: float | None = None
+    local_share_after: float | None = None
+    row_s_before: float | None = None
+    row_s_after: float | None = None
 
 
 class Planner:
@@ -84,6 +93,9 @@ class Planner:
         traffic = self._feed.of(current.model_digest)
         if policy == KEEP:
             return replace_plan(stay, reason="the policy is to keep experts where they are")
+        if policy in BY_ORIGIN:
+            reason = f"{policy} needs demand by origin, which only edge agents tell"
+            return replace_plan(stay, reason=reason)
         if traffic is None:
             return replace_plan(stay, reason="no traffic has been seen yet")
         stay = replace_plan(stay, batches=round(_batches(traffic), 1))

@@ -22,15 +22,17 @@ from moesaic.placement.evaluation.replay import replay
 from moesaic.placement.evaluation.stability import settle
 from moesaic.placement.policies import make_placement
 from moesaic.placement.policies.problem import PlacementProblem
+from moesaic.placement.traffic.statistics import LayerTraffic
 from moesaic.services.scheduler.planning.messages import (
     LENGTH,
     READY,
     Answer,
     Failed,
+    Question,
     Replay,
     Replayed,
-    Solve,
     Solved,
+    SolveSites,
     questions,
 )
 
@@ -40,12 +42,14 @@ ABANDONED_S = 120  # of real time: the scheduler may be gone
 MAX_REPLAYED = 400  # (batch, layer) pairs, the latest
 
 
-def answer(question: Solve | Replay) -> Answer:
+def answer(question: Question) -> Answer:
     """Solve or replay. Policies see one half of the sampled batches; the other half is replayed.
 
     Raises:
         MoesaicError: the policy that was asked for makes no placement.
     """
+    if isinstance(question, SolveSites):
+        return Solved(slots=make_placement(question.policy, _problem_of(question)))
     traffic = [layer.layer() for layer in question.traffic]
     if isinstance(question, Replay):
         return _replayed(question, [layer.sampled[1::2] for layer in traffic])
@@ -54,6 +58,27 @@ def answer(question: Solve | Replay) -> Answer:
         traffic=seen, slots=tuple(question.slots), expert_bytes=question.expert_bytes
     )
     return Solved(slots=settle(question.held, make_placement(question.policy, problem)))
+
+
+def _problem_of(question: SolveSites) -> PlacementProblem:
+    """The problem of edge agents; policies that know no origins see the traffic of all of them."""
+    shape = len(question.memory), question.num_layers, question.num_experts
+    demand = np.frombuffer(question.demand, "<f8").reshape(shape)
+    nothing = LayerTraffic.none(question.num_experts)
+    # Co-activation is not known by origin, and batches are not; rows stand for both.
+    traffic = tuple(
+        replace(nothing, tokens=rows, active_batches=rows, rows=float(rows.sum()), batches=1.0)
+        for rows in demand.sum(axis=0)
+    )
+    return PlacementProblem(
+        traffic=traffic,
+        slots=(question.num_experts,) * len(question.memory),
+        demand=demand,
+        remote_cost=np.array(question.remote_cost),
+        expert_bytes=question.expert_bytes,
+        memory=tuple(tuple(devices) for devices in question.memory),
+        held=question.held,
+    )
 
 
 def _replayed(question: Replay, batches: list[NDArray[np.uint16]]) -> Replayed:

@@ -13,8 +13,7 @@ from moesaic.services.scheduler.planning.messages import (
     READY,
     Answer,
     Failed,
-    Replay,
-    Solve,
+    Question,
     answers,
 )
 
@@ -31,7 +30,7 @@ class Solver:
         self._command, self._limit_s = command, limit_s
         self._process: asyncio.subprocess.Process | None = None
 
-    async def ask(self, question: Solve | Replay) -> Answer:
+    async def ask(self, question: Question) -> Answer:
         """Ask one question.
 
         Raises:

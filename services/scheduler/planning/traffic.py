@@ -16,6 +16,7 @@ from moesaic.cluster.redis.bus import Bus
 from moesaic.errors import InvalidInput
 from moesaic.messages.activation_report import ActivationReport
 from moesaic.messages.placement import Placement
+from moesaic.placement.traffic.origin_traffic import OriginTraffic
 from moesaic.placement.traffic.statistics import Statistics
 
 log = structlog.get_logger()
@@ -35,6 +36,7 @@ class ModelTraffic:
 
     statistics: Statistics
     until_s: float  # monotonic time up to which it is aged
+    origins: OriginTraffic  # by the worker that tells it
     windows: int = 0
     scheduling: str = "aebs"  # how workers choose replicas, as the latest report has it
     served: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -116,9 +118,10 @@ class TrafficFeed:
                 raise InvalidInput("served.busiest", "must be between 1 and E for each batch")
         traffic = self._models.get(placement.model_digest)
         if traffic is None:
-            traffic = ModelTraffic(Statistics(placement.num_own, {}), time.monotonic())
+            traffic = self._begun(placement)
         self._age(traffic)
         traffic.statistics = traffic.statistics.plus(window)  # or refuses it
+        traffic.origins.add(window, time.monotonic())
         traffic.windows, traffic.scheduling = traffic.windows + 1, report.scheduling
         for served in report.served:
             batches, busiest = traffic.served.get(served.epoch, (0, 0))
@@ -129,6 +132,11 @@ class TrafficFeed:
         self._models.move_to_end(placement.model_digest)
         while len(self._models) > MAX_MODELS:
             self._models.popitem(last=False)
+
+    def _begun(self, placement: Placement) -> ModelTraffic:
+        origins = OriginTraffic(placement.num_own, placement.layers, self._half_life_s)
+        nothing = Statistics(placement.num_own, {})
+        return ModelTraffic(statistics=nothing, until_s=time.monotonic(), origins=origins)
 
     def _age(self, traffic: ModelTraffic) -> None:
         now_s = time.monotonic()

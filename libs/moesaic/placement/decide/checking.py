@@ -96,10 +96,8 @@ def _of_totals(target: Placement, placed: list[WorkerRecord]) -> list[str]:
     found = []
     for idx, record in enumerate(placed):
         here = sum(0 <= e < target.num_own for layer in target.slots for e in layer[idx])
-        if record.num_slots and here > record.num_slots:
-            found.append(
-                f"worker {record.worker_id} has {here} experts, and {record.num_slots} slots"
-            )
+        if record.num_slots and here > record.most_held:
+            found.append(f"worker {record.worker_id} has {here} of {record.most_held} experts")
     return found
 
 

@@ -1,0 +1,88 @@
+"""Placing in stages, where workers have no memory for all that they hold before and after a migration."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import structlog
+from msgspec.structs import replace
+
+from moesaic.cluster.placement_view import PlacementView
+from moesaic.cluster.registry import Fleet
+from moesaic.errors import PlacementInfeasible
+from moesaic.messages.placement import Placement
+from moesaic.messages.registry import WorkerRecord
+from moesaic.placement.decide.stages import stages
+from moesaic.services.scheduler.epochs.placer import Placer
+
+log = structlog.get_logger()
+
+REST_S = (
+    4.0  # between stages: agents free an epoch three seconds after the next, looking every second
+)
+TRIES = 4  # of a stage that some agent has no memory for yet
+
+Begun = Callable[[int], Awaitable[None]]
+
+
+async def place_in_stages(
+    placer: Placer,
+    fleet: Fleet,
+    view: PlacementView,
+    wanted: Placement,
+    *,
+    urgent: bool,
+    begun: Begun,
+) -> Placement:
+    """Make ``wanted`` the placement, at once or step by step; see ``Placer.place``.
+
+    If a stage fails, the one before stays in force: it has every expert, and a later plan goes on from there.
+    """
+    current, records = view.current, list(fleet.workers.values())
+    steps = _stages(current, wanted, records)
+    if len(steps) > 1:
+        log.info("placement.staged", stages=len(steps))
+    placed = wanted
+    for at, step in enumerate(steps):
+        if at:
+            await asyncio.sleep(REST_S)
+        placed = await _placed(placer, step, urgent=urgent, begun=begun)
+    return placed
+
+
+async def _placed(placer: Placer, step: Placement, *, urgent: bool, begun: Begun) -> Placement:
+    for _ in range(TRIES - 1):
+        try:
+            return await placer.place(step, urgent=urgent, begun=begun)
+        except PlacementInfeasible:  # an epoch that others still ask for keeps its experts
+            await asyncio.sleep(REST_S)
+    return await placer.place(step, urgent=urgent, begun=begun)
+
+
+def _stages(
+    current: Placement | None, wanted: Placement, records: list[WorkerRecord]
+) -> list[Placement]:
+    live = {(record.worker_id, record.generation): record for record in records}
+    by_id = {record.worker_id: record for record in records}
+    placed = [by_id.get(worker.worker_id) for worker in wanted.workers]
+    if current is None or not any(record and record.num_slots for record in placed):
+        return [wanted]
+    base = _without(current, {key for key in _keys(current) if key not in live})
+    kind = ("model_digest", "num_experts", "layers", "rung", "num_united")
+    if not base.workers or any(getattr(base, name) != getattr(wanted, name) for name in kind):
+        return [wanted]
+    capacity = {record.worker_id: record.most_held for record in records if record.holds_experts}
+    return stages(replace(base, epoch=0), wanted, capacity)
+
+
+def _keys(placement: Placement) -> list[tuple[str, int]]:
+    return [(worker.worker_id, worker.generation) for worker in placement.workers]
+
+
+def _without(placement: Placement, gone: set[tuple[str, int]]) -> Placement:
+    """Leave out workers that are gone; what they alone held has no holder then."""
+    kept = [n for n, key in enumerate(_keys(placement)) if key not in gone]
+    return replace(
+        placement,
+        workers=[placement.workers[n] for n in kept],
+        slots=[[by_worker[n] for n in kept] for by_worker in placement.slots],
+    )

@@ -1,0 +1,167 @@
+"""Plans for edge agents: fewest calls to other sites, by measured demand and costs, if moving pays.
+
+DanceMoE section III; what the paper leaves open is resolved in ``placement.decide.worth``.
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from dataclasses import replace as replace_plan
+
+import numpy as np
+from msgspec.structs import replace
+
+from moesaic.errors import InvalidInput, MoesaicError
+from moesaic.messages.decisions import Pin
+from moesaic.messages.placement import Placement
+from moesaic.messages.registry import WorkerRecord
+from moesaic.placement.decide.checking import violations
+from moesaic.placement.decide.moves import moves
+from moesaic.placement.decide.pins import with_pins
+from moesaic.placement.decide.worth import MigrationCase
+from moesaic.placement.policies import AUTO, KEEP
+from moesaic.placement.traffic.statistics import Floats
+from moesaic.services.scheduler.planning.messages import Solved, SolveSites
+from moesaic.services.scheduler.planning.planner import PlacementPlan, StartSolver
+from moesaic.services.scheduler.planning.site_profiles import SiteProfiles
+from moesaic.services.scheduler.planning.solver_client import solver
+from moesaic.services.scheduler.planning.traffic import TrafficFeed
+
+BEST = "optimal"  # what ``auto`` asks for
+HORIZON_S = 300.0  # over which a migration must pay, unless plans are made less often
+
+
+@dataclass(frozen=True)
+class MigrationTerms:
+    """Terms of migrations.
+
+    Attributes:
+        least_gain: part of what calls to other sites cost that a migration must save.
+        interval_s: from plan to plan.
+        load_share: part of the time in which agents load.
+    """
+
+    least_gain: float
+    interval_s: float
+    load_share: float
+
+
+class SitePlanner:
+    """Makes plans for agents from what they have told; it refuses what they have not told."""
+
+    def __init__(
+        self,
+        feed: TrafficFeed,
+        profiles: SiteProfiles,
+        terms: MigrationTerms,
+        start_solver: StartSolver = solver,
+    ) -> None:
+        self._feed, self._profiles, self._terms = feed, profiles, terms
+        self._start_solver = start_solver
+
+    async def plan(
+        self,
+        current: Placement,
+        records: Sequence[WorkerRecord],
+        policy: str,
+        pins: Iterable[Pin],
+    ) -> PlacementPlan:
+        """Plan by ``policy``. There is always a plan: where something is missing, it is to stay, and says so."""
+        stay = PlacementPlan(replace(current, epoch=0), current.epoch, policy, "")
+        if policy == KEEP:
+            return replace_plan(stay, reason="the policy is to keep experts where they are")
+        by_key = {(record.worker_id, record.generation): record for record in records}
+        keys = [(worker.worker_id, worker.generation) for worker in current.workers]
+        if gone := [key[0] for key in keys if key not in by_key]:
+            return replace_plan(stay, reason=f"{', '.join(gone)} left")
+        placed, now_s = [by_key[key] for key in keys], time.monotonic()
+        names = [record.worker_id for record in placed]
+        traffic = self._feed.of(current.model_digest)
+        if traffic is None or not traffic.origins.seen(names).any():
+            return replace_plan(stay, reason="no traffic has been seen yet")
+        if settling := sorted(traffic.origins.settling(now_s) & set(names)):
+            reason = f"the requests of {', '.join(settling)} have changed: waits for more of them"
+            return replace_plan(stay, reason=reason)
+        if missing := self._profiles.missing(current, now_s):
+            reason = f"{', '.join(missing)} has not told what experts at other sites cost"
+            return replace_plan(stay, reason=reason)
+        demand = traffic.origins.demand(names, now_s)
+        stay = replace_plan(stay, batches=float(round(demand.sum(), 1)))
+        try:
+            wanted = await self._proposal(current, placed, demand, policy)
+        except MoesaicError as error:
+            return replace_plan(stay, reason=str(error))
+        wanted = with_pins(wanted, pins)
+        return self._judged(stay, current, placed, wanted, demand)
+
+    async def _proposal(
+        self, current: Placement, placed: Sequence[WorkerRecord], demand: Floats, policy: str
+    ) -> Placement:
+        name = BEST if policy == AUTO else policy
+        costs = self._costs(placed)
+        expert_bytes = max(record.expert_bytes for record in placed)
+        question = SolveSites(
+            policy=name,
+            held=current.slots,
+            memory=[[record.capacity * expert_bytes] for record in placed],
+            demand=demand.astype("<f8").tobytes(),
+            remote_cost=costs.tolist(),
+            num_layers=len(current.layers),
+            num_experts=current.num_own,
+            expert_bytes=expert_bytes,
+        )
+        async with self._start_solver() as asked:
+            solved = await asked.ask(question)
+        if not isinstance(solved, Solved):
+            raise InvalidInput("solver", f"answered {type(solved).__name__}")
+        wanted = replace(current, slots=solved.slots)
+        if found := violations(wanted, placed, None):
+            raise InvalidInput("solver", "; ".join(found))
+        return wanted
+
+    def _judged(
+        self,
+        stay: PlacementPlan,
+        current: Placement,
+        placed: Sequence[WorkerRecord],
+        wanted: Placement,
+        demand: Floats,
+    ) -> PlacementPlan:
+        """Weigh what moving saves against what it costs, both in seconds of requests."""
+        terms, now_s = self._terms, time.monotonic()
+        names = [record.worker_id for record in placed]
+        rates = [self._profiles.bytes_per_s(name, now_s) or 1.0 for name in names]
+        case = MigrationCase(
+            origins=names,
+            demand=demand,
+            remote_s=self._costs(placed),  # beyond what a row costs at home
+            local_s=np.zeros(len(names)),
+            bytes_per_s=np.array(rates),
+            load_share=terms.load_share,
+            expert_bytes=max(record.expert_bytes for record in placed),
+            slowdown=self._profiles.slowdown,
+            busy_s_per_s=self._profiles.busy_s_per_s(names, now_s),
+            interval_s=max(terms.interval_s, HORIZON_S),
+            least_gain=terms.least_gain,
+        )
+        verdict = case.verdict(current, wanted)
+        needed = moves(current, wanted)
+        return replace_plan(
+            stay,
+            placement=replace(wanted, epoch=0),
+            reason=verdict.reason,
+            worthwhile=verdict.pays,
+            moves=needed,
+            moved_bytes=len(needed) * case.expert_bytes,
+            gain=verdict.gain_s / verdict.cost_before_s if verdict.cost_before_s else 0.0,
+            seconds=verdict.transfer_s,
+            local_share_before=verdict.local_share_before,
+            local_share_after=verdict.local_share_after,
+            row_s_before=verdict.row_s_before,
+            row_s_after=verdict.row_s_after,
+        )
+
+    def _costs(self, placed: Sequence[WorkerRecord]) -> Floats:
+        now_s = time.monotonic()
+        found = [self._profiles.remote_s(record.worker_id, now_s) for record in placed]
+        return np.array([seconds or 0.0 for seconds in found])

@@ -1,0 +1,142 @@
+"""Profiles of edge agents, as they tell them: links, memory, and what experts elsewhere cost."""
+
+import asyncio
+import time
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+import msgspec
+import structlog
+
+from moesaic.cluster.leadership import Leadership
+from moesaic.cluster.redis.bus import Bus
+from moesaic.messages.placement import Placement
+from moesaic.messages.site_profile import SiteProfile
+
+log = structlog.get_logger()
+
+STREAM = "ctl:profiles"
+MOST_SITES = 1024
+HALF_LIFE_S = 60.0  # of what experts elsewhere cost: links change
+UNKNOWN_SLOWDOWN = 0.1
+SILENT_S = 60.0  # a profile that is older says nothing of now
+_LOOK_S = 1.0
+_decoder: "msgspec.msgpack.Decoder[SiteProfile]" = msgspec.msgpack.Decoder(SiteProfile)
+
+
+@dataclass
+class _Site:
+    """What one agent has told; sums of its windows, older ones counting less."""
+
+    latest: SiteProfile
+    at_s: float
+    away: float = 0.0  # choices without a slot there
+    away_s: float = 0.0
+    usual: "_Pace" = field(default_factory=lambda: _Pace())
+    migrating: "_Pace" = field(default_factory=lambda: _Pace())
+
+
+@dataclass
+class _Pace:
+    """Choices, and the seconds that layers of experts took for them."""
+
+    choices: float = 0.0
+    seconds: float = 0.0
+
+    def add(self, keep: float, choices: int, seconds: float) -> None:
+        self.choices = self.choices * keep + choices
+        self.seconds = self.seconds * keep + seconds
+
+
+class SiteProfiles:
+    """Reads the profiles while its scheduler leads.
+
+    Attributes:
+        migrating: experts are being moved now.
+    """
+
+    def __init__(self, bus: Bus, leadership: Leadership) -> None:
+        self.migrating = False
+        self._bus, self._leadership = bus, leadership
+        self._sites: dict[str, _Site] = {}
+
+    async def run(self) -> None:
+        """Take in every profile while this scheduler leads, for ever."""
+        while True:
+            if self._leadership.held:
+                self._sites.clear()
+                read = self._bus.read_on(STREAM, _decoder)
+                async with aclosing(read) as profiles:
+                    async for profile in profiles:
+                        if profile is not None:
+                            self.take(profile, time.monotonic())
+                            await asyncio.sleep(0)  # there may be many at first
+                        if not self._leadership.held:
+                            break
+            await asyncio.sleep(_LOOK_S)
+
+    def take(self, profile: SiteProfile, now_s: float) -> None:
+        """Take in one profile, which came at ``now_s`` of a clock that never goes back."""
+        site = self._sites.get(profile.worker_id)
+        if site is not None and profile.generation < site.latest.generation:
+            return
+        if site is None and len(self._sites) >= MOST_SITES:
+            oldest = min(self._sites, key=lambda name: self._sites[name].at_s)
+            del self._sites[oldest]
+        if site is None:
+            site = self._sites[profile.worker_id] = _Site(profile, now_s)
+        keep = 0.5 ** (max(0.0, now_s - site.at_s) / HALF_LIFE_S)
+        site.away = site.away * keep + profile.cached + profile.loaded + profile.remote
+        site.away_s = site.away_s * keep + profile.away_s
+        choices = profile.local + profile.cached + profile.loaded + profile.remote
+        pace = site.migrating if self.migrating else site.usual
+        pace.add(keep, choices, profile.layers_s)
+        site.latest, site.at_s = profile, now_s
+
+    def of(self, worker_id: str, now_s: float) -> SiteProfile | None:
+        """The last profile of an agent; None if it has told none lately."""
+        site = self._sites.get(worker_id)
+        return site.latest if site is not None and now_s - site.at_s < SILENT_S else None
+
+    def remote_s(self, worker_id: str, now_s: float) -> float | None:
+        """Seconds that a choice costs one agent if its expert is elsewhere.
+
+        Measured over its rows, with older ones counting less; before there were any, what the cheapest of its links
+        takes for one row. None if neither is known.
+        """
+        site = self._sites.get(worker_id)
+        if site is not None and site.away >= 1:
+            return site.away_s / site.away
+        profile = self.of(worker_id, now_s)
+        links = profile.links if profile is not None else []
+        return min((link.rtt_s + link.message_s + link.row_s for link in links), default=None)
+
+    def bytes_per_s(self, worker_id: str, now_s: float) -> float | None:
+        """Bandwidth at which an agent can load experts: that of its fastest link; None if it is not known."""
+        profile = self.of(worker_id, now_s)
+        links = profile.links if profile is not None else []
+        return max((link.bytes_per_s for link in links), default=None)
+
+    def busy_s_per_s(self, worker_ids: list[str], now_s: float) -> float:
+        """Seconds that some agents spend in layers of experts, per second, all together."""
+        found = [self.of(worker_id, now_s) for worker_id in worker_ids]
+        return sum(each.layers_s / each.window_s for each in found if each and each.window_s > 0)
+
+    @property
+    def slowdown(self) -> float:
+        """Part by which layers of experts take longer while experts are moved, as measured; a tenth until then."""
+        both = [
+            s for s in self._sites.values() if s.usual.choices >= 1 and s.migrating.choices >= 1
+        ]
+        usual_s = sum(s.usual.seconds / s.usual.choices * s.migrating.choices for s in both)
+        if not usual_s:
+            return UNKNOWN_SLOWDOWN
+        return max(0.0, sum(s.migrating.seconds for s in both) / usual_s - 1)
+
+    def missing(self, placement: Placement, now_s: float) -> list[str]:
+        """Workers of a placement that have not told what experts elsewhere cost them."""
+        return [
+            worker.worker_id
+            for worker in placement.workers
+            if self.remote_s(worker.worker_id, now_s) is None
+        ]
