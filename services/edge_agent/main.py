@@ -1,6 +1,7 @@
 """An edge agent: builds the parts, serves, drains."""
 
 import asyncio
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -41,10 +42,12 @@ from moesaic.v1 import attention_pb2_grpc, edge_agent_pb2_grpc, expert_pb2_grpc
 log = structlog.get_logger()
 
 RETIRE_EVERY_S = 1.0
+SWITCH_S = 2e-4  # the engine and whoever answers other sites are threads of one interpreter
 
 
 async def serve(settings: EdgeAgentSettings) -> None:
     """Serve until SIGTERM or SIGINT. The parts start top down and stop bottom up, errors or not."""
+    sys.setswitchinterval(SWITCH_S)
     identity = introduce(settings, "edge-agent")
     config, checkpoint = find_model(settings)
     api, experts, edge = AttentionAdmin(config, Path(settings.model)), ExpertAdmin(), EdgeAdmin()

@@ -41,7 +41,7 @@ class ActivationMeter:
         epoch: int,
         layer: int,
         topk_ids: Tensor,
-        busiest: int,
+        busiest: int | None,
         scheduling: ExpertScheduling = "aebs",
     ) -> None:
         """Count one dispatch batch.
@@ -50,7 +50,7 @@ class ActivationMeter:
             epoch: that it runs under.
             layer: the decoder layer.
             topk_ids: int ``[T, k]``.
-            busiest: distinct experts that the worker with most of them has to compute.
+            busiest: distinct experts that the worker with most of them has to compute; None: not known.
             scheduling: how its replicas were chosen.
         """
         if not topk_ids.numel():
@@ -58,8 +58,9 @@ class ActivationMeter:
         ids = topk_ids.cpu().numpy()
         with self._lock:  # a report has all of a batch, or nothing
             self._recorder.record(layer, ids)
-            self._batches[epoch] += 1
-            self._busiest[epoch] += busiest
+            if busiest is not None:
+                self._batches[epoch] += 1
+                self._busiest[epoch] += busiest
             self._scheduling = scheduling
 
     def report(

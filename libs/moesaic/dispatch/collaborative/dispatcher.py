@@ -175,7 +175,7 @@ class CollaborativeDispatcher:
         view: SiteView = step.route
         started = time.monotonic()
         weights, ids = self._parts.gates[layer](hidden)
-        self._parts.activations.record(step.epoch, layer, ids, 0, "static")
+        self._parts.activations.record(step.epoch, layer, ids, None, "static")
         if promised is not None:
             split_choices(ids, weights, promised, self._layer_rung(view, layer))
         batch = LayerBatch(hidden, weights, ids, unsummed=self._deterministic)
