@@ -15,6 +15,7 @@ from moesaic.cluster.registry import Lease
 from moesaic.cluster.rpc.admin import ServiceStatus
 from moesaic.cluster.service import Availability, Process, introduce, service
 from moesaic.models.weights.digest import digesting
+from moesaic.native.heap import keep_heap_small
 from moesaic.services.attention.admin import AttentionAdmin
 from moesaic.services.attention.brownout import follow_policy, tell_decisions
 from moesaic.services.attention.engine import (
@@ -32,7 +33,7 @@ from moesaic.services.attention.settings import AttentionSettings
 from moesaic.services.edge_agent.admin import EdgeAdmin
 from moesaic.services.edge_agent.profile import Profiler, tell_profiles
 from moesaic.services.edge_agent.settings import EdgeAgentSettings
-from moesaic.services.edge_agent.site import Site, open_site, planned
+from moesaic.services.edge_agent.site import Site, limited, open_site
 from moesaic.services.expert.activations import ActivationReporter
 from moesaic.services.expert.admin import ExpertAdmin
 from moesaic.services.expert.weights import give_experts
@@ -47,6 +48,7 @@ SWITCH_S = 2e-4  # the engine and whoever answers other sites are threads of one
 
 async def serve(settings: EdgeAgentSettings) -> None:
     """Serve until SIGTERM or SIGINT. The parts start top down and stop bottom up, errors or not."""
+    keep_heap_small()
     sys.setswitchinterval(SWITCH_S)
     identity = introduce(settings, "edge-agent")
     config, checkpoint = find_model(settings)
@@ -66,13 +68,13 @@ async def serve(settings: EdgeAgentSettings) -> None:
         before_bytes = own_bytes()
         as_attention = cast("Process[AttentionSettings]", process)
         worker = await load_worker(as_attention, config, checkpoint, weights_digest)
-        worker, needs, plan = await planned(worker, settings, before_bytes)
-        site = await open_site(worker, settings, needs, plan)
+        site = await open_site(worker, settings)
         weights_address, experts.peers = await give_experts(
             settings, settings.weights_port, worker.config, site.host, process.parts
         )
         experts.host = site.host
         process.parts.push_async_callback(experts.close)
+        worker = limited(site, worker, settings, before_bytes)
         engine = await open_engine(
             worker, site.mode, api.requests.deliver, api.streams.change_blocks
         )

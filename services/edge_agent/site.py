@@ -43,7 +43,6 @@ class Site:
         needs: that its memory is planned from.
         plan: of its memory.
         host: the experts here.
-        answering: the thread that answers other sites.
         files: experts on this machine's disk; None: they are not read while serving.
         peers: the other sites.
         mode: for the engine.
@@ -53,7 +52,6 @@ class Site:
     needs: MemoryNeeds
     plan: MemoryPlan
     host: ExpertHost
-    answering: EngineThread
     files: FileCache | None
     peers: Peers
     mode: Mode
@@ -75,38 +73,44 @@ class Site:
             InvalidInput: it leaves no room for experts.
         """
         wishes = MemoryWishes(self.plan.kv_blocks, self.plan.max_rows, self.plan.kv_blocks, -1)
-        self.plan = plan_memory(limit_bytes, self.needs, wishes)
+        self.adopt(plan_memory(limit_bytes, self.needs, wishes))
+
+    def adopt(self, plan: MemoryPlan) -> None:
+        """Take no more for experts than a plan says."""
+        self.plan = plan
         self.host.limit_memory(self.most_expert_bytes)
         if self.files is not None:
-            self.thread.call(self.files.shrink, self.plan.num_cached)
-        log.info("memory.planned", **self.plan.__dict__)
+            self.thread.call(self.files.resize, plan.num_cached)
+        log.info("memory.planned", **plan.__dict__)
 
 
-async def planned(
-    worker: WorkerParts, settings: EdgeAgentSettings, before_bytes: int
-) -> tuple[WorkerParts, MemoryNeeds, MemoryPlan]:
-    """Plan the memory of a worker whose decoder is loaded.
+def limited(
+    site: Site, worker: WorkerParts, settings: EdgeAgentSettings, before_bytes: int
+) -> WorkerParts:
+    """Plan the memory of a site that has all but KV, buffers and experts.
 
     Args:
+        site: gets its plan.
         worker: gets the settings that follow from the plan.
         settings: as they were given.
         before_bytes: memory of the process before it loaded anything.
 
     Returns:
-        The worker, what the plan rests on, and the plan.
+        The worker.
 
     Raises:
         InvalidInput: the limit is too low.
     """
     held = max(0, own_bytes() - before_bytes)
-    needs = _needs(worker.config, settings, held)
+    site.needs = replace(site.needs, held=held)
     wishes = MemoryWishes(
         settings.kv_blocks, settings.max_num_batched_tokens, USUAL_BLOCKS, settings.cache_bytes
     )
-    plan = plan_memory(settings.memory_bytes, needs, wishes)
-    log.info("memory.planned", held_bytes=held, expert_bytes=needs.expert, **plan.__dict__)
+    site.adopt(plan_memory(settings.memory_bytes, site.needs, wishes))
+    log.info("memory.held", held_bytes=held, expert_bytes=site.needs.expert)
+    plan = site.plan
     if not plan.limit_bytes:
-        return worker, needs, plan
+        return worker
     changed = {
         "kv_blocks": plan.kv_blocks,
         "max_num_batched_tokens": plan.max_rows,
@@ -114,15 +118,13 @@ async def planned(
         "sweep_bytes": 0,
     }
     process = replace(worker.process, settings=worker.settings.model_copy(update=changed))
-    return replace(worker, process=process), needs, plan
+    return replace(worker, process=process)
 
 
-async def open_site(
-    worker: WorkerParts, settings: EdgeAgentSettings, needs: MemoryNeeds, plan: MemoryPlan
-) -> Site:
-    """Open all parts, until the worker ends."""
-    config, thread = worker.config, worker.thread
-    most = (plan.num_slots + plan.num_staged) * needs.expert
+async def open_site(worker: WorkerParts, settings: EdgeAgentSettings) -> Site:
+    """Open all parts, until the worker ends; ``limited`` says what they may take."""
+    config, thread, needs = worker.config, worker.thread, _needs(worker.config, settings)
+    plan = MemoryPlan(0, 0, 0, needs.num_experts, needs.num_experts, 0)
     host = await on_own_thread(
         ExpertHost,
         worker.checkpoint,
@@ -132,11 +134,10 @@ async def open_site(
         worker.dtype,
         worker.device,
         settings.quantization,
-        most if plan.limit_bytes else 0,
+        0,
         RETIRE_AFTER_S,
     )
-    answering = await worker.process.enter(engine_thread(worker.device, "answering"))
-    address = await _answer(worker, host, answering)
+    address = await _answer(worker, host)
     limits = FrameLimits.of_hidden_size(config.hidden_size)
     network = await worker.open_network(limits, thread)
     peers = await thread.build(Peers, network.network, settings.expert_timeout_s)
@@ -155,15 +156,16 @@ async def open_site(
     worker.process.parts.push_async_callback(lambda: thread.run(dispatcher.close()))
     await worker.process.enter(background(thread.run(peers.probe()), "probes"))
     mode = Mode(dispatcher, address)
-    return Site(needs, plan, host, answering, files, peers, mode, meter, thread)
+    return Site(needs, plan, host, files, peers, mode, meter, thread)
 
 
-async def _answer(worker: WorkerParts, host: ExpertHost, answering: EngineThread) -> str:
+async def _answer(worker: WorkerParts, host: ExpertHost) -> str:
     """Answer other sites on a thread of their own.
 
     Returns:
         The address.
     """
+    answering = await worker.process.enter(engine_thread(worker.device, "answering"))
     limits = FrameLimits.of_hidden_size(worker.config.hidden_size)
     opening = open_network(worker.settings, "edge-agent", limits, answering.run)
     network = await worker.process.enter(opening)
@@ -180,13 +182,13 @@ def _open_files(host: ExpertHost, config: ModelConfig, plan: MemoryPlan) -> File
     )
 
 
-def _needs(config: ModelConfig, settings: EdgeAgentSettings, held: int) -> MemoryNeeds:
+def _needs(config: ModelConfig, settings: EdgeAgentSettings) -> MemoryNeeds:
     dtype: torch.dtype = getattr(torch, settings.dtype)
     top_k, hidden = config.moe.top_k, config.hidden_size
     # Hidden states of every stage, queries, keys and values, and the halves of each chosen expert.
     floats = 8 * hidden + 2 * config.kv_width + top_k * (3 * config.moe.expert_size + hidden)
     return MemoryNeeds(
-        held=held,
+        held=0,
         expert=_expert_bytes(config, settings),
         block=BLOCK_SIZE * config.num_layers * config.kv_width * dtype.itemsize,
         row=4 * floats,

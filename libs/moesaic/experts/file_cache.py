@@ -6,14 +6,17 @@ it would. Wants are counted of all rows of this site, also of those that others 
 """
 
 import time
+import asyncio
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 from prometheus_client import Counter, Gauge
 
 from moesaic.experts.loaded import Bring, LoadedExpert
-from moesaic.kernels.own_thread import on_own_thread
 
 HALVE_AFTER = 64  # choices of each expert, in the mean over all
 LOAD_WEIGHS = 0.2  # in the mean time of loads
@@ -59,6 +62,7 @@ class FileCache:
         self._wanted: NDArray[np.float64] = np.zeros((len(layers), num_experts))
         self._since_halved = 0
         self._held: dict[Key, LoadedExpert] = {}
+        self._reader = ThreadPoolExecutor(1, "files")
 
     def __contains__(self, key: Key) -> bool:
         return key in self._held
@@ -92,7 +96,8 @@ class FileCache:
         found = {e: self._held[layer, e] for e in experts if (layer, e) in self._held}
         if missing:
             started = time.monotonic()
-            read = await on_own_thread(lambda: [self._bring(layer, e) for e in missing])
+            reading = partial(_read, self._bring, layer, missing)
+            read = await asyncio.get_running_loop().run_in_executor(self._reader, reading)
             each_s = (time.monotonic() - started) / len(missing)
             self.load_s += (LOAD_WEIGHS if self.load_s else 1.0) * (each_s - self.load_s)
             for expert, loaded in zip(missing, read, strict=True):
@@ -106,7 +111,7 @@ class FileCache:
             self._held.pop(key, None)
         self._tell()
 
-    def shrink(self, capacity: int) -> None:
+    def resize(self, capacity: int) -> None:
         """Keep at most so many experts from now on, those that are wanted most."""
         self.capacity = capacity
         while len(self._held) > capacity:
@@ -133,3 +138,7 @@ class FileCache:
 
     def _tell(self) -> None:
         HELD_BYTES.set(len(self._held) * self._expert_bytes)
+
+
+def _read(bring: Bring, layer: int, experts: Sequence[int]) -> list[LoadedExpert]:
+    return [bring(layer, expert) for expert in experts]
