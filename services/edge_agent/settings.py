@@ -39,7 +39,7 @@ class EdgeAgentSettings(AttentionSettings):
         ge=-1,
         le=1 << 50,
         description="part of the memory for experts that are read from files when no other site has them for less; "
-        "-1: a sixteenth of what experts have",
+        "-1: a 32nd of what experts have",
     )
     read_files: bool = Field(
         True,

@@ -5,7 +5,6 @@ wanted least. So one long prompt does not wash out what is needed every minute, 
 it would. Wants are counted of all rows of this site, also of those that others compute, and halved now and then.
 """
 
-import time
 import asyncio
 import time
 from collections.abc import Sequence
