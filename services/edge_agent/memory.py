@@ -7,11 +7,11 @@ libraries, some hundred megabytes, are not part of it. Experts get what the rest
 part        size
 ==========  =====================================================================================
 held        all of the model but its routed experts, measured once it is loaded
-KV          as asked for, else a tenth of the limit
-buffers     activations of the largest step, a sixteenth of the limit at least; steps are made smaller to fit
+KV          as asked for, else a twelfth of the limit
+buffers     activations of the largest step, a twentieth of the limit; steps are made smaller to fit
 reserve     whatever else grows: messages under way, the heap
 cache       experts from files: a 32nd of what is left, and those of one batch
-staging     experts that are loaded while those they replace still serve: a twelfth
+staging     experts that are loaded while those they replace still serve: a sixteenth
 slots       all others
 ==========  =====================================================================================
 """
@@ -22,12 +22,12 @@ from moesaic.errors import InvalidInput
 
 LEAST_KV_BLOCKS = 8
 LEAST_ROWS = 16
-KV_SHARE = 10  # a tenth
-BUFFER_SHARE = 16
-STAGING_SHARE = 12
+KV_SHARE = 12  # a twelfth
+BUFFER_SHARE = 20
+STAGING_SHARE = 16
 CACHE_SHARE = 32
 LEAST_STAGED = 2
-RESERVE_BYTES = 4 << 20
+RESERVE_BYTES = 6 << 20
 RESERVE_SHARE = 32
 
 

@@ -114,7 +114,7 @@ def limited(
     changed = {
         "kv_blocks": plan.kv_blocks,
         "max_num_batched_tokens": plan.max_rows,
-        "max_num_seqs": min(settings.max_num_seqs, plan.max_rows),
+        "max_num_seqs": min(settings.max_num_seqs, plan.kv_blocks),
         "sweep_bytes": 0,
     }
     process = replace(worker.process, settings=worker.settings.model_copy(update=changed))
