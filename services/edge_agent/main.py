@@ -15,7 +15,7 @@ from moesaic.cluster.registry import Lease
 from moesaic.cluster.rpc.admin import ServiceStatus
 from moesaic.cluster.service import Availability, Process, introduce, service
 from moesaic.models.weights.digest import digesting
-from moesaic.native.heap import keep_heap_small
+from moesaic.native.heap import keep_heap_small, trim_heap
 from moesaic.services.attention.admin import AttentionAdmin
 from moesaic.services.attention.brownout import follow_policy, tell_decisions
 from moesaic.services.attention.engine import (
@@ -43,6 +43,7 @@ from moesaic.v1 import attention_pb2_grpc, edge_agent_pb2_grpc, expert_pb2_grpc
 log = structlog.get_logger()
 
 RETIRE_EVERY_S = 1.0
+TRIM_SHARE = 0.9  # of the memory limit, from which on the heap gives back what it can
 SWITCH_S = 2e-4  # the engine and whoever answers other sites are threads of one interpreter
 
 
@@ -91,7 +92,7 @@ async def serve(settings: EdgeAgentSettings) -> None:
         )
         await _begin_reports(process, worker, engine, profiler)
         await process.enter(background(observe(api, process.status, engine), "observe"))
-        await process.enter(background(_keep_house(site, process.status), "housekeeping"))
+        await process.enter(background(_keep_house(profiler, process.status), "housekeeping"))
         edge.open(profiler, partial(_set_limit, lease, site))
         availability = Availability(process, lease, api.drain)
         await availability.begin()
@@ -150,12 +151,15 @@ def _record_of(worker: WorkerParts, settings: EdgeAgentSettings, site: Site) -> 
     }
 
 
-async def _keep_house(site: Site, status: ServiceStatus) -> None:
-    """Retire old epochs, and show the one in force; steps of others may have asked for them lately."""
+async def _keep_house(profiler: Profiler, status: ServiceStatus) -> None:
+    """Retire old epochs, show the one in force, and give back memory before the limit is reached."""
+    site = profiler.site
     while True:
         status.epoch = max(status.epoch, site.host.epochs.in_force)
         # On another thread: it waits for a request that is being answered.
         await asyncio.to_thread(site.host.epochs.retire)
+        if 0 < TRIM_SHARE * site.plan.limit_bytes < profiler.used_bytes:
+            await asyncio.to_thread(trim_heap)
         await asyncio.sleep(RETIRE_EVERY_S)
 
 
