@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
-ROLES = ("scheduler", "gateway", "attention", "expert")
+ROLES = ("scheduler", "gateway", "attention", "expert", "edge-agent")
 REDIS = "redis:6379/0"  # as compose.yaml names it
 
 # Commands without keys.
@@ -47,7 +47,7 @@ LEADS = [
     (DOCUMENTS, "~{c}placement:* ~{c}brownout:* ~{c}leader:scheduler"),
     ("+srem", "%W~{c}workers"),
     ("+xadd", "%W~{c}ctl:placement %W~{c}ctl:brownout ~{c}ctl:decisions %W~{c}dlq:ctl:*"),
-    (STREAM, "%R~{c}ctl:activations %R~{c}ctl:latency %R~{c}ctl:decisions"),
+    (STREAM, "%R~{c}ctl:activations %R~{c}ctl:profiles %R~{c}ctl:latency %R~{c}ctl:decisions"),
 ]
 # Which weights the cluster has: workers say so together.
 AGREES = [("+get +mget +watch +set", "~{c}weights")]
@@ -63,6 +63,12 @@ RIGHTS = {
         ("+xadd", "%W~{c}ctl:latency"),
     ],
     "expert": [*OWN, *AGREES, ("+xadd", "%W~{c}ctl:activations")],
+    "edge-agent": [
+        *OWN,
+        *AGREES,
+        *LOOKS_AT_BROWNOUT,
+        ("+xadd", "%W~{c}ctl:activations %W~{c}ctl:profiles %W~{c}ctl:latency"),
+    ],
 }
 ALL_CLUSTERS = "moesaic:{*}:"  # every key begins with the cluster's name in braces
 

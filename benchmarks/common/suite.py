@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from moesaic.cli.machine.links.cables import Network
+from moesaic.cli.machine.state import RUN_DIRECTORY, StateFile
 from moesaic.cluster.redis.child import start_redis
 from moesaic.cluster.security.credentials import Credentials, using
 
@@ -31,6 +33,12 @@ class RunningSuite:
     def attention_address(self) -> str:
         """gRPC address of the first attention worker."""
         return str(self.processes["attention-0"]["admin_address"])
+
+    @property
+    def network(self) -> Network | None:
+        """The cables of its agents; None if they have none."""
+        state = StateFile(self.directory / RUN_DIRECTORY).running()
+        return state.network if state else None
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 from moesaic.settings import ServiceSettings
 from moesaic.usage.flags import Flag, flags_of
 
-ROLES = ("gateway", "scheduler", "attention", "expert")
+ROLES = ("gateway", "scheduler", "attention", "expert", "edge-agent")
 HERE = Path(__file__).parent
 MADE = "Made by `make reference` from the services themselves; do not edit."
 
@@ -43,6 +43,12 @@ def settings_page() -> str:
     lines += ["## Every service", "", *_tables(shared)]
     for role in ROLES:
         own = [flag for flag in _flags(_settings(role)) if flag.field not in common]
+        if role == "edge-agent":  # it has all settings of an attention worker
+            inherited = {flag.field for flag in _flags(_settings("attention"))}
+            own = [flag for flag in own if flag.field not in inherited]
+            lines += ["## Edge agent", "", "All settings of an attention worker, and these.", ""]
+            lines += _tables(own)
+            continue
         lines += [f"## {role.capitalize()}", "", *_tables(own)]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -53,7 +59,10 @@ def metrics_page() -> str:
     counted: dict[str, list[str]] = {}
     for role in ROLES:
         listed = subprocess.run(
-            [sys.executable, "-c", METRICS_OF, role], check=True, capture_output=True, text=True
+            [sys.executable, "-c", METRICS_OF, role.replace("-", "_")],
+            check=True,
+            capture_output=True,
+            text=True,
         )
         for line in listed.stdout.splitlines():
             name, kind, text = line.split("\t")
@@ -69,8 +78,9 @@ def metrics_page() -> str:
 
 
 def _settings(role: str) -> type[ServiceSettings]:
-    module = import_module(f"moesaic.services.{role}.settings")
-    cls: type[ServiceSettings] = getattr(module, f"{role.capitalize()}Settings")
+    module = import_module(f"moesaic.services.{role.replace('-', '_')}.settings")
+    name = "".join(part.capitalize() for part in role.split("-"))
+    cls: type[ServiceSettings] = getattr(module, f"{name}Settings")
     return cls
 
 

@@ -64,7 +64,7 @@ class MemoryWishes:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What an agent's memory is for.
+    """Uses of an agent's memory.
 
     Attributes:
         limit_bytes: of all of it; 0: none.

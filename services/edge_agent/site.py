@@ -14,7 +14,7 @@ from moesaic.dispatch.collaborative.dispatcher import (
 from moesaic.dispatch.collaborative.peers import Peers
 from moesaic.engine.thread import EngineThread, engine_thread
 from moesaic.experts.activations import ActivationMeter
-from moesaic.experts.file_cache import FileCache
+from moesaic.dispatch.collaborative.file_cache import FileCache
 from moesaic.experts.host import ExpertHost
 from moesaic.experts.pace import LoadPace
 from moesaic.kernels.expert_layout import ExpertLayout

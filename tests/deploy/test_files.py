@@ -14,6 +14,7 @@ import yaml
 from pydantic import SecretStr
 
 from moesaic.services.attention.settings import AttentionSettings
+from moesaic.services.edge_agent.settings import EdgeAgentSettings
 from moesaic.services.expert.settings import ExpertSettings
 from moesaic.services.gateway.settings import GatewaySettings
 from moesaic.services.scheduler.settings import SchedulerSettings
@@ -26,6 +27,7 @@ SETTINGS: dict[str, type[ServiceSettings]] = {
     "attention": AttentionSettings,
     "attention-local": AttentionSettings,
     "expert": ExpertSettings,
+    "edge-agent": EdgeAgentSettings,
 }
 OVERRIDES = ("compose.gpu.yaml", "compose.ib.yaml", "compose.tls.yaml")
 FILES = ("compose.yaml", *OVERRIDES)
@@ -124,6 +126,7 @@ def test_each_service_is_in_the_networks_of_its_planes_only() -> None:
         "gateway": {"edge", "control"},
         "attention": {"control", "tensors"},
         "attention-local": {"control"},
+        "edge-agent": {"control", "tensors"},
         "expert": {"control", "tensors"},
     }
 
@@ -195,7 +198,11 @@ def test_a_service_gets_the_secrets_of_its_own_role_only(name: str) -> None:
 
     own = {"redis_users"} if name == "redis" else {f"redis_url_{name.removesuffix('-local')}"}
     own |= {"cluster_secret"} if name != "redis" else set()
-    own |= {"block_secret"} if name == "gateway" or name.startswith("attention") else set()
+    own |= (
+        {"block_secret"}
+        if name in ("gateway", "edge-agent") or name.startswith("attention")
+        else set()
+    )
     own |= {"api_key"} if name == "gateway" else set()
     assert sources == own
 
@@ -237,7 +244,7 @@ FINAL = sorted({s["build"]["target"] for s in services("compose.yaml").values() 
 def test_there_is_an_image_per_service_and_nothing_to_fetch_for_reading_the_file() -> None:
     text = (ROOT / "deploy/Dockerfile").read_text(encoding="utf-8")
 
-    assert FINAL == ["attention", "expert", "gateway", "scheduler"]
+    assert FINAL == ["attention", "edge-agent", "expert", "gateway", "scheduler"]
     assert not re.search(r"(?im)^#\s*syntax\s*=", text)
 
 
@@ -247,7 +254,8 @@ def test_an_image_runs_its_service_as_nobody_in_particular_and_says_whether_it_s
 ) -> None:
     assert instructions(stage, "USER")[-1] == "10001:10001"
     assert not any(line.startswith(("RUN", "COPY")) for line in stages()[stage][-2:])
-    assert instructions(stage, "ENTRYPOINT") == [f'["python", "-m", "moesaic.services.{stage}"]']
+    module = f"moesaic.services.{stage.replace('-', '_')}"
+    assert instructions(stage, "ENTRYPOINT") == [f'["python", "-m", "{module}"]']
     assert "moesaic.cluster.rpc.health_probe" in instructions(stage, "HEALTHCHECK")[-1]
 
 

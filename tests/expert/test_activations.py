@@ -9,7 +9,7 @@ import torch
 from moesaic.cluster.redis.bus import Bus
 from moesaic.errors import PeerLost
 from moesaic.experts.activations import ActivationMeter
-from moesaic.experts.host import ExpertHost
+from moesaic.experts.epochs import Epochs
 from moesaic.services.expert.activations import ActivationReporter
 
 
@@ -28,9 +28,9 @@ class Sink:
 
 async def test_one_that_cannot_be_told_stops_neither_the_worker_nor_the_next() -> None:
     sink, meter = Sink(ValueError("a fault of ours"), PeerLost("redis", "gone")), ActivationMeter(4)
-    host = SimpleNamespace(activations=meter, epochs=SimpleNamespace(in_force=1))
+    epochs = SimpleNamespace(in_force=1)
     reporter = ActivationReporter(
-        cast(Bus, sink), cast(ExpertHost, host), "e", 1, "m", window_s=0.001
+        cast(Bus, sink), meter, cast(Epochs, epochs), "e", 1, "m", window_s=0.001
     )
     reporting = asyncio.create_task(reporter.run())
 

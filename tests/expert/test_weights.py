@@ -64,7 +64,7 @@ async def two_workers(tiny_model: Any) -> AsyncIterator[Any]:
         hosts = [ExpertHost(checkpoint, config, name, 8, FP32, CPU) for name in ("a", "b")]
         exchanges = [
             await give_experts(
-                ExpertSettings(model=model, secret=secret, worker_id=name), config, host, parts
+                ExpertSettings(model=model, secret=secret, worker_id=name), 0, config, host, parts
             )
             for name, host in zip(("a", "b"), hosts, strict=True)
         ]

@@ -16,9 +16,12 @@ OUR_OWN = "libs/moesaic/usage/names.py"
 
 
 def models() -> list[type[ServiceSettings]]:
-    roles = ("attention", "expert", "gateway", "scheduler")
-    modules = [(import_module(f"moesaic.services.{role}.settings"), role) for role in roles]
-    return [getattr(module, f"{role.capitalize()}Settings") for module, role in modules]
+    roles = ("Attention", "EdgeAgent", "Expert", "Gateway", "Scheduler")
+    folders = [re.sub(r"(?<!^)(?=[A-Z])", "_", role).lower() for role in roles]
+    modules = [import_module(f"moesaic.services.{folder}.settings") for folder in folders]
+    return [
+        getattr(module, f"{role}Settings") for module, role in zip(modules, roles, strict=True)
+    ]
 
 
 def sources() -> list[Path]:

@@ -42,10 +42,10 @@ class Tenure:
 class Epochs:
     """Tenures by epoch. Any thread may call; each sees tables only whole."""
 
-    def __init__(self, worker_id: str, retire_after_s: float = RETIRE_AFTER_S) -> None:
+    def __init__(self, worker_id: str, retire_after_s: float | None = None) -> None:
         """Begin without any placement; the epoch in force is 0.
 
-        Epochs that another has followed are freed after ``retire_after_s``.
+        Epochs that another has followed are freed after ``retire_after_s``; None: ``RETIRE_AFTER_S``.
         """
         self._worker_id, self._retire_after_s = worker_id, retire_after_s
         self._tenures: dict[int, Tenure] = {}  # replaced, never changed
@@ -160,7 +160,8 @@ class Epochs:
         that was lately asked for, until ``MAX_RETIRE_AFTER_S`` after the commit of its successor.
         """
         now_s = time.monotonic()
-        long_ago_s, very_long_ago_s = now_s - self._retire_after_s, now_s - MAX_RETIRE_AFTER_S
+        after_s = RETIRE_AFTER_S if self._retire_after_s is None else self._retire_after_s
+        long_ago_s, very_long_ago_s = now_s - after_s, now_s - MAX_RETIRE_AFTER_S
         with self._changing:
             oldest = max(
                 (

@@ -4,7 +4,7 @@ import torch
 
 from moesaic.experts.activations import ActivationMeter
 from moesaic.experts.answering import LayerAnswers
-from moesaic.experts.epochs import RETIRE_AFTER_S, Epochs
+from moesaic.experts.epochs import Epochs
 from moesaic.experts.loaded import Bring, ExpertFiles
 from moesaic.experts.loading import PlacementLoader
 from moesaic.experts.slots import LoadResult
@@ -37,7 +37,7 @@ class ExpertHost:
         device: torch.device,
         quantization: Quantization = "none",
         max_expert_bytes: int = 0,
-        retire_after_s: float = RETIRE_AFTER_S,
+        retire_after_s: float | None = None,
     ) -> None:
         """Read the gates; experts come with the first placement.
 

@@ -21,6 +21,7 @@ SETTINGS = frozenset(
         "MOESAIC_BATCH_MAX_INFLIGHT",
         "MOESAIC_BLOCK_SECRET",
         "MOESAIC_BROWNOUT",
+        "MOESAIC_CACHE_BYTES",
         "MOESAIC_CLUSTER",
         "MOESAIC_CONTROL_HOST",
         "MOESAIC_CONTROL_TOKENS_IN_CONTENT",
@@ -55,6 +56,7 @@ SETTINGS = frozenset(
         "MOESAIC_MAX_NUM_QUEUED_REQS",
         "MOESAIC_MAX_NUM_QUEUED_TOKENS",
         "MOESAIC_MAX_NUM_SEQS",
+        "MOESAIC_MEMORY_BYTES",
         "MOESAIC_METRICS_PORT",
         "MOESAIC_MICRO_BATCHES",
         "MOESAIC_MIN_EPOCH_INTERVAL_S",
@@ -66,7 +68,9 @@ SETTINGS = frozenset(
         "MOESAIC_PLACEMENT_POLICY",
         "MOESAIC_PORT",
         "MOESAIC_PREPARE_TIMEOUT_S",
+        "MOESAIC_PROFILE_INTERVAL_S",
         "MOESAIC_QUANTIZATION",
+        "MOESAIC_READ_FILES",
         "MOESAIC_RECOVERY_S",
         "MOESAIC_REDIS_URL",
         "MOESAIC_REPLAN_GAIN",
@@ -82,6 +86,7 @@ SETTINGS = frozenset(
         "MOESAIC_SERVED_MODEL_NAME",
         "MOESAIC_SETTLE_S",
         "MOESAIC_SHARE",
+        "MOESAIC_SITE",
         "MOESAIC_SLOTS_PER_LAYER",
         "MOESAIC_STEP_TARGET_S",
         "MOESAIC_STORE_SCORING_KV",
@@ -102,8 +107,11 @@ SETTINGS = frozenset(
 # Read by the moesaic command, and by readers of files of secrets.
 COMMANDS = frozenset(
     {
+        "MOESAIC_AGENTS",
         "MOESAIC_ATTENTION",
         "MOESAIC_EXPERTS",
+        "MOESAIC_LINK",
+        "MOESAIC_MEMORY",
         "MOESAIC_SCHEDULER",
         "MOESAIC_SECRETS_DIR",
         "MOESAIC_TOPOLOGY",
@@ -113,6 +121,8 @@ COMMANDS = frozenset(
 # Read by compose*.yaml, from the environment or from a file .env.
 COMPOSE = frozenset(
     {
+        "MOESAIC_AGENT_GPU",
+        "MOESAIC_AGENT_NUMBER",
         "MOESAIC_ATTENTION_GPU",
         "MOESAIC_ATTENTION_NUMBER",
         "MOESAIC_EXPERT_GPU",

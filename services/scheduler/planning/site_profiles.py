@@ -26,7 +26,7 @@ _decoder: "msgspec.msgpack.Decoder[SiteProfile]" = msgspec.msgpack.Decoder(SiteP
 
 @dataclass
 class _Site:
-    """What one agent has told; sums of its windows, older ones counting less."""
+    """Reports of one agent: sums of its windows, older ones counting less."""
 
     latest: SiteProfile
     at_s: float

@@ -14,7 +14,7 @@ from moesaic.dispatch.collaborative.peers import Peers
 from moesaic.dispatch.local import LocalDispatcher
 from moesaic.experts.activations import ActivationMeter
 from moesaic.experts.brownout.logical import LogicalExperts
-from moesaic.experts.file_cache import FileCache
+from moesaic.dispatch.collaborative.file_cache import FileCache
 from moesaic.experts.host import ExpertHost
 from moesaic.experts.pace import LoadPace
 from moesaic.messages.placement import PlacedWorker, Placement

@@ -1,4 +1,4 @@
-"""Which flags of ``moesaic up`` does a topology take? Others are refused, not passed over."""
+"""Flags of ``moesaic up`` by topology. Others are refused, not passed over."""
 
 from collections.abc import Mapping
 

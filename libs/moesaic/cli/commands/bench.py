@@ -36,6 +36,7 @@ def bench(
             "wire",
             "brownout",
             "brownout-burst",
+            "edge",
         ],
         typer.Argument(help="Benchmark to run; docs/use/command-line.md describes each."),
     ],

@@ -76,6 +76,7 @@ def up(
     agents: Annotated[
         int | None,
         typer.Option(
+            envvar="MOESAIC_AGENTS",
             rich_help_panel=EDGE_PANEL,
             min=1,
             max=64,
@@ -85,6 +86,7 @@ def up(
     memory: Annotated[
         str,
         typer.Option(
+            envvar="MOESAIC_MEMORY",
             rich_help_panel=EDGE_PANEL,
             help="Memory of an agent for the model: one size for all, such as 40M, or one for each, "
             "such as 40M,40M,80M (default: enough for all experts).",
@@ -93,6 +95,7 @@ def up(
     link: Annotated[
         str,
         typer.Option(
+            envvar="MOESAIC_LINK",
             rich_help_panel=EDGE_PANEL,
             help="Rate, or rate and delay, of the links between agents, such as 500mbit,2ms; needs "
             "root. A frame has the delay once on its way (default: no limits).",

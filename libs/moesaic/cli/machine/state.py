@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from moesaic.cli.machine.disk import check_room
-from moesaic.cli.machine.links.cables import Network
+from moesaic.cli.machine.links.cables import CableNetwork
 from moesaic.cli.terminal.outcome import CommandError, Exit
 
 RUN_DIRECTORY = Path("run")
@@ -46,7 +46,7 @@ class SuiteState(msgspec.Struct, kw_only=True):
     model: str  # its directory
     model_name: str = ""  # in the API
     processes: list[ProcessState]
-    network: Network | None = None  # of agents with links between them
+    network: CableNetwork | None = None  # of agents with links between them
 
     @property
     def alive(self) -> bool:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from moesaic.addresses import host_port
-from moesaic.cli.machine.links.cables import Cable, Network
-from moesaic.cli.machine.links.link import Link
+from moesaic.cli.machine.links.cables import Cable, CableNetwork
+from moesaic.cli.machine.links.link import LinkShape
 from moesaic.cli.machine.links.network import forwarding_command
 from moesaic.cli.terminal.outcome import CommandError, Exit
 
@@ -39,7 +39,7 @@ class SuiteOptions:
     offload: bool = False  # experts in files instead of memory
     agents: int = 0  # of the edge topology
     memory_bytes: tuple[int, ...] = ()  # of each agent; empty: enough for all experts
-    link: Link | None = None  # between agents; None: they are on one host
+    link: LinkShape | None = None  # between agents; None: they are on one host
     host: str
     port: int
     api_key: str = field(default="", repr=False)
@@ -109,7 +109,7 @@ def threads_of(options: SuiteOptions, cores: int) -> dict[str, int]:
 
 
 def services_of(
-    options: SuiteOptions, num_experts: int, cores: int, network: Network | None = None
+    options: SuiteOptions, num_experts: int, cores: int, network: CableNetwork | None = None
 ) -> list[Service]:
     """List the services of a suite; those that compute divide ``cores`` evenly.
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from moesaic.dispatch.collaborative import metrics
 from moesaic.dispatch.collaborative.parts import LayerBatch
-from moesaic.dispatch.collaborative.peers import Ask, Peers
+from moesaic.dispatch.collaborative.peers import PeerAsk, Peers
 from moesaic.dispatch.collaborative.sources import FILES, FileCost, choose_sources
 from moesaic.dispatch.collaborative.view import SiteView
 from moesaic.dispatch.contract import Step
@@ -30,7 +30,7 @@ from moesaic.errors import CheckpointError, ExpertUnavailable, MoesaicError, Not
 from moesaic.experts.activations import ActivationMeter
 from moesaic.experts.brownout.logical import RungOf
 from moesaic.experts.epochs import Epochs
-from moesaic.experts.file_cache import FileCache
+from moesaic.dispatch.collaborative.file_cache import FileCache
 from moesaic.experts.slots import LayerSlots
 from moesaic.experts.wire_rows import from_wire, row_bytes, to_wire
 from moesaic.kernels.brownout import split_choices
@@ -275,7 +275,7 @@ class CollaborativeDispatcher:
                 continue
             rows, hidden, weights, ids = batch.for_peer(experts)
             wire_rows = to_wire(hidden, self._wire).contiguous()
-            ask = Ask(peer, wire_rows, weights, ids, self._row_bytes, self._deterministic)
+            ask = PeerAsk(peer, wire_rows, weights, ids, self._row_bytes, self._deterministic)
             answer = asyncio.ensure_future(self._parts.peers.ask(step, view, layer, ask))
             asking[peer] = _Sent(rows, experts, int((ids >= 0).sum()), answer)
         return asking
@@ -359,7 +359,7 @@ class CollaborativeDispatcher:
         return view.rung.instead == "fewer"
 
     def _layer_rung(self, view: SiteView, layer: int) -> LayerRung:
-        """How choices of a layer are degraded, as the other sites can be reached now."""
+        """The way to degrade choices of a layer, as the other sites can be reached now."""
         live = frozenset(self._parts.peers.live(view))
         found = self._rungs.get((view.epoch, live))
         if found is None:

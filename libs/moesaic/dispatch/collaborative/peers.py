@@ -34,7 +34,7 @@ FAILED_REST_S = 1.0  # a peer that refused is asked again after this long
 
 
 @dataclass(frozen=True)
-class Ask:
+class PeerAsk:
     """Rows for one peer.
 
     Attributes:
@@ -97,7 +97,7 @@ class Peers:
         }
 
     def costs(self, worker_id: str) -> PeerCosts:
-        """What has been learnt of a peer."""
+        """Costs of a peer, learnt or still to be learnt."""
         return self._costs.setdefault(worker_id, PeerCosts())
 
     def profiles(self) -> Mapping[str, LinkProfile]:
@@ -115,7 +115,7 @@ class Peers:
             async with asyncio.timeout(within_s):
                 await self._news.wait()
 
-    async def ask(self, step: Step, view: SiteView, layer: int, ask: Ask) -> Frame | MoesaicError:
+    async def ask(self, step: Step, view: SiteView, layer: int, ask: PeerAsk) -> Frame | MoesaicError:
         """Have a peer compute rows.
 
         Returns:
@@ -187,7 +187,7 @@ class Peers:
             self._rests_until_s[worker_id] = now_s + FAILED_REST_S
 
 
-def _is_answer(reply: Frame, ask: Ask) -> bool:
+def _is_answer(reply: Frame, ask: PeerAsk) -> bool:
     if ask.unsummed:
         return is_unsummed(reply, ask.rows.shape[1])
     return is_partial_sum(reply, ask.rows, 0)

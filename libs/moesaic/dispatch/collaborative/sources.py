@@ -1,4 +1,4 @@
-"""Who computes the experts of a batch that are not in slots here? Pure.
+"""Sources for the experts of a batch that are not in slots here. Pure.
 
 The peers that hold an expert are compared, and the files of this machine beside them. A peer that gets rows
 of several experts gets one message, so its round trip counts once. The experts with the fewest holders
@@ -28,7 +28,7 @@ class FileCost:
 
 @dataclass
 class _Work:
-    """What one source would have to do."""
+    """Work of one source, if it were chosen."""
 
     rows: int = 0
     experts: list[int] = field(default_factory=list)

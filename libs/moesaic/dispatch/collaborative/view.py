@@ -96,7 +96,7 @@ class SiteView:
 
     @cached_property
     def held(self) -> Mapping[int, NDArray[np.bool_]]:
-        """By layer, the experts that are in slots here, bool ``[E]``."""
+        """Experts that are in slots here, bool ``[E]`` by layer."""
         return {layer: slots.numpy() >= 0 for layer, slots in self.slot_of.items()}
 
     def lost(self, live: frozenset[int]) -> Mapping[int, Tensor]:

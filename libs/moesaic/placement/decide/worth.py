@@ -15,7 +15,7 @@ from moesaic.placement.traffic.statistics import Floats
 
 @dataclass(frozen=True)
 class MigrationVerdict:
-    """What a migration is predicted to change, and whether it pays.
+    """Predicted changes by a migration, and whether it pays.
 
     Attributes:
         cost_before_s: request time that remote rows cost in one interval if nothing moves.
@@ -48,7 +48,7 @@ class MigrationVerdict:
 
 @dataclass(frozen=True, kw_only=True)
 class MigrationCase:
-    """What there is to know of the origins, to decide about migrations (DanceMoE Eq. 3 and 4).
+    """Facts of the origins, to decide about migrations (DanceMoE Eq. 3 and 4).
 
     The paper adds counts of calls to seconds. Here all is request time in one interval::
 

@@ -69,7 +69,7 @@ def _of_most_worth(worth: Counts, ties: Floats, budget: Counts, most: Counts) ->
 
 
 class _Holders:
-    """Who holds what, and what it costs every instance to make room.
+    """Holders of every item, and the cost of making room on every instance.
 
     Attributes:
         held: ``[G, N, E]``.

@@ -31,7 +31,7 @@ class Cable(msgspec.Struct, frozen=True, kw_only=True):
         return ("ip", "netns", "exec", self.namespace, "unshare", "--ipc")
 
 
-class Network(msgspec.Struct, frozen=True, kw_only=True):
+class CableNetwork(msgspec.Struct, frozen=True, kw_only=True):
     """The agents of a suite, joined by a switch."""
 
     switch: str  # its namespace
@@ -50,7 +50,7 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
         return next(cable for cable in self.cables if cable.agent == agent)
 
 
-def set_rate(network: Network, rate_bit: int, agents: Collection[str] | None = None) -> None:
+def set_rate(network: CableNetwork, rate_bit: int, agents: Collection[str] | None = None) -> None:
     """Hold cables to a rate from now on, each way; what waits in their queues stays.
 
     Args:
@@ -73,7 +73,7 @@ def set_rate(network: Network, rate_bit: int, agents: Collection[str] | None = N
             call("tc", "-n", network.switch, *down, *bucket)
 
 
-def cut(network: Network, agent: str) -> None:
+def cut(network: CableNetwork, agent: str) -> None:
     """Pull an agent's cable: nothing comes to it or from it any more.
 
     Raises:
@@ -82,7 +82,7 @@ def cut(network: Network, agent: str) -> None:
     _set(network, agent, "down")
 
 
-def heal(network: Network, agent: str) -> None:
+def heal(network: CableNetwork, agent: str) -> None:
     """Plug an agent's cable in again.
 
     Raises:
@@ -91,7 +91,7 @@ def heal(network: Network, agent: str) -> None:
     _set(network, agent, "up")
 
 
-def _set(network: Network, agent: str, state: str) -> None:
+def _set(network: CableNetwork, agent: str, state: str) -> None:
     call("ip", "-n", network.switch, "link", "set", network.cable(agent).port, state)
 
 

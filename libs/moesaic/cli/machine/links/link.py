@@ -12,8 +12,8 @@ _NUMBER = re.compile(r"(\d+(?:\.\d+)?)([a-z]+)")
 
 
 @dataclass(frozen=True)
-class Link:
-    """What passes from one agent to another."""
+class LinkShape:
+    """Rate and delay from one agent to another."""
 
     rate_bit: int  # per second, each way
     delay_us: int = 0  # of every frame on its way
@@ -24,14 +24,14 @@ class Link:
         return f"{self.rate_bit}bit,{self.delay_us}us"
 
 
-def read_link(text: str) -> Link:
+def read_link(text: str) -> LinkShape:
     """Read ``--link``: ``RATE`` or ``RATE,DELAY``.
 
     Raises:
         CommandError: a part is wrong.
     """
     rate, comma, delay = text.partition(",")
-    link = Link(_read(text, rate, RATES), _read(text, delay, DELAYS) if comma else 0)
+    link = LinkShape(_read(text, rate, RATES), _read(text, delay, DELAYS) if comma else 0)
     if link.rate_bit < LEAST_RATE_BIT:
         least = f"{LEAST_RATE_BIT // RATES['kbit']}kbit"
         raise CommandError(f"--link {text}: the least rate is {least}", Exit.USAGE)

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from moesaic.cli.machine.links.cables import UPLINK, Cable, LinkFailed, Network, call, set_rate
-from moesaic.cli.machine.links.link import Link
+from moesaic.cli.machine.links.cables import UPLINK, Cable, LinkFailed, CableNetwork, call, set_rate
+from moesaic.cli.machine.links.link import LinkShape
 from moesaic.cli.machine.state import process_start_time
 from moesaic.cli.terminal.outcome import CommandError, Exit
 
@@ -27,7 +27,7 @@ _OURS = re.compile(r"moesaic-up-(\d+)-(\d+)-.+")
 
 
 @contextmanager
-def joined(agents: Sequence[str], link: Link) -> Iterator[Network]:
+def joined(agents: Sequence[str], link: LinkShape) -> Iterator[CableNetwork]:
     """Make the network of a suite of this process; it goes at the end.
 
     Raises:
@@ -55,7 +55,7 @@ def sweep() -> None:
             _remove([name])
 
 
-def forwarding_command(network: Network) -> tuple[str, ...]:
+def forwarding_command(network: CableNetwork) -> tuple[str, ...]:
     """Give the command line of the process that is the switch; empty where the kernel is."""
     if network.netem or not network.delay_us:
         return ()
@@ -64,7 +64,7 @@ def forwarding_command(network: Network) -> tuple[str, ...]:
     return (sys.executable, "-m", module, network.switch, delay_ms, *network.ports)
 
 
-def _make(agents: Sequence[str], link: Link) -> Network:
+def _make(agents: Sequence[str], link: LinkShape) -> CableNetwork:
     mark, net = _mark(), _free_net()
     switch, own = f"{mark}-switch", _own_device()
     call("ip", "netns", "add", switch)
@@ -74,7 +74,7 @@ def _make(agents: Sequence[str], link: Link) -> Network:
         Cable(agent=agent, namespace=f"{mark}-{agent}", address=f"{net}.{n}", port=f"port{n}")
         for n, agent in enumerate(agents, 1)
     )
-    network = Network(
+    network = CableNetwork(
         switch=switch,
         cables=cables,
         own_port=OWN_PORT,
@@ -104,7 +104,7 @@ def _bring_up(where: Sequence[str], device: str, address: str) -> None:
     call("ip", *where, "link", "set", device, "up")
 
 
-def _delay(network: Network, own: str) -> None:
+def _delay(network: CableNetwork, own: str) -> None:
     """Have the kernel delay what leaves agents and this machine, which is all that the switch gets."""
     netem = ("root", "handle", "1:", "netem", "delay", f"{network.delay_us}us")
     for where, device in [((), own), *((("-n", c.namespace), UPLINK) for c in network.cables)]:

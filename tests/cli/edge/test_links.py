@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from moesaic.cli.checks.links import check_links
-from moesaic.cli.machine.links.cables import Cable, Network, cut, heal, set_rate
-from moesaic.cli.machine.links.link import Link, read_link
+from moesaic.cli.machine.links.cables import Cable, CableNetwork, cut, heal, set_rate
+from moesaic.cli.machine.links.link import LinkShape, read_link
 from moesaic.cli.machine.links.network import NAMESPACES, forwarding_command, joined
 from moesaic.cli.machine.state import SuiteState
 from moesaic.cli.suite.processes import SuiteOptions, services_of
@@ -54,14 +54,14 @@ print(short, int(size) / max(1e-9, ask(int(size)) - short))
 @pytest.mark.parametrize(
     ("text", "link"),
     [
-        ("500mbit,2ms", Link(500 * MBIT, 2000)),
-        ("50mbit", Link(50 * MBIT)),
-        ("1.5gbit,50us", Link(1500 * MBIT, 50)),
-        ("100kbit, 1s", Link(100_000, 1_000_000)),
-        ("10MBit,0ms", Link(10 * MBIT)),
+        ("500mbit,2ms", LinkShape(500 * MBIT, 2000)),
+        ("50mbit", LinkShape(50 * MBIT)),
+        ("1.5gbit,50us", LinkShape(1500 * MBIT, 50)),
+        ("100kbit, 1s", LinkShape(100_000, 1_000_000)),
+        ("10MBit,0ms", LinkShape(10 * MBIT)),
     ],
 )
-def test_a_link_is_read_with_its_units(text: str, link: Link) -> None:
+def test_a_link_is_read_with_its_units(text: str, link: LinkShape) -> None:
     assert read_link(text) == link
     assert read_link(link.text) == link
 
@@ -91,10 +91,10 @@ def test_agents_with_cables_are_machines_of_their_own() -> None:
         Cable(agent=agent, namespace=f"ns-{agent}", address=f"10.200.1.{n}", port=f"port{n}")
         for n, agent in enumerate(AGENTS, 1)
     )
-    network = Network(switch="s", cables=cables, own_port="own", delay_us=2000, netem=False)
+    network = CableNetwork(switch="s", cables=cables, own_port="own", delay_us=2000, netem=False)
     options = SuiteOptions(
         topology="edge", model="m", attention=1, experts=2, slots_per_layer=0, agents=3,
-        link=Link(500 * MBIT, 2000), host="127.0.0.1", port=8000,
+        link=LinkShape(500 * MBIT, 2000), host="127.0.0.1", port=8000,
     )  # fmt: skip
 
     links, scheduler, agent, *_, gateway = services_of(options, 32, 2, network)
@@ -144,7 +144,7 @@ def test_without_the_right_links_are_refused_with_the_reason(
 
 
 @pytest.fixture(params=["100mbit", "100mbit,10ms"])
-def network(request: pytest.FixtureRequest) -> Iterator[Network]:
+def network(request: pytest.FixtureRequest) -> Iterator[CableNetwork]:
     """A network of three agents, frames forwarded; one bound to this process."""
     skip_unless_permitted()
     with joined(AGENTS, read_link(request.param)) as made:
@@ -159,7 +159,7 @@ def network(request: pytest.FixtureRequest) -> Iterator[Network]:
             forwarding.kill()
 
 
-def test_frames_have_the_rate_and_the_delay_of_the_link(network: Network) -> None:
+def test_frames_have_the_rate_and_the_delay_of_the_link(network: CableNetwork) -> None:
     delay_s = network.delay_us / 1e6
     with answering(network.cables[0]) as port:
         from_here = asked(network, port)
@@ -174,7 +174,7 @@ def test_frames_have_the_rate_and_the_delay_of_the_link(network: Network) -> Non
     assert 5 * MBIT < 8 * slow_rate < 22 * MBIT
 
 
-def test_a_cut_cable_can_be_healed(network: Network, eventually: Eventually) -> None:
+def test_a_cut_cable_can_be_healed(network: CableNetwork, eventually: Eventually) -> None:
     with answering(network.cables[0]) as port:
 
         def reached() -> bool:
@@ -192,7 +192,7 @@ def test_a_cut_cable_can_be_healed(network: Network, eventually: Eventually) -> 
 def test_nothing_of_a_network_is_left_behind() -> None:
     skip_unless_permitted()
     before = devices()
-    with joined(AGENTS, Link(100 * MBIT)) as network:
+    with joined(AGENTS, LinkShape(100 * MBIT)) as network:
         made = {network.switch, *(cable.namespace for cable in network.cables)}
         assert made <= namespaces()
         assert len(devices()) == len(before) + 1
@@ -269,7 +269,7 @@ class answering:
 
 
 def asked(
-    network: Network, port: str, agent: str = "", size: int = 4 * MBIT
+    network: CableNetwork, port: str, agent: str = "", size: int = 4 * MBIT
 ) -> tuple[float, float]:
     """Ask the server on the first agent, from another or from here: seconds, and bytes a second."""
     where = network.cable(agent).enter if agent else ()

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from moesaic.errors import InvalidInput
 from moesaic.placement.traffic.origins import DemandByOrigin
-from tests.placement.origin_windows import window
+from tests.placement.traffic.origin_windows import window
 
 TOKENS = np.array([[10, 20, 0, 0], [0, 0, 30, 0]])
 

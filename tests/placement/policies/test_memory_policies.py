@@ -14,7 +14,7 @@ from moesaic.placement.policies.packing import fitted, pack_devices
 from moesaic.placement.policies.problem import PlacementProblem
 from moesaic.placement.policies.room import even_shares
 from tests.placement.drawn import traffic_of
-from tests.placement.edges import edges, has_room, require_sound
+from tests.placement.policies.edges import edges, has_room, require_sound
 
 
 @pytest.mark.parametrize("name", POLICIES)

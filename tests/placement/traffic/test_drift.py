@@ -7,7 +7,7 @@ import pytest
 
 from moesaic.placement.traffic.drift import DriftTest
 from moesaic.placement.traffic.origin_traffic import OriginTraffic
-from tests.placement.origin_windows import LAYERS, NUM_EXPERTS, Tasks, window
+from tests.placement.traffic.origin_windows import LAYERS, NUM_EXPERTS, Tasks, window
 
 Mix = tuple[float, float, float, float]
 EVEN: Mix = (0.25, 0.25, 0.25, 0.25)

@@ -11,7 +11,7 @@ from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.models.weights.digest import weights_digest
 from moesaic.placement.evaluation.trace_report import halves
 
-DEMO = Path(__file__).parents[2] / "models" / "demo"
+DEMO = Path(__file__).parents[3] / "models" / "demo"
 
 
 def test_the_recorded_trace_is_of_the_demo_model_and_of_several_task_sets() -> None:

@@ -15,7 +15,7 @@ from moesaic.placement.policies.optimal import KEPT_WORTH, optimal, optimal_with
 from moesaic.placement.policies.problem import PlacementProblem
 from moesaic.placement.policies.remote_calls import predicted_cost
 from tests.placement.drawn import traffic_of
-from tests.placement.edges import edges, has_room, require_sound
+from tests.placement.policies.edges import edges, has_room, require_sound
 
 
 @settings(max_examples=50, deadline=None)
