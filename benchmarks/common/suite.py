@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moesaic.cli.machine.links.cables import Network
+from moesaic.cli.machine.links.cables import set_rate
 from moesaic.cli.machine.state import RUN_DIRECTORY, StateFile
 from moesaic.cluster.redis.child import start_redis
 from moesaic.cluster.security.credentials import Credentials, using
@@ -34,11 +34,12 @@ class RunningSuite:
         """gRPC address of the first attention worker."""
         return str(self.processes["attention-0"]["admin_address"])
 
-    @property
-    def network(self) -> Network | None:
-        """The cables of its agents; None if they have none."""
+    def set_link_rate(self, bit_per_s: int) -> None:
+        """Hold the links of its agents to another rate from now on, each way."""
         state = StateFile(self.directory / RUN_DIRECTORY).running()
-        return state.network if state else None
+        assert state is not None
+        assert state.network is not None
+        set_rate(state.network, bit_per_s)
 
 
 @contextmanager
