@@ -11,10 +11,10 @@ from moesaic.dispatch.collaborative.dispatcher import (
     CollaborativeDispatcher,
     SiteParts,
 )
+from moesaic.dispatch.collaborative.file_cache import FileCache
 from moesaic.dispatch.collaborative.peers import Peers
 from moesaic.engine.thread import EngineThread, engine_thread
 from moesaic.experts.activations import ActivationMeter
-from moesaic.dispatch.collaborative.file_cache import FileCache
 from moesaic.experts.host import ExpertHost
 from moesaic.experts.pace import LoadPace
 from moesaic.kernels.expert_layout import ExpertLayout

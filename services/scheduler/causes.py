@@ -25,6 +25,10 @@ def by_traffic(plan: PlacementPlan, *, adopted: bool) -> dict[str, Any]:
         "predicted_before": plan.before,
         "predicted_after": plan.after,
         "predicted_s": plan.seconds,
+        "local_share_before": plan.local_share_before,
+        "local_share_after": plan.local_share_after,
+        "row_s_before": plan.row_s_before,
+        "row_s_after": plan.row_s_after,
     }
 
 

@@ -37,7 +37,7 @@ from moesaic.services.scheduler.epochs.staged import place_in_stages
 from moesaic.services.scheduler.epochs.store import EpochStore
 from moesaic.services.scheduler.fleet import FleetProposer
 from moesaic.services.scheduler.log import DecisionLog
-from moesaic.services.scheduler.measuring import measure
+from moesaic.services.scheduler.measuring import measure, measure_sites
 from moesaic.services.scheduler.pinning import Pinning
 from moesaic.services.scheduler.planning.planner import PlacementPlan, Planner
 from moesaic.services.scheduler.planning.policy_store import PolicyStore
@@ -207,6 +207,7 @@ class PlacementLoop:
         if told and proposal.placement is None and current is not None:
             self.waiting_for += unfulfilled(current, self._policies.current.pins)
             await measure(self._feed, self._log, current)
+            await measure_sites(self._profiles, self._log, current)
             if current.rung != self._rung():
                 await self._change_rung(current)
             elif self._may_change():

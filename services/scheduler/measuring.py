@@ -5,14 +5,39 @@ from prometheus_client import Gauge
 from moesaic.messages.decisions import DecisionOutcome
 from moesaic.messages.placement import Placement
 from moesaic.services.scheduler.log import DecisionLog
+from moesaic.services.scheduler.planning.site_profiles import SiteProfiles
 from moesaic.services.scheduler.planning.traffic import TrafficFeed
 
 FIRST_MEASURED = 100  # batches; then whenever there are twice as many
+FIRST_CHOICES = 10_000  # of edge agents; the same
 
 _busiest = Gauge(
     "moesaic_busiest_worker_experts",
     "most activated experts on one worker, mean of the batches under the epoch in force",
 )
+
+
+_local_share = Gauge(
+    "moesaic_local_share",
+    "edge agents: part of choices under the epoch in force whose experts are at their own site",
+)
+
+
+async def measure_sites(profiles: SiteProfiles, decisions: DecisionLog, current: Placement) -> None:
+    """Log how local the epoch in force is, and what other sites cost, with the decision that led to it."""
+    served, outcome = profiles.served(current.epoch), decisions.outcome_of(current.epoch)
+    if not served.choices:
+        return
+    _local_share.set(served.local / served.choices)
+    if outcome and served.choices >= max(FIRST_CHOICES, 2 * outcome.measured_choices):
+        await decisions.note_outcome(
+            DecisionOutcome(
+                decision_id=outcome.decision_id,
+                measured_local_share=round(served.local / served.choices, 4),
+                measured_row_s=served.away_s / served.choices,
+                measured_choices=served.choices,
+            )
+        )
 
 
 async def measure(feed: TrafficFeed, decisions: DecisionLog, current: Placement) -> None:

@@ -51,6 +51,10 @@ def encode_plan(plan: PlacementPlan) -> pb.Plan:
         reason=plan.reason,
         batches=plan.batches,
         sampled_batches=plan.sampled_batches,
+        local_share_before=plan.local_share_before,
+        local_share_after=plan.local_share_after,
+        row_s_before=plan.row_s_before,
+        row_s_after=plan.row_s_after,
     )
 
 
@@ -76,6 +80,13 @@ def encode_decision(decision: PlacementDecision, outcome: DecisionOutcome | None
         failure=outcome.failure if outcome else "",
         measured_after=outcome.measured_after if outcome else None,
         measured_batches=outcome.measured_batches if outcome else 0,
+        local_share_before=decision.local_share_before,
+        local_share_after=decision.local_share_after,
+        row_s_before=decision.row_s_before,
+        row_s_after=decision.row_s_after,
+        measured_local_share=outcome.measured_local_share if outcome else None,
+        measured_row_s=outcome.measured_row_s if outcome else None,
+        measured_choices=outcome.measured_choices if outcome else 0,
     )
 
 

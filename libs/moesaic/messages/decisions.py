@@ -39,6 +39,10 @@ class PlacementDecision(msgspec.Struct, frozen=True, kw_only=True, tag="placemen
     predicted_before: float | None = None  # most activated experts on one worker, mean of batches
     predicted_after: float | None = None
     predicted_s: float | None = None  # from preparing to committing
+    local_share_before: float | None = None  # edge agents: of choices, those at their own site
+    local_share_after: float | None = None
+    row_s_before: float | None = None  # edge agents: mean wait of a choice for experts elsewhere
+    row_s_after: float | None = None
 
 
 class DecisionOutcome(msgspec.Struct, frozen=True, kw_only=True, tag="decision-outcome.v1"):
@@ -51,3 +55,6 @@ class DecisionOutcome(msgspec.Struct, frozen=True, kw_only=True, tag="decision-o
     failure: str = ""
     measured_after: float | None = None  # as ``predicted_after``, of batches that were served
     measured_batches: int = 0
+    measured_local_share: float | None = None  # as ``local_share_after``, of choices since then
+    measured_row_s: float | None = None
+    measured_choices: int = 0

@@ -229,6 +229,10 @@ class Plan(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     BATCHES_FIELD_NUMBER: _builtins.int
     SAMPLED_BATCHES_FIELD_NUMBER: _builtins.int
+    LOCAL_SHARE_BEFORE_FIELD_NUMBER: _builtins.int
+    LOCAL_SHARE_AFTER_FIELD_NUMBER: _builtins.int
+    ROW_S_BEFORE_FIELD_NUMBER: _builtins.int
+    ROW_S_AFTER_FIELD_NUMBER: _builtins.int
     base_epoch: _builtins.int
     """the placement that it changes"""
     policy: _builtins.str
@@ -247,6 +251,13 @@ class Plan(_message.Message):
     """seen lately, older ones counting less"""
     sampled_batches: _builtins.int
     """of them replayed"""
+    local_share_before: _builtins.float
+    """Edge agents: the part of their requests' choices whose experts are at the same site, and the mean seconds that a
+    choice waits for experts elsewhere; now and with the placement.
+    """
+    local_share_after: _builtins.float
+    row_s_before: _builtins.float
+    row_s_after: _builtins.float
     @_builtins.property
     def placement(self) -> _placement_pb2.Placement:
         """its epoch is 0: whoever commits it gets a new one"""
@@ -270,21 +281,41 @@ class Plan(_message.Message):
         reason: _builtins.str = ...,
         batches: _builtins.float = ...,
         sampled_batches: _builtins.int = ...,
+        local_share_before: _builtins.float | None = ...,
+        local_share_after: _builtins.float | None = ...,
+        row_s_before: _builtins.float | None = ...,
+        row_s_after: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_activated_after", b"_activated_after", "_activated_before", b"_activated_before", "_seconds", b"_seconds", "activated_after", b"activated_after", "activated_before", b"activated_before", "placement", b"placement", "seconds", b"seconds"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_activated_after", b"_activated_after", "_activated_before", b"_activated_before", "_local_share_after", b"_local_share_after", "_local_share_before", b"_local_share_before", "_row_s_after", b"_row_s_after", "_row_s_before", b"_row_s_before", "_seconds", b"_seconds", "activated_after", b"activated_after", "activated_before", b"activated_before", "local_share_after", b"local_share_after", "local_share_before", b"local_share_before", "placement", b"placement", "row_s_after", b"row_s_after", "row_s_before", b"row_s_before", "seconds", b"seconds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_activated_after", b"_activated_after", "_activated_before", b"_activated_before", "_seconds", b"_seconds", "activated_after", b"activated_after", "activated_before", b"activated_before", "base_epoch", b"base_epoch", "batches", b"batches", "moved_bytes", b"moved_bytes", "moves", b"moves", "placement", b"placement", "policy", b"policy", "reason", b"reason", "sampled_batches", b"sampled_batches", "seconds", b"seconds", "worthwhile", b"worthwhile"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_activated_after", b"_activated_after", "_activated_before", b"_activated_before", "_local_share_after", b"_local_share_after", "_local_share_before", b"_local_share_before", "_row_s_after", b"_row_s_after", "_row_s_before", b"_row_s_before", "_seconds", b"_seconds", "activated_after", b"activated_after", "activated_before", b"activated_before", "base_epoch", b"base_epoch", "batches", b"batches", "local_share_after", b"local_share_after", "local_share_before", b"local_share_before", "moved_bytes", b"moved_bytes", "moves", b"moves", "placement", b"placement", "policy", b"policy", "reason", b"reason", "row_s_after", b"row_s_after", "row_s_before", b"row_s_before", "sampled_batches", b"sampled_batches", "seconds", b"seconds", "worthwhile", b"worthwhile"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__activated_after: _TypeAlias = _typing.Literal["activated_after"]  # noqa: Y015
     _WhichOneofArgType__activated_after: _TypeAlias = _typing.Literal["_activated_after", b"_activated_after"]  # noqa: Y015
     _WhichOneofReturnType__activated_before: _TypeAlias = _typing.Literal["activated_before"]  # noqa: Y015
     _WhichOneofArgType__activated_before: _TypeAlias = _typing.Literal["_activated_before", b"_activated_before"]  # noqa: Y015
+    _WhichOneofReturnType__local_share_after: _TypeAlias = _typing.Literal["local_share_after"]  # noqa: Y015
+    _WhichOneofArgType__local_share_after: _TypeAlias = _typing.Literal["_local_share_after", b"_local_share_after"]  # noqa: Y015
+    _WhichOneofReturnType__local_share_before: _TypeAlias = _typing.Literal["local_share_before"]  # noqa: Y015
+    _WhichOneofArgType__local_share_before: _TypeAlias = _typing.Literal["_local_share_before", b"_local_share_before"]  # noqa: Y015
+    _WhichOneofReturnType__row_s_after: _TypeAlias = _typing.Literal["row_s_after"]  # noqa: Y015
+    _WhichOneofArgType__row_s_after: _TypeAlias = _typing.Literal["_row_s_after", b"_row_s_after"]  # noqa: Y015
+    _WhichOneofReturnType__row_s_before: _TypeAlias = _typing.Literal["row_s_before"]  # noqa: Y015
+    _WhichOneofArgType__row_s_before: _TypeAlias = _typing.Literal["_row_s_before", b"_row_s_before"]  # noqa: Y015
     _WhichOneofReturnType__seconds: _TypeAlias = _typing.Literal["seconds"]  # noqa: Y015
     _WhichOneofArgType__seconds: _TypeAlias = _typing.Literal["_seconds", b"_seconds"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__activated_after) -> _WhichOneofReturnType__activated_after | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__activated_before) -> _WhichOneofReturnType__activated_before | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__local_share_after) -> _WhichOneofReturnType__local_share_after | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__local_share_before) -> _WhichOneofReturnType__local_share_before | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__row_s_after) -> _WhichOneofReturnType__row_s_after | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__row_s_before) -> _WhichOneofReturnType__row_s_before | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seconds) -> _WhichOneofReturnType__seconds | None: ...
 
@@ -514,6 +545,13 @@ class Decision(_message.Message):
     FAILURE_FIELD_NUMBER: _builtins.int
     MEASURED_AFTER_FIELD_NUMBER: _builtins.int
     MEASURED_BATCHES_FIELD_NUMBER: _builtins.int
+    LOCAL_SHARE_BEFORE_FIELD_NUMBER: _builtins.int
+    LOCAL_SHARE_AFTER_FIELD_NUMBER: _builtins.int
+    ROW_S_BEFORE_FIELD_NUMBER: _builtins.int
+    ROW_S_AFTER_FIELD_NUMBER: _builtins.int
+    MEASURED_LOCAL_SHARE_FIELD_NUMBER: _builtins.int
+    MEASURED_ROW_S_FIELD_NUMBER: _builtins.int
+    MEASURED_CHOICES_FIELD_NUMBER: _builtins.int
     decision_id: _builtins.str
     at: _builtins.float
     """seconds since 1970 by the scheduler's clock"""
@@ -538,6 +576,14 @@ class Decision(_message.Message):
     measured_after: _builtins.float
     """as predicted_after, of batches that were served since"""
     measured_batches: _builtins.int
+    local_share_before: _builtins.float
+    """Edge agents, as in Plan; measured over the choices since then."""
+    local_share_after: _builtins.float
+    row_s_before: _builtins.float
+    row_s_after: _builtins.float
+    measured_local_share: _builtins.float
+    measured_row_s: _builtins.float
+    measured_choices: _builtins.int
     def __init__(
         self,
         *,
@@ -560,29 +606,60 @@ class Decision(_message.Message):
         failure: _builtins.str = ...,
         measured_after: _builtins.float | None = ...,
         measured_batches: _builtins.int = ...,
+        local_share_before: _builtins.float | None = ...,
+        local_share_after: _builtins.float | None = ...,
+        row_s_before: _builtins.float | None = ...,
+        row_s_after: _builtins.float | None = ...,
+        measured_local_share: _builtins.float | None = ...,
+        measured_row_s: _builtins.float | None = ...,
+        measured_choices: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_measured_after", b"_measured_after", "_predicted_after", b"_predicted_after", "_predicted_before", b"_predicted_before", "_predicted_seconds", b"_predicted_seconds", "_seconds", b"_seconds", "measured_after", b"measured_after", "predicted_after", b"predicted_after", "predicted_before", b"predicted_before", "predicted_seconds", b"predicted_seconds", "seconds", b"seconds"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_local_share_after", b"_local_share_after", "_local_share_before", b"_local_share_before", "_measured_after", b"_measured_after", "_measured_local_share", b"_measured_local_share", "_measured_row_s", b"_measured_row_s", "_predicted_after", b"_predicted_after", "_predicted_before", b"_predicted_before", "_predicted_seconds", b"_predicted_seconds", "_row_s_after", b"_row_s_after", "_row_s_before", b"_row_s_before", "_seconds", b"_seconds", "local_share_after", b"local_share_after", "local_share_before", b"local_share_before", "measured_after", b"measured_after", "measured_local_share", b"measured_local_share", "measured_row_s", b"measured_row_s", "predicted_after", b"predicted_after", "predicted_before", b"predicted_before", "predicted_seconds", b"predicted_seconds", "row_s_after", b"row_s_after", "row_s_before", b"row_s_before", "seconds", b"seconds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_measured_after", b"_measured_after", "_predicted_after", b"_predicted_after", "_predicted_before", b"_predicted_before", "_predicted_seconds", b"_predicted_seconds", "_seconds", b"_seconds", "adopted", b"adopted", "at", b"at", "batches", b"batches", "cause", b"cause", "decision_id", b"decision_id", "epoch", b"epoch", "epoch_before", b"epoch_before", "failure", b"failure", "measured_after", b"measured_after", "measured_batches", b"measured_batches", "moved_bytes", b"moved_bytes", "moves", b"moves", "policy", b"policy", "predicted_after", b"predicted_after", "predicted_before", b"predicted_before", "predicted_seconds", b"predicted_seconds", "reason", b"reason", "sampled_batches", b"sampled_batches", "seconds", b"seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_local_share_after", b"_local_share_after", "_local_share_before", b"_local_share_before", "_measured_after", b"_measured_after", "_measured_local_share", b"_measured_local_share", "_measured_row_s", b"_measured_row_s", "_predicted_after", b"_predicted_after", "_predicted_before", b"_predicted_before", "_predicted_seconds", b"_predicted_seconds", "_row_s_after", b"_row_s_after", "_row_s_before", b"_row_s_before", "_seconds", b"_seconds", "adopted", b"adopted", "at", b"at", "batches", b"batches", "cause", b"cause", "decision_id", b"decision_id", "epoch", b"epoch", "epoch_before", b"epoch_before", "failure", b"failure", "local_share_after", b"local_share_after", "local_share_before", b"local_share_before", "measured_after", b"measured_after", "measured_batches", b"measured_batches", "measured_choices", b"measured_choices", "measured_local_share", b"measured_local_share", "measured_row_s", b"measured_row_s", "moved_bytes", b"moved_bytes", "moves", b"moves", "policy", b"policy", "predicted_after", b"predicted_after", "predicted_before", b"predicted_before", "predicted_seconds", b"predicted_seconds", "reason", b"reason", "row_s_after", b"row_s_after", "row_s_before", b"row_s_before", "sampled_batches", b"sampled_batches", "seconds", b"seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__local_share_after: _TypeAlias = _typing.Literal["local_share_after"]  # noqa: Y015
+    _WhichOneofArgType__local_share_after: _TypeAlias = _typing.Literal["_local_share_after", b"_local_share_after"]  # noqa: Y015
+    _WhichOneofReturnType__local_share_before: _TypeAlias = _typing.Literal["local_share_before"]  # noqa: Y015
+    _WhichOneofArgType__local_share_before: _TypeAlias = _typing.Literal["_local_share_before", b"_local_share_before"]  # noqa: Y015
     _WhichOneofReturnType__measured_after: _TypeAlias = _typing.Literal["measured_after"]  # noqa: Y015
     _WhichOneofArgType__measured_after: _TypeAlias = _typing.Literal["_measured_after", b"_measured_after"]  # noqa: Y015
+    _WhichOneofReturnType__measured_local_share: _TypeAlias = _typing.Literal["measured_local_share"]  # noqa: Y015
+    _WhichOneofArgType__measured_local_share: _TypeAlias = _typing.Literal["_measured_local_share", b"_measured_local_share"]  # noqa: Y015
+    _WhichOneofReturnType__measured_row_s: _TypeAlias = _typing.Literal["measured_row_s"]  # noqa: Y015
+    _WhichOneofArgType__measured_row_s: _TypeAlias = _typing.Literal["_measured_row_s", b"_measured_row_s"]  # noqa: Y015
     _WhichOneofReturnType__predicted_after: _TypeAlias = _typing.Literal["predicted_after"]  # noqa: Y015
     _WhichOneofArgType__predicted_after: _TypeAlias = _typing.Literal["_predicted_after", b"_predicted_after"]  # noqa: Y015
     _WhichOneofReturnType__predicted_before: _TypeAlias = _typing.Literal["predicted_before"]  # noqa: Y015
     _WhichOneofArgType__predicted_before: _TypeAlias = _typing.Literal["_predicted_before", b"_predicted_before"]  # noqa: Y015
     _WhichOneofReturnType__predicted_seconds: _TypeAlias = _typing.Literal["predicted_seconds"]  # noqa: Y015
     _WhichOneofArgType__predicted_seconds: _TypeAlias = _typing.Literal["_predicted_seconds", b"_predicted_seconds"]  # noqa: Y015
+    _WhichOneofReturnType__row_s_after: _TypeAlias = _typing.Literal["row_s_after"]  # noqa: Y015
+    _WhichOneofArgType__row_s_after: _TypeAlias = _typing.Literal["_row_s_after", b"_row_s_after"]  # noqa: Y015
+    _WhichOneofReturnType__row_s_before: _TypeAlias = _typing.Literal["row_s_before"]  # noqa: Y015
+    _WhichOneofArgType__row_s_before: _TypeAlias = _typing.Literal["_row_s_before", b"_row_s_before"]  # noqa: Y015
     _WhichOneofReturnType__seconds: _TypeAlias = _typing.Literal["seconds"]  # noqa: Y015
     _WhichOneofArgType__seconds: _TypeAlias = _typing.Literal["_seconds", b"_seconds"]  # noqa: Y015
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__local_share_after) -> _WhichOneofReturnType__local_share_after | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__local_share_before) -> _WhichOneofReturnType__local_share_before | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__measured_after) -> _WhichOneofReturnType__measured_after | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__measured_local_share) -> _WhichOneofReturnType__measured_local_share | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__measured_row_s) -> _WhichOneofReturnType__measured_row_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__predicted_after) -> _WhichOneofReturnType__predicted_after | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__predicted_before) -> _WhichOneofReturnType__predicted_before | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__predicted_seconds) -> _WhichOneofReturnType__predicted_seconds | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__row_s_after) -> _WhichOneofReturnType__row_s_after | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__row_s_before) -> _WhichOneofReturnType__row_s_before | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seconds) -> _WhichOneofReturnType__seconds | None: ...
 

@@ -48,6 +48,24 @@ class _Pace:
         self.seconds = self.seconds * keep + seconds
 
 
+@dataclass
+class Served:
+    """Choices of all sites under one epoch.
+
+    Attributes:
+        epoch: of the placement.
+        choices: number of them.
+        local: those of them with a slot at their own site.
+        away_s: seconds that layers waited for the others.
+    """
+
+    epoch: int
+    choices: int = 0
+    local: int = 0
+    away_s: float = 0.0
+    seen: set[str] = field(default_factory=set)  # sites whose window with the switch in it is over
+
+
 class SiteProfiles:
     """Reads the profiles while its scheduler leads.
 
@@ -59,6 +77,13 @@ class SiteProfiles:
         self.migrating = False
         self._bus, self._leadership = bus, leadership
         self._sites: dict[str, _Site] = {}
+        self._served = Served(0)
+
+    def served(self, epoch: int) -> Served:
+        """Count what is served under an epoch, from the first call with it on; earlier ones are forgotten."""
+        if self._served.epoch != epoch:
+            self._served = Served(epoch)
+        return self._served
 
     async def run(self) -> None:
         """Take in every profile while this scheduler leads, for ever."""
@@ -91,6 +116,11 @@ class SiteProfiles:
         choices = profile.local + profile.cached + profile.loaded + profile.remote
         pace = site.migrating if self.migrating else site.usual
         pace.add(keep, choices, profile.layers_s)
+        if profile.worker_id in self._served.seen:
+            self._served.choices += choices
+            self._served.local += profile.local
+            self._served.away_s += profile.away_s
+        self._served.seen.add(profile.worker_id)
         site.latest, site.at_s = profile, now_s
 
     def of(self, worker_id: str, now_s: float) -> SiteProfile | None:

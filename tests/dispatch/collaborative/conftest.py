@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from moesaic.dispatch.collaborative.dispatcher import CollaborativeDispatcher, SiteParts
+from moesaic.dispatch.collaborative.file_cache import FileCache
 from moesaic.dispatch.collaborative.peers import Peers
 from moesaic.dispatch.local import LocalDispatcher
 from moesaic.experts.activations import ActivationMeter
 from moesaic.experts.brownout.logical import LogicalExperts
-from moesaic.dispatch.collaborative.file_cache import FileCache
 from moesaic.experts.host import ExpertHost
 from moesaic.experts.pace import LoadPace
 from moesaic.messages.placement import PlacedWorker, Placement

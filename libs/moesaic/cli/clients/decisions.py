@@ -34,6 +34,11 @@ def decision_row(decision: "pb.Decision") -> tuple[object, ...]:
     if decision.HasField("predicted_before") and decision.HasField("predicted_after"):
         predicted = f"{decision.predicted_before:.2f} -> {decision.predicted_after:.2f}"
     measured = f"{decision.measured_after:.2f}" if decision.HasField("measured_after") else ""
+    if decision.HasField("local_share_before") and decision.HasField("local_share_after"):
+        shares = decision.local_share_before, decision.local_share_after
+        predicted = f"{shares[0]:.0%} -> {shares[1]:.0%} local"
+    if decision.HasField("measured_local_share"):
+        measured = f"{decision.measured_local_share:.0%} local"
     return when, decision.cause, epoch, decision.policy, decision.moves, predicted, measured
 
 
@@ -53,6 +58,12 @@ def plan_text(plan: "pb.Plan") -> str:
         lines.append(
             f"most activated experts on one worker: {plan.activated_before:.2f} now, "
             f"{plan.activated_after:.2f} then (mean of {plan.sampled_batches} batches)"
+        )
+    if plan.HasField("local_share_before") and plan.HasField("local_share_after"):
+        lines.append(
+            f"choices of experts at their own site: {plan.local_share_before:.1%} now, "
+            f"{plan.local_share_after:.1%} then; mean wait for others: "
+            f"{1e3 * plan.row_s_before:.2f} ms now, {1e3 * plan.row_s_after:.2f} ms then"
         )
     verdict = "worth while" if plan.worthwhile else "the scheduler would not do it"
     return "\n".join([*lines, f"{verdict}: {plan.reason}"])

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from moesaic.dispatch.collaborative import metrics
+from moesaic.dispatch.collaborative.file_cache import FileCache
 from moesaic.dispatch.collaborative.parts import LayerBatch
 from moesaic.dispatch.collaborative.peers import PeerAsk, Peers
 from moesaic.dispatch.collaborative.sources import FILES, FileCost, choose_sources
@@ -30,7 +31,6 @@ from moesaic.errors import CheckpointError, ExpertUnavailable, MoesaicError, Not
 from moesaic.experts.activations import ActivationMeter
 from moesaic.experts.brownout.logical import RungOf
 from moesaic.experts.epochs import Epochs
-from moesaic.dispatch.collaborative.file_cache import FileCache
 from moesaic.experts.slots import LayerSlots
 from moesaic.experts.wire_rows import from_wire, row_bytes, to_wire
 from moesaic.kernels.brownout import split_choices

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 from moesaic.dispatch.collaborative.costs import LinkProfile
 
+# A message more has to be worth it: it keeps this process and a peer busy.
+ANOTHER_MESSAGE = 4 / 3
 FILES = -1  # the source that stands for this machine's own files
 
 
@@ -60,19 +62,19 @@ def choose_sources(
 
     def done_s(source: int, rows: int) -> float:
         before = work.get(source, _Work())
+        price = 1.0 if source in work else ANOTHER_MESSAGE
         if source == FILES:
             assert files is not None
             num_loads = len(before.experts) + 1
             return num_loads * files.load_s + (before.rows + rows) * files.row_s
-        return peers[source].seconds(before.rows + rows, row_bytes)
+        return price * peers[source].seconds(before.rows + rows, row_bytes)
 
     for expert in sorted(rows_of, key=lambda e: (len(reachable[e]), -rows_of[e], e)):
         possible = list(reachable[expert]) + ([FILES] if files is not None else [])
         if not possible:
             continue
         rows = rows_of[expert]
-        # Among equals a peer that has work already: that saves a message.
-        best = min(possible, key=lambda s: (done_s(s, rows), s not in work, s == FILES, s))
+        best = min(possible, key=lambda s: (done_s(s, rows), s == FILES, s))
         chosen = work.setdefault(best, _Work())
         chosen.rows += rows
         chosen.experts.append(expert)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from moesaic.cli.machine.links.cables import UPLINK, Cable, LinkFailed, CableNetwork, call, set_rate
+from moesaic.cli.machine.links.cables import UPLINK, Cable, CableNetwork, LinkFailed, call, set_rate
 from moesaic.cli.machine.links.link import LinkShape
 from moesaic.cli.machine.state import process_start_time
 from moesaic.cli.terminal.outcome import CommandError, Exit
