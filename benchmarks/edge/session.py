@@ -37,7 +37,7 @@ class EdgeSession:
         due = arrivals([stretch], per_s, f"{self.point.seed} learn")
         await self._run(due, self.prompts.to_learn, "learn")
         await asyncio.sleep(self.point.window_s + REPORTED_S)
-        return self.reader.demand
+        return self.reader.demand.copy()
 
     async def measure(
         self, stretches: Sequence[TaskStretch], per_s: float, number: int, salt: str
@@ -75,6 +75,7 @@ async def edge_session(
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(rest_client(suite.port))
         control = await stack.enter_async_context(edge_control(suite, point.num_sites))
-        reader = await stack.enter_async_context(demand_reader(suite, point.num_sites))
         await control.settled()
+        reading = demand_reader(suite, point.num_sites, await control.placement())
+        reader = await stack.enter_async_context(reading)
         yield EdgeSession(point, control, reader, EdgeClients(client, point.max_tokens), prompts)

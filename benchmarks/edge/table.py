@@ -5,7 +5,7 @@ from typing import Any
 
 from benchmarks.edge.arrivals import TaskStretch
 from benchmarks.edge.counts import local_share_series
-from benchmarks.edge.figures import OPTIMUM, compared, over_rounds, stretch_figures
+from benchmarks.edge.figures import OPTIMUM, compared, over_rounds, ratio, stretch_figures
 from benchmarks.edge.session import EdgeSession, SiteTasks
 from moesaic.cli.machine.facts import gemm_gflops
 from moesaic.cli.terminal.console import say
@@ -62,7 +62,7 @@ def with_predictions(
             **own,
             "remote_share": round(1 - own["local_share"], 4),
             "predicted_remote_share": round(remote[policy] / float(demand.sum()), 4),
-            "predicted_over_optimum": round(remote[policy] / remote[OPTIMUM], 3),
+            "predicted_over_optimum": ratio(remote[policy], remote[OPTIMUM]),
         }
         for policy, own in by_policy.items()
     }
