@@ -93,3 +93,15 @@ def test_costs_follow_a_link_and_a_peer_that_change() -> None:
         costs.probed(0.02, 0.12, 1 << 16)
     assert costs.profile.rtt_s > 0.015
     assert costs.profile.bytes_per_s < 2 * 65536 / 0.1
+
+
+@given(st.lists(st.tuples(st.integers(1, 64), st.floats(0, 1)), min_size=1, max_size=60))
+def test_no_learnt_cost_is_negative(exchanges: list[tuple[int, float]]) -> None:
+    costs = PeerCosts()
+    costs.probed(1e-4, 2e-4, 10_000)
+
+    for rows, seconds in exchanges:
+        costs.exchanged(rows, ROW_BYTES, seconds)
+
+        assert costs.profile.message_s >= 0
+        assert costs.profile.row_s >= 0

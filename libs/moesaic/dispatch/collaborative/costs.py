@@ -84,5 +84,5 @@ class PeerCosts:
         spread = self._rows_squared - self._rows**2
         row_s = (self._product - self._rows * self._seconds) / spread if spread > 1e-9 else 0.0
         row_s = min(max(row_s, 0.0), self._seconds / max(self._rows, 1.0))
-        message_s = self._seconds - row_s * self._rows
+        message_s = max(0.0, self._seconds - row_s * self._rows)  # 0 may come out as -1e-18
         self.profile = LinkProfile(known.rtt_s, known.bytes_per_s, message_s, row_s)
