@@ -131,6 +131,7 @@ class _Bench:
             series["swap"] = {
                 arm: {
                     "step_s": STEP_S,
+                    "start_s": own.stretch.samples[0].at_s,
                     "local_share": local_share_series(own.stretch.samples, STEP_S),
                 }
                 for arm, own in arms.items()

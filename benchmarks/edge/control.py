@@ -34,6 +34,10 @@ TOLD_S = 0.5  # until the scheduler has read a change of a worker's record
 DECISIONS = 100
 
 
+class NoPlan(Exception):
+    """The scheduler has seen too little, or something that it waits for the end of."""
+
+
 @dataclass(frozen=True)
 class EdgeServer:
     """Stubs of one agent."""
@@ -79,9 +83,8 @@ class EdgeControl:
         """Ask all servers for their counts since they started."""
         return tuple(await asyncio.gather(*(server.counts() for server in self.servers)))
 
-    async def sample(self, into: list[CountsSample]) -> None:
-        """Note the counts every second, until cancelled; times begin now."""
-        started = time.perf_counter()
+    async def sample(self, into: list[CountsSample], started: float) -> None:
+        """Note the counts every second, until cancelled; times count from ``started``."""
         while True:
             counts = await self.counts()
             into.append(CountsSample(time.perf_counter() - started, counts))
@@ -107,12 +110,12 @@ class EdgeControl:
         """Have the scheduler plan by a policy for the traffic that it has seen.
 
         Raises:
-            RuntimeError: it has no plan; the text says why.
+            NoPlan: there is none; the text says why.
         """
         request = scheduler_pb2.PlanRequest(policy=policy)
         made = (await self.scheduler.Plan(request, timeout=PLAN_S)).plan
         if not made.HasField("seconds"):
-            raise RuntimeError(f"{policy}: {made.reason}")
+            raise NoPlan(f"{policy}: {made.reason}")
         made.placement.epoch = 1  # it has none yet, but documents have
         return decode_placement(made.placement)
 

@@ -46,7 +46,7 @@ class EdgeClients:
         self._client, self._max_tokens = client, max_tokens
 
     async def ask_all(
-        self, due: Sequence[EdgeArrival], prompt: PromptOf, salt: str
+        self, due: Sequence[EdgeArrival], prompt: PromptOf, salt: str, start_s: float = 0.0
     ) -> list[EdgeAnswer]:
         """Send requests when they are due, and wait for all answers.
 
@@ -54,8 +54,9 @@ class EdgeClients:
             due: in the order of time.
             prompt: what is asked.
             salt: no KV is shared with stretches of another one.
+            start_s: the time that it is now.
         """
-        started, tasks = time.perf_counter(), []
+        started, tasks = time.perf_counter() - start_s, []
         async with asyncio.TaskGroup() as group:
             for arrival in due:
                 wait_s = arrival.due_s - (time.perf_counter() - started)

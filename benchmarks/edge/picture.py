@@ -33,7 +33,9 @@ def _draw_swap(axes: Axes, swap: Mapping[str, Any]) -> None:
     for arm, colour in COLOURS.items():
         shares = swap[arm]["local_share"][0]
         values = [float("nan") if share is None else share for share in shares]
-        times = [(at + 0.5) * swap[arm]["step_s"] for at in range(len(values))]
+        times = [
+            swap[arm]["start_s"] + (at + 0.5) * swap[arm]["step_s"] for at in range(len(values))
+        ]
         axes.plot(times, values, color=colour, label=arm)
     axes.axvline(swap["shift_s"], color="black", linestyle=":", label="tasks change places")
     axes.set_ylabel("choices served by\nexperts there")

@@ -23,7 +23,8 @@ class EdgePoint:
         learn_s: of traffic that placements are planned from.
         measure_s: of one policy in one round, and of one threshold.
         steady_s: of the traffic before tasks change places; nothing should move in it.
-        shifted_s: after that.
+        lead_s: of it, at its end, what the arm that stays gets to see.
+        shifted_s: of the traffic after they have.
         swap_rate_per_s: requests of each server while tasks change places.
         replan_interval_s: from plan to plan, while tasks change places.
         window_s: of the counts that servers tell the scheduler.
@@ -39,13 +40,14 @@ class EdgePoint:
     policies: tuple[str, ...] = POLICIES
     settings: tuple[str, ...] = SETTINGS
     rounds: int = 2
-    rate_per_s: float = 1.0
+    rate_per_s: float = 1.25
     max_tokens: int = 16
     learn_s: float = 40.0
-    measure_s: float = 20.0
-    steady_s: float = 100.0
-    shifted_s: float = 120.0
-    swap_rate_per_s: float = 2.0
+    measure_s: float = 16.0
+    steady_s: float = 160.0
+    lead_s: float = 30.0
+    shifted_s: float = 160.0
+    swap_rate_per_s: float = 1.5
     replan_interval_s: float = 15.0
     window_s: float = 2.0
     with_swap: bool = True

@@ -5,7 +5,7 @@ from typing import Any
 
 from benchmarks.edge.arrivals import TaskStretch
 from benchmarks.edge.counts import CountsSample, local_share_series
-from benchmarks.edge.figures import between, mean_latency, ratio
+from benchmarks.edge.figures import OPTIMUM, between, mean_latency, ratio
 from benchmarks.edge.point import EdgePoint
 from benchmarks.edge.session import EdgeSession, SiteTasks
 from benchmarks.edge.stretch import EdgeStretch
@@ -47,15 +47,16 @@ def swapped(tasks: SiteTasks) -> SiteTasks:
 async def swap_arm(session: EdgeSession, tasks: SiteTasks, arm: str) -> SwapArm:
     """Place for the tasks as they are, then send traffic in which they change places."""
     point, control = session.point, session.control
-    await session.learn(tasks, point.swap_rate_per_s)
-    await control.apply(await control.plan("optimal"))
+    plans, _ = await session.learn(tasks, point.swap_rate_per_s, [OPTIMUM])
+    await control.apply(plans[OPTIMUM])
     await control.set_policy(ARMS[arm])
-    say(f"{arm}: tasks change places in {point.steady_s:.0f} s")
+    start_s = 0.0 if arm == "migrating" else point.steady_s - point.lead_s
+    say(f"{arm}: tasks change places in {point.steady_s - start_s:.0f} s")
     stretches = [
         TaskStretch(point.steady_s, tasks),
         TaskStretch(point.shifted_s, swapped(tasks)),
     ]
-    stretch = await session.measure(stretches, point.swap_rate_per_s, 0, arm)
+    stretch = await session.measure(stretches, point.swap_rate_per_s, 0, arm, start_s)
     migrations = [
         EdgeMigration(
             round(each.at - stretch.began_at, 1), each.seconds if each.epoch else None, each.moves
@@ -68,7 +69,8 @@ async def swap_arm(session: EdgeSession, tasks: SiteTasks, arm: str) -> SwapArm:
 
 def swap_figures(arms: dict[str, SwapArm], point: EdgePoint) -> dict[str, Any]:
     """Gather the figures of both arms; seconds count from when the tasks changed places."""
-    shift_s, migrating, staying = point.steady_s, arms["migrating"], arms["staying"]
+    shift_s, lead_s = point.steady_s, point.steady_s - point.lead_s
+    migrating, staying = arms["migrating"], arms["staying"]
     after = [each for each in migrating.migrations if each.at_s >= shift_s]
     in_force_s = in_force(migrating.migrations, shift_s)
     figures: dict[str, Any] = {
@@ -79,7 +81,7 @@ def swap_figures(arms: dict[str, SwapArm], point: EdgePoint) -> dict[str, Any]:
         "in_force_s": None if in_force_s is None else round(in_force_s - shift_s, 1),
         "latency_ratio_vs_staying": None,
         "latency_ratio_all_shifted": _ratio(migrating, staying, shift_s),
-        "latency_ratio_before": _ratio(migrating, staying, 0.0, shift_s),
+        "latency_ratio_before": _ratio(migrating, staying, lead_s, shift_s),
     }
     if in_force_s is not None:
         figures["latency_ratio_vs_staying"] = _ratio(migrating, staying, in_force_s)
@@ -88,7 +90,7 @@ def swap_figures(arms: dict[str, SwapArm], point: EdgePoint) -> dict[str, Any]:
         figures[name] = {
             "requests": len(answers),
             "failed_requests": sum(bool(each.failure) for each in answers),
-            "mean_latency_s_before": mean_latency(between(answers, 0.0, shift_s)),
+            "mean_latency_s_before": mean_latency(between(answers, lead_s, shift_s)),
             "mean_latency_s_shifted": mean_latency(between(answers, shift_s, float("inf"))),
             "local_back_s": local_back(arm.stretch.samples, shift_s),
         }

@@ -30,8 +30,7 @@ async def compare_policies(
         Figures by policy; local shares over time by policy, of the first round; the placements.
     """
     point, control = session.point, session.control
-    demand = await session.learn(tasks, point.rate_per_s)
-    plans = {policy: await control.plan(policy) for policy in point.policies}
+    plans, demand = await session.learn(tasks, point.rate_per_s, point.policies)
     found: dict[str, list[dict[str, Any]]] = {policy: [] for policy in plans}
     series: dict[str, Any] = {}
     stretches = [TaskStretch(point.measure_s, tasks)]

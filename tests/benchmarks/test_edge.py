@@ -255,7 +255,7 @@ def test_the_arms_are_compared_from_when_the_migration_was_in_force() -> None:
 def test_a_picture_is_drawn(tmp_path: Path, with_swap: bool) -> None:
     own = {"mean_latency_s": 1.0, "mean_latency_s_of_rounds": [0.5, 1.5]}
     figures = {"specialised": {"eplb": own, "optimal": own}, "mixed": {"eplb": own, "optimal": own}}
-    arm = {"step_s": 5.0, "local_share": [[0.5, None, 0.7]]}
+    arm = {"start_s": 0.0, "step_s": 5.0, "local_share": [[0.5, None, 0.7]]}
     swap = {"swap": {"migrating": arm, "staying": arm, "shift_s": 5.0}} if with_swap else {}
 
     draw(figures, swap, tmp_path / "edge.png")
