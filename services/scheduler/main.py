@@ -42,7 +42,12 @@ async def serve(settings: SchedulerSettings) -> None:
         epochs, decisions = EpochStore(bus, leader, view), DecisionLog(bus)
         policies = PolicyStore(bus, epochs, settings.placement_policy)
         brownout = BrownoutStore(bus, epochs, leader, BrownoutPolicy(mode=settings.brownout))
-        feed = TrafficFeed(bus, leader, view, HALF_LIFE_S)
+
+        def is_origin(worker_id: str) -> bool:
+            record = fleet.workers.get(worker_id)
+            return record is not None and record.role == "edge-agent"
+
+        feed = TrafficFeed(bus, leader, view, HALF_LIFE_S, is_origin)
         profiles = SiteProfiles(bus, leader)
         loop = PlacementLoop(
             fleet,

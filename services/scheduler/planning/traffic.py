@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -51,8 +52,23 @@ class TrafficFeed:
     """
 
     def __init__(
-        self, bus: Bus, leadership: Leadership, view: PlacementView, half_life_s: float
+        self,
+        bus: Bus,
+        leadership: Leadership,
+        view: PlacementView,
+        half_life_s: float,
+        is_origin: Callable[[str], bool] = lambda worker_id: False,
     ) -> None:
+        """Read with ``bus`` while ``leadership`` is held.
+
+        Args:
+            bus: of the cluster.
+            leadership: of this scheduler.
+            view: of the placement in force.
+            half_life_s: after which batches count half.
+            is_origin: tells of a worker whether it reports the choices of requests of its own.
+        """
+        self._is_origin = is_origin
         self._bus, self._leadership, self._view = bus, leadership, view
         self._half_life_s = half_life_s
         self._models: OrderedDict[str, ModelTraffic] = OrderedDict()
@@ -121,7 +137,8 @@ class TrafficFeed:
             traffic = self._begun(placement)
         self._age(traffic)
         traffic.statistics = traffic.statistics.plus(window)  # or refuses it
-        traffic.origins.add(window, time.monotonic())
+        if self._is_origin(window.worker_id):
+            traffic.origins.add(window, time.monotonic())
         traffic.windows, traffic.scheduling = traffic.windows + 1, report.scheduling
         for served in report.served:
             batches, busiest = traffic.served.get(served.epoch, (0, 0))
