@@ -25,7 +25,9 @@ log = structlog.get_logger()
 
 EVENTS = LinkEvents("site.linked", "site.unreachable")
 PROBE_EVERY_S = 5.0
-PROBE_BYTES = 1 << 16
+# One round trip or two, and TCP has not found its speed: where that is quick, more bytes tell more.
+PROBE_BYTES, MORE_BYTES = 1 << 16, 1 << 19
+QUICK_S = 0.02
 SMALL_PROBES = 3
 PROBE_TIMEOUT_S = 5.0
 LEAST_PATIENCE_S = 0.5  # even if a peer usually answers at once
@@ -164,9 +166,11 @@ class Peers:
 
     async def _probe(self, worker_id: str, link: Link) -> None:
         small = [await link.probe(0, PROBE_TIMEOUT_S) for _ in range(SMALL_PROBES)]
-        large_s = await link.probe(PROBE_BYTES, PROBE_TIMEOUT_S)
+        num_bytes, large_s = PROBE_BYTES, await link.probe(PROBE_BYTES, PROBE_TIMEOUT_S)
+        if large_s <= QUICK_S:
+            num_bytes, large_s = MORE_BYTES, await link.probe(MORE_BYTES, PROBE_TIMEOUT_S)
         costs = self.costs(worker_id)
-        costs.probed(min(small), large_s, PROBE_BYTES)
+        costs.probed(min(small), large_s, num_bytes)
         series(metrics.LINK_RTT_S, worker_id).set(costs.profile.rtt_s)
         series(metrics.LINK_BYTES_PER_S, worker_id).set(costs.profile.bytes_per_s)
         series(metrics.PEER_ROW_S, worker_id).set(costs.profile.row_s)
