@@ -33,7 +33,7 @@ class EdgePoint:
         seed: of the arrivals.
     """
 
-    memory: tuple[str, ...] = ("54M", "54M", "72M")
+    memory: tuple[str, ...] = ("54.7M", "54.7M", "72.5M")
     link: str = "500mbit"
     slow_bit_per_s: int = 50_000_000
     kv_blocks: int = 80
