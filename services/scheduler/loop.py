@@ -328,7 +328,13 @@ class PlacementLoop:
             wanted = with_rung(wanted, self._rung())
             self._profiles.migrating = not urgent
             placed = await place_in_stages(
-                self._placer, self._fleet, self._view, wanted, urgent=urgent, begun=begun
+                self._placer,
+                self._confirmation,
+                self._fleet,
+                self._view,
+                wanted,
+                urgent=urgent,
+                begun=begun,
             )
             seconds = round(time.monotonic() - started, 3)
             done, failure = replace(done, epoch=placed.epoch, seconds=seconds), ""

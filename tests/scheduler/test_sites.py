@@ -17,6 +17,7 @@ from moesaic.messages.site_profile import PeerLink, SiteProfile
 from moesaic.placement.traffic.origin_traffic import OriginTraffic
 from moesaic.placement.traffic.statistics import Statistics
 from moesaic.services.scheduler.epochs import staged
+from moesaic.services.scheduler.epochs.confirmation import Confirmation
 from moesaic.services.scheduler.epochs.placer import Placer
 from moesaic.services.scheduler.planning.site_planner import MigrationTerms, SitePlanner
 from moesaic.services.scheduler.planning.site_profiles import SiteProfiles
@@ -199,15 +200,24 @@ class Places:
 
     def __init__(self, view: Any, failures: int = 0) -> None:
         self.placed: list[Placement] = []
+        self.confirmed: list[Placement] = []
         self._view, self._failures = view, failures
 
     async def place(self, wanted: Placement, **how: Any) -> Placement:
         if self._failures:
             self._failures -= 1
             raise PlacementInfeasible(1, 100)
+        assert self.placed == self.confirmed  # or agents keep what the stage before replaced
         self.placed.append(wanted)
         self._view.current = wanted
         return wanted
+
+    async def confirm(self, placed: Placement) -> bool:
+        self.confirmed.append(placed)
+        return True
+
+    def require_wanted(self, placement: Placement, target: Placement | None) -> None:
+        pass
 
 
 class View:
@@ -221,11 +231,13 @@ async def test_experts_change_places_in_stages_that_memory_has_room_for(
     monkeypatch.setattr(staged, "REST_S", 0.0)
     view = View()
     places = Places(view, failures)
-    fleet = cast(Fleet, type("Fleet", (), {"workers": {r.worker_id: r for r in RECORDS}}))
+    fleet = Fleet()
+    fleet.workers = {record.worker_id: record for record in RECORDS}
     wanted = msgspec.structs.replace(CURRENT, epoch=0, slots=[HALVES[::-1], HALVES[::-1]])
 
     await staged.place_in_stages(
         cast(Placer, places),
+        cast(Confirmation, places),
         fleet,
         cast(PlacementView, view),
         wanted,

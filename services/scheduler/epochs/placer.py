@@ -56,7 +56,12 @@ class Placer:
         self._silent: set[Incarnation] = set()  # of them, those that did not answer
 
     async def place(
-        self, wanted: Placement, *, urgent: bool, begun: Callable[[int], Awaitable[None]]
+        self,
+        wanted: Placement,
+        *,
+        urgent: bool,
+        begun: Callable[[int], Awaitable[None]],
+        target: Placement | None = None,
     ) -> Placement:
         """Make ``wanted`` the placement under a new epoch; serving goes on meanwhile.
 
@@ -64,6 +69,7 @@ class Placer:
             wanted: its epoch does not matter.
             urgent: load as fast as can be; else at the pace that serving allows.
             begun: told the epoch as soon as it is known.
+            target: the placement that ``wanted`` is a stage towards, if it is one.
 
         Raises:
             InvalidInput: it breaks a rule that every placement must keep; no worker was asked.
@@ -73,7 +79,7 @@ class Placer:
         """
         self.failed = []
         current, records = self._view.current, list(self._fleet.workers.values())
-        if found := violations(wanted, records, current):
+        if found := violations(wanted, records, current, is_stage=target is not None):
             log.error("placement.refused", violations=found)
             _attempts.labels("refused").inc()
             raise InvalidInput("placement", "; ".join(found))
@@ -90,7 +96,8 @@ class Placer:
             urgent=urgent,
         )
         try:
-            await self._prepare(placement, 1.0 if urgent or current is None else self._load_share)
+            share = 1.0 if urgent or current is None else self._load_share
+            await self._prepare(placement, target, share)
         except MoesaicError as error:
             self.note_newer(error)
             await self._give_up(placement)
@@ -125,7 +132,18 @@ class Placer:
         if isinstance(error, StaleEpoch):
             self._epochs.floor = max(self._epochs.floor, error.current)
 
-    async def _prepare(self, placement: Placement, load_share: float) -> None:
+    def require_wanted(self, placement: Placement, target: Placement | None = None) -> None:
+        """Check that there is still a reason to make ``placement`` the one in force; see ``place``.
+
+        Raises:
+            Obsolete: the fleet changed so that it is no longer wanted, or another scheduler leads.
+        """
+        if cause := self._not_wanted(placement, target):
+            raise Obsolete(cause)
+
+    async def _prepare(
+        self, placement: Placement, target: Placement | None, load_share: float
+    ) -> None:
         """Have all workers load, for as long as the placement is wanted."""
         preparing = asyncio.create_task(
             workers.prepare(
@@ -139,8 +157,7 @@ class Placer:
         try:
             while not preparing.done():
                 seen = self._fleet.version
-                if cause := self._not_wanted(placement):
-                    raise Obsolete(cause)
+                self.require_wanted(placement, target)
                 news = asyncio.create_task(self._fleet.changed(seen))
                 await asyncio.wait(
                     {preparing, news}, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED
@@ -155,12 +172,12 @@ class Placer:
         if not isinstance(error, StaleEpoch):  # that is our mistake
             self.failed.append((worker.worker_id, worker.generation))
 
-    def _not_wanted(self, placement: Placement) -> str:
+    def _not_wanted(self, placement: Placement, target: Placement | None) -> str:
         if not self._leadership.held:
             return "the lead was lost"
         if self._fleet.stale:  # the workers there are not known, and nothing could be committed
             return ""
-        return obsolete(placement, self._view.current, self._fleet.workers.values())
+        return obsolete(placement, self._view.current, self._fleet.workers.values(), target)
 
     async def _give_up(self, placement: Placement) -> None:
         _attempts.labels("failed").inc()

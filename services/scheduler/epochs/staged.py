@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import structlog
 from msgspec.structs import replace
@@ -12,13 +13,13 @@ from moesaic.errors import PlacementInfeasible
 from moesaic.messages.placement import Placement
 from moesaic.messages.registry import WorkerRecord
 from moesaic.placement.decide.stages import stages
+from moesaic.services.scheduler.epochs.confirmation import Confirmation
 from moesaic.services.scheduler.epochs.placer import Placer
 
 log = structlog.get_logger()
 
-REST_S = (
-    4.0  # between stages: agents free an epoch three seconds after the next, looking every second
-)
+# Between stages: agents free an epoch three seconds after the next, looking every second.
+REST_S = 4.5
 TRIES = 4  # of a stage that some agent has no memory for yet
 
 Begun = Callable[[int], Awaitable[None]]
@@ -26,6 +27,7 @@ Begun = Callable[[int], Awaitable[None]]
 
 async def place_in_stages(
     placer: Placer,
+    confirmation: Confirmation,
     fleet: Fleet,
     view: PlacementView,
     wanted: Placement,
@@ -35,27 +37,49 @@ async def place_in_stages(
 ) -> Placement:
     """Make ``wanted`` the placement, at once or step by step; see ``Placer.place``.
 
-    If a stage fails, the one before stays in force: it has every expert, and a later plan goes on from there.
+    If a stage fails, the one before stays in force: it has every expert that any worker had, and a later plan goes on
+    from there.
     """
     current, records = view.current, list(fleet.workers.values())
-    steps = _stages(current, wanted, records)
-    if len(steps) > 1:
-        log.info("placement.staged", stages=len(steps))
-    placed = wanted
-    for at, step in enumerate(steps):
-        if at:
-            await asyncio.sleep(REST_S)
-        placed = await _placed(placer, step, urgent=urgent, begun=begun)
-    return placed
+    *before, last = _stages(current, wanted, records)
+    if before:
+        log.info("placement.staged", stages=len(before) + 1)
+    for step in before:
+        placed = await _placed(placer, fleet, step, wanted, urgent=urgent, begun=begun)
+        # Only when all use it does any of them free what it replaced.
+        while not await confirmation.confirm(placed):
+            placer.require_wanted(placed, wanted)
+        await _rest(placer, fleet, placed, wanted)
+    return await _placed(placer, fleet, last, None, urgent=urgent, begun=begun)
 
 
-async def _placed(placer: Placer, step: Placement, *, urgent: bool, begun: Begun) -> Placement:
+async def _placed(
+    placer: Placer,
+    fleet: Fleet,
+    step: Placement,
+    target: Placement | None,
+    *,
+    urgent: bool,
+    begun: Begun,
+) -> Placement:
     for _ in range(TRIES - 1):
         try:
-            return await placer.place(step, urgent=urgent, begun=begun)
+            return await placer.place(step, urgent=urgent, begun=begun, target=target)
         except PlacementInfeasible:  # an epoch that others still ask for keeps its experts
-            await asyncio.sleep(REST_S)
-    return await placer.place(step, urgent=urgent, begun=begun)
+            await _rest(placer, fleet, step, target)
+    return await placer.place(step, urgent=urgent, begun=begun, target=target)
+
+
+async def _rest(
+    placer: Placer, fleet: Fleet, placement: Placement, target: Placement | None
+) -> None:
+    """Wait for ``REST_S``, as long as the placement is wanted."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(REST_S):
+            while True:
+                seen = fleet.version
+                placer.require_wanted(placement, target)
+                await fleet.changed(seen)
 
 
 def _stages(

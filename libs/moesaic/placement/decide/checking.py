@@ -4,7 +4,7 @@ This shares no code with what makes placements: a solver's mistake must not be c
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 
 from moesaic.messages.placement import Placement
 from moesaic.messages.registry import WorkerRecord
@@ -13,7 +13,11 @@ MAX_NAMED = 3  # examples of one kind of violation
 
 
 def violations(
-    target: Placement, records: Iterable[WorkerRecord], current: Placement | None
+    target: Placement,
+    records: Iterable[WorkerRecord],
+    current: Placement | None,
+    *,
+    is_stage: bool = False,
 ) -> list[str]:
     """Find the rules that ``target`` breaks.
 
@@ -27,6 +31,7 @@ def violations(
         target: the placement, with any epoch.
         records: the workers there are.
         current: the placement in force, whose experts stay until ``target`` has replaced it.
+        is_stage: others follow ``target``; it may lack experts that no live worker has under ``current``.
 
     Returns:
         A sentence for people about each; empty if ``target`` may be put in force.
@@ -48,7 +53,8 @@ def violations(
             found.append(f"worker {record.worker_id} has another model")
         if record.num_experts != target.num_own or record.layers != target.layers:
             found.append(f"worker {record.worker_id} has other layers or another number of experts")
-    found += _of_layers(target, placed) + _of_totals(target, placed)
+    lost = _lost(current, by_key.keys()) if is_stage and current else frozenset()
+    found += _of_layers(target, placed, lost) + _of_totals(target, placed)
     return found + _of_memory(target, placed, current)
 
 
@@ -64,7 +70,20 @@ def _shape(target: Placement) -> list[str]:
     return found
 
 
-def _of_layers(target: Placement, placed: list[WorkerRecord]) -> list[str]:
+def _lost(current: Placement, live: Set[tuple[str, int]]) -> frozenset[tuple[int, int]]:
+    """Layers and experts that no live worker holds."""
+    lives = [(worker.worker_id, worker.generation) in live for worker in current.workers]
+    return frozenset(
+        (layer, expert)
+        for layer, by_worker in zip(current.layers, current.slots, strict=True)
+        for expert in range(current.num_experts)
+        if not any(lives[n] and expert in slots for n, slots in enumerate(by_worker))
+    )
+
+
+def _of_layers(
+    target: Placement, placed: list[WorkerRecord], lost: Set[tuple[int, int]]
+) -> list[str]:
     kinds: dict[str, list[str]] = {}
 
     def note(kind: str, example: str) -> None:
@@ -82,7 +101,11 @@ def _of_layers(target: Placement, placed: list[WorkerRecord]) -> list[str]:
             if any(not -1 <= expert < target.num_experts for expert in slots):
                 note("an expert that does not exist", where)
             replicas.update(set(here))
-        lacking = [expert for expert in range(target.num_experts) if not replicas[expert]]
+        lacking = [
+            expert
+            for expert in range(target.num_experts)
+            if not replicas[expert] and (layer, expert) not in lost
+        ]
         if lacking:
             note("an expert without a replica", f"layer {layer}: {lacking[:MAX_NAMED]}")
     return [

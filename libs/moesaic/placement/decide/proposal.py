@@ -28,7 +28,8 @@ class Proposal:
 def propose(current: Placement | None, records: Iterable[WorkerRecord]) -> Proposal:
     """Compare the committed placement with the workers there are.
 
-    A placement is due when the workers that can take one are not those that are placed:
+    A placement is due when the workers that can take one are not those that are placed, or lack an
+    expert:
 
     =====================================  ==========================================================
     what happened                          what is proposed
@@ -37,6 +38,7 @@ def propose(current: Placement | None, records: Iterable[WorkerRecord]) -> Propo
     a worker came or went                  workers keep their slots; only what is lacking moves
     a worker restarted                     it gets back what it held
     a worker drains                        a placement without it, unless its slots are needed
+    stages ended before the last           the same, and experts that none of them had are placed
     workers with another model came        nothing for them while any worker has the served model
     =====================================  ==========================================================
 
@@ -72,7 +74,7 @@ def propose(current: Placement | None, records: Iterable[WorkerRecord]) -> Propo
         return Proposal(
             short=needed, waiting_for=[*waiting_for, shortfall] if needed else waiting_for
         )
-    if {incarnation(r) for r in usable} == placed:
+    if {incarnation(r) for r in usable} == placed and not missing:
         return Proposal(short=bool(staying), waiting_for=waiting_for)
     somebody_leaves = any(r not in usable for r in draining)
     return Proposal(
@@ -80,7 +82,12 @@ def propose(current: Placement | None, records: Iterable[WorkerRecord]) -> Propo
     )
 
 
-def obsolete(planned: Placement, current: Placement | None, records: Iterable[WorkerRecord]) -> str:
+def obsolete(
+    planned: Placement,
+    current: Placement | None,
+    records: Iterable[WorkerRecord],
+    target: Placement | None = None,
+) -> str:
     """Find out whether a placement that is being prepared is still worth waiting for.
 
     It is not once one of its workers has gone, or drains and is not needed.
@@ -89,19 +96,19 @@ def obsolete(planned: Placement, current: Placement | None, records: Iterable[Wo
         planned: what is being prepared.
         current: the placement in force.
         records: the workers there are now.
+        target: the placement that it is a stage towards; workers that this lacks may drain.
 
     Returns:
         The reason not to wait, for people; empty if there is none.
     """
     by_key = {incarnation(record): record for record in records}
     keys = [(worker.worker_id, worker.generation) for worker in planned.workers]
-    if gone := [
-        worker_id for worker_id, generation in keys if (worker_id, generation) not in by_key
-    ]:
+    lasting = [(w.worker_id, w.generation) for w in (target or planned).workers]
+    if gone := [key[0] for key in dict.fromkeys((*keys, *lasting)) if key not in by_key]:
         return f"{', '.join(gone)} left while experts were loaded"
     wanted = propose(current, by_key.values()).placement or current
     needed = {(w.worker_id, w.generation) for w in wanted.workers} if wanted else set(keys)
-    leaving = [key[0] for key in keys if by_key[key].state == "draining" and key not in needed]
+    leaving = [key[0] for key in lasting if by_key[key].state == "draining" and key not in needed]
     return f"{', '.join(leaving)} drains while experts are loaded" if leaving else ""
 
 
