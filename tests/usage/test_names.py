@@ -19,9 +19,7 @@ def models() -> list[type[ServiceSettings]]:
     roles = ("Attention", "EdgeAgent", "Expert", "Gateway", "Scheduler")
     folders = [re.sub(r"(?<!^)(?=[A-Z])", "_", role).lower() for role in roles]
     modules = [import_module(f"moesaic.services.{folder}.settings") for folder in folders]
-    return [
-        getattr(module, f"{role}Settings") for module, role in zip(modules, roles, strict=True)
-    ]
+    return [getattr(module, f"{role}Settings") for module, role in zip(modules, roles, strict=True)]
 
 
 def sources() -> list[Path]:

@@ -117,7 +117,9 @@ class Peers:
             async with asyncio.timeout(within_s):
                 await self._news.wait()
 
-    async def ask(self, step: Step, view: SiteView, layer: int, ask: PeerAsk) -> Frame | MoesaicError:
+    async def ask(
+        self, step: Step, view: SiteView, layer: int, ask: PeerAsk
+    ) -> Frame | MoesaicError:
         """Have a peer compute rows.
 
         Returns:
