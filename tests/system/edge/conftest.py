@@ -1,0 +1,30 @@
+"""Suites of edge agents."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.suites import Suite, running
+from tests.system.edge.control import SETTINGS
+from tests.system.edge.users import RightAnswers
+
+QUICK = ("--topology", "edge", "--profile-interval-s", "0.5")  # to report
+TIGHT = (*QUICK, "--agents", "3", "--memory", "40M,40M,80M")
+
+
+@pytest.fixture(scope="session")
+def right_answers(local: Any) -> RightAnswers:
+    """What every site must answer."""
+    return asyncio.run(RightAnswers.of(local.url))
+
+
+@pytest.fixture(scope="session")
+def tight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+    """Three agents, two of which hold few of the experts, and none of them has spares."""
+    with pytest.MonkeyPatch.context() as environment:
+        for name, value in SETTINGS.items():
+            environment.setenv(name, value)
+        with running(tmp_path_factory.mktemp("tight"), *TIGHT) as suite:
+            yield suite
