@@ -64,7 +64,7 @@ NOTES = (
     "table: limits of memory are lifted while placements change, and stand again before anything is measured; swap: "
     "they stand always, so that migrations come in stages",
     "swap: seconds from when tasks of the first two servers changed places; local_back_s: until local shares are at "
-    "95 % of what they were, to stay; latency_ratio_vs_staying: of requests due after the migration was in force",
+    "90 % of what they were, to stay; latency_ratio_vs_staying: of requests due after the migration was in force",
     "slow_link: thresholds are those of brownout, with rows that make do with fewer experts",
 )
 

@@ -13,7 +13,7 @@ from moesaic.cli.terminal.console import say
 
 ARMS = {"migrating": "auto", "staying": "keep"}  # and their policies
 STEP_S = 5.0
-BACK = 0.95  # of the local share before
+BACK = 0.9  # of the local share before
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def in_force(migrations: list[EdgeMigration], shift_s: float) -> float | None:
 
 
 def local_back(samples: list[CountsSample], shift_s: float) -> float | None:
-    """Find the seconds from the shift until local shares are back, at 95 % of what they were, to stay.
+    """Find the seconds from the shift until local shares are back, at 90 % of what they were, to stay.
 
     Returns:
         None if they are not in the last step.
