@@ -41,11 +41,13 @@ class SiteAnswer:
         tokens: generated ones.
         scores: probabilities of ``LABELS``.
         error: the code of a typed error.
+        prompt: tokens of what was asked to go on from.
     """
 
     tokens: tuple[int, ...] = ()
     scores: tuple[float, ...] = ()
     error: str | None = None
+    prompt: tuple[int, ...] = ()
 
     def equals(self, other: "SiteAnswer") -> bool:
         """Compare tokens exactly, and probabilities nearly."""
@@ -70,7 +72,9 @@ async def asked(client: httpx.AsyncClient, number: int, kind: str, site: str = "
     if response.status_code != 200:
         return SiteAnswer(error=told["error"]["code"])
     if kind == "generate":
-        return SiteAnswer(tokens=tuple(told["choices"][0]["token_ids"]))
+        choice = told["choices"][0]
+        prompt_ids = tuple(choice["prompt_token_ids"])
+        return SiteAnswer(tokens=tuple(choice["token_ids"]), prompt=prompt_ids)
     scores = {each["label"]: each["prob"] for each in told["data"][0]["labels"]}
     return SiteAnswer(scores=tuple(scores[label] for label in LABELS))
 
@@ -110,9 +114,10 @@ class RightAnswers:
                 for kind in KINDS:
                     asking.create_task(one(client, site, kind))
 
-    def tokens(self, number: int) -> tuple[int, ...]:
-        """Give the tokens of a generation."""
-        return self._known[number, "generate"].tokens
+    @property
+    def generated(self) -> list[SiteAnswer]:
+        """Give all generations."""
+        return [self._known[number, "generate"] for number in range(len(PROMPTS))]
 
 
 class SiteLoad:
