@@ -28,6 +28,9 @@ from moesaic.services.scheduler.planning.solver_client import solver
 from moesaic.services.scheduler.planning.traffic import TrafficFeed
 
 BEST = "optimal"  # what ``auto`` asks for
+# Sites that exchange tasks are seen to have changed some windows apart, and one plan is for all of them.
+OTHERS_WINDOWS = 10
+LEAST_GAIN = 0.1  # of what calls to other sites cost: demand is known from samples
 HORIZON_S = 300.0  # over which a migration must pay, unless plans are made less often
 
 
@@ -81,6 +84,10 @@ class SitePlanner:
             return replace_plan(stay, reason="no traffic has been seen yet")
         if settling := sorted(traffic.origins.settling(now_s) & set(names)):
             reason = f"the requests of {', '.join(settling)} have changed: waits for more of them"
+            return replace_plan(stay, reason=reason)
+        shifted_s = traffic.origins.last_shift_s
+        if shifted_s is not None and now_s - shifted_s < OTHERS_WINDOWS * traffic.window_s:
+            reason = "the requests of one site have changed: waits to see whether others' have, too"
             return replace_plan(stay, reason=reason)
         if missing := self._profiles.missing(current, now_s):
             reason = f"{', '.join(missing)} has not told what experts at other sites cost"
@@ -142,7 +149,7 @@ class SitePlanner:
             slowdown=self._profiles.slowdown,
             busy_s_per_s=self._profiles.busy_s_per_s(names, now_s),
             interval_s=max(terms.interval_s, HORIZON_S),
-            least_gain=terms.least_gain,
+            least_gain=max(terms.least_gain, LEAST_GAIN),
         )
         verdict = case.verdict(current, wanted)
         needed = moves(current, wanted)

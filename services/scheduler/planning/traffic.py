@@ -39,6 +39,7 @@ class ModelTraffic:
     until_s: float  # monotonic time up to which it is aged
     origins: OriginTraffic  # by the worker that tells it
     windows: int = 0
+    window_s: float = 0.0  # length of the latest
     scheduling: str = "aebs"  # how workers choose replicas, as the latest report has it
     served: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Batches, and the sum of most activated experts on one worker, by epoch."""
@@ -139,6 +140,7 @@ class TrafficFeed:
         traffic.statistics = traffic.statistics.plus(window)  # or refuses it
         if self._is_origin(window.worker_id):
             traffic.origins.add(window, time.monotonic())
+        traffic.window_s = window.window_s
         traffic.windows, traffic.scheduling = traffic.windows + 1, report.scheduling
         for served in report.served:
             batches, busiest = traffic.served.get(served.epoch, (0, 0))
