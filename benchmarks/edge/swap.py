@@ -33,7 +33,7 @@ class EdgeMigration:
 
 @dataclass(frozen=True)
 class SwapArm:
-    """What became of one arm."""
+    """Outcome of one arm."""
 
     stretch: EdgeStretch
     migrations: list[EdgeMigration]

@@ -49,7 +49,7 @@ class _Pace:
 
 
 @dataclass
-class Served:
+class ServedChoices:
     """Choices of all sites under one epoch.
 
     Attributes:
@@ -77,12 +77,12 @@ class SiteProfiles:
         self.migrating = False
         self._bus, self._leadership = bus, leadership
         self._sites: dict[str, _Site] = {}
-        self._served = Served(0)
+        self._served = ServedChoices(0)
 
-    def served(self, epoch: int) -> Served:
+    def served(self, epoch: int) -> ServedChoices:
         """Count what is served under an epoch, from the first call with it on; earlier ones are forgotten."""
         if self._served.epoch != epoch:
-            self._served = Served(epoch)
+            self._served = ServedChoices(epoch)
         return self._served
 
     async def run(self) -> None:

@@ -29,6 +29,7 @@ _BY_SERVICE: dict[str, dict[Literal["data", "admin", "open"], str]] = {
         "data": "ListSlots",
         "admin": "PreparePlacement CommitPlacement AbortPlacement GetActivations",
     },
+    "moesaic.v1.EdgeAgentService": {"data": "GetProfile", "admin": "SetMemoryLimit"},
     "moesaic.v1.GatewayService": {"data": "GetRouter", "admin": "SetPolicy"},
     "moesaic.v1.SchedulerService": {
         "data": "GetPlacement WatchPlacement GetFleet",
