@@ -31,6 +31,7 @@ from moesaic.v1 import (
     admin_pb2_grpc,
     attention_pb2,
     attention_pb2_grpc,
+    edge_agent_pb2,  # noqa: F401
     expert_pb2,  # noqa: F401  # its service is in the table
     gateway_pb2,  # noqa: F401
     scheduler_pb2,  # noqa: F401
