@@ -42,11 +42,11 @@ class EdgePoint:
     rounds: int = 2
     rate_per_s: float = 0.9
     max_tokens: int = 16
-    learn_s: float = 30.0
-    measure_s: float = 22.0
-    steady_s: float = 120.0
+    learn_s: float = 25.0
+    measure_s: float = 18.0
+    steady_s: float = 100.0
     lead_s: float = 30.0
-    shifted_s: float = 160.0
+    shifted_s: float = 140.0
     swap_rate_per_s: float = 1.0
     replan_interval_s: float = 15.0
     window_s: float = 2.0
