@@ -29,7 +29,7 @@ def propose(current: Placement | None, records: Iterable[WorkerRecord]) -> Propo
     """Compare the committed placement with the workers there are.
 
     A placement is due when the workers that can take one are not those that are placed, or lack an
-    expert:
+    expert, or cannot keep all that they have:
 
     =====================================  ==========================================================
     what happened                          what is proposed
@@ -38,6 +38,7 @@ def propose(current: Placement | None, records: Iterable[WorkerRecord]) -> Propo
     a worker came or went                  workers keep their slots; only what is lacking moves
     a worker restarted                     it gets back what it held
     a worker drains                        a placement without it, unless its slots are needed
+    an edge agent has less memory now      it keeps as many experts as it has slots for
     stages ended before the last           the same, and experts that none of them had are placed
     workers with another model came        nothing for them while any worker has the served model
     =====================================  ==========================================================
@@ -69,12 +70,11 @@ def propose(current: Placement | None, records: Iterable[WorkerRecord]) -> Propo
         f"expert worker {r.worker_id}: drains, but the others lack slots for its experts"
         for r in staying
     ]
-    needed = bool(missing) or not current
+    needed, too_full = bool(missing) or not current, _is_too_full(current, usable)
     if shortfall := _shortfall(current, usable):
-        return Proposal(
-            short=needed, waiting_for=[*waiting_for, shortfall] if needed else waiting_for
-        )
-    if {incarnation(r) for r in usable} == placed and not missing:
+        told = [shortfall] if needed or too_full else []
+        return Proposal(short=needed, waiting_for=[*waiting_for, *told])
+    if {incarnation(r) for r in usable} == placed and not missing and not too_full:
         return Proposal(short=bool(staying), waiting_for=waiting_for)
     somebody_leaves = any(r not in usable for r in draining)
     return Proposal(
@@ -149,6 +149,19 @@ def _needed(current: Placement | None, candidates: Sequence[WorkerRecord]) -> li
         if record.state == "draining" and _shortfall(current, needed):
             needed.append(record)
     return sorted(needed, key=lambda record: record.worker_id)
+
+
+def _is_too_full(current: Placement | None, usable: Sequence[WorkerRecord]) -> bool:
+    """True if an edge agent holds more than it has slots for."""
+    if current is None:
+        return False
+    place = {(w.worker_id, w.generation): idx for idx, w in enumerate(current.workers)}
+    return any(
+        sum(expert != EMPTY_SLOT for layer in current.slots for expert in layer[place[key]])
+        > record.capacity
+        for record in usable
+        if record.num_slots and (key := incarnation(record)) in place
+    )
 
 
 def _shortfall(current: Placement | None, usable: Sequence[WorkerRecord]) -> str:
