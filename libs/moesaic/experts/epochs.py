@@ -5,7 +5,7 @@
 | ``add`` | one more epoch, prepared |
 | ``drop_uncommitted`` | no epoch before, unless it was committed or a step asks for it |
 | ``commit`` | the epoch, the last ones before it, and later ones only if a step asks for them |
-| ``learn`` | the epoch, the last ones before it, and all later ones |
+| ``learn`` | the epoch, the last ones before it, and all later ones; without slots if others alone have it |
 | ``abort`` | the epoch no more, unless it is in force |
 | ``retire`` | no epoch that was followed long ago, unless steps lately asked for it |
 
@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from moesaic.errors import NotReady, StaleEpoch
 from moesaic.experts.loaded import LoadedExpert
-from moesaic.experts.slots import SlotTable
+from moesaic.experts.slots import LayerSlots, SlotTable
 from moesaic.messages.placement import Placement
 
 MAX_PAST_TENURES = 3  # each may hold a copy of what changed since
@@ -34,9 +34,15 @@ class Tenure:
     """One epoch on this worker: its placement and its slots."""
 
     placement: Placement
-    worker_idx: int  # of this worker in the placement
+    worker_idx: int  # of this worker in the placement; -1: it is not part of it
     table: SlotTable
     committed_s: float | None = None  # monotonic time of the commit, None while only prepared
+
+    @classmethod
+    def of_others(cls, placement: Placement) -> "Tenure":
+        """A tenure of a placement that this worker is not part of."""
+        empty = LayerSlots.of((), ())
+        return cls(placement, -1, SlotTable(dict.fromkeys(placement.layers, empty)))
 
 
 class Epochs:
@@ -131,18 +137,22 @@ class Epochs:
             )
 
     def learn(self, serving: Placement) -> bool:
-        """Put a placement in force that was committed elsewhere, if it was prepared here.
+        """Put a placement in force that was committed elsewhere, if it was prepared here or names only others.
 
         Steps may ask for it before this worker is told to commit it. Later epochs stay: the teller
-        need not lead any more.
+        need not lead any more. A worker that was away for so long that others have taken its place
+        still has what it had then; once it has learnt of that, its memory is free for a new place.
 
         Returns:
             True if it was not in force before.
         """
         with self._changing:
+            if serving.epoch <= self.in_force:
+                return False
+            if self._worker_id not in {worker.worker_id for worker in serving.workers}:
+                self._tenures = {**self._tenures, serving.epoch: Tenure.of_others(serving)}
             prepared = self._tenures.get(serving.epoch)
-            known = prepared is not None and prepared.placement == serving
-            if not known or serving.epoch <= self.in_force:
+            if prepared is None or prepared.placement != serving:
                 return False
             self._put_in_force(serving.epoch)
             return True

@@ -43,12 +43,13 @@ class SiteView:
 
     @classmethod
     def of(cls, tenure: Tenure) -> "SiteView":
-        """The view of a placement that this process is part of."""
+        """The view of a placement, which this process may be part of."""
         placement, me = tenure.placement, tenure.worker_idx
         slot_of, holders = {}, {}
         for layer, by_worker in zip(placement.layers, placement.slots, strict=True):
             slots = torch.full((placement.num_experts,), EMPTY_SLOT, dtype=torch.int32)
-            for slot, expert in reversed(list(enumerate(by_worker[me]))):
+            mine = by_worker[me] if me >= 0 else []
+            for slot, expert in reversed(list(enumerate(mine))):
                 if expert != EMPTY_SLOT:
                     slots[expert] = slot
             slot_of[layer] = slots
