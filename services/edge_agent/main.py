@@ -16,6 +16,7 @@ from moesaic.cluster.rpc.admin import ServiceStatus
 from moesaic.cluster.service import Availability, Process, introduce, service
 from moesaic.models.weights.digest import digesting
 from moesaic.native.heap import keep_heap_small, trim_heap
+from moesaic.native.memory import huge_pages
 from moesaic.services.attention.admin import AttentionAdmin
 from moesaic.services.attention.brownout import follow_policy, tell_decisions
 from moesaic.services.attention.engine import (
@@ -92,7 +93,8 @@ async def serve(settings: EdgeAgentSettings) -> None:
         )
         await _begin_reports(process, worker, engine, profiler)
         await process.enter(background(observe(api, process.status, engine), "observe"))
-        await process.enter(background(_keep_house(profiler, process.status), "housekeeping"))
+        house = _keep_house(profiler, process.status, lease)
+        await process.enter(background(house, "housekeeping"))
         edge.open(profiler, partial(_set_limit, lease, site))
         availability = Availability(process, lease, api.drain)
         await availability.begin()
@@ -105,7 +107,7 @@ async def _set_limit(lease: Lease, site: Site, limit_bytes: int) -> int:
     """Change the memory for the model; the scheduler moves experts away."""
     site.change_limit(limit_bytes)
     slots = site.plan.num_slots
-    await lease.update(num_slots=slots, max_expert_bytes=site.most_expert_bytes)
+    await lease.update(num_slots=slots, max_expert_bytes=site.allowed_bytes)
     return slots
 
 
@@ -145,21 +147,24 @@ def _record_of(worker: WorkerParts, settings: EdgeAgentSettings, site: Site) -> 
         "slots_per_layer": config.moe.num_experts,
         "num_slots": site.plan.num_slots,
         "expert_bytes": site.host.files.expert_bytes,
-        "max_expert_bytes": site.most_expert_bytes,
+        "max_expert_bytes": site.allowed_bytes,
         "united": site.host.files.experts.digests,
         "site": settings.site_name,
     }
 
 
-async def _keep_house(profiler: Profiler, status: ServiceStatus) -> None:
+async def _keep_house(profiler: Profiler, status: ServiceStatus, lease: Lease) -> None:
     """Retire old epochs, show the one in force, and give back memory before the limit is reached."""
     site = profiler.site
     while True:
         status.epoch = max(status.epoch, site.host.epochs.in_force)
         # On another thread: it waits for a request that is being answered.
         await asyncio.to_thread(site.host.epochs.retire)
+        if site.allow_less():
+            await lease.update(max_expert_bytes=site.allowed_bytes)
         if 0 < TRIM_SHARE * site.plan.limit_bytes < profiler.used_bytes:
             await asyncio.to_thread(trim_heap)
+            await asyncio.to_thread(huge_pages.trim)
         await asyncio.sleep(RETIRE_EVERY_S)
 
 

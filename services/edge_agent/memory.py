@@ -60,6 +60,7 @@ class MemoryWishes:
     most_rows: int  # of a step
     most_blocks: int
     cache_bytes: int
+    rows: int = 0  # of a step
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,9 @@ def plan_memory(limit_bytes: int, needs: MemoryNeeds, wishes: MemoryWishes) -> M
     kv_blocks = wishes.kv_blocks or min(
         max(limit_bytes // KV_SHARE // needs.block, LEAST_KV_BLOCKS), wishes.most_blocks
     )
-    rows = min(wishes.most_rows, max(LEAST_ROWS, limit_bytes // BUFFER_SHARE // needs.row))
+    rows = wishes.rows or min(
+        wishes.most_rows, max(LEAST_ROWS, limit_bytes // BUFFER_SHARE // needs.row)
+    )
     fixed = needs.held + kv_blocks * needs.block + rows * needs.row
     fixed += max(RESERVE_BYTES, limit_bytes // RESERVE_SHARE)
     num = (limit_bytes - fixed) // needs.expert - needs.at_once

@@ -47,6 +47,9 @@ class Site:
         peers: the other sites.
         mode: for the engine.
         meter: counts the choices of this site's requests.
+        thread: of the engine.
+        cache_bytes: for experts from files, as it was asked for.
+        allowed_bytes: for experts in slots, as the scheduler is told; 0: no limit.
     """
 
     needs: MemoryNeeds
@@ -56,7 +59,9 @@ class Site:
     peers: Peers
     mode: Mode
     meter: ActivationMeter
-    thread: EngineThread  # of the engine
+    thread: EngineThread
+    cache_bytes: int
+    allowed_bytes: int = 0
 
     @property
     def most_expert_bytes(self) -> int:
@@ -72,13 +77,23 @@ class Site:
         Raises:
             InvalidInput: it leaves no room for experts.
         """
-        wishes = MemoryWishes(self.plan.kv_blocks, self.plan.max_rows, self.plan.kv_blocks, -1)
+        blocks, rows = self.plan.kv_blocks, self.plan.max_rows
+        wishes = MemoryWishes(blocks, rows, blocks, self.cache_bytes, rows)
         self.adopt(plan_memory(limit_bytes, self.needs, wishes))
+
+    def allow_less(self) -> bool:
+        """Follow experts that have left after the limit was lowered; tell whether any have."""
+        less = self.most_expert_bytes < self.allowed_bytes
+        if less:
+            self.allowed_bytes = self.most_expert_bytes
+            self.host.limit_memory(self.allowed_bytes)
+        return less
 
     def adopt(self, plan: MemoryPlan) -> None:
         """Take no more for experts than a plan says."""
         self.plan = plan
-        self.host.limit_memory(self.most_expert_bytes)
+        self.allowed_bytes = self.most_expert_bytes
+        self.host.limit_memory(self.allowed_bytes)
         if self.files is not None:
             self.thread.call(self.files.resize, plan.num_cached)
         log.info("memory.planned", **plan.__dict__)
@@ -156,7 +171,8 @@ async def open_site(worker: WorkerParts, settings: EdgeAgentSettings) -> Site:
     worker.process.parts.push_async_callback(lambda: thread.run(dispatcher.close()))
     await worker.process.enter(background(thread.run(peers.probe()), "probes"))
     mode = Mode(dispatcher, address)
-    return Site(needs, plan, host, files, peers, mode, meter, thread)
+    cache_bytes = settings.cache_bytes
+    return Site(needs, plan, host, files, peers, mode, meter, thread, cache_bytes)
 
 
 async def _answer(worker: WorkerParts, host: ExpertHost) -> str:

@@ -65,6 +65,18 @@ class HugePages:
             self._take_back()
             return sum(len(slab.memory) for slab in self._slabs)
 
+    def trim(self) -> None:
+        """Give back what nobody uses in the middle of slabs: what lies around it may lose its huge pages."""
+        with self._lock:
+            self._take_back()
+            for size, parts in self._returned.items():
+                for slab, address in parts:
+                    begin = address - ctypes.addressof(ctypes.c_char.from_buffer(slab.memory))
+                    first = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
+                    pages = (begin + size - first) // mmap.PAGESIZE
+                    if pages > 0:
+                        slab.memory.madvise(mmap.MADV_DONTNEED, first, pages * mmap.PAGESIZE)
+
     def _take(self, size: int) -> tuple[_Slab, int]:
         with self._lock:
             self._take_back()
