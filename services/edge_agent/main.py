@@ -32,6 +32,7 @@ from moesaic.services.attention.observing import observe
 from moesaic.services.attention.rungs import RungFollower
 from moesaic.services.attention.settings import AttentionSettings
 from moesaic.services.edge_agent.admin import EdgeAdmin
+from moesaic.services.edge_agent.leaving import hand_over
 from moesaic.services.edge_agent.profile import Profiler, tell_profiles
 from moesaic.services.edge_agent.settings import EdgeAgentSettings
 from moesaic.services.edge_agent.site import Site, limited, open_site
@@ -100,7 +101,11 @@ async def serve(settings: EdgeAgentSettings) -> None:
         await availability.begin()
         log.info("agent.ready", site=settings.site_name, generation=process.generation)
         await availability.ended()
-        await api.finish(process.admin.grace_s)
+        grace_s = process.admin.grace_s
+        handing_over = hand_over(process.bus, settings.worker_id, grace_s)
+        _, handed_over = await asyncio.gather(api.finish(grace_s), handing_over)
+        if handed_over:
+            await site.left()
 
 
 async def _set_limit(lease: Lease, site: Site, limit_bytes: int) -> int:

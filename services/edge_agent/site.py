@@ -1,5 +1,7 @@
 """The parts of one site: experts here, the way to those of others, and what both may take of memory."""
 
+import asyncio
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import structlog
@@ -27,7 +29,7 @@ from moesaic.services.edge_agent.memory import MemoryNeeds, MemoryPlan, MemoryWi
 from moesaic.services.edge_agent.settings import EdgeAgentSettings
 from moesaic.telemetry.memory import own_bytes
 from moesaic.transport.frame import FrameLimits
-from moesaic.transport.ucx.opening import open_network
+from moesaic.transport.ucx.opening import OpenNetwork, open_network
 
 log = structlog.get_logger()
 
@@ -48,6 +50,7 @@ class Site:
         mode: for the engine.
         meter: counts the choices of this site's requests.
         thread: of the engine.
+        answering: answers other sites.
         cache_bytes: for experts from files, as it was asked for.
         allowed_bytes: for experts in slots, as the scheduler is told; 0: no limit.
     """
@@ -60,6 +63,7 @@ class Site:
     mode: Mode
     meter: ActivationMeter
     thread: EngineThread
+    answering: OpenNetwork
     cache_bytes: int
     allowed_bytes: int = 0
 
@@ -97,6 +101,12 @@ class Site:
         if self.files is not None:
             self.thread.call(self.files.resize, plan.num_cached)
         log.info("memory.planned", **plan.__dict__)
+
+    async def left(self) -> None:
+        """Wait until other sites have no links to this one any more, but not for long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(RETIRE_AFTER_S):
+                await self.answering.run(self.answering.network.all_left())
 
 
 def limited(
@@ -152,7 +162,7 @@ async def open_site(worker: WorkerParts, settings: EdgeAgentSettings) -> Site:
         0,
         RETIRE_AFTER_S,
     )
-    address = await _answer(worker, host)
+    answering, address = await _answer(worker, host)
     limits = FrameLimits.of_hidden_size(config.hidden_size)
     network = await worker.open_network(limits, thread)
     peers = await thread.build(Peers, network.network, settings.expert_timeout_s)
@@ -172,20 +182,20 @@ async def open_site(worker: WorkerParts, settings: EdgeAgentSettings) -> Site:
     await worker.process.enter(background(thread.run(peers.probe()), "probes"))
     mode = Mode(dispatcher, address)
     cache_bytes = settings.cache_bytes
-    return Site(needs, plan, host, files, peers, mode, meter, thread, cache_bytes)
+    return Site(needs, plan, host, files, peers, mode, meter, thread, answering, cache_bytes)
 
 
-async def _answer(worker: WorkerParts, host: ExpertHost) -> str:
+async def _answer(worker: WorkerParts, host: ExpertHost) -> tuple[OpenNetwork, str]:
     """Answer other sites on a thread of their own.
 
     Returns:
-        The address.
+        Their network, and the address.
     """
     answering = await worker.process.enter(engine_thread(worker.device, "answering"))
     limits = FrameLimits.of_hidden_size(worker.config.hidden_size)
     opening = open_network(worker.settings, "edge-agent", limits, answering.run)
     network = await worker.process.enter(opening)
-    return await network.listen(worker.settings.data_port, host.answer)
+    return network, await network.listen(worker.settings.data_port, host.answer)
 
 
 def _open_files(host: ExpertHost, config: ModelConfig, plan: MemoryPlan) -> FileCache:
