@@ -12,6 +12,11 @@ from tests.system.edge.users import RightAnswers
 
 QUICK = ("--topology", "edge", "--profile-interval-s", "0.5")  # to report
 TIGHT = (*QUICK, "--agents", "3", "--memory", "40M,40M,80M")
+MOVING = {
+    "MOESAIC_PLACEMENT_POLICY": "keep",
+    "MOESAIC_REPLAN_INTERVAL_S": "3",
+    "MOESAIC_LOAD_SHARE": "0.5",
+}
 
 
 @pytest.fixture(scope="session")
@@ -27,4 +32,15 @@ def tight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
         for name, value in SETTINGS.items():
             environment.setenv(name, value)
         with running(tmp_path_factory.mktemp("tight"), *TIGHT) as suite:
+            yield suite
+
+
+@pytest.fixture(scope="session")
+def roomy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+    """Three agents with most of the experts each, which stay where they are until a policy is set."""
+    with pytest.MonkeyPatch.context() as environment:
+        for name, value in (SETTINGS | MOVING).items():
+            environment.setenv(name, value)
+        memory = ("--agents", "3", "--memory", "80M,80M,80M")
+        with running(tmp_path_factory.mktemp("roomy"), *QUICK, *memory) as suite:
             yield suite

@@ -6,13 +6,23 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import grpc
+import msgspec
 from msgspec.structs import replace
 
 from moesaic.cluster.placement_view import committed_epoch
 from moesaic.cluster.redis.bus import Bus
+from moesaic.cluster.registry import lease_key
 from moesaic.errors import PeerLost
 from moesaic.messages.placement import Placement
-from moesaic.v1 import edge_agent_pb2, edge_agent_pb2_grpc
+from moesaic.messages.registry import WorkerRecord
+from moesaic.v1 import (
+    edge_agent_pb2,
+    edge_agent_pb2_grpc,
+    expert_pb2,
+    expert_pb2_grpc,
+    scheduler_pb2,
+    scheduler_pb2_grpc,
+)
 from tests.suites import Suite
 from tests.system.asking import until
 from tests.system.control import CALL_S, Control, control
@@ -21,27 +31,69 @@ SETTINGS = {  # a suite that is quick to report and to act, and moves nothing by
     "MOESAIC_ACTIVATION_WINDOW_S": "0.5",
     "MOESAIC_MIN_EPOCH_INTERVAL_S": "0",
     "MOESAIC_REPLAN_INTERVAL_S": "3600",
-    "MOESAIC_LOAD_SHARE": "0.03",  # loading takes long enough to be met in its middle
+    "MOESAIC_LOAD_SHARE": "0.015",  # loading takes long enough to be met in its middle
 }
+_records = msgspec.msgpack.Decoder(WorkerRecord)
 
 
 class EdgeControl(Control):
-    """Reads what agents hold and tell."""
+    """Reads what agents hold and tell.
+
+    Attributes:
+        late: addresses of agents that were started beside the suite.
+    """
 
     def __init__(self, suite: Suite, bus: Bus) -> None:
         super().__init__(suite, bus)
         names = [process["name"] for process in suite.state()["processes"]]
         self.workers = [name for name in names if name.startswith("agent-")]
+        self.late: dict[str, str] = {}
+
+    async def count_in(self, agent: str) -> None:
+        """Count in an agent that was started beside the suite."""
+        self.late[agent] = (await self._record(agent)).admin_address
+        self.workers.append(agent)
+
+    def count_out(self, agent: str) -> None:
+        """Count it in no more."""
+        del self.late[agent]
+        self.workers.remove(agent)
+
+    def channel(self, agent: str) -> grpc.aio.Channel:
+        """Open a channel to an agent."""
+        return self.suite.channel_to(self.late.get(agent) or self.suite.admin_address(agent))
+
+    async def slots(self, name: str) -> expert_pb2.ListSlotsResponse:
+        """Return the epoch and the experts that an agent has in force."""
+        async with self.channel(name) as connection:
+            stub = expert_pb2_grpc.ExpertServiceStub(connection)
+            return await stub.ListSlots(expert_pb2.ListSlotsRequest(), timeout=CALL_S)
+
+    async def follow_policy(self, policy: str) -> None:
+        """Have experts placed by a policy."""
+        async with self.suite.channel("scheduler") as connection:
+            stub = scheduler_pb2_grpc.SchedulerServiceStub(connection)
+            request = scheduler_pb2.SchedulerServiceSetPolicyRequest(policy=policy)
+            await stub.SetPolicy(request, timeout=CALL_S)
 
     async def profile(self, agent: str) -> edge_agent_pb2.GetProfileResponse:
         """Ask an agent for its profile."""
-        async with self.suite.channel(agent) as connection:
+        async with self.channel(agent) as connection:
             stub = edge_agent_pb2_grpc.EdgeAgentServiceStub(connection)
             return await stub.GetProfile(edge_agent_pb2.GetProfileRequest(), timeout=CALL_S)
 
+    async def most_expert_bytes(self, agent: str) -> int:
+        """Return the memory for experts that an agent has told its cluster."""
+        return (await self._record(agent)).max_expert_bytes
+
+    async def _record(self, agent: str) -> WorkerRecord:
+        record = await self.bus.get(lease_key(agent), _records)
+        assert record is not None
+        return record
+
     async def limit(self, agent: str, limit_bytes: int) -> int:
         """Change the memory of an agent; give its slots."""
-        async with self.suite.channel(agent) as connection:
+        async with self.channel(agent) as connection:
             stub = edge_agent_pb2_grpc.EdgeAgentServiceStub(connection)
             request = edge_agent_pb2.SetMemoryLimitRequest(memory_bytes=limit_bytes)
             return int((await stub.SetMemoryLimit(request, timeout=CALL_S)).num_slots)
@@ -56,8 +108,7 @@ class EdgeControl(Control):
                 placement, members = await self.placement(), dict(await self.members())
                 placed = {w.worker_id: w.generation for w in placement.workers}
                 there = {name: members.get(name) for name in self.workers}
-                if placement.epoch == epoch and placed == there:
-                    assert lacking(placement) == []
+                if (placement.epoch, placed) == (epoch, there) and not lacking(placement):
                     return placement
             await asyncio.sleep(0.1)
 
@@ -77,6 +128,20 @@ def lacking(placement: Placement) -> list[tuple[int, int]]:
         for expert, holders in enumerate(placement.holders(layer))
         if not holders
     ]
+
+
+def with_sole_holder(placement: Placement, owner: str, count: int) -> Placement:
+    """Give ``owner`` the only copies of ``count`` experts, and others the rest; all hold as many as before."""
+    names = [worker.worker_id for worker in placement.workers]
+    held = [sum(len(layer[n]) for layer in placement.slots) for n in range(len(names))]
+    every = [(at, e) for at in range(len(placement.layers)) for e in range(placement.num_own)]
+    sole, rest = every[:count], every[count:]
+    slots: list[list[list[int]]] = [[[] for _ in names] for _ in placement.layers]
+    for n, name in enumerate(names):
+        mine = rest[: held[n]] if n % 2 else rest[-held[n] :]
+        for at, expert in [*sole, *mine[: held[n] - count]] if name == owner else mine:
+            slots[at][n].append(expert)
+    return replace(placement, slots=slots)
 
 
 def swapped(placement: Placement, count: int, one: int, other: int) -> Placement:

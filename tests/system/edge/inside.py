@@ -10,7 +10,7 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
 
 from moesaic.cluster.rpc.channels import channel
 from moesaic.cluster.security.credentials import Credentials
@@ -50,7 +50,7 @@ async def main(address: str, prompts: Sequence[Sequence[int]], num_tokens: int) 
             print(json.dumps([number, await answer(call)]), flush=True)
 
 
-async def answer(call: AsyncIterator[pb.ExecuteResponse]) -> list[int] | str:
+async def answer(call: AsyncIterable[pb.ExecuteResponse]) -> list[int] | str:
     """Read one answer: its tokens, or the code of an error."""
     tokens: list[int] = []
     async for message in call:

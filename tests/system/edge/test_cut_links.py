@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from moesaic.cli.checks.links import check_links
-from moesaic.cli.machine.links.cables import cut, heal
+from moesaic.cli.machine.links.cables import CableNetwork, cut, heal
 from moesaic.cli.machine.state import StateFile
 from moesaic.cli.terminal.outcome import CommandError
 from tests.suites import Suite, running
@@ -37,6 +37,14 @@ def linked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
         directory = tmp_path_factory.mktemp("linked")
         with running(directory, *TIGHT, "--link", "500mbit") as suite:
             yield suite
+
+
+def network_of(suite: Suite) -> CableNetwork:
+    """Find the cables of a suite."""
+    state = StateFile(suite.directory / "run").running()
+    assert state is not None
+    assert state.network is not None
+    return state.network
 
 
 class Insiders:
@@ -65,8 +73,7 @@ class Insiders:
 @asynccontextmanager
 async def insiders(suite: Suite, agent: str, right: RightAnswers) -> AsyncIterator[Insiders]:
     """Have an agent's users ask it from within its network for the length of the block."""
-    network = StateFile(suite.directory / "run").running().network
-    assert network is not None
+    network = network_of(suite)
     prompts = json.dumps([answer.prompt for answer in right.generated])
     secret = (suite.directory / "run/secret").read_text(encoding="utf-8").strip()
     process = await asyncio.create_subprocess_exec(
@@ -101,8 +108,7 @@ async def test_a_site_that_is_cut_off_serves_its_users_alone_and_links_come_back
     linked: Suite, right_answers: RightAnswers, seconds: int
 ) -> None:
     pids = {name: linked.pid(name) for name in SITES}
-    network = StateFile(linked.directory / "run").running().network
-    assert network is not None
+    network = network_of(linked)
     async with edge_control(linked) as seen:
         before = await seen.complete()
         async with (

@@ -1,0 +1,65 @@
+"""Agents join late, leave for good, or hang; the placement follows, and nothing is lost."""
+
+import signal
+
+import pytest
+
+from tests.suites import Suite
+from tests.system.asking import until
+from tests.system.control import paused
+from tests.system.edge.control import Watch, edge_control, lacking, with_sole_holder
+from tests.system.edge.late_agents import late_agent
+from tests.system.edge.users import SITES, RightAnswers, users_at
+
+LATE, LATE_BYTES = "agent-9", 80_000_000
+SOLE = 40  # experts: more than others can load at once beside those that they have
+
+
+@pytest.mark.timeout(240)
+async def test_an_agent_joins_late_and_leaves_for_good_and_its_sole_experts_stay(
+    roomy: Suite, right_answers: RightAnswers
+) -> None:
+    async with edge_control(roomy) as seen:
+        await seen.complete()
+        async with users_at(roomy.url, right_answers, typed=()):
+            with late_agent(roomy, LATE, LATE_BYTES) as agent:
+                await agent.until_ready()
+                await seen.count_in(LATE)
+                joined = await seen.complete()
+                assert LATE in [worker.worker_id for worker in joined.workers]
+                async with users_at(roomy.url, right_answers, [LATE], typed=()):
+                    pass
+
+                await seen.apply(with_sole_holder(joined, LATE, SOLE))
+                await seen.complete()
+                watch = Watch(roomy, "scheduler")
+                agent.process.send_signal(signal.SIGTERM)
+                await until(lambda: agent.process.poll() is not None)
+            assert agent.process.returncode == 0
+            assert lacking(await seen.placement()) == []
+            assert watch.entries("placement.staged")
+            assert not watch.entries("placement.obsolete")
+            seen.count_out(LATE)
+            after = await seen.complete()
+    assert [worker.worker_id for worker in after.workers] == list(SITES)
+
+
+@pytest.mark.timeout(240)
+async def test_others_take_the_sole_experts_of_an_agent_that_hangs_in_stages(
+    roomy: Suite, right_answers: RightAnswers
+) -> None:
+    async with edge_control(roomy) as seen:
+        before = await seen.complete()
+        await seen.apply(with_sole_holder(before, "agent-2", SOLE))
+        await seen.complete()
+        watch = Watch(roomy, "scheduler")
+        async with users_at(roomy.url, right_answers, SITES[:2]):
+            with paused(roomy, "agent-2"):
+                seen.workers.remove("agent-2")
+                without = await seen.complete()
+            seen.workers.append("agent-2")
+            after = await seen.complete()
+    assert [worker.worker_id for worker in without.workers] == list(SITES[:2])
+    assert [worker.worker_id for worker in after.workers] == list(SITES)
+    assert watch.entries("placement.staged")
+    assert not watch.entries("placement.refused")
