@@ -45,6 +45,7 @@ from moesaic.v1 import attention_pb2_grpc, edge_agent_pb2_grpc, expert_pb2_grpc
 log = structlog.get_logger()
 
 RETIRE_EVERY_S = 1.0
+TRIM_EVERY_S = 0.2
 TRIM_SHARE = 0.9  # of the memory limit, from which on the heap gives back what it can
 SWITCH_S = 2e-4  # the engine and whoever answers other sites are threads of one interpreter
 
@@ -96,6 +97,7 @@ async def serve(settings: EdgeAgentSettings) -> None:
         await process.enter(background(observe(api, process.status, engine), "observe"))
         house = _keep_house(profiler, process.status, lease)
         await process.enter(background(house, "housekeeping"))
+        await process.enter(background(_stay_within_memory(profiler), "memory"))
         edge.open(profiler, partial(_set_limit, lease, site))
         availability = Availability(process, lease, api.drain)
         await availability.begin()
@@ -159,7 +161,7 @@ def _record_of(worker: WorkerParts, settings: EdgeAgentSettings, site: Site) -> 
 
 
 async def _keep_house(profiler: Profiler, status: ServiceStatus, lease: Lease) -> None:
-    """Retire old epochs, show the one in force, and give back memory before the limit is reached."""
+    """Retire old epochs, and show the one in force."""
     site = profiler.site
     while True:
         status.epoch = max(status.epoch, site.host.epochs.in_force)
@@ -167,10 +169,16 @@ async def _keep_house(profiler: Profiler, status: ServiceStatus, lease: Lease) -
         await asyncio.to_thread(site.host.epochs.retire)
         if site.allow_less():
             await lease.update(max_expert_bytes=site.allowed_bytes)
-        if 0 < TRIM_SHARE * site.plan.limit_bytes < profiler.used_bytes:
+        await asyncio.sleep(RETIRE_EVERY_S)
+
+
+async def _stay_within_memory(profiler: Profiler) -> None:
+    """Give back what is free, again and again, while little is left of the limit: messages soon take it again."""
+    while True:
+        if 0 < TRIM_SHARE * profiler.site.plan.limit_bytes < profiler.used_bytes:
             await asyncio.to_thread(trim_heap)
             await asyncio.to_thread(huge_pages.trim)
-        await asyncio.sleep(RETIRE_EVERY_S)
+        await asyncio.sleep(TRIM_EVERY_S)
 
 
 def run(settings: EdgeAgentSettings) -> None:
