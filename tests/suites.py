@@ -10,10 +10,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -144,11 +145,22 @@ def eventually(condition: Callable[[], object], within_s: float = 60) -> None:
 
 
 @contextmanager
-def running(directory: Path, *flags: str) -> Iterator[Suite]:
-    """A suite of the demo model, stopped at the end with nothing left behind."""
+def running(
+    directory: Path, *flags: str, settings: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Suite]:
+    """A suite of the demo model, stopped at the end with nothing left behind.
+
+    ``settings`` are variables of its environment alone: those of a session's fixture would reach other suites.
+    """
     up = [str(MOESAIC), "up", "--detach", "--json", "--model", str(DEMO), "--port", "0", *flags]
     done = subprocess.run(
-        up, cwd=directory, capture_output=True, text=True, timeout=180, check=False
+        up,
+        cwd=directory,
+        env={**os.environ, **settings},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     suite = Suite(directory, json.loads((directory / "run/moesaic.json").read_text())["url"])

@@ -41,10 +41,9 @@ def disaggregated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
 def spare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
     """Two attention workers, three expert workers of which any one has room for all experts; to be killed."""
     flags = ("--attention", "2", "--experts", "3", "--slots-per-layer", "32")
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("MOESAIC_MIN_EPOCH_INTERVAL_S", "0")  # workers leave one after the other
-        with running(tmp_path_factory.mktemp("spare"), *flags) as suite:
-            yield suite
+    settings = {"MOESAIC_MIN_EPOCH_INTERVAL_S": "0"}  # workers leave one after the other
+    with running(tmp_path_factory.mktemp("spare"), *flags, settings=settings) as suite:
+        yield suite
 
 
 @pytest.fixture(scope="session")

@@ -28,19 +28,13 @@ def right_answers(local: Any) -> RightAnswers:
 @pytest.fixture(scope="session")
 def tight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
     """Three agents, two of which hold few of the experts, and none of them has spares."""
-    with pytest.MonkeyPatch.context() as environment:
-        for name, value in SETTINGS.items():
-            environment.setenv(name, value)
-        with running(tmp_path_factory.mktemp("tight"), *TIGHT) as suite:
-            yield suite
+    with running(tmp_path_factory.mktemp("tight"), *TIGHT, settings=SETTINGS) as suite:
+        yield suite
 
 
 @pytest.fixture(scope="session")
 def roomy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
     """Three agents with most of the experts each, which stay where they are until a policy is set."""
-    with pytest.MonkeyPatch.context() as environment:
-        for name, value in (SETTINGS | MOVING).items():
-            environment.setenv(name, value)
-        memory = ("--agents", "3", "--memory", "80M,80M,80M")
-        with running(tmp_path_factory.mktemp("roomy"), *QUICK, *memory) as suite:
-            yield suite
+    flags = (*QUICK, "--agents", "3", "--memory", "80M,80M,80M")
+    with running(tmp_path_factory.mktemp("roomy"), *flags, settings=SETTINGS | MOVING) as suite:
+        yield suite

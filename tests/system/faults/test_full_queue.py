@@ -16,13 +16,14 @@ LONG = "The quick brown fox jumps over the lazy dog. " * 120
 @pytest.fixture
 def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
     """Three expert workers that hold every expert twice, and little shared memory to send through."""
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("MOESAIC_TRANSPORTS", "shm")  # of UCX; a ring belongs to two processes
-        for transport in ("POSIX", "SYSV"):
-            environment.setenv(f"UCX_{transport}_FIFO_SIZE", "16")
-        flags = ("--experts", "3", "--slots-per-layer", "22")
-        with running(tmp_path_factory.mktemp("narrow"), *flags) as suite:
-            yield suite
+    settings = {
+        "MOESAIC_TRANSPORTS": "shm",  # of UCX; a ring belongs to two processes
+        "UCX_POSIX_FIFO_SIZE": "16",
+        "UCX_SYSV_FIFO_SIZE": "16",
+    }
+    flags = ("--experts", "3", "--slots-per-layer", "22")
+    with running(tmp_path_factory.mktemp("narrow"), *flags, settings=settings) as suite:
+        yield suite
 
 
 @pytest.mark.slow

@@ -37,12 +37,9 @@ LEASES_END_S = 7.0  # all leases of workers end within that time
 @pytest.fixture(scope="module")
 def tight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
     """Three expert workers with 14 slots for 32 experts: some have replicas, most have none."""
-    with pytest.MonkeyPatch.context() as environment:
-        for name, value in SETTINGS.items():
-            environment.setenv(name, value)
-        flags = ("--experts", "3", "--slots-per-layer", "14")
-        with running(tmp_path_factory.mktemp("tight"), *flags) as suite:
-            yield suite
+    flags = ("--experts", "3", "--slots-per-layer", "14")
+    with running(tmp_path_factory.mktemp("tight"), *flags, settings=SETTINGS) as suite:
+        yield suite
 
 
 @pytest.mark.timeout(240)

@@ -78,12 +78,10 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnRedis]:
 @pytest.fixture(scope="module")
 def hosted(tmp_path_factory: pytest.TempPathFactory, redis: OwnRedis) -> Iterator[Suite]:
     """Three expert workers with 14 slots for 32 experts, on that Redis."""
-    with pytest.MonkeyPatch.context() as environment:
-        for name, value in {**SETTINGS, "MOESAIC_REDIS_URL": redis.url}.items():
-            environment.setenv(name, value)
-        flags = ("--experts", "3", "--slots-per-layer", "14")
-        with running(tmp_path_factory.mktemp("hosted"), *flags) as suite:
-            yield suite
+    flags = ("--experts", "3", "--slots-per-layer", "14")
+    settings = SETTINGS | {"MOESAIC_REDIS_URL": redis.url}
+    with running(tmp_path_factory.mktemp("hosted"), *flags, settings=settings) as suite:
+        yield suite
 
 
 @pytest.mark.timeout(300)

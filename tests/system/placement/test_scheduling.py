@@ -17,11 +17,10 @@ SLOTS = "22"  # three workers' are enough for every expert to be on two of them
 @pytest.fixture(scope="module")
 def replicated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
     """Three expert workers with spare slots, and steps in two parts."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MOESAIC_MICRO_BATCHES", "2")
-        flags = ("--experts", "3", "--slots-per-layer", SLOTS)
-        with running(tmp_path_factory.mktemp("replicated"), *flags) as suite:
-            yield suite
+    flags = ("--experts", "3", "--slots-per-layer", SLOTS)
+    settings = {"MOESAIC_MICRO_BATCHES": "2"}
+    with running(tmp_path_factory.mktemp("replicated"), *flags, settings=settings) as suite:
+        yield suite
 
 
 def metric(suite: Suite, process: str, name: str) -> float:

@@ -31,13 +31,13 @@ async def asked(url: str, number: int) -> tuple[str, list[Any]]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("flags", [("2", "20"), ("3", "14")], ids=["2 experts", "3 experts"])
 async def test_every_bit_is_that_of_a_single_process_while_experts_move(
-    local: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, str]
+    local: Suite, tmp_path: Path, flags: tuple[str, str]
 ) -> None:
     right = [await asked(local.url, number) for number in range(4)]
-    for name, value in (SETTINGS | {"MOESAIC_DETERMINISTIC": "true"}).items():
-        monkeypatch.setenv(name, value)
+    settings = SETTINGS | {"MOESAIC_DETERMINISTIC": "true"}
     workers, slots = flags
-    with running(tmp_path, "--experts", workers, "--slots-per-layer", slots) as suite:
+    apart = ("--experts", workers, "--slots-per-layer", slots)
+    with running(tmp_path, *apart, settings=settings) as suite:
         moved, rounds = asyncio.Event(), 0
 
         async def again_and_again() -> None:

@@ -78,11 +78,9 @@ async def test_a_killed_holder_costs_no_request(gathered: Suite) -> None:
 
 
 @pytest.mark.timeout(240)
-def test_experts_in_a_file_answer_like_experts_in_memory(
-    local: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MOESAIC_OFFLOAD_DIR", str(tmp_path / "experts"))
-    with running(tmp_path, "--topology", "local", "--offload") as suite:
+def test_experts_in_a_file_answer_like_experts_in_memory(local: Any, tmp_path: Any) -> None:
+    settings = {"MOESAIC_OFFLOAD_DIR": str(tmp_path / "experts")}
+    with running(tmp_path, "--topology", "local", "--offload", settings=settings) as suite:
         assert answer(suite, "The sea") == answer(local, "The sea")
     assert list((tmp_path / "experts").iterdir())
 
@@ -90,11 +88,10 @@ def test_experts_in_a_file_answer_like_experts_in_memory(
 @pytest.fixture(scope="module")
 def pooled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
     """An attention worker that routes rows or gathers experts, and the two expert workers that hold them."""
-    with pytest.MonkeyPatch.context() as patch:
-        directory = tmp_path_factory.mktemp("pooled")
-        patch.setenv("MOESAIC_OFFLOAD_DIR", str(directory / "experts"))
-        with running(directory, "--offload") as suite:
-            yield suite
+    directory = tmp_path_factory.mktemp("pooled")
+    settings = {"MOESAIC_OFFLOAD_DIR": str(directory / "experts")}
+    with running(directory, "--offload", settings=settings) as suite:
+        yield suite
 
 
 def fetched(suite: Suite) -> dict[str, float]:
