@@ -167,6 +167,7 @@ async def _keep_house(profiler: Profiler, status: ServiceStatus, lease: Lease) -
         status.epoch = max(status.epoch, site.host.epochs.in_force)
         # On another thread: it waits for a request that is being answered.
         await asyncio.to_thread(site.host.epochs.retire)
+        site.thread.call(site.dispatcher.follow)
         if site.allow_less():
             await lease.update(max_expert_bytes=site.allowed_bytes)
         await asyncio.sleep(RETIRE_EVERY_S)

@@ -47,6 +47,7 @@ class Site:
         host: the experts here.
         files: experts on this machine's disk; None: they are not read while serving.
         peers: the other sites.
+        dispatcher: computes the experts of this site's steps.
         mode: for the engine.
         meter: counts the choices of this site's requests.
         thread: of the engine.
@@ -60,6 +61,7 @@ class Site:
     host: ExpertHost
     files: FileCache | None
     peers: Peers
+    dispatcher: CollaborativeDispatcher
     mode: Mode
     meter: ActivationMeter
     thread: EngineThread
@@ -182,7 +184,9 @@ async def open_site(worker: WorkerParts, settings: EdgeAgentSettings) -> Site:
     await worker.process.enter(background(thread.run(peers.probe()), "probes"))
     mode = Mode(dispatcher, address)
     cache_bytes = settings.cache_bytes
-    return Site(needs, plan, host, files, peers, mode, meter, thread, answering, cache_bytes)
+    return Site(
+        needs, plan, host, files, peers, dispatcher, mode, meter, thread, answering, cache_bytes
+    )
 
 
 async def _answer(worker: WorkerParts, host: ExpertHost) -> tuple[OpenNetwork, str]:

@@ -14,12 +14,14 @@ An epoch that a step asks for was committed, even if this worker was not told ye
 
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from moesaic.errors import NotReady, StaleEpoch
 from moesaic.experts.loaded import LoadedExpert
 from moesaic.experts.slots import LayerSlots, SlotTable
+from moesaic.kernels.gated_mlp import GatedMLP
 from moesaic.messages.placement import Placement
 
 MAX_PAST_TENURES = 3  # each may hold a copy of what changed since
@@ -56,6 +58,8 @@ class Epochs:
         self._worker_id, self._retire_after_s = worker_id, retire_after_s
         self._tenures: dict[int, Tenure] = {}  # replaced, never changed
         self._asked_s: dict[int, float] = {}  # when a step last asked for an epoch
+        # By id: experts of any epoch, also of one that is answered no more while a step computes with it.
+        self._alive: weakref.WeakValueDictionary[int, GatedMLP] = weakref.WeakValueDictionary()
         self._changing = threading.Lock()  # loading and commits have threads of their own
         self.in_force = 0
         # Steps are also answered without Python: when they asked for an epoch, and who must hear
@@ -104,6 +108,8 @@ class Epochs:
             if len(others) < len(self._tenures):
                 self._set(others)  # whoever answers for its old placement has to hear of this
             self._tenures = {**others, tenure.placement.epoch: tenure}
+            layers = tenure.table.layers.values()
+            self._alive.update({id(mlp): mlp for s in layers for mlp in s.mlps if mlp is not None})
 
     def drop_uncommitted(self, before: int) -> None:
         """Free earlier epochs that nobody will commit: a scheduler commits only its latest one."""
@@ -212,10 +218,9 @@ class Epochs:
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes of distinct expert weights held, over all epochs."""
-        layers = (s for t in self._tenures.values() for s in t.table.layers.values())
-        mlps = {id(mlp): mlp.nbytes for s in layers for mlp in s.mlps if mlp is not None}
-        return sum(mlps.values())
+        """Bytes of distinct expert weights in memory, over all epochs: whoever answers or computes with them."""
+        with self._changing:
+            return sum(mlp.nbytes for mlp in list(self._alive.values()))
 
     def _put_in_force(self, epoch: int) -> None:
         """Switch. The last epochs before stay: placements can follow close on one another."""

@@ -32,6 +32,14 @@ class _Slab:
     end: int
     used: int = 0  # parts that are handed out
 
+    def give_back(self, begin: int, end: int) -> None:
+        """Have the system take the whole pages between two addresses; they are zeros when they are used again."""
+        start = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+        first = -(-(begin - start) // mmap.PAGESIZE) * mmap.PAGESIZE
+        num_pages = (end - start - first) // mmap.PAGESIZE
+        if num_pages > 0:
+            self.memory.madvise(mmap.MADV_DONTNEED, first, num_pages * mmap.PAGESIZE)
+
 
 class HugePages:
     """Hands out parts of slabs. Any thread may ask, and let go."""
@@ -66,16 +74,14 @@ class HugePages:
             return sum(len(slab.memory) for slab in self._slabs)
 
     def trim(self) -> None:
-        """Give back what nobody uses in the middle of slabs: what lies around it may lose its huge pages."""
+        """Give back what nobody uses of slabs: what lies around it may lose its huge pages."""
         with self._lock:
             self._take_back()
             for size, parts in self._returned.items():
                 for slab, address in parts:
-                    begin = address - ctypes.addressof(ctypes.c_char.from_buffer(slab.memory))
-                    first = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
-                    pages = (begin + size - first) // mmap.PAGESIZE
-                    if pages > 0:
-                        slab.memory.madvise(mmap.MADV_DONTNEED, first, pages * mmap.PAGESIZE)
+                    slab.give_back(address, address + size)
+            for slab in self._slabs:
+                slab.give_back(slab.next, slab.end)
 
     def _take(self, size: int) -> tuple[_Slab, int]:
         with self._lock:

@@ -111,13 +111,17 @@ class CollaborativeDispatcher:
     @property
     def view(self) -> SiteView:
         """The placement that steps which begin now would use."""
+        self.follow()
+        return self._view
+
+    def follow(self) -> None:
+        """Take the placement in force; steps do so by themselves, but without any the one before would stay."""
         epochs = self._parts.epochs
         if epochs.in_force != self._view.epoch:
             self._view = SiteView.of(epochs.ask(epochs.in_force))
             self._rungs.clear()
             self._parts.peers.follow(self._view)
             self._forget_slotted()
-        return self._view
 
     @property
     def waiting_for(self) -> list[str]:
