@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import closing
+from traceback import clear_frames
 from typing import Any, TypeVar
 
 import grpc
@@ -119,6 +120,10 @@ class ExpertAdmin(expert_pb2_grpc.ExpertServiceServicer):
                 return host.prepare(placement, bring), 0
             with closing(self.peers.pulling(serving, pace)) as pulling:
                 return host.prepare(placement, pulling.or_else(bring)), pulling.pulled
+        except Exception as error:
+            # Its frames refer to experts, and whoever gets it keeps it until garbage is collected.
+            clear_frames(error.__traceback__)
+            raise
         finally:
             del self._paces[pace]
 

@@ -185,23 +185,27 @@ class Engine:
                         await self._request_came.wait()
                 self._observed_s = 0.0
                 continue
-            try:
-                step = self._dispatcher.begin_step()
-            except NotReady as error:
-                await self._stall(error)
-                continue
-            thresholds = self._computer.thresholds = Thresholds(*self.brownout.thresholds()[:2])
-            self.batcher.only_standard = step.has_lost
-            self.batcher.prefill_threshold = 1.0 if step.rung is None else thresholds.prefill
-            planned = self.batcher.next_step()
-            if step.has_lost:
-                self._give_up([s for s in self.batcher.unfinished() if self.batcher.holds(s)], LOST)
-            if isinstance(planned, Slice) or planned.chunks:
-                await self._run_step(step, planned)
-            elif step.has_lost:  # all that there is waits for lost experts
-                await asyncio.sleep(STALL_POLL_S)
-            self._dispatcher.end_step(step)
+            await self._take_step()
             await asyncio.sleep(0)  # let submissions and cancellations in
+
+    async def _take_step(self) -> None:
+        """Begin a step, run it and end it; nothing here refers to its experts when this returns."""
+        try:
+            step = self._dispatcher.begin_step()
+        except NotReady as error:
+            await self._stall(error)
+            return
+        thresholds = self._computer.thresholds = Thresholds(*self.brownout.thresholds()[:2])
+        self.batcher.only_standard = step.has_lost
+        self.batcher.prefill_threshold = 1.0 if step.rung is None else thresholds.prefill
+        planned = self.batcher.next_step()
+        if step.has_lost:
+            self._give_up([s for s in self.batcher.unfinished() if self.batcher.holds(s)], LOST)
+        if isinstance(planned, Slice) or planned.chunks:
+            await self._run_step(step, planned)
+        elif step.has_lost:  # all that there is waits for lost experts
+            await asyncio.sleep(STALL_POLL_S)
+        self._dispatcher.end_step(step)
 
     async def _run_step(self, step: Step, planned: PlannedStep | Slice) -> None:
         started = time.monotonic()
