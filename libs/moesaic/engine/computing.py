@@ -114,7 +114,8 @@ class StepComputer:
             parts = split(planned.chunks, self._micro_batches)
             batches = [self._to_batch(step, part) for part in parts]
             moes = [self._moe_of(step, batch) for batch in batches]
-            logits = torch.cat(await run_together(self._forward, batches, moes))
+            found = await run_together(self._forward, batches, moes)
+            logits = torch.cat(found) if len(found) > 1 else found[0]  # of one it would be a copy
         metrics.MICRO_BATCHES.inc(len(parts))
         self._promising.count(planned.chunks, batches)
         self._progress.advance(planned.chunks, logits, step.epoch, events)

@@ -8,7 +8,7 @@ from torch import Tensor
 from moesaic.engine.sequences.requests import PromptEvent, TokenLogprob
 from moesaic.engine.sequences.sequence import Chunk, GenerationSequence
 
-ROWS_AT_ONCE = 256  # a prompt's rows are many, and each costs a copy of its logits for a while
+AT_ONCE_BYTES = 1 << 19  # a prompt's rows are many, and each costs a copy of its logits for a while
 
 
 def describe(
@@ -22,8 +22,9 @@ def describe(
         num_top: how many of the likeliest are wanted of each row, at most ``V``.
     """
     described: list[TokenLogprob] = []
-    for start in range(0, len(token_ids), ROWS_AT_ONCE):
-        some = slice(start, start + ROWS_AT_ONCE)
+    at_once = max(1, AT_ONCE_BYTES // (logits.element_size() * logits.shape[-1]))
+    for start in range(0, len(token_ids), at_once):
+        some = slice(start, start + at_once)
         described += _describe(logits[some], token_ids[some], num_top[some])
     return described
 
