@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,8 +14,7 @@ from moesaic.cluster.registry import Lease
 from moesaic.cluster.rpc.admin import ServiceStatus
 from moesaic.cluster.service import Availability, Process, introduce, service
 from moesaic.models.weights.digest import digesting
-from moesaic.native.heap import keep_heap_small, trim_heap
-from moesaic.native.memory import huge_pages
+from moesaic.native.heap import keep_heap_small
 from moesaic.services.attention.admin import AttentionAdmin
 from moesaic.services.attention.brownout import follow_policy, tell_decisions
 from moesaic.services.attention.engine import (
@@ -33,6 +31,7 @@ from moesaic.services.attention.rungs import RungFollower
 from moesaic.services.attention.settings import AttentionSettings
 from moesaic.services.edge_agent.admin import EdgeAdmin
 from moesaic.services.edge_agent.leaving import hand_over
+from moesaic.services.edge_agent.limit import MemoryLimit
 from moesaic.services.edge_agent.profile import Profiler, tell_profiles
 from moesaic.services.edge_agent.settings import EdgeAgentSettings
 from moesaic.services.edge_agent.site import Site, limited, open_site
@@ -45,8 +44,6 @@ from moesaic.v1 import attention_pb2_grpc, edge_agent_pb2_grpc, expert_pb2_grpc
 log = structlog.get_logger()
 
 RETIRE_EVERY_S = 1.0
-TRIM_EVERY_S = 0.2
-TRIM_SHARE = 0.9  # of the memory limit, from which on the heap gives back what it can
 SWITCH_S = 2e-4  # the engine and whoever answers other sites are threads of one interpreter
 
 
@@ -97,8 +94,9 @@ async def serve(settings: EdgeAgentSettings) -> None:
         await process.enter(background(observe(api, process.status, engine), "observe"))
         house = _keep_house(profiler, process.status, lease)
         await process.enter(background(house, "housekeeping"))
-        await process.enter(background(_stay_within_memory(profiler), "memory"))
-        edge.open(profiler, partial(_set_limit, lease, site))
+        limit = MemoryLimit(profiler, lease)
+        await process.enter(background(limit.keep(), "memory"))
+        edge.open(profiler, limit.set)
         availability = Availability(process, lease, api.drain)
         await availability.begin()
         log.info("agent.ready", site=settings.site_name, generation=process.generation)
@@ -108,14 +106,6 @@ async def serve(settings: EdgeAgentSettings) -> None:
         _, handed_over = await asyncio.gather(api.finish(grace_s), handing_over)
         if handed_over:
             await site.left()
-
-
-async def _set_limit(lease: Lease, site: Site, limit_bytes: int) -> int:
-    """Change the memory for the model; the scheduler moves experts away."""
-    site.change_limit(limit_bytes)
-    slots = site.plan.num_slots
-    await lease.update(num_slots=slots, max_expert_bytes=site.allowed_bytes)
-    return slots
 
 
 async def _begin_reports(
@@ -168,18 +158,9 @@ async def _keep_house(profiler: Profiler, status: ServiceStatus, lease: Lease) -
         # On another thread: it waits for a request that is being answered.
         await asyncio.to_thread(site.host.epochs.retire)
         site.thread.call(site.dispatcher.follow)
-        if site.allow_less():
+        if site.follow_experts():
             await lease.update(max_expert_bytes=site.allowed_bytes)
         await asyncio.sleep(RETIRE_EVERY_S)
-
-
-async def _stay_within_memory(profiler: Profiler) -> None:
-    """Give back what is free, again and again, while little is left of the limit: messages soon take it again."""
-    while True:
-        if 0 < TRIM_SHARE * profiler.site.plan.limit_bytes < profiler.used_bytes:
-            await asyncio.to_thread(trim_heap)
-            await asyncio.to_thread(huge_pages.trim)
-        await asyncio.sleep(TRIM_EVERY_S)
 
 
 def run(settings: EdgeAgentSettings) -> None:

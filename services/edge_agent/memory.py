@@ -7,9 +7,9 @@ libraries, some hundred megabytes, are not part of it. Experts get what the rest
 part        size
 ==========  =====================================================================================
 held        all of the model but its routed experts, measured once it is loaded
-KV          as asked for, else a twelfth of the limit
-buffers     activations of the largest step, a twentieth of the limit; steps are made smaller to fit
-reserve     whatever else grows: messages under way, the heap
+KV          as asked for, else a 16th of the limit
+buffers     activations and logits of the largest step, an 18th of the limit; steps are made smaller to fit
+reserve     whatever else grows, links to other sites, messages under way, the heap: 4.5 MiB and a 16th
 cache       experts from files: a 32nd of what is left, and those of one batch
 staging     experts that are loaded while those they replace still serve: a sixteenth
 slots       all others
@@ -22,13 +22,13 @@ from moesaic.errors import InvalidInput
 
 LEAST_KV_BLOCKS = 8
 LEAST_ROWS = 16
-KV_SHARE = 12  # a twelfth
-BUFFER_SHARE = 20
+KV_SHARE = 16  # a 16th
+BUFFER_SHARE = 18
 STAGING_SHARE = 16
 CACHE_SHARE = 32
 LEAST_STAGED = 2
-RESERVE_BYTES = 6 << 20
-RESERVE_SHARE = 32
+RESERVE_BYTES = 9 << 19
+RESERVE_SHARE = 16
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def plan_memory(limit_bytes: int, needs: MemoryNeeds, wishes: MemoryWishes) -> M
         wishes.most_rows, max(LEAST_ROWS, limit_bytes // BUFFER_SHARE // needs.row)
     )
     fixed = needs.held + kv_blocks * needs.block + rows * needs.row
-    fixed += max(RESERVE_BYTES, limit_bytes // RESERVE_SHARE)
+    fixed += RESERVE_BYTES + limit_bytes // RESERVE_SHARE
     num = (limit_bytes - fixed) // needs.expert - needs.at_once
     cached = wishes.cache_bytes // needs.expert
     num_cached = max(1, num // CACHE_SHARE) if wishes.cache_bytes < 0 else cached

@@ -35,6 +35,7 @@ log = structlog.get_logger()
 
 # Memory is short here, and a step that asks for an earlier epoch later than this finds its experts elsewhere.
 RETIRE_AFTER_S = 3.0
+EXPERT_THREADS = 3  # the engine, what computes beside it, and what answers other sites
 
 
 @dataclass
@@ -77,6 +78,12 @@ class Site:
         planned = (self.plan.num_slots + self.plan.num_staged) * self.needs.expert
         return max(planned, self.host.epochs.resident_bytes)
 
+    @property
+    def is_settled(self) -> bool:
+        """True if the experts here are no more than the plan has room for."""
+        planned = (self.plan.num_slots + self.plan.num_staged) * self.needs.expert
+        return self.host.epochs.resident_bytes <= planned
+
     def change_limit(self, limit_bytes: int) -> None:
         """Divide another limit. What has KV and buffers keeps them; experts leave with the next placement.
 
@@ -87,13 +94,16 @@ class Site:
         wishes = MemoryWishes(blocks, rows, blocks, self.cache_bytes, rows)
         self.adopt(plan_memory(limit_bytes, self.needs, wishes))
 
-    def allow_less(self) -> bool:
-        """Follow experts that have left after the limit was lowered; tell whether any have."""
-        less = self.most_expert_bytes < self.allowed_bytes
-        if less:
+    def follow_experts(self) -> bool:
+        """Allow no more than there is, where that is more than planned; tell whether that has changed.
+
+        Experts leave after a limit was lowered, and some may still have come meanwhile.
+        """
+        changed = self.most_expert_bytes != self.allowed_bytes
+        if changed:
             self.allowed_bytes = self.most_expert_bytes
             self.host.limit_memory(self.allowed_bytes)
-        return less
+        return changed
 
     def adopt(self, plan: MemoryPlan) -> None:
         """Take no more for experts than a plan says."""
@@ -215,13 +225,17 @@ def _open_files(host: ExpertHost, config: ModelConfig, plan: MemoryPlan) -> File
 def _needs(config: ModelConfig, settings: EdgeAgentSettings) -> MemoryNeeds:
     dtype: torch.dtype = getattr(torch, settings.dtype)
     top_k, hidden = config.moe.top_k, config.hidden_size
-    # Hidden states of every stage, queries, keys and values, and the halves of each chosen expert.
-    floats = 8 * hidden + 2 * config.kv_width + top_k * (3 * config.moe.expert_size + hidden)
+    # Hidden states of every stage, queries, keys and values, results by choice, and rows and sums on their way.
+    floats = 12 * hidden + 2 * config.kv_width + top_k * hidden
+    # Each thread that computes experts keeps room for the halves of those that its rows choose.
+    kept = EXPERT_THREADS * 3 * (top_k * config.moe.expert_size + hidden)
+    # Once the layers are done a row may have its logits, and a copy of them where tokens are compared.
+    logits = 2 * config.vocab_size
     return MemoryNeeds(
         held=0,
         expert=_expert_bytes(config, settings),
         block=BLOCK_SIZE * config.num_layers * config.kv_width * dtype.itemsize,
-        row=4 * floats,
+        row=4 * (kept + max(floats, logits)),
         num_experts=len(config.moe_layers) * config.moe.num_experts,
         at_once=AT_ONCE,
     )

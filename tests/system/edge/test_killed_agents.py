@@ -87,7 +87,7 @@ async def between_stages(suite: Suite, watches: Watches, kill: Kill) -> bool:
     return bool(watches["scheduler"].entries("placement.planned")[-1]["epoch"] == epoch)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("phase", "agent"),
     [

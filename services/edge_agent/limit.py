@@ -1,0 +1,82 @@
+"""Keeping of an agent's memory limit: what is free is given back, and the plan learns what it left out."""
+
+import asyncio
+from dataclasses import replace
+
+import structlog
+
+from moesaic.cluster.registry import Lease
+from moesaic.errors import InvalidInput
+from moesaic.native.heap import trim_heap
+from moesaic.native.memory import huge_pages
+from moesaic.services.edge_agent.profile import Profiler
+
+log = structlog.get_logger()
+
+LOOK_EVERY_S = 0.05
+TRIM_SHARE = 0.9  # of the limit, from which on the heap gives back what it can
+GROWN_SHARE = 1 / 128  # of the limit, since memory was last given back
+LEARN_SHARE = 1 / 64  # of the limit, beyond what was measured
+
+
+class MemoryLimit:
+    """Keeps one agent within its limit.
+
+    Steps, messages and the heap take more at some moments than the plan foresaw, depending on what is asked. Once
+    they have taken more than there is, so much is kept free from then on, and the scheduler moves experts away.
+    """
+
+    def __init__(self, profiler: Profiler, lease: Lease) -> None:
+        self._profiler, self._site, self._lease = profiler, profiler.site, lease
+
+    async def set(self, limit_bytes: int) -> int:
+        """Change the limit; experts beyond it leave with the next placement.
+
+        Returns:
+            The experts that a placement may put here.
+
+        Raises:
+            InvalidInput: it leaves no room for experts.
+        """
+        self._site.change_limit(limit_bytes)
+        await self._tell()
+        return self._site.plan.num_slots
+
+    async def keep(self) -> None:
+        """Look after the memory, for ever."""
+        left_bytes = 0  # after memory was last given back
+        while True:
+            limit_bytes, used_bytes = self._site.plan.limit_bytes, self._profiler.used_bytes
+            grown = used_bytes > left_bytes + GROWN_SHARE * limit_bytes
+            if grown and 0 < TRIM_SHARE * limit_bytes < used_bytes:
+                await asyncio.to_thread(_trim)
+                used_bytes = left_bytes = self._profiler.used_bytes
+                if used_bytes > limit_bytes and self._site.is_settled:
+                    await self._learn(used_bytes)
+            left_bytes = min(left_bytes, used_bytes)
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _learn(self, used_bytes: int) -> None:
+        """Plan with less from now on."""
+        site, limit_bytes = self._site, self._site.plan.limit_bytes
+        more_bytes = used_bytes - limit_bytes + int(LEARN_SHARE * limit_bytes)
+        log.warning("memory.exceeded", limit_bytes=limit_bytes, used_bytes=used_bytes)
+        before = site.needs
+        site.needs = replace(before, held=before.held + more_bytes)
+        try:
+            site.change_limit(limit_bytes)
+        except InvalidInput:  # not even one expert would have a slot
+            site.needs = before
+            return
+        await self._tell()
+
+    async def _tell(self) -> None:
+        plan = self._site.plan
+        await self._lease.update(
+            num_slots=plan.num_slots, max_expert_bytes=self._site.allowed_bytes
+        )
+
+
+def _trim() -> None:
+    trim_heap()
+    huge_pages.trim()

@@ -1,0 +1,101 @@
+"""An agent whose steps take more than was planned for keeps so much free from then on."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from moesaic.errors import InvalidInput
+from moesaic.services.edge_agent import limit as limits
+from moesaic.services.edge_agent.limit import MemoryLimit
+from moesaic.services.edge_agent.memory import MemoryNeeds, MemoryWishes, plan_memory
+
+LIMIT = 80_000_000
+NEEDS = MemoryNeeds(
+    held=19_000_000, expert=196_608, block=131_072, row=51_200, num_experts=256, at_once=4
+)
+WISHES = MemoryWishes(kv_blocks=0, most_rows=2048, most_blocks=1024, cache_bytes=-1)
+
+
+class Site:
+    """The memory of a site, without its parts."""
+
+    def __init__(self) -> None:
+        self.needs, self.is_settled, self.allowed_bytes = NEEDS, True, 0
+        self.change_limit(LIMIT)
+
+    def change_limit(self, limit_bytes: int) -> None:
+        self.plan = plan_memory(limit_bytes, self.needs, WISHES)
+
+
+class Lease:
+    """Takes what the scheduler is told."""
+
+    def __init__(self) -> None:
+        self.told: list[int] = []
+
+    async def update(self, **facts: Any) -> None:
+        self.told.append(facts["num_slots"])
+
+
+class Kept:
+    """An agent's limit with a process that takes as much memory as a test says."""
+
+    def __init__(self) -> None:
+        self.site, self.lease = Site(), Lease()
+        self.profiler: Any = SimpleNamespace(site=self.site, used_bytes=0)
+        self.limit = MemoryLimit(self.profiler, self.lease)  # type: ignore[arg-type]  # stands in
+
+    async def takes(self, used_bytes: int) -> None:
+        self.profiler.used_bytes = used_bytes
+        keeping = asyncio.create_task(self.limit.keep())
+        await asyncio.sleep(0.05)
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> Kept:
+    monkeypatch.setattr(limits, "LOOK_EVERY_S", 0.005)
+    return Kept()
+
+
+async def test_what_was_taken_beyond_the_plan_is_kept_free_from_then_on(kept: Kept) -> None:
+    before = kept.site.plan.num_slots
+    await kept.takes(LIMIT + 2_000_000)
+
+    freed = (before - kept.site.plan.num_slots) * NEEDS.expert
+    assert 2_000_000 <= freed <= 2_000_000 + LIMIT // 16
+    assert kept.lease.told == [kept.site.plan.num_slots]
+    assert kept.site.plan.limit_bytes == LIMIT
+
+
+async def test_what_fits_changes_nothing(kept: Kept) -> None:
+    await kept.takes(int(0.97 * LIMIT))
+
+    assert kept.lease.told == []
+    assert kept.site.needs == NEEDS
+
+
+async def test_nothing_is_learnt_while_experts_leave_for_a_lower_limit(kept: Kept) -> None:
+    kept.site.is_settled = False
+    await kept.takes(2 * LIMIT)
+
+    assert kept.site.needs == NEEDS
+
+
+async def test_an_agent_that_could_hold_no_expert_at_all_goes_on_as_it_was(kept: Kept) -> None:
+    await kept.takes(10 * LIMIT)
+
+    assert kept.site.needs == NEEDS
+    assert kept.lease.told == []
+
+
+async def test_an_operator_can_lower_the_limit_but_not_below_one_expert(kept: Kept) -> None:
+    slots = await kept.limit.set(60_000_000)
+
+    assert slots == plan_memory(60_000_000, NEEDS, WISHES).num_slots
+    assert kept.lease.told == [slots]
+    with pytest.raises(InvalidInput):
+        await kept.limit.set(NEEDS.held)
