@@ -78,6 +78,13 @@ class ServiceSettings(BaseSettings):
         description="cluster secret that authenticates services to each other; the same everywhere, "
         "and needed to listen beyond this machine",
     )
+    clock_skew_s: float = Field(
+        300,
+        ge=0,
+        le=86400,
+        description="seconds by which the clocks of two machines of the cluster may differ; so much longer than a "
+        "minute is an overheard token of use",
+    )
     tls_cert: str = Field(
         "", description="certificate of this service for gRPC, a PEM file; both ends show one"
     )

@@ -13,7 +13,7 @@ from prometheus_client import Counter
 from moesaic.cluster.background import background
 from moesaic.cluster.placement_view import PlacementView, watch_placement
 from moesaic.cluster.redis.bus import Bus
-from moesaic.cluster.security.tokens import SKEW_S
+from moesaic.cluster.security.credentials import own_credentials
 from moesaic.cluster.waiting.changes import Changes
 from moesaic.errors import InvalidInput, PeerLost
 from moesaic.messages.registry import Generation, RegistryHint, WorkerRecord
@@ -31,7 +31,6 @@ __all__ = [
 log = structlog.get_logger()
 
 LEASE_S = 6
-MAX_AGE_S = SKEW_S + LEASE_S  # of a record that is written every two seconds
 RENEW_S = 2.0
 STREAM = "ctl:registry"
 _INDEX = "workers"  # a set of worker ids, which saves scans for leases
@@ -46,6 +45,11 @@ _replayed = Counter(
 _records = msgspec.msgpack.Decoder(WorkerRecord)
 _hints = msgspec.msgpack.Decoder(RegistryHint)
 _generations = msgspec.msgpack.Decoder(Generation)
+
+
+def max_age_s() -> float:
+    """Give the age from which on a record, which is written every two seconds, counts as an old one put back."""
+    return own_credentials().skew_s + LEASE_S
 
 
 class Lease:
@@ -181,7 +185,7 @@ class Fleet(Changes):
         stamp = record.generation, number
         if (
             record.worker_id != name
-            or bus.age_s(number) > MAX_AGE_S
+            or bus.age_s(number) > max_age_s()
             or stamp < self._newest.get(name, stamp)
         ):
             _replayed.inc()
@@ -191,7 +195,7 @@ class Fleet(Changes):
             return False
         self._suspected.discard(name)
         if len(self._newest) > _MAX_REMEMBERED:  # older records are refused by their age
-            self._newest = {n: s for n, s in self._newest.items() if bus.age_s(s[1]) < MAX_AGE_S}
+            self._newest = {n: s for n, s in self._newest.items() if bus.age_s(s[1]) < max_age_s()}
         self._newest[name] = stamp
         return True
 

@@ -77,6 +77,11 @@ def test_clocks_may_differ_by_minutes_and_no_more(tokens, clock, skew_s):
     with pytest.raises(TokenRefused, match=r"more than the 86400.*clocks"):
         tokens.check(tokens.new("data", lifetime_s=MAX_LIFETIME_S + SKEW_S + 2), "data", "e")
 
+    patient = Tokens(b"the secret", clock, skew_s=3600)
+    for skew_s in (-3600, 3600):
+        clock.now_s = NOW_S + skew_s
+        patient.check(fresh, "data", "e")
+
 
 def test_a_processs_own_token_is_made_once_and_renewed_before_it_expires(tokens, clock):
     first = tokens.current("data", "expert-0")

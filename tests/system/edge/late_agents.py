@@ -31,7 +31,11 @@ class LateAgent:
 
 @contextmanager
 def late_agent(
-    suite: Suite, name: str, memory_bytes: int, group: Path | None = None
+    suite: Suite,
+    name: str,
+    memory_bytes: int,
+    group: Path | None = None,
+    ahead_s: float = 0,
 ) -> Iterator[LateAgent]:
     """Start an agent with the settings of the suite's; it leaves in order at the end.
 
@@ -40,6 +44,7 @@ def late_agent(
         name: its worker id.
         memory_bytes: for the model.
         group: a control group that it starts in.
+        ahead_s: by which its clock differs from everybody's.
     """
     of_another = Path(f"/proc/{suite.pid('agent-0')}")
     command = (of_another / "cmdline").read_text().split("\0")[:-1]
@@ -50,6 +55,9 @@ def late_agent(
     # By TCP, as from a machine of its own.
     own = ("--worker-id", name, "--memory-bytes", str(memory_bytes), "--transports", "tcp")
     entering = f"echo $$ > {group / 'cgroup.procs'}; " if group else ""
+    environment = dict(variable.split("=", 1) for variable in variables if variable)
+    if ahead_s:
+        environment["PYTHONPATH"] = str(_of_another_clock(suite.directory / "clock", ahead_s))
     path = suite.directory / "run" / f"{name}.log"
     with path.open("wb") as log:
         process = subprocess.Popen(
@@ -58,7 +66,7 @@ def late_agent(
                 *(sys.executable, "-m", "moesaic.services.edge_agent", *kept, *own),
             ],
             cwd=suite.directory,
-            env=dict(variable.split("=", 1) for variable in variables if variable),
+            env=environment,
             stdout=log,
             stderr=log,
         )
@@ -67,6 +75,15 @@ def late_agent(
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(timeout=60)
+
+
+def _of_another_clock(directory: Path, ahead_s: float) -> Path:
+    """Make a directory of what Python runs first, and change the time of day with it."""
+    directory.mkdir(exist_ok=True)
+    (directory / "sitecustomize.py").write_text(
+        f"import time\nright = time.time\ntime.time = lambda: right() + {ahead_s}\n"
+    )
+    return directory
 
 
 @contextmanager

@@ -1,6 +1,8 @@
 """Agents join late, leave for good, or hang; the placement follows, and nothing is lost."""
 
+import json
 import signal
+from datetime import UTC, datetime
 
 import pytest
 
@@ -42,6 +44,31 @@ async def test_an_agent_joins_late_and_leaves_for_good_and_its_sole_experts_stay
             seen.count_out(LATE)
             after = await seen.complete()
     assert [worker.worker_id for worker in after.workers] == list(SITES)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("ahead_s", [-3600, pytest.param(3600, marks=pytest.mark.slow)])
+async def test_an_agent_whose_clock_is_an_hour_off_serves_and_is_served(
+    roomy: Suite, right_answers: RightAnswers, ahead_s: float
+) -> None:
+    async with edge_control(roomy) as seen:
+        await seen.complete()
+        with late_agent(roomy, LATE, LATE_BYTES, ahead_s=ahead_s) as agent:
+            await agent.until_ready()
+            await seen.count_in(LATE)
+            joined = await seen.complete()
+            assert LATE in [worker.worker_id for worker in joined.workers]
+            told = json.loads(agent.log.read_text(encoding="utf-8").splitlines()[-1])
+            said = datetime.fromisoformat(told["ts"])
+            assert abs((said - datetime.now(UTC)).total_seconds() - ahead_s) < 60
+
+            held_elsewhere = with_sole_holder(joined, LATE, SOLE)
+            await seen.apply(held_elsewhere)
+            async with users_at(roomy.url, right_answers, [LATE, "agent-0"], typed=()):
+                await seen.complete()
+            await right_answers.check_all(roomy.url, [LATE, "agent-0"])
+            seen.count_out(LATE)
+        await seen.complete()
 
 
 @pytest.mark.timeout(240)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from moesaic.cluster.security.tls import Tls, read_tls
-from moesaic.cluster.security.tokens import Tokens
+from moesaic.cluster.security.tokens import SKEW_S, Tokens
 from moesaic.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -19,14 +19,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Credentials:
-    """The cluster's secret, empty if it has none, and certificates, if there are any."""
+    """The cluster's secret, empty if it has none, and certificates, if there are any.
+
+    Attributes:
+        skew_s: by which the clocks of two machines may differ.
+    """
 
     secret: bytes = field(default=b"", repr=False)
     tls: Tls | None = field(default=None, repr=False)
+    skew_s: float = SKEW_S
     tokens: Tokens | None = field(init=False, repr=False, compare=False)  # none without a secret
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tokens", Tokens(self.secret) if self.secret else None)
+        tokens = Tokens(self.secret, skew_s=self.skew_s) if self.secret else None
+        object.__setattr__(self, "tokens", tokens)
 
     @classmethod
     def of(cls, settings: "ServiceSettings") -> "Credentials":
@@ -44,7 +50,7 @@ class Credentials:
             )
         except ValueError as error:
             raise InvalidInput("tls", str(error)) from error
-        return cls(settings.secret.get_secret_value().encode(), tls)
+        return cls(settings.secret.get_secret_value().encode(), tls, settings.clock_skew_s)
 
 
 _own = [Credentials()]

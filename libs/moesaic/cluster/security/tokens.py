@@ -17,7 +17,7 @@ from moesaic.cluster.security.keys import derived_key
 from moesaic.cluster.security.scopes import Scope, allows
 
 ANYONE = "*"
-SKEW_S = 300  # by which the clocks of two machines may differ
+SKEW_S = 300  # by which the clocks of two machines may differ, unless settings say otherwise
 LIFETIME_S = 60  # of a service's own tokens
 MAX_LIFETIME_S = 24 * 3600  # of one that an operator asks for
 MAX_TOKEN_CHARS = 512
@@ -41,10 +41,14 @@ class Tokens:
     Args:
         secret: the cluster's; not empty.
         clock: seconds since 1970.
+        skew_s: by which the clocks of two machines may differ.
     """
 
-    def __init__(self, secret: bytes, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, secret: bytes, clock: Callable[[], float] = time.time, skew_s: float = SKEW_S
+    ) -> None:
         self._key, self._clock = derived_key(secret, "grpc token v1"), clock
+        self._skew_s = skew_s
         self._current: dict[tuple[Scope, str], tuple[float, str]] = {}
 
     def current(self, scope: Scope, audience: str = ANYONE) -> str:
@@ -82,12 +86,12 @@ class Tokens:
             )
         scope, audience, expiry, _ = parts
         left_s = int(expiry) - self._clock()
-        if left_s < -SKEW_S:
+        if left_s < -self._skew_s:
             raise TokenRefused(
-                f"the token expired {-left_s:.0f} s ago: make a new one, or set the clocks of the "
-                "two machines right"
+                f"the token expired {-left_s:.0f} s ago: make a new one, set the clocks of the two "
+                "machines right, or allow for more by --clock-skew-s"
             )
-        if left_s > MAX_LIFETIME_S + SKEW_S:
+        if left_s > MAX_LIFETIME_S + self._skew_s:
             raise TokenRefused(
                 f"the token is for another {left_s:.0f} s, more than the {MAX_LIFETIME_S} that any "
                 "is good for: set the clocks of the two machines right"
