@@ -143,22 +143,6 @@ def test_a_detached_suite_serves_until_down(run: Run, suite: Wait, gone: Gone) -
     assert gone([ready.pid, *pids(ready)])
 
 
-def test_an_edge_suite_has_agents(start: Start, suite: Wait, house: Path) -> None:
-    flags = ("--agents", "2", "--memory", "40M,80M", "--max-num-seqs=7")
-    process = start(*UP, "--topology", "edge", *flags)
-    ready = suite("ready")
-    process.terminate()
-    process.communicate()
-
-    assert process.returncode == 0
-    names = ["redis", "scheduler", "agent-0", "agent-1", "gateway"]
-    assert [process.name for process in ready.processes] == names
-    log = (house / "run" / "agent-1.log").read_text()
-    assert "--memory-bytes 80000000" in log
-    assert "--max-num-seqs=7" in log
-    assert "service.stopping" in log
-
-
 def test_a_detached_suite_that_fails_says_why(run: Run) -> None:
     up = run(*UP, "--detach", BROKEN="expert-1", BROKEN_STATUS="2")
 
@@ -232,18 +216,7 @@ def test_flags_and_threads_reach_the_services(start: Start, suite: Wait, house: 
         (["--topology", "mesh"], {}, 2, "mesh"),
         (["--agents", "3"], {}, 2, "--agents: the disaggregated topology has no agents"),
         (["--topology", "local", "--memory", "1G"], {}, 2, "--memory: the local topology"),
-        (["--topology", "edge", "--attention", "2"], {}, 2, "--attention: the edge topology"),
-        (["--topology", "edge", "--experts", "2"], {}, 2, "--experts: the edge topology"),
-        (["--topology", "edge", "--slots-per-layer", "2"], {}, 2, "--slots-per-layer: the edge"),
-        (["--topology", "edge", "--offload"], {}, 2, "--offload: the edge topology"),
-        (["--topology", "edge"], {"MOESAIC_EXPERTS": "2"}, 2, "--experts: the edge topology"),
-        (["--topology", "edge", "--agents", "65"], {}, 2, "--agents"),
         (["--topology", "gathered", "--link", "1gbit"], {}, 2, "--link: the gathered topology"),
-        (["--topology", "edge", "--link", "fast"], {}, 2, "--link fast: it must be a rate"),
-        (["--topology", "edge", "--memory-bytes=4"], {}, 2, "--memory-bytes: give it as --memory"),
-        (["--topology", "edge", "--cache-bytes=-2"], {}, 2, "--cache-bytes (MOESAIC_CACHE_BYTES)"),
-        (["--topology", "edge", "--slots=2"], {}, 2, "--slots: there is no such flag"),
-        (["--topology", "edge", "--memory", "40"], {}, 2, "--memory 40: it must be a number with"),
         (
             ["--attension", "2"],
             {},
