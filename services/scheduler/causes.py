@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from moesaic.messages.placement import Placement
+from moesaic.messages.placement import EMPTY_SLOT, Placement
 from moesaic.messages.registry import WorkerRecord
 from moesaic.placement.decide.moves import moves
 from moesaic.placement.decide.stand_ins import own_part
@@ -65,9 +65,9 @@ def by_workers(
     before = {worker.worker_id for worker in current.workers} if current else set()
     after = {worker.worker_id for worker in wanted.workers}
     came, left = sorted(after - before), sorted(before - after)
-    changes = [
-        f"{', '.join(names)} {verb}" for names, verb in ((came, "came"), (left, "left")) if names
-    ]
+    full = [name for name, held in _held(current).items() if _lacks_room(known.get(name), held)]
+    what = ((came, "came"), (left, "left"), (full, "has less room than its experts need"))
+    changes = [f"{', '.join(names)} {verb}" for names, verb in what if names]
     return {
         "cause": "workers",
         "adopted": True,
@@ -75,6 +75,21 @@ def by_workers(
         "epoch_before": current.epoch if current else 0,
         **_loading(current, wanted, known),
     }
+
+
+def _held(placement: Placement | None) -> dict[str, int]:
+    """Count each worker's experts."""
+    workers = placement.workers if placement else []
+    return {
+        worker.worker_id: sum(e != EMPTY_SLOT for layer in placement.slots for e in layer[idx])
+        for idx, worker in enumerate(workers)
+        if placement
+    }
+
+
+def _lacks_room(record: WorkerRecord | None, num_held: int) -> bool:
+    """True of an edge agent whose memory was limited to less."""
+    return record is not None and bool(record.num_slots) and num_held > record.capacity
 
 
 def _loading(

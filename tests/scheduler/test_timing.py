@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from moesaic.messages.placement import PlacedWorker, Placement
 from moesaic.messages.registry import WorkerRecord
@@ -110,3 +111,24 @@ def test_the_log_says_which_workers_came_and_left(
     assert (fields["cause"], fields["adopted"], fields["epoch_before"]) == ("workers", True, 7)
     assert fields["reason"] == reason
     assert (fields["moves"], fields["moved_bytes"]) == (len(after), 100 * len(after))
+
+
+def test_the_log_says_which_agent_has_less_memory_than_before() -> None:
+    agent = WorkerRecord(
+        worker_id="a",
+        generation=1,
+        role="edge-agent",
+        state="ready",
+        admin_address="",
+        slots_per_layer=4,
+        num_experts=4,
+        layers=[0],
+        num_slots=1,
+    )
+    before = replace(placement("a", epoch=7), slots=[[[0, 1]]])
+
+    roomy = causes.by_workers(before, before, {"a": replace(agent, num_slots=2)})
+    tight = causes.by_workers(before, before, {"a": agent})
+
+    assert roomy["reason"] == "a worker was started again or forgot its placement"
+    assert tight["reason"] == "a has less room than its experts need"
