@@ -133,6 +133,26 @@ async def test_rows_that_may_be_degraded_do_without_lost_experts(
         dispatcher.end_step(step)
 
 
+async def test_a_holder_lost_in_the_middle_of_a_step_degrades_no_exact_row(
+    tiny_model: Any, sites: Any
+) -> None:
+    async with sites(tiny_model, 2) as s:
+        s.put_in_force(s.placement(1, *HALVES, rung=Rung(instead="fewer")))
+        await s.linked()
+        dispatcher = s.sites[0].dispatcher
+        step = dispatcher.begin_step()
+        assert not step.has_lost
+        await s.sites[1].served.close()
+        while dispatcher._parts.peers.linked_to(dispatcher.view):
+            await s.sites[0].peers.linked(0.02)
+
+        exact_and_not = PromisedRows([Level(1.0), Level(0.5)], [0, 1] * 20)
+        rows = torch.randn(40, s.config.hidden_size)
+        with pytest.raises(ExpertUnavailable):
+            await dispatcher.dispatch(step, 0, rows, exact_and_not.enter(0))
+        dispatcher.end_step(step)
+
+
 async def test_a_step_keeps_its_placement_while_another_comes_in_force(
     tiny_model: Any, sites: Any
 ) -> None:

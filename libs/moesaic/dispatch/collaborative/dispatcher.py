@@ -105,7 +105,7 @@ class CollaborativeDispatcher:
         self._wire: WireDtype = "own" if deterministic else wire
         self._row_bytes = 2 * row_bytes(config.hidden_size, dtype, self._wire)
         self._view = SiteView.alone(config.moe_layers, config.moe.num_experts)
-        self._rungs: dict[tuple[int, frozenset[int]], dict[int, LayerRung]] = {}
+        self._rungs: dict[tuple[int, frozenset[int] | None], dict[int, LayerRung]] = {}
         self._beside = ThreadPoolExecutor(1, "beside")
 
     @property
@@ -133,8 +133,8 @@ class CollaborativeDispatcher:
             return ["a placement from the scheduler"]
         if not self._lost(view) or self._may_lack(view):
             return []
-        live = self._parts.peers.live(view)
-        away = [each.worker_id for idx, each in view.peers.items() if idx not in live]
+        linked = self._parts.peers.linked_to(view)
+        away = [each.worker_id for idx, each in view.peers.items() if idx not in linked]
         return [f"other sites with experts that are not here: {', '.join(away)}"]
 
     def begin_step(self) -> Step:
@@ -181,7 +181,7 @@ class CollaborativeDispatcher:
         weights, ids = self._parts.gates[layer](hidden)
         self._parts.activations.record(step.epoch, layer, ids, None, "static")
         if promised is not None:
-            split_choices(ids, weights, promised, self._layer_rung(view, layer))
+            split_choices(ids, weights, promised, self._layer_rung(step, view, layer))
         batch = LayerBatch(hidden, weights, ids, unsummed=self._deterministic)
         await self._compute(step, view, layer, batch)
         total = batch.total(layer)
@@ -339,6 +339,7 @@ class CollaborativeDispatcher:
                 failed.add(FILES)
                 return experts[at:]
             batch.compute_loaded(layer, some, LayerSlots.of(weights_ids, loaded))
+            del loaded  # before the next ones come
         series(metrics.CHOICES, "cached").inc(sum(wanted[expert] for expert in cached))
         series(metrics.CHOICES, "loaded").inc(sum(wanted[expert] for expert in read))
         return []
@@ -356,22 +357,26 @@ class CollaborativeDispatcher:
             )
 
     def _lost(self, view: SiteView) -> Mapping[int, Tensor]:
-        return view.lost(frozenset(self._parts.peers.live(view)))
+        return view.lost(self._parts.peers.linked_to(view))
 
     def _may_lack(self, view: SiteView) -> bool:
-        """True if rows may do without experts, or united ones here stand in for them."""
+        """True if rows may do without experts."""
         return view.rung.instead == "fewer"
 
-    def _layer_rung(self, view: SiteView, layer: int) -> LayerRung:
-        """The way to degrade choices of a layer, as the other sites can be reached now."""
-        live = frozenset(self._parts.peers.live(view))
-        found = self._rungs.get((view.epoch, live))
+    def _layer_rung(self, step: Step, view: SiteView, layer: int) -> LayerRung:
+        """The way to degrade choices of a layer, as the other sites can be reached now.
+
+        Only a step that began with experts lost has rows which may all do without them. In any other one a loss is
+        an error, and the step is tried again.
+        """
+        linked = self._parts.peers.linked_to(view) if step.has_lost else None
+        found = self._rungs.get((view.epoch, linked))
         if found is None:
-            lost = {} if self._parts.files is not None else view.lost(live)
+            lost = {} if linked is None else view.lost(linked)
             found = {
                 each: self._parts.rung_of(each, view.rung, lost.get(each)) for each in view.slot_of
             }
-            self._rungs = {(view.epoch, live): found}
+            self._rungs = {(view.epoch, linked): found}
         return found[layer]
 
 

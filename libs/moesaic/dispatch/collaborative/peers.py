@@ -87,6 +87,14 @@ class Peers:
         """End what ``pin`` began."""
         self._pinned.subtract(view.peers.values())
         self._pinned = +self._pinned
+        if any(endpoint not in self._current for endpoint in view.peers.values()):
+            self._links.keep(self._current, list(self._pinned))
+
+    def linked_to(self, view: SiteView) -> frozenset[int]:
+        """Indices of the peers that have a link, whether or not they answered lately."""
+        return frozenset(
+            idx for idx, endpoint in view.peers.items() if self._links.get(endpoint) is not None
+        )
 
     def live(self, view: SiteView) -> dict[int, LinkProfile]:
         """Costs of the peers that can be asked now, by index."""
@@ -196,4 +204,5 @@ class Peers:
 def _is_answer(reply: Frame, ask: PeerAsk) -> bool:
     if ask.unsummed:
         return is_unsummed(reply, ask.rows.shape[1])
-    return is_partial_sum(reply, ask.rows, 0)
+    # Each row has a choice that is the peer's, so it has none only under another placement.
+    return is_partial_sum(reply, ask.rows, 0) and len(reply.tensors[0]) == len(ask.rows)
