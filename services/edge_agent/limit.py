@@ -1,6 +1,7 @@
 """Keeping of an agent's memory limit: what is free is given back, and the plan learns what it left out."""
 
 import asyncio
+import time
 from dataclasses import replace
 
 import structlog
@@ -16,6 +17,7 @@ log = structlog.get_logger()
 LOOK_EVERY_S = 0.05
 TRIM_SHARE = 0.9  # of the limit, from which on the heap gives back what it can
 GROWN_SHARE = 1 / 128  # of the limit, since memory was last given back
+BEYOND_EVERY_S = 1.0  # memory beyond the limit is given back so often even if it has not grown
 LEARN_SHARE = 1 / 64  # of the limit, beyond what was measured
 
 
@@ -28,6 +30,8 @@ class MemoryLimit:
 
     def __init__(self, profiler: Profiler, lease: Lease) -> None:
         self._profiler, self._site, self._lease = profiler, profiler.site, lease
+        self._left_bytes = 0  # after memory was last given back
+        self._trimmed_s = 0.0
 
     async def set(self, limit_bytes: int) -> int:
         """Change the limit; experts beyond it leave with the next placement.
@@ -44,21 +48,31 @@ class MemoryLimit:
 
     async def keep(self) -> None:
         """Look after the memory, for ever."""
-        left_bytes = 0  # after memory was last given back
         while True:
-            limit_bytes, used_bytes = self._site.plan.limit_bytes, self._profiler.used_bytes
-            grown = used_bytes > left_bytes + GROWN_SHARE * limit_bytes
-            if grown and 0 < TRIM_SHARE * limit_bytes < used_bytes:
+            used_bytes = self._profiler.used_bytes
+            if self._is_short(used_bytes):
                 await asyncio.to_thread(_trim)
-                used_bytes = left_bytes = self._profiler.used_bytes
-                if used_bytes > limit_bytes and self._site.is_settled:
+                used_bytes = self._left_bytes = self._profiler.used_bytes
+                self._trimmed_s = time.monotonic()
+                if self._site.is_settled:
                     await self._learn(used_bytes)
-            left_bytes = min(left_bytes, used_bytes)
+            self._left_bytes = min(self._left_bytes, used_bytes)
             await asyncio.sleep(LOOK_EVERY_S)
 
+    def _is_short(self, used_bytes: int) -> bool:
+        """True if there may be memory to give back, and little is left of the limit."""
+        limit_bytes = self._site.plan.limit_bytes
+        if not 0 < TRIM_SHARE * limit_bytes < used_bytes:
+            return False
+        if used_bytes > self._left_bytes + GROWN_SHARE * limit_bytes:
+            return True
+        return used_bytes > limit_bytes and time.monotonic() > self._trimmed_s + BEYOND_EVERY_S
+
     async def _learn(self, used_bytes: int) -> None:
-        """Plan with less from now on."""
+        """Plan with less from now on, if more was taken than the limit of now."""
         site, limit_bytes = self._site, self._site.plan.limit_bytes
+        if not 0 < limit_bytes < used_bytes:
+            return
         more_bytes = used_bytes - limit_bytes + int(LEARN_SHARE * limit_bytes)
         log.warning("memory.exceeded", limit_bytes=limit_bytes, used_bytes=used_bytes)
         before = site.needs

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -79,6 +80,7 @@ async def serve(settings: EdgeAgentSettings) -> None:
         engine = await open_engine(
             worker, site.mode, api.requests.deliver, api.streams.change_blocks
         )
+        site.plan = replace(site.plan, kv_blocks=engine.engine.batcher.pool.num_blocks)
         api.attach(worker.config, engine, profile_of(worker), worker.load_gates)
         process.parts.callback(api.detach)
         record = record_of(worker, site.mode, engine) | _record_of(worker, settings, site)

@@ -92,7 +92,11 @@ def plan_memory(limit_bytes: int, needs: MemoryNeeds, wishes: MemoryWishes) -> M
     """
     if not limit_bytes:
         kv_blocks = wishes.kv_blocks or wishes.most_blocks
-        return MemoryPlan(0, kv_blocks, wishes.most_rows, needs.num_experts, needs.num_experts, 0)
+        cached = (
+            wishes.cache_bytes // needs.expert if wishes.cache_bytes >= 0 else needs.num_experts
+        )
+        num = needs.num_experts
+        return MemoryPlan(0, kv_blocks, wishes.most_rows, num, num, min(cached, num))
     kv_blocks = wishes.kv_blocks or min(
         max(limit_bytes // KV_SHARE // needs.block, LEAST_KV_BLOCKS), wishes.most_blocks
     )

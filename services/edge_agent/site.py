@@ -80,9 +80,8 @@ class Site:
 
     @property
     def is_settled(self) -> bool:
-        """True if the experts here are no more than the plan has room for."""
-        planned = (self.plan.num_slots + self.plan.num_staged) * self.needs.expert
-        return self.host.epochs.resident_bytes <= planned
+        """True if the experts here are no more than the plan has slots for, and none come or go."""
+        return self.host.epochs.resident_bytes <= self.plan.num_slots * self.needs.expert
 
     def change_limit(self, limit_bytes: int) -> None:
         """Divide another limit. What has KV and buffers keeps them; experts leave with the next placement.

@@ -85,6 +85,29 @@ async def test_nothing_is_learnt_while_experts_leave_for_a_lower_limit(kept: Kep
     assert kept.site.needs == NEEDS
 
 
+async def test_what_stays_beyond_the_limit_is_learnt_once_it_is_known_to_stay(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "BEYOND_EVERY_S", 0.01)
+    kept.site.is_settled = False
+    await kept.takes(LIMIT + 1_000_000)  # experts were still leaving
+    assert kept.site.needs == NEEDS
+
+    kept.site.is_settled = True
+    await kept.takes(LIMIT + 1_000_000)  # no more than before
+
+    assert kept.site.needs.held > NEEDS.held
+
+
+async def test_a_limit_that_is_raised_while_memory_is_given_back_is_the_one_that_counts(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "_trim", lambda: kept.site.change_limit(2 * LIMIT))
+    await kept.takes(LIMIT + 1_000_000)
+
+    assert kept.site.needs == NEEDS
+
+
 async def test_an_agent_that_could_hold_no_expert_at_all_goes_on_as_it_was(kept: Kept) -> None:
     await kept.takes(10 * LIMIT)
 

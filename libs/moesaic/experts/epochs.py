@@ -220,7 +220,8 @@ class Epochs:
     def resident_bytes(self) -> int:
         """Bytes of distinct expert weights in memory, over all epochs: whoever answers or computes with them."""
         with self._changing:
-            return sum(mlp.nbytes for mlp in list(self._alive.values()))
+            alive = [found() for found in self._alive.valuerefs()]  # others may go meanwhile
+        return sum(mlp.nbytes for mlp in alive if mlp is not None)
 
     def _put_in_force(self, epoch: int) -> None:
         """Switch. The last epochs before stay: placements can follow close on one another."""
