@@ -1,6 +1,8 @@
 """Plans for edge agents rest on what these have told, and on nothing else."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, cast
 
@@ -9,7 +11,7 @@ import pytest
 
 from moesaic.cluster.placement_view import PlacementView
 from moesaic.cluster.registry import Fleet
-from moesaic.errors import PlacementInfeasible
+from moesaic.errors import DeadlineExceeded, PlacementInfeasible
 from moesaic.messages.activation import ActivationWindow, LayerActivations
 from moesaic.messages.placement import PlacedWorker, Placement
 from moesaic.messages.registry import WorkerRecord
@@ -65,11 +67,11 @@ def profile(worker_id: str, **changes: Any) -> SiteProfile:
     return msgspec.structs.replace(told, **changes)
 
 
-def window(worker_id: str, experts: list[int]) -> ActivationWindow:
-    tokens = [100 if expert in experts else 0 for expert in range(NUM_EXPERTS)]
+def window(worker_id: str, experts: list[int], rows: int = 300) -> ActivationWindow:
+    tokens = [rows if expert in experts else 0 for expert in range(NUM_EXPERTS)]
     layers = [
         LayerActivations(
-            layer=layer, rows=100, batches=10, tokens=tokens, active_batches=[0] * NUM_EXPERTS
+            layer=layer, rows=rows, batches=10, tokens=tokens, active_batches=[0] * NUM_EXPERTS
         )
         for layer in LAYERS
     ]
@@ -87,10 +89,10 @@ def window(worker_id: str, experts: list[int]) -> ActivationWindow:
 class Feed:
     """Traffic in which each agent wants what the other one holds."""
 
-    def __init__(self) -> None:
+    def __init__(self, rows: int = 300) -> None:
         now_s = asyncio.get_running_loop().time()
         origins = OriginTraffic(NUM_EXPERTS, LAYERS, 300.0)
-        origins.add(window("a0", [4, 5]), now_s)
+        origins.add(window("a0", [4, 5], rows), now_s)
         origins.add(window("a1", [0, 1]), now_s)
         self.traffic: ModelTraffic | None = ModelTraffic(
             Statistics(NUM_EXPERTS, {}), now_s, origins
@@ -134,6 +136,56 @@ async def test_what_agents_have_not_told_is_not_assumed() -> None:
     assert not silent.worthwhile
     assert silent.reason == "a1 has not told what experts at other sites cost"
     assert idle.reason == "no traffic has been seen yet"
+
+
+async def test_an_old_profile_is_no_news_unless_the_next_is_not_due_yet() -> None:
+    profiles = told()
+    then_s = asyncio.get_running_loop().time() - 100
+    profiles.take(profile("a0", window_s=5.0, remote=10, away_s=1.0), then_s)
+    profiles.take(profile("a1", window_s=60.0), then_s)
+
+    plan = await planner(Feed(), profiles).plan(CURRENT, RECORDS, "auto", [])
+
+    assert plan.reason == "a0 has not told what experts at other sites cost"
+
+
+async def test_few_requests_of_a_site_move_nothing() -> None:
+    plan = await planner(Feed(rows=200), told("a0", "a1")).plan(CURRENT, RECORDS, "auto", [])
+
+    assert not plan.worthwhile
+    assert plan.reason == "too few requests of a0 have been seen so far"
+
+
+async def test_a_policy_of_batches_is_refused() -> None:
+    plan = await planner(Feed(), told("a0", "a1")).plan(CURRENT, RECORDS, "janus", [])
+
+    assert not plan.worthwhile
+    assert plan.reason.startswith("janus needs the batches of expert workers")
+
+
+async def test_without_the_optimum_a_heuristic_plans() -> None:
+    failed = []
+
+    class Failing:
+        async def ask(self, question: Any) -> Any:
+            if question.policy == "optimal":
+                failed.append(question.policy)
+                raise DeadlineExceeded("the solver", 1.0)
+            async with solver(limit_s=60.0) as asked:
+                return await asked.ask(question)
+
+    @asynccontextmanager
+    async def start() -> AsyncIterator[Any]:
+        yield Failing()
+
+    planned = SitePlanner(cast(Any, Feed()), told("a0", "a1"), TERMS, start)
+    plan = await planned.plan(CURRENT, RECORDS, "auto", [])
+
+    assert failed == ["optimal"]
+    assert (plan.policy, plan.worthwhile) == ("dance", True)
+    alone = await planned.plan(CURRENT, RECORDS, "optimal", [])
+    assert not alone.worthwhile
+    assert "solver" in alone.reason
 
 
 async def test_a_gain_that_does_not_pay_for_the_transfer_moves_nothing() -> None:
@@ -180,6 +232,11 @@ async def test_moving_experts_is_as_slow_as_it_was_measured() -> None:
     profiles.take(profile("a0", local=100, layers_s=3.0), now_s)
 
     assert profiles.slowdown == pytest.approx(0.5)  # 2 s for 100, of two windows, then 3 s
+
+    profiles.migrating = False
+    for _ in range(9):  # the new placement is quicker, which says nothing of the move to it
+        profiles.take(profile("a0", local=100, layers_s=0.1), now_s)
+    assert profiles.slowdown == pytest.approx(0.5)
 
 
 async def test_what_is_served_under_an_epoch_begins_after_the_window_with_the_switch() -> None:

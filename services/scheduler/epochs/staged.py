@@ -1,7 +1,7 @@
 """Placing in stages, where workers have no memory for all that they hold before and after a migration."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 import structlog
@@ -41,11 +41,12 @@ async def place_in_stages(
     from there.
     """
     current, records = view.current, list(fleet.workers.values())
-    *before, last = _stages(current, wanted, records)
+    *before, last = stages_of(current, wanted, records)
     if before:
         log.info("placement.staged", stages=len(before) + 1)
     for step in before:
-        placed = await _placed(placer, fleet, step, wanted, urgent=urgent, begun=begun)
+        # What becomes of the decision is known by the epoch of the last.
+        placed = await _placed(placer, fleet, step, wanted, urgent=urgent, begun=_is_a_stage)
         # Only when all use it does any of them free what it replaced.
         while not await confirmation.confirm(placed):
             placer.require_wanted(placed, wanted)
@@ -70,6 +71,10 @@ async def _placed(
     return await placer.place(step, urgent=urgent, begun=begun, target=target)
 
 
+async def _is_a_stage(_epoch: int) -> None:
+    """Note nothing."""
+
+
 async def _rest(
     placer: Placer, fleet: Fleet, placement: Placement, target: Placement | None
 ) -> None:
@@ -82,9 +87,14 @@ async def _rest(
                 await fleet.changed(seen)
 
 
-def _stages(
-    current: Placement | None, wanted: Placement, records: list[WorkerRecord]
+def stages_of(
+    current: Placement | None, wanted: Placement, records: Sequence[WorkerRecord]
 ) -> list[Placement]:
+    """Split a migration so that it fits into every worker's memory.
+
+    Raises:
+        PlacementInfeasible: it does not, in whatever steps.
+    """
     live = {(record.worker_id, record.generation): record for record in records}
     by_id = {record.worker_id: record for record in records}
     placed = [by_id.get(worker.worker_id) for worker in wanted.workers]

@@ -3,10 +3,12 @@
 DanceMoE section III; what the paper leaves open is resolved in ``placement.decide.worth``.
 """
 
+import asyncio
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as replace_plan
+from functools import partial
 
 import numpy as np
 from msgspec.structs import replace
@@ -21,17 +23,26 @@ from moesaic.placement.decide.pins import with_pins
 from moesaic.placement.decide.worth import MigrationCase
 from moesaic.placement.policies import AUTO, KEEP
 from moesaic.placement.traffic.statistics import Floats
+from moesaic.services.scheduler.epochs.staged import REST_S, stages_of
 from moesaic.services.scheduler.planning.messages import Solved, SolveSites
 from moesaic.services.scheduler.planning.planner import PlacementPlan, StartSolver
 from moesaic.services.scheduler.planning.site_profiles import SiteProfiles
 from moesaic.services.scheduler.planning.solver_client import solver
 from moesaic.services.scheduler.planning.traffic import TrafficFeed
 
-BEST = "optimal"  # what ``auto`` asks for
+BEST, IF_THAT_FAILS = "optimal", "dance"  # what ``auto`` asks for
+SOLVE_S = 100.0  # of real time: the optimum of many servers takes a while, at the lowest priority
+# What these ask for, agents do not tell: which experts are activated together, and batches.
+OF_BATCHES = frozenset({"janus", "janus-unscaled", "janus-batches", "eplb-batches"})
+LEAST_ROWS = 256  # of a site, before its demand is worth a plan
+NOTABLE_SHARE = 0.1  # of all demand; with less a site has no say in that
 # Sites that exchange tasks are seen to have changed some windows apart, and one plan is for all of them.
 OTHERS_WINDOWS = 10
 LEAST_GAIN = 0.1  # of what calls to other sites cost: demand is known from samples
 HORIZON_S = 300.0  # over which a migration must pay, unless plans are made less often
+
+
+_patient_solver: StartSolver = partial(solver, limit_s=SOLVE_S)
 
 
 @dataclass(frozen=True)
@@ -57,7 +68,7 @@ class SitePlanner:
         feed: TrafficFeed,
         profiles: SiteProfiles,
         terms: MigrationTerms,
-        start_solver: StartSolver = solver,
+        start_solver: StartSolver = _patient_solver,
     ) -> None:
         self._feed, self._profiles, self._terms = feed, profiles, terms
         self._start_solver = start_solver
@@ -73,6 +84,9 @@ class SitePlanner:
         stay = PlacementPlan(replace(current, epoch=0), current.epoch, policy, "")
         if policy == KEEP:
             return replace_plan(stay, reason="the policy is to keep experts where they are")
+        if policy in OF_BATCHES:
+            reason = f"{policy} needs the batches of expert workers, which edge agents do not tell"
+            return replace_plan(stay, reason=reason)
         by_key = {(record.worker_id, record.generation): record for record in records}
         keys = [(worker.worker_id, worker.generation) for worker in current.workers]
         if gone := [key[0] for key in keys if key not in by_key]:
@@ -93,22 +107,27 @@ class SitePlanner:
             reason = f"{', '.join(missing)} has not told what experts at other sites cost"
             return replace_plan(stay, reason=reason)
         demand = traffic.origins.demand(names, now_s)
+        if few := _told_little(names, traffic.origins.rows(names, now_s), demand):
+            return replace_plan(stay, reason=f"too few requests of {few} have been seen so far")
         stay = replace_plan(stay, batches=float(round(demand.sum(), 1)))
-        try:
-            wanted = await self._proposal(current, placed, demand, policy)
-        except MoesaicError as error:
-            return replace_plan(stay, reason=str(error))
-        wanted = with_pins(wanted, pins)
-        return self._judged(stay, current, placed, wanted, demand)
+        for name in (BEST, IF_THAT_FAILS) if policy == AUTO else (policy,):
+            stay = replace_plan(stay, policy=name)
+            try:
+                wanted = with_pins(await self._proposal(current, placed, demand, name), pins)
+                steps = await asyncio.to_thread(stages_of, current, wanted, placed)
+            except MoesaicError as error:
+                stay = replace_plan(stay, reason=str(error))
+                continue
+            return self._judged(stay, current, placed, wanted, demand, REST_S * (len(steps) - 1))
+        return stay
 
     async def _proposal(
         self, current: Placement, placed: Sequence[WorkerRecord], demand: Floats, policy: str
     ) -> Placement:
-        name = BEST if policy == AUTO else policy
         costs = self._costs(placed)
         expert_bytes = max(record.expert_bytes for record in placed)
         question = SolveSites(
-            policy=name,
+            policy=policy,
             held=current.slots,
             memory=[[record.capacity * expert_bytes] for record in placed],
             demand=demand.astype("<f8").tobytes(),
@@ -133,17 +152,19 @@ class SitePlanner:
         placed: Sequence[WorkerRecord],
         wanted: Placement,
         demand: Floats,
+        rests_s: float,
     ) -> PlacementPlan:
         """Weigh what moving saves against what it costs, both in seconds of requests."""
         terms, now_s = self._terms, time.monotonic()
         names = [record.worker_id for record in placed]
-        rates = [self._profiles.bytes_per_s(name, now_s) or 1.0 for name in names]
+        rates = [self._profiles.bytes_per_s(name, now_s) for name in names]
         case = MigrationCase(
             origins=names,
             demand=demand,
             remote_s=self._costs(placed),  # beyond what a row costs at home
             local_s=np.zeros(len(names)),
-            bytes_per_s=np.array(rates),
+            bytes_per_s=np.array([rate or 0.0 for rate in rates]),  # ``missing`` has seen to it
+            rests_s=rests_s,
             load_share=terms.load_share,
             expert_bytes=max(record.expert_bytes for record in placed),
             slowdown=self._profiles.slowdown,
@@ -172,3 +193,10 @@ class SitePlanner:
         now_s = time.monotonic()
         found = [self._profiles.remote_s(record.worker_id, now_s) for record in placed]
         return np.array([seconds or 0.0 for seconds in found])
+
+
+def _told_little(names: Sequence[str], rows: Floats, demand: Floats) -> str:
+    """Name the sites that ask for a notable part of all, by too few rows to tell which part; empty if none."""
+    asked = demand.sum(axis=(1, 2))
+    notable = asked >= NOTABLE_SHARE * asked.sum()
+    return ", ".join(name for n, name in enumerate(names) if notable[n] and rows[n] < LEAST_ROWS)

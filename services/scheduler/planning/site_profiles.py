@@ -19,7 +19,8 @@ STREAM = "ctl:profiles"
 MOST_SITES = 1024
 HALF_LIFE_S = 60.0  # of what experts elsewhere cost: links change
 UNKNOWN_SLOWDOWN = 0.1
-SILENT_S = 60.0  # a profile that is older says nothing of now
+SILENT_S = 60.0  # a profile that is older says nothing of now,
+SILENT_WINDOWS = 3  # unless it tells of a time so long that the next is not overdue
 _LOOK_S = 1.0
 _decoder: "msgspec.msgpack.Decoder[SiteProfile]" = msgspec.msgpack.Decoder(SiteProfile)
 
@@ -32,20 +33,20 @@ class _Site:
     at_s: float
     away: float = 0.0  # choices without a slot there
     away_s: float = 0.0
-    usual: "_Pace" = field(default_factory=lambda: _Pace())
-    migrating: "_Pace" = field(default_factory=lambda: _Pace())
+    choices: float = 0.0  # while nothing was moved
+    layers_s: float = 0.0  # that layers of experts took for these
+    window_s: float = 0.0  # that these windows took
+    moving_s: float = 0.0  # that layers took while experts were moved,
+    expected_s: float = 0.0  # and would have taken at the pace of right before
 
-
-@dataclass
-class _Pace:
-    """Choices, and the seconds that layers of experts took for them."""
-
-    choices: float = 0.0
-    seconds: float = 0.0
-
-    def add(self, keep: float, choices: int, seconds: float) -> None:
-        self.choices = self.choices * keep + choices
-        self.seconds = self.seconds * keep + seconds
+    def note_pace(self, profile: SiteProfile, choices: int, keep: float, *, moving: bool) -> None:
+        if not moving:
+            self.choices = self.choices * keep + choices
+            self.layers_s = self.layers_s * keep + profile.layers_s
+            self.window_s = self.window_s * keep + profile.window_s
+        elif self.choices >= 1:
+            self.moving_s += profile.layers_s
+            self.expected_s += choices * self.layers_s / self.choices
 
 
 @dataclass
@@ -114,8 +115,7 @@ class SiteProfiles:
         site.away = site.away * keep + profile.cached + profile.loaded + profile.remote
         site.away_s = site.away_s * keep + profile.away_s
         choices = profile.local + profile.cached + profile.loaded + profile.remote
-        pace = site.migrating if self.migrating else site.usual
-        pace.add(keep, choices, profile.layers_s)
+        site.note_pace(profile, choices, keep, moving=self.migrating)
         if profile.worker_id in self._served.seen:
             self._served.choices += choices
             self._served.local += profile.local
@@ -126,7 +126,11 @@ class SiteProfiles:
     def of(self, worker_id: str, now_s: float) -> SiteProfile | None:
         """The last profile of an agent; None if it has told none lately."""
         site = self._sites.get(worker_id)
-        return site.latest if site is not None and now_s - site.at_s < SILENT_S else None
+        if site is None or now_s - site.at_s >= max(
+            SILENT_S, SILENT_WINDOWS * site.latest.window_s
+        ):
+            return None
+        return site.latest
 
     def remote_s(self, worker_id: str, now_s: float) -> float | None:
         """Seconds that a choice costs one agent if its expert is elsewhere.
@@ -142,31 +146,32 @@ class SiteProfiles:
         return min((link.rtt_s + link.message_s + link.row_s for link in links), default=None)
 
     def bytes_per_s(self, worker_id: str, now_s: float) -> float | None:
-        """Bandwidth at which an agent can load experts: that of its fastest link; None if it is not known."""
+        """Bandwidth at which an agent can load experts, by its slowest link; None if it is not known.
+
+        Which of the others gives an expert is decided when it is loaded.
+        """
         profile = self.of(worker_id, now_s)
         links = profile.links if profile is not None else []
-        return max((link.bytes_per_s for link in links), default=None)
+        return min((link.bytes_per_s for link in links), default=None)
 
     def busy_s_per_s(self, worker_ids: list[str], now_s: float) -> float:
-        """Seconds that some agents spend in layers of experts, per second, all together."""
-        found = [self.of(worker_id, now_s) for worker_id in worker_ids]
+        """Seconds that some agents spend in layers of experts, per second, all together; of the last minutes."""
+        found = [self._sites.get(worker_id) for worker_id in worker_ids]
         return sum(each.layers_s / each.window_s for each in found if each and each.window_s > 0)
 
     @property
     def slowdown(self) -> float:
         """Part by which layers of experts take longer while experts are moved, as measured; a tenth until then."""
-        both = [
-            s for s in self._sites.values() if s.usual.choices >= 1 and s.migrating.choices >= 1
-        ]
-        usual_s = sum(s.usual.seconds / s.usual.choices * s.migrating.choices for s in both)
-        if not usual_s:
+        expected_s = sum(site.expected_s for site in self._sites.values())
+        if not expected_s:
             return UNKNOWN_SLOWDOWN
-        return max(0.0, sum(s.migrating.seconds for s in both) / usual_s - 1)
+        return max(0.0, sum(site.moving_s for site in self._sites.values()) / expected_s - 1)
 
     def missing(self, placement: Placement, now_s: float) -> list[str]:
-        """Workers of a placement that have not told what experts elsewhere cost them."""
+        """Workers of a placement that have not told, lately, what experts elsewhere cost them."""
         return [
             worker.worker_id
             for worker in placement.workers
             if self.remote_s(worker.worker_id, now_s) is None
+            or self.bytes_per_s(worker.worker_id, now_s) is None
         ]

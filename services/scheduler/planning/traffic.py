@@ -25,6 +25,7 @@ log = structlog.get_logger()
 STREAM = "ctl:activations"
 MAX_MODELS = 4  # whose traffic is remembered
 MAX_EPOCHS = 16  # whose measurements are remembered
+MAX_GONE = 16  # origins that may come back, and find their demand known
 _LOOK_S = 1.0
 
 _reports = Counter("moesaic_activation_reports", "reports of expert workers", ["outcome"])
@@ -140,6 +141,7 @@ class TrafficFeed:
         traffic.statistics = traffic.statistics.plus(window)  # or refuses it
         if self._is_origin(window.worker_id):
             traffic.origins.add(window, time.monotonic())
+            self._forget_some(traffic.origins, {worker_id for worker_id, _ in known})
         traffic.window_s = window.window_s
         traffic.windows, traffic.scheduling = traffic.windows + 1, report.scheduling
         for served in report.served:
@@ -151,6 +153,13 @@ class TrafficFeed:
         self._models.move_to_end(placement.model_digest)
         while len(self._models) > MAX_MODELS:
             self._models.popitem(last=False)
+
+    def _forget_some(self, origins: OriginTraffic, placed: set[str]) -> None:
+        """Forget origins that are placed no more, if many are known: ids may be made of random letters."""
+        gone = origins.origins - placed
+        if len(gone) > MAX_GONE:
+            for origin in gone:
+                origins.forget(origin)
 
     def _begun(self, placement: Placement) -> ModelTraffic:
         origins = OriginTraffic(placement.num_own, placement.layers, self._half_life_s)

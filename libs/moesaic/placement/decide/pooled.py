@@ -36,12 +36,14 @@ def fill(num_experts: int, held: Sequence[Slots], capacities: Sequence[int]) -> 
     for n in range(len(capacity)):
         while holds[:, n].sum() > capacity[n]:  # it may have less memory than before
             _drop_most_replicated(holds, n)
+    free = capacity - holds.sum(axis=(0, 2))
     for layer, expert in np.argwhere(~holds.any(axis=1)).tolist():
-        free = capacity - holds.sum(axis=(0, 2))
         n = int(free.argmax())
         if free[n] <= 0:
             n = _drop_any_duplicate(holds)
+            free[n] += 1
         holds[layer, n, expert] = True
+        free[n] -= 1
     _add_replicas(holds, capacity)
     return [
         [np.flatnonzero(holds[layer, n]).tolist() for n in range(len(capacity))]

@@ -22,7 +22,7 @@ class MigrationVerdict:
         cost_after_s: the same under the new placement.
         migration_s: request time that the transfer costs.
         gain_s: what is saved: ``cost_before_s - cost_after_s - migration_s``.
-        transfer_s: how long the busiest link is in use.
+        transfer_s: how long it takes: the use of the busiest link, and the time between stages.
         pays: whether to migrate.
         reason: a sentence for people.
         remote_per_s_before, remote_per_s_after: calls of experts elsewhere, in rows per second.
@@ -53,7 +53,7 @@ class MigrationCase:
     The paper adds counts of calls to seconds. Here all is request time in one interval::
 
         C(P)  = interval_s * sum of demand[n, l, e] * (remote_s[n] - local_s[n]), e not on n under P
-        D     = max over n of moved_bytes[n] / (bytes_per_s[n] * load_share)
+        D     = max over n of moved_bytes[n] / (bytes_per_s[n] * load_share) + rests_s
         T_mig = D * slowdown * busy_s_per_s
 
     A migration pays if ``C(new) + T_mig < C(old)``, and if what it saves is at least ``least_gain`` of
@@ -72,6 +72,7 @@ class MigrationCase:
         remote_s: ``[N]``, mean seconds of a row whose expert is elsewhere, measured.
         local_s: ``[N]``, mean seconds of a row whose expert is at its origin, measured.
         bytes_per_s: ``[N]``, what each worker can receive, measured.
+        rests_s: time between the stages of the migration.
         load_share: part of a link that a transfer may use, above 0 and up to 1.
         expert_bytes: of one expert's weights.
         slowdown: part by which requests take longer while experts are moved, measured; 0.1: by a tenth.
@@ -94,6 +95,7 @@ class MigrationCase:
     busy_s_per_s: float
     interval_s: float
     least_gain: float
+    rests_s: float = 0.0
 
     def __post_init__(self) -> None:
         n = len(self.origins)
@@ -111,6 +113,7 @@ class MigrationCase:
             ("least_gain", 0 <= self.least_gain <= 1, "in 0..1"),
             ("interval_s", 0 < self.interval_s < np.inf, "positive"),
             ("slowdown", 0 <= self.slowdown < np.inf, "not negative"),
+            ("rests_s", 0 <= self.rests_s < np.inf, "not negative"),
             ("busy_s_per_s", 0 <= self.busy_s_per_s < np.inf, "not negative"),
             ("expert_bytes", self.expert_bytes >= 0, "not negative"),
         ):
@@ -186,4 +189,4 @@ class MigrationCase:
             raise InvalidInput("origins", f"must have {sorted(unknown)[:3]}, which load experts")
         counts = np.array([received[worker_id] for worker_id in self.origins], float)
         seconds = counts * self.expert_bytes / (self.bytes_per_s * self.load_share)
-        return received.total(), float(seconds.max())
+        return received.total(), float(seconds.max()) + self.rests_s

@@ -104,6 +104,10 @@ class OriginTraffic:
         """Rows per second of some origins, float64 ``[N, L, E]``; see ``DemandByOrigin.demand``."""
         return self._demand.demand(origins, now_s)
 
+    def rows(self, origins: Sequence[str], now_s: float) -> Floats:
+        """Rows that the demand of some origins rests on, float64 ``[N]``; see ``DemandByOrigin.rows``."""
+        return self._demand.rows(origins, now_s)
+
     def seen(self, origins: Sequence[str]) -> NDArray[np.bool_]:
         """Tell which of some origins have data: bool ``[N]``."""
         return self._demand.seen(origins)

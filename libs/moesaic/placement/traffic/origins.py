@@ -41,6 +41,7 @@ class _Origin:
     """Counts and the time they took, both as of ``at_s`` and with the same weights."""
 
     tokens: Floats  # [L, E]
+    rows: float  # of the layer that had most
     seconds: float
     at_s: float
     until_s: float  # up to here windows tell what was; later than ``at_s`` if they came early
@@ -88,14 +89,16 @@ class DemandByOrigin:
             InvalidInput: the window cannot be true, or has other layers; then nothing changes.
         """
         tokens = tokens_of(window, self._num_experts, self._layers)
+        rows = max((float(seen.rows) for seen in window.layers), default=0.0)
         window_s = window.window_s
         seen = self._origins.get(window.worker_id)
         if seen is None:
-            self._origins[window.worker_id] = _Origin(tokens, window_s, now_s, now_s, window_s)
+            found = _Origin(tokens, rows, window_s, now_s, now_s, window_s)
+            self._origins[window.worker_id] = found
             return
         keep = self._keep(now_s - seen.at_s)
         silence_s = self._faded(now_s - window_s - seen.until_s)
-        seen.tokens = seen.tokens * keep + tokens
+        seen.tokens, seen.rows = seen.tokens * keep + tokens, seen.rows * keep + rows
         seen.seconds = seen.seconds * keep + silence_s * self._keep(window_s) + window_s
         # A window that came late makes the next one seem early: what it covers is not silence either.
         # Windows of long ago that come all at once (a new leader reads them) must not hide more.
@@ -125,6 +128,13 @@ class DemandByOrigin:
             if seconds > 0:
                 rates[n] = seen.tokens * keep / seconds
         return rates
+
+    def rows(self, origins: Sequence[str], now_s: float) -> Floats:
+        """Rows that the demand of some origins rests on, float64 ``[N]``; older ones count less."""
+        known = [self._origins.get(origin) for origin in origins]
+        return np.array(
+            [seen.rows * self._keep(now_s - seen.at_s) if seen else 0.0 for seen in known]
+        )
 
     def seen(self, origins: Sequence[str]) -> NDArray[np.bool_]:
         """Tell which of some origins have data: bool ``[N]``."""
