@@ -33,7 +33,7 @@ class EdgePoint:
         seed: of the arrivals.
     """
 
-    memory: tuple[str, ...] = ("58M", "58M", "78M")
+    memory: tuple[str, ...] = ("57M", "57M", "76.5M")
     link: str = "500mbit"
     slow_bit_per_s: int = 50_000_000
     kv_blocks: int = 80
