@@ -104,10 +104,7 @@ class Epochs:
     def add(self, tenure: Tenure) -> None:
         """Answer for a prepared epoch from now on."""
         with self._changing:
-            others = {e: t for e, t in self._tenures.items() if e != tenure.placement.epoch}
-            if len(others) < len(self._tenures):
-                self._set(others)  # whoever answers for its old placement has to hear of this
-            self._tenures = {**others, tenure.placement.epoch: tenure}
+            self._put(tenure)
             layers = tenure.table.layers.values()
             self._alive.update({id(mlp): mlp for s in layers for mlp in s.mlps if mlp is not None})
 
@@ -156,7 +153,7 @@ class Epochs:
             if serving.epoch <= self.in_force:
                 return False
             if self._worker_id not in {worker.worker_id for worker in serving.workers}:
-                self._tenures = {**self._tenures, serving.epoch: Tenure.of_others(serving)}
+                self._put(Tenure.of_others(serving))
             prepared = self._tenures.get(serving.epoch)
             if prepared is None or prepared.placement != serving:
                 return False
@@ -222,6 +219,14 @@ class Epochs:
         with self._changing:
             alive = [found() for found in self._alive.valuerefs()]  # others may go meanwhile
         return sum(mlp.nbytes for mlp in alive if mlp is not None)
+
+    def _put(self, tenure: Tenure) -> None:
+        """Have a tenure of its epoch, in place of any other."""
+        epoch = tenure.placement.epoch
+        others = {e: t for e, t in self._tenures.items() if e != epoch}
+        if len(others) < len(self._tenures):
+            self._set(others)  # whoever answers for its old placement has to hear of this
+        self._tenures = {**others, epoch: tenure}
 
     def _put_in_force(self, epoch: int) -> None:
         """Switch. The last epochs before stay: placements can follow close on one another."""
