@@ -44,7 +44,7 @@ from moesaic.v1 import attention_pb2_grpc, edge_agent_pb2_grpc, expert_pb2_grpc
 
 log = structlog.get_logger()
 
-RETIRE_EVERY_S = 1.0
+RETIRE_EVERY_S = 0.25  # a stage of a migration waits for it
 SWITCH_S = 2e-4  # the engine and whoever answers other sites are threads of one interpreter
 
 
