@@ -44,9 +44,9 @@ async def within_memory(seen: EdgeControl, agents: Sequence[str]) -> AsyncIterat
 async def test_no_agent_takes_more_than_its_memory_while_experts_follow_the_traffic(
     roomy: Suite, right_answers: RightAnswers
 ) -> None:
-    watch = Watch(roomy, "scheduler")
     async with edge_control(roomy) as seen:
         before = await seen.complete()
+        watch = Watch(roomy, "scheduler")
         async with users_at(roomy.url, right_answers, typed=()), within_memory(seen, SITES) as most:
             await seen.follow_policy("auto")
             try:

@@ -29,9 +29,9 @@ async def test_every_site_answers_as_one_process_does_though_most_experts_are_el
 async def test_a_migration_in_stages_changes_no_answer(
     tight: Suite, right_answers: RightAnswers
 ) -> None:
-    watch = Watch(tight, "scheduler")
     async with edge_control(tight) as seen, users_at(tight.url, right_answers, typed=()):
         before = await seen.complete()
+        watch = Watch(tight, "scheduler")
 
         await seen.apply(swapped(before, MOVED, 0, 2))
 
