@@ -29,6 +29,10 @@ class InvalidInput(MoesaicError):
         super().__init__(f"{field}: {fix}")
 
 
+class UnusableSettings(InvalidInput):
+    """A process can never start with this setting: to start it again is no use."""
+
+
 class ModelNotFound(MoesaicError):
     """No model of this name is served here."""
 

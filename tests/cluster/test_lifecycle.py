@@ -9,7 +9,7 @@ import pytest
 PRELUDE = """
 import asyncio, sys
 from moesaic.cluster.lifecycle import run_service, stop_event
-from moesaic.errors import InvalidInput, NotReady, PeerLost
+from moesaic.errors import InvalidInput, NotReady, PeerLost, UnusableSettings
 
 def say(text):
     print(text, flush=True)
@@ -103,6 +103,7 @@ def test_a_signal_while_the_service_starts_cuts_the_start_short(tmp_path):
     ("error", "status", "text"),
     [
         ("InvalidInput('admin_port', 'is taken')", 1, "error: admin_port: is taken\n"),
+        ("UnusableSettings('memory_bytes', 'is too low')", 2, "error: memory_bytes: is too low\n"),
         ("NotReady('redis is not there')", 3, "error: redis is not there\n"),
         ("ExceptionGroup('', [PeerLost('e', 'reset')])", 3, "error: e: reset\n"),
     ],

@@ -13,11 +13,12 @@ from typing import Any, Literal, NoReturn
 
 import structlog
 
-from moesaic.errors import MoesaicError
+from moesaic.errors import MoesaicError, UnusableSettings
 
 log = structlog.get_logger()
 
 EXIT_ERROR = 1
+EXIT_USAGE = 2  # no restart can help
 EXIT_UNHEALTHY = 3  # something this process needs cannot be reached
 
 
@@ -76,10 +77,11 @@ def run_service(
     make_loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
 ) -> NoReturn:
     """Run a service to its end, in asyncio's own event loop or another, and exit: 0, or after one line on standard
-    error 1 or 3.
+    error 1, 2 or 3.
 
-    Status 3 says that something the service needs cannot be reached, and a later try may help. An
-    error that is not ours is a bug: its traceback goes to standard error.
+    Status 2 says that a setting has to be corrected first. Status 3 says that something the service needs
+    cannot be reached, and a later try may help. An error that is not ours is a bug: its traceback goes to
+    standard error.
     """
     raise_file_limit()
     gc.freeze()  # what was imported stays: to look through it for garbage would stop the process for 0.1 s now and then
@@ -96,6 +98,8 @@ def run_service(
             traceback.print_exception(error)
             sys.exit(EXIT_ERROR)
         print(f"error: {ours[0]}", file=sys.stderr)
+        if isinstance(ours[0], UnusableSettings):
+            sys.exit(EXIT_USAGE)
         sys.exit(EXIT_UNHEALTHY if ours[0].retryable else EXIT_ERROR)
     sys.exit(0)
 

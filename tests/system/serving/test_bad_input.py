@@ -78,6 +78,22 @@ def test_a_wrong_redis_url_is_named(tmp_path: Path, demo: Path, url: str) -> Non
     assert "REDIS_URL" in said
 
 
+@pytest.mark.parametrize(
+    ("flags", "said_of_it"),
+    [
+        (("--topology", "edge", "--memory", "20M,40M,80M"), "memory_bytes: leaves no room"),
+        (("--topology", "gathered", "--expert-memory-bytes=9"), "expert_memory_bytes: 9 bytes"),
+    ],
+)
+def test_memory_that_is_never_enough_ends_the_suite_at_once(
+    tmp_path: Path, demo: Path, flags: tuple[str, ...], said_of_it: str
+) -> None:
+    said = refused(tmp_path, "--model", str(demo), "--port", "0", *flags)
+
+    assert said_of_it in said
+    assert "starts again" not in said
+
+
 def test_one_service_alone_says_what_it_lacks(tmp_path: Path) -> None:
     done = subprocess.run(
         [str(MOESAIC), "serve", "expert", "--kv-blocks", "7"],

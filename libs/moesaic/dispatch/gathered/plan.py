@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from moesaic.errors import InvalidInput
+from moesaic.errors import InvalidInput, UnusableSettings
 from moesaic.experts.pull.ranges import POOL_PULLS, PULL_BYTES, PULLS_AHEAD, HeldShare, Share
 
 # Memory that UCX receives into, of each process that shares memory: 512 pieces of 32 KB, of which it
@@ -135,15 +135,15 @@ def plan_gather(
         pool: expert workers are asked for experts before the file is.
 
     Raises:
-        InvalidInput: the plan needs more than the budget (and says what would fit), or the share
-            has no experts.
+        UnusableSettings: the plan needs more than the budget; it says what would fit.
+        InvalidInput: the share has no experts.
     """
     if share.count > num_experts:
         raise InvalidInput("share", f"{share} leaves workers without any of {num_experts} experts")
     plan = GatherPlan(tuple(layers), num_experts, expert_bytes, share, offload, window, pool)
     if not budget_bytes or plan.total_bytes <= budget_bytes:
         return plan
-    raise InvalidInput(
+    raise UnusableSettings(
         "expert_memory_bytes",
         f"{budget_bytes} bytes were given, {plan.total_bytes} are needed: "
         f"{plan.layer_bytes} for the first layer, {plan.shard_bytes} for the own share, "
