@@ -22,7 +22,7 @@ from moesaic.errors import (
     PlacementInfeasible,
     StaleEpoch,
 )
-from moesaic.messages.decisions import DecisionOutcome, PlacementDecision
+from moesaic.messages.decisions import DecisionOutcome, PlacementDecision, PlacementPolicy
 from moesaic.messages.placement import Placement
 from moesaic.messages.registry import WorkerRecord
 from moesaic.messages.rung import Rung
@@ -46,6 +46,7 @@ from moesaic.services.scheduler.planning.site_profiles import SiteProfiles
 from moesaic.services.scheduler.planning.timing import PlanTimer
 from moesaic.services.scheduler.planning.traffic import TrafficFeed
 from moesaic.services.scheduler.settings import SchedulerSettings
+from moesaic.services.scheduler.turns import PlacementTurns
 
 log = structlog.get_logger()
 
@@ -54,7 +55,7 @@ _BACKOFF_S = (1.0, 30.0)  # first and longest wait after a failed placement
 # Errors that come again however often a rung is tried.
 _REFUSALS = (CheckpointError, InvalidInput, PlacementInfeasible)
 WITHOUT_UNITED = Rung(instead="fewer")
-_AT_ONCE_S = 0.2  # before deciding again because the fleet has changed
+_AT_ONCE_S = 0.2  # before deciding again because something has changed
 
 
 class PlacementLoop:
@@ -100,7 +101,7 @@ class PlacementLoop:
             prepare_timeout_s=settings.prepare_timeout_s,
             load_share=settings.load_share,
         )
-        self._turn = asyncio.Lock()  # one placement at a time, for the loop and for operators
+        self._turns = PlacementTurns()
         self._proposer = FleetProposer(fleet)
         self._pinning = Pinning()
         self._confirmation = Confirmation(fleet, settings.prepare_timeout_s)
@@ -113,7 +114,7 @@ class PlacementLoop:
         while True:
             seen, pause_s = self._fleet.version, _LOOK_S
             try:
-                async with self._turn:
+                async with self._turns.of_loop():
                     await self._step()
                 backoff_s = _BACKOFF_S[0]
             except Obsolete as cause:
@@ -148,7 +149,7 @@ class PlacementLoop:
             NotReady: this scheduler does not lead, or the fleet changed meanwhile.
             MoesaicError: a worker could not load it.
         """
-        async with self._turn:
+        async with self._turns.of_operator():
             self.require_lead()
             current = self._view.current
             if current is None or base_epoch != current.epoch:
@@ -290,19 +291,23 @@ class PlacementLoop:
                 await self._confirm()
 
     async def _planned(self, current: Placement) -> PlacementPlan | None:
-        """Plan by the policy in force; None if the fleet changes meanwhile, for that goes first."""
+        """Plan by the policy in force; None if the fleet, the policy or an operator's placement goes first."""
         planning = asyncio.create_task(self._plan_by_policy_in_force(current))
-        news = asyncio.create_task(self._fleet.changed(self._fleet.version))
+        seen, wishes = self._fleet.version, self._wishes()
         try:
-            await asyncio.wait({planning, news}, return_when=asyncio.FIRST_COMPLETED)
-            if planning.done():
-                return await planning
-            self._timer.interrupted()
-            return None
+            while not planning.done():
+                await asyncio.wait({planning}, timeout=_AT_ONCE_S)
+                changed = self._fleet.version != seen or self._wishes() != wishes
+                if changed or self._turns.operator_waits:
+                    self._timer.interrupted()
+                    return None
+            return await planning
         finally:
-            news.cancel()
             planning.cancel()
-            await asyncio.gather(planning, news, return_exceptions=True)
+            await asyncio.gather(planning, return_exceptions=True)
+
+    def _wishes(self) -> tuple[PlacementPolicy, Rung]:
+        return self._policies.current, self._rung_asked_for()
 
     async def _plan_by_policy_in_force(self, current: Placement) -> PlacementPlan:
         policy = self._policies.current.policy

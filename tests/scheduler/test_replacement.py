@@ -1,7 +1,9 @@
 """Experts move by what traffic does and by what operators want, through every kind of trouble."""
 
 import asyncio
+import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -226,6 +228,48 @@ async def test_operators_apply_what_they_want_and_nothing_that_is_wrong_or_old(s
         assert [d.cause for d in await decisions(stub)][:1] == ["operator"]
         async with standby.stub() as other:
             assert [d.decision_id for d in await decisions(other)][:1] == [done.decision_id]
+
+
+def solvers(scheduler: Any) -> list[int]:
+    """The processes that solve for a scheduler."""
+    pid = scheduler.process.pid
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    cmdlines = [(int(child), Path(f"/proc/{child}/cmdline")) for child in children]
+    return [child for child, file in cmdlines if file.exists() and b".solver" in file.read_bytes()]
+
+
+async def stopped_solver(scheduler: Any) -> int:
+    """Wait for a process that solves, and stop it: its plan takes long."""
+    while not (solving := solvers(scheduler)):
+        await asyncio.sleep(0.005)
+    os.kill(solving[0], signal.SIGSTOP)
+    return solving[0]
+
+
+async def test_a_plan_that_takes_long_gives_way_to_operators(suite):
+    scheduler = await suite.scheduler(*BY_TRAFFIC)
+    async with suite.expert("a") as a, suite.expert("b") as b, scheduler.stub() as stub:
+        first = await a.until_epoch(1)
+        while len(first.workers) < 2:
+            first = await a.until_epoch(first.epoch + 1)
+        await b.until_epoch(first.epoch)
+        await suite.bus.append("ctl:activations", report(first))
+
+        solving = await stopped_solver(scheduler)
+        slots = [[[4, 1, 2, 3], [0, 5, 6, 7]], first.slots[1]]
+        request = pb.ApplyPlacementRequest(
+            placement=encode_placement(replace(first, slots=slots)), base_epoch=first.epoch
+        )
+        await stub.ApplyPlacement(request, timeout=10)  # the solver would be waited for 20 s
+        assert solving not in solvers(scheduler)
+
+        solving = await stopped_solver(scheduler)
+        request = pb.SchedulerServiceSetPolicyRequest(policy="keep")
+        await stub.SetPolicy(request, timeout=5)
+        while solving in solvers(scheduler):
+            await asyncio.sleep(0.05)
+        assert {d.cause for d in await decisions(stub)} <= {"workers", "operator"}
+        assert (await a.until_epoch(first.epoch + 1)).slots == slots
 
 
 async def test_a_pinned_expert_stays_where_it_is_wanted_whoever_leads(suite):

@@ -31,11 +31,12 @@ from moesaic.services.scheduler.planning.solver_client import solver
 from moesaic.services.scheduler.planning.traffic import TrafficFeed
 
 BEST, IF_THAT_FAILS = "optimal", "dance"  # what ``auto`` asks for
-SOLVE_S = 100.0  # of real time: the optimum of many servers takes a while, at the lowest priority
+# Of real time, at the lowest priority. A plan that takes so long gives way to workers and operators.
+SOLVE_S = 100.0
 # What these ask for, agents do not tell: which experts are activated together, and batches.
 OF_BATCHES = frozenset({"janus", "janus-unscaled", "janus-batches", "eplb-batches"})
 LEAST_ROWS = 256  # of a site, before its demand is worth a plan
-NOTABLE_SHARE = 0.1  # of all demand; with less a site has no say in that
+NOTABLE_SHARE = 0.1  # of the demand of the site with the most; with less a site has no say in that
 # Sites that exchange tasks are seen to have changed some windows apart, and one plan is for all of them.
 OTHERS_WINDOWS = 10
 LEAST_GAIN = 0.1  # of what calls to other sites cost: demand is known from samples
@@ -106,6 +107,9 @@ class SitePlanner:
         if missing := self._profiles.missing(current, now_s):
             reason = f"{', '.join(missing)} has not told what experts at other sites cost"
             return replace_plan(stay, reason=reason)
+        costs = self._costs(
+            names, now_s
+        )  # of now: it may take minutes to solve, and agents fall silent
         demand = traffic.origins.demand(names, now_s)
         if few := _told_little(names, traffic.origins.rows(names, now_s), demand):
             return replace_plan(stay, reason=f"too few requests of {few} have been seen so far")
@@ -113,25 +117,30 @@ class SitePlanner:
         for name in (BEST, IF_THAT_FAILS) if policy == AUTO else (policy,):
             stay = replace_plan(stay, policy=name)
             try:
-                wanted = with_pins(await self._proposal(current, placed, demand, name), pins)
+                wanted = with_pins(await self._proposal(current, placed, demand, costs, name), pins)
                 steps = await asyncio.to_thread(stages_of, current, wanted, placed)
             except MoesaicError as error:
                 stay = replace_plan(stay, reason=str(error))
                 continue
-            return self._judged(stay, current, placed, wanted, demand, REST_S * (len(steps) - 1))
+            rests_s = REST_S * (len(steps) - 1)
+            return self._judged(stay, current, placed, wanted, demand, costs, rests_s)
         return stay
 
     async def _proposal(
-        self, current: Placement, placed: Sequence[WorkerRecord], demand: Floats, policy: str
+        self,
+        current: Placement,
+        placed: Sequence[WorkerRecord],
+        demand: Floats,
+        costs: "_Costs",
+        policy: str,
     ) -> Placement:
-        costs = self._costs(placed)
         expert_bytes = max(record.expert_bytes for record in placed)
         question = SolveSites(
             policy=policy,
             held=current.slots,
             memory=[[record.capacity * expert_bytes] for record in placed],
             demand=demand.astype("<f8").tobytes(),
-            remote_cost=costs.tolist(),
+            remote_cost=costs.remote_s.tolist(),
             num_layers=len(current.layers),
             num_experts=current.num_own,
             expert_bytes=expert_bytes,
@@ -152,18 +161,18 @@ class SitePlanner:
         placed: Sequence[WorkerRecord],
         wanted: Placement,
         demand: Floats,
+        costs: "_Costs",
         rests_s: float,
     ) -> PlacementPlan:
         """Weigh what moving saves against what it costs, both in seconds of requests."""
         terms, now_s = self._terms, time.monotonic()
         names = [record.worker_id for record in placed]
-        rates = [self._profiles.bytes_per_s(name, now_s) for name in names]
         case = MigrationCase(
             origins=names,
             demand=demand,
-            remote_s=self._costs(placed),  # beyond what a row costs at home
+            remote_s=costs.remote_s,  # beyond what a row costs at home
             local_s=np.zeros(len(names)),
-            bytes_per_s=np.array([rate or 0.0 for rate in rates]),  # ``missing`` has seen to it
+            bytes_per_s=costs.bytes_per_s,
             rests_s=rests_s,
             load_share=terms.load_share,
             expert_bytes=max(record.expert_bytes for record in placed),
@@ -189,14 +198,23 @@ class SitePlanner:
             row_s_after=verdict.row_s_after,
         )
 
-    def _costs(self, placed: Sequence[WorkerRecord]) -> Floats:
-        now_s = time.monotonic()
-        found = [self._profiles.remote_s(record.worker_id, now_s) for record in placed]
-        return np.array([seconds or 0.0 for seconds in found])
+    def _costs(self, names: Sequence[str], now_s: float) -> "_Costs":
+        """Take what ``SiteProfiles.missing`` does not miss."""
+        remote_s = [self._profiles.remote_s(name, now_s) for name in names]
+        rates = [self._profiles.bytes_per_s(name, now_s) for name in names]
+        return _Costs(np.array(remote_s, np.float64), np.array(rates, np.float64))
+
+
+@dataclass(frozen=True)
+class _Costs:
+    """Costs of sites, as they told them: of a choice elsewhere, and the bandwidth for experts, ``[N]`` each."""
+
+    remote_s: Floats
+    bytes_per_s: Floats
 
 
 def _told_little(names: Sequence[str], rows: Floats, demand: Floats) -> str:
     """Name the sites that ask for a notable part of all, by too few rows to tell which part; empty if none."""
     asked = demand.sum(axis=(1, 2))
-    notable = asked >= NOTABLE_SHARE * asked.sum()
+    notable = asked >= NOTABLE_SHARE * asked.max()
     return ", ".join(name for n, name in enumerate(names) if notable[n] and rows[n] < LEAST_ROWS)

@@ -19,6 +19,8 @@ STREAM = "ctl:profiles"
 MOST_SITES = 1024
 HALF_LIFE_S = 60.0  # of what experts elsewhere cost: links change
 UNKNOWN_SLOWDOWN = 0.1
+SLOWDOWN_HALF_LIFE_S = 900.0  # of what was measured of it: the mix of requests changes
+UNKNOWN_WEIGHS_S = 1.0  # of layers of experts, beside what was measured
 SILENT_S = 60.0  # a profile that is older says nothing of now,
 SILENT_WINDOWS = 3  # unless it tells of a time so long that the next is not overdue
 _LOOK_S = 1.0
@@ -39,8 +41,13 @@ class _Site:
     moving_s: float = 0.0  # that layers took while experts were moved,
     expected_s: float = 0.0  # and would have taken at the pace of right before
 
-    def note_pace(self, profile: SiteProfile, choices: int, keep: float, *, moving: bool) -> None:
+    def note_pace(
+        self, profile: SiteProfile, choices: int, passed_s: float, *, moving: bool
+    ) -> None:
+        keep = 0.5 ** (passed_s / SLOWDOWN_HALF_LIFE_S)
+        self.moving_s, self.expected_s = self.moving_s * keep, self.expected_s * keep
         if not moving:
+            keep = 0.5 ** (passed_s / HALF_LIFE_S)
             self.choices = self.choices * keep + choices
             self.layers_s = self.layers_s * keep + profile.layers_s
             self.window_s = self.window_s * keep + profile.window_s
@@ -111,11 +118,12 @@ class SiteProfiles:
             del self._sites[oldest]
         if site is None:
             site = self._sites[profile.worker_id] = _Site(profile, now_s)
-        keep = 0.5 ** (max(0.0, now_s - site.at_s) / HALF_LIFE_S)
+        passed_s = max(0.0, now_s - site.at_s)
+        keep = 0.5 ** (passed_s / HALF_LIFE_S)
         site.away = site.away * keep + profile.cached + profile.loaded + profile.remote
         site.away_s = site.away_s * keep + profile.away_s
         choices = profile.local + profile.cached + profile.loaded + profile.remote
-        site.note_pace(profile, choices, keep, moving=self.migrating)
+        site.note_pace(profile, choices, passed_s, moving=self.migrating)
         if profile.worker_id in self._served.seen:
             self._served.choices += choices
             self._served.local += profile.local
@@ -161,11 +169,14 @@ class SiteProfiles:
 
     @property
     def slowdown(self) -> float:
-        """Part by which layers of experts take longer while experts are moved, as measured; a tenth until then."""
-        expected_s = sum(site.expected_s for site in self._sites.values())
-        if not expected_s:
-            return UNKNOWN_SLOWDOWN
-        return max(0.0, sum(site.moving_s for site in self._sites.values()) / expected_s - 1)
+        """Part by which layers of experts take longer while experts are moved.
+
+        It is a tenth until it is measured, and again as the measurement ages.
+        """
+        expected_s = UNKNOWN_WEIGHS_S + sum(site.expected_s for site in self._sites.values())
+        moving_s = UNKNOWN_WEIGHS_S * (1 + UNKNOWN_SLOWDOWN)
+        moving_s += sum(site.moving_s for site in self._sites.values())
+        return max(0.0, moving_s / expected_s - 1)
 
     def missing(self, placement: Placement, now_s: float) -> list[str]:
         """Workers of a placement that have not told, lately, what experts elsewhere cost them."""

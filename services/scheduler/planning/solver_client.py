@@ -19,7 +19,7 @@ from moesaic.services.scheduler.planning.messages import (
 
 COMMAND = (sys.executable, "-m", "moesaic.services.scheduler.planning.solver")
 START_S = 30.0  # of a Python with numpy on a machine that does a lot else
-LIMIT_S = 20.0  # of one question, at the lowest priority; of the processor's time it has 2 s
+LIMIT_S = 20.0  # of one question, at the lowest priority; of the processor's time it has less (``solver``)
 MAX_ANSWER_BYTES = 64 << 20
 
 

@@ -28,7 +28,7 @@ class PlanTimer:
         return True
 
     def interrupted(self) -> None:
-        """Make another plan due soon: one was given up because the fleet changed."""
+        """Make another plan due soon: one was given up for something that goes first."""
         self._next_s = min(self._next_s, time.monotonic() + min(self._interval_s, AGAIN_S))
 
     def ended(self, *, failed: bool) -> None:

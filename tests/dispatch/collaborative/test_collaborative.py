@@ -1,3 +1,4 @@
+import asyncio
 from typing import Any
 
 import pytest
@@ -70,6 +71,23 @@ async def test_without_a_placement_and_files_it_says_what_it_waits_for(
     async with sites(tiny_model, 1) as s:
         with pytest.raises(NotReady, match="a placement from the scheduler"):
             s.sites[0].dispatcher.begin_step()
+
+
+async def test_a_bandwidth_that_nothing_has_measured_is_not_told(
+    tiny_model: Any, sites: Any
+) -> None:
+    async with sites(tiny_model, 2) as s:
+        s.put_in_force(s.placement(1, *HALVES))
+        await s.linked()
+        await s.outputs(0)
+        peers = s.sites[0].peers
+        assert peers.profiles() == {}
+
+        probing = asyncio.create_task(peers.probe())
+        while not peers.profiles():
+            await asyncio.sleep(0.01)
+        probing.cancel()
+        assert list(peers.profiles()) == ["agent-1"]
 
 
 async def test_another_holder_serves_when_one_is_gone(tiny_model: Any, sites: Any) -> None:

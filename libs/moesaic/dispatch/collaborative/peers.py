@@ -111,11 +111,12 @@ class Peers:
         return self._costs.setdefault(worker_id, PeerCosts())
 
     def profiles(self) -> Mapping[str, LinkProfile]:
-        """Costs of the peers of the placement that have a link, by worker id; for any thread."""
+        """Costs of the peers of the placement whose links have been probed, by worker id; for any thread."""
+        known = {name: costs.profile for name, costs in list(self._costs.items()) if costs.probes}
         return {
-            endpoint.worker_id: self._costs[endpoint.worker_id].profile
+            endpoint.worker_id: known[endpoint.worker_id]
             for endpoint in self._current
-            if endpoint.worker_id in self._costs and self._links.get(endpoint) is not None
+            if endpoint.worker_id in known and self._links.get(endpoint) is not None
         }
 
     async def linked(self, within_s: float) -> None:
