@@ -51,10 +51,13 @@ class MemoryLimit:
         while True:
             used_bytes = self._profiler.used_bytes
             if self._is_short(used_bytes):
+                was_settled = (
+                    self._site.is_settled
+                )  # what leaves during the pass is not given back by it
                 await asyncio.to_thread(_trim)
                 used_bytes = self._left_bytes = self._profiler.used_bytes
                 self._trimmed_s = time.monotonic()
-                if self._site.is_settled:
+                if was_settled and self._site.is_settled:
                     await self._learn(used_bytes)
             self._left_bytes = min(self._left_bytes, used_bytes)
             await asyncio.sleep(LOOK_EVERY_S)

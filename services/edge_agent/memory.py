@@ -18,7 +18,7 @@ slots       all others
 
 from dataclasses import dataclass
 
-from moesaic.errors import UnusableSettings
+from moesaic.errors import InvalidInput
 
 LEAST_KV_BLOCKS = 8
 LEAST_ROWS = 16
@@ -88,7 +88,7 @@ def plan_memory(limit_bytes: int, needs: MemoryNeeds, wishes: MemoryWishes) -> M
     """Divide ``limit_bytes``; without a limit every expert has a slot.
 
     Raises:
-        UnusableSettings: it leaves no room for a single expert; names the least that does.
+        InvalidInput: it leaves no room for a single expert; names the least that does.
     """
     if not limit_bytes:
         kv_blocks = wishes.kv_blocks or wishes.most_blocks
@@ -112,7 +112,7 @@ def plan_memory(limit_bytes: int, needs: MemoryNeeds, wishes: MemoryWishes) -> M
     num_slots = num - num_cached - num_staged
     if num_slots < 1:
         least = fixed + (needs.at_once + max(1, num_cached) + LEAST_STAGED + 1) * needs.expert
-        raise UnusableSettings(
+        raise InvalidInput(
             "memory_bytes",
             f"leaves no room for experts: all else takes {fixed} of {limit_bytes} bytes; give at least {least}, "
             "or fewer --kv-blocks",

@@ -16,6 +16,7 @@ from moesaic.dispatch.collaborative.dispatcher import (
 from moesaic.dispatch.collaborative.file_cache import FileCache
 from moesaic.dispatch.collaborative.peers import Peers
 from moesaic.engine.thread import EngineThread, engine_thread
+from moesaic.errors import InvalidInput, UnusableSettings
 from moesaic.experts.activations import ActivationMeter
 from moesaic.experts.host import ExpertHost
 from moesaic.experts.pace import LoadPace
@@ -135,14 +136,17 @@ def limited(
         The worker.
 
     Raises:
-        InvalidInput: the limit is too low.
+        UnusableSettings: the limit is too low.
     """
     held = max(0, own_bytes() - before_bytes)
     site.needs = replace(site.needs, held=held)
     wishes = MemoryWishes(
         settings.kv_blocks, settings.max_num_batched_tokens, USUAL_BLOCKS, settings.cache_bytes
     )
-    site.adopt(plan_memory(settings.memory_bytes, site.needs, wishes))
+    try:
+        site.adopt(plan_memory(settings.memory_bytes, site.needs, wishes))
+    except InvalidInput as error:
+        raise UnusableSettings(error.field, error.fix) from error
     log.info("memory.held", held_bytes=held, expert_bytes=site.needs.expert)
     plan = site.plan
     if not plan.limit_bytes:

@@ -80,7 +80,18 @@ async def test_what_fits_changes_nothing(kept: Kept) -> None:
 
 async def test_nothing_is_learnt_while_experts_leave_for_a_lower_limit(kept: Kept) -> None:
     kept.site.is_settled = False
-    await kept.takes(2 * LIMIT)
+    await kept.takes(LIMIT + 2_000_000)
+
+    assert kept.site.needs == NEEDS
+    assert kept.lease.told == []
+
+
+async def test_nothing_is_learnt_from_experts_that_left_while_memory_was_given_back(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept.site.is_settled = False
+    monkeypatch.setattr(limits, "_trim", lambda: setattr(kept.site, "is_settled", True))
+    await kept.takes(LIMIT + 2_000_000)
 
     assert kept.site.needs == NEEDS
 

@@ -216,8 +216,8 @@ class Epochs:
     @property
     def resident_bytes(self) -> int:
         """Bytes of distinct expert weights in memory, over all epochs: whoever answers or computes with them."""
-        with self._changing:
-            alive = [found() for found in self._alive.valuerefs()]  # others may go meanwhile
+        # Without the lock, which whoever answers may hold for a whole batch. Some may go meanwhile.
+        alive = [found() for found in self._alive.valuerefs()]
         return sum(mlp.nbytes for mlp in alive if mlp is not None)
 
     def _put(self, tenure: Tenure) -> None:

@@ -7,7 +7,7 @@ LONGEST_DELAY_S = 30.0
 HEALTHY_AFTER_S = 60.0  # a run this long makes the next delay short again
 EARLY_S = 30.0  # an earlier exit is a failed start; a busy machine takes long to fail
 STARTS_TO_FAIL = 3
-STATUS_BAD_SETTINGS = 2  # no restart can help
+STATUS_BAD_SETTINGS = 2  # no restart can help, unless they have worked before
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class RestartPolicy:
 
     def exited(self, status: int, ran_s: float) -> Again | GiveUp:
         """Decide after an exit with ``status`` (negative: a signal), ``ran_s`` after the start."""
-        if status == STATUS_BAD_SETTINGS:
-            return GiveUp("its settings are wrong")
         self._has_run = self._has_run or ran_s >= EARLY_S
+        if status == STATUS_BAD_SETTINGS and not self._has_run:
+            return GiveUp("its settings are wrong")
         if not self._has_run and status > 0:  # one that was killed did not fail by itself
             self._failed_starts += 1
             if self._failed_starts >= STARTS_TO_FAIL:
