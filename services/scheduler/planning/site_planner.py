@@ -36,7 +36,7 @@ SOLVE_S = 100.0
 # What these ask for, agents do not tell: which experts are activated together, and batches.
 OF_BATCHES = frozenset({"janus", "janus-unscaled", "janus-batches", "eplb-batches"})
 LEAST_ROWS = 256  # of a site, before its demand is worth a plan
-NOTABLE_SHARE = 0.1  # of the demand of the site with the most; with less a site has no say in that
+NOTABLE_SHARE = 1 / 3  # of the mean demand of sites; with less a site has no say in that
 # Sites that exchange tasks are seen to have changed some windows apart, and one plan is for all of them.
 OTHERS_WINDOWS = 10
 LEAST_GAIN = 0.1  # of what calls to other sites cost: demand is known from samples
@@ -216,5 +216,5 @@ class _Costs:
 def _told_little(names: Sequence[str], rows: Floats, demand: Floats) -> str:
     """Name the sites that ask for a notable part of all, by too few rows to tell which part; empty if none."""
     asked = demand.sum(axis=(1, 2))
-    notable = asked >= NOTABLE_SHARE * asked.max()
+    notable = asked >= NOTABLE_SHARE * asked.mean()
     return ", ".join(name for n, name in enumerate(names) if notable[n] and rows[n] < LEAST_ROWS)
