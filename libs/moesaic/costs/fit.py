@@ -1,0 +1,170 @@
+"""Fits seconds to amounts of work: a sum over terms, none negative, of which the newest measurements count most.
+
+Least squares of relative errors: each measurement is weighed by what was expected of it, so that long ones are
+not worth more than short ones, and the mean is not biased towards short ones as it would be by what they took.
+
+Terms that measurements cannot tell apart, for their amounts were always alike, are left out but for the last: more
+work is then taken to need more time, in proportion. So are terms that explain no more than noise would.
+"""
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+
+from moesaic.costs.least_squares import inverse, solve
+from moesaic.messages.performance import FitSums, PartCost
+
+FORGET = 0.98  # what a measurement counts after the next one
+FITTED_AFTER = 4  # measurements a term, before expectations weigh the next ones
+EXPECT_ANEW = 16  # measurements after which expectations are made anew
+LONGEST = 4.0  # times the expectation that a measurement counts as: a machine may stop for a while
+SIGNIFICANT = 2.0  # times the variance of one measurement that a further term must explain
+_NEGLIGIBLE = 1e-9  # part of all squares
+
+
+class CostFit:
+    """The cost of one part, learned from measurements one by one."""
+
+    def __init__(self, terms: Sequence[str], forget: float = FORGET) -> None:
+        """Know nothing yet.
+
+        Args:
+            terms: names of the amounts.
+            forget: what a measurement counts after the next one, in 0 < ``forget`` <= 1.
+        """
+        self._terms, self._forget = tuple(terms), forget
+        n = len(self._terms)
+        self._products, self._responses = [[0.0] * n for _ in range(n)], [0.0] * n
+        self._squares = self._weight = self._squared_weight = 0.0
+        self._cost: PartCost | None = None
+        self._expected: PartCost | None = None
+        self._since = 0  # measurements, since expectations were made
+
+    @property
+    def is_known(self) -> bool:
+        """False before the first measurement."""
+        return self._weight > 0
+
+    @property
+    def weight(self) -> float:
+        """Number of measurements, earlier ones counting less."""
+        return self._weight
+
+    def add(self, amounts: Sequence[float], seconds: float) -> None:
+        """Learn one measurement; those without time or work tell nothing."""
+        if not (0 < seconds < math.inf) or not any(amounts):
+            return
+        expected_s = self._expectation(amounts) or seconds
+        part, keep = min(seconds / expected_s, LONGEST), self._forget
+        scaled = [amount / expected_s for amount in amounts]
+        for i, (row, amount) in enumerate(zip(self._products, scaled, strict=True)):
+            self._responses[i] = self._responses[i] * keep + amount * part
+            for j, other in enumerate(scaled):
+                row[j] = row[j] * keep + amount * other
+        self._squares = self._squares * keep + part * part
+        self._weight = self._weight * keep + 1
+        self._squared_weight = self._squared_weight * keep * keep + 1
+        self._cost = None
+        self._since += 1
+
+    def cost(self) -> PartCost:
+        """Return what is known; nothing costs anything before the first measurement."""
+        if self._cost is None:
+            self._cost = fitted(self._terms, self.sums())
+        return self._cost
+
+    def sums(self) -> FitSums:
+        """Return all that is known, to be sent or added up."""
+        return FitSums(
+            products=tuple(map(tuple, self._products)),
+            responses=tuple(self._responses),
+            squares=self._squares,
+            weight=self._weight,
+            squared_weight=self._squared_weight,
+        )
+
+    def _expectation(self, amounts: Sequence[float]) -> float | None:
+        if self._expected is None or self._since >= EXPECT_ANEW:
+            if self._weight < min(
+                FITTED_AFTER * len(self._terms), 0.5 / max(1 - self._forget, 1e-3)
+            ):
+                return None
+            self._expected, self._since = self.cost(), 0
+        return self._expected.seconds(*amounts)
+
+
+def merged(sums: Iterable[FitSums]) -> FitSums:
+    """Add up what several fits know of the same part.
+
+    Raises:
+        ValueError: there are none, or of unlike terms.
+    """
+    found = list(sums)
+    if not found or len({len(each.responses) for each in found}) != 1:
+        raise ValueError("sums of one part are needed, of the same terms")
+    rows = zip(*(each.products for each in found), strict=True)
+    return FitSums(
+        products=tuple(tuple(map(sum, zip(*row, strict=True))) for row in rows),
+        responses=tuple(map(sum, zip(*(each.responses for each in found), strict=True))),
+        squares=sum(each.squares for each in found),
+        weight=sum(each.weight for each in found),
+        squared_weight=sum(each.squared_weight for each in found),
+    )
+
+
+def fitted(terms: Sequence[str], sums: FitSums) -> PartCost:
+    """Solve for the seconds of each term: the least squares without negative ones.
+
+    All sets of terms are tried, small ones first; a term more must explain more than noise.
+    """
+    n = len(terms)
+    scale = [math.sqrt(max(0.0, sums.products[i][i])) for i in range(n)]
+    used = [i for i in reversed(range(n)) if scale[i] > 0]
+    scaled = [
+        [sums.products[i][j] / (scale[i] * scale[j] or 1.0) for j in range(n)] for i in range(n)
+    ]
+    wanted = [sums.responses[i] / (scale[i] or 1.0) for i in range(n)]
+    best, support, unit = sums.squares, list[int](), [0.0] * n
+    for size in range(1, len(used) + 1):
+        at_least = _NEGLIGIBLE * sums.squares
+        if support:
+            at_least = max(at_least, SIGNIFICANT * best / max(sums.weight, 1.0))
+        found_best = best - at_least
+        for chosen in itertools.combinations(used, size):
+            found = solve(scaled, wanted, chosen)
+            if found is None or min(found) < 0:
+                continue
+            left = sums.squares - sum(wanted[i] * x for i, x in zip(chosen, found, strict=True))
+            if left < found_best:
+                best, support, unit = left, list(chosen), [0.0] * n
+                found_best = left - _NEGLIGIBLE * sums.squares  # among equals the last terms win
+                for i, x in zip(chosen, found, strict=True):
+                    unit[i] = x / scale[i]
+    spread, covariance = _uncertainty(scaled, scale, support, max(0.0, best), sums)
+    return PartCost(
+        terms=tuple(terms),
+        unit_s=tuple(unit),
+        covariance=covariance,
+        spread=spread,
+        samples=sums.weight,
+    )
+
+
+def _uncertainty(
+    scaled: Sequence[Sequence[float]],
+    scale: Sequence[float],
+    support: Sequence[int],
+    left: float,
+    sums: FitSums,
+) -> tuple[float, tuple[tuple[float, ...], ...]]:
+    """Return the spread of a measurement, and the covariance of the terms."""
+    n = len(scale)
+    covariance = [[0.0] * n for _ in range(n)]
+    if not support:
+        return 0.0, tuple(map(tuple, covariance))
+    effective = sums.weight**2 / sums.squared_weight  # measurements, were all worth the same
+    variance = left / sums.weight * effective / max(1.0, effective - len(support))
+    for i, row in zip(support, inverse(scaled, support), strict=True):
+        for j, each in zip(support, row, strict=True):
+            covariance[i][j] = variance * each * sums.weight / effective / (scale[i] * scale[j])
+    return math.sqrt(variance), tuple(map(tuple, covariance))

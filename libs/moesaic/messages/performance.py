@@ -1,0 +1,184 @@
+"""The performance model of a fleet: seconds of each part of a step, as data with error bars."""
+
+import math
+from collections.abc import Sequence
+from typing import Annotated, Literal, NamedTuple
+
+import msgspec
+
+Part = Literal[
+    "step",
+    "attention",
+    "experts",
+    "link.intra",
+    "link.inter",
+    "route",
+    "gather",
+    "fetching",
+    "head",
+]
+"""
+============== =====================================================================================
+``step``       one forward pass of a worker, its experts included
+``attention``  the same without experts and what is waited for because of them
+``experts``    one layer of one batch on one worker
+``link.intra`` one exchange over links inside a node
+``link.inter`` the same between nodes
+``route``      all exchanges of one step whose rows go to expert workers
+``gather``     all experts of one step, where experts are brought to its rows
+``fetching``   one transfer of experts
+``head``       logits
+============== =====================================================================================
+"""
+
+PART_TERMS: dict[Part, tuple[str, ...]] = {
+    "step": ("step", "prompt_row", "answer_row", "key"),
+    "attention": ("step", "row", "key"),
+    "experts": ("batch", "expert", "row"),
+    "link.intra": ("hop", "message", "byte"),
+    "link.inter": ("hop", "message", "byte"),
+    "route": ("step", "row"),
+    "gather": ("step", "row"),
+    "fetching": ("transfer", "byte"),
+    "head": ("step", "row"),
+}
+"""Amounts that the seconds of each part grow with. ``key``: one key that one query sees, in one layer's worth of
+positions: a row at position ``p`` has ``p + 1``. ``row`` of ``experts``: one choice, so each token counts ``k`` times.
+``expert``: one whose weights are read."""
+
+Positive = Annotated[float, msgspec.Meta(ge=0)]
+
+
+class Estimate(NamedTuple):
+    """Predicted seconds. A part that was never measured takes 0 s, give or take any number."""
+
+    seconds: float
+    error_s: float  # one standard error of the mean
+    spread_s: float  # one standard deviation of a single measurement, error included
+
+
+UNKNOWN = Estimate(0.0, math.inf, math.inf)
+
+
+class PartCost(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of one part: a sum over its terms.
+
+    Attributes:
+        terms: see ``PART_TERMS``.
+        unit_s: seconds of one unit of each term, none negative.
+        covariance: of ``unit_s``, ``[n][n]``.
+        spread: one standard deviation of a measurement, as a part of what is predicted for it.
+        samples: measurements behind it, those of long ago counting less; 0: taken from published figures.
+    """
+
+    terms: tuple[str, ...]
+    unit_s: tuple[Positive, ...]
+    covariance: tuple[tuple[float, ...], ...] = ()
+    spread: Positive = 0.0
+    samples: Positive = 0.0
+
+    def at(self, amounts: Sequence[float]) -> Estimate:
+        """Predict the seconds of so much of each term."""
+        pairs = zip(self.unit_s, amounts, strict=True)
+        seconds = sum(unit_s * amount for unit_s, amount in pairs)
+        variance = sum(
+            each * amounts[i] * amounts[j]
+            for i, row in enumerate(self.covariance)
+            for j, each in enumerate(row)
+        )
+        error_s = math.sqrt(max(0.0, variance))
+        return Estimate(seconds, error_s, math.hypot(error_s, self.spread * seconds))
+
+    def seconds(self, *amounts: float) -> float:
+        """Predict the seconds alone."""
+        return sum(map(float.__mul__, self.unit_s, map(float, amounts)))
+
+
+class PerformanceModel(msgspec.Struct, frozen=True, kw_only=True, tag="performance-model.v1"):
+    """Costs of the parts that are known.
+
+    Attributes:
+        device: for people.
+        source: measured where, or published where.
+        parts: by ``Part``.
+    """
+
+    device: str = ""
+    source: str = ""
+    parts: dict[str, PartCost] = {}
+
+    def at(self, part: Part, amounts: Sequence[float]) -> Estimate:
+        """Predict the seconds of one part; ``UNKNOWN`` if it was never measured."""
+        found = self.parts.get(part)
+        return UNKNOWN if found is None else found.at(amounts)
+
+
+class FitSums(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a fit knows of its measurements; sums of several workers are the fit of all of them.
+
+    Attributes:
+        products: of amounts, weighted, ``[n][n]``.
+        responses: amounts by seconds, weighted, ``[n]``.
+        squares: of seconds, weighted.
+        weight: of measurements, the latest counting 1.
+        squared_weight: sum of squares of what each counts.
+    """
+
+    products: tuple[tuple[float, ...], ...]
+    responses: tuple[float, ...]
+    squares: float = 0.0
+    weight: Positive = 0.0
+    squared_weight: Positive = 0.0
+
+
+class Arrival(msgspec.Struct, frozen=True, array_like=True):
+    """One request that a worker was given."""
+
+    at: float  # seconds since 1970, by the worker's clock
+    prompt_tokens: int
+    answer_tokens: int  # 0 while it is not known, and for requests that are only scored
+    cached_tokens: int = 0  # of the prompt, that need not be computed
+
+
+class LoadReport(msgspec.Struct, frozen=True, kw_only=True, tag="load-report.v1"):
+    """Load and costs of one worker since its report before.
+
+    Attributes:
+        worker_id: of the worker.
+        generation: of the worker's start.
+        role: of the worker.
+        at: seconds since 1970 by the worker's clock.
+        window_s: that this covers.
+        busy_s: of it, in which a step or an answer was computed.
+        running: requests in steps.
+        waiting: requests that have not begun.
+        waiting_tokens: of their prompts, to be computed.
+        kv_share: part of the KV blocks in use.
+        late: requests whose latencies were above target.
+        ended: requests that ended.
+        ttft_p90_s: of the policy's window; absent without first tokens.
+        tpot_p90_s: likewise, of later tokens.
+        degraded_share: of late choices, those that their own experts did not serve.
+        arrivals: requests that ended or came, at most some hundreds: ``arrived`` counts all.
+        arrived: requests that came.
+        costs: by ``Part``.
+    """
+
+    worker_id: str
+    generation: int
+    role: str
+    at: float
+    window_s: Positive
+    busy_s: Positive = 0.0
+    running: int = 0
+    waiting: int = 0
+    waiting_tokens: int = 0
+    kv_share: Positive = 0.0
+    late: int = 0
+    ended: int = 0
+    ttft_p90_s: float | None = None
+    tpot_p90_s: float | None = None
+    degraded_share: float = 0.0
+    arrivals: list[Arrival] = []
+    arrived: int = 0
+    costs: dict[str, FitSums] = {}

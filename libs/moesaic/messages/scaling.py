@@ -1,0 +1,206 @@
+"""Numbers of workers of the two sides: the policy of operators, the wish in force, and decisions."""
+
+import math
+from typing import Literal, get_args
+
+import msgspec
+
+from moesaic.errors import InvalidInput
+
+ScalingMode = Literal["off", "advise", "auto"]
+"""``off``: operators alone change numbers. ``advise``: decisions are only reported. ``auto``: they are carried out."""
+
+SCALING_MODES: tuple[ScalingMode, ...] = get_args(ScalingMode)
+MOST_WORKERS = 4096  # of a side
+
+
+class FleetShape(msgspec.Struct, frozen=True, order=True):
+    """Numbers of active workers of the two sides."""
+
+    attention: int
+    experts: int
+
+    def __str__(self) -> str:
+        """Write it as the paper does: 4A8E."""
+        return f"{self.attention}A{self.experts}E"
+
+    @property
+    def total(self) -> int:
+        """Workers of both sides."""
+        return self.attention + self.experts
+
+
+class ScalingPolicy(msgspec.Struct, frozen=True, kw_only=True, tag="scaling-policy.v1"):
+    """Settings of operators; they outlive every scheduler.
+
+    Attributes:
+        mode: off unless told otherwise.
+        source: an operator's order wins over the setting that a scheduler was started with.
+        min_attention: fewest attention workers.
+        max_attention: most of them; 0: as many as there are.
+        min_experts: fewest expert workers.
+        max_experts: likewise.
+        attention_cost: of one attention worker for an hour, in any unit.
+        expert_cost: of one expert worker for an hour, in the same unit.
+        slo_ttft_s: target for first tokens, in seconds; 0: that of the policy of brownout.
+        slo_tpot_s: target for later tokens, in seconds; likewise.
+        attainment: part of the requests that shall meet both.
+        interval_s: between decisions.
+        cool_down_s: after an action none is taken for so long, and none that takes it back for twice as long
+            unless a target is missed.
+        window_s: arrivals of so many seconds are replayed.
+        headroom: arrivals are replayed so many times as dense, for those that come before the next decision.
+        gain: least part of the cost that removing workers must save.
+    """
+
+    mode: ScalingMode = "off"
+    source: Literal["start", "operator"] = "start"
+    min_attention: int = 1
+    max_attention: int = 0
+    min_experts: int = 1
+    max_experts: int = 0
+    attention_cost: float = 1.0
+    expert_cost: float = 1.0
+    slo_ttft_s: float = 0.0
+    slo_tpot_s: float = 0.0
+    attainment: float = 0.9
+    interval_s: float = 10.0
+    cool_down_s: float = 60.0
+    window_s: float = 120.0
+    headroom: float = 1.2
+    gain: float = 0.02
+
+    def checked(self) -> "ScalingPolicy":
+        """Return the policy itself, if it makes sense.
+
+        Raises:
+            InvalidInput: with the first field that is wrong, and what it must be.
+        """
+        if self.mode not in SCALING_MODES:
+            raise InvalidInput(
+                "mode", f"must be one of {', '.join(SCALING_MODES)}, got {self.mode!r}"
+            )
+        for field, (least, most) in _BOUNDS.items():
+            value = getattr(self, field)
+            if not (math.isfinite(value) and least <= value <= most):
+                raise InvalidInput(field, f"must be in {least:g}..{most:g}, got {value:g}")
+        for side in ("attention", "experts"):
+            fewest, most_ = getattr(self, f"min_{side}"), getattr(self, f"max_{side}")
+            if most_ and most_ < fewest:
+                raise InvalidInput(
+                    f"max_{side}", f"must be 0 for any, or at least min_{side}, which is {fewest}"
+                )
+        return self
+
+
+_BOUNDS: dict[str, tuple[float, float]] = {
+    "min_attention": (1, MOST_WORKERS),
+    "max_attention": (0, MOST_WORKERS),
+    "min_experts": (0, MOST_WORKERS),
+    "max_experts": (0, MOST_WORKERS),
+    "attention_cost": (0.0, 1e6),
+    "expert_cost": (0.0, 1e6),
+    "slo_ttft_s": (0.0, 3600.0),
+    "slo_tpot_s": (0.0, 3600.0),
+    "attainment": (0.01, 0.999),
+    "interval_s": (0.5, 86400.0),
+    "cool_down_s": (0.0, 86400.0),
+    "window_s": (1.0, 86400.0),
+    "headroom": (1.0, 10.0),
+    "gain": (0.0, 1.0),
+}
+
+
+class ScalingHint(msgspec.Struct, frozen=True, kw_only=True, tag="scaling-hint.v1"):
+    """The policy or the wish has changed; read it again."""
+
+    number: int = 0
+
+
+class ScalingWish(msgspec.Struct, frozen=True, kw_only=True, tag="scaling-wish.v1"):
+    """The shape that is wanted, as the last action left it; it outlives every scheduler.
+
+    Attributes:
+        number: counts actions, from 1: a scheduler that leads later goes on from here, and repeats nothing.
+        shape: that is wanted.
+        decision_id: of the decision behind it.
+        at: seconds since 1970 by the scheduler's clock.
+        up: it was the last action to add workers; absent: neither added nor removed any.
+    """
+
+    number: int
+    shape: FleetShape
+    decision_id: str = ""
+    at: float = 0.0
+    up: bool | None = None
+
+
+ScalingCause = Literal["slo", "queue", "load", "cost", "bounds", "operator"]
+"""``slo``: targets are missed, or will be. ``queue``: requests wait. ``load``: a part of the fleet is gone or new.
+``cost``: fewer workers suffice. ``bounds``: the policy's numbers have changed."""
+
+
+class ScalingForecast(msgspec.Struct, frozen=True, kw_only=True):
+    """Predictions for one shape, by a replay of recent arrivals.
+
+    Attributes:
+        shape: that they are for.
+        cost: of the shape for an hour.
+        attainment: part of the requests that meet both targets.
+        ttft_p90_s: 90 of 100 first tokens take less.
+        tpot_p90_s: likewise, of later tokens.
+        attention_busy: part of the time in which attention workers compute.
+        experts_busy: likewise, expert workers.
+    """
+
+    shape: FleetShape
+    cost: float = 0.0
+    attainment: float = 0.0
+    ttft_p90_s: float = 0.0
+    tpot_p90_s: float = 0.0
+    attention_busy: float = 0.0
+    experts_busy: float = 0.0
+
+
+class ScalingDecision(msgspec.Struct, frozen=True, kw_only=True, tag="scaling-decision.v1"):
+    """One decision with its reason; it is told again, under the same id, with its result.
+
+    Attributes:
+        decision_id: unlike that of any other decision.
+        at: seconds since 1970 by the scheduler's clock, for people.
+        cause: of the decision.
+        adopted: the wish was changed; else the policy only advises, or a cool-down holds it back.
+        reason: for people.
+        before: the shape that there was.
+        wanted: the shape decided for.
+        requests_per_s: that arrived lately.
+        forecast_before: of ``before``; absent where costs are not known.
+        forecast: of ``wanted``.
+        measured_attainment: lately; absent without requests.
+        measured_ttft_p90_s: lately.
+        measured_tpot_p90_s: lately.
+        prefill_threshold: of brownout, when it was decided.
+        decode_threshold: likewise.
+        bridged: brownout degrades until the workers have come.
+        seconds: until the shape was there; absent: not yet.
+        failure: why it was not reached.
+    """
+
+    decision_id: str
+    at: float = 0.0
+    cause: ScalingCause = "slo"
+    adopted: bool = False
+    reason: str = ""
+    before: FleetShape
+    wanted: FleetShape
+    requests_per_s: float = 0.0
+    forecast_before: ScalingForecast | None = None
+    forecast: ScalingForecast | None = None
+    measured_attainment: float | None = None
+    measured_ttft_p90_s: float | None = None
+    measured_tpot_p90_s: float | None = None
+    prefill_threshold: float = 1.0
+    decode_threshold: float = 1.0
+    bridged: bool = False
+    seconds: float | None = None
+    failure: str = ""
