@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from moesaic.messages.scaling import FleetShape
+from moesaic.messages.scaling import FleetShape, ScalingCause, ScalingForecast, ScalingWish
 
 
 @dataclass(frozen=True)
@@ -119,3 +119,59 @@ class ShapeBounds:
             for attention in range(self.least.attention, self.most.attention + 1)
             for experts in range(self.least.experts, self.most.experts + 1)
         ]
+
+
+@dataclass(frozen=True)
+class ScalingState:
+    """Facts that a decision is made from.
+
+    Attributes:
+        now_s: of a clock that never goes back, or that all schedulers share.
+        shape: active workers.
+        wish: the last action; None: there was none.
+        bounds: shapes that the policy allows and the actuator can bring.
+        demand: of the last seconds.
+        objectives: targets.
+        attainment: part of the requests that met both lately; None without requests.
+        ttft_p90_s: measured lately; None without first tokens.
+        tpot_p90_s: measured lately; None without later tokens.
+        waiting: requests that have not begun.
+        thresholds: of brownout, prefill and decode: the least of any worker.
+    """
+
+    now_s: float
+    shape: FleetShape
+    wish: ScalingWish | None
+    bounds: ShapeBounds
+    demand: RecentDemand
+    objectives: Objectives
+    attainment: float | None = None
+    ttft_p90_s: float | None = None
+    tpot_p90_s: float | None = None
+    waiting: int = 0
+    thresholds: tuple[float, float] = (1.0, 1.0)
+
+
+@dataclass(frozen=True)
+class ScalingChoice:
+    """A shape that would be better than the one there is.
+
+    Attributes:
+        cause: of the choice.
+        wanted: the shape.
+        allowed: it may be carried out now; else ``held`` says what forbids it.
+        reason: for people.
+        held: for people; empty if allowed.
+        bridged: targets are missed until it is there, so brownout has to help.
+        forecast_before: of the shape there is; None where costs are not known.
+        forecast: of the wanted shape.
+    """
+
+    cause: ScalingCause
+    wanted: FleetShape
+    allowed: bool
+    reason: str
+    held: str = ""
+    bridged: bool = False
+    forecast_before: ScalingForecast | None = None
+    forecast: ScalingForecast | None = None

@@ -1,0 +1,1 @@
+"""How do workers come and go? One interface, and the means behind it."""
