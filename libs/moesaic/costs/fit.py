@@ -50,6 +50,11 @@ class CostFit:
         """Number of measurements, earlier ones counting less."""
         return self._weight
 
+    def expect(self, cost: PartCost) -> None:
+        """Weigh the next measurements by what ``cost`` says of them, rather than by what they took."""
+        if any(cost.unit_s):
+            self._expected, self._since = cost, 0
+
     def add(self, amounts: Sequence[float], seconds: float) -> None:
         """Learn one measurement; those without time or work tell nothing."""
         if not (0 < seconds < math.inf) or not any(amounts):

@@ -37,6 +37,7 @@ def bench(
             "brownout",
             "brownout-burst",
             "edge",
+            "costs",
         ],
         typer.Argument(help="Benchmark to run; docs/use/command-line.md describes each."),
     ],
