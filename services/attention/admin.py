@@ -71,6 +71,10 @@ class AttentionAdmin(attention_pb2_grpc.AttentionServiceServicer):
         """Refuse new requests, or take them again."""
         self.requests.draining = on
 
+    async def is_idle(self) -> bool:
+        """Tell whether no request is open."""
+        return len(self.requests) == 0
+
     def beat(self) -> None:
         """Show gateways that the engine lives, and what it has to do."""
         self.requests.beat(self.load.outstanding)

@@ -156,6 +156,11 @@ class AttentionSettings(ModelSettings):
         description="longest wait of running requests for a lost expert worker before they fail",
     )
 
+    standby: bool = Field(
+        False,
+        description="begin on standby: loaded and warm, but without work until it is activated",
+    )
+
     @field_validator("kv_blocks")
     @classmethod
     def _are_enough(cls, kv_blocks: int) -> int:
@@ -187,6 +192,8 @@ class AttentionSettings(ModelSettings):
         if self.dispatch not in self.dispatches:
             choices = " or ".join(self.dispatches)
             raise ValueError(f"--dispatch must be {choices} here, got {self.dispatch}")
+        if self.standby and self.dispatch == "collaborative":
+            raise ValueError("--standby is for attention and expert workers: edge agents have none")
         return self
 
     @property

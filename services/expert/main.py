@@ -10,6 +10,7 @@ import torch
 
 from moesaic.cluster.background import background
 from moesaic.cluster.lifecycle import run_service, stop_event
+from moesaic.cluster.placement_view import watch_placement
 from moesaic.cluster.rpc.server import ServiceStatus
 from moesaic.cluster.service import Availability, Process, introduce, service
 from moesaic.dispatch.two_phase.relay import ExpertRelay
@@ -25,6 +26,7 @@ from moesaic.models.weights.served import find_served_model
 from moesaic.native.library import library
 from moesaic.services.expert.activations import ActivationReporter
 from moesaic.services.expert.admin import ExpertAdmin
+from moesaic.services.expert.resting import resting
 from moesaic.services.expert.settings import ExpertSettings
 from moesaic.services.expert.weights import give_experts
 from moesaic.transport.device_memory import device_named
@@ -73,8 +75,10 @@ async def serve(settings: ExpertSettings) -> None:
         )
         await process.agree_on_weights(config.digest)
         await _warm_up(process, host, thread)
-        availability = Availability(process, lease)
-        await availability.begin()
+        view = await process.enter(watch_placement(process.bus))
+        idle = resting(settings.worker_id, view, host, network.network, thread)
+        availability = Availability(process, lease, idle=idle)
+        await availability.begin(standby=settings.standby)
         log.info("worker.ready", **found, generation=process.generation)
         housekeeping = _keep_house(host, status, thread, relay)
         await process.enter(background(housekeeping, "housekeeping"))
@@ -180,9 +184,12 @@ async def _keep_house(
         # On another thread: it waits for a request that is being answered.
         await asyncio.to_thread(host.epochs.retire)
         host.count()
-        thread.call(relay.follow, host.epochs.placement(host.epochs.in_force))
+        rests = status.state == "standby"  # and has no colleagues to keep links to
+        placement = None if rests else host.epochs.placement(host.epochs.in_force)
+        thread.call(relay.follow, placement)
         status.epoch = host.epochs.in_force
-        status.waiting_for = [] if host.epochs.in_force else ["a placement from the scheduler"]
+        placed = rests or host.epochs.in_force
+        status.waiting_for = [] if placed else ["a placement from the scheduler"]
         await asyncio.sleep(RETIRE_EVERY_S)
 
 

@@ -47,6 +47,11 @@ class ExpertSettings(ModelSettings):
         description="UCXX port for workers that fetch experts; 0 takes a free one",
     )
 
+    standby: bool = Field(
+        False,
+        description="begin on standby: registered and warm, but in no placement until it is activated",
+    )
+
     @model_validator(mode="after")
     def _data_can_be_dialled(self) -> Self:
         return self._must_be_dialled("data_host")

@@ -11,8 +11,9 @@ Parts start in this order and stop in the other::
 ``service`` is ``listening`` and ``joined``; only the gateway has something between them.
 """
 
+import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -20,6 +21,7 @@ from typing import Any, Generic, TypeVar
 import grpc
 
 import moesaic
+from moesaic.cluster.background import background
 from moesaic.cluster.lifecycle import StopEvent
 from moesaic.cluster.own_addresses import own_addresses
 from moesaic.cluster.redis.bus import Bus
@@ -33,6 +35,7 @@ from moesaic.telemetry.metrics import serve_metrics
 
 Settings = TypeVar("Settings", bound=ServiceSettings)
 T = TypeVar("T")
+_LOOK_S = 0.1  # how often a worker that stands by sees whether its work has ended
 Register = Callable[[grpc.aio.Server], None]  # adds the service's own calls to its gRPC server
 
 
@@ -125,28 +128,61 @@ class Availability:
     """The state of a worker that takes work, shown alike by its lease and by its gRPC server."""
 
     def __init__(
-        self, process: Process[Any], lease: Lease, drained: Callable[[bool], None] = lambda on: None
+        self,
+        process: Process[Any],
+        lease: Lease,
+        drained: Callable[[bool], None] = lambda on: None,
+        idle: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
-        """Call ``drained`` first when the worker is told to take no more work, or to take it again."""
-        self._process, self._lease, self._drained = process, lease, drained
+        """Show the state of ``process``.
 
-    async def begin(self) -> None:
-        """Take work, unless operators have had the worker drained while it started."""
-        self._process.admin.on_drain(self._drain)
-        if self._process.status.state == "draining":
+        Args:
+            process: of the worker.
+            lease: of the process.
+            drained: called first when the worker is told to take no more work, or to take it again.
+            idle: tells whether all work has ended; workers without it cannot stand by.
+        """
+        self._process, self._lease, self._drained, self._idle = process, lease, drained, idle
+
+    async def begin(self, *, standby: bool = False) -> None:
+        """Take work, unless operators have had the worker drained while it started, or it begins on standby."""
+        process, status = self._process, self._process.status
+        process.admin.on_drain(self._on_drain)
+        process.admin.on_stand_by(self._show)
+        if standby:
+            status.stand_by(True)
+        if status.drained or status.standing_by:
             self._drained(True)  # operators' call came before anybody heard of it here
-        self._process.status.set_state("ready")
-        await self._lease.update(state=self._process.status.state)
+        status.set_state("ready")
+        await self._update()
+        if self._idle is not None:
+            await process.enter(background(self._come_to_rest(self._idle), "standby"))
 
     async def ended(self) -> None:
         """Wait until the process shall stop, and take no more work from then on."""
         await self._process.stop.wait()
         self._process.status.set_state("draining")
-        await self._drain(True)
+        await self._show()
 
-    async def _drain(self, on: bool) -> None:
-        self._drained(on)
-        await self._lease.update(state="draining" if on else "ready")
+    async def _on_drain(self, on: bool) -> None:
+        await self._show()
+
+    async def _show(self) -> None:
+        self._drained(self._process.status.state != "ready")
+        await self._update()
+
+    async def _update(self) -> None:
+        status = self._process.status
+        await self._lease.update(state=status.state, standing_by=status.standing_by)
+
+    async def _come_to_rest(self, idle: Callable[[], Awaitable[bool]]) -> None:
+        """Follow a worker that stands by: from draining to standby, and back if it is given work after all."""
+        status = self._process.status
+        while True:
+            if status.standing_by:
+                status.rest(await idle())
+                await self._update()
+            await asyncio.sleep(_LOOK_S)
 
 
 @asynccontextmanager

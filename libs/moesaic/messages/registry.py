@@ -5,14 +5,14 @@ from typing import Annotated, Literal
 import msgspec
 
 Role = Literal["gateway", "attention", "expert", "scheduler", "edge-agent"]
-WorkerState = Literal["starting", "ready", "draining"]
+WorkerState = Literal["starting", "ready", "draining", "standby"]
 
 
 class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="worker.v1"):
     """One registered process; the value of its lease key.
 
     An expert worker is ``ready`` when it can take a placement, an attention worker when it can take
-    requests. An edge agent is both.
+    requests. An edge agent is both. One on ``standby`` could, and is given nothing.
     """
 
     worker_id: str
@@ -42,6 +42,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="worker.v1"):
     dispatch: str = ""  # attention workers: local, routed, gathered, all-to-all or collaborative
     max_request_tokens: int = 0  # attention workers: prompt and answer together; 0: not told
     share: str = ""  # attention workers: the experts that others may pull from it, like 0/2
+    standing_by: bool = False  # it is on standby, or drains in order to be
 
     @property
     def holds_experts(self) -> bool:

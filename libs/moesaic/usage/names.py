@@ -89,6 +89,7 @@ SETTINGS = frozenset(
         "MOESAIC_SHARE",
         "MOESAIC_SITE",
         "MOESAIC_SLOTS_PER_LAYER",
+        "MOESAIC_STANDBY",
         "MOESAIC_STEP_TARGET_S",
         "MOESAIC_STORE_SCORING_KV",
         "MOESAIC_STREAM_IDLE_S",
@@ -115,6 +116,8 @@ COMMANDS = frozenset(
         "MOESAIC_MEMORY",
         "MOESAIC_SCHEDULER",
         "MOESAIC_SECRETS_DIR",
+        "MOESAIC_STANDBY_ATTENTION",
+        "MOESAIC_STANDBY_EXPERTS",
         "MOESAIC_TOPOLOGY",
         "MOESAIC_URL",
     }

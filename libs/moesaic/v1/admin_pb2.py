@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16moesaic/v1/admin.proto\x12\nmoesaic.v1\"\x10\n\x0eGetInfoRequest\"\x9a\x02\n\x0fGetInfoResponse\x12\x0f\n\x07service\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\x03\x12\x10\n\x08uptime_s\x18\x06 \x01(\x01\x12\'\n\x05state\x18\x07 \x01(\x0e\x32\x18.moesaic.v1.ServiceState\x12\x13\n\x0bwaiting_for\x18\x08 \x03(\t\x12\r\n\x05\x65poch\x18\t \x01(\x04\x12\x14\n\x0cmodel_digest\x18\n \x01(\t\x12\x14\n\x0c\x64\x61ta_address\x18\x0b \x01(\t\x12\x17\n\x0fmetrics_address\x18\x46 \x01(\t\x12\r\n\x05model\x18G \x01(\t\"\x12\n\x10GetConfigRequest\"!\n\x11GetConfigResponse\x12\x0c\n\x04json\x18\x01 \x01(\t\"#\n\x12SetLogLevelRequest\x12\r\n\x05level\x18\x01 \x01(\t\"\x15\n\x13SetLogLevelResponse\"\x0e\n\x0c\x44rainRequest\"\x0f\n\rDrainResponse\"\x10\n\x0eUndrainRequest\"\x11\n\x0fUndrainResponse\"\"\n\x0fShutdownRequest\x12\x0f\n\x07grace_s\x18\x01 \x01(\x01\"\x12\n\x10ShutdownResponse\"\x11\n\x0fGetStatsRequest\"{\n\x10GetStatsResponse\x12\x38\n\x06values\x18\x01 \x03(\x0b\x32(.moesaic.v1.GetStatsResponse.ValuesEntry\x1a-\n\x0bValuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x12\n\x10\x44umpTasksRequest\"!\n\x11\x44umpTasksResponse\x12\x0c\n\x04text\x18\x01 \x01(\t*~\n\x0cServiceState\x12\x1d\n\x19SERVICE_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16SERVICE_STATE_STARTING\x10\x01\x12\x17\n\x13SERVICE_STATE_READY\x10\x02\x12\x1a\n\x16SERVICE_STATE_DRAINING\x10\x03\x32\xc6\x04\n\x0c\x41\x64minService\x12\x42\n\x07GetInfo\x12\x1a.moesaic.v1.GetInfoRequest\x1a\x1b.moesaic.v1.GetInfoResponse\x12H\n\tGetConfig\x12\x1c.moesaic.v1.GetConfigRequest\x1a\x1d.moesaic.v1.GetConfigResponse\x12N\n\x0bSetLogLevel\x12\x1e.moesaic.v1.SetLogLevelRequest\x1a\x1f.moesaic.v1.SetLogLevelResponse\x12<\n\x05\x44rain\x12\x18.moesaic.v1.DrainRequest\x1a\x19.moesaic.v1.DrainResponse\x12\x42\n\x07Undrain\x12\x1a.moesaic.v1.UndrainRequest\x1a\x1b.moesaic.v1.UndrainResponse\x12\x45\n\x08Shutdown\x12\x1b.moesaic.v1.ShutdownRequest\x1a\x1c.moesaic.v1.ShutdownResponse\x12\x45\n\x08GetStats\x12\x1b.moesaic.v1.GetStatsRequest\x1a\x1c.moesaic.v1.GetStatsResponse\x12H\n\tDumpTasks\x12\x1c.moesaic.v1.DumpTasksRequest\x1a\x1d.moesaic.v1.DumpTasksResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16moesaic/v1/admin.proto\x12\nmoesaic.v1\"\x10\n\x0eGetInfoRequest\"\x9a\x02\n\x0fGetInfoResponse\x12\x0f\n\x07service\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\x03\x12\x10\n\x08uptime_s\x18\x06 \x01(\x01\x12\'\n\x05state\x18\x07 \x01(\x0e\x32\x18.moesaic.v1.ServiceState\x12\x13\n\x0bwaiting_for\x18\x08 \x03(\t\x12\r\n\x05\x65poch\x18\t \x01(\x04\x12\x14\n\x0cmodel_digest\x18\n \x01(\t\x12\x14\n\x0c\x64\x61ta_address\x18\x0b \x01(\t\x12\x17\n\x0fmetrics_address\x18\x46 \x01(\t\x12\r\n\x05model\x18G \x01(\t\"\x12\n\x10GetConfigRequest\"!\n\x11GetConfigResponse\x12\x0c\n\x04json\x18\x01 \x01(\t\"#\n\x12SetLogLevelRequest\x12\r\n\x05level\x18\x01 \x01(\t\"\x15\n\x13SetLogLevelResponse\"\x0e\n\x0c\x44rainRequest\"\x0f\n\rDrainResponse\"\x10\n\x0eUndrainRequest\"\x11\n\x0fUndrainResponse\"\x10\n\x0eStandByRequest\":\n\x0fStandByResponse\x12\'\n\x05state\x18\x01 \x01(\x0e\x32\x18.moesaic.v1.ServiceState\"\x11\n\x0f\x41\x63tivateRequest\";\n\x10\x41\x63tivateResponse\x12\'\n\x05state\x18\x01 \x01(\x0e\x32\x18.moesaic.v1.ServiceState\"\"\n\x0fShutdownRequest\x12\x0f\n\x07grace_s\x18\x01 \x01(\x01\"\x12\n\x10ShutdownResponse\"\x11\n\x0fGetStatsRequest\"{\n\x10GetStatsResponse\x12\x38\n\x06values\x18\x01 \x03(\x0b\x32(.moesaic.v1.GetStatsResponse.ValuesEntry\x1a-\n\x0bValuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x12\n\x10\x44umpTasksRequest\"!\n\x11\x44umpTasksResponse\x12\x0c\n\x04text\x18\x01 \x01(\t*\x99\x01\n\x0cServiceState\x12\x1d\n\x19SERVICE_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16SERVICE_STATE_STARTING\x10\x01\x12\x17\n\x13SERVICE_STATE_READY\x10\x02\x12\x1a\n\x16SERVICE_STATE_DRAINING\x10\x03\x12\x19\n\x15SERVICE_STATE_STANDBY\x10\x04\x32\xd1\x05\n\x0c\x41\x64minService\x12\x42\n\x07GetInfo\x12\x1a.moesaic.v1.GetInfoRequest\x1a\x1b.moesaic.v1.GetInfoResponse\x12H\n\tGetConfig\x12\x1c.moesaic.v1.GetConfigRequest\x1a\x1d.moesaic.v1.GetConfigResponse\x12N\n\x0bSetLogLevel\x12\x1e.moesaic.v1.SetLogLevelRequest\x1a\x1f.moesaic.v1.SetLogLevelResponse\x12<\n\x05\x44rain\x12\x18.moesaic.v1.DrainRequest\x1a\x19.moesaic.v1.DrainResponse\x12\x42\n\x07Undrain\x12\x1a.moesaic.v1.UndrainRequest\x1a\x1b.moesaic.v1.UndrainResponse\x12\x42\n\x07StandBy\x12\x1a.moesaic.v1.StandByRequest\x1a\x1b.moesaic.v1.StandByResponse\x12\x45\n\x08\x41\x63tivate\x12\x1b.moesaic.v1.ActivateRequest\x1a\x1c.moesaic.v1.ActivateResponse\x12\x45\n\x08Shutdown\x12\x1b.moesaic.v1.ShutdownRequest\x1a\x1c.moesaic.v1.ShutdownResponse\x12\x45\n\x08GetStats\x12\x1b.moesaic.v1.GetStatsRequest\x1a\x1c.moesaic.v1.GetStatsResponse\x12H\n\tDumpTasks\x12\x1c.moesaic.v1.DumpTasksRequest\x1a\x1d.moesaic.v1.DumpTasksResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,8 +33,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GETSTATSRESPONSE_VALUESENTRY']._loaded_options = None
   _globals['_GETSTATSRESPONSE_VALUESENTRY']._serialized_options = b'8\001'
-  _globals['_SERVICESTATE']._serialized_start=781
-  _globals['_SERVICESTATE']._serialized_end=907
+  _globals['_SERVICESTATE']._serialized_start=940
+  _globals['_SERVICESTATE']._serialized_end=1093
   _globals['_GETINFOREQUEST']._serialized_start=38
   _globals['_GETINFOREQUEST']._serialized_end=54
   _globals['_GETINFORESPONSE']._serialized_start=57
@@ -55,20 +55,28 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_UNDRAINREQUEST']._serialized_end=505
   _globals['_UNDRAINRESPONSE']._serialized_start=507
   _globals['_UNDRAINRESPONSE']._serialized_end=524
-  _globals['_SHUTDOWNREQUEST']._serialized_start=526
-  _globals['_SHUTDOWNREQUEST']._serialized_end=560
-  _globals['_SHUTDOWNRESPONSE']._serialized_start=562
-  _globals['_SHUTDOWNRESPONSE']._serialized_end=580
-  _globals['_GETSTATSREQUEST']._serialized_start=582
-  _globals['_GETSTATSREQUEST']._serialized_end=599
-  _globals['_GETSTATSRESPONSE']._serialized_start=601
-  _globals['_GETSTATSRESPONSE']._serialized_end=724
-  _globals['_GETSTATSRESPONSE_VALUESENTRY']._serialized_start=679
-  _globals['_GETSTATSRESPONSE_VALUESENTRY']._serialized_end=724
-  _globals['_DUMPTASKSREQUEST']._serialized_start=726
-  _globals['_DUMPTASKSREQUEST']._serialized_end=744
-  _globals['_DUMPTASKSRESPONSE']._serialized_start=746
-  _globals['_DUMPTASKSRESPONSE']._serialized_end=779
-  _globals['_ADMINSERVICE']._serialized_start=910
-  _globals['_ADMINSERVICE']._serialized_end=1492
+  _globals['_STANDBYREQUEST']._serialized_start=526
+  _globals['_STANDBYREQUEST']._serialized_end=542
+  _globals['_STANDBYRESPONSE']._serialized_start=544
+  _globals['_STANDBYRESPONSE']._serialized_end=602
+  _globals['_ACTIVATEREQUEST']._serialized_start=604
+  _globals['_ACTIVATEREQUEST']._serialized_end=621
+  _globals['_ACTIVATERESPONSE']._serialized_start=623
+  _globals['_ACTIVATERESPONSE']._serialized_end=682
+  _globals['_SHUTDOWNREQUEST']._serialized_start=684
+  _globals['_SHUTDOWNREQUEST']._serialized_end=718
+  _globals['_SHUTDOWNRESPONSE']._serialized_start=720
+  _globals['_SHUTDOWNRESPONSE']._serialized_end=738
+  _globals['_GETSTATSREQUEST']._serialized_start=740
+  _globals['_GETSTATSREQUEST']._serialized_end=757
+  _globals['_GETSTATSRESPONSE']._serialized_start=759
+  _globals['_GETSTATSRESPONSE']._serialized_end=882
+  _globals['_GETSTATSRESPONSE_VALUESENTRY']._serialized_start=837
+  _globals['_GETSTATSRESPONSE_VALUESENTRY']._serialized_end=882
+  _globals['_DUMPTASKSREQUEST']._serialized_start=884
+  _globals['_DUMPTASKSREQUEST']._serialized_end=902
+  _globals['_DUMPTASKSRESPONSE']._serialized_start=904
+  _globals['_DUMPTASKSRESPONSE']._serialized_end=937
+  _globals['_ADMINSERVICE']._serialized_start=1096
+  _globals['_ADMINSERVICE']._serialized_end=1817
 # @@protoc_insertion_point(module_scope)

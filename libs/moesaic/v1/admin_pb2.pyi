@@ -29,6 +29,8 @@ class _ServiceStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ServiceS
     SERVICE_STATE_STARTING: _ServiceState.ValueType  # 1
     SERVICE_STATE_READY: _ServiceState.ValueType  # 2
     SERVICE_STATE_DRAINING: _ServiceState.ValueType  # 3
+    SERVICE_STATE_STANDBY: _ServiceState.ValueType  # 4
+    """it could serve, and is given no work"""
 
 class ServiceState(_ServiceState, metaclass=_ServiceStateEnumTypeWrapper): ...
 
@@ -36,6 +38,8 @@ SERVICE_STATE_UNSPECIFIED: ServiceState.ValueType  # 0
 SERVICE_STATE_STARTING: ServiceState.ValueType  # 1
 SERVICE_STATE_READY: ServiceState.ValueType  # 2
 SERVICE_STATE_DRAINING: ServiceState.ValueType  # 3
+SERVICE_STATE_STANDBY: ServiceState.ValueType  # 4
+"""it could serve, and is given no work"""
 Global___ServiceState: _TypeAlias = ServiceState  # noqa: Y015
 
 @_typing.final
@@ -244,6 +248,75 @@ class UndrainResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___UndrainResponse: _TypeAlias = UndrainResponse  # noqa: Y015
+
+@_typing.final
+class StandByRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StandByRequest: _TypeAlias = StandByRequest  # noqa: Y015
+
+@_typing.final
+class StandByResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    state: Global___ServiceState.ValueType
+    """draining until all work has ended"""
+    def __init__(
+        self,
+        *,
+        state: Global___ServiceState.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StandByResponse: _TypeAlias = StandByResponse  # noqa: Y015
+
+@_typing.final
+class ActivateRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ActivateRequest: _TypeAlias = ActivateRequest  # noqa: Y015
+
+@_typing.final
+class ActivateResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    state: Global___ServiceState.ValueType
+    def __init__(
+        self,
+        *,
+        state: Global___ServiceState.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ActivateResponse: _TypeAlias = ActivateResponse  # noqa: Y015
 
 @_typing.final
 class ShutdownRequest(_message.Message):

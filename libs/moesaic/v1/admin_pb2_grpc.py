@@ -60,6 +60,16 @@ class AdminServiceStub:
                 request_serializer=moesaic_dot_v1_dot_admin__pb2.UndrainRequest.SerializeToString,
                 response_deserializer=moesaic_dot_v1_dot_admin__pb2.UndrainResponse.FromString,
                 _registered_method=True)
+        self.StandBy = channel.unary_unary(
+                '/moesaic.v1.AdminService/StandBy',
+                request_serializer=moesaic_dot_v1_dot_admin__pb2.StandByRequest.SerializeToString,
+                response_deserializer=moesaic_dot_v1_dot_admin__pb2.StandByResponse.FromString,
+                _registered_method=True)
+        self.Activate = channel.unary_unary(
+                '/moesaic.v1.AdminService/Activate',
+                request_serializer=moesaic_dot_v1_dot_admin__pb2.ActivateRequest.SerializeToString,
+                response_deserializer=moesaic_dot_v1_dot_admin__pb2.ActivateResponse.FromString,
+                _registered_method=True)
         self.Shutdown = channel.unary_unary(
                 '/moesaic.v1.AdminService/Shutdown',
                 request_serializer=moesaic_dot_v1_dot_admin__pb2.ShutdownRequest.SerializeToString,
@@ -114,6 +124,21 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def StandBy(self, request, context):
+        """Attention and expert workers: take no new work, and be on standby once what runs has ended. Repeating it changes
+        nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Activate(self, request, context):
+        """Take work again after StandBy, or after a start on standby; a worker that drains goes on draining until Undrain.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Shutdown(self, request, context):
         """Drain, then exit; the same as SIGTERM.
         """
@@ -162,6 +187,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.Undrain,
                     request_deserializer=moesaic_dot_v1_dot_admin__pb2.UndrainRequest.FromString,
                     response_serializer=moesaic_dot_v1_dot_admin__pb2.UndrainResponse.SerializeToString,
+            ),
+            'StandBy': grpc.unary_unary_rpc_method_handler(
+                    servicer.StandBy,
+                    request_deserializer=moesaic_dot_v1_dot_admin__pb2.StandByRequest.FromString,
+                    response_serializer=moesaic_dot_v1_dot_admin__pb2.StandByResponse.SerializeToString,
+            ),
+            'Activate': grpc.unary_unary_rpc_method_handler(
+                    servicer.Activate,
+                    request_deserializer=moesaic_dot_v1_dot_admin__pb2.ActivateRequest.FromString,
+                    response_serializer=moesaic_dot_v1_dot_admin__pb2.ActivateResponse.SerializeToString,
             ),
             'Shutdown': grpc.unary_unary_rpc_method_handler(
                     servicer.Shutdown,
@@ -315,6 +350,60 @@ class AdminService:
             '/moesaic.v1.AdminService/Undrain',
             moesaic_dot_v1_dot_admin__pb2.UndrainRequest.SerializeToString,
             moesaic_dot_v1_dot_admin__pb2.UndrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StandBy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/moesaic.v1.AdminService/StandBy',
+            moesaic_dot_v1_dot_admin__pb2.StandByRequest.SerializeToString,
+            moesaic_dot_v1_dot_admin__pb2.StandByResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Activate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/moesaic.v1.AdminService/Activate',
+            moesaic_dot_v1_dot_admin__pb2.ActivateRequest.SerializeToString,
+            moesaic_dot_v1_dot_admin__pb2.ActivateResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -41,6 +41,12 @@ class AdminServiceStub:
     Drain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]
     """Take no new work; what runs goes on. Repeating it changes nothing."""
     Undrain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UndrainRequest, _admin_pb2.UndrainResponse]
+    StandBy: _grpc.UnaryUnaryMultiCallable[_admin_pb2.StandByRequest, _admin_pb2.StandByResponse]
+    """Attention and expert workers: take no new work, and be on standby once what runs has ended. Repeating it changes
+    nothing.
+    """
+    Activate: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ActivateRequest, _admin_pb2.ActivateResponse]
+    """Take work again after StandBy, or after a start on standby; a worker that drains goes on draining until Undrain."""
     Shutdown: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ShutdownRequest, _admin_pb2.ShutdownResponse]
     """Drain, then exit; the same as SIGTERM."""
     GetStats: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetStatsRequest, _admin_pb2.GetStatsResponse]
@@ -61,6 +67,12 @@ class AdminServiceAsyncStub(AdminServiceStub):
     Drain: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]  # type: ignore[assignment]
     """Take no new work; what runs goes on. Repeating it changes nothing."""
     Undrain: _aio.UnaryUnaryMultiCallable[_admin_pb2.UndrainRequest, _admin_pb2.UndrainResponse]  # type: ignore[assignment]
+    StandBy: _aio.UnaryUnaryMultiCallable[_admin_pb2.StandByRequest, _admin_pb2.StandByResponse]  # type: ignore[assignment]
+    """Attention and expert workers: take no new work, and be on standby once what runs has ended. Repeating it changes
+    nothing.
+    """
+    Activate: _aio.UnaryUnaryMultiCallable[_admin_pb2.ActivateRequest, _admin_pb2.ActivateResponse]  # type: ignore[assignment]
+    """Take work again after StandBy, or after a start on standby; a worker that drains goes on draining until Undrain."""
     Shutdown: _aio.UnaryUnaryMultiCallable[_admin_pb2.ShutdownRequest, _admin_pb2.ShutdownResponse]  # type: ignore[assignment]
     """Drain, then exit; the same as SIGTERM."""
     GetStats: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetStatsRequest, _admin_pb2.GetStatsResponse]  # type: ignore[assignment]
@@ -108,6 +120,24 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.UndrainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.UndrainResponse, _abc.Awaitable[_admin_pb2.UndrainResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def StandBy(
+        self,
+        request: _admin_pb2.StandByRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.StandByResponse, _abc.Awaitable[_admin_pb2.StandByResponse]]:
+        """Attention and expert workers: take no new work, and be on standby once what runs has ended. Repeating it changes
+        nothing.
+        """
+
+    @_abc_1.abstractmethod
+    def Activate(
+        self,
+        request: _admin_pb2.ActivateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ActivateResponse, _abc.Awaitable[_admin_pb2.ActivateResponse]]:
+        """Take work again after StandBy, or after a start on standby; a worker that drains goes on draining until Undrain."""
 
     @_abc_1.abstractmethod
     def Shutdown(

@@ -59,6 +59,7 @@ def _neighbours(worker: WorkerParts, fleet: Fleet) -> tuple[list[Endpoint], int]
         and record.data_address
         and not record.share
         and record.model_digest == worker.config.digest
+        and record.state != "standby"  # it has no rows to bring
     ]
     near = [
         Endpoint(record.worker_id, record.generation, record.data_address)

@@ -273,3 +273,28 @@ def test_whatever_workers_do_every_proposal_keeps_the_rules_and_is_the_last(data
         assert again.short == (not held) or any(
             r.state == "draining" for r in history.records.values()
         )
+
+
+def test_a_worker_on_standby_is_left_out_and_placed_once_it_is_activated():
+    a, b, c = worker("a"), worker("b"), worker("c", state="standby")
+    current = placed(a, b, c)
+    assert [w.worker_id for w in current.workers] == ["a", "b"]
+    assert propose(current, [a, b, c]) == Proposal()
+
+    grown = propose(current, [a, b, replace(c, state="ready")]).placement
+
+    assert grown is not None
+    assert [w.worker_id for w in grown.workers] == ["a", "b", "c"]
+
+
+def test_a_placed_worker_that_stands_by_is_left_out_unless_its_slots_are_needed():
+    a, b, c = worker("a"), worker("b"), worker("c")
+    current = placed(a, b, c)
+
+    left_out = propose(current, [a, b, replace(c, state="standby")]).placement
+    needed = propose(current, [a, replace(b, state="standby"), replace(c, state="standby")])
+
+    assert left_out is not None
+    assert [w.worker_id for w in left_out.workers] == ["a", "b"]
+    assert needed.placement is not None
+    assert len(needed.placement.workers) == 2

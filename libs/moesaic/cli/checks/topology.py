@@ -10,6 +10,8 @@ _NO_AGENTS = "has no agents; give --topology edge as well, or leave it out"
 TAKEN_BY: Mapping[str, tuple[tuple[str, ...], str]] = {
     "--experts": (("disaggregated",), "has no expert workers"),
     "--slots-per-layer": (("disaggregated",), "has no expert workers"),
+    "--standby-attention": (("disaggregated",), "has no workers on standby"),
+    "--standby-experts": (("disaggregated",), "has no workers on standby"),
     "--attention": (_OTHERS, "has no attention workers; give --agents"),
     "--offload": (_OTHERS[:3], "has no such mode"),
     "--agents": (("edge",), _NO_AGENTS),

@@ -16,6 +16,7 @@ STATES = {
     admin_pb2.SERVICE_STATE_STARTING: "starting",
     admin_pb2.SERVICE_STATE_READY: "ready",
     admin_pb2.SERVICE_STATE_DRAINING: "draining",
+    admin_pb2.SERVICE_STATE_STANDBY: "standby",
 }
 UNREACHABLE = "unreachable"
 REFUSED = ("unauthenticated", "permission_denied")  # the details say what to do

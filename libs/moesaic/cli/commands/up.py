@@ -65,6 +65,24 @@ def up(
             help="Expert slots of each expert worker per layer (default: enough).",
         ),
     ] = None,
+    standby_attention: Annotated[
+        int,
+        typer.Option(
+            envvar="MOESAIC_STANDBY_ATTENTION",
+            min=0,
+            max=64,
+            help="Further attention workers, loaded but without work until 'moesaic scale' wants them.",
+        ),
+    ] = 0,
+    standby_experts: Annotated[
+        int,
+        typer.Option(
+            envvar="MOESAIC_STANDBY_EXPERTS",
+            min=0,
+            max=256,
+            help="Further expert workers, likewise.",
+        ),
+    ] = 0,
     offload: Annotated[
         bool,
         typer.Option(
@@ -192,6 +210,8 @@ def up(
         "--experts": experts,
         "--slots-per-layer": slots_per_layer,
         "--attention": attention,
+        "--standby-attention": standby_attention,
+        "--standby-experts": standby_experts,
         "--offload": offload,
         "--agents": agents,
         "--memory": memory,
@@ -208,6 +228,8 @@ def up(
         attention=attention or 1,
         experts=experts or DEFAULT_EXPERT_WORKERS,
         slots_per_layer=slots_per_layer or 0,
+        standby_attention=standby_attention,
+        standby_experts=standby_experts,
         offload=offload,
         agents=agents,
         memory_bytes=read_memory(memory, agents),

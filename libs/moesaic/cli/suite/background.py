@@ -85,6 +85,8 @@ def foreground_flags(options: SuiteOptions, timeout: float) -> list[str]:
         flags["--attention"] = options.attention
     if options.topology == "disaggregated":
         flags["--experts"] = options.experts
+        flags["--standby-attention"] = options.standby_attention
+        flags["--standby-experts"] = options.standby_experts
         if options.slots_per_layer:
             flags["--slots-per-layer"] = options.slots_per_layer
     if options.api_keys_file:

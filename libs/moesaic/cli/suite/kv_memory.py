@@ -36,12 +36,12 @@ def kv_environment(
 
     itemsize = 2 if getattr(attention, "dtype", "") == "bfloat16" else 4
     others, experts = _sizes(Path(options.model), itemsize)
-    taken = others * options.attention + _copies(options, num_experts) * experts
-    processes = options.attention
+    taken = others * options.all_attention + _copies(options, num_experts) * experts
+    processes = options.all_attention
     if options.topology == "disaggregated":
-        processes += options.experts
+        processes += options.all_experts
     left = free_bytes() - math.ceil(taken) - processes * PROCESS_BYTES
-    return {VARIABLE: str(max(1, int(FRACTION * left) // options.attention))}
+    return {VARIABLE: str(max(1, int(FRACTION * left) // options.all_attention))}
 
 
 def _sizes(model: Path, itemsize: int) -> tuple[int, int]:
@@ -59,5 +59,5 @@ def _copies(options: "SuiteOptions", num_experts: int) -> float:
     if options.topology == "local":
         return options.attention
     if options.topology == "disaggregated":
-        return slots_per_layer(options, num_experts) * options.experts / num_experts
+        return slots_per_layer(options, num_experts) * options.all_experts / num_experts
     return 1  # the layers that are fetched ahead are few

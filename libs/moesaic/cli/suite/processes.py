@@ -36,6 +36,8 @@ class SuiteOptions:
     attention: int
     experts: int
     slots_per_layer: int  # 0: just enough
+    standby_attention: int = 0  # further attention workers, without work
+    standby_experts: int = 0
     offload: bool = False  # experts in files instead of memory
     agents: int = 0  # of the edge topology
     memory_bytes: tuple[int, ...] = ()  # of each agent; empty: enough for all experts
@@ -46,6 +48,16 @@ class SuiteOptions:
     api_keys_file: str = ""
     no_auth: bool = False
     settings: tuple[Setting, ...] = ()  # of services, besides the fields above
+
+    @property
+    def all_attention(self) -> int:
+        """Attention workers, those on standby too."""
+        return self.attention + self.standby_attention
+
+    @property
+    def all_experts(self) -> int:
+        """Expert workers, those on standby too."""
+        return self.experts + self.standby_experts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,10 +113,11 @@ def threads_of(options: SuiteOptions, cores: int) -> dict[str, int]:
         return {"edge-agent": max(1, cores // options.agents)}
     if options.topology != "disaggregated":
         return {"attention": max(1, cores // options.attention)}
-    sides = 1 if cores < 2 * (options.attention + options.experts) else 2
+    attention, experts = options.all_attention, options.all_experts
+    sides = 1 if cores < 2 * (attention + experts) else 2
     return {
-        "attention": max(1, cores // sides // options.attention),
-        "expert": max(1, cores // sides // options.experts),
+        "attention": max(1, cores // sides // attention),
+        "expert": max(1, cores // sides // experts),
     }
 
 
@@ -155,11 +168,11 @@ def name_of(role: str, number: int) -> str:
 
 
 def numbers_of(options: SuiteOptions) -> dict[str, int]:
-    """Count the processes that compute, by role, in the order in which they start."""
+    """Count the processes that compute, by role, in the order in which they start; the last are on standby."""
     if options.topology == "edge":
         return {"edge-agent": options.agents}
     if options.topology == "disaggregated":
-        return {"expert": options.experts, "attention": options.attention}
+        return {"expert": options.all_experts, "attention": options.all_attention}
     return {"attention": options.attention}
 
 
@@ -172,13 +185,15 @@ def _work_of(options: SuiteOptions, role: str, number: int, num_experts: int) ->
         return (*own, "--memory-bytes", str(options.memory_bytes[number]))
     if role == "expert":
         slots = str(slots_per_layer(options, num_experts))
-        return ("--slots-per-layer", slots, "--weights-port", "0")
+        standby = ("--standby",) if number >= options.experts else ()
+        return ("--slots-per-layer", slots, "--weights-port", "0", *standby)
     offload = ("--offload",) if options.offload else ()
     if options.topology in ("gathered", "all-to-all"):
         share = f"{number}/{options.attention}"
         return ("--dispatch", options.topology, "--share", share, *offload)
     dispatch = "routed" if options.topology == "disaggregated" else "local"
-    return ("--dispatch", dispatch, *offload)
+    standby = ("--standby",) if number >= options.attention else ()
+    return ("--dispatch", dispatch, *offload, *standby)
 
 
 def _service(

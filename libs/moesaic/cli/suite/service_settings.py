@@ -15,9 +15,12 @@ if TYPE_CHECKING:
 ITS_OWN = {
     *("worker_id", "host", "control_host", "advertise_host", "admin_port", "metrics_port"),
     *("data_host", "data_port", "weights_port", "grace_s", "threads", "dispatch", "share"),
-    *("memory_bytes", "site"),
+    *("memory_bytes", "site", "standby"),
 }
-GIVEN_AS = {"memory_bytes": "--memory"}
+GIVEN_AS = {
+    "memory_bytes": "--memory",
+    "standby": "--standby-attention or --standby-experts",
+}
 
 
 def settings_model(role: str) -> type["ServiceSettings"]:

@@ -12,10 +12,11 @@ from typing import Any
 
 import grpc
 import structlog
+from prometheus_client import Gauge
 
 from moesaic import __version__
 from moesaic.cluster.rpc.statuses import errors_as_status
-from moesaic.errors import NotReady
+from moesaic.errors import InvalidInput, NotReady
 from moesaic.messages.registry import WorkerState
 from moesaic.settings import ServiceSettings, redacted
 from moesaic.telemetry import logs, metrics
@@ -25,19 +26,28 @@ from moesaic.v1 import admin_pb2_grpc
 log = structlog.get_logger()
 
 DrainHook = Callable[[bool], Awaitable[None]]
+StandbyHook = Callable[[], Awaitable[None]]
 _Context = grpc.aio.ServicerContext[Any, Any]
 _STATES: dict[WorkerState, pb.ServiceState.ValueType] = {
     "starting": pb.SERVICE_STATE_STARTING,
     "ready": pb.SERVICE_STATE_READY,
     "draining": pb.SERVICE_STATE_DRAINING,
+    "standby": pb.SERVICE_STATE_STANDBY,
 }
+_CAN_STAND_BY = ("attention", "expert")
+
+_state = Gauge("moesaic_service_state", "1 for the state that this process is in", ["state"])
 
 
 class ServiceStatus:
     """The state of this process, as ``GetInfo`` and the health service show it.
 
     Draining overlays the other states: a service that becomes ready while it drains stays
-    draining until ``undrain``.
+    draining until ``undrain``. A worker that is to stand by shows ``draining`` too, until it has nothing to do.
+
+    Attributes:
+        drained: operators had it drained, or it stops.
+        standing_by: it is to take no work, or it has begun without any.
     """
 
     def __init__(self, service: str, worker_id: str, generation: int) -> None:
@@ -50,19 +60,24 @@ class ServiceStatus:
         self.metrics_address = ""
         self.model = ""  # its name, for people
         self.changed = asyncio.Event()  # set by a change of state, cleared by the health service
+        self.drained = self.standing_by = False
         self._state: WorkerState = "starting"
-        self._draining = False
+        self._rests = False  # it has nothing to do
 
     @property
     def state(self) -> WorkerState:
-        """``starting``, ``ready`` or ``draining``."""
-        return "draining" if self._draining else self._state
+        """``starting``, ``ready``, ``draining`` or ``standby``."""
+        if self.drained:
+            return "draining"
+        if self.standing_by and self._state == "ready":
+            return "standby" if self._rests else "draining"
+        return self._state
 
     def set_state(self, state: WorkerState) -> None:
         """Enter a state; a change is logged once."""
         before = self.state
         if state == "draining":
-            self._draining = True
+            self.drained = True
         else:
             self._state = state
         self._note(before)
@@ -79,12 +94,26 @@ class ServiceStatus:
 
     def undrain(self) -> None:
         """Return to the state before draining."""
-        before, self._draining = self.state, False
+        before, self.drained = self.state, False
+        self._note(before)
+
+    def stand_by(self, on: bool) -> None:
+        """Take no work from now on, or take it again; one that has not begun rests at once."""
+        before = self.state
+        if on != self.standing_by:
+            self.standing_by, self._rests = on, on and self._state == "starting"
+        self._note(before)
+
+    def rest(self, rests: bool) -> None:
+        """Note for one that stands by whether it has nothing to do."""
+        before, self._rests = self.state, rests
         self._note(before)
 
     def _note(self, before: WorkerState) -> None:
         if self.state != before:
             log.info("service.state", state=self.state, before=before)
+            for state in _STATES:
+                _state.labels(state).set(state == self.state)
             self.changed.set()
 
 
@@ -95,6 +124,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, settings: ServiceSettings, status: ServiceStatus, stop: asyncio.Event
     ) -> None:
         self.on_drain: list[DrainHook] = []  # called with True to drain, False to accept work again
+        self.on_stand_by: list[StandbyHook] = []  # called after ``status.standing_by`` has changed
         self.grace_s = settings.grace_s
         self._settings, self._status, self._stop = settings, status, stop
         self._started = time.monotonic()
@@ -145,11 +175,25 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         async with errors_as_status(context):
             if self._stop.is_set():
                 raise NotReady("this process is stopping", code="draining")
-            if self._status.state == "draining":
+            if self._status.drained:
                 self._status.undrain()
                 for hook in self.on_drain:
                     await hook(False)
         return pb.UndrainResponse()
+
+    async def StandBy(self, request: pb.StandByRequest, context: _Context) -> pb.StandByResponse:
+        """Accept no new work, and be on standby once all work has ended; repeating the call changes nothing."""
+        async with errors_as_status(context):
+            await self._stand_by(True)
+            return pb.StandByResponse(state=_STATES[self._status.state])
+
+    async def Activate(self, request: pb.ActivateRequest, context: _Context) -> pb.ActivateResponse:
+        """Accept work after ``StandBy``; a worker that drains goes on draining."""
+        async with errors_as_status(context):
+            if self._stop.is_set():
+                raise NotReady("this process is stopping", code="draining")
+            await self._stand_by(False)
+            return pb.ActivateResponse(state=_STATES[self._status.state])
 
     async def Shutdown(self, request: pb.ShutdownRequest, context: _Context) -> pb.ShutdownResponse:
         """Drain, then exit; the same as SIGTERM."""
@@ -172,8 +216,20 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         async with errors_as_status(context):
             return pb.DumpTasksResponse(text=_stacks())
 
+    async def _stand_by(self, on: bool) -> None:
+        status = self._status
+        if status.service not in _CAN_STAND_BY:
+            able = " and ".join(_CAN_STAND_BY)
+            raise InvalidInput(
+                "service", f"must be of {able} workers, this is the {status.service}"
+            )
+        if status.standing_by != on:
+            status.stand_by(on)
+            for hook in self.on_stand_by:
+                await hook()
+
     async def _drain(self) -> None:
-        if self._status.state != "draining":
+        if not self._status.drained:
             self._status.set_state("draining")  # health shows it before any work is refused
             for hook in self.on_drain:
                 await hook(True)

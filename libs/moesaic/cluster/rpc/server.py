@@ -13,7 +13,7 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
 from moesaic.addresses import host_port
-from moesaic.cluster.rpc.admin import AdminServicer, DrainHook, ServiceStatus
+from moesaic.cluster.rpc.admin import AdminServicer, DrainHook, ServiceStatus, StandbyHook
 from moesaic.cluster.rpc.authentication import Authenticating
 from moesaic.cluster.rpc.channels import SERVER_OPTIONS
 from moesaic.cluster.security.credentials import Credentials, using
@@ -24,7 +24,7 @@ from moesaic.v1 import admin_pb2_grpc
 
 log = structlog.get_logger()
 
-__all__ = ["AdminServer", "DrainHook", "ServiceStatus", "admin_server"]
+__all__ = ["AdminServer", "DrainHook", "ServiceStatus", "StandbyHook", "admin_server"]
 
 _MAX_CONCURRENT_CALLS = 1024
 _SETTLE_S = 1.0
@@ -55,6 +55,10 @@ class AdminServer:
         """Await ``hook(True)`` in ``Drain`` and ``Shutdown``, ``hook(False)`` in ``Undrain``."""
         self._admin.on_drain.append(hook)
 
+    def on_stand_by(self, hook: StandbyHook) -> None:
+        """Await ``hook()`` in ``StandBy`` and ``Activate``, when they change something."""
+        self._admin.on_stand_by.append(hook)
+
 
 @asynccontextmanager
 async def admin_server(
@@ -68,8 +72,8 @@ async def admin_server(
 ) -> AsyncIterator[AdminServer]:
     """Serve the calls of every service, and those that ``register`` adds, until the block ends.
 
-    The server answers from the start; its health is NOT_SERVING until the status is ``ready``. An
-    unknown generation can be set later, as ``admin.status.generation``. With a secret in the settings
+    The server answers from the start; its health is NOT_SERVING until the status is ``ready``, or ``standby``: it
+    could serve. An unknown generation can be set later, as ``admin.status.generation``. With a secret in the settings
     callers must know it, and this process's own calls carry tokens made from it. With certificates
     each end demands one of the other.
 
@@ -153,7 +157,7 @@ async def _follow(status: ServiceStatus, health: HealthServicer, names: list[str
     while True:
         await status.changed.wait()
         status.changed.clear()
-        serving = status.state == "ready"
+        serving = status.state in ("ready", "standby")
         for name in names:
             await health.set(
                 name,

@@ -22,7 +22,7 @@ _BY_SERVICE: dict[str, dict[Literal["data", "admin", "open"], str]] = {
     "grpc.reflection.v1alpha.ServerReflection": {"admin": "ServerReflectionInfo"},
     "moesaic.v1.AdminService": {
         "data": "GetInfo GetStats",
-        "admin": "GetConfig SetLogLevel Drain Undrain Shutdown DumpTasks",
+        "admin": "GetConfig SetLogLevel Drain Undrain StandBy Activate Shutdown DumpTasks",
     },
     "moesaic.v1.AttentionService": {"data": "Execute GetLoad", "admin": "RecordTrace"},
     "moesaic.v1.ExpertService": {

@@ -12,6 +12,7 @@ from moesaic.placement.decide.stand_ins import own_part
 from moesaic.placement.policies.uniform import Slots, refill, uniform
 
 Incarnation = tuple[str, int]  # worker id and generation: one start of one worker
+LEAVING = ("draining", "standby")  # states of workers that leave if a placement names them
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ def propose(current: Placement | None, records: Iterable[WorkerRecord]) -> Propo
     a worker came or went                  workers keep their slots; only what is lacking moves
     a worker restarted                     it gets back what it held
     a worker drains                        a placement without it, unless its slots are needed
+    a worker is on standby                 nothing for it, and none names it
     an edge agent has less memory now      it keeps as many experts as it has slots for
     stages ended before the last           the same, and experts that none of them had are placed
     workers with another model came        nothing for them while any worker has the served model
@@ -53,7 +55,7 @@ def propose(current: Placement | None, records: Iterable[WorkerRecord]) -> Propo
     missing = missing_experts(current, {incarnation(r) for r in experts}) if current else {}
     current = own_part(current) if current else None
     placed = {(w.worker_id, w.generation) for w in current.workers} if current else set()
-    draining = [r for r in experts if r.state == "draining" and incarnation(r) in placed]
+    draining = [r for r in experts if r.state in LEAVING and incarnation(r) in placed]
     ready = [r for r in experts if _can_be_placed(r)]
     served = _served_model(current, [*ready, *draining], asked_for)
     candidates = sorted(
@@ -108,7 +110,7 @@ def obsolete(
         return f"{', '.join(gone)} left while experts were loaded"
     wanted = propose(current, by_key.values()).placement or current
     needed = {(w.worker_id, w.generation) for w in wanted.workers} if wanted else set(keys)
-    leaving = [key[0] for key in lasting if by_key[key].state == "draining" and key not in needed]
+    leaving = [key[0] for key in lasting if by_key[key].state in LEAVING and key not in needed]
     return f"{', '.join(leaving)} drains while experts are loaded" if leaving else ""
 
 
@@ -146,7 +148,7 @@ def _needed(current: Placement | None, candidates: Sequence[WorkerRecord]) -> li
     """
     needed = [record for record in candidates if record.state == "ready"]
     for record in candidates:
-        if record.state == "draining" and _shortfall(current, needed):
+        if record.state in LEAVING and _shortfall(current, needed):
             needed.append(record)
     return sorted(needed, key=lambda record: record.worker_id)
 
