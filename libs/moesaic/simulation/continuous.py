@@ -76,11 +76,11 @@ class ContinuousPlanner:
 
     @property
     def num_open(self) -> int:
-        """See ``Planner``."""
+        """See ``StepPlanner``."""
         return len(self._waiting) + len(self._prompts) + len(self._ends)
 
     def submit(self, request: SimulatedRequest) -> None:
-        """See ``Planner``."""
+        """See ``StepPlanner``."""
         if (tokens := request.prompt_tokens + request.answer_tokens) > self.kv_tokens:
             raise InvalidInput(
                 "prompt_tokens",
@@ -89,7 +89,7 @@ class ContinuousPlanner:
         self._waiting.append(request)
 
     def next_step(self) -> PlannedRows | None:
-        """See ``Planner``."""
+        """See ``StepPlanner``."""
         answers = len(self._ends)
         room, keys = self._most_rows - answers, self._keys
         self._planned = 0
@@ -114,7 +114,7 @@ class ContinuousPlanner:
         )
 
     def took(self, num_steps: int, seconds: float) -> StepOutcome:
-        """See ``Planner``."""
+        """See ``StepPlanner``."""
         began, ended = list[SimulatedRequest](), list[SimulatedRequest]()
         ends = self._ends
         num_tokens = len(ends) * num_steps

@@ -7,7 +7,7 @@ from moesaic.errors import InvalidInput, MoesaicError
 from moesaic.messages.scaling import FleetShape
 from moesaic.simulation.arrivals import ArrivalTrace
 from moesaic.simulation.event_loop import EventLoop
-from moesaic.simulation.planning import Planner, SimulatedRequest, StepOutcome
+from moesaic.simulation.planning import SimulatedRequest, StepOutcome, StepPlanner
 from moesaic.simulation.records import LatencyFigures, RequestRecords, ServingFigures
 from moesaic.simulation.routing import FleetRouter, LeastOutstanding, Routed
 from moesaic.simulation.step_clock import StepClock
@@ -45,7 +45,7 @@ class SimulatedFleet:
         self,
         loop: EventLoop,
         trace: ArrivalTrace,
-        make_planner: Callable[[], Planner],
+        make_planner: Callable[[], StepPlanner],
         clock: StepClock,
         router: FleetRouter | None = None,
         delays: PathDelays = NO_DELAYS,

@@ -55,7 +55,7 @@ class StepOutcome(NamedTuple):
     num_tokens: int
 
 
-class Planner(Protocol):
+class StepPlanner(Protocol):
     """Plans the steps of one attention worker."""
 
     @property

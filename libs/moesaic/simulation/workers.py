@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 
 from moesaic.simulation.event_loop import EventLoop
-from moesaic.simulation.planning import PlannedRows, Planner, SimulatedRequest, StepOutcome
+from moesaic.simulation.planning import PlannedRows, SimulatedRequest, StepOutcome, StepPlanner
 from moesaic.simulation.step_clock import StepClock
 
 Told = Callable[[StepOutcome], None]
@@ -51,7 +51,7 @@ class SimulatedWorker:
     )
 
     def __init__(
-        self, index: int, loop: EventLoop, planner: Planner, clock: StepClock, told: Told
+        self, index: int, loop: EventLoop, planner: StepPlanner, clock: StepClock, told: Told
     ) -> None:
         self.index, self.planner, self.accepts = index, planner, True
         self.joined_s, self.left_s = loop.now_s, math.inf
@@ -67,7 +67,7 @@ class SimulatedWorker:
         """Take a request, for the next step.
 
         Raises:
-            MoesaicError: see ``Planner.submit``.
+            MoesaicError: see ``StepPlanner.submit``.
         """
         self.planner.submit(request)
         if self._planned is None:
