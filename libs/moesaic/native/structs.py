@@ -110,3 +110,8 @@ class PartArgs(Structure):
 @_struct("apart")
 class ApartArgs(Structure):
     """All layers of one route, and the exchanges of one step."""
+
+
+@_struct("edge_state")
+class EdgeStateArgs(Structure):
+    """A simulated fleet of edge servers."""

@@ -49,6 +49,27 @@ struct layer {
     float eps;
 };
 
+// A simulated fleet of edge servers; moesaic.simulation.edge.state says what each is.
+struct edge_state {
+    int64_t num_sites, num_gpus, num_layers, num_experts, num_requests, top_k, running, num_answers;
+    const int32_t *first_gpu, *site_of, *holder;
+    const int64_t *offsets;
+    const int32_t *experts, *rows, *tokens;
+    const double *at_s;
+    const int32_t *site, *prompt, *answers, *pool, *start;
+    const double *costs, *byte_s;
+    double *gpu_free_s, *link_free_s, *gpu_busy_s, *link_busy_s;
+    int32_t *members, *num_members, *layer, *pending;
+    double *attention_s, *divided_s, *done_s;
+    int32_t *first_waiting, *last_waiting, *next_waiting, *passes;
+    double *begun_s, *first_s, *end_s;
+    int64_t *local, *remote, *messages;
+    double *local_s, *remote_s;
+    double *demand;  // or none
+    void *heap;
+    int64_t *control;
+};
+
 // Promises to the rows of a batch, see moesaic.brownout.split.
 struct promises {
     const int32_t *thresholds;    // [num_levels], in parts of 10,000
@@ -442,5 +463,8 @@ EXPORT int64_t decoder_step_apart_scratch(const struct decoder *decoder, const s
 EXPORT int decoder_step_apart(const struct decoder *decoder, struct apart *apart,
                               struct part *parts, int64_t num_parts, float *const *caches,
                               uint8_t *scratch, int threads);
+
+// Carries out the events of a simulated fleet before a time. 0: done; -1: there is no memory.
+EXPORT int advance_edge(const struct edge_state *state, const double *until_s);
 
 #endif

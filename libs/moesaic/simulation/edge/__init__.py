@@ -1,0 +1,1 @@
+"""How fast do edge servers answer that call each other's experts, by placement, size of fleet and links?"""
