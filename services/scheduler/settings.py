@@ -1,13 +1,16 @@
 """Settings of the scheduler, each with the description that ``--help`` shows."""
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
 from moesaic.errors import InvalidInput
 from moesaic.messages.brownout import BrownoutMode
+from moesaic.messages.scaling import MOST_WORKERS, ScalingMode, ScalingPolicy
 from moesaic.settings import ServiceSettings
+
+ActuatorName = Literal["standby", "compose", "kubernetes"]
 
 
 class SchedulerSettings(ServiceSettings):
@@ -16,6 +19,7 @@ class SchedulerSettings(ServiceSettings):
     groups: ClassVar[Mapping[str, str]] = {
         "settle_s": "Placement",
         "brownout": "Brownout",
+        "scaling": "Scaling",
         **ServiceSettings.groups,
     }
 
@@ -65,6 +69,58 @@ class SchedulerSettings(ServiceSettings):
         "(manual), by measured latencies as in BrownoutServe (paper), or by predicted ones, shedding where "
         "that does not suffice (auto); once an operator has set one, that wins",
     )
+
+    scaling: ScalingMode = Field(
+        "off",
+        description="numbers of workers: as operators want them (off), with advice that is only reported (advise), or "
+        "changed by predictions (auto); once an operator has set one, that wins",
+    )
+    scaling_actuator: ActuatorName = Field(
+        "standby",
+        description="where workers come from: those on standby, containers of a compose project, or pods of "
+        "Deployments of Kubernetes",
+    )
+    scaling_interval_s: float = Field(
+        10.0, ge=0.5, le=86400, description="how often to see whether other numbers are better"
+    )
+    scaling_cool_down_s: float = Field(
+        60.0, ge=0, le=86400, description="after an action none is taken for so long"
+    )
+    scaling_max_attention: int = Field(
+        1,
+        ge=1,
+        le=MOST_WORKERS,
+        description="most attention workers that actuators compose and kubernetes may bring",
+    )
+    scaling_max_experts: int = Field(
+        4,
+        ge=0,
+        le=MOST_WORKERS,
+        description="most expert workers that actuators compose and kubernetes may bring",
+    )
+    scaling_compose_socket: str = Field(
+        "unix:///var/run/docker.sock",
+        description="API of the container engine, unix:///path or tcp://host:port; whoever may use it owns the host",
+    )
+    scaling_compose_project: str = Field(
+        "moesaic", description="compose project whose services attention and expert are scaled"
+    )
+    scaling_kubernetes_namespace: str = Field(
+        "", description="namespace of the Deployments (default: that of the scheduler's pod)"
+    )
+    scaling_kubernetes_attention: str = Field(
+        "attention", description="Deployment of attention workers"
+    )
+    scaling_kubernetes_experts: str = Field("expert", description="Deployment of expert workers")
+
+    @property
+    def scaling_policy(self) -> ScalingPolicy:
+        """The policy of scaling until an operator sets one."""
+        return ScalingPolicy(
+            mode=self.scaling,
+            interval_s=self.scaling_interval_s,
+            cool_down_s=self.scaling_cool_down_s,
+        )
 
     @field_validator("placement_policy")
     @classmethod
