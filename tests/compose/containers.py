@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,6 +99,18 @@ class Containers:
         lines = [line for name in self.names(service) for line in logs(name).split("\n")]
         logged = [json.loads(line) for line in lines if line.startswith("{")]
         return [entry for entry in logged if entry["event"] == event]
+
+    def until_placed(self, workers: int, within_s: float = 90) -> None:
+        """Wait until the placement in force has so many expert workers."""
+        give_up_at = time.monotonic() + within_s
+        while True:
+            committed = self.events("scheduler", "placement.committed")  # before what was planned
+            planned = self.events("scheduler", "placement.planned")
+            workers_of = {entry["epoch"]: entry["workers"] for entry in planned}
+            if committed and len(workers_of[committed[-1]["epoch"]]) == workers:
+                return
+            assert time.monotonic() < give_up_at, f"{workers_of}, committed {committed[-1:]}"
+            time.sleep(0.5)
 
     def disconnect(self, container: str, network: str) -> None:
         """Cut a container off a network."""

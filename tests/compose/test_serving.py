@@ -37,17 +37,17 @@ def test_scaling_to_three_expert_workers_and_back_under_load_fails_nothing(
 ) -> None:
     with Load(client, expected) as load:
         containers.compose("up", "-d", "--no-build", "--no-recreate", "--scale", "expert=3")
-        _until_placed(containers, 3)
+        containers.until_placed(3)
         load.until_right(20)
         containers.compose("up", "-d", "--no-build", "--no-recreate", "--scale", "expert=2")
-        _until_placed(containers, 2)
+        containers.until_placed(2)
         load.until_right(20)
     assert (load.errors, load.wrong) == ({}, [])
 
 
 def stop(containers: Containers, name: str) -> None:
     docker("stop", name)
-    _until_placed(containers, 1)
+    containers.until_placed(1)
     docker("start", name)
 
 
@@ -86,7 +86,7 @@ def test_an_expert_worker_that_fails_under_load_costs_no_wrong_answer_and_is_tak
     with Load(client, expected) as load:
         fault(containers, name)
         eventually(lambda: _times_linked(containers, peer) > linked, 90)
-        _until_placed(containers, 2)
+        containers.until_placed(2)
         load.until_right(20)
     _sound(load)
     after = containers.starts()
@@ -126,16 +126,3 @@ def _sound(load: Load) -> None:
 def _times_linked(containers: Containers, peer: str) -> int:
     """Count the attention worker's connections to an expert worker."""
     return sum(e["peer"] == peer for e in containers.events("attention", "expert_worker.linked"))
-
-
-def _until_placed(containers: Containers, workers: int, within_s: float = 90) -> None:
-    """Wait until the placement in force has so many expert workers."""
-    give_up_at = time.monotonic() + within_s
-    while True:
-        committed = containers.events("scheduler", "placement.committed")  # before what was planned
-        planned = containers.events("scheduler", "placement.planned")
-        workers_of = {entry["epoch"]: entry["workers"] for entry in planned}
-        if committed and len(workers_of[committed[-1]["epoch"]]) == workers:
-            return
-        assert time.monotonic() < give_up_at, f"{workers_of}, committed {committed[-1:]}"
-        time.sleep(0.5)
