@@ -47,9 +47,7 @@ class KubernetesActuator:
         token_file: Path = SERVICE_ACCOUNT / "token",
         ca_file: Path = SERVICE_ACCOUNT / "ca.crt",
     ) -> None:
-        self._api = HttpApi(
-            "the API server", api_url, setting="scaling_kubernetes_api", ca_file=str(ca_file)
-        )
+        self._api = HttpApi("the API server", api_url, setting="api_url", ca_file=str(ca_file))
         self._given_namespace, self._deployments = namespace, dict(deployments)
         self._most, self._token_file = most, token_file
 
