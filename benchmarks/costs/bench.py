@@ -90,13 +90,13 @@ def _parts(
 
 
 def _fit(part: Part, found: Iterable[Measurement]) -> PartCost:
-    """Fit as workers do, but forget nothing; a second pass weighs by what the first expects."""
+    """Fit as workers do, but forget nothing; each pass weighs by what the one before expects."""
     measurements = list(found)
     fit = CostFit(PART_TERMS[part], forget=1.0)
     for _ in range(3):
         expected, fit = fit.cost(), CostFit(PART_TERMS[part], forget=1.0)
-        fit.expect(expected)
         for amounts, seconds in measurements:
+            fit.expect(expected)
             fit.add(amounts, seconds)
     return fit.cost()
 

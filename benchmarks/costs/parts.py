@@ -48,7 +48,8 @@ def measure_attention(
 
         seconds = clock(work)
         keys = sum(position + 1 for position in batch.positions)
-        yield (1, sum(counts), keys), seconds / num_layers * whole_layers
+        seen = (keys, 0) if max(counts) == 1 else (0, keys)
+        yield (1, sum(counts), *seen), seconds / num_layers * whole_layers
 
 
 def measure_experts(

@@ -56,12 +56,13 @@ class CostFit:
             self._expected, self._since = cost, 0
 
     def add(self, amounts: Sequence[float], seconds: float) -> None:
-        """Learn one measurement; those without time or work tell nothing."""
+        """Learn one measurement; those without time or work tell nothing. Amounts left out at the end are none."""
         if not (0 < seconds < math.inf) or not any(amounts):
             return
         expected_s = self._expectation(amounts) or seconds
         part, keep = min(seconds / expected_s, LONGEST), self._forget
         scaled = [amount / expected_s for amount in amounts]
+        scaled += [0.0] * (len(self._terms) - len(scaled))
         for i, (row, amount) in enumerate(zip(self._products, scaled, strict=True)):
             self._responses[i] = self._responses[i] * keep + amount * part
             for j, other in enumerate(scaled):

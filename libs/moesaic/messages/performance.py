@@ -32,8 +32,8 @@ Part = Literal[
 """
 
 PART_TERMS: dict[Part, tuple[str, ...]] = {
-    "step": ("step", "prompt_row", "answer_row", "key"),
-    "attention": ("step", "row", "key"),
+    "step": ("step", "prompt_row", "answer_row", "key", "prompt_key"),
+    "attention": ("step", "row", "key", "prompt_key"),
     "experts": ("batch", "expert", "row"),
     "link.intra": ("hop", "message", "byte"),
     "link.inter": ("hop", "message", "byte"),
@@ -42,9 +42,10 @@ PART_TERMS: dict[Part, tuple[str, ...]] = {
     "fetching": ("transfer", "byte"),
     "head": ("step", "row"),
 }
-"""Amounts that the seconds of each part grow with. ``key``: one key that one query sees, in one layer's worth of
-positions: a row at position ``p`` has ``p + 1``. ``row`` of ``experts``: one choice, so each token counts ``k`` times.
-``expert``: one whose weights are read."""
+"""Amounts that the seconds of each part grow with. ``key``: a cached one that a generated token sees; a token at
+position ``p`` sees ``p + 1``. ``prompt_key``: one that a prompt's token sees, which costs far less, for its neighbours
+see the same. ``row`` of ``experts``: one choice, so each token counts ``k`` times. ``expert``: one whose weights are
+read."""
 
 Positive = Annotated[float, msgspec.Meta(ge=0)]
 
@@ -78,20 +79,19 @@ class PartCost(msgspec.Struct, frozen=True, kw_only=True):
     samples: Positive = 0.0
 
     def at(self, amounts: Sequence[float]) -> Estimate:
-        """Predict the seconds of so much of each term."""
-        pairs = zip(self.unit_s, amounts, strict=True)
-        seconds = sum(unit_s * amount for unit_s, amount in pairs)
+        """Predict the seconds of so much of each term; what is left out at the end is none."""
+        seconds = self.seconds(*amounts)
         variance = sum(
-            each * amounts[i] * amounts[j]
-            for i, row in enumerate(self.covariance)
-            for j, each in enumerate(row)
+            each * own * other
+            for row, own in zip(self.covariance, amounts, strict=False)
+            for each, other in zip(row, amounts, strict=False)
         )
         error_s = math.sqrt(max(0.0, variance))
         return Estimate(seconds, error_s, math.hypot(error_s, self.spread * seconds))
 
     def seconds(self, *amounts: float) -> float:
         """Predict the seconds alone."""
-        return sum(map(float.__mul__, self.unit_s, map(float, amounts)))
+        return sum(unit_s * amount for unit_s, amount in zip(self.unit_s, amounts, strict=False))
 
 
 class PerformanceModel(msgspec.Struct, frozen=True, kw_only=True, tag="performance-model.v1"):

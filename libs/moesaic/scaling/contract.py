@@ -52,12 +52,14 @@ class StepRows:
     Attributes:
         prompt_rows: tokens of prompts.
         answer_rows: generations that get a token.
-        keys: keys that all these rows see together.
+        keys: keys that the rows of generations see together.
+        prompt_keys: keys that the rows of prompts see together.
     """
 
     prompt_rows: float
     answer_rows: float
     keys: float
+    prompt_keys: float = 0.0
 
     @property
     def rows(self) -> float:
