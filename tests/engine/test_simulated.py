@@ -46,7 +46,7 @@ def test_the_planner_plans_what_the_batcher_plans(seed: int, num_blocks: int) ->
         assert isinstance(planned, PlannedStep)
         assert rows.prompt_rows == planned.prompt_rows
         assert rows.prompt_rows + rows.answer_rows == sum(len(c.token_ids) for c in planned.chunks)
-        assert rows.keys == sum(
+        assert rows.keys + rows.prompt_keys == sum(
             c.start + i + 1 for c in planned.chunks for i in range(len(c.token_ids))
         )
         seconds = 0.005 + 1e-4 * (rows.prompt_rows + rows.answer_rows)

@@ -14,8 +14,8 @@ from moesaic.simulation.step_clock import MeasuredSteps, StepClock
 
 
 def model_of(*unit_s: float) -> PerformanceModel:
-    """Make the model of steps with these costs: of a step, a prompt row, an answer row, a key."""
-    cost = PartCost(terms=PART_TERMS["step"], unit_s=unit_s)
+    """Make the model of steps with these costs: of a step, a prompt row, an answer row, and a key of each."""
+    cost = PartCost(terms=PART_TERMS["step"], unit_s=(*unit_s, unit_s[-1]))
     return PerformanceModel(parts={"step": cost})
 
 

@@ -51,8 +51,11 @@ class BatcherPlanner:
         if not planned.chunks:
             return None
         num_rows = sum(len(chunk.token_ids) for chunk in planned.chunks)
-        keys = sum(map(_keys_of, planned.chunks))
-        return PlannedRows(planned.prompt_rows, num_rows - planned.prompt_rows, keys)
+        prompts = [chunk for chunk in planned.chunks if not chunk.sequence.decodes]
+        prompt_keys = sum(map(_keys_of, prompts))
+        keys = sum(map(_keys_of, planned.chunks)) - prompt_keys
+        answer_rows = num_rows - planned.prompt_rows
+        return PlannedRows(planned.prompt_rows, answer_rows, keys, prompt_keys)
 
     def took(self, num_steps: int, seconds: float) -> StepOutcome:
         """See ``StepPlanner``. Its steps come one by one."""

@@ -91,7 +91,7 @@ class ContinuousPlanner:
     def next_step(self) -> PlannedRows | None:
         """See ``StepPlanner``."""
         answers = len(self._ends)
-        room, keys = self._most_rows - answers, self._keys
+        room, keys = self._most_rows - answers, 0
         self._planned = 0
         if self._prompts or self._waiting:
             whole = room
@@ -106,12 +106,11 @@ class ContinuousPlanner:
                 room -= begun.rows
                 self._planned += 1
             if self._planned:
-                return PlannedRows(whole - room, answers, keys)
+                return PlannedRows(whole - room, answers, self._keys, keys)
         if not answers:
             return None
-        return PlannedRows(
-            0, answers, keys, 1 if self._one_by_one else self._ends[0][0] - self._step
-        )
+        alike = 1 if self._one_by_one else self._ends[0][0] - self._step
+        return PlannedRows(0, answers, self._keys, 0.0, alike)
 
     def took(self, num_steps: int, seconds: float) -> StepOutcome:
         """See ``StepPlanner``."""

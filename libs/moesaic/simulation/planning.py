@@ -30,7 +30,8 @@ class PlannedRows(NamedTuple):
     Attributes:
         prompt_rows: tokens of prompts.
         answer_rows: generations that get a token.
-        keys: that all rows see together.
+        keys: that the rows of answers see together.
+        prompt_keys: that those of prompts see together.
         most_steps: steps that would be alike unless a request comes, but for one more key a row in each; only
             answers have rows in them if there are several.
     """
@@ -38,6 +39,7 @@ class PlannedRows(NamedTuple):
     prompt_rows: int
     answer_rows: int
     keys: float
+    prompt_keys: float = 0.0
     most_steps: int = 1
 
 

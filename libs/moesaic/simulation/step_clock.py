@@ -5,7 +5,7 @@ import random
 from dataclasses import dataclass
 
 from moesaic.errors import InvalidInput
-from moesaic.messages.performance import PerformanceModel
+from moesaic.messages.performance import PART_TERMS, PerformanceModel
 from moesaic.messages.scaling import FleetShape
 from moesaic.scaling.contract import StepRows, StepTime, StepTimes
 from moesaic.simulation.planning import PlannedRows
@@ -22,9 +22,11 @@ class MeasuredSteps:
         """
         if "step" not in model.parts:
             raise InvalidInput("model", "must have the part step: measure it, or use other times")
-        cost = model.parts["step"]
-        self._step_s, self._prompt_row_s, self._answer_row_s, self._key_s = cost.unit_s
-        self.spread = cost.spread
+        unit_s = dict.fromkeys(PART_TERMS["step"], 0.0)
+        unit_s |= zip(model.parts["step"].terms, model.parts["step"].unit_s, strict=True)
+        self._step_s, self._prompt_row_s, self._answer_row_s, *keys_s = unit_s.values()
+        self._key_s, self._prompt_key_s = keys_s
+        self.spread = model.parts["step"].spread
 
     def step(self, rows: StepRows, shape: FleetShape) -> StepTime:
         """See ``StepTimes``."""
@@ -33,6 +35,7 @@ class MeasuredSteps:
             + self._prompt_row_s * rows.prompt_rows
             + self._answer_row_s * rows.answer_rows
             + self._key_s * rows.keys
+            + self._prompt_key_s * rows.prompt_keys
         )
         return StepTime(seconds, seconds, 0.0)
 
@@ -77,4 +80,5 @@ class StepClock:
 
     def _step(self, planned: PlannedRows, later: int) -> StepTime:
         keys = planned.keys + later * planned.answer_rows
-        return self.times.step(StepRows(planned.prompt_rows, planned.answer_rows, keys), self.shape)
+        rows = StepRows(planned.prompt_rows, planned.answer_rows, keys, planned.prompt_keys)
+        return self.times.step(rows, self.shape)
