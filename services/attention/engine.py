@@ -116,6 +116,10 @@ def record_of(worker: WorkerParts, mode: Mode, engine: RunningEngine) -> dict[st
         "config_digest": worker.config.config_digest,
         "dispatch": worker.settings.dispatch,
         "max_request_tokens": engine.engine.max_request_tokens,
+        "max_num_seqs": worker.settings.max_num_seqs,
+        "max_num_batched_tokens": worker.settings.max_num_batched_tokens,
+        "kv_tokens": engine.engine.batcher.pool.num_blocks * BLOCK_SIZE,
+        "row_bytes": worker.config.hidden_size * dtype_of(worker.settings).itemsize,
         "data_address": mode.data_address,
         "share": mode.share,
     }

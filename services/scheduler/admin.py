@@ -15,21 +15,29 @@ from moesaic.cluster.rpc.statuses import errors_as_status
 from moesaic.errors import InvalidInput, NotReady, StaleEpoch
 from moesaic.messages.decisions import EVERY_LAYER, Pin, PlacementPolicy
 from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.messages.scaling import FleetShape
 from moesaic.placement.policies import require_policy
 from moesaic.services.scheduler.brownout import BrownoutStore
 from moesaic.services.scheduler.log import DecisionLog
 from moesaic.services.scheduler.loop import PlacementLoop
 from moesaic.services.scheduler.planning.policy_store import PolicyStore
 from moesaic.services.scheduler.planning.traffic import TrafficFeed
+from moesaic.services.scheduler.scaling.controller import ScalingController
+from moesaic.services.scheduler.scaling.store import ScalingStore
 from moesaic.services.scheduler.wire import (
     decode_brownout,
     decode_pin,
+    decode_scaling_policy,
     encode_brownout,
     encode_brownout_decision,
     encode_decision,
     encode_pin,
     encode_plan,
+    encode_scaling_decision,
+    encode_scaling_policy,
+    encode_shape,
     encode_traffic,
+    encode_wish,
     encode_worker,
 )
 from moesaic.v1 import placement_pb2, scheduler_pb2_grpc
@@ -50,6 +58,8 @@ class Parts:
     decisions: DecisionLog
     feed: TrafficFeed
     brownout: BrownoutStore
+    scaling_store: ScalingStore
+    scaling: ScalingController
 
 
 class SchedulerAdmin(scheduler_pb2_grpc.SchedulerServiceServicer):
@@ -186,6 +196,53 @@ class SchedulerAdmin(scheduler_pb2_grpc.SchedulerServiceServicer):
             return pb.GetBrownoutResponse(
                 policy=encode_brownout(parts.brownout.current),
                 decisions=map(encode_brownout_decision, parts.decisions.recent_brownout(count)),
+            )
+
+    async def Scale(self, request: pb.ScaleRequest, context: _Context) -> pb.ScaleResponse:
+        """Want a shape; the policy no longer changes it by itself, unless it is asked to."""
+        async with errors_as_status(context):
+            parts = self._opened()
+            parts.loop.require_lead()
+            wanted = FleetShape(request.shape.attention, request.shape.experts)
+            decision = await parts.scaling.order(wanted, f"an operator wants {wanted}")
+            if parts.scaling_store.policy.mode == "auto" and not request.keep_mode:
+                await parts.scaling_store.change(lambda before: replace(before, mode="advise"))
+            return pb.ScaleResponse(
+                decision_id=decision.decision_id if decision else "",
+                mode=parts.scaling_store.policy.mode,
+            )
+
+    async def SetScaling(
+        self, request: pb.SetScalingRequest, context: _Context
+    ) -> pb.SetScalingResponse:
+        """Change the policy of scaling; repeating it changes nothing."""
+        async with errors_as_status(context):
+            parts = self._opened()
+            parts.loop.require_lead()
+            changes = decode_scaling_policy(request.policy)
+            after = await parts.scaling_store.change(lambda before: replace(before, **changes))
+            return pb.SetScalingResponse(policy=encode_scaling_policy(after))
+
+    async def GetScaling(
+        self, request: pb.GetScalingRequest, context: _Context
+    ) -> pb.GetScalingResponse:
+        """Tell the policy of scaling, what is and what is wanted, and the last decisions, newest first."""
+        async with errors_as_status(context):
+            parts = self._opened()
+            await parts.decisions.refresh()
+            await parts.scaling_store.look()
+            count = min(request.limit or _USUAL_DECISIONS, _MOST_DECISIONS)
+            store, scaling = parts.scaling_store, parts.scaling
+            bounds, trouble = await scaling.bounds()
+            return pb.GetScalingResponse(
+                policy=encode_scaling_policy(store.policy),
+                actuator=scaling.actuator,
+                shape=encode_shape(scaling.shape),
+                least=encode_shape(bounds.least) if bounds else None,
+                most=encode_shape(bounds.most) if bounds else None,
+                wish=encode_wish(store.wish) if store.wish else None,
+                trouble=trouble,
+                decisions=map(encode_scaling_decision, parts.decisions.recent_scaling(count)),
             )
 
     async def GetActivations(

@@ -15,6 +15,7 @@ from moesaic.cluster.redis.bus import Bus
 from moesaic.errors import PeerLost
 from moesaic.messages.brownout import BrownoutDecision
 from moesaic.messages.decisions import DecisionOutcome, PlacementDecision
+from moesaic.messages.scaling import ScalingDecision
 
 log = structlog.get_logger()
 
@@ -22,7 +23,7 @@ STREAM = "ctl:decisions"
 KEPT = 1000  # decisions of each kind
 STORED = 2 * KEPT  # entries in Redis
 LOST = "its scheduler ended before it was done"
-Entry = PlacementDecision | DecisionOutcome | BrownoutDecision
+Entry = PlacementDecision | DecisionOutcome | BrownoutDecision | ScalingDecision
 _entries: "msgspec.msgpack.Decoder[Entry]" = msgspec.msgpack.Decoder(Entry)
 
 
@@ -34,6 +35,7 @@ class DecisionLog:
         self._decisions: dict[str, PlacementDecision] = {}
         self._outcomes: dict[str, DecisionOutcome] = {}
         self._brownout: dict[str, BrownoutDecision] = {}
+        self._scaling: dict[str, ScalingDecision] = {}
         self._unwritten: deque[Entry] = deque(maxlen=KEPT)
 
     async def refresh(self) -> None:
@@ -98,6 +100,30 @@ class DecisionLog:
         """The last decisions of workers about brownout, newest first."""
         return sorted(self._brownout.values(), key=lambda d: d.at, reverse=True)[:count]
 
+    async def note_scaling(self, decision: ScalingDecision) -> None:
+        """Log a decision about numbers of workers, or tell it again with its result."""
+        log.info(
+            "scaling.decided" if decision.decision_id not in self._scaling else "scaling.ended",
+            decision_id=decision.decision_id,
+            cause=decision.cause,
+            adopted=decision.adopted,
+            before=str(decision.before),
+            wanted=str(decision.wanted),
+            reason=decision.reason,
+            bridged=decision.bridged,
+            seconds=decision.seconds,
+            failure=decision.failure,
+        )
+        await self._write(decision)
+
+    def scaling(self, decision_id: str) -> ScalingDecision | None:
+        """The decision of this id, if it is known still."""
+        return self._scaling.get(decision_id)
+
+    def recent_scaling(self, count: int) -> list[ScalingDecision]:
+        """The last decisions about numbers of workers, newest first."""
+        return sorted(self._scaling.values(), key=lambda d: d.at, reverse=True)[:count]
+
     async def close(self, current: int) -> None:
         """Give an outcome to the decisions whose end no scheduler saw.
 
@@ -145,6 +171,10 @@ class DecisionLog:
             self._brownout[entry.decision_id] = entry
             while len(self._brownout) > KEPT:
                 del self._brownout[next(iter(self._brownout))]
+        elif isinstance(entry, ScalingDecision):
+            self._scaling[entry.decision_id] = entry
+            while len(self._scaling) > KEPT:
+                del self._scaling[next(iter(self._scaling))]
         elif isinstance(entry, PlacementDecision):
             self._decisions[entry.decision_id] = entry
         elif entry.decision_id in self._decisions:

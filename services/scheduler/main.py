@@ -21,6 +21,11 @@ from moesaic.services.scheduler.loop import PlacementLoop
 from moesaic.services.scheduler.planning.policy_store import PolicyStore
 from moesaic.services.scheduler.planning.site_profiles import SiteProfiles
 from moesaic.services.scheduler.planning.traffic import TrafficFeed
+from moesaic.services.scheduler.scaling.actuators.registry import ACTUATORS, ActuatorParts
+from moesaic.services.scheduler.scaling.controller import ScalingController, ScalingParts
+from moesaic.services.scheduler.scaling.feed import LoadFeed
+from moesaic.services.scheduler.scaling.predictor import FleetPredictor
+from moesaic.services.scheduler.scaling.store import ScalingStore
 from moesaic.services.scheduler.settings import SchedulerSettings
 from moesaic.v1 import scheduler_pb2_grpc
 
@@ -62,7 +67,28 @@ async def serve(settings: SchedulerSettings) -> None:
             brownout.rung,
         )
         await decisions.refresh()
-        api.open(Parts(fleet, view, loop, policies, decisions, feed, brownout))
+        scaling_store = ScalingStore(bus, epochs, leader, settings.scaling_policy)
+        load = LoadFeed(bus, leader)
+        actuator = ACTUATORS[settings.scaling_actuator](ActuatorParts(settings, bus, fleet, view))
+        process.parts.push_async_callback(actuator.close)
+        scaling = ScalingController(
+            ScalingParts(
+                fleet,
+                view,
+                leader,
+                scaling_store,
+                load,
+                FleetPredictor(fleet, view, feed, load),
+                decisions,
+                brownout,
+                actuator,
+            )
+        )
+        api.open(
+            Parts(fleet, view, loop, policies, decisions, feed, brownout, scaling_store, scaling)
+        )
+        await enter(background(load.run(), "load"))
+        await enter(background(scaling.run(), "scaling"))
         await enter(background(feed.run(), "traffic"))
         await enter(background(profiles.run(), "profiles"))
         await enter(background(loop.run(), "placer"))

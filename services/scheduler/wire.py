@@ -13,6 +13,13 @@ from moesaic.messages.decisions import (
     PlacementDecision,
 )
 from moesaic.messages.registry import WorkerRecord
+from moesaic.messages.scaling import (
+    FleetShape,
+    ScalingDecision,
+    ScalingForecast,
+    ScalingPolicy,
+    ScalingWish,
+)
 from moesaic.services.scheduler.planning.planner import PlacementPlan
 from moesaic.services.scheduler.planning.traffic import ModelTraffic
 from moesaic.v1 import scheduler_pb2 as pb
@@ -121,6 +128,45 @@ def encode_brownout_decision(decision: BrownoutDecision) -> pb.BrownoutDecision:
         for name in pb.BrownoutDecision.DESCRIPTOR.fields_by_name
     }
     return pb.BrownoutDecision(**fields)
+
+
+def encode_shape(shape: FleetShape) -> pb.FleetShape:
+    """Numbers of workers."""
+    return pb.FleetShape(attention=shape.attention, experts=shape.experts)
+
+
+def encode_scaling_policy(policy: ScalingPolicy) -> pb.ScalingPolicy:
+    """A policy of scaling, with all fields."""
+    names = pb.ScalingPolicy.DESCRIPTOR.fields_by_name
+    return pb.ScalingPolicy(**{name: getattr(policy, name) for name in names})
+
+
+def decode_scaling_policy(wire: pb.ScalingPolicy) -> dict[str, Any]:
+    """Fields of a policy of scaling that are to change."""
+    return {field.name: value for field, value in wire.ListFields()}
+
+
+def encode_wish(wish: ScalingWish) -> pb.ScalingWish:
+    """The last action on numbers of workers; unknown fields are absent."""
+    fields = {name: getattr(wish, name) for name in pb.ScalingWish.DESCRIPTOR.fields_by_name}
+    return pb.ScalingWish(**{**fields, "shape": encode_shape(wish.shape)})
+
+
+def encode_scaling_decision(decision: ScalingDecision) -> pb.ScalingDecision:
+    """A decision about numbers of workers; unknown fields are absent."""
+    names = pb.ScalingDecision.DESCRIPTOR.fields_by_name
+    fields = {name: getattr(decision, name) for name in names}
+    for name in ("before", "wanted"):
+        fields[name] = encode_shape(fields[name])
+    for name in ("forecast_before", "forecast"):
+        fields[name] = fields[name] and _encode_forecast(fields[name])
+    return pb.ScalingDecision(**fields)
+
+
+def _encode_forecast(forecast: ScalingForecast) -> pb.ScalingForecast:
+    names = pb.ScalingForecast.DESCRIPTOR.fields_by_name
+    fields = {name: getattr(forecast, name) for name in names}
+    return pb.ScalingForecast(**{**fields, "shape": encode_shape(forecast.shape)})
 
 
 def encode_traffic(traffic: ModelTraffic) -> list[pb.LayerActivations]:

@@ -41,6 +41,10 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="worker.v1"):
     site: str = ""  # edge agents: the place whose users they serve
     dispatch: str = ""  # attention workers: local, routed, gathered, all-to-all or collaborative
     max_request_tokens: int = 0  # attention workers: prompt and answer together; 0: not told
+    max_num_seqs: int = 0  # attention workers: sequences in one step
+    max_num_batched_tokens: int = 0  # attention workers: rows in one step
+    kv_tokens: int = 0  # attention workers: tokens that its KV blocks hold
+    row_bytes: int = 0  # attention workers: of the hidden state of one row
     share: str = ""  # attention workers: the experts that others may pull from it, like 0/2
     standing_by: bool = False  # it is on standby, or drains in order to be
 

@@ -1,6 +1,7 @@
 """Numbers of workers of the two sides: the policy of operators, the wish in force, and decisions."""
 
 import math
+import re
 from typing import Literal, get_args
 
 import msgspec
@@ -28,6 +29,21 @@ class FleetShape(msgspec.Struct, frozen=True, order=True):
     def total(self) -> int:
         """Workers of both sides."""
         return self.attention + self.experts
+
+
+def read_shape(text: str, field: str = "shape") -> FleetShape:
+    """Read a shape as it is written: ``4A8E``.
+
+    Raises:
+        InvalidInput: ``text`` is no shape; names ``field``.
+    """
+    found = re.fullmatch(r"(\d{1,4})A(\d{1,4})E", text.strip().upper())
+    if found is None:
+        raise InvalidInput(field, f"must be like 2A4E: attention and expert workers, got {text!r}")
+    shape = FleetShape(int(found[1]), int(found[2]))
+    if not 1 <= shape.attention <= MOST_WORKERS or shape.experts > MOST_WORKERS:
+        raise InvalidInput(field, f"must be in 1A0E..{MOST_WORKERS}A{MOST_WORKERS}E, got {text!r}")
+    return shape
 
 
 class ScalingPolicy(msgspec.Struct, frozen=True, kw_only=True, tag="scaling-policy.v1"):
@@ -126,6 +142,8 @@ class ScalingWish(msgspec.Struct, frozen=True, kw_only=True, tag="scaling-wish.v
         decision_id: of the decision behind it.
         at: seconds since 1970 by the scheduler's clock.
         up: it was the last action to add workers; absent: neither added nor removed any.
+        seconds: until the shape was there; absent: not yet.
+        failure: why it was given up, or what overtook it.
     """
 
     number: int
@@ -133,6 +151,13 @@ class ScalingWish(msgspec.Struct, frozen=True, kw_only=True, tag="scaling-wish.v
     decision_id: str = ""
     at: float = 0.0
     up: bool | None = None
+    seconds: float | None = None
+    failure: str = ""
+
+    @property
+    def ended(self) -> bool:
+        """True once its shape was there, or was given up."""
+        return self.seconds is not None or bool(self.failure)
 
 
 ScalingCause = Literal["slo", "queue", "load", "cost", "bounds", "operator"]

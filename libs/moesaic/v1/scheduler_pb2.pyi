@@ -1102,3 +1102,505 @@ class BrownoutDecision(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ttft_p90_s) -> _WhichOneofReturnType__ttft_p90_s | None: ...
 
 Global___BrownoutDecision: _TypeAlias = BrownoutDecision  # noqa: Y015
+
+@_typing.final
+class FleetShape(_message.Message):
+    """Numbers of active workers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTENTION_FIELD_NUMBER: _builtins.int
+    EXPERTS_FIELD_NUMBER: _builtins.int
+    attention: _builtins.int
+    experts: _builtins.int
+    def __init__(
+        self,
+        *,
+        attention: _builtins.int = ...,
+        experts: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "experts", b"experts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FleetShape: _TypeAlias = FleetShape  # noqa: Y015
+
+@_typing.final
+class ScaleRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHAPE_FIELD_NUMBER: _builtins.int
+    KEEP_MODE_FIELD_NUMBER: _builtins.int
+    keep_mode: _builtins.bool
+    """else mode auto becomes advise, so that the shape stays"""
+    @_builtins.property
+    def shape(self) -> Global___FleetShape: ...
+    def __init__(
+        self,
+        *,
+        shape: Global___FleetShape | None = ...,
+        keep_mode: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["shape", b"shape"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep_mode", b"keep_mode", "shape", b"shape"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScaleRequest: _TypeAlias = ScaleRequest  # noqa: Y015
+
+@_typing.final
+class ScaleResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DECISION_ID_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    decision_id: _builtins.str
+    """empty: the shape is there, or is wanted already"""
+    mode: _builtins.str
+    """of the policy, from now on"""
+    def __init__(
+        self,
+        *,
+        decision_id: _builtins.str = ...,
+        mode: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision_id", b"decision_id", "mode", b"mode"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScaleResponse: _TypeAlias = ScaleResponse  # noqa: Y015
+
+@_typing.final
+class ScalingPolicy(_message.Message):
+    """Each field is as ScalingPolicy in moesaic/messages/scaling.py has it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODE_FIELD_NUMBER: _builtins.int
+    MIN_ATTENTION_FIELD_NUMBER: _builtins.int
+    MAX_ATTENTION_FIELD_NUMBER: _builtins.int
+    MIN_EXPERTS_FIELD_NUMBER: _builtins.int
+    MAX_EXPERTS_FIELD_NUMBER: _builtins.int
+    ATTENTION_COST_FIELD_NUMBER: _builtins.int
+    EXPERT_COST_FIELD_NUMBER: _builtins.int
+    SLO_TTFT_S_FIELD_NUMBER: _builtins.int
+    SLO_TPOT_S_FIELD_NUMBER: _builtins.int
+    ATTAINMENT_FIELD_NUMBER: _builtins.int
+    INTERVAL_S_FIELD_NUMBER: _builtins.int
+    COOL_DOWN_S_FIELD_NUMBER: _builtins.int
+    WINDOW_S_FIELD_NUMBER: _builtins.int
+    HEADROOM_FIELD_NUMBER: _builtins.int
+    GAIN_FIELD_NUMBER: _builtins.int
+    mode: _builtins.str
+    """off, advise, auto"""
+    min_attention: _builtins.int
+    max_attention: _builtins.int
+    """0: as many as there are"""
+    min_experts: _builtins.int
+    max_experts: _builtins.int
+    attention_cost: _builtins.float
+    """of one worker for an hour, in any unit"""
+    expert_cost: _builtins.float
+    slo_ttft_s: _builtins.float
+    """0: that of brownout"""
+    slo_tpot_s: _builtins.float
+    attainment: _builtins.float
+    """part of the requests that shall meet both"""
+    interval_s: _builtins.float
+    cool_down_s: _builtins.float
+    window_s: _builtins.float
+    headroom: _builtins.float
+    gain: _builtins.float
+    def __init__(
+        self,
+        *,
+        mode: _builtins.str | None = ...,
+        min_attention: _builtins.int | None = ...,
+        max_attention: _builtins.int | None = ...,
+        min_experts: _builtins.int | None = ...,
+        max_experts: _builtins.int | None = ...,
+        attention_cost: _builtins.float | None = ...,
+        expert_cost: _builtins.float | None = ...,
+        slo_ttft_s: _builtins.float | None = ...,
+        slo_tpot_s: _builtins.float | None = ...,
+        attainment: _builtins.float | None = ...,
+        interval_s: _builtins.float | None = ...,
+        cool_down_s: _builtins.float | None = ...,
+        window_s: _builtins.float | None = ...,
+        headroom: _builtins.float | None = ...,
+        gain: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_attainment", b"_attainment", "_attention_cost", b"_attention_cost", "_cool_down_s", b"_cool_down_s", "_expert_cost", b"_expert_cost", "_gain", b"_gain", "_headroom", b"_headroom", "_interval_s", b"_interval_s", "_max_attention", b"_max_attention", "_max_experts", b"_max_experts", "_min_attention", b"_min_attention", "_min_experts", b"_min_experts", "_mode", b"_mode", "_slo_tpot_s", b"_slo_tpot_s", "_slo_ttft_s", b"_slo_ttft_s", "_window_s", b"_window_s", "attainment", b"attainment", "attention_cost", b"attention_cost", "cool_down_s", b"cool_down_s", "expert_cost", b"expert_cost", "gain", b"gain", "headroom", b"headroom", "interval_s", b"interval_s", "max_attention", b"max_attention", "max_experts", b"max_experts", "min_attention", b"min_attention", "min_experts", b"min_experts", "mode", b"mode", "slo_tpot_s", b"slo_tpot_s", "slo_ttft_s", b"slo_ttft_s", "window_s", b"window_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attainment", b"_attainment", "_attention_cost", b"_attention_cost", "_cool_down_s", b"_cool_down_s", "_expert_cost", b"_expert_cost", "_gain", b"_gain", "_headroom", b"_headroom", "_interval_s", b"_interval_s", "_max_attention", b"_max_attention", "_max_experts", b"_max_experts", "_min_attention", b"_min_attention", "_min_experts", b"_min_experts", "_mode", b"_mode", "_slo_tpot_s", b"_slo_tpot_s", "_slo_ttft_s", b"_slo_ttft_s", "_window_s", b"_window_s", "attainment", b"attainment", "attention_cost", b"attention_cost", "cool_down_s", b"cool_down_s", "expert_cost", b"expert_cost", "gain", b"gain", "headroom", b"headroom", "interval_s", b"interval_s", "max_attention", b"max_attention", "max_experts", b"max_experts", "min_attention", b"min_attention", "min_experts", b"min_experts", "mode", b"mode", "slo_tpot_s", b"slo_tpot_s", "slo_ttft_s", b"slo_ttft_s", "window_s", b"window_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__attainment: _TypeAlias = _typing.Literal["attainment"]  # noqa: Y015
+    _WhichOneofArgType__attainment: _TypeAlias = _typing.Literal["_attainment", b"_attainment"]  # noqa: Y015
+    _WhichOneofReturnType__attention_cost: _TypeAlias = _typing.Literal["attention_cost"]  # noqa: Y015
+    _WhichOneofArgType__attention_cost: _TypeAlias = _typing.Literal["_attention_cost", b"_attention_cost"]  # noqa: Y015
+    _WhichOneofReturnType__cool_down_s: _TypeAlias = _typing.Literal["cool_down_s"]  # noqa: Y015
+    _WhichOneofArgType__cool_down_s: _TypeAlias = _typing.Literal["_cool_down_s", b"_cool_down_s"]  # noqa: Y015
+    _WhichOneofReturnType__expert_cost: _TypeAlias = _typing.Literal["expert_cost"]  # noqa: Y015
+    _WhichOneofArgType__expert_cost: _TypeAlias = _typing.Literal["_expert_cost", b"_expert_cost"]  # noqa: Y015
+    _WhichOneofReturnType__gain: _TypeAlias = _typing.Literal["gain"]  # noqa: Y015
+    _WhichOneofArgType__gain: _TypeAlias = _typing.Literal["_gain", b"_gain"]  # noqa: Y015
+    _WhichOneofReturnType__headroom: _TypeAlias = _typing.Literal["headroom"]  # noqa: Y015
+    _WhichOneofArgType__headroom: _TypeAlias = _typing.Literal["_headroom", b"_headroom"]  # noqa: Y015
+    _WhichOneofReturnType__interval_s: _TypeAlias = _typing.Literal["interval_s"]  # noqa: Y015
+    _WhichOneofArgType__interval_s: _TypeAlias = _typing.Literal["_interval_s", b"_interval_s"]  # noqa: Y015
+    _WhichOneofReturnType__max_attention: _TypeAlias = _typing.Literal["max_attention"]  # noqa: Y015
+    _WhichOneofArgType__max_attention: _TypeAlias = _typing.Literal["_max_attention", b"_max_attention"]  # noqa: Y015
+    _WhichOneofReturnType__max_experts: _TypeAlias = _typing.Literal["max_experts"]  # noqa: Y015
+    _WhichOneofArgType__max_experts: _TypeAlias = _typing.Literal["_max_experts", b"_max_experts"]  # noqa: Y015
+    _WhichOneofReturnType__min_attention: _TypeAlias = _typing.Literal["min_attention"]  # noqa: Y015
+    _WhichOneofArgType__min_attention: _TypeAlias = _typing.Literal["_min_attention", b"_min_attention"]  # noqa: Y015
+    _WhichOneofReturnType__min_experts: _TypeAlias = _typing.Literal["min_experts"]  # noqa: Y015
+    _WhichOneofArgType__min_experts: _TypeAlias = _typing.Literal["_min_experts", b"_min_experts"]  # noqa: Y015
+    _WhichOneofReturnType__mode: _TypeAlias = _typing.Literal["mode"]  # noqa: Y015
+    _WhichOneofArgType__mode: _TypeAlias = _typing.Literal["_mode", b"_mode"]  # noqa: Y015
+    _WhichOneofReturnType__slo_tpot_s: _TypeAlias = _typing.Literal["slo_tpot_s"]  # noqa: Y015
+    _WhichOneofArgType__slo_tpot_s: _TypeAlias = _typing.Literal["_slo_tpot_s", b"_slo_tpot_s"]  # noqa: Y015
+    _WhichOneofReturnType__slo_ttft_s: _TypeAlias = _typing.Literal["slo_ttft_s"]  # noqa: Y015
+    _WhichOneofArgType__slo_ttft_s: _TypeAlias = _typing.Literal["_slo_ttft_s", b"_slo_ttft_s"]  # noqa: Y015
+    _WhichOneofReturnType__window_s: _TypeAlias = _typing.Literal["window_s"]  # noqa: Y015
+    _WhichOneofArgType__window_s: _TypeAlias = _typing.Literal["_window_s", b"_window_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__attainment) -> _WhichOneofReturnType__attainment | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__attention_cost) -> _WhichOneofReturnType__attention_cost | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cool_down_s) -> _WhichOneofReturnType__cool_down_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__expert_cost) -> _WhichOneofReturnType__expert_cost | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__gain) -> _WhichOneofReturnType__gain | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__headroom) -> _WhichOneofReturnType__headroom | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__interval_s) -> _WhichOneofReturnType__interval_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_attention) -> _WhichOneofReturnType__max_attention | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_experts) -> _WhichOneofReturnType__max_experts | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_attention) -> _WhichOneofReturnType__min_attention | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_experts) -> _WhichOneofReturnType__min_experts | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__mode) -> _WhichOneofReturnType__mode | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__slo_tpot_s) -> _WhichOneofReturnType__slo_tpot_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__slo_ttft_s) -> _WhichOneofReturnType__slo_ttft_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__window_s) -> _WhichOneofReturnType__window_s | None: ...
+
+Global___ScalingPolicy: _TypeAlias = ScalingPolicy  # noqa: Y015
+
+@_typing.final
+class SetScalingRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def policy(self) -> Global___ScalingPolicy:
+        """absent fields: as they are"""
+
+    def __init__(
+        self,
+        *,
+        policy: Global___ScalingPolicy | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetScalingRequest: _TypeAlias = SetScalingRequest  # noqa: Y015
+
+@_typing.final
+class SetScalingResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def policy(self) -> Global___ScalingPolicy:
+        """in force now, with all fields"""
+
+    def __init__(
+        self,
+        *,
+        policy: Global___ScalingPolicy | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetScalingResponse: _TypeAlias = SetScalingResponse  # noqa: Y015
+
+@_typing.final
+class GetScalingRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LIMIT_FIELD_NUMBER: _builtins.int
+    limit: _builtins.int
+    """of decisions; 0: 20"""
+    def __init__(
+        self,
+        *,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetScalingRequest: _TypeAlias = GetScalingRequest  # noqa: Y015
+
+@_typing.final
+class GetScalingResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_FIELD_NUMBER: _builtins.int
+    ACTUATOR_FIELD_NUMBER: _builtins.int
+    SHAPE_FIELD_NUMBER: _builtins.int
+    LEAST_FIELD_NUMBER: _builtins.int
+    MOST_FIELD_NUMBER: _builtins.int
+    WISH_FIELD_NUMBER: _builtins.int
+    TROUBLE_FIELD_NUMBER: _builtins.int
+    DECISIONS_FIELD_NUMBER: _builtins.int
+    actuator: _builtins.str
+    trouble: _builtins.str
+    """what keeps the wish from being carried out, for people"""
+    @_builtins.property
+    def policy(self) -> Global___ScalingPolicy:
+        """in force now, with all fields"""
+
+    @_builtins.property
+    def shape(self) -> Global___FleetShape:
+        """active workers"""
+
+    @_builtins.property
+    def least(self) -> Global___FleetShape:
+        """shapes that the policy allows and the actuator can bring; absent if it does not answer"""
+
+    @_builtins.property
+    def most(self) -> Global___FleetShape: ...
+    @_builtins.property
+    def wish(self) -> Global___ScalingWish:
+        """absent: there was no action yet"""
+
+    @_builtins.property
+    def decisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScalingDecision]: ...
+    def __init__(
+        self,
+        *,
+        policy: Global___ScalingPolicy | None = ...,
+        actuator: _builtins.str = ...,
+        shape: Global___FleetShape | None = ...,
+        least: Global___FleetShape | None = ...,
+        most: Global___FleetShape | None = ...,
+        wish: Global___ScalingWish | None = ...,
+        trouble: _builtins.str = ...,
+        decisions: _abc.Iterable[Global___ScalingDecision] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["least", b"least", "most", b"most", "policy", b"policy", "shape", b"shape", "wish", b"wish"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actuator", b"actuator", "decisions", b"decisions", "least", b"least", "most", b"most", "policy", b"policy", "shape", b"shape", "trouble", b"trouble", "wish", b"wish"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetScalingResponse: _TypeAlias = GetScalingResponse  # noqa: Y015
+
+@_typing.final
+class ScalingWish(_message.Message):
+    """The shape that is or was wanted, as the last action left it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    SHAPE_FIELD_NUMBER: _builtins.int
+    DECISION_ID_FIELD_NUMBER: _builtins.int
+    AT_FIELD_NUMBER: _builtins.int
+    UP_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """of the action"""
+    decision_id: _builtins.str
+    at: _builtins.float
+    up: _builtins.bool
+    """workers were added"""
+    seconds: _builtins.float
+    """until it was there"""
+    failure: _builtins.str
+    @_builtins.property
+    def shape(self) -> Global___FleetShape: ...
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        shape: Global___FleetShape | None = ...,
+        decision_id: _builtins.str = ...,
+        at: _builtins.float = ...,
+        up: _builtins.bool | None = ...,
+        seconds: _builtins.float | None = ...,
+        failure: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_seconds", b"_seconds", "_up", b"_up", "seconds", b"seconds", "shape", b"shape", "up", b"up"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seconds", b"_seconds", "_up", b"_up", "at", b"at", "decision_id", b"decision_id", "failure", b"failure", "number", b"number", "seconds", b"seconds", "shape", b"shape", "up", b"up"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__seconds: _TypeAlias = _typing.Literal["seconds"]  # noqa: Y015
+    _WhichOneofArgType__seconds: _TypeAlias = _typing.Literal["_seconds", b"_seconds"]  # noqa: Y015
+    _WhichOneofReturnType__up: _TypeAlias = _typing.Literal["up"]  # noqa: Y015
+    _WhichOneofArgType__up: _TypeAlias = _typing.Literal["_up", b"_up"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__seconds) -> _WhichOneofReturnType__seconds | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__up) -> _WhichOneofReturnType__up | None: ...
+
+Global___ScalingWish: _TypeAlias = ScalingWish  # noqa: Y015
+
+@_typing.final
+class ScalingForecast(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHAPE_FIELD_NUMBER: _builtins.int
+    COST_FIELD_NUMBER: _builtins.int
+    ATTAINMENT_FIELD_NUMBER: _builtins.int
+    TTFT_P90_S_FIELD_NUMBER: _builtins.int
+    TPOT_P90_S_FIELD_NUMBER: _builtins.int
+    ATTENTION_BUSY_FIELD_NUMBER: _builtins.int
+    EXPERTS_BUSY_FIELD_NUMBER: _builtins.int
+    cost: _builtins.float
+    """for an hour"""
+    attainment: _builtins.float
+    ttft_p90_s: _builtins.float
+    tpot_p90_s: _builtins.float
+    attention_busy: _builtins.float
+    """part of the time"""
+    experts_busy: _builtins.float
+    @_builtins.property
+    def shape(self) -> Global___FleetShape: ...
+    def __init__(
+        self,
+        *,
+        shape: Global___FleetShape | None = ...,
+        cost: _builtins.float = ...,
+        attainment: _builtins.float = ...,
+        ttft_p90_s: _builtins.float = ...,
+        tpot_p90_s: _builtins.float = ...,
+        attention_busy: _builtins.float = ...,
+        experts_busy: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["shape", b"shape"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attainment", b"attainment", "attention_busy", b"attention_busy", "cost", b"cost", "experts_busy", b"experts_busy", "shape", b"shape", "tpot_p90_s", b"tpot_p90_s", "ttft_p90_s", b"ttft_p90_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScalingForecast: _TypeAlias = ScalingForecast  # noqa: Y015
+
+@_typing.final
+class ScalingDecision(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DECISION_ID_FIELD_NUMBER: _builtins.int
+    AT_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    ADOPTED_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    BEFORE_FIELD_NUMBER: _builtins.int
+    WANTED_FIELD_NUMBER: _builtins.int
+    REQUESTS_PER_S_FIELD_NUMBER: _builtins.int
+    FORECAST_BEFORE_FIELD_NUMBER: _builtins.int
+    FORECAST_FIELD_NUMBER: _builtins.int
+    MEASURED_ATTAINMENT_FIELD_NUMBER: _builtins.int
+    MEASURED_TTFT_P90_S_FIELD_NUMBER: _builtins.int
+    MEASURED_TPOT_P90_S_FIELD_NUMBER: _builtins.int
+    PREFILL_THRESHOLD_FIELD_NUMBER: _builtins.int
+    DECODE_THRESHOLD_FIELD_NUMBER: _builtins.int
+    BRIDGED_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    decision_id: _builtins.str
+    at: _builtins.float
+    """seconds since 1970 by the scheduler's clock"""
+    cause: _builtins.str
+    """slo, queue, load, cost, bounds, operator"""
+    adopted: _builtins.bool
+    reason: _builtins.str
+    requests_per_s: _builtins.float
+    measured_attainment: _builtins.float
+    measured_ttft_p90_s: _builtins.float
+    measured_tpot_p90_s: _builtins.float
+    prefill_threshold: _builtins.float
+    """of brownout, when it was decided"""
+    decode_threshold: _builtins.float
+    bridged: _builtins.bool
+    """brownout degrades until the workers have come"""
+    seconds: _builtins.float
+    """until the shape was there"""
+    failure: _builtins.str
+    @_builtins.property
+    def before(self) -> Global___FleetShape: ...
+    @_builtins.property
+    def wanted(self) -> Global___FleetShape: ...
+    @_builtins.property
+    def forecast_before(self) -> Global___ScalingForecast: ...
+    @_builtins.property
+    def forecast(self) -> Global___ScalingForecast: ...
+    def __init__(
+        self,
+        *,
+        decision_id: _builtins.str = ...,
+        at: _builtins.float = ...,
+        cause: _builtins.str = ...,
+        adopted: _builtins.bool = ...,
+        reason: _builtins.str = ...,
+        before: Global___FleetShape | None = ...,
+        wanted: Global___FleetShape | None = ...,
+        requests_per_s: _builtins.float = ...,
+        forecast_before: Global___ScalingForecast | None = ...,
+        forecast: Global___ScalingForecast | None = ...,
+        measured_attainment: _builtins.float | None = ...,
+        measured_ttft_p90_s: _builtins.float | None = ...,
+        measured_tpot_p90_s: _builtins.float | None = ...,
+        prefill_threshold: _builtins.float = ...,
+        decode_threshold: _builtins.float = ...,
+        bridged: _builtins.bool = ...,
+        seconds: _builtins.float | None = ...,
+        failure: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_measured_attainment", b"_measured_attainment", "_measured_tpot_p90_s", b"_measured_tpot_p90_s", "_measured_ttft_p90_s", b"_measured_ttft_p90_s", "_seconds", b"_seconds", "before", b"before", "forecast", b"forecast", "forecast_before", b"forecast_before", "measured_attainment", b"measured_attainment", "measured_tpot_p90_s", b"measured_tpot_p90_s", "measured_ttft_p90_s", b"measured_ttft_p90_s", "seconds", b"seconds", "wanted", b"wanted"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_measured_attainment", b"_measured_attainment", "_measured_tpot_p90_s", b"_measured_tpot_p90_s", "_measured_ttft_p90_s", b"_measured_ttft_p90_s", "_seconds", b"_seconds", "adopted", b"adopted", "at", b"at", "before", b"before", "bridged", b"bridged", "cause", b"cause", "decision_id", b"decision_id", "decode_threshold", b"decode_threshold", "failure", b"failure", "forecast", b"forecast", "forecast_before", b"forecast_before", "measured_attainment", b"measured_attainment", "measured_tpot_p90_s", b"measured_tpot_p90_s", "measured_ttft_p90_s", b"measured_ttft_p90_s", "prefill_threshold", b"prefill_threshold", "reason", b"reason", "requests_per_s", b"requests_per_s", "seconds", b"seconds", "wanted", b"wanted"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__measured_attainment: _TypeAlias = _typing.Literal["measured_attainment"]  # noqa: Y015
+    _WhichOneofArgType__measured_attainment: _TypeAlias = _typing.Literal["_measured_attainment", b"_measured_attainment"]  # noqa: Y015
+    _WhichOneofReturnType__measured_tpot_p90_s: _TypeAlias = _typing.Literal["measured_tpot_p90_s"]  # noqa: Y015
+    _WhichOneofArgType__measured_tpot_p90_s: _TypeAlias = _typing.Literal["_measured_tpot_p90_s", b"_measured_tpot_p90_s"]  # noqa: Y015
+    _WhichOneofReturnType__measured_ttft_p90_s: _TypeAlias = _typing.Literal["measured_ttft_p90_s"]  # noqa: Y015
+    _WhichOneofArgType__measured_ttft_p90_s: _TypeAlias = _typing.Literal["_measured_ttft_p90_s", b"_measured_ttft_p90_s"]  # noqa: Y015
+    _WhichOneofReturnType__seconds: _TypeAlias = _typing.Literal["seconds"]  # noqa: Y015
+    _WhichOneofArgType__seconds: _TypeAlias = _typing.Literal["_seconds", b"_seconds"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__measured_attainment) -> _WhichOneofReturnType__measured_attainment | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__measured_tpot_p90_s) -> _WhichOneofReturnType__measured_tpot_p90_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__measured_ttft_p90_s) -> _WhichOneofReturnType__measured_ttft_p90_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__seconds) -> _WhichOneofReturnType__seconds | None: ...
+
+Global___ScalingDecision: _TypeAlias = ScalingDecision  # noqa: Y015

@@ -80,6 +80,21 @@ class SchedulerServiceStub:
                 request_serializer=moesaic_dot_v1_dot_scheduler__pb2.GetBrownoutRequest.SerializeToString,
                 response_deserializer=moesaic_dot_v1_dot_scheduler__pb2.GetBrownoutResponse.FromString,
                 _registered_method=True)
+        self.Scale = channel.unary_unary(
+                '/moesaic.v1.SchedulerService/Scale',
+                request_serializer=moesaic_dot_v1_dot_scheduler__pb2.ScaleRequest.SerializeToString,
+                response_deserializer=moesaic_dot_v1_dot_scheduler__pb2.ScaleResponse.FromString,
+                _registered_method=True)
+        self.SetScaling = channel.unary_unary(
+                '/moesaic.v1.SchedulerService/SetScaling',
+                request_serializer=moesaic_dot_v1_dot_scheduler__pb2.SetScalingRequest.SerializeToString,
+                response_deserializer=moesaic_dot_v1_dot_scheduler__pb2.SetScalingResponse.FromString,
+                _registered_method=True)
+        self.GetScaling = channel.unary_unary(
+                '/moesaic.v1.SchedulerService/GetScaling',
+                request_serializer=moesaic_dot_v1_dot_scheduler__pb2.GetScalingRequest.SerializeToString,
+                response_deserializer=moesaic_dot_v1_dot_scheduler__pb2.GetScalingResponse.FromString,
+                _registered_method=True)
         self.GetActivations = channel.unary_unary(
                 '/moesaic.v1.SchedulerService/GetActivations',
                 request_serializer=moesaic_dot_v1_dot_scheduler__pb2.SchedulerServiceGetActivationsRequest.SerializeToString,
@@ -155,6 +170,27 @@ class SchedulerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Scale(self, request, context):
+        """Want so many workers of each side, now and once; INVALID_ARGUMENT if there cannot be so many, or so few.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetScaling(self, request, context):
+        """Change whether numbers of workers follow predictions, and within which bounds; it outlives the scheduler.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetScaling(self, request, context):
+        """The policy of scaling, the shape that there is and that is wanted, and the last decisions; newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetActivations(self, request, context):
         """What the model's traffic has looked like lately.
         """
@@ -209,6 +245,21 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.GetBrownout,
                     request_deserializer=moesaic_dot_v1_dot_scheduler__pb2.GetBrownoutRequest.FromString,
                     response_serializer=moesaic_dot_v1_dot_scheduler__pb2.GetBrownoutResponse.SerializeToString,
+            ),
+            'Scale': grpc.unary_unary_rpc_method_handler(
+                    servicer.Scale,
+                    request_deserializer=moesaic_dot_v1_dot_scheduler__pb2.ScaleRequest.FromString,
+                    response_serializer=moesaic_dot_v1_dot_scheduler__pb2.ScaleResponse.SerializeToString,
+            ),
+            'SetScaling': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetScaling,
+                    request_deserializer=moesaic_dot_v1_dot_scheduler__pb2.SetScalingRequest.FromString,
+                    response_serializer=moesaic_dot_v1_dot_scheduler__pb2.SetScalingResponse.SerializeToString,
+            ),
+            'GetScaling': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetScaling,
+                    request_deserializer=moesaic_dot_v1_dot_scheduler__pb2.GetScalingRequest.FromString,
+                    response_serializer=moesaic_dot_v1_dot_scheduler__pb2.GetScalingResponse.SerializeToString,
             ),
             'GetActivations': grpc.unary_unary_rpc_method_handler(
                     servicer.GetActivations,
@@ -460,6 +511,87 @@ class SchedulerService:
             '/moesaic.v1.SchedulerService/GetBrownout',
             moesaic_dot_v1_dot_scheduler__pb2.GetBrownoutRequest.SerializeToString,
             moesaic_dot_v1_dot_scheduler__pb2.GetBrownoutResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Scale(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/moesaic.v1.SchedulerService/Scale',
+            moesaic_dot_v1_dot_scheduler__pb2.ScaleRequest.SerializeToString,
+            moesaic_dot_v1_dot_scheduler__pb2.ScaleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetScaling(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/moesaic.v1.SchedulerService/SetScaling',
+            moesaic_dot_v1_dot_scheduler__pb2.SetScalingRequest.SerializeToString,
+            moesaic_dot_v1_dot_scheduler__pb2.SetScalingResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetScaling(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/moesaic.v1.SchedulerService/GetScaling',
+            moesaic_dot_v1_dot_scheduler__pb2.GetScalingRequest.SerializeToString,
+            moesaic_dot_v1_dot_scheduler__pb2.GetScalingResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -53,6 +53,12 @@ class SchedulerServiceStub:
     """Change when, and how far, workers degrade what they compute; it outlives the scheduler."""
     GetBrownout: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.GetBrownoutRequest, _scheduler_pb2.GetBrownoutResponse]
     """The policy of brownout, and the last decisions of workers under it; newest first."""
+    Scale: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ScaleRequest, _scheduler_pb2.ScaleResponse]
+    """Want so many workers of each side, now and once; INVALID_ARGUMENT if there cannot be so many, or so few."""
+    SetScaling: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.SetScalingRequest, _scheduler_pb2.SetScalingResponse]
+    """Change whether numbers of workers follow predictions, and within which bounds; it outlives the scheduler."""
+    GetScaling: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.GetScalingRequest, _scheduler_pb2.GetScalingResponse]
+    """The policy of scaling, the shape that there is and that is wanted, and the last decisions; newest first."""
     GetActivations: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.SchedulerServiceGetActivationsRequest, _scheduler_pb2.SchedulerServiceGetActivationsResponse]
     """What the model's traffic has looked like lately."""
 
@@ -81,6 +87,12 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     """Change when, and how far, workers degrade what they compute; it outlives the scheduler."""
     GetBrownout: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.GetBrownoutRequest, _scheduler_pb2.GetBrownoutResponse]  # type: ignore[assignment]
     """The policy of brownout, and the last decisions of workers under it; newest first."""
+    Scale: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ScaleRequest, _scheduler_pb2.ScaleResponse]  # type: ignore[assignment]
+    """Want so many workers of each side, now and once; INVALID_ARGUMENT if there cannot be so many, or so few."""
+    SetScaling: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.SetScalingRequest, _scheduler_pb2.SetScalingResponse]  # type: ignore[assignment]
+    """Change whether numbers of workers follow predictions, and within which bounds; it outlives the scheduler."""
+    GetScaling: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.GetScalingRequest, _scheduler_pb2.GetScalingResponse]  # type: ignore[assignment]
+    """The policy of scaling, the shape that there is and that is wanted, and the last decisions; newest first."""
     GetActivations: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.SchedulerServiceGetActivationsRequest, _scheduler_pb2.SchedulerServiceGetActivationsResponse]  # type: ignore[assignment]
     """What the model's traffic has looked like lately."""
 
@@ -160,6 +172,30 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.GetBrownoutResponse, _abc.Awaitable[_scheduler_pb2.GetBrownoutResponse]]:
         """The policy of brownout, and the last decisions of workers under it; newest first."""
+
+    @_abc_1.abstractmethod
+    def Scale(
+        self,
+        request: _scheduler_pb2.ScaleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.ScaleResponse, _abc.Awaitable[_scheduler_pb2.ScaleResponse]]:
+        """Want so many workers of each side, now and once; INVALID_ARGUMENT if there cannot be so many, or so few."""
+
+    @_abc_1.abstractmethod
+    def SetScaling(
+        self,
+        request: _scheduler_pb2.SetScalingRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.SetScalingResponse, _abc.Awaitable[_scheduler_pb2.SetScalingResponse]]:
+        """Change whether numbers of workers follow predictions, and within which bounds; it outlives the scheduler."""
+
+    @_abc_1.abstractmethod
+    def GetScaling(
+        self,
+        request: _scheduler_pb2.GetScalingRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.GetScalingResponse, _abc.Awaitable[_scheduler_pb2.GetScalingResponse]]:
+        """The policy of scaling, the shape that there is and that is wanted, and the last decisions; newest first."""
 
     @_abc_1.abstractmethod
     def GetActivations(

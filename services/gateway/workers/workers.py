@@ -16,6 +16,8 @@ from moesaic.services.gateway.workers.tasks import Key, Task
 
 log = structlog.get_logger()
 
+_ABLE = ("ready", "standby")  # states in which a worker serves, or could
+
 
 class FleetView(Protocol):
     """The part of ``moesaic.cluster.registry.Fleet`` that is needed here."""
@@ -91,7 +93,7 @@ class Workers:
         for key, record in registered.items():
             if key in self._workers:
                 self._workers[key].renew(record)
-            elif record.state == "ready":
+            elif record.state in _ABLE:  # one that is activated is connected already
                 self._workers[key] = WorkerStream(record, self._idle_s, self.routing)
                 group.create_task(self._keep(self._workers[key]), name=f"worker {record.worker_id}")
         for key in self._workers.keys() - registered.keys():
@@ -103,9 +105,13 @@ class Workers:
         The weights that were served are served on as long as any worker has them.
         """
         ours = [r for r in records if r.config_digest in ("", self._config_digest)]
-        ready = sorted((r for r in ours if r.state == "ready"), key=lambda r: r.generation)
-        if ready and self.model_digest not in {r.model_digest for r in ours}:
-            self.model_digest = ready[0].model_digest
+        # Of those on standby only where none serves.
+        able = sorted(
+            (r for r in ours if r.state in _ABLE),
+            key=lambda r: (_ABLE.index(r.state), r.generation),
+        )
+        if able and self.model_digest not in {r.model_digest for r in ours}:
+            self.model_digest = able[0].model_digest
             self.routing.of_model(self.model_digest)
         alike = [r for r in ours if r.model_digest == self.model_digest]
         for record in records:

@@ -33,7 +33,8 @@ _BY_SERVICE: dict[str, dict[Literal["data", "admin", "open"], str]] = {
     "moesaic.v1.GatewayService": {"data": "GetRouter", "admin": "SetPolicy"},
     "moesaic.v1.SchedulerService": {
         "data": "GetPlacement WatchPlacement GetFleet",
-        "admin": "Plan ApplyPlacement SetPolicy SetBrownout GetBrownout GetDecisions GetActivations",
+        "admin": "Plan ApplyPlacement SetPolicy SetBrownout GetBrownout GetDecisions GetActivations "
+        "Scale SetScaling GetScaling",
     },
 }
 METHODS: dict[str, str] = {

@@ -1,0 +1,315 @@
+"""The loop around the decisions about numbers of workers: what is wanted is written down before it is done.
+
+A scheduler that leads later finds the wish, and goes on from it: actuators only begin what is not under way.
+"""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import structlog
+from msgspec.structs import replace
+from prometheus_client import Gauge
+
+from moesaic.cluster.leadership import Leadership
+from moesaic.cluster.placement_view import PlacementView
+from moesaic.cluster.registry import Fleet
+from moesaic.errors import InvalidInput, MoesaicError, PeerLost
+from moesaic.messages.scaling import (
+    FleetShape,
+    ScalingDecision,
+    ScalingPolicy,
+    ScalingWish,
+)
+from moesaic.scaling.contract import RecentDemand, ScalingChoice, ScalingState, ShapeBounds
+from moesaic.services.scheduler.brownout import BrownoutStore
+from moesaic.services.scheduler.log import LOST, DecisionLog
+from moesaic.services.scheduler.scaling.actuators.contract import Actuator
+from moesaic.services.scheduler.scaling.facts import (
+    active_shape,
+    is_there,
+    objectives_of,
+    shape_bounds,
+    thresholds_now,
+)
+from moesaic.services.scheduler.scaling.feed import LoadFeed
+from moesaic.services.scheduler.scaling.store import OVERTAKEN, ScalingStore
+
+log = structlog.get_logger()
+
+_LOOK_S = 1.0
+_SOON_S = 0.2  # while workers are on the way
+_RECENT = 1000  # decisions that are looked at
+PATIENCE_S = 600.0  # then a shape that is not there is given up
+NO_BRIDGE = "brownout is off: nothing bridges the time until then"
+
+_workers = Gauge("moesaic_scaling_workers", "workers, active and wanted", ["side", "kind"])
+
+
+class Predicting(Protocol):
+    """Demand, and the choice that follows from it."""
+
+    def demand(self, policy: ScalingPolicy) -> RecentDemand:
+        """Return the demand of the policy's window."""
+        ...
+
+    async def choose(self, policy: ScalingPolicy, state: ScalingState) -> ScalingChoice | None:
+        """Return a shape that would be better than the one there is, if there is one."""
+        ...
+
+
+@dataclass(frozen=True)
+class ScalingParts:
+    """Parts of the scheduler that the controller works with.
+
+    Attributes:
+        fleet: the workers there are.
+        view: the placement in force.
+        leadership: only a leader acts.
+        store: policy and wish.
+        feed: measured load.
+        predictor: decides.
+        decisions: where each decision is logged.
+        brownout: its thresholds help until workers have come.
+        actuator: brings workers.
+    """
+
+    fleet: Fleet
+    view: PlacementView
+    leadership: Leadership
+    store: ScalingStore
+    feed: LoadFeed
+    predictor: Predicting
+    decisions: DecisionLog
+    brownout: BrownoutStore
+    actuator: Actuator
+
+
+class ScalingController:
+    """Decides about numbers of workers while its scheduler leads, and has them carried out.
+
+    Attributes:
+        trouble: what keeps the wish from being carried out, for people; empty if nothing does.
+    """
+
+    def __init__(self, parts: ScalingParts, wall_clock: Callable[[], float] = time.time) -> None:
+        self.trouble = ""
+        self._parts, self._wall_clock = parts, wall_clock
+        self._turn = asyncio.Lock()  # between the loop and operators' orders
+        self._closed = False  # all decisions but that of the wish have an end
+        self._decided_at = 0.0
+        self._told: tuple[object, ...] = ()  # the last choice that was not carried out
+
+    @property
+    def shape(self) -> FleetShape:
+        """The active workers."""
+        return active_shape(self._parts.fleet)
+
+    @property
+    def actuator(self) -> str:
+        """Name of the actuator."""
+        return self._parts.actuator.name
+
+    async def bounds(self) -> tuple[ShapeBounds | None, str]:
+        """Return the shapes that there can be, None if the actuator does not answer; and what is amiss, for people."""
+        try:
+            return await self._bounds(self._parts.store.policy), self.trouble
+        except MoesaicError as error:
+            return None, str(error)
+
+    async def run(self) -> None:
+        """Look every second while this scheduler leads, for ever."""
+        while True:
+            pause_s = _LOOK_S
+            try:
+                if self._parts.leadership.held and not self._parts.fleet.stale:
+                    async with self._turn:
+                        await self._look()
+                    wish = self._parts.store.wish
+                    pause_s = _SOON_S if wish is not None and not wish.ended else _LOOK_S
+                else:
+                    self._closed = False
+            except MoesaicError as error:  # Redis is gone, or another scheduler leads now
+                self._note_trouble(error)
+                self._closed = False
+            await asyncio.sleep(pause_s)
+
+    async def order(self, shape: FleetShape, reason: str) -> ScalingDecision | None:
+        """Want a shape because an operator does.
+
+        Returns:
+            The decision as it was logged; None if the shape is wanted already, or is there.
+
+        Raises:
+            InvalidInput: the fleet cannot have it.
+            NotReady: another scheduler leads now, or wrote at the same time.
+            MoesaicError: Redis or the actuator did not answer.
+        """
+        async with self._turn:
+            parts = self._parts
+            await parts.store.refresh()
+            bounds = await self._bounds(
+                ScalingPolicy()
+            )  # an operator may leave the policy's bounds
+            for side in ("attention", "experts"):
+                least, most = getattr(bounds.least, side), getattr(bounds.most, side)
+                if not least <= getattr(shape, side) <= most:
+                    raise InvalidInput(
+                        f"shape.{side}", f"must be in {least}..{most}, got {getattr(shape, side)}"
+                    )
+            wish, now = parts.store.wish, self.shape
+            wanted = wish.shape if wish is not None and not wish.ended else now
+            if wanted == shape == now or (wanted == shape and wish is not None and not wish.ended):
+                return None
+            decision = self._decision(
+                cause="operator", adopted=True, reason=reason, before=now, wanted=shape
+            )
+            await self._adopt(decision)
+            return decision
+
+    async def _look(self) -> None:
+        parts = self._parts
+        await parts.store.refresh()
+        if not self._closed:
+            await self._close()
+            self._closed = True
+        await self._carry_out()
+        policy = parts.store.policy
+        # By the wall clock, as wishes are; a clock that goes back only delays a decision.
+        if policy.mode != "off" and self._due(policy):
+            self._decided_at = self._wall_clock()
+            await self._decide(policy)
+
+    def _due(self, policy: ScalingPolicy) -> bool:
+        return abs(self._wall_clock() - self._decided_at) >= policy.interval_s
+
+    async def _close(self) -> None:
+        """Give an end to the decisions whose end no scheduler saw; the wish's goes on."""
+        parts = self._parts
+        await parts.decisions.refresh()
+        wish = parts.store.wish
+        for decision in parts.decisions.recent_scaling(_RECENT):
+            if not decision.adopted or decision.seconds is not None or decision.failure:
+                continue
+            if wish is None or decision.decision_id != wish.decision_id:
+                await parts.decisions.note_scaling(replace(decision, failure=LOST))
+            elif wish.ended:
+                await self._note_end(wish)
+
+    async def _carry_out(self) -> None:
+        """Have the wish done, until it is, or for as long as the mode is auto; note its end once."""
+        parts, wish = self._parts, self._parts.store.wish
+        now = self.shape
+        for side in ("attention", "experts"):
+            _workers.labels(side, "active").set(getattr(now, side))
+            _workers.labels(side, "wanted").set(getattr(wish.shape if wish else now, side))
+        if wish is None:
+            return
+        if not wish.ended:
+            age_s = max(0.0, self._wall_clock() - wish.at)
+            if is_there(wish.shape, parts.fleet, parts.view.current):
+                await self._note_end(await parts.store.end(seconds=round(age_s, 3)))
+                self.trouble = ""
+                return
+            if age_s > PATIENCE_S:
+                failure = self.trouble or f"{now} after {PATIENCE_S:.0f} s"
+                await self._note_end(await parts.store.end(failure=failure))
+        if not wish.ended or parts.store.policy.mode == "auto":
+            try:
+                await parts.actuator.apply(wish.shape)
+                self.trouble = ""
+            except MoesaicError as error:
+                self._note_trouble(error)
+
+    async def _note_end(self, wish: ScalingWish) -> None:
+        decision = self._parts.decisions.scaling(wish.decision_id)
+        if decision is not None:
+            ended = replace(decision, seconds=wish.seconds, failure=wish.failure)
+            await self._parts.decisions.note_scaling(ended)
+
+    async def _decide(self, policy: ScalingPolicy) -> None:
+        state = await self._state(policy)
+        choice = await self._parts.predictor.choose(policy, state)
+        if choice is None:
+            self._told = ()
+            return
+        adopted = policy.mode == "auto" and choice.allowed
+        told = (choice.cause, choice.wanted, choice.held, state.shape, policy.mode)
+        if not adopted and told == self._told:
+            return  # it was said, and nothing has changed
+        self._told = () if adopted else told
+        reason = "; ".join(filter(None, (choice.reason, choice.held)))
+        if choice.bridged and self._parts.brownout.current.mode == "off":
+            reason += f"; {NO_BRIDGE}"
+        decision = self._decision(
+            cause=choice.cause,
+            adopted=adopted,
+            reason=reason,
+            before=state.shape,
+            wanted=choice.wanted,
+            requests_per_s=round(state.demand.requests_per_s, 4),
+            forecast_before=choice.forecast_before,
+            forecast=choice.forecast,
+            measured_attainment=state.attainment,
+            measured_ttft_p90_s=state.ttft_p90_s,
+            measured_tpot_p90_s=state.tpot_p90_s,
+            prefill_threshold=state.thresholds[0],
+            decode_threshold=state.thresholds[1],
+            bridged=choice.bridged,
+        )
+        if adopted:
+            await self._adopt(decision)
+        else:
+            await self._parts.decisions.note_scaling(decision)
+
+    async def _adopt(self, decision: ScalingDecision) -> None:
+        """Log a decision, then make it the wish; the next look carries it out."""
+        parts = self._parts
+        await parts.decisions.note_scaling(decision)
+        try:
+            overtaken = await parts.store.want(
+                decision.wanted, decision.before, decision.decision_id
+            )
+        except PeerLost:  # it may have been written: the next look sees it
+            self._closed = False
+            raise
+        except MoesaicError as error:
+            await parts.decisions.note_scaling(replace(decision, failure=str(error)))
+            raise
+        if overtaken is not None:
+            await self._note_end(replace(overtaken, failure=OVERTAKEN))
+
+    async def _state(self, policy: ScalingPolicy) -> ScalingState:
+        parts = self._parts
+        brownout = parts.brownout.current
+        objectives = objectives_of(policy, brownout)
+        measured = parts.feed.measured(policy.window_s, objectives)
+        decisions = parts.decisions.recent_brownout(_RECENT)
+        return ScalingState(
+            now_s=self._wall_clock(),
+            shape=self.shape,
+            wish=parts.store.wish,
+            bounds=await self._bounds(policy),
+            demand=parts.predictor.demand(policy),
+            objectives=objectives,
+            attainment=measured.attainment,
+            ttft_p90_s=measured.ttft_p90_s,
+            tpot_p90_s=measured.tpot_p90_s,
+            waiting=measured.waiting,
+            thresholds=thresholds_now(brownout, decisions, parts.fleet.workers),
+        )
+
+    async def _bounds(self, policy: ScalingPolicy) -> ShapeBounds:
+        most = await self._parts.actuator.most()
+        return shape_bounds(policy, most, self._parts.fleet.workers.values())
+
+    def _decision(self, **fields: Any) -> ScalingDecision:
+        return ScalingDecision(decision_id=uuid.uuid4().hex, at=self._wall_clock(), **fields)
+
+    def _note_trouble(self, error: MoesaicError) -> None:
+        if str(error) != self.trouble:
+            self.trouble = str(error)
+            log.warning("scaling.trouble", cause=self.trouble)

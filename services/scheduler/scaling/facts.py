@@ -1,0 +1,94 @@
+"""Facts about the fleet that numbers of workers are decided from."""
+
+from collections.abc import Iterable, Mapping
+
+from moesaic.cluster.registry import Fleet
+from moesaic.messages.brownout import BrownoutDecision, BrownoutPolicy
+from moesaic.messages.placement import Placement
+from moesaic.messages.registry import WorkerRecord
+from moesaic.messages.scaling import FleetShape, ScalingPolicy
+from moesaic.scaling.contract import Objectives, ShapeBounds
+
+
+def active_shape(fleet: Fleet) -> FleetShape:
+    """Count the workers that take work."""
+    roles = [record.role for record in fleet.workers.values() if record.state == "ready"]
+    return FleetShape(roles.count("attention"), roles.count("expert"))
+
+
+def is_there(wanted: FleetShape, fleet: Fleet, placement: Placement | None) -> bool:
+    """Tell whether a shape is reached: nobody is on the way out, and the placement names the active expert workers."""
+    records = fleet.workers.values()
+    if active_shape(fleet) != wanted:
+        return False
+    if any(record.state == "draining" and record.standing_by for record in records):
+        return False
+    active = {r.worker_id for r in records if r.role == "expert" and r.state == "ready"}
+    placed = {worker.worker_id for worker in placement.workers} if placement else set()
+    return not active or active == placed
+
+
+def shape_bounds(
+    policy: ScalingPolicy, most: FleetShape, records: Iterable[WorkerRecord]
+) -> ShapeBounds:
+    """Find the shapes that a policy allows and an actuator can bring.
+
+    Args:
+        policy: in force.
+        most: that the actuator can bring.
+        records: all workers: expert workers must have slots for every expert.
+    """
+    attention = min(most.attention, policy.max_attention or most.attention)
+    experts = min(most.experts, policy.max_experts or most.experts)
+    fewest = max(policy.min_experts, fewest_expert_workers(records))
+    return ShapeBounds(
+        least=FleetShape(min(attention, policy.min_attention), min(experts, fewest)),
+        most=FleetShape(attention, experts),
+    )
+
+
+def fewest_expert_workers(records: Iterable[WorkerRecord]) -> int:
+    """Count the expert workers that it takes to hold every expert."""
+    experts = [r for r in records if r.role == "expert" and r.slots_per_layer and r.num_experts]
+    number, room = 0, 0
+    for record in sorted(experts, key=lambda r: r.slots_per_layer, reverse=True):
+        if room >= record.num_experts:
+            break
+        number, room = number + 1, room + record.slots_per_layer
+    return number
+
+
+def objectives_of(policy: ScalingPolicy, brownout: BrownoutPolicy) -> Objectives:
+    """Take the targets of a policy, and those of brownout where it has none of its own."""
+    return Objectives(
+        ttft_s=policy.slo_ttft_s or brownout.slo_ttft_s,
+        tpot_s=policy.slo_tpot_s or brownout.slo_tpot_s,
+        attainment=policy.attainment,
+    )
+
+
+def thresholds_now(
+    brownout: BrownoutPolicy,
+    decisions: Iterable[BrownoutDecision],
+    workers: Mapping[str, WorkerRecord],
+) -> tuple[float, float]:
+    """Find the least thresholds of any worker, for prompts and for answers.
+
+    Args:
+        brownout: the policy in force.
+        decisions: of workers, newest first.
+        workers: that there are, by id.
+    """
+    if brownout.mode == "off":
+        return 1.0, 1.0
+    if brownout.mode == "manual":
+        return brownout.prefill_threshold, brownout.decode_threshold
+    latest: dict[str, BrownoutDecision] = {}
+    for decision in decisions:
+        record = workers.get(decision.worker_id)
+        if record is not None and record.generation == decision.generation:
+            latest.setdefault(decision.worker_id, decision)
+    return (
+        min((decision.prefill for decision in latest.values()), default=1.0),
+        min((decision.decode for decision in latest.values()), default=1.0),
+    )
