@@ -110,6 +110,7 @@ bench: .venv/installed-dev
 	@$(BIN)/moesaic bench brownout-accuracy $(ARGS)
 	@$(BIN)/moesaic bench brownout-burst $(ARGS)
 	@$(BIN)/moesaic bench edge $(ARGS)
+	@$(BIN)/moesaic bench simulate $(ARGS)
 
 # Everything that needs a CUDA device, into one file: tests, timings, transfers. Without a device
 # there is nothing to do. On a machine where nothing may be installed, name a Python that has torch

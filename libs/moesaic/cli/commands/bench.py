@@ -37,6 +37,8 @@ def bench(
             "brownout",
             "brownout-burst",
             "edge",
+            "elastic",
+            "simulate",
             "costs",
         ],
         typer.Argument(help="Benchmark to run; docs/use/command-line.md describes each."),

@@ -1,0 +1,57 @@
+"""Costs of steps, fitted to the times of requests as their client sees them.
+
+A request that has its first token gets one more in each step, so the seconds until its last token are those of so many
+steps: of all rows of prompts, all rows of answers and all keys that these steps had. Times of the other requests
+tell these.
+"""
+
+from collections.abc import Sequence
+from itertools import chain
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.simulate.load import TimedAnswer
+from moesaic.costs.fit import CostFit
+from moesaic.messages.performance import PART_TERMS, PartCost
+
+Amounts = NDArray[np.float64]  # [n, 5], by the terms of a step
+LEAST_STEPS = 8  # of a request that tells something
+
+
+def fitted_step(loads: Sequence[Sequence[TimedAnswer]]) -> PartCost:
+    """Fit the cost of a step to several loads."""
+    fit = CostFit(PART_TERMS["step"], forget=1.0)
+    rows = list(chain.from_iterable(zip(*amounts_of(load), strict=True) for load in loads))
+    for at in np.random.default_rng(0).permutation(len(rows)):  # expectations see all loads at once
+        amounts, seconds = rows[at]
+        fit.add(amounts.tolist(), float(seconds))
+    return fit.cost()
+
+
+def amounts_of(answers: Sequence[TimedAnswer]) -> tuple[Amounts, NDArray[np.float64]]:
+    """Count the rows and keys between the first and the last token of each answer that is long enough.
+
+    Returns:
+        Amounts, and seconds ``[n]``.
+    """
+    begun = np.array([each.begun_s for each in answers])
+    prompts = np.array([each.prompt_tokens for each in answers], np.float64)
+    token_s = np.concatenate([each.token_s[1:] for each in answers])
+    # The n-th token of an answer is picked from a row that sees the prompt and the tokens before.
+    keys = np.concatenate(
+        [each.prompt_tokens + np.arange(1, len(each.token_s)) for each in answers]
+    )
+    amounts, seconds = list[list[float]](), list[float]()
+    for each in answers:
+        if len(each.token_s) <= LEAST_STEPS:
+            continue
+        rows = (token_s > each.begun_s) & (token_s <= each.ended_s)
+        read = prompts[(begun > each.begun_s) & (begun <= each.ended_s)]
+        prompt_keys = float((read * (read + 1) / 2).sum())
+        steps = len(each.token_s) - 1
+        amounts.append(
+            [steps, float(read.sum()), int(rows.sum()), float(keys[rows].sum()), prompt_keys]
+        )
+        seconds.append(each.ended_s - each.begun_s)
+    return np.array(amounts), np.array(seconds)

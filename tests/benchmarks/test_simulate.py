@@ -1,0 +1,115 @@
+import numpy as np
+import pytest
+
+from benchmarks.common.suite import DEMO
+from benchmarks.simulate.fitting import amounts_of, fitted_step
+from benchmarks.simulate.load import TimedAnswer
+from benchmarks.simulate.replay import (
+    ONE_WORKER,
+    BatcherMaker,
+    CalibratedSuite,
+    calibrated,
+    latencies,
+    measured,
+    relative_errors,
+    trace_of,
+)
+from benchmarks.simulate.rounds import FITTED, PREDICTED, PlannedLoad
+from moesaic.engine.simulated import BatcherPlanner
+from moesaic.messages.performance import PART_TERMS, PartCost, PerformanceModel
+from moesaic.simulation.arrivals import RateCurve
+from moesaic.simulation.event_loop import EventLoop
+from moesaic.simulation.fleet import PathDelays, SimulatedFleet
+from moesaic.simulation.planning import StepOutcome
+from moesaic.simulation.step_clock import MeasuredSteps, StepClock
+
+UNIT_S = (0.004, 2.5e-4, 6e-4, 1.5e-6, 3e-7)
+MODEL = PerformanceModel(parts={"step": PartCost(terms=PART_TERMS["step"], unit_s=UNIT_S)})
+BATCHERS = BatcherMaker(DEMO, num_blocks=1024)
+DELAYS = PathDelays(0.006)
+
+
+class WatchedPlanner(BatcherPlanner):
+    """Notes when each request has its tokens."""
+
+    def __init__(self, loop: EventLoop, token_s: dict[int, list[float]]) -> None:
+        super().__init__(BATCHERS.planner().batcher)
+        self._loop, self._token_s = loop, token_s
+
+    def took(self, num_steps: int, seconds: float) -> StepOutcome:
+        running = list(self.batcher.running)
+        before = [len(sequence.tokens) for sequence in running]
+        outcome = super().took(num_steps, seconds)
+        for sequence, length in zip(running, before, strict=True):
+            if len(sequence.tokens) != length:
+                number = int(sequence.request.key.request_id)
+                self._token_s.setdefault(number, []).append(self._loop.now_s)
+        return outcome
+
+
+def served(load: PlannedLoad, seed: int) -> list[TimedAnswer]:
+    """Answers of a suite whose costs are known."""
+    trace = RateCurve.constant(10 * load.share, 20.0).arrivals(load.mix.lengths(), seed)
+    loop, token_s = EventLoop(), dict[int, list[float]]()
+    clock = StepClock(MeasuredSteps(MODEL), ONE_WORKER)
+    SimulatedFleet(loop, trace, lambda: WatchedPlanner(loop, token_s), clock, delays=DELAYS)
+    loop.run()
+    columns = (trace.prompt_tokens, trace.answer_tokens, trace.at_s)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    return [TimedAnswer(p, a, at, at, token_s[i]) for i, (p, a, at) in enumerate(rows)]
+
+
+def test_rows_between_the_tokens_of_an_answer_are_counted() -> None:
+    long = TimedAnswer(100, 11, 0.0, 0.0, [1.0 + at for at in range(11)])
+    other = TimedAnswer(7, 3, 0.0, 0.0, [4.0, 5.0, 6.0])
+
+    amounts, seconds = amounts_of([long, other])
+
+    assert seconds.tolist() == [10.0]
+    own, others = sum(100 + n for n in range(1, 11)), 8 + 9
+    assert amounts.tolist() == [[10, 7, 12, own + others, 7 * 8 / 2]]
+
+
+def test_costs_of_steps_are_found_in_the_times_of_requests() -> None:
+    loads = [served(load, seed) for seed, load in enumerate(FITTED)]
+
+    cost = fitted_step(loads)
+
+    amounts = np.concatenate([amounts_of(load)[0] for load in loads])
+    found, true = amounts @ np.array(cost.unit_s), amounts @ np.array(UNIT_S)
+    assert found == pytest.approx(true, rel=0.15)  # rows at the edges of steps are seen half
+
+
+def test_loads_that_costs_were_not_fitted_on_are_predicted() -> None:
+    suite = calibrated([served(load, seed) for seed, load in enumerate(FITTED)], BATCHERS)
+
+    assert suite.delays.entry_s == pytest.approx(DELAYS.entry_s, abs=0.003)
+    for load in PREDICTED.values():
+        real = served(load, seed=9)
+        records = suite.serve(trace_of(real))
+        errors = relative_errors(latencies(records.ttft_s, records.tpot_s), measured(real))
+        assert max(map(abs, errors.values())) < 0.12
+
+
+def test_the_true_costs_predict_without_error() -> None:
+    real = served(PREDICTED["high"], seed=9)
+
+    records = CalibratedSuite(MODEL, DELAYS, BATCHERS).serve(trace_of(real))
+
+    found = latencies(records.ttft_s, records.tpot_s)
+    assert found == pytest.approx(measured(real))
+
+
+def test_tokens_are_read_from_the_parts_of_an_answer() -> None:
+    answer = TimedAnswer(5, 3, 0.0)
+    answer.parts = [
+        (1.0, b'data: {"token_ids":[7]}'),
+        (2.0, b'{"token_ids":[8,9]}'),
+        (3.0, b"[DONE]"),
+    ]
+
+    answer.read()
+
+    assert (answer.token_s, answer.parts) == ([1.0, 2.0, 2.0], [])
+    with pytest.raises(RuntimeError, match="asked for 9 tokens"):
+        TimedAnswer(5, 9, 0.0).read()
