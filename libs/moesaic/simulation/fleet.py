@@ -38,7 +38,7 @@ class SimulatedFleet:
         clock: of steps; its shape counts the workers that take requests.
         records: of the requests.
         workers: all that there ever were.
-        num_refused: requests that could never run.
+        num_refused: requests that could never run, or that were too many.
     """
 
     def __init__(
@@ -157,7 +157,12 @@ class SimulatedFleet:
         )
         if number + 1 < len(trace):
             self._await(number + 1)
-        self._give(self._router.submitted(request, self.loop.now_s))
+        try:
+            routed = self._router.submitted(request, self.loop.now_s)
+        except MoesaicError:
+            self.num_refused += 1
+        else:
+            self._give(routed)
 
     def _give(self, routed: Routed) -> None:
         for request, index in routed:
@@ -201,4 +206,4 @@ class SimulatedFleet:
         worker = SimulatedWorker(index, self.loop, self._make_planner(), self.clock, self._told)
         self.workers.append(worker)
         self._num_active += 1
-        self._give(self._router.joined(index))
+        self._give(self._router.joined(index, self.loop.now_s))

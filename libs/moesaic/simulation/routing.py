@@ -13,7 +13,7 @@ NOBODY: Routed = ()
 class FleetRouter(Protocol):
     """Routes requests to workers that have joined. Each call returns the requests that go to a worker now."""
 
-    def joined(self, worker: int) -> Routed:
+    def joined(self, worker: int, now_s: float) -> Routed:
         """Note that a worker takes requests from now on."""
         ...
 
@@ -22,7 +22,11 @@ class FleetRouter(Protocol):
         ...
 
     def submitted(self, request: SimulatedRequest, now_s: float) -> Routed:
-        """Route a request, or have it wait."""
+        """Route a request, or have it wait.
+
+        Raises:
+            MoesaicError: it may not even wait.
+        """
         ...
 
     def began(self, request: SimulatedRequest, now_s: float) -> Routed:
@@ -53,11 +57,11 @@ class LeastOutstanding:
         self._order: list[tuple[int, int]] = []  # (number, worker); entries of the past among them
         self._waiting: list[SimulatedRequest] = []
 
-    def joined(self, worker: int) -> Routed:
+    def joined(self, worker: int, now_s: float) -> Routed:
         """See ``FleetRouter``."""
         self._set(worker, 0)
         waiting, self._waiting = self._waiting, []
-        return [each for request in waiting for each in self.submitted(request, 0.0)]
+        return [each for request in waiting for each in self.submitted(request, now_s)]
 
     def left(self, worker: int) -> None:
         """See ``FleetRouter``."""
