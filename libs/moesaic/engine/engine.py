@@ -19,11 +19,13 @@ import structlog
 
 from moesaic.brownout.control.contract import Thresholds
 from moesaic.dispatch.contract import Dispatcher, Step
+from moesaic.dispatch.exchange_tally import NOTHING, Exchanged, Exchanging
 from moesaic.dispatch.tracing import StepTracer
 from moesaic.engine import metrics
 from moesaic.engine.brownout import BrownoutControl, BrownoutLoad
 from moesaic.engine.computing import Shortcut, StepComputer
 from moesaic.engine.held_tokens import Teller
+from moesaic.engine.ledger import StepLedger, StepWork
 from moesaic.engine.outstanding import Outstanding, outstanding_of
 from moesaic.engine.sequences.requests import Event, FailureEvent, Request, RequestKey
 from moesaic.engine.sequences.sequence import AnySequence
@@ -70,6 +72,7 @@ class Engine:
     Attributes:
         batcher: plans steps.
         brownout: says at which thresholds they run.
+        ledger: notes what steps cost, for reports.
     """
 
     def __init__(
@@ -107,7 +110,7 @@ class Engine:
         num_layers = decoder.config.num_layers
         self.batcher = Batcher(limits, num_blocks, hasher, num_layers, self._flops, step_target_s)
         self._computer = StepComputer(self.batcher, decoder, dispatcher, micro_batches, shortcut)
-        self._teller, self.brownout = Teller(emit), BrownoutControl()
+        self._teller, self.brownout, self.ledger = Teller(emit), BrownoutControl(), StepLedger()
         self._tell_blocks, self._recovery_s = tell_blocks, recovery_s
         self._request_came = asyncio.Event()
         self._epoch, self._observed_s = 0, 0.0
@@ -122,9 +125,10 @@ class Engine:
             self.brownout.forget(request.key)
             self._teller.tell([FailureEvent(request.key, error)])
         else:
+            self.ledger.came(request)
             gone = Overloaded("the queue is full, and others that had less went before")
             events = [FailureEvent(sequence.request.key, gone) for sequence in displaced]
-            self.brownout.told(events)
+            self._note(events)
             self._teller.tell(events)
         self._request_came.set()
 
@@ -132,6 +136,7 @@ class Engine:
         """Forget a request; no event of it follows. Unknown keys are ignored."""
         self.batcher.cancel(key)
         self.brownout.forget(key)
+        self.ledger.forget(key)
         self._teller.forget(key)
 
     def set_brownout(self, policy: BrownoutPolicy) -> None:
@@ -216,6 +221,8 @@ class Engine:
             self._observe()
         if isinstance(planned, PlannedStep):
             self.brownout.began(planned)
+            work = StepWork.of(planned)
+        self._take_exchanged()  # what is left of a step that failed
         try:
             await self._computer.compute(step, planned, events)
             self.brownout.note_degraded(self._computer.take_counts(), step.rung)
@@ -239,6 +246,7 @@ class Engine:
             metrics.LIGHT_STEPS.inc(planned.is_light)
             self.batcher.took(planned, took_s)
             self.brownout.stepped(planned)
+            self.ledger.stepped(work, took_s, self._take_exchanged())
         self._epoch = step.epoch
         self._tell(events)
 
@@ -247,8 +255,18 @@ class Engine:
         stored, evicted = self.batcher.pool.take_changes()
         if stored or evicted:
             self._tell_blocks(stored, evicted)
-        self.brownout.told(events)
+        self._note(events)
         self._teller.tell(events)
+
+    def _note(self, events: Sequence[Event]) -> None:
+        """Measure the latencies of a step's events."""
+        self.brownout.told(events)
+        self.ledger.told(events)
+
+    def _take_exchanged(self) -> Exchanged:
+        """Take what the dispatcher has waited for since the last call."""
+        dispatcher = self._dispatcher
+        return dispatcher.exchanges.take() if isinstance(dispatcher, Exchanging) else NOTHING
 
     async def _stall(self, error: MoesaicError) -> None:
         """Wait a little for experts that cannot be reached; requests that waited too long fail."""
@@ -290,7 +308,7 @@ class Engine:
         for item in failed.values():
             self.batcher.finish(item)
         events = [FailureEvent(item.request.key, error) for item in failed.values()]
-        self.brownout.told(events)
+        self._note(events)
         self._teller.tell(events)
 
     def _observe(self) -> None:

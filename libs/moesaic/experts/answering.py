@@ -23,6 +23,7 @@ from moesaic.experts.activations import ActivationMeter
 from moesaic.experts.assignment import Assigner, Assignment, decision_digest
 from moesaic.experts.basis import AssignmentBasis
 from moesaic.experts.brownout.logical import RungOf
+from moesaic.experts.costs import ExpertCosts
 from moesaic.experts.epochs import Epochs, Tenure
 from moesaic.experts.wire_rows import check_rows, from_wire
 from moesaic.experts.without_python import AnswersWithoutPython
@@ -111,6 +112,7 @@ class LayerAnswers:
         self._deciders: dict[_DeciderKey, _Decider] = {}
         self._newest = 0  # epoch of the deciders
         self.without_python: AnswersWithoutPython | None = None
+        self.costs = ExpertCosts()
 
     def answer(self, request: Frame) -> Frame:
         """Compute this worker's part of one layer for one batch; a ``transport`` handler.
@@ -124,7 +126,9 @@ class LayerAnswers:
             ExpertUnavailable: no live worker holds an expert that some row wants.
         """
         tenure = self._epochs.ask(request.epoch)
+        started = time.perf_counter()
         answered = self.compute(tenure, request)
+        self._note_cost(answered, time.perf_counter() - started)
         self._note(tenure, request, answered)
         return answered.reply
 
@@ -149,6 +153,14 @@ class LayerAnswers:
         )
         reply = frames.layer_reply(request, results, loads, decision, promised)
         return LayerAnswer(reply, topk_ids, basis, decider, assignment, scheduling_s)
+
+    def _note_cost(self, answered: "LayerAnswer", seconds: float) -> None:
+        """Measure a batch by its own experts; its choices are taken to be spread evenly over all that are active."""
+        own = answered.assignment.num_experts
+        active = int((answered.assignment.served >= 0).sum())
+        choices = round(answered.topk_ids.numel() * own / max(1, active))
+        if own:
+            self.costs.note(own, choices, seconds)
 
     def _note(self, tenure: Tenure, request: Frame, answered: "LayerAnswer") -> None:
         """Count an answer, and have such requests answered without Python if that is possible."""
@@ -177,6 +189,7 @@ class LayerAnswers:
         if not tally.batches:
             return
         WITHOUT_PYTHON.inc(tally.batches)
+        self.costs.note_busy(sum(getattr(tally, f"{part}_ns") for part in PARTS) * 1e-9)
         ACTIVATED.add(_BY_NUMBER(tally), tally.experts)
         ROWS.inc(tally.rows)
         MOST_ACTIVATED.inc(tally.most_experts)

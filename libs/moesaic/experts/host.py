@@ -11,6 +11,7 @@ from moesaic.experts.slots import LoadResult
 from moesaic.experts.warm_up import WarmUp
 from moesaic.experts.without_python import AnswersWithoutPython
 from moesaic.kernels.linear import Quantization
+from moesaic.messages.performance import FitSums
 from moesaic.messages.placement import Placement
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.layers.gate import load_gates
@@ -69,6 +70,10 @@ class ExpertHost:
     def count(self) -> None:
         """See ``LayerAnswers.count``."""
         self._answers.count()
+
+    def take_costs(self) -> tuple[dict[str, FitSums], float]:
+        """See ``ExpertCosts.take``."""
+        return self._answers.costs.take(self._answers.without_python)
 
     def prepare(self, placement: Placement, bring: Bring | None = None) -> LoadResult:
         """See ``PlacementLoader.prepare``."""

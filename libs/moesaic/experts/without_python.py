@@ -18,6 +18,7 @@ from moesaic.native.structs import AnswerableArgs, AnswerTally
 from moesaic.transport.frame import FrameLimits
 
 _LOG_HEAD = 7  # numbers before the ids of a batch
+_MOST_SAMPLES, _SAMPLE = 256, 3  # batches, numbers of each
 MAX_REGISTERED = 4096  # of an epoch: one per layer and set of live workers
 
 
@@ -39,6 +40,7 @@ class AnswersWithoutPython:
         self._kept: dict[int, list[Any]] = {}  # by epoch: memory that registered answers point to
         self._keys: dict[int, set[tuple[int, bytes]]] = {}  # by epoch: layers and bases
         self._log = np.empty(lib().answers_log_size(), np.int32)
+        self._samples = np.empty((_MOST_SAMPLES, _SAMPLE), np.int64)
         self._changing = threading.Lock()  # may be held for as long as a request is computed
         self._reading = threading.Lock()  # of the log
 
@@ -100,6 +102,17 @@ class AnswersWithoutPython:
         tally = AnswerTally()
         lib().answers_tally(answers=self.c, taken=tally)
         return tally
+
+    def take_samples(self) -> list[tuple[int, int, float]]:
+        """Take the last batches that were computed here since the last call, 256 at most.
+
+        Returns:
+            Experts activated here, their choices, and the seconds that computing them took.
+        """
+        with self._reading:
+            count = lib().answers_samples(answers=self.c, taken=self._samples.ctypes.data)
+            found = self._samples[:count].tolist()
+        return [(experts, choices, took_ns * 1e-9) for experts, choices, took_ns in found]
 
     def take_batches(self) -> list[tuple[int, int, int, int, Tensor]]:
         """Take the batches that this worker counts.

@@ -136,8 +136,17 @@ class Arrival(msgspec.Struct, frozen=True, array_like=True):
 
     at: float  # seconds since 1970, by the worker's clock
     prompt_tokens: int
-    answer_tokens: int  # 0 while it is not known, and for requests that are only scored
+    answer_tokens: (
+        int  # as of one that ended lately; 1 for requests that are only scored; 0: not known
+    )
     cached_tokens: int = 0  # of the prompt, that need not be computed
+
+
+class Latency(msgspec.Struct, frozen=True, array_like=True):
+    """Latencies of one request that ended with an answer."""
+
+    ttft_s: float  # until its first token, or its scores, from the engine's queue on
+    tpot_s: float = 0.0  # mean of its later tokens; 0 if there are none
 
 
 class LoadReport(msgspec.Struct, frozen=True, kw_only=True, tag="load-report.v1"):
@@ -152,16 +161,16 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True, tag="load-report.v1"
         busy_s: of it, in which a step or an answer was computed.
         running: requests in steps.
         waiting: requests that have not begun.
-        waiting_tokens: of their prompts, to be computed.
+        waiting_tokens: to be computed of the prompts of all requests that have not ended.
         kv_share: part of the KV blocks in use.
-        late: requests whose latencies were above target.
-        ended: requests that ended.
+        latencies: of requests that ended, at most some hundreds: ``ended`` counts all.
+        ended: requests that ended with an answer.
         ttft_p90_s: of the policy's window; absent without first tokens.
         tpot_p90_s: likewise, of later tokens.
         degraded_share: of late choices, those that their own experts did not serve.
-        arrivals: requests that ended or came, at most some hundreds: ``arrived`` counts all.
+        arrivals: requests that came, at most some hundreds: ``arrived`` counts all.
         arrived: requests that came.
-        costs: by ``Part``.
+        costs: by ``Part``; all that is known, not only what is new.
     """
 
     worker_id: str
@@ -174,7 +183,7 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True, tag="load-report.v1"
     waiting: int = 0
     waiting_tokens: int = 0
     kv_share: Positive = 0.0
-    late: int = 0
+    latencies: list[Latency] = []
     ended: int = 0
     ttft_p90_s: float | None = None
     tpot_p90_s: float | None = None

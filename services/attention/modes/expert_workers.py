@@ -24,6 +24,7 @@ async def link_expert_workers(worker: WorkerParts) -> tuple[OpenNetwork, RoutedD
         deterministic=settings.deterministic,
         wire="own" if settings.wire_dtype == "auto" else settings.wire_dtype,
         rung_of=LogicalExperts(worker.checkpoint, config).layer_rung,
+        node=settings.node_name,
     )
     worker.process.parts.push_async_callback(lambda: thread.run(dispatcher.close()))
     await follow_placement(worker, thread, dispatcher)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from moesaic.dispatch.contract import Dispatcher, Step
 from moesaic.dispatch.either.cost_line import WAYS, Way, WayChoice, WayChooser
+from moesaic.dispatch.exchange_tally import ExchangeTally, Exchanging
 from moesaic.errors import NotReady
 from moesaic.kernels.promised import PromisedRows
 
@@ -43,6 +44,12 @@ class ChoosingDispatcher:
         self._ways: dict[Way, Dispatcher] = {"route": route, "gather": gather}
         self._num_layers = num_layers
         self._chooser = WayChooser()
+
+    @property
+    def exchanges(self) -> ExchangeTally:
+        """See ``Exchanging``: those of steps that are routed."""
+        route = self._ways["route"]
+        return route.exchanges if isinstance(route, Exchanging) else ExchangeTally()
 
     @property
     def waiting_for(self) -> list[str]:

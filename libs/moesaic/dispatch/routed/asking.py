@@ -356,6 +356,11 @@ class SentBatch:
         self._under_way = not done
         return done
 
+    @property
+    def slowest_s(self) -> float:
+        """What the slowest worker took to compute, as it says itself; known once ``finish`` is true."""
+        return float(self._c.slowest_ns) * 1e-9
+
     async def outcomes(self) -> list[Frame | MoesaicError]:
         """Settle an exchange that ``finish`` has left: each worker's answer, or its error."""
         self._under_way = False

@@ -21,6 +21,7 @@ waits for. Otherwise rows are copied to the host, and the sums back.
 import asyncio
 import itertools
 import os
+import time
 from collections.abc import Awaitable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -31,6 +32,7 @@ import torch
 from torch import Tensor
 
 from moesaic.dispatch.contract import Step
+from moesaic.dispatch.exchange_tally import Exchanged, ExchangeTally
 from moesaic.dispatch.routed.asking import NativeAsking, SentBatch
 from moesaic.dispatch.routed.carrier import RowCarrier
 from moesaic.dispatch.routed.notes import DispatchNotes
@@ -76,6 +78,7 @@ class RoutedDispatcher:
         deterministic: bool = False,
         wire: WireDtype = "own",
         rung_of: RungOf | None = None,
+        node: str = "",
     ) -> None:
         """Use ``network`` for tensors.
 
@@ -87,6 +90,7 @@ class RoutedDispatcher:
             deterministic: sums have the bits of ``local``, wherever experts are; see ``unsummed``.
             wire: form in which rows and sums travel, unless ``deterministic``.
             rung_of: describes how a layer is degraded, for ``deterministic``; None: steps have no rung.
+            node: that this side is on.
         """
         self._network, self._gates, self._rung_of = network, gates, rung_of
         self._deterministic, self._wire = deterministic, wire
@@ -95,6 +99,36 @@ class RoutedDispatcher:
         self._seq, self._num_asked = itertools.count(1), 0
         self._carrier: RowCarrier | None = None
         self._notes = DispatchNotes()
+        self._node, self._tally = node, ExchangeTally()
+
+    @property
+    def exchanges(self) -> ExchangeTally:
+        """See ``Exchanging``."""
+        return self._tally
+
+    def count_exchanges(
+        self, route: Route, num_rows: int, row_bytes: int, seconds: float, beyond_s: float
+    ) -> None:
+        """Count the exchanges of all layers of a route."""
+        for layer in route.targets:
+            self._count(route, layer, num_rows * row_bytes, 0.0, 0.0)
+        self._tally.add(Exchanged(seconds=seconds, beyond_s=beyond_s))
+
+    def _count(
+        self, route: Route, layer: int, nbytes: int, seconds: float, beyond_s: float
+    ) -> None:
+        """Count one exchange of rows of ``nbytes``."""
+        asked, workers = route.targets[layer], route.placement.workers
+        self._tally.add(
+            Exchanged(
+                num=1,
+                seconds=seconds,
+                beyond_s=beyond_s,
+                messages=2 * len(asked),
+                nbytes=2 * len(asked) * nbytes,
+                is_inter=any(workers[idx].node != self._node for idx in asked),
+            )
+        )
 
     @property
     def network(self) -> Network:
@@ -201,6 +235,7 @@ class RoutedDispatcher:
     async def _indirectly(
         self, step: Step, layer: int, hidden_states: Tensor, promised: PromisedRows | None
     ) -> Tensor:
+        started = time.perf_counter()
         if self._carrier is None or self._deterministic:
             combined = await self._one_by_one(step, layer, hidden_states, promised)
         else:
@@ -209,6 +244,7 @@ class RoutedDispatcher:
             combined = await self._carrier.dispatch(
                 step.route, layer, hidden_states.cpu(), direct, step.step_id
             )
+        self._count(step.route, layer, hidden_states.nbytes, time.perf_counter() - started, 0.0)
         return combined.to(hidden_states.device, hidden_states.dtype)
 
     def _directly(
@@ -233,15 +269,19 @@ class RoutedDispatcher:
     async def _settled(self, step: Step, batch: "_Batch", sent: SentBatch | None) -> Tensor:
         """The sum of a batch that is ``sent`` already, or is sent now."""
         route, hidden_states = step.route, batch.hidden_states
+        started, slowest_s = time.perf_counter(), 0.0
         try:
             if sent is not None and sent.finish():
                 route.learn(batch.layer, batch.basis, sent.loads)
-                combined = sent.out
+                combined, slowest_s = sent.out, sent.slowest_s
                 await self.link_peers(0)
             else:
                 combined = await self._by_python(step, batch, sent)
         finally:
             route.under_way.discard(batch.under_way)
+        seconds = time.perf_counter() - started
+        beyond_s = max(0.0, seconds - slowest_s) if slowest_s else 0.0
+        self._count(route, batch.layer, batch.rows.nbytes, seconds, beyond_s)
         return combined.to(hidden_states.device, hidden_states.dtype)
 
     async def _by_python(self, step: Step, batch: "_Batch", sent: SentBatch | None) -> Tensor:

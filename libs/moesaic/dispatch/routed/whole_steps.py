@@ -42,6 +42,7 @@ PARTS_S = Counter(
 )
 AWAKE_NS = (0, 1_000_000)  # longer than the experts of a layer of a few rows take
 MOST_LEFT_OUT = 64  # steps
+FLOAT_BYTES = 4  # rows that pass C functions are float32
 PARTS = (1, 2, 4)  # more take longer, for experts are read again for every part
 
 
@@ -128,6 +129,11 @@ class RoutedSteps:
             self._fastest.took(way, num_rows, self._took_s)
             times.count(apart)
             _count_parts(apart, self._took_s)
+            waited_s = sum(getattr(apart, f"{part}_ns") for part in ("send", "wait", "sum")) * 1e-9
+            row_bytes = self._hidden_size * FLOAT_BYTES
+            self._dispatcher.count_exchanges(
+                step.route, num_rows, row_bytes, waited_s, times.beyond_s(apart)
+            )
             return logits
         # Python settles what failed, so that nothing is awaited any more, and tells of errors. If there is
         # none, workers have decided differently, or have not been asked for this layer before.
@@ -160,6 +166,10 @@ class _LayerTimes:
         """Have a step write them."""
         apart.exchange_ns = ctypes.addressof(self._took)
         apart.beyond_ns = ctypes.addressof(self._beyond)
+
+    def beyond_s(self, apart: ApartArgs) -> float:
+        """Add up what exchanges took without the computation of the slowest worker."""
+        return sum(self._beyond[: apart.num_exchanges]) * 1e-9
 
     def count(self, apart: ApartArgs) -> None:
         """Add them to the metrics."""

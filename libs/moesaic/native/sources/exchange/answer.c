@@ -10,7 +10,7 @@
 #include "exchange/promised.h"
 #include "exchange/xxh3.h"
 
-enum { BUCKETS = 1024, MAX_LOG = 1 << 18, LOG_HEAD = 7 };
+enum { BUCKETS = 1024, MAX_LOG = 1 << 18, LOG_HEAD = 7, MAX_SAMPLES = 256, SAMPLE = 3 };
 static const int64_t MAX_LOAD = 1ll << 40;
 
 struct known {
@@ -31,6 +31,8 @@ struct answers {
     struct answer_tally tally;
     int32_t *log;  // batches: epoch (two), layer, policy, rows, top_k, busiest, ids
     int64_t logged;
+    int64_t samples[MAX_SAMPLES * SAMPLE];  // the last ones: experts, choices, ns
+    int64_t sampled;
 };
 
 EXPORT void *answers_open(int64_t max_rows, int64_t max_cols, int64_t max_bytes,
@@ -128,6 +130,16 @@ EXPORT int64_t answers_log(void *answers, int32_t *taken) {
     return count;
 }
 
+EXPORT int64_t answers_samples(void *answers, int64_t *taken) {
+    struct answers *a = answers;
+    pthread_mutex_lock(&a->notes);
+    const int64_t count = a->sampled < MAX_SAMPLES ? a->sampled : MAX_SAMPLES;
+    memcpy(taken, a->samples, (size_t)(count * SAMPLE) * sizeof *taken);
+    a->sampled = 0;
+    pthread_mutex_unlock(&a->notes);
+    return count;
+}
+
 static int64_t rounded(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 static uint8_t *scratch_of(struct answers *a, int64_t bytes) {
@@ -211,6 +223,14 @@ static int take_loads(const struct answerable *is, const int64_t *loads, int64_t
         load[is->basis[i]] = each;
     }
     return 1;
+}
+
+static void take_sample(struct answers *a, const struct answerable *is, const struct desk *d,
+                        int64_t rows, int64_t own, int64_t took_ns) {
+    int64_t choices = 0;
+    for (int64_t i = 0; i < rows * is->moe.top_k; i++) choices += d->of_choice[i] >= 0;
+    int64_t *sample = a->samples + a->sampled++ % MAX_SAMPLES * SAMPLE;
+    sample[0] = own, sample[1] = choices, sample[2] = took_ns;
 }
 
 static void note(struct answers *a, const struct answerable *is, const struct desk *d, int64_t rows,
@@ -325,6 +345,7 @@ static int answer_rows(struct answers *a, struct known *k, struct channel *c,
     pthread_mutex_lock(&a->notes);
     k->asked_ns = started;
     note(a, is, &d, rows, own, most);
+    if (own) take_sample(a, is, &d, rows, own, computed - chosen);
     struct answer_tally *t = &a->tally;
     t->receive_ns += started - came, t->gate_ns += gated - started;
     t->choose_ns += chosen - gated, t->compute_ns += computed - chosen;

@@ -1,0 +1,189 @@
+"""StepLedger: what one engine's steps cost, and the requests behind them, for reports.
+
+Lives on the engine's event loop, like the engine. Costs are fitted as they come; all else is kept until it
+is taken.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from moesaic.costs import CostBook
+from moesaic.dispatch.exchange_tally import Exchanged
+from moesaic.engine.sequences.requests import (
+    Event,
+    FailureEvent,
+    FinishEvent,
+    GenerationTask,
+    Request,
+    RequestKey,
+    ScoreEvent,
+    TokenEvent,
+)
+from moesaic.engine.steps.planned_step import PlannedStep
+from moesaic.messages.performance import Arrival, FitSums, Latency, Part
+
+FORGET = 0.999  # what a step counts after the next one
+MOST_KEPT = 512  # arrivals and latencies; more are counted alone
+LATE_LENGTHS = (
+    64  # answers that ended lately: one that has begun is taken to be as long as one of them
+)
+USUAL_TOKENS = 64  # while no answer has ended
+
+
+@dataclass
+class _Open:
+    """A request that has not ended."""
+
+    came_s: float
+    first_s: float | None = None
+    last_s: float = 0.0
+    tokens: int = 0
+
+
+class StepWork(NamedTuple):
+    """The work of one step, in the terms of ``step`` after the first."""
+
+    prompt_rows: int
+    answer_rows: int
+    keys: int
+    prompt_keys: int
+
+    @classmethod
+    def of(cls, planned: PlannedStep) -> "StepWork":
+        """Count the rows of a step before it is computed: then prompts may have come to their end."""
+        rows, keys = [0, 0], [0, 0]  # of prompts, and of answers
+        for chunk in planned.chunks:
+            count, phase = len(chunk.token_ids), int(chunk.sequence.decodes)
+            rows[phase] += count
+            keys[phase] += count * chunk.start + count * (count + 1) // 2
+        return cls(rows[0], rows[1], keys[1], keys[0])
+
+
+@dataclass(frozen=True)
+class LedgerPage:
+    """What came together since the page before.
+
+    Attributes:
+        window_s: that it covers.
+        busy_s: seconds of steps.
+        arrivals: of requests that came, ``arrived`` at most.
+        arrived: requests that came.
+        latencies: of requests that ended, ``ended`` at most.
+        ended: requests that ended with an answer.
+        costs: all that is known of them, not only what is new.
+    """
+
+    window_s: float
+    busy_s: float
+    arrivals: list[Arrival]
+    arrived: int
+    latencies: list[Latency]
+    ended: int
+    costs: dict[str, FitSums]
+
+
+@dataclass
+class StepLedger:
+    """Notes steps and requests of one engine.
+
+    Attributes:
+        book: the fits of costs.
+    """
+
+    clock: Callable[[], float] = time.monotonic
+    wall_clock: Callable[[], float] = time.time
+    book: CostBook = field(default_factory=lambda: CostBook(FORGET))
+
+    def __post_init__(self) -> None:
+        self._open: dict[RequestKey, _Open] = {}
+        self._lengths: deque[int] = deque(maxlen=LATE_LENGTHS)
+        self._num_drawn = 0
+        self._turn_page()
+
+    def came(self, request: Request) -> None:
+        """Take note of a request that has joined the queue."""
+        self._open[request.key] = _Open(self.clock())
+        self._arrived += 1
+        if len(self._arrivals) < MOST_KEPT:
+            prompt, answer = len(request.token_ids), self._expected_tokens(request)
+            self._arrivals.append(Arrival(self.wall_clock(), prompt, answer))
+
+    def forget(self, key: RequestKey) -> None:
+        """Forget a request that was cancelled; unknown ones are ignored."""
+        self._open.pop(key, None)
+
+    def stepped(self, rows: StepWork, seconds: float, exchanged: Exchanged) -> None:
+        """Take note of a step that has succeeded.
+
+        Args:
+            rows: of it, from ``StepWork.of``.
+            seconds: that it took.
+            exchanged: what it waited for; nothing where experts are in this process.
+        """
+        self._busy_s += seconds
+        self.book.add("step", (1, *rows), seconds)
+        if not exchanged.num:
+            return
+        own = 1, rows.prompt_rows + rows.answer_rows, rows.keys, rows.prompt_keys
+        self.book.add("attention", own, seconds - exchanged.seconds)
+        if exchanged.beyond_s > 0:
+            part: Part = "link.inter" if exchanged.is_inter else "link.intra"
+            amounts = 2 * exchanged.num, exchanged.messages, exchanged.nbytes
+            self.book.add(part, amounts, exchanged.beyond_s)
+
+    def told(self, events: Iterable[Event]) -> None:
+        """Take note of a step's tokens, and of requests that ended."""
+        now_s = self.clock()
+        for event in events:
+            if isinstance(event, TokenEvent | ScoreEvent):
+                found = self._open.get(event.key)
+                if found is not None:
+                    found.first_s = found.first_s or now_s
+                    found.last_s, found.tokens = now_s, found.tokens + 1
+            elif isinstance(event, FinishEvent):
+                self._end(self._open.pop(event.key, None), event.completion_tokens)
+            elif isinstance(event, FailureEvent):
+                self._open.pop(event.key, None)
+
+    def take(self) -> LedgerPage:
+        """Take what came together since the last call."""
+        page = LedgerPage(
+            window_s=self.clock() - self._began_s,
+            busy_s=self._busy_s,
+            arrivals=self._arrivals,
+            arrived=self._arrived,
+            latencies=self._latencies,
+            ended=self._ended,
+            costs=self.book.sums(),
+        )
+        self._turn_page()
+        return page
+
+    def _turn_page(self) -> None:
+        self._began_s, self._busy_s = self.clock(), 0.0
+        self._arrivals: list[Arrival] = []
+        self._latencies: list[Latency] = []
+        self._arrived = self._ended = 0
+
+    def _expected_tokens(self, request: Request) -> int:
+        """Take the answer to be as long as one that ended lately, each in turn."""
+        if not isinstance(request.task, GenerationTask):
+            return 1
+        self._num_drawn += 1
+        lengths = self._lengths
+        usual = lengths[self._num_drawn % len(lengths)] if lengths else USUAL_TOKENS
+        return max(1, min(usual, request.task.max_tokens))
+
+    def _end(self, ended: _Open | None, completion_tokens: int) -> None:
+        if ended is None or ended.first_s is None:
+            return
+        self._ended += 1
+        if completion_tokens:
+            self._lengths.append(completion_tokens)
+        if len(self._latencies) < MOST_KEPT:
+            later = max(0, ended.tokens - 1)
+            tpot_s = (ended.last_s - ended.first_s) / later if later else 0.0
+            self._latencies.append(Latency(ended.first_s - ended.came_s, tpot_s))
