@@ -19,6 +19,7 @@ from moesaic.cli.commands import (
     placement,
     run_batch,
     serve,
+    simulate,
     status,
     token,
     trace,
@@ -53,6 +54,7 @@ app.add_typer(trace.app, name="trace")
 app.add_typer(placement.app, name="placement")
 app.add_typer(experts.app, name="experts")
 app.add_typer(brownout.app, name="brownout")
+app.add_typer(simulate.app, name="simulate")
 app.command(context_settings=PASS_THROUGH)(serve.serve)
 
 
