@@ -46,6 +46,18 @@ def test_too_few_slots_are_refused_with_the_number_that_would_do() -> None:
     assert raised.value.status == Exit.USAGE
 
 
+def test_further_workers_begin_on_standby_and_the_others_have_slots_for_all_experts() -> None:
+    wanted = options(standby_attention=1, standby_experts=2)
+    services = services_of(wanted, num_experts=32, cores=8)
+
+    resting = [service.name for service in services if "--standby" in service.flags]
+    assert resting == ["expert-2", "expert-3", "attention-1"]
+    experts = [service for service in services if service.role == "expert"]
+    assert {flag(expert, "--slots-per-layer") for expert in experts} == {"16"}
+    flags = foreground_flags(wanted, 60)
+    assert flags[flags.index("--standby-experts") + 1] == "2"
+
+
 def test_the_local_topology_has_no_expert_workers() -> None:
     services = services_of(options(topology="local", attention=2), num_experts=32, cores=8)
 

@@ -18,6 +18,7 @@ from moesaic.cli.commands import (
     generate,
     placement,
     run_batch,
+    scale,
     serve,
     simulate,
     status,
@@ -54,6 +55,7 @@ app.add_typer(trace.app, name="trace")
 app.add_typer(placement.app, name="placement")
 app.add_typer(experts.app, name="experts")
 app.add_typer(brownout.app, name="brownout")
+app.add_typer(scale.app, name="scale")
 app.add_typer(simulate.app, name="simulate")
 app.command(context_settings=PASS_THROUGH)(serve.serve)
 

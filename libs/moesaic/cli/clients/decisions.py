@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 COLUMNS = ("when (UTC)", "cause", "epoch", "policy", "moves", "predicted", "measured")
 LARGE_NUMBERS = {
     *("base_epoch", "epoch", "epoch_before", "generation", "moved_bytes"),
-    *("num_shed", "refused", "version", "waiting_tokens"),
+    *("num_shed", "number", "refused", "version", "waiting_tokens"),
 }
 
 

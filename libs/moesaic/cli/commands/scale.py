@@ -1,0 +1,220 @@
+"""``moesaic scale``: shows and sets how many workers of each side there are."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from moesaic.cli.clients.scheduler import (
+    SchedulerOption,
+    calling,
+    scheduler_address,
+    scheduler_stub,
+)
+from moesaic.cli.terminal.console import print_entries, print_json, print_table, say
+from moesaic.cli.terminal.options import JsonOption, valid_text
+from moesaic.cli.terminal.outcome import CommandError, Exit
+
+if TYPE_CHECKING:
+    from moesaic.v1 import scheduler_pb2 as pb
+
+POLL_S = 0.5
+
+app = typer.Typer(help="Numbers of attention and of expert workers.", no_args_is_help=True)
+
+
+@app.command()
+def show(scheduler: SchedulerOption = "", as_json: JsonOption = False) -> None:
+    """Show the policy in force, the numbers that there are and that are wanted, and the last decisions."""
+    from moesaic.cli.clients import scaling as client
+    from moesaic.cli.clients.decisions import as_dict
+    from moesaic.cli.clients.fleet import gather_facts
+
+    address = scheduler_address(scheduler)
+
+    async def ask() -> "tuple[pb.GetScalingResponse, list[dict[str, Any]]]":
+        found = await _scaling(address)
+        return found, (await gather_facts({}, address))[0]
+
+    found, services = calling(ask())
+    workers = [
+        {"id": one["id"], "role": one["role"], "state": one["state"]}
+        for one in sorted(services, key=lambda one: (one["role"], one["id"]))
+        if one["role"] in ("attention", "expert")
+    ]
+    if as_json:
+        print_json({**as_dict(found), "workers": workers})
+        return
+    print(client.policy_text(found.policy))
+    print(client.state_text(found))
+    print_table(("worker", "state"), [(one["id"], one["state"]) for one in workers])
+    decisions = list(found.decisions)
+    print_entries(
+        client.DECISION_COLUMNS,
+        [client.decision_row(decision) for decision in decisions],
+        [client.decision_note(decision) for decision in decisions],
+    )
+
+
+@app.command()
+def to(
+    shape: Annotated[
+        str,
+        typer.Argument(
+            callback=valid_text, help="Numbers of attention and of expert workers, such as 2A4E."
+        ),
+    ],
+    keep_mode: Annotated[
+        bool,
+        typer.Option(
+            "--keep-mode", help="Stay in mode auto, which may change the numbers again later."
+        ),
+    ] = False,
+    timeout: Annotated[
+        float, typer.Option(min=0, help="Seconds to wait until it is done; 0: do not wait.")
+    ] = 120,
+    scheduler: SchedulerOption = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Want so many workers, and wait until they are there; in mode auto the policy then only advises."""
+    from moesaic.cli.clients.decisions import as_dict
+    from moesaic.cli.clients.scaling import shape_text, state_text
+    from moesaic.errors import InvalidInput
+    from moesaic.messages.scaling import read_shape
+    from moesaic.v1 import scheduler_pb2 as pb
+
+    try:
+        wanted = read_shape(shape)
+    except InvalidInput as error:
+        raise CommandError(str(error), Exit.USAGE) from error
+    address = scheduler_address(scheduler)
+    message = pb.FleetShape(attention=wanted.attention, experts=wanted.experts)
+
+    async def ask() -> "pb.GetScalingResponse":
+        async with scheduler_stub(address) as stub:
+            request = pb.ScaleRequest(shape=message, keep_mode=keep_mode)
+            done = await stub.Scale(request, timeout=5)
+        if done.decision_id and timeout:
+            say(f"{shape_text(message)} is wanted")
+        return await _awaited(address, done.decision_id, timeout)
+
+    found = calling(ask())
+    if as_json:
+        print_json({**as_dict(found), "decisions": [as_dict(one) for one in found.decisions[:1]]})
+    else:
+        print(state_text(found))
+    if found.wish.failure:
+        raise CommandError(f"{shape_text(message)}: {found.wish.failure}")
+    if timeout and found.HasField("wish") and not found.wish.HasField("seconds"):
+        text = f"{shape_text(message)} is not there after {timeout:g} s; the scheduler goes on"
+        raise CommandError(text, Exit.TIMEOUT)
+
+
+@app.command("set")
+def set_policy(
+    mode: Annotated[
+        str,
+        typer.Option(
+            callback=valid_text,
+            help="off (numbers are as operators want them), advise (better ones are reported) or auto (and had).",
+        ),
+    ] = "",
+    min_attention: Annotated[
+        int | None, typer.Option(min=1, help="Fewest attention workers.")
+    ] = None,
+    max_attention: Annotated[
+        int | None, typer.Option(min=0, help="Most of them; 0: as many as there are.")
+    ] = None,
+    min_experts: Annotated[int | None, typer.Option(min=0, help="Fewest expert workers.")] = None,
+    max_experts: Annotated[
+        int | None, typer.Option(min=0, help="Most of them; 0: as many as there are.")
+    ] = None,
+    attention_cost: Annotated[
+        float | None, typer.Option(help="Cost of an attention worker for an hour, in any unit.")
+    ] = None,
+    expert_cost: Annotated[
+        float | None, typer.Option(help="Cost of an expert worker for an hour, in the same unit.")
+    ] = None,
+    slo_ttft: Annotated[
+        float | None, typer.Option(help="Target for first tokens, in seconds; 0: brownout's.")
+    ] = None,
+    slo_tpot: Annotated[float | None, typer.Option(help="The same, for each later token.")] = None,
+    attainment: Annotated[
+        float | None, typer.Option(help="Part of the requests that shall meet both, such as 0.9.")
+    ] = None,
+    interval: Annotated[float | None, typer.Option(help="Seconds between decisions.")] = None,
+    cool_down: Annotated[
+        float | None, typer.Option(help="Seconds without an action after one.")
+    ] = None,
+    window: Annotated[
+        float | None, typer.Option(help="Seconds of arrivals that shapes are tried with.")
+    ] = None,
+    headroom: Annotated[
+        float | None, typer.Option(help="Arrivals are tried so many times as dense.")
+    ] = None,
+    gain: Annotated[
+        float | None, typer.Option(help="Least part of the cost for which workers are taken away.")
+    ] = None,
+    scheduler: SchedulerOption = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Set the policy, or parts of it; what is not named stays."""
+    from moesaic.cli.clients.decisions import as_dict
+    from moesaic.cli.clients.scaling import policy_text
+    from moesaic.v1 import scheduler_pb2 as pb
+
+    given: dict[str, Any] = {
+        "mode": mode or None,
+        "min_attention": min_attention,
+        "max_attention": max_attention,
+        "min_experts": min_experts,
+        "max_experts": max_experts,
+        "attention_cost": attention_cost,
+        "expert_cost": expert_cost,
+        "slo_ttft_s": slo_ttft,
+        "slo_tpot_s": slo_tpot,
+        "attainment": attainment,
+        "interval_s": interval,
+        "cool_down_s": cool_down,
+        "window_s": window,
+        "headroom": headroom,
+        "gain": gain,
+    }
+    changes = {name: value for name, value in given.items() if value is not None}
+    if not changes:
+        raise CommandError("nothing to set; name a part of the policy, such as --mode", Exit.USAGE)
+    address = scheduler_address(scheduler)
+
+    async def ask() -> "pb.SetScalingResponse":
+        async with scheduler_stub(address) as stub:
+            request = pb.SetScalingRequest(policy=pb.ScalingPolicy(**changes))
+            return await stub.SetScaling(request, timeout=5)
+
+    done = calling(ask()).policy
+    if as_json:
+        print_json(as_dict(done))
+    else:
+        print(policy_text(done))
+
+
+async def _scaling(address: str) -> "pb.GetScalingResponse":
+    from moesaic.v1 import scheduler_pb2 as pb
+
+    async with scheduler_stub(address) as stub:
+        return await stub.GetScaling(pb.GetScalingRequest(), timeout=5)
+
+
+async def _awaited(address: str, decision_id: str, within_s: float) -> "pb.GetScalingResponse":
+    """Wait until a decision has ended, or another one has overtaken it."""
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + within_s
+    while True:
+        found = await _scaling(address)
+        wish = found.wish
+        going_on = wish.decision_id == decision_id and not (
+            wish.failure or wish.HasField("seconds")
+        )
+        if not decision_id or not going_on or loop.time() >= until_s:
+            return found
+        await asyncio.sleep(POLL_S)

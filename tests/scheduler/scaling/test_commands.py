@@ -1,0 +1,72 @@
+"""The commands of scaling, beside schedulers whose workers only say what they are told."""
+
+import asyncio
+import json
+from typing import Any
+
+from moesaic.v1 import scheduler_pb2 as pb
+from tests.scheduler.test_commands import run
+
+
+async def test_the_policy_is_set_in_parts_shown_and_outlives_the_scheduler(suite: Any) -> None:
+    first = await suite.scheduler()
+    address = (await first.until("service.ready"))["admin_address"]
+    await first.until("leader.changed", leads=True)
+    status, out, err = await run(
+        address, "scale", "set", "--mode", "advise", "--max-experts", "6", "--json"
+    )
+    assert status == 0, err
+    assert json.loads(out)["max_experts"] == 6
+    status, out, err = await run(address, "scale", "set", "--attainment", "0.95")
+    assert status == 0, err
+    assert out.startswith("mode advise; ")
+
+    await first.kill()
+    second = await suite.scheduler("--scaling", "auto", worker_id="scheduler-1")
+    address = (await second.until("service.ready"))["admin_address"]
+    await second.until("leader.changed", leads=True)
+    status, out, err = await run(address, "scale", "show", "--json")
+
+    assert status == 0, err
+    policy = json.loads(out)["policy"]
+    assert (policy["mode"], policy["max_experts"], policy["attainment"]) == ("advise", 6, 0.95)
+
+
+async def test_what_makes_no_sense_is_refused_with_the_field_and_the_fix(suite: Any) -> None:
+    scheduler = await suite.scheduler()
+    address = (await scheduler.until("service.ready"))["admin_address"]
+    await scheduler.until("leader.changed", leads=True)
+
+    for arguments, told in (
+        (("to", "fish"), "must be like 2A4E"),
+        (("to", "9A9E"), "shape.attention: must be in 0..0, got 9"),
+        (("set", "--mode", "manual"), "mode: must be one of off, advise, auto"),
+        (("set", "--headroom", "0.5"), "headroom: must be in 1..10, got 0.5"),
+        (("set", "--min-experts", "3", "--max-experts", "2"), "max_experts: must be 0 for any"),
+        (("set",), "nothing to set"),
+    ):
+        status, _, err = await run(address, "scale", *arguments)
+        assert (status, told in err) == (2, True), err
+
+
+async def test_a_setting_of_the_start_is_the_policy_until_an_operator_sets_one(suite: Any) -> None:
+    scheduler = await suite.scheduler("--scaling", "advise", "--scaling-cool-down-s", "5")
+    async with scheduler.stub() as stub:
+        found = await stub.GetScaling(pb.GetScalingRequest(), timeout=5)
+
+    assert (found.policy.mode, found.policy.cool_down_s) == ("advise", 5)
+    assert (found.actuator, found.HasField("wish"), list(found.decisions)) == ("standby", False, [])
+
+
+async def test_two_schedulers_have_one_policy(suite: Any) -> None:
+    first = await suite.scheduler()
+    await first.until("leader.changed", leads=True)
+    second = await suite.scheduler(worker_id="scheduler-1")
+    async with first.stub() as leading, second.stub() as waiting:
+        policy = pb.ScalingPolicy(mode="advise", interval_s=600)
+        await leading.SetScaling(pb.SetScalingRequest(policy=policy), timeout=5)
+        while True:
+            found = await waiting.GetScaling(pb.GetScalingRequest(), timeout=5)
+            if found.policy.mode == "advise":
+                break
+            await asyncio.sleep(0.05)
