@@ -14,7 +14,7 @@ from moesaic.simulation.elastic.fluid import serve
 from moesaic.simulation.elastic.hardware import device_profile
 from moesaic.simulation.elastic.model_shapes import model_shape
 from moesaic.simulation.elastic.roofline import roofline
-from moesaic.simulation.elastic.steady import steady_state
+from moesaic.simulation.elastic.steady import steady_flow
 from moesaic.simulation.elastic.throughput import batch_figure
 
 OBJECTIVES = Objectives(ttft_s=2.0, tpot_s=0.2, attainment=0.99)
@@ -104,7 +104,7 @@ def test_a_steady_state_is_what_a_replay_of_single_requests_finds(family: FleetF
     demand = RecentDemand(at_s, 16 * ones, 256 * ones, 30.0)
 
     replayed = forecast(demand, shape, times, times.limits(shape), OBJECTIVES)
-    found = steady_state(times, shape, rate, constant(rate))
+    found = steady_flow(times, shape, rate, constant(rate))
 
     assert found is not None
     assert found.tpot_s == pytest.approx(replayed.tpot_p90_s, rel=0.05)
@@ -114,7 +114,7 @@ def test_a_flow_at_a_constant_rate_comes_to_the_steady_state(family: FleetFamily
     times, shape, demand = family.ours.times, FleetShape(1, 6), constant(20.0)
 
     served = serve(demand, [shape] * 600, times)
-    found = steady_state(times, shape, 20.0, demand)
+    found = steady_flow(times, shape, 20.0, demand)
 
     assert found is not None
     assert float(served.tpot_s[300:500].mean()) == pytest.approx(found.tpot_s, rel=0.05)
@@ -126,7 +126,7 @@ def test_requests_that_a_fleet_cannot_take_wait_and_are_late(family: FleetFamily
 
     served = serve(demand, [shape] * 600, times)
 
-    assert steady_state(times, shape, 200.0, demand) is None
+    assert steady_flow(times, shape, 200.0, demand) is None
     assert served.attainment(OBJECTIVES) < 0.5
     assert served.ttft_s[100] > OBJECTIVES.ttft_s
 
@@ -140,10 +140,10 @@ def test_the_cheapest_shape_meets_the_targets_and_one_device_less_does_not(
     assert found is not None
 
     def meets(shape: FleetShape) -> bool:
-        state = steady_state(fleet.times, shape, rate * 1.03, demand)
+        state = steady_flow(fleet.times, shape, rate * 1.03, demand)
         return state is not None and state.tpot_s <= OBJECTIVES.tpot_s
 
-    assert steady_state(fleet.times, found, rate, demand) is not None
+    assert steady_flow(fleet.times, found, rate, demand) is not None
     smaller = [s for s in fleet.shapes_up_to(found.total - 1) if s.total == found.total - 1]
     assert not any(meets(shape) for shape in smaller)
 

@@ -18,7 +18,7 @@ _GRID = 0.03  # rates are rounded up by at most so much, so that decisions repea
 
 
 @dataclass(frozen=True)
-class SteadyState:
+class SteadyFlow:
     """Seconds of a fleet under a constant rate.
 
     Attributes:
@@ -32,13 +32,13 @@ class SteadyState:
     sequences: float
 
 
-def steady_state(
+def steady_flow(
     times: FleetTimes,
     shape: FleetShape,
     rate: float,
     demand: DemandSeries,
     most_s: float = inf,
-) -> SteadyState | None:
+) -> SteadyFlow | None:
     """Find the state in which as many requests end as come; None if the fleet cannot keep up.
 
     Steps begin short and grow until they are as long as their own requests make them.
@@ -61,7 +61,7 @@ def steady_state(
         found_s = times.step(_rows(max(1.0, sequences), prompt_rows, demand), shape).seconds
         if abs(found_s - step_s) <= _CLOSE * step_s:
             chunks = max(1, ceil(demand.prompt_tokens / limits.max_num_batched_tokens))
-            return SteadyState(found_s, found_s * (0.5 + chunks), sequences)
+            return SteadyFlow(found_s, found_s * (0.5 + chunks), sequences)
         step_s = found_s
         if step_s > most_s:
             return None
@@ -131,7 +131,7 @@ def _cheapest(
     def suits(shape: FleetShape) -> bool:
         if not fleet.times.holds(shape):
             return False
-        state = steady_state(fleet.times, shape, rate, demand, objectives.tpot_s)
+        state = steady_flow(fleet.times, shape, rate, demand, objectives.tpot_s)
         return (
             state is not None
             and state.tpot_s <= objectives.tpot_s
