@@ -55,9 +55,10 @@ class Crossing:
         if devices == 1:
             return 0.0
         sent_bytes = rows / devices * min(top_k, devices - 1) * self.row_bytes
-        within = devices <= self.devices_per_node
-        once_s = (self._intra if within else self._inter)(devices - 1, sent_bytes)
-        return 2 * once_s
+        if devices <= self.devices_per_node:
+            return 2 * self._intra(devices - 1, sent_bytes)
+        outside = (devices - self.devices_per_node) / (devices - 1)  # part that leaves the node
+        return 2 * self._inter(devices - 1, outside * sent_bytes)
 
     def _intra(self, messages: float, num_bytes: float) -> float:
         return self.model.at("link.intra", (1, messages, num_bytes)).seconds
