@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from moesaic.cli.commands.simulate_edge import edge
 from moesaic.cli.terminal.console import print_json, print_table, progress_bar, say
 from moesaic.cli.terminal.options import JsonOption
 from moesaic.cli.terminal.outcome import CommandError, Exit
@@ -28,6 +29,9 @@ BROWNOUT = 0.6  # loses 0.8 % of the demo model's right answers, docs/measured/b
 @app.callback()
 def studies() -> None:
     """Predict what fleets of any size would do with recorded traffic."""
+
+
+app.command()(edge)
 
 
 @app.command()

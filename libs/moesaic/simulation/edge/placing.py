@@ -44,14 +44,24 @@ class EdgePlan:
         return float(demand[~self.held].sum()) / total if total else 0.0
 
 
-def place(policy: str, fleet: EdgeFleet, demand: Floats, held: Held | None = None) -> EdgePlan:
+def place(
+    policy: str,
+    fleet: EdgeFleet,
+    demand: Floats,
+    held: Held | None = None,
+    region_sites: int | None = None,
+) -> EdgePlan:
     """Place a fleet's experts by a policy; too many sites for it are divided into regions.
+
+    A policy that counts remote choices alone leaves experts that few want with one holder, however large the fleet
+    is, and the rows of all sites queue there. Regions that each hold every expert bound that.
 
     Args:
         policy: by name.
         fleet: sites.
         demand: choices by origin, float64 ``[N, L, E]``.
         held: what is held now, bool ``[N, L, E]``, for policies that keep it where that costs nothing.
+        region_sites: of a region, about; None: as many as the policy can place at once.
 
     Raises:
         InvalidInput: there is no such policy.
@@ -60,6 +70,7 @@ def place(policy: str, fleet: EdgeFleet, demand: Floats, held: Held | None = Non
     num_sites = fleet.num_sites
     most = MOST_SITES.get(policy, MOST_SITES_OF_ANY)
     size = num_sites if num_sites <= most else REGION_SITES.get(policy, most)
+    size = min(size, region_sites or size)
     parts = np.array_split(np.arange(num_sites), -(-num_sites // size))
     found = np.zeros(demand.shape, bool)
     holder = np.zeros(demand.shape, np.int32)

@@ -103,7 +103,8 @@ class TaskRouting:
             wanted = skew * (np.sqrt(alike) * shared + np.sqrt(1 - alike) * own)
             for length in (*_lengths(mean_prompt, random), *[1] * ANSWERS):
                 gate = wanted + random.gumbel(size=(num_layers, length, num_experts))
-                passes.append(np.argpartition(-gate, top_k - 1, axis=2)[:, :, :top_k])
+                chosen = np.argpartition(-gate, top_k - 1, axis=2)[:, :, :top_k]
+                passes.append(chosen.astype(np.int32))  # a copy: the rest is not kept
         return cls._of([f"task-{n}" for n in range(num_tasks)], passes, num_experts)
 
     @classmethod
