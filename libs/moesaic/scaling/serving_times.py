@@ -1,0 +1,160 @@
+"""Seconds of a step on a fleet of any shape, from the performance model of its parts.
+
+Attention workers send their batches on their own, so an expert worker serves all of them, one after the other.
+That is a closed network: ``m`` batches go round between their own attention worker and the experts. Mean value
+analysis gives the exact mean for exponential times; as real ones vary less, this is somewhat too cautious. All
+expert workers serve a batch at the same time, so the one with most to do stands for all. Where batches are brought
+together in rounds, there is one batch in each layer, which all workers wait for.
+"""
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+
+from moesaic.errors import InvalidInput
+from moesaic.messages.performance import Estimate, PartCost, PerformanceModel
+from moesaic.messages.scaling import FleetShape
+from moesaic.scaling.contract import StepRows, StepTime
+
+Activated = Callable[[int, float], float]
+"""Expected activated experts of the worker that has most of them: by number of expert workers and rows of a batch."""
+
+_REMEMBERED = 1 << 16  # times of layers
+
+
+class ServingTimes:
+    """Predicts steps: attention and head of a batch, and in each layer an exchange and the experts."""
+
+    def __init__(
+        self,
+        model: PerformanceModel,
+        *,
+        num_moe_layers: int,
+        top_k: int,
+        row_bytes: float,
+        activated: Activated,
+        imbalance: float = 1.0,
+        in_rounds: bool = False,
+    ) -> None:
+        """Take costs, and the sizes of what is served.
+
+        Args:
+            model: with ``attention`` and ``experts``, or else ``step``. Links and ``head`` count where they
+                are known; links between nodes before those inside one.
+            num_moe_layers: layers with experts.
+            top_k: experts of a row.
+            row_bytes: of the hidden state of one row; it goes there and comes back once.
+            activated: see ``Activated``.
+            imbalance: rows of the worker that has most, by the mean.
+            in_rounds: batches of all attention workers are brought together, and served as one.
+
+        Raises:
+            InvalidInput: the model lacks parts, or a number makes no sense.
+        """
+        parts = model.parts
+        if "step" not in parts and not {"attention", "experts"} <= parts.keys():
+            raise InvalidInput("model", "must have the part step, or both attention and experts")
+        for field, value in (("num_moe_layers", num_moe_layers), ("top_k", top_k)):
+            if value < 1:
+                raise InvalidInput(field, f"must be at least 1, got {value}")
+        if not imbalance >= 1:
+            raise InvalidInput("imbalance", f"must be at least 1, got {imbalance:g}")
+        self._parts = parts
+        self._layers, self._top_k, self._row_bytes = num_moe_layers, top_k, row_bytes
+        self._activated, self._imbalance, self._in_rounds = activated, imbalance, in_rounds
+        self._link = parts.get("link.inter", parts.get("link.intra"))
+        self._is_apart = {"attention", "experts"} <= parts.keys()
+        self._attention = _Cost(parts.get("attention"), 3)
+        self._head, self._step = _Cost(parts.get("head"), 2), _Cost(parts.get("step"), 4)
+        # Rows of steps repeat themselves, keys do not.
+        self._layer = lru_cache(_REMEMBERED)(self._layer_of)
+
+    def step(self, rows: StepRows, shape: FleetShape) -> StepTime:
+        """Predict one step; without expert workers, or costs of both sides, a worker does it all itself.
+
+        Raises:
+            InvalidInput: the shape has no attention worker, or needs a part that the model lacks.
+        """
+        if shape.attention < 1:
+            raise InvalidInput("shape", f"must have an attention worker, got {shape}")
+        if shape.experts < 1 or not self._is_apart:
+            if "step" not in self._parts:
+                raise InvalidInput("shape", f"{shape} needs the part step, which was not measured")
+            begin_s, prompt_row_s, answer_row_s, key_s = self._step.unit_s
+            seconds = begin_s + prompt_row_s * rows.prompt_rows + answer_row_s * rows.answer_rows
+            seconds += key_s * rows.keys
+            error_s = self._step.error_s(1.0, rows.prompt_rows, rows.answer_rows, rows.keys)
+            return StepTime(seconds, seconds, 0.0, error_s)
+        num_rows, keys, layers = rows.prompt_rows + rows.answer_rows, rows.keys, self._layers
+        logits = rows.answer_rows + (1.0 if rows.prompt_rows else 0.0)
+        begin_s, row_s, key_s = self._attention.unit_s
+        head_s, logits_s = self._head.unit_s
+        attention_s = begin_s + row_s * num_rows + key_s * keys + head_s + logits_s * logits
+        exchange, experts = self._layer(shape.attention, shape.experts, num_rows)
+        served_s = waited_s = experts.seconds
+        if not self._in_rounds:
+            elsewhere_s = attention_s / layers + exchange.seconds
+            waited_s = time_at_station(shape.attention, served_s, elsewhere_s)
+        slower = (
+            waited_s / served_s if served_s > 0 else 1.0
+        )  # others wait for what is mistaken too
+        return StepTime(
+            seconds=attention_s + layers * (exchange.seconds + waited_s),
+            attention_s=attention_s,
+            # Of a round, each of its batches has its part.
+            experts_s=layers * served_s / (shape.attention if self._in_rounds else 1),
+            error_s=math.hypot(
+                self._attention.error_s(1.0, num_rows, keys),
+                self._head.error_s(1.0, logits),
+                layers * exchange.error_s,
+                layers * experts.error_s * slower,
+            ),
+        )
+
+    def _layer_of(
+        self, num_attention: int, num_experts: int, rows: float
+    ) -> tuple[Estimate, Estimate]:
+        """Predict the exchange of one layer with so many workers, and the experts of the busiest one."""
+        served = rows * num_attention if self._in_rounds else rows
+        activated = self._activated(num_experts, served)
+        choices = max(activated, served * self._top_k / num_experts * self._imbalance)
+        experts = self._parts["experts"].at((1.0, activated, choices))
+        if self._link is None:
+            return Estimate(0.0, 0.0, 0.0), experts
+        nbytes = 2 * rows * self._row_bytes
+        return self._link.at((2.0, 2.0 * num_experts, nbytes)), experts
+
+
+def time_at_station(num_clients: int, service_s: float, elsewhere_s: float) -> float:
+    """Return the mean seconds that a client is at the one station of a closed network, by mean value analysis.
+
+    Args:
+        num_clients: that go round.
+        service_s: of one client, exponential.
+        elsewhere_s: from its end there to its next arrival, of any distribution.
+    """
+    queue, there_s = 0.0, service_s
+    for clients in range(1, num_clients + 1):
+        there_s = service_s * (1.0 + queue)
+        round_s = elsewhere_s + there_s
+        queue = clients * there_s / round_s if round_s > 0 else 0.0
+    return there_s
+
+
+class _Cost:
+    """A part's cost, made fast: steps are predicted by the ten thousand. A part that is not known costs nothing."""
+
+    def __init__(self, cost: PartCost | None, num_terms: int) -> None:
+        self.unit_s = cost.unit_s if cost is not None else (0.0,) * num_terms
+        self._covariance = [
+            (i, j, each)
+            for i, row in enumerate(cost.covariance if cost is not None else ())
+            for j, each in enumerate(row)
+            if each
+        ]
+
+    def error_s(self, *amounts: float) -> float:
+        if not self._covariance:
+            return 0.0
+        variance = sum([each * amounts[i] * amounts[j] for i, j, each in self._covariance])
+        return math.sqrt(max(0.0, variance))
