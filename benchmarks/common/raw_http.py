@@ -19,6 +19,11 @@ class Connection:
         """Connect to this machine."""
         return cls(*await asyncio.open_connection(HOST, port))
 
+    @property
+    def is_over(self) -> bool:
+        """True once the other side has hung up, as it does with connections that rest for long."""
+        return self._reader.at_eof()
+
     async def get(self, path: str) -> tuple[int, bytes]:
         """Status and body of an answer."""
         self._writer.write(f"GET {path} HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode())

@@ -137,6 +137,7 @@ class SimulateClient:
         )
 
     async def _ask(self, answer: TimedAnswer, body: bytes, started: float) -> None:
+        self._idle = [connection for connection in self._idle if not connection.is_over]
         connection = self._idle.pop() if self._idle else await Connection.open(self._port)
         answer.sent_s = time.perf_counter() - started
         connection.send(ROUTE, body)
