@@ -88,6 +88,9 @@ class ScalingParts:
     actuator: Actuator
 
 
+Chosen = tuple[ScalingPolicy, ScalingState, ScalingChoice | None]
+
+
 class ScalingController:
     """Decides about numbers of workers while its scheduler leads, and has them carried out.
 
@@ -102,6 +105,7 @@ class ScalingController:
         self._closed = False  # all decisions but that of the wish have an end
         self._decided_at = 0.0
         self._told: tuple[object, ...] = ()  # the last choice that was not carried out
+        self._choosing: asyncio.Task[Chosen] | None = None
 
     @property
     def shape(self) -> FleetShape:
@@ -122,6 +126,13 @@ class ScalingController:
 
     async def run(self) -> None:
         """Look every second while this scheduler leads, for ever."""
+        try:
+            await self._run()
+        finally:
+            if self._choosing is not None:
+                self._choosing.cancel()
+
+    async def _run(self) -> None:
         while True:
             pause_s = _LOOK_S
             try:
@@ -177,11 +188,14 @@ class ScalingController:
             await self._close()
             self._closed = True
         await self._carry_out()
+        if self._choosing is not None and self._choosing.done():
+            chosen, self._choosing = self._choosing, None
+            await self._decide(*chosen.result())
         policy = parts.store.policy
-        # By the wall clock, as wishes are; a clock that goes back only delays a decision.
-        if policy.mode != "off" and self._due(policy):
+        if policy.mode != "off" and self._choosing is None and self._due(policy):
             self._decided_at = self._wall_clock()
-            await self._decide(policy)
+            # Beside this loop: it may take seconds, for which nobody shall wait.
+            self._choosing = asyncio.create_task(self._choose(policy), name="scaling choice")
 
     def _due(self, policy: ScalingPolicy) -> bool:
         return abs(self._wall_clock() - self._decided_at) >= policy.interval_s
@@ -230,9 +244,23 @@ class ScalingController:
             ended = replace(decision, seconds=wish.seconds, failure=wish.failure)
             await self._parts.decisions.note_scaling(ended)
 
-    async def _decide(self, policy: ScalingPolicy) -> None:
+    async def _choose(self, policy: ScalingPolicy) -> Chosen:
         state = await self._state(policy)
-        choice = await self._parts.predictor.choose(policy, state)
+        try:
+            return policy, state, await self._parts.predictor.choose(policy, state)
+        except MoesaicError:
+            raise
+        except Exception:  # placements must not want for a scheduler because of it
+            log.exception("scaling.failed")
+            return policy, state, None
+
+    async def _decide(
+        self, policy: ScalingPolicy, state: ScalingState, choice: ScalingChoice | None
+    ) -> None:
+        """Log what was chosen, and adopt it if the policy says so."""
+        store = self._parts.store
+        if store.policy != policy or store.wish != state.wish:
+            return  # an operator was faster
         if choice is None:
             self._told = ()
             return

@@ -72,6 +72,20 @@ async def test_advice_changes_nothing(fleet: Fleet) -> None:
     assert {name: len(fleet.states(name)) for name in WORKERS} == before
 
 
+async def test_in_mode_auto_what_is_decided_is_done(fleet: Fleet) -> None:
+    await fleet.scaled_to(SMALL)
+    before = (await fleet.scaling()).wish.number
+
+    await fleet.set(mode="auto", interval_s=0.5, cool_down_s=0, min_attention=2, min_experts=3)
+    await fleet.until_shape(LARGE)
+    await fleet.set(mode="off", min_attention=1, min_experts=1)
+
+    after = await fleet.scaling()
+    done = await fleet.ended(after.wish.decision_id)
+    assert (done.cause, done.wanted, done.failure) == ("bounds", LARGE, "")
+    assert after.wish.number == before + 1
+
+
 async def test_a_worker_on_standby_that_dies_is_not_picked(fleet: Fleet) -> None:
     await fleet.scaled_to(SMALL)
     [resting] = [n for n in WORKERS if n.startswith("expert") and fleet.states(n)[-1] == "standby"]
