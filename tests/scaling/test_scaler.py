@@ -11,7 +11,7 @@ from tests.scaling.fleets import EvenTimes, bounds_of, demand_of, state_of, stea
 POLICY = ScalingPolicy(mode="auto")
 BOUNDS = bounds_of((1, 1), (8, 8))
 TARGETS = Objectives(ttft_s=0.5, tpot_s=0.05)
-# Steps wait for nothing but rows: 8 ms on attention workers and as much on experts that are alone, for each.
+# A row takes half a millisecond of an attention worker, and two of an expert worker that is alone.
 TIMES = EvenTimes(step_s=2.0**-10, row_s=2.0**-11, key_s=0.0, experts_s=2.0**-9)
 LIMITS = ServingLimits(max_num_seqs=32, max_num_batched_tokens=128)
 SCALER = Scaler(TIMES, LIMITS)
