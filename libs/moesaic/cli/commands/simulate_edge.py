@@ -44,6 +44,7 @@ def edge(
         int,
         typer.Option(min=0, help="Servers that hold all experts among them; 0: the whole fleet."),
     ] = 6,
+    prompt_tokens: Annotated[float, typer.Option(min=8, max=1024, help="Mean of prompts.")] = 300,
     requests: Annotated[int, typer.Option(min=1, help="Of each server, about.")] = 40,
     trace: Annotated[
         Path | None,
@@ -66,6 +67,7 @@ def edge(
             costs,
             None if trace is None else _trace(trace),
             mix=mix,
+            mean_prompt=prompt_tokens,
             requests=requests,
             region_sites=region or None,
             seed=seed,
@@ -75,7 +77,13 @@ def edge(
         raise CommandError(f"{error.field}: {error.fix}", Exit.USAGE) from error
     except PlacementInfeasible as error:
         raise CommandError(f"the model does not fit: {error}", Exit.USAGE) from error
-    facts = {"costs": _source(costs), "mix": mix, "seed": seed, "points": points}
+    facts = {
+        "costs": _source(costs),
+        "mix": mix,
+        "prompt_tokens": prompt_tokens,
+        "seed": seed,
+        "points": points,
+    }
     if out is not None:
         _draw(points, out)
     if as_json:

@@ -48,6 +48,7 @@ class ScaleStudy:
         trace: Trace | None = None,
         *,
         mix: Mix = "specialised",
+        mean_prompt: float = profiles.MEAN_PROMPT,
         requests: int = 40,
         region_sites: int | None = 6,
         seed: int = 0,
@@ -58,19 +59,20 @@ class ScaleStudy:
             costs: a name of ``profiles.PROFILES``.
             trace: whose rows are replayed; None: rows are drawn in the shape of DeepSeek-V2-Lite.
             mix: of each site's tasks.
+            mean_prompt: mean tokens of a prompt.
             requests: of each site.
             region_sites: of a region.
             seed: of all that is drawn.
         """
         if trace is not None:
-            routing = TaskRouting.of_trace(trace, profiles.MEAN_PROMPT, seed)
+            routing = TaskRouting.of_trace(trace, mean_prompt, seed)
         else:
             routing = TaskRouting.drawn(
                 profiles.NUM_TASKS,
                 profiles.NUM_LAYERS,
                 profiles.NUM_EXPERTS,
                 profiles.TOP_K,
-                mean_prompt=profiles.MEAN_PROMPT,
+                mean_prompt=mean_prompt,
                 skew=profiles.SKEW,
                 alike=profiles.ALIKE,
                 seed=seed,

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from moesaic.cli.main import app
 from moesaic.cli.terminal.outcome import CommandError, Exit
 
-TRACE = str(Path(__file__).parents[2] / "benchmarks/data/demo.moetrace")
+TRACE = str(Path(__file__).parents[3] / "benchmarks/data/demo.moetrace")
 QUICK = ("simulate", "edge", "--requests", "2", "--trace", TRACE)
 
 
