@@ -47,7 +47,7 @@ TOPOLOGIES = ("local", "disaggregated")
 WIDER = 8
 TARGET = 0.15
 ROUNDS, MOST_ROUNDS, LOAD_S, BURST = 4, 8, 12.0, 48
-QUICK_LOAD_S, QUICK_BURST = 1.5, 16
+QUICK_LOAD_S, QUICK_BURST = 1.0, 12
 LARGEST = 4096
 NOTES = (
     "relative_error: how much more the simulator says than was measured, as a part of it; target 0.15 either way",

@@ -1,13 +1,14 @@
 """Choices of the worker that a request goes to: the form of a router, and the plainest one."""
 
 from collections.abc import Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Protocol
 
 from moesaic.simulation.planning import SimulatedRequest
 
 Routed = Sequence[tuple[SimulatedRequest, int]]  # requests, and the workers that they go to
 NOBODY: Routed = ()
+MOST_ENTRIES = 8  # of a worker, those of the past among them
 
 
 class FleetRouter(Protocol):
@@ -100,3 +101,6 @@ class LeastOutstanding:
     def _set(self, worker: int, number: int) -> None:
         self._num_open[worker] = number
         heappush(self._order, (number, worker))
+        if len(self._order) > MOST_ENTRIES * len(self._num_open) + MOST_ENTRIES:
+            self._order = [(number, worker) for worker, number in self._num_open.items()]
+            heapify(self._order)

@@ -26,7 +26,6 @@ class MeasuredSteps:
         unit_s |= zip(model.parts["step"].terms, model.parts["step"].unit_s, strict=True)
         self._step_s, self._prompt_row_s, self._answer_row_s, *keys_s = unit_s.values()
         self._key_s, self._prompt_key_s = keys_s
-        self.spread = model.parts["step"].spread
 
     def step(self, rows: StepRows, shape: FleetShape) -> StepTime:
         """See ``StepTimes``."""
@@ -47,7 +46,7 @@ class StepClock:
     Attributes:
         times: predicts them.
         shape: of the fleet now.
-        spread: standard deviation of a step's noise, as a part of its time; the mean stays.
+        spread: standard deviation of a step's noise, as a part of its time, as ``PartCost`` has it; the mean stays.
         seed: of the noise.
     """
 
