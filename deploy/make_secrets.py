@@ -44,10 +44,12 @@ LOOKS_AT_BROWNOUT = [
     ("+xadd", "%W~{c}dlq:ctl:brownout"),
 ]
 LEADS = [
-    (DOCUMENTS, "~{c}placement:* ~{c}brownout:* ~{c}leader:scheduler"),
+    (DOCUMENTS, "~{c}placement:* ~{c}brownout:* ~{c}scaling:* ~{c}leader:scheduler"),
     ("+srem", "%W~{c}workers"),
-    ("+xadd", "%W~{c}ctl:placement %W~{c}ctl:brownout ~{c}ctl:decisions %W~{c}dlq:ctl:*"),
+    ("+xadd", "%W~{c}ctl:placement %W~{c}ctl:brownout %W~{c}ctl:scaling"),
+    ("+xadd", "~{c}ctl:decisions %W~{c}dlq:ctl:*"),
     (STREAM, "%R~{c}ctl:activations %R~{c}ctl:profiles %R~{c}ctl:latency %R~{c}ctl:decisions"),
+    (STREAM, "%R~{c}ctl:load"),
 ]
 # Which weights the cluster has: workers say so together.
 AGREES = [("+get +mget +watch +set", "~{c}weights")]
@@ -60,9 +62,14 @@ RIGHTS = {
         *LOOKS_AT_WORKERS,
         *LOOKS_AT_PLACEMENTS,
         *LOOKS_AT_BROWNOUT,
-        ("+xadd", "%W~{c}ctl:latency"),
+        ("+xadd", "%W~{c}ctl:latency %W~{c}ctl:load"),
     ],
-    "expert": [*OWN, *AGREES, ("+xadd", "%W~{c}ctl:activations")],
+    "expert": [
+        *OWN,
+        *AGREES,
+        *LOOKS_AT_PLACEMENTS,  # one that stands by sees there whether it is still needed
+        ("+xadd", "%W~{c}ctl:activations %W~{c}ctl:load"),
+    ],
     "edge-agent": [
         *OWN,
         *AGREES,

@@ -15,6 +15,9 @@ _WORKERS = [
     ("XADD", f"{C}ctl:decisions", "*", "t", "x"),
     ("SET", f"{C}brownout:policy", "9"),
     ("XADD", f"{C}ctl:brownout", "*", "t", "x"),
+    ("SET", f"{C}scaling:policy", "9"),
+    ("SET", f"{C}scaling:wish", "9"),
+    ("XADD", f"{C}ctl:scaling", "*", "t", "x"),
     ("SET", f"{C}leader:scheduler", "me"),
     ("SREM", f"{C}workers", "expert-0"),  # of anyone: they would vanish from all views
 ]
@@ -22,6 +25,7 @@ _OTHERS = {
     "gateway": [
         ("XADD", f"{C}ctl:activations", "*", "t", "x"),
         ("XADD", f"{C}ctl:latency", "*", "t", "x"),
+        ("XADD", f"{C}ctl:load", "*", "t", "x"),
     ],
     "attention": [("XADD", f"{C}ctl:activations", "*", "t", "x")],
     "expert": [
@@ -30,7 +34,10 @@ _OTHERS = {
         ("SMEMBERS", f"{C}workers"),
         ("XREVRANGE", f"{C}ctl:activations", "+", "-"),
     ],
-    "scheduler": [("XADD", f"{C}ctl:activations", "*", "t", "x")],
+    "scheduler": [
+        ("XADD", f"{C}ctl:activations", "*", "t", "x"),
+        ("XADD", f"{C}ctl:load", "*", "t", "x"),
+    ],
 }
 FOREIGN = {
     role: [

@@ -16,6 +16,7 @@ import redis
 from moesaic.cluster.brownout_view import DECISIONS, POLICY, watch_brownout
 from moesaic.cluster.brownout_view import STREAM as HINTS
 from moesaic.cluster.leadership import leadership
+from moesaic.cluster.load_view import STREAM as LOAD
 from moesaic.cluster.placement_view import POINTER, STREAM, document, watch_placement
 from moesaic.cluster.redis.bus import Bus
 from moesaic.cluster.redis.child import server_programs
@@ -121,6 +122,7 @@ async def test_every_role_can_do_its_work(
         watch_fleet(scheduler) as fleet,
         watch_fleet(gateway) as seen,
         watch_placement(attention) as view,
+        watch_placement(expert) as view_of_experts,
     ):
         buses = {"gateway": gateway, "attention": attention, "expert": expert}
         for role, bus in buses.items():
@@ -144,6 +146,10 @@ async def test_every_role_can_do_its_work(
         await attention.append(DECISIONS, PlacementHint(epoch=8))
         async with aclosing(scheduler.read_on(DECISIONS, hints)) as decisions:
             assert await anext(decisions) == PlacementHint(epoch=8)
+        for bus in (attention, expert):
+            await bus.append(LOAD, PlacementHint(epoch=9), max_entries=64)
+        async with aclosing(scheduler.read_on(LOAD, hints)) as loads:
+            assert await anext(loads) == PlacementHint(epoch=9)
         async with leadership(scheduler, "scheduler", "scheduler-0", 1) as leader:
             await leader.contend()
             assert leader.held
@@ -154,12 +160,20 @@ async def test_every_role_can_do_its_work(
             sealed = {POLICY: scheduler.sealed(POLICY, policy)}
             assert await scheduler.compare_and_set({**leader.fence, POLICY: None}, sealed)
             await scheduler.append(HINTS, BrownoutHint(mode="auto"))
+            for name in ("scaling:policy", "scaling:wish"):
+                sealed = {name: scheduler.sealed(name, policy)}
+                # A renewal of the lease may come in between, as it may for every leader.
+                while not await scheduler.compare_and_set({**leader.fence, name: None}, sealed):
+                    await leader.contend()
+            await scheduler.append("ctl:scaling", BrownoutHint(mode="auto"))
             async with aclosing(watch_brownout(attention)) as found:
                 assert await anext(found) == policy
             await scheduler.append("ctl:decisions", PlacementHint(epoch=1), max_entries=9)
             assert len(await scheduler.latest("ctl:decisions", hints, 9)) == 1
             while view.epoch < 1:
                 await view.changed()
+            while view_of_experts.epoch < 1:
+                await view_of_experts.changed()
         tidying = asyncio.create_task(tidy_index(scheduler))
         while await scheduler.members("workers"):
             await asyncio.sleep(0.01)
