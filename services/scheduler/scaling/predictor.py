@@ -27,7 +27,7 @@ USUAL_ANSWER_TOKENS = 64.0  # while no answer has ended
 
 
 class FleetPredictor:
-    """Has what the workers told, and decides by it."""
+    """Takes what the workers told, and decides by it."""
 
     def __init__(
         self,
