@@ -8,6 +8,7 @@ tell these.
 from collections.abc import Sequence
 from itertools import chain
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,6 +28,15 @@ def fitted_step(loads: Sequence[Sequence[TimedAnswer]]) -> PartCost:
         amounts, seconds = rows[at]
         fit.add(amounts.tolist(), float(seconds))
     return fit.cost()
+
+
+def with_pauses(cost: PartCost, loads: Sequence[Sequence[TimedAnswer]]) -> PartCost:
+    """Add the time between steps, in which a worker plans and tells: what clients saw beyond the steps' own."""
+    found = [amounts_of(load) for load in loads]
+    amounts, seconds = (np.concatenate(part) for part in zip(*found, strict=True))
+    pause_s = float((seconds - amounts @ np.array(cost.unit_s)).sum() / amounts[:, 0].sum())
+    step_s, *others = cost.unit_s
+    return msgspec.structs.replace(cost, unit_s=(max(0.0, step_s + pause_s), *others))
 
 
 def amounts_of(answers: Sequence[TimedAnswer]) -> tuple[Amounts, NDArray[np.float64]]:

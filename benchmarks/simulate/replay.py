@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.simulate.fitting import fitted_step
+from benchmarks.simulate.fitting import fitted_step, with_pauses
 from benchmarks.simulate.load import TimedAnswer
+from moesaic.costs.fit import fitted, merged
 from moesaic.engine.simulated import BatcherPlanner
 from moesaic.engine.steps.batching import Batcher
 from moesaic.engine.steps.limits import EngineLimits
-from moesaic.messages.performance import PerformanceModel
+from moesaic.messages.performance import PART_TERMS, FitSums, PerformanceModel
 from moesaic.messages.scaling import FleetShape
 from moesaic.models.configuration.config import load_config
 from moesaic.models.configuration.flops import flops_of
@@ -79,9 +80,21 @@ class CalibratedSuite:
         return fleet.records
 
 
-def calibrated(loads: Sequence[Sequence[TimedAnswer]], batchers: BatcherMaker) -> CalibratedSuite:
-    """Fit costs of steps, then the delay that first tokens have beside what steps explain: the middle of all."""
-    model = PerformanceModel(parts={"step": fitted_step(loads)})
+def calibrated(
+    loads: Sequence[Sequence[TimedAnswer]],
+    batchers: BatcherMaker,
+    reported: Sequence[FitSums] = (),
+) -> CalibratedSuite:
+    """Fit costs of steps, then the delay that first tokens have beside what steps explain: the middle of all.
+
+    Args:
+        loads: that were served.
+        batchers: of the worker.
+        reported: costs of steps that the worker told, to take these; none: costs are fitted to what clients saw.
+    """
+    told = fitted(PART_TERMS["step"], merged(reported)) if reported else None
+    cost = with_pauses(told, loads) if told is not None else fitted_step(loads)
+    model = PerformanceModel(parts={"step": cost})
     bare, missing_s = CalibratedSuite(model, NO_DELAYS, batchers), list[float]()
     for load in loads:
         simulated_s = bare.serve(trace_of(load)).ttft_s

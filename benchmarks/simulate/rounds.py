@@ -1,14 +1,18 @@
 """Rounds of loads on a running suite: those that costs are fitted to, and those that are predicted, in turns."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.common.suite import RunningSuite
 from benchmarks.simulate.load import SimulateClient, TimedAnswer
+from benchmarks.simulate.reported import reported_steps
 from moesaic.cli.machine.facts import gemm_gflops
+from moesaic.messages.performance import FitSums
 from moesaic.simulation.arrivals import ArrivalTrace, RateCurve
 from moesaic.simulation.trace_files import read_arrivals
 
@@ -63,11 +67,13 @@ class LoadRound:
     Attributes:
         fitted: answers of the loads that costs are fitted to.
         predicted: answers of the others, by name.
+        reported: costs of steps, as the worker told them during the loads that costs are fitted to.
         drift: of the machine's speed, from probe to probe.
     """
 
     fitted: list[list[TimedAnswer]]
     predicted: dict[str, list[TimedAnswer]]
+    reported: list[FitSums]
     drift: float
 
 
@@ -76,12 +82,14 @@ class LoadRounds:
     """Serves rounds on one suite.
 
     Attributes:
+        suite: that runs.
         client: of the suite.
-        load_s: seconds of arrivals of each load.
+        requests: of each load, on average.
     """
 
+    suite: RunningSuite
     client: SimulateClient
-    load_s: float
+    requests: int
 
     async def warm_up(self) -> None:
         """Have some requests of all lengths answered."""
@@ -100,21 +108,25 @@ class LoadRounds:
         """Serve each load once, fitted and predicted ones in turns."""
         probes = [gemm_gflops()]
         fitted, predicted = list[list[TimedAnswer]](), dict[str, list[TimedAnswer]]()
+        reported: list[FitSums] = []
         for at, (fit, (name, load)) in enumerate(zip(FITTED, PREDICTED.items(), strict=True)):
+            begun_s = time.time()
             fitted.append(await self._serve(fit, 100 * number + 2 * at, capacity))
+            reported += await reported_steps(self.suite, begun_s)
             predicted[name] = await self._serve(load, 100 * number + 2 * at + 1, capacity)
             probes.append(gemm_gflops())
-        return LoadRound(fitted, predicted, 1 - min(probes) / max(probes))
+        return LoadRound(fitted, predicted, reported, 1 - min(probes) / max(probes))
 
     async def _serve(
         self, load: PlannedLoad, seed: int, capacity: dict[LengthMix, float]
     ) -> list[TimedAnswer]:
-        curve = RateCurve.constant(load.share * capacity[load.mix], self.load_s)
+        per_s = load.share * capacity[load.mix]
+        curve = RateCurve.constant(per_s, self.requests / per_s)
         return await self.client.serve(curve.arrivals(load.mix.lengths(), seed))
 
 
 def serve_rounds(
-    port: int, load_s: float, burst: int, rounds: int, most_rounds: int
+    suite: RunningSuite, requests: int, burst: int, rounds: int, most_rounds: int
 ) -> tuple[dict[LengthMix, float], list[LoadRound]]:
     """Serve so many rounds, and more in place of those in which the machine's speed changed, up to ``most_rounds``.
 
@@ -123,9 +135,9 @@ def serve_rounds(
     """
 
     async def served() -> tuple[dict[LengthMix, float], list[LoadRound]]:
-        client = SimulateClient(port, seed=1)
+        client = SimulateClient(suite.port, seed=1)
         await client.open(burst)
-        loads = LoadRounds(client, load_s)
+        loads = LoadRounds(suite, client, requests)
         await loads.warm_up()
         capacity = await loads.capacity(burst)
         found: list[LoadRound] = []

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from benchmarks.common.suite import DEMO
-from benchmarks.simulate.fitting import amounts_of, fitted_step
+from benchmarks.simulate.fitting import amounts_of, fitted_step, with_pauses
 from benchmarks.simulate.load import TimedAnswer
 from benchmarks.simulate.replay import (
     ONE_WORKER,
@@ -113,3 +113,13 @@ def test_tokens_are_read_from_the_parts_of_an_answer() -> None:
     assert (answer.token_s, answer.parts) == ([1.0, 2.0, 2.0], [])
     with pytest.raises(RuntimeError, match="asked for 9 tokens"):
         TimedAnswer(5, 9, 0.0).read()
+
+
+def test_pauses_between_steps_are_what_clients_saw_beyond_the_steps() -> None:
+    loads = [served(load, seed) for seed, load in enumerate(FITTED)]
+    told = PartCost(terms=PART_TERMS["step"], unit_s=(0.001, *UNIT_S[1:]))
+
+    cost = with_pauses(told, loads)
+
+    assert cost.unit_s[0] == pytest.approx(UNIT_S[0], rel=0.1)
+    assert cost.unit_s[1:] == UNIT_S[1:]
