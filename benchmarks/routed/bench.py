@@ -30,7 +30,7 @@ from benchmarks.common.suite import DEMO, RunningSuite, running_suite
 from benchmarks.routed.memory_bound import SHAPE, memory_bound_suites
 from benchmarks.routed.memory_bound import SIDES as MEMORY_BOUND_SIDES
 from moesaic.experts.assignment import Assigner
-from moesaic.experts.ridge import measure_ridge
+from moesaic.experts.costs import experts_cost, measure_experts, ridge_of
 from moesaic.experts.slots import SlotTable, load_table
 from moesaic.messages.placement import PlacedWorker, Placement
 from moesaic.messages.scheduling import ExpertScheduling
@@ -147,7 +147,7 @@ def _in_turns(
 def _slowest_worker(batches: int) -> tuple[int, dict[str, Any]]:
     """The ridge, and the time of the slowest worker, by rows and policy."""
     config, checkpoint, cpu = load_config(DEMO), Checkpoint(DEMO), torch.device("cpu")
-    ridge = measure_ridge(config, torch.float32, cpu)
+    ridge = ridge_of(experts_cost(measure_experts(config, torch.float32, cpu)))
     placement = _placement(config, ridge)
     wanted = {
         n: {layer: placement.slots[at][n] for at, layer in enumerate(placement.layers)}

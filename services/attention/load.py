@@ -20,7 +20,7 @@ async def report_load(
     """Report every ``REPORT_EVERY_S``, for ever; while Redis is gone, what happens meanwhile is reported later."""
 
     async def look() -> tuple[LedgerPage, EngineLoad]:
-        return running.engine.ledger.take(), running.engine.load()
+        return running.engine.take_page(), running.engine.load()
 
     while True:
         await asyncio.sleep(REPORT_EVERY_S)

@@ -13,6 +13,7 @@ from moesaic.models.weights.digest import digesting
 from moesaic.services.attention.admin import AttentionAdmin
 from moesaic.services.attention.brownout import follow_policy, tell_decisions
 from moesaic.services.attention.engine import open_engine, profile_of, record_of, warm_up
+from moesaic.services.attention.load import report_load
 from moesaic.services.attention.loading import find_model, load_worker
 from moesaic.services.attention.modes import MODES
 from moesaic.services.attention.observing import observe
@@ -52,6 +53,8 @@ async def serve(settings: AttentionSettings) -> None:
         await process.enter(background(follow_policy(process.bus, engine, rungs), "brownout"))
         telling = tell_decisions(process.bus, engine, identity.worker_id, process.generation)
         await process.enter(background(telling, "brownout decisions"))
+        reporting = report_load(process.bus, engine, identity, process.generation)
+        await process.enter(background(reporting, "load"))
         await process.enter(background(observe(api, process.status, engine), "observe"))
         availability = Availability(process, lease, api.drain, api.is_idle)
         await availability.begin(standby=settings.standby)

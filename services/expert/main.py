@@ -15,8 +15,8 @@ from moesaic.cluster.rpc.server import ServiceStatus
 from moesaic.cluster.service import Availability, Process, introduce, service
 from moesaic.dispatch.two_phase.relay import ExpertRelay
 from moesaic.engine.thread import EngineThread, engine_thread
+from moesaic.experts.costs import experts_cost, measure_experts, ridge_of
 from moesaic.experts.host import ExpertHost
-from moesaic.experts.ridge import measure_ridge
 from moesaic.kernels.own_thread import on_own_thread
 from moesaic.kernels.warm_up import WARMING
 from moesaic.models.configuration.config import ModelConfig
@@ -26,6 +26,7 @@ from moesaic.models.weights.served import find_served_model
 from moesaic.native.library import library
 from moesaic.services.expert.activations import ActivationReporter
 from moesaic.services.expert.admin import ExpertAdmin
+from moesaic.services.expert.load import report_load
 from moesaic.services.expert.resting import resting
 from moesaic.services.expert.settings import ExpertSettings
 from moesaic.services.expert.weights import give_experts
@@ -53,12 +54,13 @@ async def serve(settings: ExpertSettings) -> None:
     ):
         settings, status = process.settings, process.status
         thread = await process.enter(engine_thread(device_named(settings.device)))
-        ridge_rows = await on_own_thread(
-            measure_ridge, config, *_numbers(settings), settings.quantization
+        measured = await on_own_thread(
+            measure_experts, config, *_numbers(settings), settings.quantization
         )
         config = replace(config, weights_digest=await weights_digest)
         status.model_digest, status.model = config.digest, settings.name_of_model
         host = api.host = await _open_host(settings, config, checkpoint)
+        host.know_costs(measured)
         network, relay = await _open_relay(process, config, host, thread)
         weights_address, api.peers = await give_experts(
             settings, settings.weights_port, config, host, process.parts
@@ -67,7 +69,7 @@ async def serve(settings: ExpertSettings) -> None:
         found = {
             "data_address": status.data_address,
             "slots_per_layer": _num_slots(settings, config),
-            "ridge_rows": ridge_rows,
+            "ridge_rows": ridge_of(experts_cost(measured)),
         }
         record = _record_of(settings, config, host)
         lease = await process.registered(
@@ -92,6 +94,8 @@ async def serve(settings: ExpertSettings) -> None:
             settings.activation_window_s,
         )
         await process.enter(background(api.reporter.run(), "activations"))
+        reporting = report_load(process.bus, host, identity, process.generation)
+        await process.enter(background(reporting, "load"))
         await availability.ended()
         placement = host.epochs.placement(host.epochs.in_force)
         colleagues = [w.worker_id for w in placement.workers] if placement else []

@@ -4,7 +4,7 @@ Least squares of relative errors: each measurement is weighed by what was expect
 not worth more than short ones, and the mean is not biased towards short ones as it would be by what they took.
 
 Terms that measurements cannot tell apart, for their amounts were always alike, are left out but for the last: more
-work is then taken to need more time, in proportion. So are terms that explain no more than noise would.
+work is then taken to need more time, in proportion.
 """
 
 import itertools
@@ -18,7 +18,6 @@ FORGET = 0.98  # what a measurement counts after the next one
 FITTED_AFTER = 4  # measurements a term, before expectations weigh the next ones
 EXPECT_ANEW = 16  # measurements after which expectations are made anew
 LONGEST = 4.0  # times the expectation that a measurement counts as: a machine may stop for a while
-SIGNIFICANT = 2.0  # times the variance of one measurement that a further term must explain
 _NEGLIGIBLE = 1e-9  # part of all squares
 
 
@@ -121,7 +120,7 @@ def merged(sums: Iterable[FitSums]) -> FitSums:
 def fitted(terms: Sequence[str], sums: FitSums) -> PartCost:
     """Solve for the seconds of each term: the least squares without negative ones.
 
-    All sets of terms are tried, small ones first; a term more must explain more than noise.
+    All sets of terms are tried, small ones first: there are few.
     """
     n = len(terms)
     scale = [math.sqrt(max(0.0, sums.products[i][i])) for i in range(n)]
@@ -132,18 +131,17 @@ def fitted(terms: Sequence[str], sums: FitSums) -> PartCost:
     wanted = [sums.responses[i] / (scale[i] or 1.0) for i in range(n)]
     best, support, unit = sums.squares, list[int](), [0.0] * n
     for size in range(1, len(used) + 1):
-        at_least = _NEGLIGIBLE * sums.squares
-        if support:
-            at_least = max(at_least, SIGNIFICANT * best / max(sums.weight, 1.0))
-        found_best = best - at_least
+        bound = best - _NEGLIGIBLE * sums.squares
         for chosen in itertools.combinations(used, size):
             found = solve(scaled, wanted, chosen)
             if found is None or min(found) < 0:
                 continue
-            left = sums.squares - sum(wanted[i] * x for i, x in zip(chosen, found, strict=True))
-            if left < found_best:
+            left = max(
+                0.0, sums.squares - sum(wanted[i] * x for i, x in zip(chosen, found, strict=True))
+            )
+            if left < bound:
                 best, support, unit = left, list(chosen), [0.0] * n
-                found_best = left - _NEGLIGIBLE * sums.squares  # among equals the last terms win
+                bound = left - _NEGLIGIBLE * sums.squares  # among equals the last terms win
                 for i, x in zip(chosen, found, strict=True):
                     unit[i] = x / scale[i]
     spread, covariance = _uncertainty(scaled, scale, support, max(0.0, best), sums)

@@ -19,13 +19,13 @@ import structlog
 
 from moesaic.brownout.control.contract import Thresholds
 from moesaic.dispatch.contract import Dispatcher, Step
-from moesaic.dispatch.exchange_tally import NOTHING, Exchanged, Exchanging
+from moesaic.dispatch.expert_waits import NOTHING, ExpertWaits, Measuring, WaitsForExperts
 from moesaic.dispatch.tracing import StepTracer
 from moesaic.engine import metrics
 from moesaic.engine.brownout import BrownoutControl, BrownoutLoad
 from moesaic.engine.computing import Shortcut, StepComputer
 from moesaic.engine.held_tokens import Teller
-from moesaic.engine.ledger import StepLedger, StepWork
+from moesaic.engine.ledger import LedgerPage, StepLedger, StepWork
 from moesaic.engine.outstanding import Outstanding, outstanding_of
 from moesaic.engine.sequences.requests import Event, FailureEvent, Request, RequestKey
 from moesaic.engine.sequences.sequence import AnySequence
@@ -158,6 +158,11 @@ class Engine:
         """A count that grows while a step goes on, as any thread may ask."""
         return self._computer.layers_done
 
+    def take_page(self) -> LedgerPage:
+        """Take the page of the ledger since the last call."""
+        dispatcher = self._dispatcher
+        return self.ledger.take(dispatcher.costs if isinstance(dispatcher, Measuring) else None)
+
     def load(self) -> EngineLoad:
         """Describe the work there is now."""
         pool = self.batcher.pool
@@ -222,7 +227,7 @@ class Engine:
         if isinstance(planned, PlannedStep):
             self.brownout.began(planned)
             work = StepWork.of(planned)
-        self._take_exchanged()  # what is left of a step that failed
+        self._take_waits()  # what is left of a step that failed
         try:
             await self._computer.compute(step, planned, events)
             self.brownout.note_degraded(self._computer.take_counts(), step.rung)
@@ -246,7 +251,7 @@ class Engine:
             metrics.LIGHT_STEPS.inc(planned.is_light)
             self.batcher.took(planned, took_s)
             self.brownout.stepped(planned)
-            self.ledger.stepped(work, took_s, self._take_exchanged())
+            self.ledger.stepped(work, took_s, self._take_waits())
         self._epoch = step.epoch
         self._tell(events)
 
@@ -263,10 +268,10 @@ class Engine:
         self.brownout.told(events)
         self.ledger.told(events)
 
-    def _take_exchanged(self) -> Exchanged:
+    def _take_waits(self) -> ExpertWaits:
         """Take what the dispatcher has waited for since the last call."""
         dispatcher = self._dispatcher
-        return dispatcher.exchanges.take() if isinstance(dispatcher, Exchanging) else NOTHING
+        return dispatcher.waits.take() if isinstance(dispatcher, WaitsForExperts) else NOTHING
 
     async def _stall(self, error: MoesaicError) -> None:
         """Wait a little for experts that cannot be reached; requests that waited too long fail."""

@@ -1,4 +1,4 @@
-"""StepLedger: what one engine's steps cost, and the requests behind them, for reports.
+"""StepLedger: costs of one engine's steps, and the requests behind them, for reports.
 
 Lives on the engine's event loop, like the engine. Costs are fitted as they come; all else is kept until it
 is taken.
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from moesaic.costs import CostBook
-from moesaic.dispatch.exchange_tally import Exchanged
+from moesaic.dispatch.expert_waits import ExpertWaits
 from moesaic.engine.sequences.requests import (
     Event,
     FailureEvent,
@@ -23,7 +23,7 @@ from moesaic.engine.sequences.requests import (
     TokenEvent,
 )
 from moesaic.engine.steps.planned_step import PlannedStep
-from moesaic.messages.performance import Arrival, FitSums, Latency, Part
+from moesaic.messages.performance import Arrival, FitSums, Part, RequestLatency
 
 FORGET = 0.999  # what a step counts after the next one
 MOST_KEPT = 512  # arrivals and latencies; more are counted alone
@@ -64,7 +64,7 @@ class StepWork(NamedTuple):
 
 @dataclass(frozen=True)
 class LedgerPage:
-    """What came together since the page before.
+    """Notes since the page before.
 
     Attributes:
         window_s: that it covers.
@@ -80,7 +80,7 @@ class LedgerPage:
     busy_s: float
     arrivals: list[Arrival]
     arrived: int
-    latencies: list[Latency]
+    latencies: list[RequestLatency]
     ended: int
     costs: dict[str, FitSums]
 
@@ -115,24 +115,24 @@ class StepLedger:
         """Forget a request that was cancelled; unknown ones are ignored."""
         self._open.pop(key, None)
 
-    def stepped(self, rows: StepWork, seconds: float, exchanged: Exchanged) -> None:
+    def stepped(self, rows: StepWork, seconds: float, waited: ExpertWaits) -> None:
         """Take note of a step that has succeeded.
 
         Args:
             rows: of it, from ``StepWork.of``.
             seconds: that it took.
-            exchanged: what it waited for; nothing where experts are in this process.
+            waited: what it waited for; nothing where experts are in this process.
         """
         self._busy_s += seconds
         self.book.add("step", (1, *rows), seconds)
-        if not exchanged.num:
+        if not waited.num:
             return
         own = 1, rows.prompt_rows + rows.answer_rows, rows.keys, rows.prompt_keys
-        self.book.add("attention", own, seconds - exchanged.seconds)
-        if exchanged.beyond_s > 0:
-            part: Part = "link.inter" if exchanged.is_inter else "link.intra"
-            amounts = 2 * exchanged.num, exchanged.messages, exchanged.nbytes
-            self.book.add(part, amounts, exchanged.beyond_s)
+        self.book.add("attention", own, seconds - waited.seconds)
+        if waited.beyond_s > 0:
+            part: Part = "link.inter" if waited.is_inter else "link.intra"
+            amounts = 2 * waited.num, waited.messages, waited.nbytes
+            self.book.add(part, amounts, waited.beyond_s)
 
     def told(self, events: Iterable[Event]) -> None:
         """Take note of a step's tokens, and of requests that ended."""
@@ -148,8 +148,9 @@ class StepLedger:
             elif isinstance(event, FailureEvent):
                 self._open.pop(event.key, None)
 
-    def take(self) -> LedgerPage:
-        """Take what came together since the last call."""
+    def take(self, more: CostBook | None = None) -> LedgerPage:
+        """Take what came together since the last call; ``more``: costs that somebody else measures."""
+        costs = (more.sums() if more is not None else {}) | self.book.sums()
         page = LedgerPage(
             window_s=self.clock() - self._began_s,
             busy_s=self._busy_s,
@@ -157,7 +158,7 @@ class StepLedger:
             arrived=self._arrived,
             latencies=self._latencies,
             ended=self._ended,
-            costs=self.book.sums(),
+            costs=costs,
         )
         self._turn_page()
         return page
@@ -165,7 +166,7 @@ class StepLedger:
     def _turn_page(self) -> None:
         self._began_s, self._busy_s = self.clock(), 0.0
         self._arrivals: list[Arrival] = []
-        self._latencies: list[Latency] = []
+        self._latencies: list[RequestLatency] = []
         self._arrived = self._ended = 0
 
     def _expected_tokens(self, request: Request) -> int:
@@ -186,4 +187,4 @@ class StepLedger:
         if len(self._latencies) < MOST_KEPT:
             later = max(0, ended.tokens - 1)
             tpot_s = (ended.last_s - ended.first_s) / later if later else 0.0
-            self._latencies.append(Latency(ended.first_s - ended.came_s, tpot_s))
+            self._latencies.append(RequestLatency(ended.first_s - ended.came_s, tpot_s))

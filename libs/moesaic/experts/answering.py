@@ -23,7 +23,7 @@ from moesaic.experts.activations import ActivationMeter
 from moesaic.experts.assignment import Assigner, Assignment, decision_digest
 from moesaic.experts.basis import AssignmentBasis
 from moesaic.experts.brownout.logical import RungOf
-from moesaic.experts.costs import ExpertCosts
+from moesaic.experts.costs import ExpertBatch, ExpertCosts
 from moesaic.experts.epochs import Epochs, Tenure
 from moesaic.experts.wire_rows import check_rows, from_wire
 from moesaic.experts.without_python import AnswersWithoutPython
@@ -160,7 +160,7 @@ class LayerAnswers:
         active = int((answered.assignment.served >= 0).sum())
         choices = round(answered.topk_ids.numel() * own / max(1, active))
         if own:
-            self.costs.note(own, choices, seconds)
+            self.costs.note(ExpertBatch(own, choices, seconds))
 
     def _note(self, tenure: Tenure, request: Frame, answered: "LayerAnswer") -> None:
         """Count an answer, and have such requests answered without Python if that is possible."""

@@ -1,9 +1,12 @@
 """Everything that an expert worker has: its gates, its share of the experts, and their epochs."""
 
+from collections.abc import Iterable
+
 import torch
 
 from moesaic.experts.activations import ActivationMeter
 from moesaic.experts.answering import LayerAnswers
+from moesaic.experts.costs import ExpertBatch
 from moesaic.experts.epochs import Epochs
 from moesaic.experts.loaded import Bring, ExpertFiles
 from moesaic.experts.loading import PlacementLoader
@@ -70,6 +73,10 @@ class ExpertHost:
     def count(self) -> None:
         """See ``LayerAnswers.count``."""
         self._answers.count()
+
+    def know_costs(self, batches: Iterable[ExpertBatch]) -> None:
+        """See ``ExpertCosts.begin_with``."""
+        self._answers.costs.begin_with(batches)
 
     def take_costs(self) -> tuple[dict[str, FitSums], float]:
         """See ``ExpertCosts.take``."""

@@ -142,7 +142,7 @@ class Arrival(msgspec.Struct, frozen=True, array_like=True):
     cached_tokens: int = 0  # of the prompt, that need not be computed
 
 
-class Latency(msgspec.Struct, frozen=True, array_like=True):
+class RequestLatency(msgspec.Struct, frozen=True, array_like=True):
     """Latencies of one request that ended with an answer."""
 
     ttft_s: float  # until its first token, or its scores, from the engine's queue on
@@ -183,7 +183,7 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True, tag="load-report.v1"
     waiting: int = 0
     waiting_tokens: int = 0
     kv_share: Positive = 0.0
-    latencies: list[Latency] = []
+    latencies: list[RequestLatency] = []
     ended: int = 0
     ttft_p90_s: float | None = None
     tpot_p90_s: float | None = None

@@ -1,10 +1,9 @@
 """Few rows are routed and many are gathered, wherever the two lines cross."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moesaic.dispatch.either.cost_line import Line, WayChooser
+from moesaic.dispatch.either.cost_line import WayChooser
 
 SECONDS = {
     "route": lambda rows: 0.001 + 0.0001 * rows,
@@ -28,22 +27,6 @@ def test_the_faster_way_is_chosen_once_both_are_known(rows: int) -> None:
     difference = abs(SECONDS["route"](rows) - SECONDS["gather"](rows))
     assert choice.way == faster or difference < 1e-6
     assert not choice.exploring
-
-
-@given(
-    fixed_s=st.floats(0, 1),
-    per_row_s=st.floats(0, 0.1),
-    sizes=st.lists(st.integers(1, 4096), min_size=2, max_size=20, unique=True),
-    rows=st.integers(1, 4096),
-)
-def test_a_line_goes_through_what_lies_on_one(
-    fixed_s: float, per_row_s: float, sizes: list[int], rows: int
-) -> None:
-    line = Line()
-    for size in sizes:
-        line.add(size, fixed_s + per_row_s * size)
-
-    assert line.at(rows) == pytest.approx(fixed_s + per_row_s * rows, rel=1e-3, abs=1e-3)
 
 
 def test_each_way_is_tried_before_it_is_judged() -> None:

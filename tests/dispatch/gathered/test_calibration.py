@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moesaic.dispatch.gathered.calibration import Calibration, rows_to_hide
+from moesaic.messages.performance import PartCost
 
 
 @pytest.mark.parametrize(
@@ -33,13 +34,17 @@ def test_a_step_grows_with_the_slowest_layers_time_over_the_first_ones(
 def test_computing_that_many_rows_takes_at_least_as_long_as_the_transfer(
     fixed_s: float, per_row_s: float, transfer_s: float
 ) -> None:
-    few, many = ((rows, fixed_s + per_row_s * rows) for rows in (10, 1000))
+    layer = cost(fixed_s, per_row_s)
 
-    rows = rows_to_hide(transfer_s, few, many)
+    rows = rows_to_hide(transfer_s, layer)
 
     assert rows is not None
-    assert fixed_s + per_row_s * rows >= transfer_s * (1 - 1e-6) - 1e-6
+    assert layer.seconds(1, rows) >= transfer_s * (1 - 1e-6) - 1e-6
 
 
 def test_if_rows_cost_nothing_none_hide_a_transfer() -> None:
-    assert rows_to_hide(1.0, (10, 0.5), (100, 0.5)) is None
+    assert rows_to_hide(1.0, cost(0.5, 0.0)) is None
+
+
+def cost(fixed_s: float, per_row_s: float) -> PartCost:
+    return PartCost(terms=("layer", "row"), unit_s=(fixed_s, per_row_s))

@@ -10,7 +10,7 @@ from moesaic.cluster.leadership import Leadership
 from moesaic.cluster.load_view import STREAM
 from moesaic.cluster.redis.bus import Bus
 from moesaic.costs.book import CostBook
-from moesaic.messages.performance import Arrival, Latency, LoadReport
+from moesaic.messages.performance import Arrival, RequestLatency, LoadReport
 from moesaic.scaling.contract import Objectives
 from moesaic.services.scheduler.scaling.feed import LoadFeed
 
@@ -38,7 +38,12 @@ def test_nothing_is_measured_without_reports() -> None:
 
 
 def test_answers_are_in_time_if_both_targets_are_met() -> None:
-    answers = [Latency(0.1, 0.04), Latency(0.3, 0.04), Latency(0.1, 0.06), Latency(0.1)]
+    answers = [
+        RequestLatency(0.1, 0.04),
+        RequestLatency(0.3, 0.04),
+        RequestLatency(0.1, 0.06),
+        RequestLatency(0.1),
+    ]
 
     measured = feed(report(latencies=answers, ended=4)).measured(60, TARGETS)
 
@@ -47,8 +52,8 @@ def test_answers_are_in_time_if_both_targets_are_met() -> None:
 
 
 def test_answers_of_a_report_that_names_some_stand_for_all_of_its_own() -> None:
-    busy = report("attention-0", latencies=[Latency(0.1)], ended=9)
-    slow = report("attention-1", latencies=[Latency(0.9)], ended=1)
+    busy = report("attention-0", latencies=[RequestLatency(0.1)], ended=9)
+    slow = report("attention-1", latencies=[RequestLatency(0.9)], ended=1)
 
     measured = feed(busy, slow).measured(60, TARGETS)
 
@@ -57,7 +62,7 @@ def test_answers_of_a_report_that_names_some_stand_for_all_of_its_own() -> None:
 
 
 def test_only_the_window_counts_and_only_the_last_queue_of_each_worker() -> None:
-    old = report(at=NOW - 90, waiting=50, latencies=[Latency(9.0)], ended=1)
+    old = report(at=NOW - 90, waiting=50, latencies=[RequestLatency(9.0)], ended=1)
     before, now = report(at=NOW - 5, waiting=7), report(at=NOW - 1, waiting=2)
     other = report("attention-1", at=NOW - 2, waiting=3)
 
@@ -67,7 +72,7 @@ def test_only_the_window_counts_and_only_the_last_queue_of_each_worker() -> None
 
 
 def test_a_report_that_is_told_again_counts_once() -> None:
-    told = report(latencies=[Latency(0.9)], ended=1)
+    told = report(latencies=[RequestLatency(0.9)], ended=1)
 
     assert len(feed(told, told).recent(60)) == 1
 

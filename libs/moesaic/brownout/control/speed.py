@@ -16,10 +16,15 @@ import math
 from typing import NamedTuple
 
 from moesaic.brownout.control.contract import EXACT, StepTaken, Thresholds
+from moesaic.costs import CostFit
 
-FORGET = 0.97  # what a step counts once another one was measured
+FORGET = 0.985  # what a step counts once another one was measured
 KNOWN_AFTER, LEARNS_AFTER = 8, 48  # steps: to predict by, and to compare others with
-SWEEPS = 5  # of the fit, after each step
+TERMS = (
+    "step",
+    "answer_row",
+    "prompt_row",
+)  # the last takes what steps that are all alike cannot tell apart
 CONTRAST_STEPS = 16  # after a change of thresholds
 LONGEST_CONTRAST = 64  # steps, however often thresholds change
 PRIOR = math.log(1.3)  # of b: threshold 0 should bring no more
@@ -51,10 +56,7 @@ class StepSpeed:
 
     def __init__(self) -> None:
         self._num_steps = 0
-        # Weighted sums of products of (1, prompt rows, answer rows), and of these with seconds.
-        self._left, self._right = [[0.0] * 3 for _ in range(3)], [0.0] * 3
-        self._fitted = [0.0, 0.0, 0.0]
-        self._is_fitted = False
+        self._exact = CostFit(TERMS, FORGET)
         self._largest = [1.0, 1.0]  # rows of late, of prompts and of answers
         self._variance = LEAST_VARIANCE
         self._evidence, self._weight = [0.0, 0.0], [0.0, 0.0]
@@ -75,9 +77,7 @@ class StepSpeed:
 
     def parts(self, prompt_rows: float, answer_rows: float) -> StepParts:
         """Return the seconds of an exact step with such rows."""
-        if not self._is_fitted:
-            self._fit()
-        own, prompt, answer = self._fitted
+        own, answer, prompt = self._exact.cost().unit_s
         return StepParts(own, prompt * prompt_rows, answer * answer_rows)
 
     def seconds(self, prompt_rows: float, answer_rows: float, at: Thresholds) -> float:
@@ -116,7 +116,8 @@ class StepSpeed:
             if learns and expected and self._is_familiar(rows):
                 off = math.log(step.seconds / expected) ** 2
                 self._variance += VARIANCE_PART * (min(MOST**2, off) - self._variance)
-            self._add(rows, step.seconds * exact)
+            self._num_steps += 1
+            self._exact.add((1, step.answer_rows, step.prompt_rows), step.seconds * exact)
         self._largest = [
             max(float(n), most * FORGET) for n, most in zip(rows, self._largest, strict=True)
         ]
@@ -154,24 +155,3 @@ class StepSpeed:
         self._aged_s = now_s
         self._evidence = [keep * value for value in self._evidence]
         self._weight = [keep * value for value in self._weight]
-
-    def _add(self, rows: tuple[int, int], exact_s: float) -> None:
-        self._num_steps += 1
-        x = 1.0, *rows
-        # In parts of the time, a long step must not be worth more than many short ones.
-        weight = 1 / exact_s**2
-        for i in range(3):
-            self._right[i] = self._right[i] * FORGET + weight * exact_s * x[i]
-            for j in range(3):
-                self._left[i][j] = self._left[i][j] * FORGET + weight * x[i] * x[j]
-        self._is_fitted = False
-
-    def _fit(self) -> None:
-        """Come closer to the best times that are not negative; a later step continues from here."""
-        left, right, found = self._left, self._right, self._fitted
-        for _ in range(SWEEPS):
-            for i, row in enumerate(left):
-                if row[i] > 0:
-                    rest = sum(row[j] * found[j] for j in range(3) if j != i)
-                    found[i] = max(0.0, (right[i] - rest) / row[i])
-        self._is_fitted = True

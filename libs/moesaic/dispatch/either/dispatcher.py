@@ -10,9 +10,10 @@ import structlog
 from prometheus_client import Counter
 from torch import Tensor
 
+from moesaic.costs import CostBook
 from moesaic.dispatch.contract import Dispatcher, Step
 from moesaic.dispatch.either.cost_line import WAYS, Way, WayChoice, WayChooser
-from moesaic.dispatch.exchange_tally import ExchangeTally, Exchanging
+from moesaic.dispatch.expert_waits import WaitsForExperts, WaitTally
 from moesaic.errors import NotReady
 from moesaic.kernels.promised import PromisedRows
 
@@ -46,10 +47,15 @@ class ChoosingDispatcher:
         self._chooser = WayChooser()
 
     @property
-    def exchanges(self) -> ExchangeTally:
-        """See ``Exchanging``: those of steps that are routed."""
+    def costs(self) -> CostBook:
+        """Costs of both ways, as they were measured here."""
+        return self._chooser.costs
+
+    @property
+    def waits(self) -> WaitTally:
+        """See ``WaitsForExperts``: those of steps that are routed."""
         route = self._ways["route"]
-        return route.exchanges if isinstance(route, Exchanging) else ExchangeTally()
+        return route.waits if isinstance(route, WaitsForExperts) else WaitTally()
 
     @property
     def waiting_for(self) -> list[str]:

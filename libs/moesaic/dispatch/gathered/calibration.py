@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from moesaic.messages.performance import PartCost
 from moesaic.prefix.flops import saturation_flops
 
 
@@ -31,18 +32,15 @@ class Calibration:
         return saturation_flops(reference_flops, self.slowdown)
 
 
-def rows_to_hide(
-    transfer_s: float, few: tuple[int, float], many: tuple[int, float]
-) -> float | None:
+def rows_to_hide(transfer_s: float, layer: PartCost) -> float | None:
     """Rows at which a layer computes for as long as its transfer takes.
 
-    They lie on the line through two measurements ``(rows, seconds)``.
+    Args:
+        transfer_s: of the transfer.
+        layer: its cost, of its own and by the row.
 
     Returns:
         ``None`` if more rows do not take longer.
     """
-    per_row_s = (many[1] - few[1]) / (many[0] - few[0])
-    if per_row_s <= 0:
-        return None
-    fixed_s = max(0.0, few[1] - per_row_s * few[0])
-    return max(0.0, (transfer_s - fixed_s) / per_row_s)
+    fixed_s, row_s = layer.unit_s
+    return max(0.0, (transfer_s - fixed_s) / row_s) if row_s > 0 else None

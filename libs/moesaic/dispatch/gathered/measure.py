@@ -2,6 +2,7 @@
 
 import torch
 
+from moesaic.costs import CostFit
 from moesaic.dispatch.gathered.assembly import GatheredParts
 from moesaic.dispatch.gathered.calibration import Calibration, rows_to_hide
 from moesaic.models.layers.decoder import Decoder
@@ -36,9 +37,10 @@ async def calibrate(
         return best, 0.0
     # A layer's time ends where the next one's experts are due, after its attention: the last has none.
     whole = slice(1, -1) if len(best.compute_s) > 2 else slice(1, None)
-    few_s = min(second for each in small for second in each.compute_s[whole])
-    many_s = min(best.compute_s[whole])
-    hiding = rows_to_hide(slowest_s, (fewer, few_s), (rows, many_s))
+    layer = CostFit(("layer", "row"), forget=1.0)
+    for each in (*small, *large):
+        layer.add((1, each.rows), min(each.compute_s[whole]))
+    hiding = rows_to_hide(slowest_s, layer.cost())
     return best, float("inf") if hiding is None else hiding
 
 

@@ -358,7 +358,7 @@ class SentBatch:
 
     @property
     def slowest_s(self) -> float:
-        """What the slowest worker took to compute, as it says itself; known once ``finish`` is true."""
+        """Seconds that the slowest worker took to compute, as it says itself; known once ``finish`` is true."""
         return float(self._c.slowest_ns) * 1e-9
 
     async def outcomes(self) -> list[Frame | MoesaicError]:

@@ -5,11 +5,17 @@ from typing import Protocol
 
 from torch import Tensor
 
+from moesaic.costs import CostBook
 from moesaic.dispatch.routed.route import Route
 
 
 class RowCarrier(Protocol):
     """Another way for rows to travel than directly to every expert worker."""
+
+    @property
+    def book(self) -> CostBook:
+        """Costs of links that it has measured."""
+        ...
 
     def goes_directly(self, route: Route, layers: Iterable[int], /) -> bool:
         """True if there is no other way for any of these layers, as the workers stand now."""

@@ -24,21 +24,23 @@ import os
 import time
 from collections.abc import Awaitable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from moesaic.costs import CostBook
 from moesaic.dispatch.contract import Step
-from moesaic.dispatch.exchange_tally import Exchanged, ExchangeTally
 from moesaic.dispatch.routed.asking import NativeAsking, SentBatch
 from moesaic.dispatch.routed.carrier import RowCarrier
+from moesaic.dispatch.routed.direct_batch import DirectBatch
 from moesaic.dispatch.routed.notes import DispatchNotes
-from moesaic.dispatch.routed.route import BatchUnderWay, Route
+from moesaic.dispatch.routed.route import Route
 from moesaic.dispatch.routed.routes import Routes
 from moesaic.dispatch.routed.sum_order import combine
+from moesaic.dispatch.routed.tally import RouteTally
 from moesaic.errors import ExpertUnavailable, MoesaicError, NotReady, StaleEpoch
 from moesaic.experts.basis import loads_in
 from moesaic.experts.brownout.logical import RungOf
@@ -99,36 +101,12 @@ class RoutedDispatcher:
         self._seq, self._num_asked = itertools.count(1), 0
         self._carrier: RowCarrier | None = None
         self._notes = DispatchNotes()
-        self._node, self._tally = node, ExchangeTally()
+        self.waits = RouteTally(node)
 
     @property
-    def exchanges(self) -> ExchangeTally:
-        """See ``Exchanging``."""
-        return self._tally
-
-    def count_exchanges(
-        self, route: Route, num_rows: int, row_bytes: int, seconds: float, beyond_s: float
-    ) -> None:
-        """Count the exchanges of all layers of a route."""
-        for layer in route.targets:
-            self._count(route, layer, num_rows * row_bytes, 0.0, 0.0)
-        self._tally.add(Exchanged(seconds=seconds, beyond_s=beyond_s))
-
-    def _count(
-        self, route: Route, layer: int, nbytes: int, seconds: float, beyond_s: float
-    ) -> None:
-        """Count one exchange of rows of ``nbytes``."""
-        asked, workers = route.targets[layer], route.placement.workers
-        self._tally.add(
-            Exchanged(
-                num=1,
-                seconds=seconds,
-                beyond_s=beyond_s,
-                messages=2 * len(asked),
-                nbytes=2 * len(asked) * nbytes,
-                is_inter=any(workers[idx].node != self._node for idx in asked),
-            )
-        )
+    def costs(self) -> CostBook:
+        """Costs of links, as far as somebody measures them."""
+        return self._carrier.book if self._carrier is not None else CostBook()
 
     @property
     def network(self) -> Network:
@@ -244,7 +222,8 @@ class RoutedDispatcher:
             combined = await self._carrier.dispatch(
                 step.route, layer, hidden_states.cpu(), direct, step.step_id
             )
-        self._count(step.route, layer, hidden_states.nbytes, time.perf_counter() - started, 0.0)
+        seconds = time.perf_counter() - started
+        self.waits.count(step.route, layer, hidden_states.nbytes, seconds)
         return combined.to(hidden_states.device, hidden_states.dtype)
 
     def _directly(
@@ -263,10 +242,12 @@ class RoutedDispatcher:
             rows = hidden_states.cpu()
             sent = self.native.begin(route, step.step_id, layer, rows, basis, promised)
         # From now on other batches are assigned with regard to it.
-        batch = _Batch(route.sent(layer), hidden_states, rows, basis, self._wire, apart, promised)
+        batch = DirectBatch(
+            route.sent(layer), hidden_states, rows, basis, self._wire, apart, promised
+        )
         return self._settled(step, batch, sent)
 
-    async def _settled(self, step: Step, batch: "_Batch", sent: SentBatch | None) -> Tensor:
+    async def _settled(self, step: Step, batch: DirectBatch, sent: SentBatch | None) -> Tensor:
         """The sum of a batch that is ``sent`` already, or is sent now."""
         route, hidden_states = step.route, batch.hidden_states
         started, slowest_s = time.perf_counter(), 0.0
@@ -281,10 +262,10 @@ class RoutedDispatcher:
             route.under_way.discard(batch.under_way)
         seconds = time.perf_counter() - started
         beyond_s = max(0.0, seconds - slowest_s) if slowest_s else 0.0
-        self._count(route, batch.layer, batch.rows.nbytes, seconds, beyond_s)
+        self.waits.count(route, batch.layer, batch.rows.nbytes, seconds, beyond_s)
         return combined.to(hidden_states.device, hidden_states.dtype)
 
-    async def _by_python(self, step: Step, batch: "_Batch", sent: SentBatch | None) -> Tensor:
+    async def _by_python(self, step: Step, batch: DirectBatch, sent: SentBatch | None) -> Tensor:
         """Ask, or settle what was asked already; and ask again if the workers decided differently."""
         route, layer, basis = step.route, batch.layer, batch.basis
         rows = to_wire(batch.rows, batch.wire).contiguous()
@@ -409,23 +390,6 @@ class RoutedDispatcher:
         if self._carrier is not None:
             await self._carrier.close()
         await self._routes.close()
-
-
-@dataclass(frozen=True, eq=False)
-class _Batch:
-    """A batch that goes directly."""
-
-    under_way: BatchUnderWay
-    hidden_states: Tensor  # [T, H], where the model is
-    rows: Tensor  # the same, where they are sent from
-    basis: Tensor
-    wire: WireDtype
-    apart: bool  # they are sent from the device, else from the CPU
-    promised: PromisedRows | None
-
-    @property
-    def layer(self) -> int:
-        return self.under_way.layer
 
 
 def _differ(replies: Sequence[Frame]) -> bool:

@@ -130,10 +130,9 @@ class RoutedSteps:
             times.count(apart)
             _count_parts(apart, self._took_s)
             waited_s = sum(getattr(apart, f"{part}_ns") for part in ("send", "wait", "sum")) * 1e-9
-            row_bytes = self._hidden_size * FLOAT_BYTES
-            self._dispatcher.count_exchanges(
-                step.route, num_rows, row_bytes, waited_s, times.beyond_s(apart)
-            )
+            nbytes = num_rows * self._hidden_size * FLOAT_BYTES
+            tally = self._dispatcher.waits
+            tally.count_all(step.route, nbytes, waited_s, times.beyond_s(apart))
             return logits
         # Python settles what failed, so that nothing is awaited any more, and tells of errors. If there is
         # none, workers have decided differently, or have not been asked for this layer before.

@@ -13,6 +13,7 @@ import structlog
 import torch
 from torch import Tensor
 
+from moesaic.costs import CostBook
 from moesaic.dispatch.links import Endpoint
 from moesaic.dispatch.two_phase import metrics
 from moesaic.dispatch.two_phase.choice.chooser import Mode, RoundChooser
@@ -77,6 +78,11 @@ class TwoPhaseDispatcher:
         self._reach: Reach | None = None
         self._nodes: dict[int, Nodes] = {}  # by layer, of ``_reach``
         self._steps, self._recent = Steps(), RecentJoins()
+
+    @property
+    def book(self) -> CostBook:
+        """See ``RowCarrier.book``."""
+        return self._upkeep.book
 
     @property
     def costs(self) -> LinkCosts | None:

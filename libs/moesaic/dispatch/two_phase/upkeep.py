@@ -7,16 +7,24 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
+from moesaic.costs import CostBook
 from moesaic.dispatch.links import Endpoint
 from moesaic.dispatch.two_phase.choice.chooser import RoundChooser
-from moesaic.dispatch.two_phase.choice.costs import LinkCosts, LinkSurvey
+from moesaic.dispatch.two_phase.choice.costs import BURST, LinkCosts, LinkSurvey
 from moesaic.dispatch.two_phase.measure import measure_links
 from moesaic.dispatch.two_phase.nodes import Nodes, Reach
+from moesaic.messages.performance import Part
 from moesaic.transport.contract import Link, Network
 
 log = structlog.get_logger()
 
 MEASUREMENTS = 5  # of which the best counts
+PINGS: tuple[tuple[int, int, int], ...] = (
+    (1, 1, 0),
+    (1, BURST, 0),
+    (1, 1, 1 << 19),
+)  # hops, messages, bytes
+LINKS: tuple[Part, Part] = "link.intra", "link.inter"
 _PAUSE_S = 0.5  # between the first ones; by chance, so that nodes seldom measure at the same time
 _AGAIN_S = 120.0  # between later ones
 _RETRY_S = (1.0, 60.0)  # after one that failed; twice as long each time
@@ -25,7 +33,11 @@ _REACH_S = 1.0  # for a link to a neighbour
 
 
 class LinkUpkeep:
-    """Keeps the link costs of a chooser up to date. Lives on the engine thread's event loop."""
+    """Keeps the link costs of a chooser up to date. Lives on the engine thread's event loop.
+
+    Attributes:
+        book: the same costs, as parts of the performance model.
+    """
 
     def __init__(
         self,
@@ -44,6 +56,7 @@ class LinkUpkeep:
         """
         self._network, self._node = network, node
         self._chooser, self._reach_near = chooser, reach_near
+        self.book = CostBook()
         self._neighbours: Sequence[Endpoint] = ()
         self._reach: Reach | None = None
         self._used_s = float("-inf")
@@ -103,6 +116,9 @@ class LinkUpkeep:
         self._retry_s = _RETRY_S[0]
         self._due_s = loop.time() + (_AGAIN_S if len(self._found) == MEASUREMENTS else 0.0)
         self._chooser.costs = costs
+        for part, each in zip(LINKS, (costs.intra, costs.inter), strict=True):
+            for amounts in PINGS:
+                self.book.add(part, amounts, each.part.seconds(*amounts))
         for link, cost in (("intra", costs.intra), ("inter", costs.inter)):
             log.info(
                 "link.measured",

@@ -14,6 +14,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
+from moesaic.messages.performance import PART_TERMS, PartCost
+
 Way = Literal["direct", "reduce", "relay"]
 WAYS: tuple[Way, ...] = get_args(Way)
 
@@ -27,6 +29,12 @@ class LinkCost:
     latency_s: float  # passes before a message is there, however many are under way
     message_s: float  # keeps an end busy for every message
     bytes_per_s: float
+
+    @property
+    def part(self) -> PartCost:
+        """The same as a part of the performance model."""
+        unit_s = self.latency_s, self.message_s, 1 / self.bytes_per_s
+        return PartCost(terms=PART_TERMS["link.inter"], unit_s=unit_s)
 
 
 @dataclass(frozen=True)
@@ -87,11 +95,7 @@ class LinkLoad:
 
     def seconds(self, cost: LinkCost) -> float:
         """Seconds that this should take."""
-        return (
-            self.hops * cost.latency_s
-            + self.messages * cost.message_s
-            + self.nbytes / cost.bytes_per_s
-        )
+        return cost.part.seconds(self.hops, self.messages, self.nbytes)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,15 @@ import pytest
 import torch
 
 from moesaic.cluster.placements import decode_placement, encode_placement
-from moesaic.experts.ridge import measure_ridge, ridge_of
+from moesaic.costs import fitted
+from moesaic.experts.costs import (
+    ExpertBatch,
+    ExpertCosts,
+    experts_cost,
+    measure_experts,
+    ridge_of,
+)
+from moesaic.messages.performance import PART_TERMS, PartCost
 from moesaic.messages.placement import Placement
 from moesaic.messages.registry import WorkerRecord
 from moesaic.models.configuration.config import load_config
@@ -13,10 +21,12 @@ from moesaic.placement.decide.proposal import propose
 
 @pytest.mark.parametrize(
     ("weights_s", "row_s", "ridge"),
-    [(8.0, 1.0, 8), (11.0, 1.0, 8), (12.0, 1.0, 16), (0.1, 1.0, 1), (1.0, 0.0, 0), (1.0, -1.0, 0)],
+    [(8.0, 1.0, 8), (11.0, 1.0, 8), (12.0, 1.0, 16), (0.1, 1.0, 1), (1.0, 0.0, 0), (0.0, 1.0, 0)],
 )
 def test_a_ridge_is_a_power_of_two(weights_s: float, row_s: float, ridge: int) -> None:
-    assert ridge_of(weights_s, row_s) == ridge
+    cost = PartCost(terms=PART_TERMS["experts"], unit_s=(0.0, weights_s, row_s))
+
+    assert ridge_of(cost) == ridge
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8"])
@@ -25,9 +35,25 @@ def test_a_ridge_is_measured_on_the_kernel_of_the_experts(
 ) -> None:
     config = load_config(tiny_model.directory)
 
-    ridge = measure_ridge(config, torch.float32, torch.device("cpu"), quantization)
+    batches = measure_experts(config, torch.float32, torch.device("cpu"), quantization)
 
+    assert all(batch.seconds > 0 for batch in batches)
+    ridge = ridge_of(experts_cost(batches))
     assert ridge == 0 or ridge & (ridge - 1) == 0
+
+
+def test_batches_before_the_first_request_make_a_cost_and_no_load() -> None:
+    costs = ExpertCosts()
+    costs.begin_with([ExpertBatch(4, 4 * rows, 4e-3 + 4e-4 * rows) for rows in (1, 16, 48)])
+    costs.note(ExpertBatch(2, 2, 2.2e-3))
+
+    sums, busy_s = costs.take(None)
+
+    assert busy_s == pytest.approx(2.2e-3)
+    assert fitted(PART_TERMS["experts"], sums["experts"]).seconds(1, 8, 8) == pytest.approx(
+        8.8e-3, rel=0.02
+    )
+    assert costs.take(None)[1] == 0.0
 
 
 def test_what_a_worker_measured_reaches_all_workers_with_the_placement() -> None:

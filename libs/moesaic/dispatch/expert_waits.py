@@ -1,10 +1,12 @@
-"""ExchangeTally: what the steps of one dispatcher wait for because experts are in other processes."""
+"""WaitTally: the time that steps of one dispatcher spend because experts are in other processes."""
 
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from moesaic.costs import CostBook
 
-class Exchanged(NamedTuple):
+
+class ExpertWaits(NamedTuple):
     """Sums over exchanges.
 
     Attributes:
@@ -23,9 +25,9 @@ class Exchanged(NamedTuple):
     nbytes: int = 0
     is_inter: bool = False
 
-    def and_also(self, more: "Exchanged") -> "Exchanged":
+    def and_also(self, more: "ExpertWaits") -> "ExpertWaits":
         """Add up two sums."""
-        return Exchanged(
+        return ExpertWaits(
             self.num + more.num,
             self.seconds + more.seconds,
             self.beyond_s + more.beyond_s,
@@ -35,30 +37,40 @@ class Exchanged(NamedTuple):
         )
 
 
-NOTHING = Exchanged()
+NOTHING = ExpertWaits()
 
 
 @dataclass
-class ExchangeTally:
+class WaitTally:
     """Adds up exchanges until they are taken; for one thread."""
 
-    _sum: Exchanged = NOTHING
+    _sum: ExpertWaits = NOTHING
 
-    def add(self, exchanged: Exchanged) -> None:
+    def add(self, more: ExpertWaits) -> None:
         """Count some more."""
-        self._sum = self._sum.and_also(exchanged)
+        self._sum = self._sum.and_also(more)
 
-    def take(self) -> Exchanged:
+    def take(self) -> ExpertWaits:
         """Take the sums since the last call."""
         taken, self._sum = self._sum, NOTHING
         return taken
 
 
 @runtime_checkable
-class Exchanging(Protocol):
+class WaitsForExperts(Protocol):
     """A dispatcher whose experts are in other processes."""
 
     @property
-    def exchanges(self) -> ExchangeTally:
+    def waits(self) -> WaitTally:
         """Exchanges of its steps."""
+        ...
+
+
+@runtime_checkable
+class Measuring(Protocol):
+    """A dispatcher that measures costs of its own."""
+
+    @property
+    def costs(self) -> CostBook:
+        """Costs of parts that no step shows."""
         ...

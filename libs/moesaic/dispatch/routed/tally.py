@@ -1,0 +1,43 @@
+"""RouteTally: exchanges of a ``RoutedDispatcher``, with their messages and bytes."""
+
+from moesaic.dispatch.expert_waits import ExpertWaits, WaitTally
+from moesaic.dispatch.routed.route import Route
+
+
+class RouteTally(WaitTally):
+    """Adds up the exchanges of one side."""
+
+    def __init__(self, node: str) -> None:
+        """``node``: that this side is on."""
+        super().__init__()
+        self._node = node
+
+    def count(
+        self, route: Route, layer: int, nbytes: int, seconds: float, beyond_s: float = 0.0
+    ) -> None:
+        """Count one exchange.
+
+        Args:
+            route: that its rows go.
+            layer: of them.
+            nbytes: of the rows; the sums that come back have as many.
+            seconds: that it took.
+            beyond_s: see ``ExpertWaits``.
+        """
+        asked, workers = route.targets[layer], route.placement.workers
+        self.add(
+            ExpertWaits(
+                num=1,
+                seconds=seconds,
+                beyond_s=beyond_s,
+                messages=2 * len(asked),
+                nbytes=2 * len(asked) * nbytes,
+                is_inter=any(workers[idx].node != self._node for idx in asked),
+            )
+        )
+
+    def count_all(self, route: Route, nbytes: int, seconds: float, beyond_s: float) -> None:
+        """Count one exchange of each layer of a route, which took so long together."""
+        share = 1 / max(1, len(route.targets))
+        for layer in route.targets:
+            self.count(route, layer, nbytes, share * seconds, share * beyond_s)
