@@ -18,7 +18,7 @@ def draw(points: Points, to: Path) -> None:
         points: as ``moesaic simulate edge --json`` has them.
         to: a file, whose name says its format.
     """
-    figure = Figure(figsize=(10, 4), layout="constrained")
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
     left, right = figure.subplots(1, 2)
     rates, gaps = _values(points, "mbit_per_s"), _values(points, "gap_s")
     rate, gap = rates[len(rates) // 2], gaps[0]
@@ -34,7 +34,7 @@ def draw(points: Points, to: Path) -> None:
         axes.set_xticks(places, [f"{each:g}" for each in places])
         axes.minorticks_off()
         axes.set_ylabel("mean latency, s")
-        axes.legend(fontsize="x-small")
+        axes.legend(fontsize="xx-small", loc="upper left", bbox_to_anchor=(1, 1))
     figure.savefig(to, dpi=100, metadata={"Software": None} if to.suffix == ".png" else None)
 
 

@@ -14,10 +14,10 @@ from moesaic.simulation.edge.fleet import EdgeFleet
 from moesaic.simulation.edge.routing import Ints
 from moesaic.simulation.edge.state import NOBODY
 
-# The most sites that a policy places at once. Seconds of ``eplb`` and ``redundance`` grow with the square of sites
-# (23 s and 1.5 s for 192 of them), and beyond ``matching.WORTH_BITS`` has no room for longer chains.
-MOST_SITES = {"eplb": 192, "redundance": 192}
-REGION_SITES = {"eplb": 48, "redundance": 192}
+# The most sites that a policy places at once, and the sites of a region beyond. Seconds of ``eplb`` and ``redundance``
+# grow with the square of sites (23 s and 1.5 s for 192 of them). ``optimal`` takes 2 s for 768, and minutes for 3,072.
+MOST_SITES = {"eplb": 192, "redundance": 192, "optimal": 1536}
+REGION_SITES = {"eplb": 48, "redundance": 192, "optimal": 768}
 MOST_SITES_OF_ANY = 4096
 NEAREST = 16  # sites on a ring that a site asks before others
 _SITES_AT_ONCE = 64  # that choose whom to ask: as much fits into a cache

@@ -23,7 +23,7 @@ _ROOM = profiles.EXPERTS_PER_GPU / (profiles.NUM_LAYERS * profiles.NUM_EXPERTS)
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleStudy:
-    """What all points of a study share.
+    """Terms that all points of a study share.
 
     Attributes:
         routing: passes of the tasks.
@@ -151,7 +151,11 @@ def averaged(outcomes: Sequence[EdgeOutcome]) -> EdgeOutcome:
         if field.name in ("requests", "events"):
             found[field.name] = sum(values)
         elif field.name == "site_mean_s":
-            found[field.name] = tuple(np.nanmean(np.array(values), axis=0).tolist())
+            by_run = np.array(values)
+            known = np.isfinite(by_run).sum(axis=0)
+            total = np.nansum(by_run, axis=0)
+            mean = np.where(known > 0, total / np.maximum(known, 1), np.nan)
+            found[field.name] = tuple(mean.tolist())
         else:
             found[field.name] = float(np.average(values, weights=count))
     return EdgeOutcome(**found)  # type: ignore[arg-type]  # all fields, by their names
