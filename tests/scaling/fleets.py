@@ -25,10 +25,12 @@ class EvenTimes:
     step_s: float = 2.0**-6
     row_s: float = 2.0**-12
     key_s: float = 2.0**-20
+    prompt_key_s: float = 0.0
     experts_s: float = 0.0  # of one expert worker, if it were alone; for each row
 
     def step(self, rows: StepRows, shape: FleetShape) -> StepTime:
-        attention_s = self.step_s + self.row_s * rows.rows + self.key_s * rows.keys
+        keys_s = self.key_s * rows.keys + self.prompt_key_s * rows.prompt_keys
+        attention_s = self.step_s + self.row_s * rows.rows + keys_s
         experts_s = self.experts_s * rows.rows / max(1, shape.experts)
         return StepTime(attention_s + experts_s, attention_s, experts_s)
 

@@ -80,7 +80,7 @@ def test_the_quick_answer_is_that_of_the_whole_replay(
 def test_a_lone_request_has_its_first_token_after_one_step() -> None:
     found = forecast(demand_of([(1.0, 100, 5)]), FleetShape(1, 1), TIMES, LIMITS, EASY)
 
-    step_s = TIMES.step_s + 100 * TIMES.row_s + 100 * 101 / 2 * TIMES.key_s
+    step_s = TIMES.step_s + 100 * TIMES.row_s + 100 * 101 / 2 * TIMES.prompt_key_s
     assert found.ttft_p90_s == pytest.approx(step_s)
     keys = (101 + 102 + 103 + 104) / 4
     assert found.tpot_p90_s == pytest.approx(TIMES.step_s + TIMES.row_s + keys * TIMES.key_s)

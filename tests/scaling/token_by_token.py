@@ -106,10 +106,11 @@ def _begin(
         budget -= chunks[-1][1]
     if not chunks:
         return
-    keys = sum(s.computed + i + 1 for s, rows in chunks for i in range(rows))
-    num_rows = sum(rows for _, rows in chunks)
+    seen = [sum(s.computed + i + 1 for i in range(rows)) for s, rows in chunks]
+    num_rows, keys = sum(rows for _, rows in chunks), sum(seen[:answers])
     worker.chunks = chunks
-    worker.free_s = now_s + times.step(StepRows(num_rows - answers, answers, keys), shape).seconds
+    step = StepRows(num_rows - answers, answers, keys, sum(seen[answers:]))
+    worker.free_s = now_s + times.step(step, shape).seconds
 
 
 def _finish(worker: Worker, now_s: float) -> None:

@@ -173,14 +173,14 @@ class ReplayWorker:
 
     def _plan(self) -> None:
         answers = len(self._ends)
-        room, keys, rows = self._most_rows - answers, self._keys, 0
+        room, prompt_keys, rows = self._most_rows - answers, 0, 0
         planned: list[tuple[int, int]] = []
         prompt_tokens = self._requests.prompt_tokens
         for request, computed in self._prompts.items():
             if room <= 0:
                 break
             taken = min(room, prompt_tokens[request] - computed)
-            keys += taken * computed + taken * (taken + 1) // 2
+            prompt_keys += taken * computed + taken * (taken + 1) // 2
             room, rows = room - taken, rows + taken
             planned.append((request, taken))
         while room > 0 and self._waiting and self._has_room():
@@ -188,13 +188,13 @@ class ReplayWorker:
             self._free_tokens -= self._need(request)
             self._prompts[request] = 0
             taken = min(room, prompt_tokens[request])
-            keys += taken * (taken + 1) // 2
+            prompt_keys += taken * (taken + 1) // 2
             room, rows = room - taken, rows + taken
             planned.append((request, taken))
         steps = 1 if rows else self._ends[0][0] - self._step
-        first = last = self._time_of(StepRows(rows, answers, keys))
+        first = last = self._time_of(StepRows(rows, answers, self._keys, prompt_keys))
         if steps > 1:
-            last = self._time_of(StepRows(0, answers, keys + answers * (steps - 1)))
+            last = self._time_of(StepRows(0, answers, self._keys + answers * (steps - 1)))
         self._run = run = _Run(self._begin_s, steps, first, last, planned)
         self.next_s = run.end_s(steps)
 

@@ -12,13 +12,14 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from moesaic.errors import InvalidInput
-from moesaic.messages.performance import Estimate, PartCost, PerformanceModel
+from moesaic.messages.performance import PART_TERMS, Estimate, Part, PartCost, PerformanceModel
 from moesaic.messages.scaling import FleetShape
 from moesaic.scaling.contract import StepRows, StepTime
 
 Activated = Callable[[int, float], float]
 """Expected activated experts of the worker that has most of them: by number of expert workers and rows of a batch."""
 
+OWN_PARTS: tuple[Part, Part, Part] = "attention", "head", "step"  # of one attention worker
 _REMEMBERED = 1 << 16  # times of layers
 
 
@@ -64,8 +65,9 @@ class ServingTimes:
         self._activated, self._imbalance, self._in_rounds = activated, imbalance, in_rounds
         self._link = parts.get("link.inter", parts.get("link.intra"))
         self._is_apart = {"attention", "experts"} <= parts.keys()
-        self._attention = _Cost(parts.get("attention"), 3)
-        self._head, self._step = _Cost(parts.get("head"), 2), _Cost(parts.get("step"), 4)
+        self._attention, self._head, self._step = (
+            _Cost(parts.get(part), len(PART_TERMS[part])) for part in OWN_PARTS
+        )
         # Rows of steps repeat themselves, keys do not.
         self._layer = lru_cache(_REMEMBERED)(self._layer_of)
 
@@ -80,16 +82,13 @@ class ServingTimes:
         if shape.experts < 1 or not self._is_apart:
             if "step" not in self._parts:
                 raise InvalidInput("shape", f"{shape} needs the part step, which was not measured")
-            begin_s, prompt_row_s, answer_row_s, key_s = self._step.unit_s
-            seconds = begin_s + prompt_row_s * rows.prompt_rows + answer_row_s * rows.answer_rows
-            seconds += key_s * rows.keys
-            error_s = self._step.error_s(1.0, rows.prompt_rows, rows.answer_rows, rows.keys)
+            amounts = 1.0, rows.prompt_rows, rows.answer_rows, rows.keys, rows.prompt_keys
+            seconds, error_s = self._step.seconds(*amounts), self._step.error_s(*amounts)
             return StepTime(seconds, seconds, 0.0, error_s)
-        num_rows, keys, layers = rows.prompt_rows + rows.answer_rows, rows.keys, self._layers
-        logits = rows.answer_rows + (1.0 if rows.prompt_rows else 0.0)
-        begin_s, row_s, key_s = self._attention.unit_s
-        head_s, logits_s = self._head.unit_s
-        attention_s = begin_s + row_s * num_rows + key_s * keys + head_s + logits_s * logits
+        num_rows, layers = rows.prompt_rows + rows.answer_rows, self._layers
+        logits = 1.0, rows.answer_rows + (1.0 if rows.prompt_rows else 0.0)
+        own = 1.0, num_rows, rows.keys, rows.prompt_keys
+        attention_s = self._attention.seconds(*own) + self._head.seconds(*logits)
         exchange, experts = self._layer(shape.attention, shape.experts, num_rows)
         served_s = waited_s = experts.seconds
         if not self._in_rounds:
@@ -104,8 +103,8 @@ class ServingTimes:
             # Of a round, each of its batches has its part.
             experts_s=layers * served_s / (shape.attention if self._in_rounds else 1),
             error_s=math.hypot(
-                self._attention.error_s(1.0, num_rows, keys),
-                self._head.error_s(1.0, logits),
+                self._attention.error_s(*own),
+                self._head.error_s(*logits),
                 layers * exchange.error_s,
                 layers * experts.error_s * slower,
             ),
@@ -152,6 +151,9 @@ class _Cost:
             for j, each in enumerate(row)
             if each
         ]
+
+    def seconds(self, *amounts: float) -> float:
+        return sum([unit_s * amount for unit_s, amount in zip(self.unit_s, amounts, strict=False)])
 
     def error_s(self, *amounts: float) -> float:
         if not self._covariance:

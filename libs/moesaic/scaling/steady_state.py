@@ -47,5 +47,5 @@ class SteadyState:
         """Time a step of so many answers, and the rows of prompts that keep up with them."""
         room = max(0.0, self._limits.max_num_batched_tokens - batch)
         prompts = min(room, batch * self._prompt / self._answer)
-        keys = batch * (self._prompt + self._answer / 2) + prompts * self._prompt / 2
-        return self._times.step(StepRows(prompts, batch, keys), shape).seconds
+        keys, prompt_keys = batch * (self._prompt + self._answer / 2), prompts * self._prompt / 2
+        return self._times.step(StepRows(prompts, batch, keys, prompt_keys), shape).seconds
