@@ -133,8 +133,15 @@ def _two_days(family: FleetFamily, peak: float) -> dict[str, Any]:
         ):
             other = _served(fleet, demand, rule, before)
             found[name][key] = other
-            found[name][f"gpu_hours_ratio_{key}"] = round(ours["gpu_hours"] / other["gpu_hours"], 3)
+            found[name][f"gpu_hours_ratio_{key}"] = _ratio(ours, other)
     return found
+
+
+def _ratio(ours: dict[str, Any], other: dict[str, Any]) -> float | None:
+    """Compare GPU-hours; None unless both fleets attain the targets."""
+    if min(ours["slo_attainment"], other["slo_attainment"]) < OBJECTIVES.attainment:
+        return None
+    return round(float(ours["gpu_hours"]) / float(other["gpu_hours"]), 3)
 
 
 def _served(
@@ -202,7 +209,7 @@ def _notes(quick: bool) -> list[str]:
         "gpu_hours_ratio: ours over 16, 32 or 64 GPUs together, for deepseek-v2 by the peak of the arrivals; 20/s is "
         "about 450 requests in flight, and the paper's largest batch is 512",
         "every fleet has the least headroom of a list with which it attains the targets over the same two days; "
-        "decisions see the window before them alone",
+        "decisions see the window before them alone. No ratio stands where a fleet does not attain them with any",
         "attainment is of a flow in bins of 2 s, with Poisson counts; it has no differences among requests of a moment",
         "decisions take the cheapest shape in a steady state; scaler_agreement sets moesaic.scaling beside it on "
         "windows of the same days",

@@ -89,7 +89,7 @@ class StudiedFleet:
     times: FleetTimes
     unit: int = 1
     sizes: tuple[int, ...] | None = None
-    most: int = 512
+    most: int = 256
 
     def cheapest(
         self, rate: float, demand: DemandSeries, objectives: Objectives
