@@ -59,6 +59,7 @@ def test_a_model_from_rates_has_the_terms_that_measured_ones_have() -> None:
     for model in model_shapes().values():
         parts = roofline(device_profile("h100"), model).parts
 
+        assert all(len(cost.unit_s) == len(cost.terms) for cost in parts.values())
         assert {part: cost.terms for part, cost in parts.items()}.items() <= PART_TERMS.items()
 
 

@@ -57,7 +57,8 @@ class Hardware:
 
     def attention_s(self, rows: StepRows) -> float:
         """Predict what an attention worker computes in a step, the head included."""
-        body = self.performance.at("attention", (1, rows.rows, rows.keys)).seconds
+        amounts = (1, rows.rows, rows.keys, rows.prompt_keys)
+        body = self.performance.at("attention", amounts).seconds
         return body + self.performance.at("head", (1, rows.answer_rows)).seconds
 
     def experts_s(self, activated: float, choices: float) -> float:
@@ -68,6 +69,18 @@ class Hardware:
         """Return the limits of a worker with so much memory for KV."""
         kv_tokens = max(0, int(kv_bytes / self.model.kv_token_bytes))
         return ServingLimits(MOST_SEQUENCES, MOST_ROWS, kv_tokens)
+
+
+def _part(rows: StepRows, parts: int) -> StepRows:
+    """Return the rows of one of so many micro-batches."""
+    if parts == 1:
+        return rows
+    return StepRows(
+        rows.prompt_rows / parts,
+        rows.answer_rows / parts,
+        rows.keys / parts,
+        rows.prompt_keys / parts,
+    )
 
 
 @dataclass(frozen=True)
@@ -116,7 +129,7 @@ class ApartTimes:
     def _step(self, rows: StepRows, shape: FleetShape, parts: int) -> StepTime:
         """Predict a step of so many micro-batches: attention of one overlaps experts of the other."""
         hardware, model = self.hardware, self.hardware.model
-        own = StepRows(rows.prompt_rows / parts, rows.answer_rows / parts, rows.keys / parts)
+        own = _part(rows, parts)
         nodes = -(-shape.attention // hardware.device.devices_per_node)
         workers = -(-shape.attention // nodes)  # of the fullest node
         batch = own.rows * workers
@@ -182,7 +195,7 @@ class TogetherTimes:
     def _step(self, rows: StepRows, shape: FleetShape, parts: int) -> StepTime:
         """Predict a step of so many micro-batches: transfers of one overlap what the other computes."""
         hardware, model, devices = self.hardware, self.hardware.model, shape.attention
-        own = StepRows(rows.prompt_rows / parts, rows.answer_rows / parts, rows.keys / parts)
+        own = _part(rows, parts)
         batch = own.rows * devices
         activated = self.activated.largest(devices, self._slots(shape), batch)
         layer_s = hardware.experts_s(activated, batch * model.top_k / devices)

@@ -76,8 +76,8 @@ class StepTable:
         if (i, j) not in self._found:
             sequences, prompt_rows = _SEQUENCES[i], _PROMPT_ROWS[j]
             keys = sequences * self.demand.context_tokens
-            keys += prompt_rows * self.demand.prompt_tokens / 2
-            rows = StepRows(prompt_rows, sequences, keys)
+            prompt_keys = prompt_rows * self.demand.prompt_tokens / 2
+            rows = StepRows(prompt_rows, sequences, keys, prompt_keys)
             self._found[i, j] = self.times.step(rows, self.shape).seconds
         return self._found[i, j]
 

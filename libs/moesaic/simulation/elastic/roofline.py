@@ -24,11 +24,13 @@ def roofline(device: DeviceProfile, model: ModelShape) -> PerformanceModel:
     weights_s = model.attention_parameters * ITEM_BYTES * device.read_s
     kernels_s = LAYER_KERNELS * model.num_layers * device.kernel_s
     row_s = 2 * model.attention_parameters * device.flop_s
-    key_s = max(model.kv_token_bytes * device.read_s, model.key_flops * device.flop_s)
+    # Each generation reads its keys; rows of one prompt share what they read.
+    prompt_key_s = model.key_flops * device.flop_s
+    key_s = max(model.kv_token_bytes * device.read_s, prompt_key_s)
     expert_row_s = model.expert_bytes / ITEM_BYTES * 2 * device.flop_s
     head_s = model.head_parameters * ITEM_BYTES * device.read_s + device.kernel_s
     unit_s: dict[Part, tuple[float, ...]] = {
-        "attention": (weights_s + kernels_s, row_s, key_s),
+        "attention": (weights_s + kernels_s, row_s, key_s, prompt_key_s),
         "experts": (device.experts_s, model.expert_bytes * device.read_s, expert_row_s),
         "link.intra": _link(device.intra),
         "link.inter": _link(device.inter),

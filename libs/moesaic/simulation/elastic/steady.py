@@ -69,8 +69,8 @@ def steady_flow(
 
 
 def _rows(sequences: float, prompt_rows: float, demand: DemandSeries) -> StepRows:
-    keys = sequences * demand.context_tokens + prompt_rows * demand.prompt_tokens / 2
-    return StepRows(prompt_rows, sequences, keys)
+    prompt_keys = prompt_rows * demand.prompt_tokens / 2
+    return StepRows(prompt_rows, sequences, sequences * demand.context_tokens, prompt_keys)
 
 
 @dataclass(frozen=True, eq=False)
