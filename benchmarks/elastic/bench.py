@@ -1,13 +1,13 @@
-"""Scaling of attention and experts apart: fleets of GPUs simulated over two days, beside the paper's figures.
+"""Scaling of attention and experts apart: fleets of GPUs simulated over two days, and a real suite that scales.
 
 Each part of the benchmark is a module with ``measure(quick)``: figures, configuration and notes of its own.
 """
 
 from typing import Any
 
-from benchmarks.elastic import simulated
+from benchmarks.elastic import real, simulated
 
-PARTS = (simulated,)
+PARTS = (simulated, real)
 
 
 def run(quick: bool) -> dict[str, Any]:

@@ -22,9 +22,11 @@ async def report_load(
     async def look() -> tuple[LedgerPage, EngineLoad]:
         return running.engine.take_page(), running.engine.load()
 
+    unsent: LedgerPage | None = None
     while True:
         await asyncio.sleep(REPORT_EVERY_S)
         page, load = await running.thread.run(look())
+        page = unsent = page if unsent is None else unsent.and_then(page)
         report = LoadReport(
             worker_id=identity.worker_id,
             generation=generation,
@@ -47,3 +49,4 @@ async def report_load(
         )
         with suppress(PeerLost):
             await bus.append(STREAM, report, max_entries=KEPT)
+            unsent = None

@@ -90,6 +90,28 @@ def test_noise_does_not_bias_the_mean_and_error_bars_hold_the_truth() -> None:
     assert within >= 32  # 95 of 100, were errors normal
 
 
+def test_work_of_a_new_kind_is_learned_in_some_steps() -> None:
+    true, fit = (
+        PartCost(terms=("step", "row", "key"), unit_s=(2e-3, 2.5e-4, 0.0)),
+        CostFit(TERMS, 0.999),
+    )
+    for i in range(40):
+        fit.add((1, 0, 100 + i), true.seconds(1, 0, 100 + i))
+    for i in range(100):
+        rows = 1000.0 if i % 5 == 0 else 0.0
+        fit.add((1, rows, 100 + i), true.seconds(1, rows, 100 + i))
+
+    assert fit.cost().seconds(1, 1000, 100) == pytest.approx(true.seconds(1, 1000, 100), rel=0.35)
+
+
+def test_where_rows_and_keys_grow_alike_rows_cost() -> None:
+    fit = CostFit(PART_TERMS["step"])
+    for _ in range(50):  # prompts of one length
+        fit.add((1, 8, 0, 0, 36), 0.004)
+
+    assert fit.cost().seconds(1, 1000, 0, 0, 500_500) == pytest.approx(0.5, rel=0.01)
+
+
 def test_newer_measurements_win() -> None:
     fit = CostFit(("step",), forget=0.9)
     for seconds in [0.1] * 50 + [0.2] * 50:

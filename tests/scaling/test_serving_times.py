@@ -53,7 +53,7 @@ def test_a_lone_attention_worker_waits_for_nobody_else() -> None:
 
     attention_s = 1.0 + 10 * 0.1 + 100 * 0.01 + (2.0 + 3 * 0.5)  # of 2 answers and a prompt: logits
     experts_s = 0.5 + 3 * 0.25 + 10 * TOP_K / 2 * 0.0625
-    exchange_s = 2 * 0.125 + 4 * 0.0625 + 2 * 10 * ROW_BYTES * 1e-5
+    exchange_s = 2 * 0.125 + 4 * 0.0625 + 2 * 2 * 10 * ROW_BYTES * 1e-5  # to both expert workers
     assert found.attention_s == pytest.approx(attention_s)
     assert found.experts_s == pytest.approx(LAYERS * experts_s)
     assert found.seconds == pytest.approx(attention_s + LAYERS * (exchange_s + experts_s))

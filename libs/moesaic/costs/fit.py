@@ -3,8 +3,9 @@
 Least squares of relative errors: each measurement is weighed by what was expected of it, so that long ones are
 not worth more than short ones, and the mean is not biased towards short ones as it would be by what they took.
 
-Terms that measurements cannot tell apart, for their amounts were always alike, are left out but for the last: more
-work is then taken to need more time, in proportion.
+Terms that measurements cannot tell apart, for their amounts were always alike, are left out but for one: of rows and
+the like the last, so that more work is taken to need more time, in proportion. Keys, messages and bytes, which grow
+faster than what one asks about, have to be seen to cost something.
 """
 
 import itertools
@@ -16,8 +17,14 @@ from moesaic.messages.performance import FitSums, PartCost
 
 FORGET = 0.98  # what a measurement counts after the next one
 FITTED_AFTER = 4  # measurements a term, before expectations weigh the next ones
-EXPECT_ANEW = 16  # measurements after which expectations are made anew
-LONGEST = 4.0  # times the expectation that a measurement counts as: a machine may stop for a while
+EXPECT_ANEW = 32  # measurements after which expectations are made anew
+LONGEST = 4.0  # times the expectation: a measurement that took longer weighs less, as a machine may stop for a while
+LAST_RESORT = (
+    "key",
+    "prompt_key",
+    "message",
+    "byte",
+)  # terms that explain only what no other explains as well
 _NEGLIGIBLE = 1e-9  # part of all squares
 
 
@@ -58,8 +65,9 @@ class CostFit:
         """Learn one measurement; those without time or work tell nothing. Amounts left out at the end are none."""
         if not (0 < seconds < math.inf) or not any(amounts):
             return
-        expected_s = self._expectation(amounts) or seconds
-        part, keep = min(seconds / expected_s, LONGEST), self._forget
+        # What counts for less than it took must not be weighed as if it were that short.
+        expected_s = max(self._expectation(amounts) or seconds, seconds / LONGEST)
+        part, keep = seconds / expected_s, self._forget
         scaled = [amount / expected_s for amount in amounts]
         scaled += [0.0] * (len(self._terms) - len(scaled))
         for i, (row, amount) in enumerate(zip(self._products, scaled, strict=True)):
@@ -124,7 +132,8 @@ def fitted(terms: Sequence[str], sums: FitSums) -> PartCost:
     """
     n = len(terms)
     scale = [math.sqrt(max(0.0, sums.products[i][i])) for i in range(n)]
-    used = [i for i in reversed(range(n)) if scale[i] > 0]
+    used = [i for i in range(n) if scale[i] > 0]
+    used.sort(key=lambda i: (terms[i] in LAST_RESORT, -i))
     scaled = [
         [sums.products[i][j] / (scale[i] * scale[j] or 1.0) for j in range(n)] for i in range(n)
     ]
@@ -141,7 +150,7 @@ def fitted(terms: Sequence[str], sums: FitSums) -> PartCost:
             )
             if left < bound:
                 best, support, unit = left, list(chosen), [0.0] * n
-                bound = left - _NEGLIGIBLE * sums.squares  # among equals the last terms win
+                bound = left - _NEGLIGIBLE * sums.squares  # among equals the first in that order
                 for i, x in zip(chosen, found, strict=True):
                     unit[i] = x / scale[i]
     spread, covariance = _uncertainty(scaled, scale, support, max(0.0, best), sums)

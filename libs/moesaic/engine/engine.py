@@ -112,6 +112,7 @@ class Engine:
         self._computer = StepComputer(self.batcher, decoder, dispatcher, micro_batches, shortcut)
         self._teller, self.brownout, self.ledger = Teller(emit), BrownoutControl(), StepLedger()
         self._tell_blocks, self._recovery_s = tell_blocks, recovery_s
+        self._waiting = dispatcher if isinstance(dispatcher, WaitsForExperts) else None
         self._request_came = asyncio.Event()
         self._epoch, self._observed_s = 0, 0.0
         metrics.BLOCKS.set(num_blocks)
@@ -123,6 +124,8 @@ class Engine:
             displaced = self.batcher.submit(request)
         except MoesaicError as error:
             self.brownout.forget(request.key)
+            if isinstance(error, Overloaded):
+                self.ledger.refused(request)
             self._teller.tell([FailureEvent(request.key, error)])
         else:
             self.ledger.came(request)
@@ -245,6 +248,7 @@ class Engine:
         took_s = time.monotonic() - started
         if isinstance(planned, Slice):
             metrics.SLICE_SECONDS.observe(took_s)
+            self.ledger.computed_besides(took_s)
         else:
             metrics.STEP_SECONDS.observe(took_s)
             metrics.STEP_ROWS.observe(num_rows)
@@ -270,8 +274,7 @@ class Engine:
 
     def _take_waits(self) -> ExpertWaits:
         """Take what the dispatcher has waited for since the last call."""
-        dispatcher = self._dispatcher
-        return dispatcher.waits.take() if isinstance(dispatcher, WaitsForExperts) else NOTHING
+        return NOTHING if self._waiting is None else self._waiting.waits.take()
 
     async def _stall(self, error: MoesaicError) -> None:
         """Wait a little for experts that cannot be reached; requests that waited too long fail."""

@@ -4,6 +4,7 @@ Lives on the engine's event loop, like the engine. Costs are fitted as they come
 is taken.
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -30,7 +31,8 @@ MOST_KEPT = 512  # arrivals and latencies; more are counted alone
 LATE_LENGTHS = (
     64  # answers that ended lately: one that has begun is taken to be as long as one of them
 )
-USUAL_TOKENS = 64  # while no answer has ended
+FEW_TOKENS = 16  # while no answer has ended, one of at most so many is taken to use them all; others are not known
+CACHED_PART = 1 / 32  # of the last request, in the mean share of prompts that are cached
 
 
 @dataclass
@@ -69,10 +71,10 @@ class LedgerPage:
     Attributes:
         window_s: that it covers.
         busy_s: seconds of steps.
-        arrivals: of requests that came, ``arrived`` at most.
+        arrivals: of requests that came, ``arrived`` at most; refused ones too.
         arrived: requests that came.
-        latencies: of requests that ended, ``ended`` at most.
-        ended: requests that ended with an answer.
+        latencies: of requests that ended, ``ended`` at most; endless for those without an answer.
+        ended: requests that ended; cancelled ones are not counted.
         costs: all that is known of them, not only what is new.
     """
 
@@ -83,6 +85,18 @@ class LedgerPage:
     latencies: list[RequestLatency]
     ended: int
     costs: dict[str, FitSums]
+
+    def and_then(self, later: "LedgerPage") -> "LedgerPage":
+        """Put the next page behind this one."""
+        return LedgerPage(
+            self.window_s + later.window_s,
+            self.busy_s + later.busy_s,
+            (self.arrivals + later.arrivals)[-MOST_KEPT:],
+            self.arrived + later.arrived,
+            (self.latencies + later.latencies)[-MOST_KEPT:],
+            self.ended + later.ended,
+            later.costs,
+        )
 
 
 @dataclass
@@ -100,7 +114,7 @@ class StepLedger:
     def __post_init__(self) -> None:
         self._open: dict[RequestKey, _Open] = {}
         self._lengths: deque[int] = deque(maxlen=LATE_LENGTHS)
-        self._num_drawn = 0
+        self._num_drawn, self._cached_share = 0, 0.0
         self._turn_page()
 
     def came(self, request: Request) -> None:
@@ -109,7 +123,17 @@ class StepLedger:
         self._arrived += 1
         if len(self._arrivals) < MOST_KEPT:
             prompt, answer = len(request.token_ids), self._expected_tokens(request)
-            self._arrivals.append(Arrival(self.wall_clock(), prompt, answer))
+            cached = round(prompt * self._cached_share)
+            self._arrivals.append(Arrival(self.wall_clock(), prompt, answer, cached))
+
+    def refused(self, request: Request) -> None:
+        """Take note of a request that was not let into the queue: it came, and has missed its targets."""
+        self.came(request)
+        self._miss(self._open.pop(request.key))
+
+    def computed_besides(self, seconds: float) -> None:
+        """Take note of time spent on what is no step."""
+        self._busy_s += seconds
 
     def forget(self, key: RequestKey) -> None:
         """Forget a request that was cancelled; unknown ones are ignored."""
@@ -144,9 +168,9 @@ class StepLedger:
                     found.first_s = found.first_s or now_s
                     found.last_s, found.tokens = now_s, found.tokens + 1
             elif isinstance(event, FinishEvent):
-                self._end(self._open.pop(event.key, None), event.completion_tokens)
+                self._end(self._open.pop(event.key, None), event)
             elif isinstance(event, FailureEvent):
-                self._open.pop(event.key, None)
+                self._miss(self._open.pop(event.key, None))
 
     def take(self, more: CostBook | None = None) -> LedgerPage:
         """Take what came together since the last call; ``more``: costs that somebody else measures."""
@@ -174,17 +198,29 @@ class StepLedger:
         if not isinstance(request.task, GenerationTask):
             return 1
         self._num_drawn += 1
-        lengths = self._lengths
-        usual = lengths[self._num_drawn % len(lengths)] if lengths else USUAL_TOKENS
-        return max(1, min(usual, request.task.max_tokens))
+        lengths, most = self._lengths, request.task.max_tokens
+        if not lengths:
+            return most if most <= FEW_TOKENS else 0
+        return max(1, min(lengths[self._num_drawn % len(lengths)], most))
 
-    def _end(self, ended: _Open | None, completion_tokens: int) -> None:
-        if ended is None or ended.first_s is None:
+    def _end(self, ended: _Open | None, event: FinishEvent) -> None:
+        if ended is None:
             return
+        share = event.cached_tokens / event.prompt_tokens if event.prompt_tokens else 0.0
+        self._cached_share += CACHED_PART * (share - self._cached_share)
+        if event.completion_tokens:
+            self._lengths.append(event.completion_tokens)
+        first_s = self.clock() if ended.first_s is None else ended.first_s
+        later = max(0, ended.tokens - 1)
+        tpot_s = (ended.last_s - first_s) / later if later else 0.0
+        self._add(RequestLatency(first_s - ended.came_s, tpot_s))
+
+    def _miss(self, ended: _Open | None) -> None:
+        """Count a request that ended without its answer as one that takes for ever."""
+        if ended is not None:
+            self._add(RequestLatency(math.inf))
+
+    def _add(self, latency: RequestLatency) -> None:
         self._ended += 1
-        if completion_tokens:
-            self._lengths.append(completion_tokens)
         if len(self._latencies) < MOST_KEPT:
-            later = max(0, ended.tokens - 1)
-            tpot_s = (ended.last_s - ended.first_s) / later if later else 0.0
-            self._latencies.append(RequestLatency(ended.first_s - ended.came_s, tpot_s))
+            self._latencies.append(latency)

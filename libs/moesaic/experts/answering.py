@@ -9,7 +9,7 @@ for unsummed results.
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 
@@ -39,6 +39,7 @@ from moesaic.transport.frame import Frame
 
 PARTS = ("receive", "gate", "choose", "compute", "reply")  # of an answer
 _BY_NUMBER = attrgetter(*(f"up_to_{n}" for n in (0, 1, 2, 4, 8, 16, 32, 64, 128, "any")))
+MOST_NS = (1 << 32) - 1  # that a reply can tell
 MAX_DECIDERS = 4096  # kept; one per layer and set of live workers
 
 ACTIVATED = TalliedHistogram(
@@ -128,9 +129,10 @@ class LayerAnswers:
         tenure = self._epochs.ask(request.epoch)
         started = time.perf_counter()
         answered = self.compute(tenure, request)
-        self._note_cost(answered, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        self._note_cost(answered, seconds)
         self._note(tenure, request, answered)
-        return answered.reply
+        return replace(answered.reply, took_ns=min(round(1e9 * seconds), MOST_NS))
 
     def compute(self, tenure: Tenure, request: Frame) -> "LayerAnswer":
         """Compute an answer under ``tenure``. Nothing is counted, and no epoch asked for."""
@@ -156,9 +158,12 @@ class LayerAnswers:
 
     def _note_cost(self, answered: "LayerAnswer", seconds: float) -> None:
         """Measure a batch by its own experts; its choices are taken to be spread evenly over all that are active."""
-        own = answered.assignment.num_experts
-        active = int((answered.assignment.served >= 0).sum())
-        choices = round(answered.topk_ids.numel() * own / max(1, active))
+        own, served = answered.assignment.num_experts, answered.assignment.served
+        if served.shape == answered.topk_ids.shape:  # by choice
+            choices = int((served == answered.assignment.worker_idx).sum())
+        else:
+            active = int((served >= 0).sum())
+            choices = round(answered.topk_ids.numel() * own / max(1, active))
         if own:
             self.costs.note(ExpertBatch(own, choices, seconds))
 

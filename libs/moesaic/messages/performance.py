@@ -139,13 +139,15 @@ class Arrival(msgspec.Struct, frozen=True, array_like=True):
     answer_tokens: (
         int  # as of one that ended lately; 1 for requests that are only scored; 0: not known
     )
-    cached_tokens: int = 0  # of the prompt, that need not be computed
+    cached_tokens: int = (
+        0  # of the prompt, that need not be computed, if it is as those that ended lately
+    )
 
 
 class RequestLatency(msgspec.Struct, frozen=True, array_like=True):
-    """Latencies of one request that ended with an answer."""
+    """Latencies of one request that ended."""
 
-    ttft_s: float  # until its first token, or its scores, from the engine's queue on
+    ttft_s: float  # until its first token, or its scores, from the engine's queue on; endless: it failed or was refused
     tpot_s: float = 0.0  # mean of its later tokens; 0 if there are none
 
 
@@ -164,7 +166,7 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True, tag="load-report.v1"
         waiting_tokens: to be computed of the prompts of all requests that have not ended.
         kv_share: part of the KV blocks in use.
         latencies: of requests that ended, at most some hundreds: ``ended`` counts all.
-        ended: requests that ended with an answer.
+        ended: requests that ended; cancelled ones are not counted.
         ttft_p90_s: of the policy's window; absent without first tokens.
         tpot_p90_s: likewise, of later tokens.
         degraded_share: of late choices, those that their own experts did not serve.

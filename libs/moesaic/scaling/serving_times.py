@@ -44,7 +44,7 @@ class ServingTimes:
                 are known; links between nodes before those inside one.
             num_moe_layers: layers with experts.
             top_k: experts of a row.
-            row_bytes: of the hidden state of one row; it goes there and comes back once.
+            row_bytes: of the hidden state of one row; it goes to each expert worker, and a sum comes back.
             activated: see ``Activated``.
             imbalance: rows of the worker that has most, by the mean.
             in_rounds: batches of all attention workers are brought together, and served as one.
@@ -120,7 +120,7 @@ class ServingTimes:
         experts = self._parts["experts"].at((1.0, activated, choices))
         if self._link is None:
             return Estimate(0.0, 0.0, 0.0), experts
-        nbytes = 2 * rows * self._row_bytes
+        nbytes = 2 * num_experts * rows * self._row_bytes  # every expert worker gets all rows
         return self._link.at((2.0, 2.0 * num_experts, nbytes)), experts
 
 

@@ -227,7 +227,10 @@ class Execution:
         run.loss = cause
         # What refuses a run has computed nothing of it.
         run.interrupted |= isinstance(cause, PeerLost) or len(run.token_ids) > run.start
-        run.fruitless = 1 if len(run.token_ids) > run.start else run.fruitless + 1
+        if len(run.token_ids) > run.start:
+            run.fruitless = 1
+        elif cause.code != "draining":  # several workers may leave at once; each is tried once
+            run.fruitless += 1
         refused = not isinstance(cause, PeerLost) and not self._accepting - run.tried
         if run.fruitless > 1 or run.attempt >= MAX_ATTEMPTS or (refused and self._accepting):
             raise cause

@@ -257,7 +257,7 @@ class RoutedDispatcher:
                 combined, slowest_s = sent.out, sent.slowest_s
                 await self.link_peers(0)
             else:
-                combined = await self._by_python(step, batch, sent)
+                combined, slowest_s = await self._by_python(step, batch, sent)
         finally:
             route.under_way.discard(batch.under_way)
         seconds = time.perf_counter() - started
@@ -265,8 +265,14 @@ class RoutedDispatcher:
         self.waits.count(route, batch.layer, batch.rows.nbytes, seconds, beyond_s)
         return combined.to(hidden_states.device, hidden_states.dtype)
 
-    async def _by_python(self, step: Step, batch: DirectBatch, sent: SentBatch | None) -> Tensor:
-        """Ask, or settle what was asked already; and ask again if the workers decided differently."""
+    async def _by_python(
+        self, step: Step, batch: DirectBatch, sent: SentBatch | None
+    ) -> tuple[Tensor, float]:
+        """Ask, or settle what was asked already; and ask again if the workers decided differently.
+
+        Returns:
+            The sum, and the seconds that the slowest worker computed.
+        """
         route, layer, basis = step.route, batch.layer, batch.basis
         rows = to_wire(batch.rows, batch.wire).contiguous()
         if sent is not None:
@@ -293,7 +299,8 @@ class RoutedDispatcher:
             batch.promised.note(degraded_in(replies[0]))
         parts = [from_wire(reply.tensors[0]) for reply in replies]
         by_worker = dict(zip(route.targets[layer], parts, strict=True))
-        return combine(route.placement.workers, by_worker, len(rows))
+        slowest_ns = max(reply.took_ns for reply in replies)
+        return combine(route.placement.workers, by_worker, len(rows)), slowest_ns * 1e-9
 
     async def _one_by_one(
         self, step: Step, layer: int, hidden_states: Tensor, promised: PromisedRows | None

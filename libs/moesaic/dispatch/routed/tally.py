@@ -11,6 +11,12 @@ class RouteTally(WaitTally):
         """``node``: that this side is on."""
         super().__init__()
         self._node = node
+        self._route: Route | None = None
+        self._whole = (
+            0,
+            0,
+            False,
+        )  # of that route: layers, messages, and if some go to another node
 
     def count(
         self, route: Route, layer: int, nbytes: int, seconds: float, beyond_s: float = 0.0
@@ -38,6 +44,10 @@ class RouteTally(WaitTally):
 
     def count_all(self, route: Route, nbytes: int, seconds: float, beyond_s: float) -> None:
         """Count one exchange of each layer of a route, which took so long together."""
-        share = 1 / max(1, len(route.targets))
-        for layer in route.targets:
-            self.count(route, layer, nbytes, share * seconds, share * beyond_s)
+        if route is not self._route:
+            asked = list(route.targets.values())
+            workers, num_asked = route.placement.workers, sum(map(len, asked))
+            is_inter = any(workers[i].node != self._node for layer in asked for i in layer)
+            self._route, self._whole = route, (len(asked), 2 * num_asked, is_inter)
+        num, messages, is_inter = self._whole
+        self.add(ExpertWaits(num, seconds, beyond_s, messages, messages * nbytes, is_inter))

@@ -434,7 +434,7 @@ EXPORT int64_t answers_log(void *answers, int32_t *taken);
 EXPORT int64_t answers_log_size(void);
 
 // Takes the last batches that were computed since the last call, 256 at most: of each the experts that it
-// activated here, their choices, and what computing them took, in ns.
+// activated here, their choices, and what gating, choosing and computing took, in ns.
 EXPORT int64_t answers_samples(void *answers, int64_t *taken);
 
 // rows [count, hidden] -> packed [count, hidden + 4], as moesaic.experts.wire_rows has them.

@@ -345,7 +345,7 @@ static int answer_rows(struct answers *a, struct known *k, struct channel *c,
     pthread_mutex_lock(&a->notes);
     k->asked_ns = started;
     note(a, is, &d, rows, own, most);
-    if (own) take_sample(a, is, &d, rows, own, computed - chosen);
+    if (own) take_sample(a, is, &d, rows, own, took);
     struct answer_tally *t = &a->tally;
     t->receive_ns += started - came, t->gate_ns += gated - started;
     t->choose_ns += chosen - gated, t->compute_ns += computed - chosen;

@@ -1,0 +1,167 @@
+"""A ledger notes what steps cost, and the requests behind them."""
+
+import math
+
+import pytest
+
+from moesaic.costs import CostBook, fitted
+from moesaic.dispatch.expert_waits import NOTHING, ExpertWaits
+from moesaic.engine.ledger import LATE_LENGTHS, MOST_KEPT, StepLedger, StepWork
+from moesaic.engine.sequences.requests import (
+    FailureEvent,
+    FinishEvent,
+    GenerationTask,
+    Request,
+    RequestKey,
+    ScoringTask,
+    TokenEvent,
+)
+from moesaic.errors import MoesaicError
+from moesaic.messages.performance import PART_TERMS
+
+
+class Clock:
+    """A clock that tests move."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def ledger(clock: Clock) -> StepLedger:
+    return StepLedger(clock=clock, wall_clock=lambda: 1000.0 + clock.now_s)
+
+
+def generation(name: str, prompt: int = 8, max_tokens: int = 100) -> Request:
+    return Request(RequestKey(name), tuple(range(prompt)), GenerationTask(max_tokens))
+
+
+def answer(
+    ledger: StepLedger, clock: Clock, request: Request, *, tokens: int, gap_s: float
+) -> None:
+    """Answer a request, a token after each gap."""
+    ledger.came(request)
+    for index in range(tokens):
+        clock.now_s += gap_s
+        ledger.told([TokenEvent(request.key, index, 7)])
+    ledger.told([FinishEvent(request.key, "length", 8, tokens, ())])
+
+
+def test_latencies_count_from_the_queue(ledger: StepLedger, clock: Clock) -> None:
+    answer(ledger, clock, generation("a"), tokens=5, gap_s=0.25)
+
+    page = ledger.take()
+
+    assert page.ended == 1
+    assert page.latencies[0].ttft_s == pytest.approx(0.25)
+    assert page.latencies[0].tpot_s == pytest.approx(0.25)
+    assert page.window_s == pytest.approx(1.25)
+
+
+def test_an_answer_of_one_token_has_no_later_ones(ledger: StepLedger, clock: Clock) -> None:
+    answer(ledger, clock, generation("a"), tokens=1, gap_s=0.5)
+
+    assert ledger.take().latencies[0].tpot_s == 0.0
+
+
+def test_what_failed_or_was_refused_has_missed_its_targets(ledger: StepLedger) -> None:
+    for name in ("failed", "cancelled"):
+        ledger.came(generation(name))
+        ledger.told([TokenEvent(RequestKey(name), 0, 7)])
+    ledger.told([FailureEvent(RequestKey("failed"), MoesaicError("gone"))])
+    ledger.forget(RequestKey("cancelled"))
+    ledger.told([FinishEvent(RequestKey("cancelled"), "length", 8, 3, ())])
+    ledger.refused(generation("refused"))
+
+    page = ledger.take()
+
+    assert (page.arrived, page.ended) == (3, 2)
+    assert [latency.ttft_s for latency in page.latencies] == [math.inf, math.inf]
+
+
+def test_an_answer_that_has_begun_is_as_long_as_one_that_ended(
+    ledger: StepLedger, clock: Clock
+) -> None:
+    ledger.came(generation("unknown", max_tokens=500))
+    ledger.came(generation("short", max_tokens=3))
+    for number in range(2 * LATE_LENGTHS):
+        answer(ledger, clock, generation(f"{number}"), tokens=20, gap_s=0.01)
+    ledger.came(generation("late", max_tokens=500))
+    ledger.came(Request(RequestKey("scored"), (1, 2), ScoringTask(((3,),))))
+
+    tokens = [arrival.answer_tokens for arrival in ledger.take().arrivals]
+
+    assert tokens[:2] == [0, 3]
+    assert tokens[-2:] == [20, 1]
+
+
+def test_prompts_are_taken_to_be_cached_as_those_before_were(ledger: StepLedger) -> None:
+    for number in range(200):
+        key = RequestKey(f"{number}")
+        ledger.came(generation(f"{number}"))
+        ledger.told([FinishEvent(key, "length", 8, 1, (), cached_tokens=6)])
+    ledger.came(generation("last", prompt=100))
+
+    assert ledger.take().arrivals[-1].cached_tokens == pytest.approx(75, abs=1)
+
+
+def test_a_page_that_could_not_be_sent_goes_with_the_next(ledger: StepLedger, clock: Clock) -> None:
+    answer(ledger, clock, generation("a"), tokens=2, gap_s=0.5)
+    first = ledger.take()
+    answer(ledger, clock, generation("b"), tokens=4, gap_s=0.5)
+
+    both = first.and_then(ledger.take())
+
+    assert (both.arrived, both.ended, len(both.arrivals), len(both.latencies)) == (2, 2, 2, 2)
+    assert both.window_s == pytest.approx(3.0)
+
+
+def test_a_page_has_what_came_since_the_one_before(ledger: StepLedger, clock: Clock) -> None:
+    for number in range(MOST_KEPT + 10):
+        ledger.came(generation(f"{number}"))
+    first, second = ledger.take(), ledger.take()
+
+    assert (first.arrived, len(first.arrivals)) == (MOST_KEPT + 10, MOST_KEPT)
+    assert first.arrivals[0].at == 1100.0
+    assert (second.arrived, second.arrivals) == (0, [])
+
+
+def test_attention_is_what_a_step_takes_without_its_waits(ledger: StepLedger) -> None:
+    for rows in range(1, 60):
+        work = StepWork(prompt_rows=0, answer_rows=rows, keys=100 * rows, prompt_keys=0)
+        waits = ExpertWaits(8, 0.004, 0.001, messages=16, nbytes=64 * rows)
+        ledger.stepped(work, 0.004 + 1e-4 * rows, waits)
+
+    costs = ledger.take().costs
+
+    attention = fitted(PART_TERMS["attention"], costs["attention"])
+    assert attention.seconds(1, 30, 3000, 0) == pytest.approx(3e-3, rel=0.02)
+    whole = fitted(PART_TERMS["step"], costs["step"])
+    assert whole.seconds(1, 0, 30, 3000, 0) == pytest.approx(7e-3, rel=0.02)
+    link = fitted(PART_TERMS["link.intra"], costs["link.intra"])
+    assert link.seconds(16, 16, 64 * 30) == pytest.approx(1e-3, rel=0.05)
+
+
+def test_where_experts_are_in_the_process_there_are_whole_steps_alone(ledger: StepLedger) -> None:
+    ledger.stepped(StepWork(8, 1, 10, 36), 0.01, NOTHING)
+
+    page = ledger.take()
+
+    assert set(page.costs) == {"step"}
+    assert page.busy_s == pytest.approx(0.01)
+
+
+def test_costs_that_a_dispatcher_measures_are_on_the_page(ledger: StepLedger) -> None:
+    more = CostBook()
+    more.add("gather", (1, 64), 0.02)
+    ledger.stepped(StepWork(8, 1, 10, 36), 0.01, NOTHING)
+
+    assert set(ledger.take(more).costs) == {"step", "gather"}
