@@ -102,10 +102,12 @@ async def test_an_operators_drain_wins_over_activation(redis_server: Any) -> Non
         await worker.stub.Drain(pb.DrainRequest(), timeout=5)
         answer = await worker.stub.Activate(pb.ActivateRequest(), timeout=5)
         assert answer.state == pb.SERVICE_STATE_DRAINING
-        assert (await worker.registered()).state == "draining"
+        record = await worker.registered()
+        assert (record.state, record.drained) == ("draining", True)
 
         await worker.stub.Undrain(pb.UndrainRequest(), timeout=5)
-        assert (await worker.registered()).state == "ready"
+        record = await worker.registered()
+        assert (record.state, record.drained) == ("ready", False)
         assert worker.refusing[-1] is False
 
 

@@ -173,7 +173,9 @@ class Availability:
 
     async def _update(self) -> None:
         status = self._process.status
-        await self._lease.update(state=status.state, standing_by=status.standing_by)
+        await self._lease.update(
+            state=status.state, standing_by=status.standing_by, drained=status.drained
+        )
 
     async def _come_to_rest(self, idle: Callable[[], Awaitable[bool]]) -> None:
         """Follow a worker that stands by: from draining to standby, and back if it is given work after all."""

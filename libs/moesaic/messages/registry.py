@@ -47,6 +47,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="worker.v1"):
     row_bytes: int = 0  # attention workers: of the hidden state of one row
     share: str = ""  # attention workers: the experts that others may pull from it, like 0/2
     standing_by: bool = False  # it is on standby, or drains in order to be
+    drained: bool = False  # operators had it drained, or it stops: it is not there to be activated
 
     @property
     def holds_experts(self) -> bool:
