@@ -1,8 +1,10 @@
 """Facts about the fleet that numbers of workers are decided from."""
 
+import math
 from collections.abc import Iterable, Mapping
 
 from moesaic.cluster.registry import Fleet
+from moesaic.errors import NotReady
 from moesaic.messages.brownout import BrownoutDecision, BrownoutPolicy
 from moesaic.messages.placement import Placement
 from moesaic.messages.registry import WorkerRecord
@@ -16,12 +18,18 @@ def active_shape(fleet: Fleet) -> FleetShape:
     return FleetShape(roles.count("attention"), roles.count("expert"))
 
 
+def active_attention(fleet: Fleet) -> list[str]:
+    """Name the attention workers that take requests."""
+    records = fleet.workers.values()
+    return [r.worker_id for r in records if r.role == "attention" and r.state == "ready"]
+
+
 def is_there(wanted: FleetShape, fleet: Fleet, placement: Placement | None) -> bool:
     """Tell whether a shape is reached: nobody is on the way out, and the placement names the active expert workers."""
     records = fleet.workers.values()
     if active_shape(fleet) != wanted:
         return False
-    if any(record.state == "draining" and record.standing_by for record in records):
+    if any(r.state == "draining" and r.standing_by and not r.drained for r in records):
         return False
     active = {r.worker_id for r in records if r.role == "expert" and r.state == "ready"}
     placed = {worker.worker_id for worker in placement.workers} if placement else set()
@@ -37,25 +45,46 @@ def shape_bounds(
         policy: in force.
         most: that the actuator can bring.
         records: all workers: expert workers must have slots for every expert.
+
+    Raises:
+        NotReady: so few expert workers can be had that they cannot hold every expert.
     """
     attention = min(most.attention, policy.max_attention or most.attention)
     experts = min(most.experts, policy.max_experts or most.experts)
-    fewest = max(policy.min_experts, fewest_expert_workers(records))
+    fewest = fewest_expert_workers(records)
+    if fewest > experts:
+        limit = "max_experts of the policy" if experts < most.experts else "what the actuator has"
+        raise NotReady(
+            f"it takes {fewest} expert workers to hold every expert, and {limit} allows {experts}: "
+            "numbers of workers stay as they are"
+        )
     return ShapeBounds(
-        least=FleetShape(min(attention, policy.min_attention), min(experts, fewest)),
+        least=FleetShape(
+            min(attention, policy.min_attention), max(fewest, min(experts, policy.min_experts))
+        ),
         most=FleetShape(attention, experts),
     )
 
 
 def fewest_expert_workers(records: Iterable[WorkerRecord]) -> int:
-    """Count the expert workers that it takes to hold every expert."""
-    experts = [r for r in records if r.role == "expert" and r.slots_per_layer and r.num_experts]
-    number, room = 0, 0
-    for record in sorted(experts, key=lambda r: r.slots_per_layer, reverse=True):
-        if room >= record.num_experts:
+    """Count the expert workers that it takes to hold every expert; those that are not there yet are like the others."""
+    experts = [
+        record
+        for record in records
+        if record.role == "expert"
+        and record.slots_per_layer
+        and record.num_experts
+        and not record.drained
+    ]
+    if not experts:
+        return 0
+    number, lacking = 0, max(record.num_experts for record in experts)
+    slots = sorted((record.slots_per_layer for record in experts), reverse=True)
+    for each in slots:
+        if lacking <= 0:
             break
-        number, room = number + 1, room + record.slots_per_layer
-    return number
+        number, lacking = number + 1, lacking - each
+    return number + max(0, math.ceil(lacking / slots[-1]))
 
 
 def objectives_of(policy: ScalingPolicy, brownout: BrownoutPolicy) -> Objectives:

@@ -110,6 +110,7 @@ class FakeEngine:
                 "Id": c["Id"],
                 "Names": [c["Name"]],
                 "State": c["State"]["Status"],
+                "Status": c["State"].get("Text", ""),
                 "Labels": c["Config"]["Labels"],
             }
             for c in list(self.containers.values())

@@ -96,6 +96,23 @@ async def test_the_newest_stop_first_and_are_removed_once_they_have_ended(
     assert engine.names("running", "exited") == ["suite-attention-1", "suite-expert-1"]
 
 
+@pytest.mark.parametrize(
+    "state",
+    [{"Status": "running", "Text": "Up 5 minutes (unhealthy)"}, {"Status": "restarting"}],
+)
+async def test_workers_that_do_not_work_stop_before_those_that_do(
+    engine: FakeEngine, actuator: ComposeActuator, state: dict[str, str]
+) -> None:
+    sick = next(c for c in engine.containers.values() if c["Name"] == "/suite-expert-1")
+    sick["State"].update(state)
+    assert await actuator.intended() == FleetShape(1, 2)
+
+    await actuator.apply(FleetShape(1, 1))
+
+    assert engine.names("running") == ["suite-attention-1", "suite-expert-2"]
+    assert await actuator.intended() == FleetShape(1, 1)
+
+
 async def test_a_shape_that_is_there_changes_nothing(
     engine: FakeEngine, actuator: ComposeActuator
 ) -> None:

@@ -50,6 +50,14 @@ async def test_a_side_without_workers_can_get_some_again(cluster: FakeCluster) -
     assert cluster.patches == [("expert", 0), ("expert", 2)]
 
 
+async def test_what_it_is_set_to_are_the_replicas_also_while_pods_are_missing(
+    cluster: FakeCluster,
+) -> None:
+    cluster.replicas = {"attention": 0, "expert": 5}
+
+    assert await actuator_in(cluster).intended() == FleetShape(0, 5)
+
+
 async def test_a_number_is_told_again_when_somebody_else_was_faster(cluster: FakeCluster) -> None:
     cluster.num_conflicts = 2
 

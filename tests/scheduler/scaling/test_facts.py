@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from moesaic.cluster.registry import Fleet
+from moesaic.errors import NotReady
 from moesaic.messages.brownout import BrownoutDecision, BrownoutInputs, BrownoutPolicy
 from moesaic.messages.placement import Placement
 from moesaic.messages.registry import WorkerRecord
@@ -21,7 +22,12 @@ from moesaic.services.scheduler.scaling.facts import (
 
 
 def worker(name: str, role: str = "expert", state: str = "ready", **fields: Any) -> WorkerRecord:
-    known = {"slots_per_layer": 4, "num_experts": 8, "layers": [0], "model_digest": "m"}
+    known: dict[str, Any] = {
+        "slots_per_layer": 4,
+        "num_experts": 8,
+        "layers": [0],
+        "model_digest": "m",
+    }
     return WorkerRecord(
         worker_id=name,
         generation=1,
@@ -77,8 +83,38 @@ def test_expert_workers_must_have_room_for_every_expert() -> None:
 
     assert fewest_expert_workers(small) == 3
     assert fewest_expert_workers([*small, worker("big", slots_per_layer=8)]) == 1
+    assert fewest_expert_workers([*small, worker("big", slots_per_layer=8, drained=True)]) == 3
     bounds = shape_bounds(ScalingPolicy(), FleetShape(4, 5), small)
     assert (bounds.least, bounds.most) == (FleetShape(1, 3), FleetShape(4, 5))
+
+
+def test_workers_that_have_not_registered_yet_are_needed_too() -> None:
+    assert fewest_expert_workers([worker("e0", slots_per_layer=1)]) == 8
+    assert fewest_expert_workers([worker("e0", slots_per_layer=3)]) == 3
+    assert fewest_expert_workers([]) == 0
+
+
+@pytest.mark.parametrize(
+    ("policy", "most", "told"),
+    [
+        (ScalingPolicy(max_experts=2), FleetShape(4, 8), "max_experts of the policy allows 2"),
+        (ScalingPolicy(), FleetShape(4, 3), "what the actuator has allows 3"),
+    ],
+)
+def test_bounds_that_leave_experts_without_a_worker_are_refused(
+    policy: ScalingPolicy, most: FleetShape, told: str
+) -> None:
+    experts = [worker(f"e{n}", slots_per_layer=1) for n in range(8)]
+
+    with pytest.raises(NotReady, match=told):
+        shape_bounds(policy, most, experts)
+
+
+def test_a_worker_that_operators_drain_does_not_keep_a_shape_from_being_there() -> None:
+    a, e0, e1 = worker("a0", "attention"), worker("e0"), worker("e1")
+    drained = worker("e2", state="draining", standing_by=True, drained=True)
+
+    assert is_there(FleetShape(1, 2), fleet_of(a, e0, e1, drained), placement_of(e0, e1))
 
 
 def test_bounds_are_those_of_the_policy_as_far_as_there_are_workers() -> None:

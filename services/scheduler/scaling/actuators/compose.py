@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import structlog
 
@@ -18,7 +18,7 @@ _LATE_S = 30.0  # over a container's own time for stopping, until it is told aga
 
 
 class ComposeActuator:
-    """Adds containers like those that a service has, and stops the newest ones.
+    """Adds containers like those that a service has, and stops those that do not work, then the newest ones.
 
     All that is under way is read from the engine, so a scheduler that leads later goes on where this one stopped:
     a container that was told to stop has a name of its own, and is not told again. The last container of a
@@ -64,6 +64,18 @@ class ComposeActuator:
             await self._engine.containers(service)
         return self._most
 
+    async def intended(self) -> FleetShape:
+        """Count the containers that run and were not told to stop.
+
+        Raises:
+            NotReady: the engine cannot be reached.
+        """
+        found = {
+            side: len(_serving(await self._engine.containers(service)))
+            for side, service in self._services.items()
+        }
+        return FleetShape(**found)
+
     async def apply(self, wanted: FleetShape) -> None:
         """Begin what leads to ``wanted``; containers come and go on their own.
 
@@ -79,10 +91,10 @@ class ComposeActuator:
 
     async def _bring(self, service: str, num_wanted: int) -> None:
         found = await self._engine.containers(service)
-        serving = [c for c in found if c.runs and not c.leaving]
+        serving = _serving(found)
         await self._see_off(service, [c for c in found if c.runs and c.leaving])
         if len(serving) > num_wanted:
-            ended = serving[num_wanted:]  # the newest, which compose would take away too
+            ended = serving[num_wanted:]
             told = await asyncio.gather(*(self._engine.stop(c) for c in ended))
             names = [c.name for c, by_us in zip(ended, told, strict=True) if by_us]
             if names:
@@ -128,3 +140,10 @@ class ComposeActuator:
                 at = self._clock() + await self._engine.stop_timeout_s(container) + _LATE_S
             late_at[container.id] = at
         self._late_at[service] = late_at
+
+
+def _serving(found: Iterable[Container]) -> list[Container]:
+    """List those that run for good, the last to go first: those that work, then by number, as compose counts."""
+    return sorted(
+        (c for c in found if c.runs and not c.leaving), key=lambda c: (not c.works, c.number)
+    )

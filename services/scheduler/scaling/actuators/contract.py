@@ -25,6 +25,14 @@ class Actuator(Protocol):
         """
         ...
 
+    async def intended(self) -> FleetShape:
+        """Return the shape that it is set to, whether or not all of its workers are there.
+
+        Raises:
+            MoesaicError: what it works with cannot be reached.
+        """
+        ...
+
     async def apply(self, wanted: FleetShape) -> None:
         """Begin whatever leads to ``wanted``; returns before workers have come or gone.
 

@@ -27,12 +27,14 @@ class Container(msgspec.Struct, frozen=True):
         name: of the engine, without a slash.
         number: that compose counts it by within its service.
         state: in the engine's words, such as running, created or exited.
+        status: the same for people, with its health where that is checked.
     """
 
     id: str
     name: str
     number: int
     state: str
+    status: str = ""
 
     @property
     def leaving(self) -> bool:
@@ -43,6 +45,11 @@ class Container(msgspec.Struct, frozen=True):
     def runs(self) -> bool:
         """True while its process runs, or is started again by the engine."""
         return self.state in ("running", "restarting", "paused")
+
+    @property
+    def works(self) -> bool:
+        """True while its process runs, and passes its health check if it has one."""
+        return self.state == "running" and "(unhealthy)" not in self.status
 
 
 class ContainerEngine:
@@ -63,7 +70,11 @@ class ContainerEngine:
         answer = await self._call("GET", f"/containers/json?{query}")
         found = [
             Container(
-                raw["Id"], raw["Names"][0].lstrip("/"), int(raw["Labels"][NUMBER]), raw["State"]
+                raw["Id"],
+                raw["Names"][0].lstrip("/"),
+                int(raw["Labels"][NUMBER]),
+                raw["State"],
+                raw.get("Status") or "",
             )
             for raw in answer.body
             if raw["Names"] and raw["Labels"].get(NUMBER, "").isdecimal()

@@ -62,6 +62,19 @@ class KubernetesActuator:
             await self._scale_of(side, deployment)
         return self._most
 
+    async def intended(self) -> FleetShape:
+        """Return the replicas that both Deployments shall have.
+
+        Raises:
+            InvalidInput: a Deployment is not there, or is not ours to scale; names the setting.
+            NotReady: the API server cannot be reached, or does not know us.
+        """
+        found = {
+            side: _replicas(await self._scale_of(side, deployment))
+            for side, deployment in self._deployments.items()
+        }
+        return FleetShape(**found)
+
     async def apply(self, wanted: FleetShape) -> None:
         """Tell the API server the numbers of ``wanted`` that it does not know yet.
 
@@ -78,7 +91,7 @@ class KubernetesActuator:
     async def _bring(self, side: str, deployment: str, num_wanted: int) -> None:
         for _ in range(_MOST_TRIES):
             scale = await self._scale_of(side, deployment)
-            before = scale.get("spec", {}).get("replicas", 0)  # 0 is left out
+            before = _replicas(scale)
             if before == num_wanted:
                 return
             # With the version that was read, nobody's newer number is overwritten unseen.
@@ -139,6 +152,10 @@ class KubernetesActuator:
             raise NotReady(
                 f"the API server refuses to {verb} the scale of {where}: {answer.message}"
             )
+
+
+def _replicas(scale: Mapping[str, Any]) -> int:
+    return int(scale.get("spec", {}).get("replicas", 0))  # 0 is left out
 
 
 def _read(file: Path) -> str:

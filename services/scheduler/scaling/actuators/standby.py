@@ -13,7 +13,7 @@ from moesaic.cluster.redis.bus import Bus
 from moesaic.cluster.registry import Fleet
 from moesaic.cluster.rpc.channels import CONTROL_TIMEOUT_S, channel
 from moesaic.cluster.rpc.statuses import as_error
-from moesaic.errors import NotReady
+from moesaic.errors import MoesaicError, NotReady
 from moesaic.messages.placement import Placement
 from moesaic.messages.registry import Role, WorkerRecord
 from moesaic.messages.scaling import FleetShape
@@ -51,29 +51,45 @@ class StandbyActuator:
         roles = Counter(record.role for record in there)
         return FleetShape(roles["attention"], roles["expert"])
 
+    async def intended(self) -> FleetShape:
+        """Count the workers that are active or start to be."""
+        there = [
+            record
+            for record in self._fleet.workers.values()
+            if record.state in ("ready", "starting") and not record.standing_by
+        ]
+        roles = Counter(record.role for record in there)
+        return FleetShape(roles["attention"], roles["expert"])
+
     async def apply(self, wanted: FleetShape) -> None:
         """Tell as many workers as are lacking, or too many, what to do.
 
         Raises:
             NotReady: Redis does not answer, or too few expert workers can be spared.
-            MoesaicError: a worker could not be told.
+            MoesaicError: a worker could not be told; all others were.
         """
         await self._fleet.refresh(self._bus)  # what was told at the last look shows by now
         if self._fleet.stale:
             raise NotReady("the registry cannot be read")
         numbers: dict[Role, int] = {"attention": wanted.attention, "expert": wanted.experts}
+        failures: list[MoesaicError] = []
         for role, number in numbers.items():
             active = self._active(role)
             coming = [record for record in self._of(role) if _can_come(record)]
-            for record in first_to_come(active, coming, number - len(active)):
-                await _tell(record, on_standby=False)
+            chosen = first_to_come(active, coming, number - len(active))
+            failures += await _tell_all(chosen, on_standby=False)
         for role, number in numbers.items():
             active = self._active(role)
             if len(active) > number:
                 active, loads = await _that_work(active)
-                excess = len(active) - number
-                for record in self._first_to_leave(role, active, loads, excess):
-                    await _tell(record, on_standby=True)
+                try:
+                    chosen = self._first_to_leave(role, active, loads, len(active) - number)
+                except NotReady as error:
+                    failures.append(error)
+                else:
+                    failures += await _tell_all(chosen, on_standby=True)
+        if failures:
+            raise failures[0]
 
     async def close(self) -> None:
         """Do nothing: each call has a connection of its own."""
@@ -158,8 +174,21 @@ def _node(record: WorkerRecord) -> str:
 
 
 def _can_come(record: WorkerRecord) -> bool:
-    """True on standby, and on the way there."""
+    """True on standby, and on the way there, unless operators drain it."""
+    if record.drained:
+        return False
     return record.state == "standby" or (record.state == "draining" and record.standing_by)
+
+
+async def _tell_all(records: Sequence[WorkerRecord], *, on_standby: bool) -> list[MoesaicError]:
+    """Tell each, and return the errors of those that could not be told."""
+    failures: list[MoesaicError] = []
+    for record in records:
+        try:
+            await _tell(record, on_standby=on_standby)
+        except MoesaicError as error:
+            failures.append(error)
+    return failures
 
 
 async def _tell(record: WorkerRecord, *, on_standby: bool) -> None:
