@@ -82,3 +82,11 @@ def test_reports_that_name_all_arrivals_are_taken_as_they_are() -> None:
     found = reported_arrivals([report_of(named, 2), report_of([], 5), report_of(named, 1)])
 
     assert found == named * 2
+
+
+def test_what_reports_say_came_is_bounded_over_all_of_them() -> None:
+    named = [Arrival(90.0, 10, 1), Arrival(91.0, 10, 1)]
+
+    found = reported_arrivals([report_of(named, 60_000), report_of(named, 10**9)])
+
+    assert len(found) == 60_000 + 2

@@ -1,5 +1,7 @@
 """Decisions: workers come where targets are missed or will be, and go where fewer do as well."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -106,6 +108,28 @@ def test_workers_do_not_go_before_enough_of_the_window_was_seen() -> None:
     short = steady_demand(5.0, window_s=20.0)
 
     assert SCALER.decide(POLICY, state_of(FleetShape(8, 8), short, BOUNDS, TARGETS)) is None
+
+
+def test_workers_do_not_go_while_one_of_them_is_silent() -> None:
+    state = replace(state_of(FleetShape(8, 8), NOTHING, BOUNDS, TARGETS), heard=False)
+
+    assert SCALER.decide(POLICY, state) is None
+
+
+def test_where_nothing_was_told_nothing_changes() -> None:
+    for waiting in (0, 50):
+        state = state_of(FleetShape(4, 4), demand_of([], 0.0), BOUNDS, TARGETS, waiting=waiting)
+        found = SCALER.decide(POLICY, state)
+        assert found is None or found.wanted.total > 8
+
+
+def test_workers_that_have_crashed_are_not_taken_for_gone() -> None:
+    state = replace(
+        state_of(FleetShape(1, 1), steady_demand(20.0), BOUNDS, TARGETS), intended=FleetShape(8, 8)
+    )
+
+    assert SCALER.decide(POLICY, state) is None
+    assert chosen(SCALER.decide(POLICY, replace(state, intended=FleetShape(1, 2)))).wanted.total > 3
 
 
 def test_without_requests_the_least_shape_is_enough() -> None:

@@ -48,7 +48,7 @@ class Assessment:
             if not (target_s := getattr(state.objectives, field)) > 0:
                 raise InvalidInput(f"objectives.{field}", f"must be positive, got {target_s:g}")
         self.policy, self.state, self.times, self._limits = policy, state, times, limits
-        wanted = state.shape
+        wanted = state.intended or state.shape
         if state.wish is not None and policy.mode == "auto":  # else nobody carries it out
             wanted = state.wish.shape
         self.goal = within(state.bounds, wanted)

@@ -134,11 +134,13 @@ class ScalingState:
         bounds: shapes that the policy allows and the actuator can bring.
         demand: of the last seconds.
         objectives: targets.
-        attainment: part of the requests that met both lately; None without requests.
+        attainment: part of the requests that met both since the last action; None if too few ended.
         ttft_p90_s: measured lately; None without first tokens.
         tpot_p90_s: measured lately; None without later tokens.
         waiting: requests that have not begun.
         thresholds: of brownout, prefill and decode: the least of any worker.
+        heard: every active attention worker has reported lately.
+        intended: the shape that the actuator is set to, where no wish tells it; None: not known.
     """
 
     now_s: float
@@ -152,6 +154,8 @@ class ScalingState:
     tpot_p90_s: float | None = None
     waiting: int = 0
     thresholds: tuple[float, float] = (1.0, 1.0)
+    heard: bool = True
+    intended: FleetShape | None = None
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,17 @@
 """Recent demand from what workers report: requests of the last seconds, by one clock."""
 
 import math
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from moesaic.errors import InvalidInput
 from moesaic.messages.performance import Arrival, LoadReport
 from moesaic.scaling.contract import RecentDemand
+
+MOST_ARRIVALS = 100_000  # that are repeated: reports may be wrong, and a choice takes time
+SLACK_S = 0.1  # between two reports of one worker, which each clock sees a little differently
 
 
 def recent_demand(
@@ -51,15 +55,75 @@ def recent_demand(
     )
 
 
+def covered_spans(
+    reports: Iterable[LoadReport], worker_ids: Iterable[str], now_s: float, window_s: float
+) -> list[tuple[float, float]]:
+    """Find the times of the last ``window_s`` seconds of which every one of these workers has told.
+
+    Times of which nothing is known must not count as times without requests.
+
+    Returns:
+        Begin and end of each span, in order; none where there is no worker.
+    """
+    by_worker: dict[str, list[tuple[float, float]]] = {each: [] for each in worker_ids}
+    for report in reports:
+        if report.worker_id in by_worker:
+            by_worker[report.worker_id].append((report.at - report.window_s, report.at))
+    begin_s, edges = now_s - window_s, list[tuple[float, int]]()
+    for spans in by_worker.values():
+        for begin, end in _united(spans):
+            if end > begin_s:
+                edges += [(max(begin, begin_s), 1), (end, -1)]
+    found: list[tuple[float, float]] = []
+    since, telling = 0.0, 0
+    for at, change in sorted(edges):
+        if telling == len(by_worker) and at > since:
+            found.append((since, at))
+        telling, since = telling + change, at
+    return found
+
+
+def without_gaps(
+    arrivals: Iterable[Arrival], spans: Sequence[tuple[float, float]], now_s: float
+) -> list[Arrival]:
+    """Take the arrivals within spans, as if these followed each other until now."""
+    found: list[Arrival] = []
+    left = sum(end - begin for begin, end in spans)
+    shifts: list[float] = []
+    for begin, end in spans:
+        shifts.append(now_s - left - begin)
+        left -= end - begin
+    begins = [begin for begin, _ in spans]
+    for each in arrivals:
+        i = bisect_left(begins, each.at) - 1  # spans are open at their begin
+        if i >= 0 and each.at <= spans[i][1]:
+            rest = each.prompt_tokens, each.answer_tokens, each.cached_tokens
+            found.append(Arrival(each.at + shifts[i], *rest))
+    return found
+
+
+def _united(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    united: list[tuple[float, float]] = []
+    for begin, end in sorted(spans):
+        if united and begin <= united[-1][1] + SLACK_S:
+            united[-1] = united[-1][0], max(united[-1][1], end)
+        else:
+            united.append((begin, end))
+    return united
+
+
 def reported_arrivals(reports: Iterable[LoadReport]) -> list[Arrival]:
     """List the arrivals of all reports; those of a report that names only some stand for all of its own.
 
-    The named ones are repeated evenly, each repetition at a time between its own and the next one's.
+    The named ones are repeated evenly, each repetition at a time between its own and the next one's. Beyond
+    ``MOST_ARRIVALS`` only those that are named are listed.
     """
     found: list[Arrival] = []
+    more = MOST_ARRIVALS
     for report in reports:
         named = sorted(report.arrivals, key=lambda each: each.at)
-        if report.arrived <= len(named):
+        more -= max(0, report.arrived - len(named))
+        if report.arrived <= len(named) or more < 0:
             found += named
             continue
         for i, each in enumerate(named):

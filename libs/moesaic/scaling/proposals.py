@@ -63,8 +63,8 @@ def fewer(found: Assessment) -> ShapeProposal | None:
     policy, state = found.policy, found.state
     if found.measured_missed or found.queue_grows or found.is_degraded or not found.is_settled:
         return None
-    if state.demand.window_s < LEAST_WINDOW * policy.window_s:
-        return None
+    if not state.heard or state.demand.window_s < LEAST_WINDOW * policy.window_s:
+        return None  # what was not told is no calm
     cost = shape_cost(policy, found.goal)
     headroom = policy.headroom * (1 + calm_margin(len(state.demand)))
     below = cost * (1 - max(policy.gain, 1e-6))
