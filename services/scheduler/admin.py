@@ -1,9 +1,9 @@
 """SchedulerService: wire -> domain -> wire."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 from msgspec.structs import replace
@@ -43,6 +43,7 @@ from moesaic.services.scheduler.wire import (
 from moesaic.v1 import placement_pb2, scheduler_pb2_grpc
 from moesaic.v1 import scheduler_pb2 as pb
 
+_T = TypeVar("_T")
 _Context = grpc.aio.ServicerContext[Any, Any]
 _USUAL_DECISIONS, _MOST_DECISIONS = 20, 1000
 
@@ -127,10 +128,7 @@ class SchedulerAdmin(scheduler_pb2_grpc.SchedulerServiceServicer):
             if request.base_epoch != current.epoch:
                 raise StaleEpoch(request.base_epoch, current.epoch)
             wanted = _completed(_decoded(request.placement), parts.fleet)
-            order = asyncio.create_task(parts.loop.apply(wanted, request.base_epoch))
-            self._orders.add(order)
-            order.add_done_callback(self._ended)
-            decision = await asyncio.shield(order)
+            decision = await self._finished(parts.loop.apply(wanted, request.base_epoch))
             return pb.ApplyPlacementResponse(
                 epoch=parts.view.epoch, decision_id=decision.decision_id if decision else ""
             )
@@ -199,18 +197,19 @@ class SchedulerAdmin(scheduler_pb2_grpc.SchedulerServiceServicer):
             )
 
     async def Scale(self, request: pb.ScaleRequest, context: _Context) -> pb.ScaleResponse:
-        """Want a shape; the policy no longer changes it by itself, unless it is asked to."""
+        """Want a shape; the policy no longer changes it by itself, unless it is asked to.
+
+        This goes on if the caller leaves.
+        """
         async with errors_as_status(context):
             parts = self._opened()
             parts.loop.require_lead()
             wanted = FleetShape(request.shape.attention, request.shape.experts)
-            decision = await parts.scaling.order(wanted, f"an operator wants {wanted}")
-            if parts.scaling_store.policy.mode == "auto" and not request.keep_mode:
-                await parts.scaling_store.change(lambda before: replace(before, mode="advise"))
-            return pb.ScaleResponse(
-                decision_id=decision.decision_id if decision else "",
-                mode=parts.scaling_store.policy.mode,
+            reason = f"an operator wants {wanted}"
+            decision_id = await self._finished(
+                parts.scaling.order(wanted, reason, keep_mode=request.keep_mode)
             )
+            return pb.ScaleResponse(decision_id=decision_id, mode=parts.scaling_store.policy.mode)
 
     async def SetScaling(
         self, request: pb.SetScalingRequest, context: _Context
@@ -258,6 +257,13 @@ class SchedulerAdmin(scheduler_pb2_grpc.SchedulerServiceServicer):
                 windows=traffic.windows if traffic else 0,
                 refused=parts.feed.refused,
             )
+
+    async def _finished(self, order: Coroutine[Any, Any, _T]) -> _T:
+        """Await an order that goes on if the caller leaves."""
+        task = asyncio.create_task(order)
+        self._orders.add(task)
+        task.add_done_callback(self._ended)
+        return await asyncio.shield(task)
 
     def _ended(self, order: "asyncio.Task[Any]") -> None:
         self._orders.discard(order)

@@ -4,11 +4,12 @@ A scheduler that leads later finds the wish, and goes on from it: actuators only
 """
 
 import asyncio
+import math
 import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import structlog
 from msgspec.structs import replace
@@ -17,7 +18,7 @@ from prometheus_client import Gauge
 from moesaic.cluster.leadership import Leadership
 from moesaic.cluster.placement_view import PlacementView
 from moesaic.cluster.registry import Fleet
-from moesaic.errors import InvalidInput, MoesaicError, PeerLost
+from moesaic.errors import InvalidInput, MoesaicError, NotReady, PeerLost
 from moesaic.messages.scaling import (
     FleetShape,
     ScalingDecision,
@@ -29,7 +30,9 @@ from moesaic.services.scheduler.brownout import BrownoutStore
 from moesaic.services.scheduler.log import LOST, DecisionLog
 from moesaic.services.scheduler.scaling.actuators.contract import Actuator
 from moesaic.services.scheduler.scaling.facts import (
+    active_attention,
     active_shape,
+    fewest_expert_workers,
     is_there,
     objectives_of,
     shape_bounds,
@@ -88,24 +91,26 @@ class ScalingParts:
     actuator: Actuator
 
 
+_Step = Literal["look", "choose", "carry out"]
 Chosen = tuple[ScalingPolicy, ScalingState, ScalingChoice | None]
 
 
 class ScalingController:
-    """Decides about numbers of workers while its scheduler leads, and has them carried out.
-
-    Attributes:
-        trouble: what keeps the wish from being carried out, for people; empty if nothing does.
-    """
+    """Decides about numbers of workers while its scheduler leads, and has them carried out."""
 
     def __init__(self, parts: ScalingParts, wall_clock: Callable[[], float] = time.time) -> None:
-        self.trouble = ""
+        self._troubles: dict[_Step, str] = {}
         self._parts, self._wall_clock = parts, wall_clock
         self._turn = asyncio.Lock()  # between the loop and operators' orders
         self._closed = False  # all decisions but that of the wish have an end
         self._decided_at = 0.0
         self._told: tuple[object, ...] = ()  # the last choice that was not carried out
         self._choosing: asyncio.Task[Chosen] | None = None
+
+    @property
+    def trouble(self) -> str:
+        """Whatever keeps numbers from being decided or carried out, for people; empty if nothing does."""
+        return "; ".join(dict.fromkeys(self._troubles.values()))
 
     @property
     def shape(self) -> FleetShape:
@@ -141,45 +146,59 @@ class ScalingController:
                         await self._look()
                     wish = self._parts.store.wish
                     pause_s = _SOON_S if wish is not None and not wish.ended else _LOOK_S
+                    self._troubles.pop("look", None)
                 else:
                     self._closed = False
+                    self._troubles.clear()
             except MoesaicError as error:  # Redis is gone, or another scheduler leads now
-                self._note_trouble(error)
+                self._note_trouble("look", error)
                 self._closed = False
+            except Exception as error:  # placements must not want for a scheduler because of it
+                log.exception("scaling.failed")
+                self._note_trouble("look", error)
             await asyncio.sleep(pause_s)
 
-    async def order(self, shape: FleetShape, reason: str) -> ScalingDecision | None:
+    async def order(self, shape: FleetShape, reason: str, *, keep_mode: bool = True) -> str:
         """Want a shape because an operator does.
 
+        Args:
+            shape: that is wanted.
+            reason: for people.
+            keep_mode: stay in mode auto, which may change the numbers again; else it becomes advise.
+
         Returns:
-            The decision as it was logged; None if the shape is wanted already, or is there.
+            The id of the decision that brings it, an earlier one if that is under way; empty if the shape is there.
 
         Raises:
             InvalidInput: the fleet cannot have it.
-            NotReady: another scheduler leads now, or wrote at the same time.
+            NotReady: another scheduler leads now, or wrote at the same time; or no shape can hold every expert.
             MoesaicError: Redis or the actuator did not answer.
         """
         async with self._turn:
             parts = self._parts
             await parts.store.refresh()
-            bounds = await self._bounds(
-                ScalingPolicy()
-            )  # an operator may leave the policy's bounds
+            # An operator may leave the policy's bounds.
+            bounds = await self._bounds(ScalingPolicy())
             for side in ("attention", "experts"):
                 least, most = getattr(bounds.least, side), getattr(bounds.most, side)
                 if not least <= getattr(shape, side) <= most:
                     raise InvalidInput(
                         f"shape.{side}", f"must be in {least}..{most}, got {getattr(shape, side)}"
                     )
+            # First: a wish of an operator never stands in mode auto, whatever happens in between.
+            if parts.store.policy.mode == "auto" and not keep_mode:
+                await parts.store.change(lambda before: replace(before, mode="advise"))
             wish, now = parts.store.wish, self.shape
-            wanted = wish.shape if wish is not None and not wish.ended else now
-            if wanted == shape == now or (wanted == shape and wish is not None and not wish.ended):
-                return None
+            if wish is not None and not wish.ended:
+                if wish.shape == shape:
+                    return wish.decision_id
+            elif shape == now:
+                return ""
             decision = self._decision(
                 cause="operator", adopted=True, reason=reason, before=now, wanted=shape
             )
             await self._adopt(decision)
-            return decision
+            return decision.decision_id
 
     async def _look(self) -> None:
         parts = self._parts
@@ -189,13 +208,27 @@ class ScalingController:
             self._closed = True
         await self._carry_out()
         if self._choosing is not None and self._choosing.done():
-            chosen, self._choosing = self._choosing, None
-            await self._decide(*chosen.result())
+            task, self._choosing = self._choosing, None
+            await self._conclude(task)
         policy = parts.store.policy
-        if policy.mode != "off" and self._choosing is None and self._due(policy):
+        if policy.mode == "off":
+            self._troubles.pop("choose", None)
+        elif self._choosing is None and self._due(policy):
             self._decided_at = self._wall_clock()
             # Beside this loop: it may take seconds, for which nobody shall wait.
             self._choosing = asyncio.create_task(self._choose(policy), name="scaling choice")
+
+    async def _conclude(self, task: asyncio.Task[Chosen]) -> None:
+        try:
+            policy, state, choice = task.result()
+        except MoesaicError as error:
+            self._note_trouble("choose", error)
+        except Exception as error:  # it was made from numbers that others report
+            log.error("scaling.failed", exc_info=error)
+            self._note_trouble("choose", error)
+        else:
+            self._troubles.pop("choose", None)
+            await self._decide(policy, state, choice)
 
     def _due(self, policy: ScalingPolicy) -> bool:
         return abs(self._wall_clock() - self._decided_at) >= policy.interval_s
@@ -226,17 +259,24 @@ class ScalingController:
             age_s = max(0.0, self._wall_clock() - wish.at)
             if is_there(wish.shape, parts.fleet, parts.view.current):
                 await self._note_end(await parts.store.end(seconds=round(age_s, 3)))
-                self.trouble = ""
+                self._troubles.pop("carry out", None)
                 return
             if age_s > PATIENCE_S:
-                failure = self.trouble or f"{now} after {PATIENCE_S:.0f} s"
+                failure = self._troubles.get("carry out") or f"{now} after {PATIENCE_S:.0f} s"
                 await self._note_end(await parts.store.end(failure=failure))
         if not wish.ended or parts.store.policy.mode == "auto":
             try:
+                self._require_room(wish.shape)
                 await parts.actuator.apply(wish.shape)
-                self.trouble = ""
+                self._troubles.pop("carry out", None)
             except MoesaicError as error:
-                self._note_trouble(error)
+                self._note_trouble("carry out", error)
+
+    def _require_room(self, shape: FleetShape) -> None:
+        """Refuse a wish that was written when there were fewer experts, or larger workers."""
+        fewest = fewest_expert_workers(self._parts.fleet.workers.values())
+        if shape.experts < fewest:
+            raise NotReady(f"{shape} is wanted, but {fewest} expert workers are needed")
 
     async def _note_end(self, wish: ScalingWish) -> None:
         decision = self._parts.decisions.scaling(wish.decision_id)
@@ -246,13 +286,7 @@ class ScalingController:
 
     async def _choose(self, policy: ScalingPolicy) -> Chosen:
         state = await self._state(policy)
-        try:
-            return policy, state, await self._parts.predictor.choose(policy, state)
-        except MoesaicError:
-            raise
-        except Exception:  # placements must not want for a scheduler because of it
-            log.exception("scaling.failed")
-            return policy, state, None
+        return policy, state, await self._parts.predictor.choose(policy, state)
 
     async def _decide(
         self, policy: ScalingPolicy, state: ScalingState, choice: ScalingChoice | None
@@ -265,7 +299,7 @@ class ScalingController:
             self._told = ()
             return
         adopted = policy.mode == "auto" and choice.allowed
-        told = (choice.cause, choice.wanted, choice.held, state.shape, policy.mode)
+        told = (choice.cause, choice.wanted, bool(choice.held), state.shape, policy.mode)
         if not adopted and told == self._told:
             return  # it was said, and nothing has changed
         self._told = () if adopted else told
@@ -314,20 +348,29 @@ class ScalingController:
         parts = self._parts
         brownout = parts.brownout.current
         objectives = objectives_of(policy, brownout)
-        measured = parts.feed.measured(policy.window_s, objectives)
+        wish, workers = parts.store.wish, parts.fleet.workers
+        # Requests that came late before the last action's workers were there shall not bring more of them.
+        since_s = wish.at + (wish.seconds or 0.0) if wish is not None and wish.ended else -math.inf
+        intended = None
+        if wish is None or policy.mode != "auto":
+            intended = await parts.actuator.intended()
+        bounds = await self._bounds(policy)
+        measured = parts.feed.measured(policy.window_s, objectives, workers, since_s)
         decisions = parts.decisions.recent_brownout(_RECENT)
         return ScalingState(
             now_s=self._wall_clock(),
             shape=self.shape,
-            wish=parts.store.wish,
-            bounds=await self._bounds(policy),
+            wish=wish,
+            bounds=bounds,
             demand=parts.predictor.demand(policy),
             objectives=objectives,
             attainment=measured.attainment,
             ttft_p90_s=measured.ttft_p90_s,
             tpot_p90_s=measured.tpot_p90_s,
             waiting=measured.waiting,
-            thresholds=thresholds_now(brownout, decisions, parts.fleet.workers),
+            thresholds=thresholds_now(brownout, decisions, workers),
+            heard=parts.feed.heard(active_attention(parts.fleet)),
+            intended=intended,
         )
 
     async def _bounds(self, policy: ScalingPolicy) -> ShapeBounds:
@@ -337,7 +380,8 @@ class ScalingController:
     def _decision(self, **fields: Any) -> ScalingDecision:
         return ScalingDecision(decision_id=uuid.uuid4().hex, at=self._wall_clock(), **fields)
 
-    def _note_trouble(self, error: MoesaicError) -> None:
-        if str(error) != self.trouble:
-            self.trouble = str(error)
-            log.warning("scaling.trouble", cause=self.trouble)
+    def _note_trouble(self, step: _Step, error: Exception) -> None:
+        cause = str(error) or repr(error)
+        if cause != self._troubles.get(step):
+            self._troubles[step] = cause
+            log.warning("scaling.trouble", cause=cause)

@@ -1,24 +1,33 @@
 """Load and costs of the workers, from their reports."""
 
 import asyncio
+import math
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import aclosing
+from collections.abc import Callable, Container, Iterable
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from moesaic.cluster.leadership import Leadership
-from moesaic.cluster.load_view import STREAM
+from moesaic.cluster.load_view import KEPT, REPORT_EVERY_S, STREAM
 from moesaic.cluster.redis.bus import Bus
 from moesaic.costs.book import model_of_fleet
+from moesaic.errors import PeerLost
 from moesaic.messages.performance import LoadReport, PerformanceModel
+from moesaic.messages.scaling import ScalingPolicy
 from moesaic.scaling.contract import Objectives
+from moesaic.services.scheduler.scaling.sane_reports import sane
 
+LATELY_S = 3 * REPORT_EVERY_S  # a worker that is silent for longer may be gone, or cut off
+FEW_ANSWERS = 10  # fewer say nothing
 _LOOK_S = 1.0
 _FORGET_S = 3600.0  # costs of a worker that left are known for so long
-_MOST_REPORTS = 10_000  # of one worker
+_NEWEST = 16  # reports, of which one at least makes sense
+_MOST_WORKERS = 4096  # whose costs are known
 _reports: "msgspec.msgpack.Decoder[LoadReport]" = msgspec.msgpack.Decoder(LoadReport)
 
 
@@ -27,9 +36,9 @@ class MeasuredLoad:
     """Load that the workers told of lately.
 
     Attributes:
-        attainment: part of the requests that met both targets; None without requests.
-        ttft_p90_s: 90 of 100 first tokens took less; None without first tokens.
-        tpot_p90_s: likewise, of later tokens.
+        attainment: part of the requests that met both targets; None if too few have ended.
+        ttft_p90_s: 90 of 100 first tokens took less; likewise.
+        tpot_p90_s: likewise, of later tokens; None also without any.
         waiting: requests that have not begun.
     """
 
@@ -40,78 +49,152 @@ class MeasuredLoad:
 
 
 class LoadFeed:
-    """Reads the reports while its scheduler leads."""
+    """Reads the reports while its scheduler leads.
+
+    Clocks of workers differ, so reports are in the order in which they came here.
+
+    Attributes:
+        is_caught_up: all that workers had told before this scheduler led has been read.
+    """
 
     def __init__(
         self, bus: Bus, leadership: Leadership, wall_clock: Callable[[], float] = time.time
     ) -> None:
+        self.is_caught_up = False
         self._bus, self._leadership, self._wall_clock = bus, leadership, wall_clock
-        self._reports: dict[str, deque[LoadReport]] = {}  # by worker, oldest first
+        self._keep_s = ScalingPolicy().window_s
+        self._recent: deque[_Came] = deque()  # in the order in which they came
+        self._seen: set[tuple[str, int, float]] = set()  # of these
+        self._last: dict[str, _Came] = {}  # by worker, with its costs
 
     async def run(self) -> None:
         """Take in every report while this scheduler leads, for ever.
 
-        A new leader begins with those of the last hour, which Redis has.
+        A new leader begins with those that Redis has, oldest first.
         """
         while True:
             if self._leadership.held:
-                read = self._bus.read_on(STREAM, _reports)
-                async with aclosing(read) as reports:
-                    async for report in reports:
-                        if report is not None:
-                            self.take(report)
-                        if not self._leadership.held:
-                            break
-                self._reports.clear()
+                with suppress(PeerLost):
+                    await self._read()
+                self._forget()
             await asyncio.sleep(_LOOK_S)
 
+    async def _read(self) -> None:
+        found = await self._bus.latest(STREAM, _reports, _NEWEST)
+        newest = next((_key(each) for each in reversed(found) if math.isfinite(each.at)), None)
+        self.is_caught_up = newest is None
+        lost_at = self._bus.last_lost
+        read = self._bus.read_on(STREAM, _reports)
+        async with aclosing(read) as reports:
+            async for report in reports:
+                if report is not None:
+                    self.take(report)
+                    self.is_caught_up = self.is_caught_up or _key(report) == newest
+                    await asyncio.sleep(0)  # there may be many at first
+                elif self._bus.last_lost == lost_at:  # there is no news because there is none
+                    self.is_caught_up = True
+                lost_at = self._bus.last_lost
+                if not self._leadership.held:
+                    break
+
     def take(self, report: LoadReport) -> None:
-        """Keep one report; one that is told again, or late, changes nothing."""
-        known = self._reports.setdefault(report.worker_id, deque(maxlen=_MOST_REPORTS))
-        if not known or (report.generation, report.at) > (known[-1].generation, known[-1].at):
-            known.append(report)
+        """Keep one report; one that is told again, or cannot be true, changes nothing."""
+        now_s = self._wall_clock()
+        kept = sane(report, now_s)
+        if kept is None or _key(kept) in self._seen:
+            return
+        last = self._last.get(kept.worker_id)
+        if last is not None and kept.generation < last.report.generation:
+            return
+        # What is read late, after a change of leaders, was told long ago.
+        came_s = now_s if self.is_caught_up else min(now_s, kept.at)
+        self._last[kept.worker_id] = _Came(came_s, kept)
+        self._recent.append(_Came(came_s, replace(kept, costs={})))
+        self._seen.add(_key(kept))
+        while self._recent and (
+            len(self._recent) > KEPT or self._recent[0].at_s < now_s - self._keep_s
+        ):
+            self._seen.discard(_key(self._recent.popleft().report))
+        silent = [name for name, each in self._last.items() if each.at_s < now_s - _FORGET_S]
+        for name in silent:
+            del self._last[name]
+        while len(self._last) > _MOST_WORKERS:
+            del self._last[min(self._last, key=lambda name: self._last[name].at_s)]
 
     def recent(self, window_s: float) -> list[LoadReport]:
-        """The reports that end within the last ``window_s``, by the end of what they cover."""
+        """The reports that end within the last ``window_s``, without costs; as many seconds are kept from now on."""
+        self._keep_s = max(self._keep_s, window_s)
         since = self._wall_clock() - window_s
-        found = (report for known in self._reports.values() for report in known)
-        return sorted((r for r in found if r.at >= since), key=lambda report: report.at)
+        return [each.report for each in self._recent if each.report.at >= since]
 
-    def measured(self, window_s: float, objectives: Objectives) -> MeasuredLoad:
-        """Sum up the load of the last ``window_s``; answers that a report names stand for all of its own."""
-        recent = self.recent(window_s)
-        latest = {report.worker_id: report for report in recent}.values()
+    def heard(self, worker_ids: Iterable[str]) -> bool:
+        """Tell whether each of these workers has reported lately."""
+        since = self._wall_clock() - LATELY_S
+        last = (self._last.get(worker_id) for worker_id in worker_ids)
+        return all(each is not None and each.at_s >= since for each in last)
+
+    def measured(
+        self,
+        window_s: float,
+        objectives: Objectives,
+        worker_ids: Container[str],
+        since_s: float = -math.inf,
+    ) -> MeasuredLoad:
+        """Sum up the load of the last ``window_s``; answers that a report names stand for all of its own.
+
+        Args:
+            window_s: its length.
+            objectives: targets.
+            worker_ids: workers that there are: only their requests wait.
+            since_s: what ended before, in seconds since 1970, says nothing of the fleet as it is.
+        """
         answers = [
             (each, max(1.0, report.ended / len(report.latencies)))
-            for report in recent
+            for report in self.recent(window_s)
+            if report.at - report.window_s >= since_s
             for each in report.latencies
         ]
+        all_weights = sum(weight for _, weight in answers)
+        lately_s = self._wall_clock() - LATELY_S
+        waiting = sum(
+            each.report.waiting
+            for name, each in self._last.items()
+            if name in worker_ids and each.at_s >= lately_s
+        )
+        if all_weights < FEW_ANSWERS:
+            return MeasuredLoad(waiting=waiting)
         in_time = [
             weight
             for each, weight in answers
             if each.ttft_s <= objectives.ttft_s and each.tpot_s <= objectives.tpot_s
         ]
-        all_weights = sum(weight for _, weight in answers)
         return MeasuredLoad(
-            attainment=sum(in_time) / all_weights if answers else None,
+            attainment=sum(in_time) / all_weights,
             ttft_p90_s=_p90([(each.ttft_s, weight) for each, weight in answers]),
             tpot_p90_s=_p90([(each.tpot_s, weight) for each, weight in answers if each.tpot_s > 0]),
-            waiting=sum(report.waiting for report in latest),
+            waiting=waiting,
         )
 
     def model(self) -> PerformanceModel:
         """Make the performance model of all that workers have measured; a report has all of its worker's costs."""
-        self._forget()
-        latest = [known[-1] for known in self._reports.values() if known]
-        return model_of_fleet([report.costs for report in latest], source="measured by the fleet")
+        since = self._wall_clock() - _FORGET_S
+        latest = [each.report.costs for each in self._last.values() if each.at_s >= since]
+        return model_of_fleet(latest, source="measured by the fleet")
 
     def _forget(self) -> None:
-        since = self._wall_clock() - _FORGET_S
-        for worker_id, known in list(self._reports.items()):
-            while known and known[0].at < since:
-                known.popleft()
-            if not known:
-                del self._reports[worker_id]
+        self.is_caught_up = False
+        self._recent.clear()
+        self._seen.clear()
+        self._last.clear()
+
+
+class _Came(NamedTuple):
+    at_s: float  # by our clock
+    report: LoadReport
+
+
+def _key(report: LoadReport) -> tuple[str, int, float]:
+    return report.worker_id, report.generation, report.at
 
 
 def _p90(weighted: list[tuple[float, float]]) -> float | None:

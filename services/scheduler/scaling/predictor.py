@@ -18,12 +18,20 @@ from moesaic.scaling.contract import (
     ServingLimits,
 )
 from moesaic.scaling.decide import Scaler
-from moesaic.scaling.demand import recent_demand, reported_arrivals
+from moesaic.scaling.demand import (
+    covered_spans,
+    recent_demand,
+    reported_arrivals,
+    without_gaps,
+)
 from moesaic.scaling.serving_times import Activated, ServingTimes
 from moesaic.services.scheduler.planning.traffic import TrafficFeed
+from moesaic.services.scheduler.scaling.facts import active_attention
 from moesaic.services.scheduler.scaling.feed import LoadFeed
 
 USUAL_ANSWER_TOKENS = 64.0  # while no answer has ended
+_NOTHING = np.zeros(0, np.int64)
+NO_DEMAND = RecentDemand(np.zeros(0), _NOTHING, _NOTHING, 0.0)
 
 
 class FleetPredictor:
@@ -42,36 +50,52 @@ class FleetPredictor:
         self._wall_clock = wall_clock
 
     def demand(self, policy: ScalingPolicy) -> RecentDemand:
-        """Return the demand of the policy's window."""
-        arrivals = reported_arrivals(self._load.recent(policy.window_s))
+        """Return the demand of that part of the policy's window of which all that tell anything have told."""
+        now_s, reports = self._wall_clock(), self._load.recent(policy.window_s)
+        telling = [each for each in active_attention(self._fleet) if self._load.heard([each])]
+        spans = covered_spans(reports, telling, now_s, policy.window_s)
+        told_s = sum(end - begin for begin, end in spans)
+        if not told_s:
+            return NO_DEMAND
+        arrivals = without_gaps(reported_arrivals(reports), spans, now_s)
         answers = [each.answer_tokens for each in arrivals if each.answer_tokens > 0]
         usual = sum(answers) / len(answers) if answers else USUAL_ANSWER_TOKENS
-        return recent_demand(arrivals, self._wall_clock(), policy.window_s, usual)
+        return recent_demand(arrivals, now_s, told_s, usual)
 
     async def choose(self, policy: ScalingPolicy, state: ScalingState) -> ScalingChoice | None:
-        """Return a shape that would be better than the one there is; shapes are tried beside the loop."""
+        """Return a shape that would be better than the one there is; shapes are tried beside the loop.
+
+        None while a scheduler that has begun to lead still reads what workers told before.
+        """
+        if not self._load.is_caught_up:
+            return None
         scaler = Scaler(self._times(), self._limits())
         return await asyncio.to_thread(scaler.decide, policy, state)
 
     def _times(self) -> ServingTimes | None:
         """Predict steps by what was measured; None while too little is known."""
-        current = self._view.current
-        if current is None:
-            return None
+        current, model = self._view.current, self._load.model()
+        has_experts = any(record.role == "expert" for record in self._fleet.workers.values())
+        if current is None or (has_experts and not {"attention", "experts"} <= model.parts.keys()):
+            return None  # whole steps would not tell the sides apart
         traffic = self._traffic.of(current.model_digest)
-        layers = traffic.statistics.layers.values() if traffic else []
-        seen = [layer.tokens / layer.rows for layer in layers if layer.rows > 0]
+        layers = list(traffic.statistics.layers.values()) if traffic else []
+        seen = [layer for layer in layers if layer.rows > 0 and layer.batches > 0]
         row_bytes = max((record.row_bytes for record in self._fleet.workers.values()), default=0)
         if not seen:
             return None
-        chosen = np.stack(seen)
+        chosen = np.stack([layer.tokens / layer.rows for layer in seen])
+        rows = sum(layer.rows for layer in seen) / sum(layer.batches for layer in seen)
+        served = self._traffic.served(current)
         try:
             return ServingTimes(
-                self._load.model(),
+                model,
                 num_moe_layers=len(current.layers),
                 top_k=max(1, round(float(chosen.sum(axis=1).mean()))),
                 row_bytes=row_bytes,
-                activated=activated_of(chosen),
+                activated=activated_of(
+                    chosen, unevenness(chosen, rows, served, len(current.workers))
+                ),
             )
         except InvalidInput:  # parts that it needs were not measured yet
             return None
@@ -92,13 +116,14 @@ class FleetPredictor:
         )
 
 
-def activated_of(chosen: NDArray[np.float64]) -> Activated:
-    """Make the estimate of activated experts on one expert worker, the work being spread evenly.
+def activated_of(chosen: NDArray[np.float64], uneven: float = 1.0) -> Activated:
+    """Make the estimate of activated experts on the expert worker that has most of them.
 
     Rows are taken to choose on their own, each expert as often as it was chosen lately.
 
     Args:
         chosen: ``[L, E]``: part of the rows that chose each expert, by layer.
+        uneven: most of any worker, by the mean.
     """
     spared = np.log1p(-np.clip(chosen, 0.0, 1.0 - 1e-9))  # of the chance that one row leaves it out
 
@@ -106,6 +131,23 @@ def activated_of(chosen: NDArray[np.float64]) -> Activated:
         if rows <= 0:
             return 0.0
         active = float((1.0 - np.exp(spared * rows)).sum(axis=1).mean())
-        return max(min(1.0, active), active / num_workers)
+        return max(min(1.0, active), min(active, active / num_workers * uneven))
 
     return activated
+
+
+def unevenness(
+    chosen: NDArray[np.float64], rows: float, served: tuple[int, int] | None, num_workers: int
+) -> float:
+    """Measure how many more experts are activated on the worker that has most than in the mean.
+
+    Args:
+        chosen: see ``activated_of``.
+        rows: of a usual batch.
+        served: batches, and the sum of most activated experts on one worker; None: not known.
+        num_workers: that they were spread over.
+    """
+    if served is None or not served[0] or num_workers < 1:
+        return 1.0
+    mean = activated_of(chosen)(1, rows) / num_workers
+    return max(1.0, served[1] / served[0] / mean) if mean > 0 else 1.0

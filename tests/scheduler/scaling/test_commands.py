@@ -4,6 +4,8 @@ import asyncio
 import json
 from typing import Any
 
+from moesaic.cluster.registry import registered
+from moesaic.messages.registry import WorkerRecord
 from moesaic.v1 import scheduler_pb2 as pb
 from tests.scheduler.test_commands import run
 
@@ -70,3 +72,43 @@ async def test_two_schedulers_have_one_policy(suite: Any) -> None:
             if found.policy.mode == "advise":
                 break
             await asyncio.sleep(0.05)
+
+
+def attention_worker(number: int, **fields: Any) -> WorkerRecord:
+    """Make the record of a worker that nobody can reach."""
+    return WorkerRecord(
+        worker_id=f"attention-{number}",
+        generation=1,
+        role="attention",
+        admin_address="127.0.0.1:9",
+        **fields,
+    )
+
+
+async def test_who_waits_for_a_shape_is_told_what_became_of_its_own_order(suite: Any) -> None:
+    scheduler = await suite.scheduler()
+    address = (await scheduler.until("service.ready"))["admin_address"]
+    await scheduler.until("leader.changed", leads=True)
+    async with (
+        registered(suite.bus, attention_worker(0, state="ready")),
+        registered(suite.bus, attention_worker(1, state="standby", standing_by=True)),
+        registered(suite.bus, attention_worker(2, state="standby", standing_by=True)),
+        scheduler.stub() as stub,
+    ):
+        while (await stub.GetScaling(pb.GetScalingRequest(), timeout=5)).most.attention < 3:
+            await asyncio.sleep(0.05)
+
+        status, out, err = await run(address, "scale", "to", "1A0E", "--json")
+        assert (status, json.loads(out)["decisions"]) == (0, []), err
+
+        waiting = asyncio.create_task(run(address, "scale", "to", "2A0E", "--timeout", "60"))
+        while not (await stub.GetScaling(pb.GetScalingRequest(), timeout=5)).HasField("wish"):
+            await asyncio.sleep(0.05)
+        again = pb.ScaleRequest(shape=pb.FleetShape(attention=2))
+        wish = (await stub.GetScaling(pb.GetScalingRequest(), timeout=5)).wish
+        assert (await stub.Scale(again, timeout=5)).decision_id == wish.decision_id
+
+        other = pb.ScaleRequest(shape=pb.FleetShape(attention=3))
+        assert (await stub.Scale(other, timeout=5)).decision_id not in ("", wish.decision_id)
+        status, _, err = await waiting
+        assert (status, "2A0E: another shape was wanted" in err) == (1, True), err

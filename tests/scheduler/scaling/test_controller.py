@@ -12,6 +12,7 @@ from moesaic.cluster.leadership import leadership
 from moesaic.cluster.registry import Fleet
 from moesaic.errors import InvalidInput, NotReady
 from moesaic.messages.brownout import BrownoutPolicy
+from moesaic.messages.performance import LoadReport, RequestLatency
 from moesaic.messages.registry import WorkerRecord
 from moesaic.messages.scaling import FleetShape, ScalingDecision, ScalingPolicy
 from moesaic.scaling.contract import RecentDemand, ScalingChoice, ScalingState
@@ -24,6 +25,7 @@ from moesaic.services.scheduler.scaling.controller import (
     ScalingController,
     ScalingParts,
 )
+from moesaic.services.scheduler.scaling.facts import active_shape
 from moesaic.services.scheduler.scaling.feed import LoadFeed
 from moesaic.services.scheduler.scaling.store import OVERTAKEN, ScalingStore
 
@@ -50,11 +52,18 @@ class Workers:
         self.wanted: list[FleetShape] = []
         self.failing = ""
         self.brings = True
+        self.set_to: FleetShape | None = None
+        self.broken: Exception | None = None
 
     async def most(self) -> FleetShape:
         return THREE
 
+    async def intended(self) -> FleetShape:
+        return self.set_to or active_shape(self.fleet)
+
     async def apply(self, wanted: FleetShape) -> None:
+        if self.broken is not None:
+            raise self.broken
         if self.failing:
             raise NotReady(self.failing)
         if self.wanted[-1:] != [wanted]:
@@ -72,6 +81,7 @@ class Choices:
     def __init__(self) -> None:
         self.choice: ScalingChoice | None = None
         self.asked: list[ScalingState] = []
+        self.broken: Exception | None = None
 
     def demand(self, policy: ScalingPolicy) -> RecentDemand:
         none = np.zeros(0, np.int64)
@@ -79,6 +89,8 @@ class Choices:
 
     async def choose(self, policy: ScalingPolicy, state: ScalingState) -> ScalingChoice | None:
         self.asked.append(state)
+        if self.broken is not None:
+            raise self.broken
         return self.choice if self.choice and self.choice.wanted != state.shape else None
 
 
@@ -101,13 +113,14 @@ class Scheduler:
         self.brownout = BrownoutStore(bus, epochs, lead, BrownoutPolicy())
         self.log = DecisionLog(bus, clock)
         self.workers, self.choices = Workers(fleet), Choices()
+        self.feed = LoadFeed(bus, lead, clock)
         self.controller = ScalingController(
             ScalingParts(
                 fleet,
                 view,
                 lead,
                 self.store,
-                LoadFeed(bus, lead, clock),
+                self.feed,
                 self.choices,
                 self.log,
                 self.brownout,
@@ -162,18 +175,13 @@ async def test_an_order_is_carried_out_and_its_end_is_noted(
     suite: Any, fleet: Fleet, clock: Clock
 ) -> None:
     async with scheduling(suite, fleet, clock) as scheduler:
-        decision = await scheduler.controller.order(TWO, "because")
-        assert decision is not None
+        decision_id = await scheduler.controller.order(TWO, "because")
         ended = await scheduler.until(lambda each: each.seconds is not None)
 
-        assert (ended.decision_id, ended.cause, ended.adopted) == (
-            decision.decision_id,
-            "operator",
-            True,
-        )
+        assert (ended.decision_id, ended.cause, ended.adopted) == (decision_id, "operator", True)
         assert (ended.before, ended.wanted, ended.failure) == (ONE, TWO, "")
         assert scheduler.workers.wanted == [TWO]
-        assert await scheduler.controller.order(TWO, "again") is None
+        assert await scheduler.controller.order(TWO, "again") == ""
         with pytest.raises(InvalidInput, match=r"shape\.attention"):
             await scheduler.controller.order(FleetShape(4, 0), "too many")
 
@@ -254,18 +262,16 @@ async def test_an_order_that_is_overtaken_or_never_there_has_failed(
         scheduler.workers.failing = "the host is full"
         first = await scheduler.controller.order(TWO, "because")
         second = await scheduler.controller.order(THREE, "because")
-        assert first is not None
-        assert second is not None
         overtaken = await scheduler.until(lambda each: bool(each.failure))
         while scheduler.controller.trouble != "the host is full":
             await asyncio.sleep(0.01)
 
         clock.now += PATIENCE_S + 1
         failed = await scheduler.until(
-            lambda each: each.decision_id == second.decision_id and bool(each.failure)
+            lambda each: each.decision_id == second and bool(each.failure)
         )
 
-        assert (overtaken.decision_id, overtaken.failure) == (first.decision_id, OVERTAKEN)
+        assert (overtaken.decision_id, overtaken.failure) == (first, OVERTAKEN)
         assert failed.failure == "the host is full"
 
 
@@ -280,11 +286,10 @@ async def test_the_next_leader_goes_on_from_the_wish_and_ends_what_nobody_began(
         # One that was logged, and never became the wish.
         lost = ScalingDecision(decision_id="lost", adopted=True, before=ONE, wanted=THREE)
         await first.log.note_scaling(lost)
-    assert ordered is not None
 
     async with scheduling(suite, fleet, clock, "s1") as second:
         ended = await second.until(lambda each: each.seconds is not None)
-        assert ended.decision_id == ordered.decision_id
+        assert ended.decision_id == ordered
         assert second.workers.wanted == [TWO]
         assert second.store.wish is not None
         assert second.store.wish.number == 1
@@ -308,3 +313,148 @@ async def test_the_policy_and_the_wish_are_put_back_where_redis_has_lost_them(
         await scheduler.store.refresh()
         assert scheduler.store.wish == wish
         assert (scheduler.store.policy.mode, scheduler.store.policy.max_attention) == ("auto", 2)
+
+
+async def test_an_order_that_is_repeated_while_it_is_under_way_is_the_same_one(
+    suite: Any, fleet: Fleet, clock: Clock
+) -> None:
+    async with scheduling(suite, fleet, clock) as scheduler:
+        scheduler.workers.brings = False
+        first = await scheduler.controller.order(TWO, "because")
+
+        assert await scheduler.controller.order(TWO, "again") == first
+        assert await scheduler.controller.order(ONE, "no, stay") not in ("", first)
+
+
+async def test_an_order_leaves_mode_auto_before_its_wish_can_be_seen(
+    suite: Any, fleet: Fleet, clock: Clock
+) -> None:
+    async with scheduling(suite, fleet, clock) as scheduler:
+        await scheduler.set(mode="auto")
+        with pytest.raises(InvalidInput):
+            await scheduler.controller.order(FleetShape(9, 0), "too many", keep_mode=False)
+        assert scheduler.store.policy.mode == "auto"
+
+        wishes: list[str] = []
+        wanted = scheduler.store.want
+
+        async def want(*arguments: Any) -> Any:
+            wishes.append(scheduler.store.policy.mode)
+            return await wanted(*arguments)
+
+        scheduler.store.want = want  # type: ignore[method-assign]
+        await scheduler.controller.order(TWO, "because", keep_mode=False)
+
+        assert wishes == ["advise"]
+
+
+async def test_advice_during_a_cool_down_is_told_once_though_its_seconds_pass(
+    suite: Any, fleet: Fleet, clock: Clock
+) -> None:
+    async with scheduling(suite, fleet, clock) as scheduler:
+        scheduler.choices.choice = choice(TWO, allowed=False, held="0 s of 60 s")
+        await scheduler.set(mode="auto")
+        while len(scheduler.choices.asked) < 4:
+            clock.now += 1
+            held = f"{len(scheduler.choices.asked)} s of 60 s"
+            scheduler.choices.choice = choice(TWO, allowed=False, held=held)
+            await asyncio.sleep(0.01)
+
+        assert len(scheduler.log.recent_scaling(10)) == 1
+
+
+@pytest.mark.parametrize("part", ["workers", "choices"])
+async def test_an_error_of_a_part_is_a_trouble_and_no_end(
+    suite: Any, fleet: Fleet, clock: Clock, part: str
+) -> None:
+    async with scheduling(suite, fleet, clock) as scheduler:
+        getattr(scheduler, part).broken = OverflowError("too large")
+        await scheduler.set(mode="auto")
+        decision_id = await scheduler.controller.order(TWO, "because")
+        while scheduler.controller.trouble != "too large":
+            clock.now += 1
+            await asyncio.sleep(0.01)
+
+        getattr(scheduler, part).broken = None
+        ended = await scheduler.until(lambda each: each.seconds is not None)
+        while scheduler.controller.trouble:
+            clock.now += 1
+            await asyncio.sleep(0.01)
+        assert ended.decision_id == decision_id
+
+
+async def test_without_a_wish_choices_go_on_from_what_the_actuator_is_set_to(
+    suite: Any, fleet: Fleet, clock: Clock
+) -> None:
+    async with scheduling(suite, fleet, clock) as scheduler:
+        scheduler.workers.set_to = THREE  # two have crashed, and will be back
+        await scheduler.set(mode="auto")
+        while not scheduler.choices.asked:
+            await asyncio.sleep(0.01)
+
+        assert (scheduler.choices.asked[-1].shape, scheduler.choices.asked[-1].intended) == (
+            ONE,
+            THREE,
+        )
+
+
+async def test_only_what_ended_after_the_last_action_is_measured(
+    suite: Any, fleet: Fleet, clock: Clock
+) -> None:
+    def late(at: float) -> LoadReport:
+        return LoadReport(
+            worker_id="attention-0",
+            generation=1,
+            role="attention",
+            at=at,
+            window_s=1.0,
+            latencies=[RequestLatency(99.0)],
+            ended=50,
+        )
+
+    async def asked(scheduler: Scheduler) -> ScalingState:
+        scheduler.choices.asked.clear()
+        while not scheduler.choices.asked:
+            clock.now += 1
+            await asyncio.sleep(0.01)
+        return scheduler.choices.asked[-1]
+
+    async with scheduling(suite, fleet, clock) as scheduler:
+        scheduler.feed.take(late(clock.now))
+        await scheduler.set(mode="advise", window_s=3600)
+        assert (await asked(scheduler)).attainment == 0.0
+
+        clock.now += 2
+        await scheduler.controller.order(TWO, "because")
+        await scheduler.until(lambda each: each.seconds is not None)
+        assert (await asked(scheduler)).attainment is None
+        scheduler.feed.take(late(clock.now + 2))
+        assert (await asked(scheduler)).attainment == 0.0
+
+
+async def test_a_wish_for_too_few_expert_workers_is_not_carried_out(
+    suite: Any, fleet: Fleet, clock: Clock
+) -> None:
+    async with scheduling(suite, fleet, clock) as scheduler:
+        await scheduler.controller.order(TWO, "because")
+        await scheduler.until(lambda each: each.seconds is not None)
+        expert = {"slots_per_layer": 4, "num_experts": 8, "layers": [0]}
+        fleet.workers = attention_workers(2) | {
+            name: WorkerRecord(
+                worker_id=name,
+                generation=1,
+                role="expert",
+                state="ready",
+                admin_address=f"{name}:1",
+                **expert,  # type: ignore[arg-type]
+            )
+            for name in ("expert-0", "expert-1")
+        }
+        scheduler.workers.wanted.clear()
+        await scheduler.set(mode="auto")
+        while "2A0E is wanted, but 2 expert workers are needed" not in scheduler.controller.trouble:
+            await asyncio.sleep(0.01)
+        with pytest.raises(NotReady, match="it takes 2 expert workers"):
+            await scheduler.controller.order(TWO, "again")
+
+        assert scheduler.workers.wanted == []

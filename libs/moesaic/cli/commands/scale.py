@@ -89,7 +89,7 @@ def to(
     address = scheduler_address(scheduler)
     message = pb.FleetShape(attention=wanted.attention, experts=wanted.experts)
 
-    async def ask() -> "pb.GetScalingResponse":
+    async def ask() -> "tuple[pb.GetScalingResponse, pb.ScalingDecision | None]":
         async with scheduler_stub(address) as stub:
             request = pb.ScaleRequest(shape=message, keep_mode=keep_mode)
             done = await stub.Scale(request, timeout=5)
@@ -97,14 +97,16 @@ def to(
             say(f"{shape_text(message)} is wanted")
         return await _awaited(address, done.decision_id, timeout)
 
-    found = calling(ask())
+    found, decision = calling(ask())
     if as_json:
-        print_json({**as_dict(found), "decisions": [as_dict(one) for one in found.decisions[:1]]})
+        told = [as_dict(decision)] if decision is not None else []
+        print_json({**as_dict(found), "decisions": told})
     else:
         print(state_text(found))
-    if found.wish.failure:
-        raise CommandError(f"{shape_text(message)}: {found.wish.failure}")
-    if timeout and found.HasField("wish") and not found.wish.HasField("seconds"):
+    if decision is not None and decision.failure:
+        raise CommandError(f"{shape_text(message)}: {decision.failure}")
+    is_there = decision.HasField("seconds") if decision is not None else found.shape == message
+    if timeout and not is_there:
         text = f"{shape_text(message)} is not there after {timeout:g} s; the scheduler goes on"
         raise CommandError(text, Exit.TIMEOUT)
 
@@ -203,18 +205,18 @@ async def _scaling(address: str) -> "pb.GetScalingResponse":
         return await stub.GetScaling(pb.GetScalingRequest(), timeout=5)
 
 
-async def _awaited(address: str, decision_id: str, within_s: float) -> "pb.GetScalingResponse":
-    """Wait until a decision has ended, or another one has overtaken it."""
+async def _awaited(
+    address: str, decision_id: str, within_s: float
+) -> "tuple[pb.GetScalingResponse, pb.ScalingDecision | None]":
+    """Wait until a decision has ended, or another one has overtaken it; without an id the shape was there already."""
     import asyncio
 
     loop = asyncio.get_running_loop()
     until_s = loop.time() + within_s
     while True:
         found = await _scaling(address)
-        wish = found.wish
-        going_on = wish.decision_id == decision_id and not (
-            wish.failure or wish.HasField("seconds")
-        )
-        if not decision_id or not going_on or loop.time() >= until_s:
-            return found
+        decision = next((d for d in found.decisions if d.decision_id == decision_id), None)
+        has_ended = decision is not None and (decision.failure or decision.HasField("seconds"))
+        if not decision_id or has_ended or loop.time() >= until_s:
+            return found, decision
         await asyncio.sleep(POLL_S)

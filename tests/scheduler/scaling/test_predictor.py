@@ -1,0 +1,138 @@
+"""Demand and costs of the fleet, as decisions are made from them."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from moesaic.cluster.leadership import Leadership
+from moesaic.cluster.placement_view import PlacementView
+from moesaic.cluster.redis.bus import Bus
+from moesaic.cluster.registry import Fleet
+from moesaic.messages.performance import Arrival, LoadReport
+from moesaic.messages.registry import WorkerRecord
+from moesaic.messages.scaling import FleetShape, ScalingPolicy
+from moesaic.scaling.contract import Objectives, ScalingState, ShapeBounds
+from moesaic.services.scheduler.planning.traffic import TrafficFeed
+from moesaic.services.scheduler.scaling.feed import LoadFeed
+from moesaic.services.scheduler.scaling.predictor import FleetPredictor, activated_of, unevenness
+
+NOW = 1_000_000.0
+POLICY = ScalingPolicy(mode="auto", window_s=60.0)
+LEADING = cast(Leadership, SimpleNamespace(held=True))
+
+
+def fleet_of(*names: str) -> Fleet:
+    fleet = Fleet()
+    fleet.workers = {
+        name: WorkerRecord(
+            worker_id=name, generation=1, role="attention", state="ready", admin_address=f"{name}:1"
+        )
+        for name in names
+    }
+    return fleet
+
+
+def reports_of(name: str, begin: float, end: float, **fields: Any) -> list[LoadReport]:
+    """One every two seconds, each with one request in its midst."""
+    ends = np.arange(begin + 2, end + 1, 2.0)
+    return [
+        LoadReport(
+            worker_id=name,
+            generation=1,
+            role="attention",
+            at=at,
+            window_s=2.0,
+            arrivals=[Arrival(at - 1, 10, 4)],
+            **{"arrived": 1} | fields,
+        )
+        for at in ends.tolist()
+    ]
+
+
+def predictor_of(fleet: Fleet, *reports: LoadReport, caught_up: bool = True) -> FleetPredictor:
+    feed = LoadFeed(cast(Bus, None), LEADING, lambda: NOW)
+    for each in reports:
+        feed.take(each)
+    feed.is_caught_up = caught_up
+    view = cast(PlacementView, SimpleNamespace(current=None))
+    return FleetPredictor(fleet, view, cast(TrafficFeed, None), feed, lambda: NOW)
+
+
+def test_the_window_is_what_reports_cover() -> None:
+    whole = predictor_of(fleet_of("a"), *reports_of("a", NOW - 80, NOW)).demand(POLICY)
+    half = predictor_of(fleet_of("a"), *reports_of("a", NOW - 20, NOW)).demand(POLICY)
+
+    assert (whole.window_s, whole.requests_per_s) == (60.0, 0.5)
+    assert (half.window_s, half.requests_per_s) == (20.0, 0.5)
+    assert half.at_s.tolist() == [1.0 + 2 * n for n in range(10)]
+
+
+def test_times_of_which_nothing_was_told_are_not_times_without_requests() -> None:
+    gap = [*reports_of("a", NOW - 60, NOW - 40), *reports_of("a", NOW - 10, NOW)]
+
+    found = predictor_of(fleet_of("a"), *gap).demand(POLICY)
+
+    assert (found.window_s, found.requests_per_s) == (30.0, 0.5)
+    assert found.at_s.max() <= 30
+
+
+def test_only_times_of_which_all_workers_told_count() -> None:
+    told = [*reports_of("a", NOW - 60, NOW), *reports_of("b", NOW - 10, NOW)]
+
+    found = predictor_of(fleet_of("a", "b"), *told).demand(POLICY)
+
+    assert (found.window_s, found.requests_per_s) == (10.0, 1.0)
+
+
+def test_a_worker_that_tells_nothing_does_not_hide_the_load_of_others() -> None:
+    found = predictor_of(fleet_of("a", "b"), *reports_of("a", NOW - 60, NOW)).demand(POLICY)
+
+    assert (found.window_s, found.requests_per_s) == (60.0, 0.5)
+
+
+def test_without_reports_no_time_was_seen() -> None:
+    assert predictor_of(fleet_of("a")).demand(POLICY).window_s == 0
+    assert predictor_of(fleet_of()).demand(POLICY).window_s == 0
+
+
+def test_many_more_requests_than_there_can_be_take_no_room() -> None:
+    absurd = reports_of("a", NOW - 60, NOW, arrived=10**9)
+
+    assert len(predictor_of(fleet_of("a"), *absurd).demand(POLICY)) <= 100_000 + len(absurd)
+
+
+async def test_nothing_is_chosen_before_the_reports_of_earlier_times_were_read() -> None:
+    state = ScalingState(
+        now_s=NOW,
+        shape=FleetShape(1, 0),
+        wish=None,
+        bounds=ShapeBounds(FleetShape(2, 0), FleetShape(4, 0)),
+        demand=predictor_of(fleet_of("a")).demand(POLICY),
+        objectives=Objectives(1.0, 1.0),
+    )
+
+    early = await predictor_of(fleet_of("a"), caught_up=False).choose(POLICY, state)
+    later = await predictor_of(fleet_of("a")).choose(POLICY, state)
+
+    assert early is None
+    assert later is not None
+
+
+@pytest.mark.parametrize(
+    ("served", "uneven"), [(None, 1.0), ((0, 0), 1.0), ((10, 80), 2.0), ((10, 10), 1.0)]
+)
+def test_the_worker_that_has_most_is_measured_against_the_mean(
+    served: tuple[int, int] | None, uneven: float
+) -> None:
+    chosen = np.full((2, 16), 0.999_999_999)  # each row activates every expert: four of each worker
+
+    assert unevenness(chosen, 8.0, served, 4) == pytest.approx(uneven)
+
+
+def test_most_activated_experts_are_never_more_than_all() -> None:
+    chosen = np.full((2, 16), 0.999_999_999)
+
+    assert activated_of(chosen, 2.0)(4, 8.0) == pytest.approx(8.0)
+    assert activated_of(chosen, 9.0)(4, 8.0) == pytest.approx(16.0)
