@@ -109,7 +109,7 @@ class ScalingController:
 
     @property
     def trouble(self) -> str:
-        """Whatever keeps numbers from being decided or carried out, for people; empty if nothing does."""
+        """Causes that keep numbers from being decided or carried out, for people; empty if nothing does."""
         return "; ".join(dict.fromkeys(self._troubles.values()))
 
     @property

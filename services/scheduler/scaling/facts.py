@@ -53,11 +53,10 @@ def shape_bounds(
     experts = min(most.experts, policy.max_experts or most.experts)
     fewest = fewest_expert_workers(records)
     if fewest > experts:
-        limit = "max_experts of the policy" if experts < most.experts else "what the actuator has"
-        raise NotReady(
-            f"it takes {fewest} expert workers to hold every expert, and {limit} allows {experts}: "
-            "numbers of workers stay as they are"
-        )
+        cause = f"the actuator can bring {experts}: bring more, or raise --scaling-max-experts"
+        if experts < most.experts:
+            cause = f"the policy allows {experts}: raise its max_experts"
+        raise NotReady(f"it takes {fewest} expert workers to hold every expert, and {cause}")
     return ShapeBounds(
         least=FleetShape(
             min(attention, policy.min_attention), max(fewest, min(experts, policy.min_experts))

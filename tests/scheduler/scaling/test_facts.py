@@ -97,8 +97,12 @@ def test_workers_that_have_not_registered_yet_are_needed_too() -> None:
 @pytest.mark.parametrize(
     ("policy", "most", "told"),
     [
-        (ScalingPolicy(max_experts=2), FleetShape(4, 8), "max_experts of the policy allows 2"),
-        (ScalingPolicy(), FleetShape(4, 3), "what the actuator has allows 3"),
+        (
+            ScalingPolicy(max_experts=2),
+            FleetShape(4, 8),
+            "the policy allows 2: raise its max_experts",
+        ),
+        (ScalingPolicy(), FleetShape(4, 3), "the actuator can bring 3"),
     ],
 )
 def test_bounds_that_leave_experts_without_a_worker_are_refused(
