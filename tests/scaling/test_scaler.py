@@ -51,6 +51,18 @@ def test_too_small_a_fleet_gets_the_cheapest_shape_that_meets_the_targets_with_h
     assert "1A1E" in found.reason
 
 
+def test_brownout_that_keeps_the_targets_until_workers_come_is_a_bridge() -> None:
+    # The demand is met as it is, and not with headroom; brownout helps already.
+    demand = steady_demand(1.0)
+    while attained(FleetShape(1, 1), demand.requests_per_s, POLICY.headroom) >= 0.9:
+        demand = steady_demand(demand.requests_per_s + 0.5)
+    state = state_of(FleetShape(1, 1), demand, BOUNDS, TARGETS, thresholds=(0.4, 0.3))
+
+    assert chosen(SCALER.decide(POLICY, state)).bridged
+    exact = chosen(SCALER.decide(POLICY, replace(state, thresholds=(1.0, 1.0))))
+    assert exact.bridged == (attained(FleetShape(1, 1), demand.requests_per_s, 1.0) < 0.9)
+
+
 def test_a_shape_that_does_not_need_more_is_kept() -> None:
     small = chosen(
         SCALER.decide(POLICY, state_of(FleetShape(1, 1), steady_demand(20.0), BOUNDS, TARGETS))

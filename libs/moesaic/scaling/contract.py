@@ -168,7 +168,7 @@ class ScalingChoice:
         allowed: it may be carried out now; else ``held`` says what forbids it.
         reason: for people.
         held: for people; empty if allowed.
-        bridged: targets are missed until it is there, so brownout has to help.
+        bridged: targets are missed until it is there, or brownout keeps them meanwhile.
         forecast_before: of the shape there is; None where costs are not known.
         forecast: of the wanted shape.
     """

@@ -68,7 +68,7 @@ class Scaler:
             allowed=not held,
             reason=proposal.reason,
             held=held,
-            bridged=adds and found.is_missed,
+            bridged=adds and (found.is_missed or min(state.thresholds) < 1),
             forecast_before=found.forecast(state.shape, policy.headroom)
             if is_predicted and found.can_serve(state.shape)
             else None,
