@@ -10,6 +10,7 @@ from moesaic.cluster.leadership import Leadership
 from moesaic.cluster.placement_view import PlacementView
 from moesaic.cluster.redis.bus import Bus
 from moesaic.cluster.registry import Fleet
+from moesaic.costs.book import CostBook
 from moesaic.messages.performance import Arrival, LoadReport
 from moesaic.messages.registry import WorkerRecord
 from moesaic.messages.scaling import FleetShape, ScalingPolicy
@@ -136,3 +137,53 @@ def test_most_activated_experts_are_never_more_than_all() -> None:
 
     assert activated_of(chosen, 2.0)(4, 8.0) == pytest.approx(8.0)
     assert activated_of(chosen, 9.0)(4, 8.0) == pytest.approx(16.0)
+
+
+def predicting(fleet: Fleet) -> FleetPredictor:
+    """One that knows what whole steps cost, and nothing of their parts."""
+    book = CostBook()
+    for rows in range(1, 9):
+        book.add("step", (1.0, 0.0, rows, 10.0 * rows, 0.0), 0.1 + 0.01 * rows)
+    feed = LoadFeed(cast(Bus, None), LEADING, lambda: NOW)
+    for each in reports_of("a", NOW - 60, NOW, costs=book.sums()):
+        feed.take(each)
+    feed.is_caught_up = True
+    layer = SimpleNamespace(tokens=np.full(8, 10.0), rows=40.0, batches=4.0)
+    traffic = SimpleNamespace(statistics=SimpleNamespace(layers={0: layer}))
+    placement = SimpleNamespace(model_digest="m", layers=[0], workers=[])
+    return FleetPredictor(
+        fleet,
+        cast(PlacementView, SimpleNamespace(current=placement)),
+        cast(TrafficFeed, SimpleNamespace(of=lambda digest: traffic, served=lambda placed: None)),
+        feed,
+        lambda: NOW,
+    )
+
+
+@pytest.mark.parametrize("num_experts", [0, 2])
+async def test_whole_steps_say_nothing_about_fleets_with_expert_workers(num_experts: int) -> None:
+    fleet = fleet_of("a")
+    fleet.workers |= {
+        name: WorkerRecord(
+            worker_id=name, generation=1, role="expert", state="ready", admin_address=f"{name}:1"
+        )
+        for name in ("e0", "e1")[:num_experts]
+    }
+    predictor = predicting(fleet)
+    state = ScalingState(
+        now_s=NOW,
+        shape=FleetShape(1, num_experts),
+        wish=None,
+        bounds=ShapeBounds(FleetShape(1, num_experts), FleetShape(4, 2 * num_experts)),
+        demand=predictor.demand(POLICY),
+        objectives=Objectives(0.01, 0.01),
+        attainment=0.0,
+    )
+
+    found = await predictor.choose(POLICY, state)
+
+    if num_experts:
+        assert found is not None
+        assert "costs are not known yet" in found.reason
+    else:
+        assert found is None or found.forecast is not None
