@@ -50,6 +50,11 @@ class WaitTally:
         """Count some more."""
         self._sum = self._sum.and_also(more)
 
+    @property
+    def num(self) -> int:
+        """Exchanges that were not taken yet."""
+        return self._sum.num
+
     def take(self) -> ExpertWaits:
         """Take the sums since the last call."""
         taken, self._sum = self._sum, NOTHING

@@ -100,8 +100,7 @@ class RoutedDispatcher:
         self._routes = Routes(network, scheduling, stands_in=not deterministic)
         self._seq, self._num_asked = itertools.count(1), 0
         self._carrier: RowCarrier | None = None
-        self._notes = DispatchNotes()
-        self.waits = RouteTally(node)
+        self._notes, self.waits = DispatchNotes(), RouteTally(node)
 
     @property
     def costs(self) -> CostBook:
@@ -213,7 +212,7 @@ class RoutedDispatcher:
     async def _indirectly(
         self, step: Step, layer: int, hidden_states: Tensor, promised: PromisedRows | None
     ) -> Tensor:
-        started = time.perf_counter()
+        started, counted = time.perf_counter(), self.waits.num
         if self._carrier is None or self._deterministic:
             combined = await self._one_by_one(step, layer, hidden_states, promised)
         else:
@@ -222,8 +221,8 @@ class RoutedDispatcher:
             combined = await self._carrier.dispatch(
                 step.route, layer, hidden_states.cpu(), direct, step.step_id
             )
-        seconds = time.perf_counter() - started
-        self.waits.count(step.route, layer, hidden_states.nbytes, seconds)
+        if self.waits.num == counted:  # else they went directly after all
+            self.waits.count(step.route, layer, hidden_states.nbytes, started)
         return combined.to(hidden_states.device, hidden_states.dtype)
 
     def _directly(
@@ -242,9 +241,8 @@ class RoutedDispatcher:
             rows = hidden_states.cpu()
             sent = self.native.begin(route, step.step_id, layer, rows, basis, promised)
         # From now on other batches are assigned with regard to it.
-        batch = DirectBatch(
-            route.sent(layer), hidden_states, rows, basis, self._wire, apart, promised
-        )
+        under_way, wire = route.sent(layer), self._wire
+        batch = DirectBatch(under_way, hidden_states, rows, basis, wire, apart, promised)
         return self._settled(step, batch, sent)
 
     async def _settled(self, step: Step, batch: DirectBatch, sent: SentBatch | None) -> Tensor:
@@ -260,9 +258,7 @@ class RoutedDispatcher:
                 combined, slowest_s = await self._by_python(step, batch, sent)
         finally:
             route.under_way.discard(batch.under_way)
-        seconds = time.perf_counter() - started
-        beyond_s = max(0.0, seconds - slowest_s) if slowest_s else 0.0
-        self.waits.count(route, batch.layer, batch.rows.nbytes, seconds, beyond_s)
+        self.waits.count(route, batch.layer, batch.rows.nbytes, started, slowest_s)
         return combined.to(hidden_states.device, hidden_states.dtype)
 
     async def _by_python(

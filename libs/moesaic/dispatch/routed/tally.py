@@ -1,5 +1,7 @@
 """RouteTally: exchanges of a ``RoutedDispatcher``, with their messages and bytes."""
 
+import time
+
 from moesaic.dispatch.expert_waits import ExpertWaits, WaitTally
 from moesaic.dispatch.routed.route import Route
 
@@ -12,24 +14,23 @@ class RouteTally(WaitTally):
         super().__init__()
         self._node = node
         self._route: Route | None = None
-        self._whole = (
-            0,
-            0,
-            False,
-        )  # of that route: layers, messages, and if some go to another node
+        # Of that route: layers, messages, and if some go to another node.
+        self._whole = (0, 0, False)
 
     def count(
-        self, route: Route, layer: int, nbytes: int, seconds: float, beyond_s: float = 0.0
+        self, route: Route, layer: int, nbytes: int, started: float, slowest_s: float = 0.0
     ) -> None:
-        """Count one exchange.
+        """Count one exchange that ends now.
 
         Args:
             route: that its rows go.
             layer: of them.
             nbytes: of the rows; the sums that come back have as many.
-            seconds: that it took.
-            beyond_s: see ``ExpertWaits``.
+            started: by ``time.perf_counter``.
+            slowest_s: seconds that the slowest worker computed; 0 if workers do not tell.
         """
+        seconds = time.perf_counter() - started
+        beyond_s = max(0.0, seconds - slowest_s) if slowest_s else 0.0
         asked, workers = route.targets[layer], route.placement.workers
         self.add(
             ExpertWaits(
