@@ -27,7 +27,7 @@ from moesaic.engine.steps.planned_step import PlannedStep
 from moesaic.messages.performance import Arrival, FitSums, Part, RequestLatency
 
 FORGET = 0.999  # what a step counts after the next one
-MOST_KEPT = 512  # arrivals and latencies; more are counted alone
+MOST_KEPT = 128  # arrivals and latencies of a page; more are counted alone
 LATE_LENGTHS = (
     64  # answers that ended lately: one that has begun is taken to be as long as one of them
 )

@@ -165,12 +165,12 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True, tag="load-report.v1"
         waiting: requests that have not begun.
         waiting_tokens: to be computed of the prompts of all requests that have not ended.
         kv_share: part of the KV blocks in use.
-        latencies: of requests that ended, at most some hundreds: ``ended`` counts all.
+        latencies: of requests that ended, at most a hundred or so: ``ended`` counts all.
         ended: requests that ended; cancelled ones are not counted.
         ttft_p90_s: of the policy's window; absent without first tokens.
         tpot_p90_s: likewise, of later tokens.
         degraded_share: of late choices, those that their own experts did not serve.
-        arrivals: requests that came, at most some hundreds: ``arrived`` counts all.
+        arrivals: requests that came, at most a hundred or so: ``arrived`` counts all.
         arrived: requests that came.
         costs: by ``Part``; all that is known, not only what is new.
     """
