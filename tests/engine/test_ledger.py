@@ -6,7 +6,13 @@ import pytest
 
 from moesaic.costs import CostBook, fitted
 from moesaic.dispatch.expert_waits import NOTHING, ExpertWaits
-from moesaic.engine.ledger import LATE_LENGTHS, MOST_KEPT, StepLedger, StepWork
+from moesaic.engine.ledger import (
+    LATE_LENGTHS,
+    MEASURED_STEPS,
+    MOST_KEPT,
+    StepLedger,
+    StepWork,
+)
 from moesaic.engine.sequences.requests import (
     FailureEvent,
     FinishEvent,
@@ -16,6 +22,7 @@ from moesaic.engine.sequences.requests import (
     ScoringTask,
     TokenEvent,
 )
+from moesaic.engine.steps.planned_step import PlannedStep
 from moesaic.errors import MoesaicError
 from moesaic.messages.performance import PART_TERMS
 
@@ -92,15 +99,17 @@ def test_an_answer_that_has_begun_is_as_long_as_one_that_ended(
 ) -> None:
     ledger.came(generation("unknown", max_tokens=500))
     ledger.came(generation("short", max_tokens=3))
+    begun = ledger.take().arrivals
     for number in range(2 * LATE_LENGTHS):
         answer(ledger, clock, generation(f"{number}"), tokens=20, gap_s=0.01)
+    ledger.take()
     ledger.came(generation("late", max_tokens=500))
     ledger.came(Request(RequestKey("scored"), (1, 2), ScoringTask(((3,),))))
 
-    tokens = [arrival.answer_tokens for arrival in ledger.take().arrivals]
+    late = ledger.take().arrivals
 
-    assert tokens[:2] == [0, 3]
-    assert tokens[-2:] == [20, 1]
+    assert [arrival.answer_tokens for arrival in begun] == [0, 3]
+    assert [arrival.answer_tokens for arrival in late] == [20, 1]
 
 
 def test_prompts_are_taken_to_be_cached_as_those_before_were(ledger: StepLedger) -> None:
@@ -108,6 +117,7 @@ def test_prompts_are_taken_to_be_cached_as_those_before_were(ledger: StepLedger)
         key = RequestKey(f"{number}")
         ledger.came(generation(f"{number}"))
         ledger.told([FinishEvent(key, "length", 8, 1, (), cached_tokens=6)])
+    ledger.take()
     ledger.came(generation("last", prompt=100))
 
     assert ledger.take().arrivals[-1].cached_tokens == pytest.approx(75, abs=1)
@@ -165,3 +175,15 @@ def test_costs_that_a_dispatcher_measures_are_on_the_page(ledger: StepLedger) ->
     ledger.stepped(StepWork(8, 1, 10, 36), 0.01, NOTHING)
 
     assert set(ledger.take(more).costs) == {"step", "gather"}
+
+
+def test_of_many_short_steps_some_are_measured(ledger: StepLedger) -> None:
+    measured = []
+    for _ in range(3):
+        measured.append(sum(ledger.begins(PlannedStep()) is not None for _ in range(2000)))
+        for _ in range(2000):
+            ledger.stepped(None, 0.001, NOTHING)
+        assert ledger.take().busy_s == pytest.approx(2.0)
+
+    assert measured[0] == 2000
+    assert all(MEASURED_STEPS / 2 <= count <= 2 * MEASURED_STEPS for count in measured[1:])

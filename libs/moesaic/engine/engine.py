@@ -25,7 +25,7 @@ from moesaic.engine import metrics
 from moesaic.engine.brownout import BrownoutControl, BrownoutLoad
 from moesaic.engine.computing import Shortcut, StepComputer
 from moesaic.engine.held_tokens import Teller
-from moesaic.engine.ledger import LedgerPage, StepLedger, StepWork
+from moesaic.engine.ledger import LedgerPage, StepLedger
 from moesaic.engine.outstanding import Outstanding, outstanding_of
 from moesaic.engine.sequences.requests import Event, FailureEvent, Request, RequestKey
 from moesaic.engine.sequences.sequence import AnySequence
@@ -229,7 +229,7 @@ class Engine:
             self._observe()
         if isinstance(planned, PlannedStep):
             self.brownout.began(planned)
-            work = StepWork.of(planned)
+            work = self.ledger.begins(planned)
         self._take_waits()  # what is left of a step that failed
         try:
             await self._computer.compute(step, planned, events)

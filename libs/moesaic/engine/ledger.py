@@ -26,6 +26,7 @@ from moesaic.engine.sequences.requests import (
 from moesaic.engine.steps.planned_step import PlannedStep
 from moesaic.messages.performance import Arrival, FitSums, Part, RequestLatency
 
+MEASURED_STEPS = 64  # of a page, about
 FORGET = 0.999  # what a step counts after the next one
 MOST_KEPT = 128  # arrivals and latencies of a page; more are counted alone
 LATE_LENGTHS = (
@@ -114,7 +115,7 @@ class StepLedger:
     def __post_init__(self) -> None:
         self._open: dict[RequestKey, _Open] = {}
         self._lengths: deque[int] = deque(maxlen=LATE_LENGTHS)
-        self._num_drawn, self._cached_share = 0, 0.0
+        self._num_drawn, self._cached_share, self._stride = 0, 0.0, 1
         self._turn_page()
 
     def came(self, request: Request) -> None:
@@ -139,15 +140,22 @@ class StepLedger:
         """Forget a request that was cancelled; unknown ones are ignored."""
         self._open.pop(key, None)
 
-    def stepped(self, rows: StepWork, seconds: float, waited: ExpertWaits) -> None:
+    def begins(self, planned: PlannedStep) -> StepWork | None:
+        """Count the work of a step that begins, if it is one of those that are measured: of many short ones some."""
+        self._num_steps += 1
+        return None if self._num_steps % self._stride else StepWork.of(planned)
+
+    def stepped(self, rows: StepWork | None, seconds: float, waited: ExpertWaits) -> None:
         """Take note of a step that has succeeded.
 
         Args:
-            rows: of it, from ``StepWork.of``.
+            rows: of it, from ``begins``.
             seconds: that it took.
             waited: what it waited for; nothing where experts are in this process.
         """
         self._busy_s += seconds
+        if rows is None:
+            return
         self.book.add("step", (1, *rows), seconds)
         if not waited.num:
             return
@@ -184,6 +192,9 @@ class StepLedger:
             ended=self._ended,
             costs=costs,
         )
+        # Of the next page about as many are measured, however short its steps: by count, as by time long ones would
+        # be measured more often.
+        self._stride = max(1, self._num_steps // MEASURED_STEPS)
         self._turn_page()
         return page
 
@@ -191,7 +202,7 @@ class StepLedger:
         self._began_s, self._busy_s = self.clock(), 0.0
         self._arrivals: list[Arrival] = []
         self._latencies: list[RequestLatency] = []
-        self._arrived = self._ended = 0
+        self._arrived = self._ended = self._num_steps = 0
 
     def _expected_tokens(self, request: Request) -> int:
         """Take the answer to be as long as one that ended lately, each in turn."""
