@@ -304,7 +304,8 @@ class ScalingController:
             return  # it was said, and nothing has changed
         self._told = () if adopted else told
         reason = "; ".join(filter(None, (choice.reason, choice.held)))
-        if choice.bridged and self._parts.brownout.current.mode == "off":
+        helps = self._parts.brownout.current.mode != "off"
+        if choice.bridged and not helps:
             reason += f"; {NO_BRIDGE}"
         decision = self._decision(
             cause=choice.cause,
@@ -320,7 +321,7 @@ class ScalingController:
             measured_tpot_p90_s=state.tpot_p90_s,
             prefill_threshold=state.thresholds[0],
             decode_threshold=state.thresholds[1],
-            bridged=choice.bridged,
+            bridged=choice.bridged and helps,
         )
         if adopted:
             await self._adopt(decision)

@@ -104,7 +104,7 @@ async def test_a_choice_is_carried_out_and_says_whether_anything_bridges_the_tim
             lambda each: each.wanted == THREE and each.seconds is not None
         )
 
-        assert (first.adopted, first.bridged, first.reason) == (True, True, f"late; {NO_BRIDGE}")
+        assert (first.adopted, first.bridged, first.reason) == (True, False, f"late; {NO_BRIDGE}")
         assert (second.reason, second.decode_threshold) == ("late", 0.5)
         assert scheduler.store.wish is not None
         assert (scheduler.store.wish.number, scheduler.store.wish.up) == (2, True)
