@@ -17,7 +17,7 @@ async def report_load(bus: Bus, host: ExpertHost, identity: Identity, generation
     since_s = time.monotonic()
     while True:
         await asyncio.sleep(REPORT_EVERY_S)
-        costs, busy_s = await asyncio.to_thread(host.take_costs)
+        costs = await asyncio.to_thread(host.take_costs)
         now_s = time.monotonic()
         report = LoadReport(
             worker_id=identity.worker_id,
@@ -25,7 +25,6 @@ async def report_load(bus: Bus, host: ExpertHost, identity: Identity, generation
             role=identity.role,
             at=time.time(),
             window_s=now_s - since_s,
-            busy_s=busy_s,
             costs=costs,
         )
         since_s = now_s

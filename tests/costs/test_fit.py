@@ -3,6 +3,7 @@
 import math
 from random import Random
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -174,12 +175,10 @@ def test_the_model_of_a_fleet_leaves_out_parts_of_another_version() -> None:
     assert model.at("attention", (1, 1, 1)) == UNKNOWN
 
 
-def test_a_model_is_data(tmp_path: object) -> None:
-    import msgspec
-
+def test_a_model_is_data() -> None:
     book = CostBook()
     for rows in range(1, 20):
         book.add("head", (1, rows), 1e-3 + 1e-4 * rows)
-    model = book.model("h100", "measured")
+    model = model_of_fleet([book.sums()], "h100", "measured")
 
     assert msgspec.json.decode(msgspec.json.encode(model), type=PerformanceModel) == model

@@ -166,7 +166,6 @@ def test_where_experts_are_in_the_process_there_are_whole_steps_alone(ledger: St
     page = ledger.take()
 
     assert set(page.costs) == {"step"}
-    assert page.busy_s == pytest.approx(0.01)
 
 
 def test_costs_that_a_dispatcher_measures_are_on_the_page(ledger: StepLedger) -> None:
@@ -181,9 +180,8 @@ def test_of_many_short_steps_some_are_measured(ledger: StepLedger) -> None:
     measured = []
     for _ in range(3):
         measured.append(sum(ledger.begins(PlannedStep()) is not None for _ in range(2000)))
-        for _ in range(2000):
-            ledger.stepped(None, 0.001, NOTHING)
-        assert ledger.take().busy_s == pytest.approx(2.0)
+        ledger.stepped(None, 0.001, NOTHING)
+        assert ledger.take().costs == {}
 
     assert measured[0] == 2000
     assert all(MEASURED_STEPS / 2 <= count <= 2 * MEASURED_STEPS for count in measured[1:])

@@ -1,4 +1,4 @@
-"""CostBook: the fits of all parts that one process measures."""
+"""CostBook: the fits of all parts that one process measures, and the model that several of them make."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,7 +7,7 @@ from moesaic.messages.performance import PART_TERMS, FitSums, Part, PartCost, Pe
 
 
 class CostBook:
-    """Measurements of all parts, and the performance model that they make."""
+    """Measurements of all parts."""
 
     def __init__(self, forget: float = FORGET) -> None:
         """Know nothing; ``forget``: see ``CostFit``."""
@@ -30,21 +30,9 @@ class CostBook:
             self._fits[part] = CostFit(PART_TERMS[part], self._forget)
         return self._fits[part]
 
-    def cost(self, part: Part) -> PartCost | None:
-        """Return the cost of a part; ``None`` if it was never measured."""
-        found = self._fits.get(part)
-        return found.cost() if found is not None and found.is_known else None
-
     def sums(self) -> dict[str, FitSums]:
         """Return all that is known, by part."""
         return {part: fit.sums() for part, fit in self._fits.items() if fit.is_known}
-
-    def model(self, device: str = "", source: str = "") -> PerformanceModel:
-        """Return the model of what is known."""
-        parts: dict[str, PartCost] = {
-            part: fit.cost() for part, fit in self._fits.items() if fit.is_known
-        }
-        return PerformanceModel(device=device, source=source, parts=parts)
 
 
 def model_of_fleet(

@@ -248,7 +248,6 @@ class Engine:
         took_s = time.monotonic() - started
         if isinstance(planned, Slice):
             metrics.SLICE_SECONDS.observe(took_s)
-            self.ledger.computed_besides(took_s)
         else:
             metrics.STEP_SECONDS.observe(took_s)
             metrics.STEP_ROWS.observe(num_rows)

@@ -71,7 +71,6 @@ class LedgerPage:
 
     Attributes:
         window_s: that it covers.
-        busy_s: seconds of steps.
         arrivals: of requests that came, ``arrived`` at most; refused ones too.
         arrived: requests that came.
         latencies: of requests that ended, ``ended`` at most; endless for those without an answer.
@@ -80,7 +79,6 @@ class LedgerPage:
     """
 
     window_s: float
-    busy_s: float
     arrivals: list[Arrival]
     arrived: int
     latencies: list[RequestLatency]
@@ -91,7 +89,6 @@ class LedgerPage:
         """Put the next page behind this one."""
         return LedgerPage(
             self.window_s + later.window_s,
-            self.busy_s + later.busy_s,
             (self.arrivals + later.arrivals)[-MOST_KEPT:],
             self.arrived + later.arrived,
             (self.latencies + later.latencies)[-MOST_KEPT:],
@@ -132,10 +129,6 @@ class StepLedger:
         self.came(request)
         self._miss(self._open.pop(request.key))
 
-    def computed_besides(self, seconds: float) -> None:
-        """Take note of time spent on what is no step."""
-        self._busy_s += seconds
-
     def forget(self, key: RequestKey) -> None:
         """Forget a request that was cancelled; unknown ones are ignored."""
         self._open.pop(key, None)
@@ -153,7 +146,6 @@ class StepLedger:
             seconds: that it took.
             waited: what it waited for; nothing where experts are in this process.
         """
-        self._busy_s += seconds
         if rows is None:
             return
         self.book.add("step", (1, *rows), seconds)
@@ -185,7 +177,6 @@ class StepLedger:
         costs = (more.sums() if more is not None else {}) | self.book.sums()
         page = LedgerPage(
             window_s=self.clock() - self._began_s,
-            busy_s=self._busy_s,
             arrivals=self._arrivals,
             arrived=self._arrived,
             latencies=self._latencies,
@@ -199,7 +190,7 @@ class StepLedger:
         return page
 
     def _turn_page(self) -> None:
-        self._began_s, self._busy_s = self.clock(), 0.0
+        self._began_s = self.clock()
         self._arrivals: list[Arrival] = []
         self._latencies: list[RequestLatency] = []
         self._arrived = self._ended = self._num_steps = 0

@@ -194,7 +194,6 @@ class LayerAnswers:
         if not tally.batches:
             return
         WITHOUT_PYTHON.inc(tally.batches)
-        self.costs.note_busy(sum(getattr(tally, f"{part}_ns") for part in PARTS) * 1e-9)
         ACTIVATED.add(_BY_NUMBER(tally), tally.experts)
         ROWS.inc(tally.rows)
         MOST_ACTIVATED.inc(tally.most_experts)

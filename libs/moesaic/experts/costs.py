@@ -42,39 +42,26 @@ class ExpertCosts:
         """Know nothing."""
         self._lock, self._book = threading.Lock(), CostBook(FORGET)
         self._untaken: deque[ExpertBatch] = deque(maxlen=MOST_UNTAKEN)
-        self._busy_s = 0.0
 
     def note(self, batch: ExpertBatch) -> None:
-        """Take note of a batch that was answered."""
+        """Take note of a batch."""
         with self._lock:
             self._untaken.append(batch)
-            self._busy_s += batch.seconds
 
-    def begin_with(self, batches: Iterable[ExpertBatch]) -> None:
-        """Take note of batches that nobody asked for."""
-        with self._lock:
-            self._untaken.extend(batches)
-
-    def note_busy(self, seconds: float) -> None:
-        """Take note of time spent on batches that others measure."""
-        with self._lock:
-            self._busy_s += seconds
-
-    def take(self, answers: AnswersWithoutPython | None) -> tuple[dict[str, FitSums], float]:
+    def take(self, answers: AnswersWithoutPython | None) -> dict[str, FitSums]:
         """Fit what came together, that of ``answers`` too.
 
         Returns:
-            All that is known, by part, and the seconds spent on answers since the last call.
+            All that is known, by part.
         """
         with self._lock:
-            samples, busy_s = list(self._untaken), self._busy_s
+            samples = list(self._untaken)
             self._untaken.clear()
-            self._busy_s = 0.0
         if answers is not None:
             samples += [ExpertBatch(*each) for each in answers.take_samples()]
         for experts, choices, seconds in samples:
             self._book.add("experts", (1, experts, choices), seconds)
-        return self._book.sums(), busy_s
+        return self._book.sums()
 
 
 def measure_experts(

@@ -75,10 +75,11 @@ class ExpertHost:
         self._answers.count()
 
     def know_costs(self, batches: Iterable[ExpertBatch]) -> None:
-        """See ``ExpertCosts.begin_with``."""
-        self._answers.costs.begin_with(batches)
+        """Take note of batches that were measured before the first request."""
+        for batch in batches:
+            self._answers.costs.note(batch)
 
-    def take_costs(self) -> tuple[dict[str, FitSums], float]:
+    def take_costs(self) -> dict[str, FitSums]:
         """See ``ExpertCosts.take``."""
         return self._answers.costs.take(self._answers.without_python)
 

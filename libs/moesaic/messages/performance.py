@@ -160,16 +160,9 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True, tag="load-report.v1"
         role: of the worker.
         at: seconds since 1970 by the worker's clock.
         window_s: that this covers.
-        busy_s: of it, in which a step or an answer was computed.
-        running: requests in steps.
         waiting: requests that have not begun.
-        waiting_tokens: to be computed of the prompts of all requests that have not ended.
-        kv_share: part of the KV blocks in use.
         latencies: of requests that ended, at most a hundred or so: ``ended`` counts all.
         ended: requests that ended; cancelled ones are not counted.
-        ttft_p90_s: of the policy's window; absent without first tokens.
-        tpot_p90_s: likewise, of later tokens.
-        degraded_share: of late choices, those that their own experts did not serve.
         arrivals: requests that came, at most a hundred or so: ``arrived`` counts all.
         arrived: requests that came.
         costs: by ``Part``; all that is known, not only what is new.
@@ -180,16 +173,9 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True, tag="load-report.v1"
     role: str
     at: float
     window_s: Positive
-    busy_s: Positive = 0.0
-    running: int = 0
     waiting: int = 0
-    waiting_tokens: int = 0
-    kv_share: Positive = 0.0
     latencies: list[RequestLatency] = []
     ended: int = 0
-    ttft_p90_s: float | None = None
-    tpot_p90_s: float | None = None
-    degraded_share: float = 0.0
     arrivals: list[Arrival] = []
     arrived: int = 0
     costs: dict[str, FitSums] = {}
