@@ -1,14 +1,16 @@
 """Studies of fleets of H100: throughput by batch, and GPU-hours of two days of arrivals by the size of their peak.
 
-The cost model is ``moesaic.simulation.elastic``: published rates, routing drawn by a seed. Its seconds are shorter than
-the paper's. So all is looked at twice: as it is, and at the *paper's pace*, with every part so many times slower that
-the monolith behaves as in the paper's figure 7: 16 GPUs meet 200 ms up to 256 requests, and 512 need 32.
+The cost model is ``moesaic.simulation.elastic``: published rates, routing drawn by a seed. The paper's model is looked
+at with the costs too that ``moesaic bench costs`` measured on an H100; links stay published ones. Seconds of both are
+shorter than the paper's. So all is looked at again at the *paper's pace*, with every part so many times slower that the
+monolith behaves as in the paper's figure 7: 16 GPUs meet 200 ms up to 256 requests, and 512 need 32.
 """
 
 from pathlib import Path
 from typing import Any
 
 from benchmarks.elastic.beside import PAPER, agreement_with_scaler
+from moesaic.cli.files.study_inputs import performance_of
 from moesaic.cli.terminal.stages import Stages
 from moesaic.messages.scaling import FleetShape
 from moesaic.scaling.contract import Objectives
@@ -25,7 +27,8 @@ from moesaic.simulation.trace_files import read_rates
 
 RATES, RATES_OF = Path(__file__).parents[1] / "data/servegen_rates.csv.gz", "m-small"
 DEVICE, MODELS = "h100", ("deepseek-v2", "qwen3-235b")
-PACES = {"published": 1.0, "paper": 5.4}
+MEASURED = Path(__file__).parents[1] / "results/gpu/2026-11-26-nvidia-h100-80gb-hbm3-costs.json"
+PACES = {"published": 1.0, "measured": 1.0, "paper": 5.4}
 PROMPT_TOKENS, ANSWER_TOKENS = 16, 256  # ShareGPT in JANUS section 5.1
 CONTEXT_TOKENS = PROMPT_TOKENS + ANSWER_TOKENS / 2
 OBJECTIVES = Objectives(ttft_s=2.0, tpot_s=0.2, attainment=0.99)
@@ -33,7 +36,8 @@ BATCHES, MOST_DEVICES = (4, 16, 64, 256, 512), 40
 FIRST_DAY, BIN_S = 5, 2.0
 DAY_S = 86400.0
 # Requests a second of the busiest ten minutes.
-PEAKS = {"published": (20.0, 60.0, 100.0, 150.0, 300.0, 600.0), "paper": (1.0, 2.0, 4.0)}
+PUBLISHED_PEAKS = (20.0, 60.0, 100.0, 150.0, 300.0, 600.0)
+PEAKS = {"published": PUBLISHED_PEAKS, "measured": PUBLISHED_PEAKS, "paper": (1.0, 2.0, 4.0)}
 DECISIONS = {"30 min": 1800.0, "5 min": 300.0}
 
 
@@ -44,10 +48,10 @@ def measure(quick: bool) -> dict[str, Any]:
     figures: dict[str, Any] = {"throughput": {}, "two_days": {}}
     with Stages() as stages:
         for model in models:
-            for pace, factor in PACES.items():
-                if quick and pace == "paper":
+            for pace in PACES:
+                if pace != "published" if quick else pace == "measured" and model != MODELS[0]:
                     continue
-                family = _family(model, factor)
+                family = family_at(model, pace)
                 key = f"{model}, {pace} pace"
                 figures["throughput"][key] = {
                     str(batch): _throughput(family, batch, most) for batch in batches
@@ -57,7 +61,7 @@ def measure(quick: bool) -> dict[str, Any]:
                 for number, peak in enumerate(peaks, 1):
                     figures["two_days"][key][f"peak {peak:g}/s"] = _two_days(family, peak)
                     stages.show(key, number, len(peaks))
-        family = _family(MODELS[0], 1.0)
+        family = family_at(MODELS[0], "published")
         figures["scaler_agreement"] = agreement_with_scaler(
             family, _demand(60.0), OBJECTIVES, 2 if quick else 8
         )
@@ -70,9 +74,13 @@ def measure(quick: bool) -> dict[str, Any]:
     }
 
 
-def _family(model: str, factor: float) -> FleetFamily:
+def family_at(model: str, pace: str) -> FleetFamily:
+    """Make the fleets of a model, at one of ``PACES``."""
     device, shape = device_profile(DEVICE), model_shape(model)
-    return FleetFamily.drawn(Hardware(device, shape, slowed(roofline(device, shape), factor)))
+    costs = roofline(device, shape)
+    if pace == "measured":
+        costs = performance_of(MEASURED, model, costs)
+    return FleetFamily.drawn(Hardware(device, shape, slowed(costs, PACES[pace])))
 
 
 def _throughput(family: FleetFamily, batch: int, most: int) -> dict[str, Any]:
@@ -213,6 +221,7 @@ def _notes(quick: bool) -> list[str]:
         "attainment is of a flow in bins of 2 s, with Poisson counts; it has no differences among requests of a moment",
         "decisions take the cheapest shape in a steady state; scaler_agreement sets moesaic.scaling beside it on "
         "windows of the same days",
+        "measured pace: attention, experts and head as 'moesaic bench costs' measured them on an H100; links published",
         "paper pace: every part takes 5.4 times as long; with factors from 5.2 to 5.6, 16 GPUs together meet 200 ms at "
         "256 requests and not at 512",
         "the monolith exchanges rows as DeepEP does and overlaps two micro-batches, which favours it over SGLang's of "

@@ -17,7 +17,10 @@ from moesaic.simulation.elastic.hardware import device_profile
 from moesaic.simulation.elastic.model_shapes import model_shape
 from moesaic.simulation.elastic.roofline import roofline
 
-DEMO = Path(__file__).parents[3] / "models/demo"
+ROOT = Path(__file__).parents[3]
+DEMO = ROOT / "models/demo"
+H100_COSTS = ROOT / "benchmarks/results/gpu/2026-11-26-nvidia-h100-80gb-hbm3-costs.json"
+PUBLISHED = roofline(device_profile("h100"), model_shape("mixtral-8x7b"))
 
 
 def simulate(*arguments: str) -> Result:
@@ -92,12 +95,37 @@ def test_measured_costs_stand_in_for_published_ones(trace: str, tmp_path: Path) 
     assert json.loads(done.stdout)["config"]["device"] == device.title
 
 
+def test_a_report_of_measured_costs_lends_its_model_and_no_links(tmp_path: Path) -> None:
+    device, model = device_profile("h100"), model_shape("qwen3-235b")
+    published = roofline(device, model)
+    figures = json.loads(H100_COSTS.read_text())["figures"]
+
+    found = performance_of(H100_COSTS, "qwen3-235b", published)
+
+    told = figures["qwen3-235b-a22b"]["model"]["parts"]["experts"]["unit_s"]
+    assert found.parts["experts"].unit_s == tuple(told) != published.parts["experts"].unit_s
+    assert found.parts["link.inter"] == published.parts["link.inter"]
+    assert "links: " + published.source in found.source
+    for name in ("mixtral-8x7b", "qwen3"):  # none, and two
+        with pytest.raises(InvalidInput, match=f"{name}, and has qwen3-30b-a3b, "):
+            performance_of(H100_COSTS, name, published)
+
+
+@pytest.mark.parametrize("text", ["{}", "[1]", "no json", '{"figures": {}}', '{"figures": 1}'])
+def test_costs_that_are_none_are_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text(text)
+
+    with pytest.raises(InvalidInput, match="must"):
+        performance_of(path, "mixtral-8x7b", PUBLISHED)
+
+
 def test_costs_without_a_part_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     path.write_text('{"type": "performance-model.v1", "parts": {}}')
 
     with pytest.raises(InvalidInput, match="attention"):
-        performance_of(path)
+        performance_of(path, "mixtral-8x7b", PUBLISHED)
 
 
 def test_recorded_routing_must_be_of_the_model_s_experts(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def elastic(
     ] = 1.0,
     costs: Annotated[
         Path | None,
-        typer.Option(help="Measured performance model (JSON), instead of published rates."),
+        typer.Option(help="Measured costs, such as of 'bench costs', instead of published rates."),
     ] = None,
     routing: Annotated[
         Path | None,
@@ -121,7 +121,9 @@ def _family(
     from moesaic.simulation.elastic.roofline import roofline
 
     shape, profile = model_of(model), device_profile(device)
-    performance = roofline(profile, shape) if costs is None else performance_of(costs)
+    performance = roofline(profile, shape)
+    if costs is not None:
+        performance = performance_of(costs, model, performance)
     family = FleetFamily.drawn(Hardware(profile, shape, performance), seed)
     return family if routing is None else replace(family, routing=routing_of(routing, shape))
 
@@ -199,6 +201,7 @@ def _config(
         "device": hardware.performance.device or hardware.device.title,
         "assumptions": hardware.device.assumptions,
         "sources": hardware.device.sources,
+        "costs": hardware.performance.source,
         "span_s": demand.span_s,
         "requests_per_s": round(demand.rate(0.0, demand.span_s), 3),
         "prompt_tokens": round(demand.prompt_tokens, 1),

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 MOST_RATES_S = 2 * 86400.0  # of a file of rates
 RATES_BIN_S = 2.0
 USUAL_RATES = "m-small"
+LINKS = "link.intra", "link.inter"
 
 
 def model_of(name: str) -> "ModelShape":
@@ -61,27 +62,45 @@ def model_of(name: str) -> "ModelShape":
     )
 
 
-def performance_of(path: Path) -> "PerformanceModel":
-    """Read a measured performance model.
+def performance_of(path: Path, model: str, published: "PerformanceModel") -> "PerformanceModel":
+    """Read a measured performance model, alone or in a report of ``moesaic bench costs``.
+
+    Args:
+        path: of the file, JSON.
+        model: its name; of the models in a report, the one whose name begins with it is taken.
+        published: gives the links, unless the file has any: one device cannot measure them.
 
     Raises:
-        InvalidInput: it cannot be read, or lacks a part that steps need.
+        InvalidInput: it cannot be read, or lacks the model, or a part that steps need.
     """
     import msgspec
 
     from moesaic.messages.performance import PART_TERMS, PerformanceModel
 
     try:
-        model = msgspec.json.decode(path.read_bytes(), type=PerformanceModel)
+        read = msgspec.json.decode(path.read_bytes())
+        if isinstance(read, dict) and "figures" in read:
+            read = _of_report(read["figures"], Path(model).name)
+        found = msgspec.convert(read, PerformanceModel)
     except (OSError, msgspec.MsgspecError) as error:
         raise InvalidInput("costs", f"must be a performance model, {path}: {error}") from error
-    needed = ("attention", "experts", "link.intra", "link.inter")
-    if missing := [part for part in needed if part not in model.parts]:
+    if missing := [part for part in ("attention", "experts") if part not in found.parts]:
         raise InvalidInput("costs", f"must have the parts {', '.join(missing)}")
     for part, terms in PART_TERMS.items():
-        if part in model.parts and model.parts[part].terms != terms:
+        if part in found.parts and found.parts[part].terms != terms:
             raise InvalidInput("costs", f"must have the terms {', '.join(terms)} for {part}")
-    return model
+    links = {part: published.parts[part] for part in LINKS if part not in found.parts}
+    source = f"{found.source}; links: {published.source}" if links else found.source
+    return msgspec.structs.replace(found, source=source, parts=links | found.parts)
+
+
+def _of_report(figures: Any, model: str) -> Any:
+    each_of = figures if isinstance(figures, dict) else {}
+    named = {name: each["model"] for name, each in each_of.items() if "model" in each}
+    found = [name for name in named if name == model] or [n for n in named if n.startswith(model)]
+    if len(found) != 1:
+        raise InvalidInput("costs", f"must have the model {model}, and has {', '.join(named)}")
+    return named[found[0]]
 
 
 def routing_of(path: Path, model: "ModelShape") -> "list[NDArray[Any]]":
