@@ -13,34 +13,41 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.simulate.load import TimedAnswer
-from moesaic.costs.fit import CostFit
+from moesaic.costs import CostFit, RandomChoice
 from moesaic.messages.performance import PART_TERMS, PartCost
 
-Amounts = NDArray[np.float64]  # [n, 5], by the terms of a step
+Amounts = NDArray[np.float64]  # [n, 6], by the terms of a step
 LEAST_STEPS = 8  # of a request that tells something
 
 
-def fitted_step(loads: Sequence[Sequence[TimedAnswer]]) -> PartCost:
+def fitted_step(loads: Sequence[Sequence[TimedAnswer]], choice: RandomChoice) -> PartCost:
     """Fit the cost of a step to several loads."""
     fit = CostFit(PART_TERMS["step"], forget=1.0)
-    rows = list(chain.from_iterable(zip(*amounts_of(load), strict=True) for load in loads))
+    rows = list(chain.from_iterable(zip(*amounts_of(load, choice), strict=True) for load in loads))
     for at in np.random.default_rng(0).permutation(len(rows)):  # expectations see all loads at once
         amounts, seconds = rows[at]
         fit.add(amounts.tolist(), float(seconds))
     return fit.cost()
 
 
-def with_pauses(cost: PartCost, loads: Sequence[Sequence[TimedAnswer]]) -> PartCost:
+def with_pauses(
+    cost: PartCost, loads: Sequence[Sequence[TimedAnswer]], choice: RandomChoice
+) -> PartCost:
     """Add the time between steps, in which a worker plans and tells: what clients saw beyond the steps' own."""
-    found = [amounts_of(load) for load in loads]
+    found = [amounts_of(load, choice) for load in loads]
     amounts, seconds = (np.concatenate(part) for part in zip(*found, strict=True))
     pause_s = float((seconds - amounts @ np.array(cost.unit_s)).sum() / amounts[:, 0].sum())
     step_s, *others = cost.unit_s
     return msgspec.structs.replace(cost, unit_s=(max(0.0, step_s + pause_s), *others))
 
 
-def amounts_of(answers: Sequence[TimedAnswer]) -> tuple[Amounts, NDArray[np.float64]]:
-    """Count the rows and keys between the first and the last token of each answer that is long enough.
+def amounts_of(
+    answers: Sequence[TimedAnswer], choice: RandomChoice
+) -> tuple[Amounts, NDArray[np.float64]]:
+    """Count the work between the first and the last token of each answer that is long enough.
+
+    Experts are those of the rows between one token and the next; the rows of a prompt count where its first
+    token comes.
 
     Returns:
         Amounts, and seconds ``[n]``.
@@ -52,6 +59,12 @@ def amounts_of(answers: Sequence[TimedAnswer]) -> tuple[Amounts, NDArray[np.floa
     keys = np.concatenate(
         [each.prompt_tokens + np.arange(1, len(each.token_s)) for each in answers]
     )
+    # Of all answers: the rows that are behind the tokens up to each time.
+    times = np.concatenate([begun, token_s])
+    order = times.argsort()
+    rows_until = np.cumsum(
+        np.concatenate([[0], np.concatenate([prompts, np.ones(len(token_s))])[order]])
+    )
     amounts, seconds = list[list[float]](), list[float]()
     for each in answers:
         if len(each.token_s) <= LEAST_STEPS:
@@ -59,9 +72,9 @@ def amounts_of(answers: Sequence[TimedAnswer]) -> tuple[Amounts, NDArray[np.floa
         rows = (token_s > each.begun_s) & (token_s <= each.ended_s)
         read = prompts[(begun > each.begun_s) & (begun <= each.ended_s)]
         prompt_keys = float((read * (read + 1) / 2).sum())
-        steps = len(each.token_s) - 1
-        amounts.append(
-            [steps, float(read.sum()), int(rows.sum()), float(keys[rows].sum()), prompt_keys]
-        )
+        until = rows_until[times[order].searchsorted(each.token_s, side="right")]
+        experts = float(sum(map(choice.experts, np.diff(until).tolist())))
+        own = len(each.token_s) - 1, experts, float(read.sum()), int(rows.sum())
+        amounts.append([*own, float(keys[rows].sum()), prompt_keys])
         seconds.append(each.ended_s - each.begun_s)
     return np.array(amounts), np.array(seconds)

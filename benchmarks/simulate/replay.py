@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.simulate.fitting import fitted_step, with_pauses
 from benchmarks.simulate.load import TimedAnswer
-from moesaic.costs.fit import fitted, merged
+from moesaic.costs import RandomChoice, fitted, merged
 from moesaic.engine.simulated import BatcherPlanner
 from moesaic.engine.steps.batching import Batcher
 from moesaic.engine.steps.limits import EngineLimits
@@ -41,6 +41,7 @@ class BatcherMaker:
             settings.max_num_queued_tokens,
             config.max_positions,
         )
+        self.choice = RandomChoice(config.moe.num_experts, config.moe.top_k)
         self._num_blocks, self._flops = num_blocks, flops_of(config)
         self._num_layers, self._step_target_s = config.num_layers, settings.step_target_s
 
@@ -74,7 +75,7 @@ class CalibratedSuite:
 
     def serve(self, trace: ArrivalTrace) -> RequestRecords:
         """Simulate a load until all is answered."""
-        clock = StepClock(MeasuredSteps(self.model), ONE_WORKER)
+        clock = StepClock(MeasuredSteps(self.model, self.batchers.choice), ONE_WORKER)
         fleet = SimulatedFleet(EventLoop(), trace, self.batchers.planner, clock, delays=self.delays)
         fleet.loop.run()
         return fleet.records
@@ -93,7 +94,11 @@ def calibrated(
         reported: costs of steps that the worker told, to take these; none: costs are fitted to what clients saw.
     """
     told = fitted(PART_TERMS["step"], merged(reported)) if reported else None
-    cost = with_pauses(told, loads) if told is not None else fitted_step(loads)
+    cost = (
+        with_pauses(told, loads, batchers.choice)
+        if told is not None
+        else fitted_step(loads, batchers.choice)
+    )
     model = PerformanceModel(parts={"step": cost})
     bare, missing_s = CalibratedSuite(model, NO_DELAYS, batchers), list[float]()
     for load in loads:

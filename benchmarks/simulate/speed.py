@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from moesaic.costs import RandomChoice
 from moesaic.messages.performance import PART_TERMS, PartCost, PerformanceModel
 from moesaic.messages.scaling import FleetShape
 from moesaic.scaling.contract import ServingLimits
@@ -18,9 +19,10 @@ LIMITS = ServingLimits(max_num_seqs=64, max_num_batched_tokens=2048, kv_tokens=1
 # Of a large model on a GPU: steps of about 25 ms. They decide how many steps a second of simulated time has.
 STEPS = PerformanceModel(
     parts={
-        "step": PartCost(terms=PART_TERMS["step"], unit_s=(0.02, 5e-5, 1e-4, 2e-9, 2e-10)),
+        "step": PartCost(terms=PART_TERMS["step"], unit_s=(0.02, 0.0, 5e-5, 1e-4, 2e-9, 2e-10)),
     }
 )
+CHOICE = RandomChoice(128, 8)
 REQUESTS_PER_S = 2.5  # of a worker, that keep most of it busy
 
 
@@ -29,7 +31,7 @@ def speed(
 ) -> dict[str, Any]:
     """Simulate Poisson arrivals of requests with such lengths until all have ended, and count the seconds."""
     trace = RateCurve.constant(REQUESTS_PER_S * workers, simulated_s).arrivals(lengths, seed=1)
-    clock, loop = StepClock(MeasuredSteps(STEPS), FleetShape(workers, 1)), EventLoop()
+    clock, loop = StepClock(MeasuredSteps(STEPS, CHOICE), FleetShape(workers, 1)), EventLoop()
     started = time.process_time()
     fleet = SimulatedFleet(loop, trace, planner, clock)
     loop.run()

@@ -23,9 +23,10 @@ from moesaic.simulation.fleet import PathDelays, SimulatedFleet
 from moesaic.simulation.planning import StepOutcome
 from moesaic.simulation.step_clock import MeasuredSteps, StepClock
 
-UNIT_S = (0.004, 2.5e-4, 6e-4, 1.5e-6, 3e-7)
+UNIT_S = (0.004, 5e-5, 2.5e-4, 6e-4, 1.5e-6, 3e-7)
 MODEL = PerformanceModel(parts={"step": PartCost(terms=PART_TERMS["step"], unit_s=UNIT_S)})
 BATCHERS = BatcherMaker(DEMO, num_blocks=1024)
+CHOICE = BATCHERS.choice
 DELAYS = PathDelays(0.006)
 
 
@@ -51,7 +52,7 @@ def served(load: PlannedLoad, seed: int) -> list[TimedAnswer]:
     """Answers of a suite whose costs are known."""
     trace = RateCurve.constant(10 * load.share, 20.0).arrivals(load.mix.lengths(), seed)
     loop, token_s = EventLoop(), dict[int, list[float]]()
-    clock = StepClock(MeasuredSteps(MODEL), ONE_WORKER)
+    clock = StepClock(MeasuredSteps(MODEL, BATCHERS.choice), ONE_WORKER)
     SimulatedFleet(loop, trace, lambda: WatchedPlanner(loop, token_s), clock, delays=DELAYS)
     loop.run()
     columns = (trace.prompt_tokens, trace.answer_tokens, trace.at_s)
@@ -63,19 +64,20 @@ def test_rows_between_the_tokens_of_an_answer_are_counted() -> None:
     long = TimedAnswer(100, 11, 0.0, 0.0, [1.0 + at for at in range(11)])
     other = TimedAnswer(7, 3, 0.0, 0.0, [4.0, 5.0, 6.0])
 
-    amounts, seconds = amounts_of([long, other])
+    amounts, seconds = amounts_of([long, other], CHOICE)
 
     assert seconds.tolist() == [10.0]
     own, others = sum(100 + n for n in range(1, 11)), 8 + 9
-    assert amounts.tolist() == [[10, 7, 12, own + others, 7 * 8 / 2]]
+    experts = 7 * CHOICE.experts(1) + CHOICE.experts(1 + 7) + 2 * CHOICE.experts(2)
+    assert amounts.tolist() == [[10, pytest.approx(experts), 7, 12, own + others, 7 * 8 / 2]]
 
 
 def test_costs_of_steps_are_found_in_the_times_of_requests() -> None:
     loads = [served(load, seed) for seed, load in enumerate(FITTED)]
 
-    cost = fitted_step(loads)
+    cost = fitted_step(loads, CHOICE)
 
-    amounts = np.concatenate([amounts_of(load)[0] for load in loads])
+    amounts = np.concatenate([amounts_of(load, CHOICE)[0] for load in loads])
     found, true = amounts @ np.array(cost.unit_s), amounts @ np.array(UNIT_S)
     assert found == pytest.approx(true, rel=0.15)  # rows at the edges of steps are seen half
 
@@ -119,7 +121,7 @@ def test_pauses_between_steps_are_what_clients_saw_beyond_the_steps() -> None:
     loads = [served(load, seed) for seed, load in enumerate(FITTED)]
     told = PartCost(terms=PART_TERMS["step"], unit_s=(0.001, *UNIT_S[1:]))
 
-    cost = with_pauses(told, loads)
+    cost = with_pauses(told, loads, CHOICE)
 
     assert cost.unit_s[0] == pytest.approx(UNIT_S[0], rel=0.1)
     assert cost.unit_s[1:] == UNIT_S[1:]

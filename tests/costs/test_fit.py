@@ -108,9 +108,9 @@ def test_work_of_a_new_kind_is_learned_in_some_steps() -> None:
 def test_where_rows_and_keys_grow_alike_rows_cost() -> None:
     fit = CostFit(PART_TERMS["step"])
     for _ in range(50):  # prompts of one length
-        fit.add((1, 8, 0, 0, 36), 0.004)
+        fit.add((1, 20, 8, 0, 0, 36), 0.004)
 
-    assert fit.cost().seconds(1, 1000, 0, 0, 500_500) == pytest.approx(0.5, rel=0.01)
+    assert fit.cost().seconds(1, 32, 1000, 0, 0, 500_500) == pytest.approx(0.5, rel=0.01)
 
 
 def test_newer_measurements_win() -> None:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from moesaic.costs import CostBook, fitted
+from moesaic.costs import CostBook, RandomChoice, fitted
 from moesaic.dispatch.expert_waits import NOTHING, ExpertWaits
 from moesaic.engine.ledger import (
     LATE_LENGTHS,
@@ -26,6 +26,8 @@ from moesaic.engine.steps.planned_step import PlannedStep
 from moesaic.errors import MoesaicError
 from moesaic.messages.performance import PART_TERMS
 
+CHOICE = RandomChoice(32, 4)
+
 
 class Clock:
     """A clock that tests move."""
@@ -44,7 +46,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def ledger(clock: Clock) -> StepLedger:
-    return StepLedger(clock=clock, wall_clock=lambda: 1000.0 + clock.now_s)
+    return StepLedger(CHOICE, clock=clock, wall_clock=lambda: 1000.0 + clock.now_s)
 
 
 def generation(name: str, prompt: int = 8, max_tokens: int = 100) -> Request:
@@ -146,7 +148,7 @@ def test_a_page_has_what_came_since_the_one_before(ledger: StepLedger, clock: Cl
 
 def test_attention_is_what_a_step_takes_without_its_waits(ledger: StepLedger) -> None:
     for rows in range(1, 60):
-        work = StepWork(prompt_rows=0, answer_rows=rows, keys=100 * rows, prompt_keys=0)
+        work = StepWork(CHOICE.experts(rows), 0, rows, 100 * rows, 0)
         waits = ExpertWaits(8, 0.004, 0.001, messages=16, nbytes=64 * rows)
         ledger.stepped(work, 0.004 + 1e-4 * rows, waits)
 
@@ -155,13 +157,13 @@ def test_attention_is_what_a_step_takes_without_its_waits(ledger: StepLedger) ->
     attention = fitted(PART_TERMS["attention"], costs["attention"])
     assert attention.seconds(1, 30, 3000, 0) == pytest.approx(3e-3, rel=0.02)
     whole = fitted(PART_TERMS["step"], costs["step"])
-    assert whole.seconds(1, 0, 30, 3000, 0) == pytest.approx(7e-3, rel=0.02)
+    assert whole.seconds(1, CHOICE.experts(30), 0, 30, 3000, 0) == pytest.approx(7e-3, rel=0.02)
     link = fitted(PART_TERMS["link.intra"], costs["link.intra"])
     assert link.seconds(16, 16, 64 * 30) == pytest.approx(1e-3, rel=0.05)
 
 
 def test_where_experts_are_in_the_process_there_are_whole_steps_alone(ledger: StepLedger) -> None:
-    ledger.stepped(StepWork(8, 1, 10, 36), 0.01, NOTHING)
+    ledger.stepped(StepWork(20.0, 8, 1, 10, 36), 0.01, NOTHING)
 
     page = ledger.take()
 
@@ -171,7 +173,7 @@ def test_where_experts_are_in_the_process_there_are_whole_steps_alone(ledger: St
 def test_costs_that_a_dispatcher_measures_are_on_the_page(ledger: StepLedger) -> None:
     more = CostBook()
     more.add("gather", (1, 64), 0.02)
-    ledger.stepped(StepWork(8, 1, 10, 36), 0.01, NOTHING)
+    ledger.stepped(StepWork(20.0, 8, 1, 10, 36), 0.01, NOTHING)
 
     assert set(ledger.take(more).costs) == {"step", "gather"}
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from moesaic.costs import RandomChoice
 from moesaic.engine.sequences.requests import GenerationTask, Request, RequestKey
 from moesaic.engine.simulated import BatcherPlanner
 from moesaic.engine.steps.batching import Batcher
@@ -24,7 +25,7 @@ FEW_PLACES = replace(MANY_PLACES, max_num_seqs=7, max_num_batched_tokens=64)
 
 
 def fleet_of_batchers(trace: ArrivalTrace, make_batcher: Callable[[], Batcher]) -> SimulatedFleet:
-    clock = StepClock(MeasuredSteps(MODEL), FleetShape(1, 1))
+    clock = StepClock(MeasuredSteps(MODEL, RandomChoice(32, 4)), FleetShape(1, 1))
     return SimulatedFleet(EventLoop(), trace, lambda: BatcherPlanner(make_batcher()), clock)
 
 

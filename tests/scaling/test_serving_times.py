@@ -12,7 +12,7 @@ from moesaic.scaling import ServingTimes
 from moesaic.scaling.contract import StepRows
 from moesaic.scaling.serving_times import time_at_station
 
-LAYERS, TOP_K, ROW_BYTES = 4, 2, 1000.0
+LAYERS, NUM_EXPERTS, TOP_K, ROW_BYTES = 4, 8, 2, 1000.0
 ROWS = StepRows(prompt_rows=8, answer_rows=2, keys=100)
 
 
@@ -34,13 +34,14 @@ APART = PerformanceModel(
         "head": cost_of("head", 2.0, 0.5),
     }
 )
-WHOLE = PerformanceModel(parts={"step": cost_of("step", 1.0, 0.1, 0.2, 0.01)})
+WHOLE = PerformanceModel(parts={"step": cost_of("step", 1.0, 0.25, 0.1, 0.2, 0.01)})
 
 
 def times_of(model: PerformanceModel, **more: object) -> ServingTimes:
     return ServingTimes(
         model,
         num_moe_layers=LAYERS,
+        num_experts=NUM_EXPERTS,
         top_k=TOP_K,
         row_bytes=ROW_BYTES,
         activated=lambda num_workers, rows: 6.0 / num_workers,
@@ -95,7 +96,8 @@ def test_rows_that_are_spread_unevenly_take_longer() -> None:
 def test_where_only_whole_steps_are_known_experts_are_part_of_them(shape: FleetShape) -> None:
     found = times_of(WHOLE).step(ROWS, shape)
 
-    assert found.seconds == found.attention_s == pytest.approx(1.0 + 0.8 + 0.4 + 1.0)
+    experts_s = 0.25 * 8 * (1 - 0.75**10)  # of ten rows, two of eight each
+    assert found.seconds == found.attention_s == pytest.approx(1.0 + experts_s + 0.8 + 0.4 + 1.0)
     assert found.experts_s == 0.0
 
 
@@ -153,6 +155,7 @@ def test_time_at_a_station_is_that_of_the_markov_chain(
     [
         ({"model": PerformanceModel(parts={"attention": APART.parts["attention"]})}, "model"),
         ({"num_moe_layers": 0}, "num_moe_layers"),
+        ({"num_experts": 0}, "num_experts"),
         ({"top_k": 0}, "top_k"),
         ({"imbalance": 0.5}, "imbalance"),
     ],
@@ -163,6 +166,7 @@ def test_costs_and_sizes_that_make_no_sense_are_refused(
     usual: dict[str, object] = {
         "model": APART,
         "num_moe_layers": LAYERS,
+        "num_experts": NUM_EXPERTS,
         "top_k": TOP_K,
         "row_bytes": ROW_BYTES,
         "activated": lambda num_workers, rows: 1.0,

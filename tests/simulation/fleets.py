@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from moesaic.costs import RandomChoice
 from moesaic.messages.performance import PART_TERMS, PartCost, PerformanceModel
 from moesaic.messages.scaling import FleetShape
 from moesaic.scaling.contract import ServingLimits
@@ -15,7 +16,8 @@ from moesaic.simulation.step_clock import MeasuredSteps, StepClock
 
 def model_of(*unit_s: float) -> PerformanceModel:
     """Make the model of steps with these costs: of a step, a prompt row, an answer row, and a key of each."""
-    cost = PartCost(terms=PART_TERMS["step"], unit_s=(*unit_s, unit_s[-1]))
+    step_s, *others = unit_s
+    cost = PartCost(terms=PART_TERMS["step"], unit_s=(step_s, 0.0, *others, unit_s[-1]))
     return PerformanceModel(parts={"step": cost})
 
 
@@ -51,7 +53,7 @@ def fleet_of(
         EventLoop(),
         trace,
         lambda: ContinuousPlanner(limits, one_by_one=one_by_one),
-        StepClock(MeasuredSteps(model), FleetShape(workers, 1), spread, seed),
+        StepClock(MeasuredSteps(model, RandomChoice(32, 4)), FleetShape(workers, 1), spread, seed),
         router,
         delays,
     )

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from moesaic.brownout.control.contract import Thresholds
+from moesaic.costs import RandomChoice
 from moesaic.dispatch.contract import Dispatcher, Step
 from moesaic.dispatch.expert_waits import NOTHING, ExpertWaits, Measuring, WaitsForExperts
 from moesaic.dispatch.tracing import StepTracer
@@ -107,10 +108,11 @@ class Engine:
                 limits allow.
         """
         self._dispatcher, self._flops = dispatcher, flops_of(decoder.config)
-        num_layers = decoder.config.num_layers
+        num_layers, moe = decoder.config.num_layers, decoder.config.moe
         self.batcher = Batcher(limits, num_blocks, hasher, num_layers, self._flops, step_target_s)
         self._computer = StepComputer(self.batcher, decoder, dispatcher, micro_batches, shortcut)
-        self._teller, self.brownout, self.ledger = Teller(emit), BrownoutControl(), StepLedger()
+        self._teller, self.brownout = Teller(emit), BrownoutControl()
+        self.ledger = StepLedger(RandomChoice(moe.num_experts, moe.top_k))
         self._tell_blocks, self._recovery_s = tell_blocks, recovery_s
         self._waiting = dispatcher if isinstance(dispatcher, WaitsForExperts) else None
         self._request_came = asyncio.Event()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from moesaic.costs import CostBook
+from moesaic.costs import CostBook, RandomChoice
 from moesaic.dispatch.expert_waits import ExpertWaits
 from moesaic.engine.sequences.requests import (
     Event,
@@ -49,20 +49,21 @@ class _Open:
 class StepWork(NamedTuple):
     """The work of one step, in the terms of ``step`` after the first."""
 
+    experts: float
     prompt_rows: int
     answer_rows: int
     keys: int
     prompt_keys: int
 
     @classmethod
-    def of(cls, planned: PlannedStep) -> "StepWork":
-        """Count the rows of a step before it is computed: then prompts may have come to their end."""
+    def of(cls, planned: PlannedStep, choice: RandomChoice) -> "StepWork":
+        """Count the work of a step before it is computed: then prompts may have come to their end."""
         rows, keys = [0, 0], [0, 0]  # of prompts, and of answers
         for chunk in planned.chunks:
             count, phase = len(chunk.token_ids), int(chunk.sequence.decodes)
             rows[phase] += count
             keys[phase] += count * chunk.start + count * (count + 1) // 2
-        return cls(rows[0], rows[1], keys[1], keys[0])
+        return cls(choice.experts(sum(rows)), rows[0], rows[1], keys[1], keys[0])
 
 
 @dataclass(frozen=True)
@@ -102,9 +103,11 @@ class StepLedger:
     """Notes steps and requests of one engine.
 
     Attributes:
+        choice: of the model's gate, as the costs of steps take it to be.
         book: the fits of costs.
     """
 
+    choice: RandomChoice
     clock: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], float] = time.time
     book: CostBook = field(default_factory=lambda: CostBook(FORGET))
@@ -136,7 +139,7 @@ class StepLedger:
     def begins(self, planned: PlannedStep) -> StepWork | None:
         """Count the work of a step that begins, if it is one of those that are measured: of many short ones some."""
         self._num_steps += 1
-        return None if self._num_steps % self._stride else StepWork.of(planned)
+        return None if self._num_steps % self._stride else StepWork.of(planned, self.choice)
 
     def stepped(self, rows: StepWork | None, seconds: float, waited: ExpertWaits) -> None:
         """Take note of a step that has succeeded.

@@ -32,7 +32,7 @@ Part = Literal[
 """
 
 PART_TERMS: dict[Part, tuple[str, ...]] = {
-    "step": ("step", "prompt_row", "answer_row", "key", "prompt_key"),
+    "step": ("step", "expert", "prompt_row", "answer_row", "key", "prompt_key"),
     "attention": ("step", "row", "key", "prompt_key"),
     "experts": ("batch", "expert", "row"),
     "link.intra": ("hop", "message", "byte"),
@@ -45,7 +45,7 @@ PART_TERMS: dict[Part, tuple[str, ...]] = {
 """Amounts that the seconds of each part grow with. ``key``: a cached one that a generated token sees; a token at
 position ``p`` sees ``p + 1``. ``prompt_key``: one that a prompt's token sees, which costs far less, for its neighbours
 see the same. ``row`` of ``experts``: one choice, so each token counts ``k`` times. ``expert``: one whose weights are
-read."""
+read; in a ``step`` those of one layer, as if each row chose at random (``moesaic.costs.RandomChoice``)."""
 
 Positive = Annotated[float, msgspec.Meta(ge=0)]
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from functools import lru_cache
 
+from moesaic.costs import RandomChoice
 from moesaic.errors import InvalidInput
 from moesaic.messages.performance import PART_TERMS, Estimate, Part, PartCost, PerformanceModel
 from moesaic.messages.scaling import FleetShape
@@ -31,6 +32,7 @@ class ServingTimes:
         model: PerformanceModel,
         *,
         num_moe_layers: int,
+        num_experts: int,
         top_k: int,
         row_bytes: float,
         activated: Activated,
@@ -43,6 +45,7 @@ class ServingTimes:
             model: with ``attention`` and ``experts``, or else ``step``. Links and ``head`` count where they
                 are known; links between nodes before those inside one.
             num_moe_layers: layers with experts.
+            num_experts: of a layer.
             top_k: experts of a row.
             row_bytes: of the hidden state of one row; it goes to each expert worker, and a sum comes back.
             activated: see ``Activated``.
@@ -55,13 +58,15 @@ class ServingTimes:
         parts = model.parts
         if "step" not in parts and not {"attention", "experts"} <= parts.keys():
             raise InvalidInput("model", "must have the part step, or both attention and experts")
-        for field, value in (("num_moe_layers", num_moe_layers), ("top_k", top_k)):
+        sizes = {"num_moe_layers": num_moe_layers, "top_k": top_k, "num_experts": num_experts}
+        for field, value in sizes.items():
             if value < 1:
                 raise InvalidInput(field, f"must be at least 1, got {value}")
         if not imbalance >= 1:
             raise InvalidInput("imbalance", f"must be at least 1, got {imbalance:g}")
         self._parts = parts
         self._layers, self._top_k, self._row_bytes = num_moe_layers, top_k, row_bytes
+        self._choice = RandomChoice(num_experts, min(top_k, num_experts))
         self._activated, self._imbalance, self._in_rounds = activated, imbalance, in_rounds
         self._link = parts.get("link.inter", parts.get("link.intra"))
         self._is_apart = {"attention", "experts"} <= parts.keys()
@@ -82,7 +87,8 @@ class ServingTimes:
         if shape.experts < 1 or not self._is_apart:
             if "step" not in self._parts:
                 raise InvalidInput("shape", f"{shape} needs the part step, which was not measured")
-            amounts = 1.0, rows.prompt_rows, rows.answer_rows, rows.keys, rows.prompt_keys
+            work = rows.prompt_rows, rows.answer_rows, rows.keys, rows.prompt_keys
+            amounts = 1.0, self._choice.experts(rows.rows), *work
             seconds, error_s = self._step.seconds(*amounts), self._step.error_s(*amounts)
             return StepTime(seconds, seconds, 0.0, error_s)
         num_rows, layers = rows.prompt_rows + rows.answer_rows, self._layers

@@ -4,6 +4,7 @@ import math
 import random
 from dataclasses import dataclass
 
+from moesaic.costs import RandomChoice
 from moesaic.errors import InvalidInput
 from moesaic.messages.performance import PART_TERMS, PerformanceModel
 from moesaic.messages.scaling import FleetShape
@@ -14,8 +15,8 @@ from moesaic.simulation.planning import PlannedRows
 class MeasuredSteps:
     """Steps of the shape that was measured, whatever the shape: the part ``step`` of a performance model."""
 
-    def __init__(self, model: PerformanceModel) -> None:
-        """Take the costs of a model.
+    def __init__(self, model: PerformanceModel, choice: RandomChoice) -> None:
+        """Take the costs of a model, and how its rows choose experts.
 
         Raises:
             InvalidInput: the model has none of whole steps.
@@ -24,13 +25,17 @@ class MeasuredSteps:
             raise InvalidInput("model", "must have the part step: measure it, or use other times")
         unit_s = dict.fromkeys(PART_TERMS["step"], 0.0)
         unit_s |= zip(model.parts["step"].terms, model.parts["step"].unit_s, strict=True)
-        self._step_s, self._prompt_row_s, self._answer_row_s, *keys_s = unit_s.values()
+        self._step_s, self._expert_s, self._prompt_row_s, self._answer_row_s, *keys_s = (
+            unit_s.values()
+        )
         self._key_s, self._prompt_key_s = keys_s
+        self._experts = choice.experts
 
     def step(self, rows: StepRows, shape: FleetShape) -> StepTime:
         """See ``StepTimes``."""
         seconds = (
             self._step_s
+            + self._expert_s * self._experts(rows.rows)
             + self._prompt_row_s * rows.prompt_rows
             + self._answer_row_s * rows.answer_rows
             + self._key_s * rows.keys

@@ -91,6 +91,7 @@ class FleetPredictor:
             return ServingTimes(
                 model,
                 num_moe_layers=len(current.layers),
+                num_experts=chosen.shape[1],
                 top_k=max(1, round(float(chosen.sum(axis=1).mean()))),
                 row_bytes=row_bytes,
                 activated=activated_of(

@@ -143,7 +143,7 @@ def predicting(fleet: Fleet) -> FleetPredictor:
     """One that knows what whole steps cost, and nothing of their parts."""
     book = CostBook()
     for rows in range(1, 9):
-        book.add("step", (1.0, 0.0, rows, 10.0 * rows, 0.0), 0.1 + 0.01 * rows)
+        book.add("step", (1.0, 0.0, 0.0, rows, 10.0 * rows, 0.0), 0.1 + 0.01 * rows)
     feed = LoadFeed(cast(Bus, None), LEADING, lambda: NOW)
     for each in reports_of("a", NOW - 60, NOW, costs=book.sums()):
         feed.take(each)
