@@ -2,14 +2,15 @@
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
-from benchmarks.simulate.fitting import fitted_step, with_pauses
 from benchmarks.simulate.load import TimedAnswer
+from benchmarks.simulate.pauses import with_pauses
 from moesaic.costs import RandomChoice, fitted, merged
 from moesaic.engine.simulated import BatcherPlanner
 from moesaic.engine.steps.batching import Batcher
@@ -73,6 +74,13 @@ class CalibratedSuite:
     delays: PathDelays
     batchers: BatcherMaker
 
+    def slower(self, factor: float) -> "CalibratedSuite":
+        """Make one whose steps take so many times as long."""
+        step = self.model.parts["step"]
+        unit_s = tuple(factor * each for each in step.unit_s)
+        parts = {"step": msgspec.structs.replace(step, unit_s=unit_s)}
+        return replace(self, model=PerformanceModel(parts=parts))
+
     def serve(self, trace: ArrivalTrace) -> RequestRecords:
         """Simulate a load until all is answered."""
         clock = StepClock(MeasuredSteps(self.model, self.batchers.choice), ONE_WORKER)
@@ -82,24 +90,19 @@ class CalibratedSuite:
 
 
 def calibrated(
-    loads: Sequence[Sequence[TimedAnswer]],
-    batchers: BatcherMaker,
-    reported: Sequence[FitSums] = (),
+    loads: Sequence[Sequence[TimedAnswer]], reported: Sequence[FitSums], batchers: BatcherMaker
 ) -> CalibratedSuite:
-    """Fit costs of steps, then the delay that first tokens have beside what steps explain: the middle of all.
+    """Solve for the costs that a worker reported, then add what clients saw beyond them.
+
+    That is the time between steps, and a delay of first tokens: the middle of all.
 
     Args:
-        loads: that were served.
+        loads: that were served meanwhile.
+        reported: costs of steps.
         batchers: of the worker.
-        reported: costs of steps that the worker told, to take these; none: costs are fitted to what clients saw.
     """
-    told = fitted(PART_TERMS["step"], merged(reported)) if reported else None
-    cost = (
-        with_pauses(told, loads, batchers.choice)
-        if told is not None
-        else fitted_step(loads, batchers.choice)
-    )
-    model = PerformanceModel(parts={"step": cost})
+    told = fitted(PART_TERMS["step"], merged(reported))
+    model = PerformanceModel(parts={"step": with_pauses(told, loads, batchers.choice)})
     bare, missing_s = CalibratedSuite(model, NO_DELAYS, batchers), list[float]()
     for load in loads:
         simulated_s = bare.serve(trace_of(load)).ttft_s

@@ -13,11 +13,18 @@ _decoder: "msgspec.msgpack.Decoder[LoadReport]" = msgspec.msgpack.Decoder(LoadRe
 
 
 async def reported_steps(suite: RunningSuite, since_s: float) -> list[FitSums]:
-    """Read what attention workers have told since a time of day; nothing if no report was due."""
+    """Read what attention workers have told since a time of day.
+
+    Raises:
+        RuntimeError: no report was due.
+    """
     async with Bus.connect(suite.redis_url, CLUSTER) as bus:
         reports = await bus.latest(STREAM, _decoder, MOST_REPORTS)
-    return [
+    found = [
         report.costs["step"]
         for report in reports
         if report.role == "attention" and report.at >= since_s and "step" in report.costs
     ]
+    if not found:
+        raise RuntimeError("no worker has reported what its steps cost")
+    return found

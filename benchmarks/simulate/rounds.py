@@ -1,24 +1,28 @@
-"""Rounds of loads on a running suite: those that costs are fitted to, and those that are predicted, in turns."""
+"""A round of loads on a suite of its own: first those that costs are fitted to, then those that are predicted.
 
-import asyncio
+A worker's costs are those of all its steps so far, so none of the loads to be predicted may come before.
+"""
+
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Event, Thread
+from typing import Self
 
 import numpy as np
 
 from benchmarks.common.suite import RunningSuite
 from benchmarks.simulate.load import SimulateClient, TimedAnswer
 from benchmarks.simulate.reported import reported_steps
-from moesaic.cli.machine.facts import gemm_gflops
 from moesaic.messages.performance import FitSums
 from moesaic.simulation.arrivals import ArrivalTrace, RateCurve
 from moesaic.simulation.trace_files import read_arrivals
 
 AZURE = Path(__file__).parents[1] / "data/azure2023_conv.csv.gz"
 MOST_PROMPT, MOST_ANSWER = 768, 128  # tokens
-DRIFT = 0.1  # of the machine's speed within a round, above which it counts for nothing
+PROBED, PROBE_EVERY_S = 1 << 22, 0.5  # numbers, that no cache of a core holds
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,7 @@ class PlannedLoad:
     mix: LengthMix
 
 
+Capacity = dict[LengthMix, float]  # requests a second
 LONG_PROMPTS, LONG_ANSWERS, MIXED = LengthMix(5, 12), LengthMix(20, 3), LengthMix(10, 5)
 FITTED = (
     PlannedLoad(0.6, LONG_PROMPTS),
@@ -68,35 +73,63 @@ class LoadRound:
         fitted: answers of the loads that costs are fitted to.
         predicted: answers of the others, by name.
         reported: costs of steps, as the worker told them during the loads that costs are fitted to.
-        drift: of the machine's speed, from probe to probe.
+        probe_ms: mean of each load's probes, a fixed piece of work.
     """
 
     fitted: list[list[TimedAnswer]]
     predicted: dict[str, list[TimedAnswer]]
     reported: list[FitSums]
-    drift: float
+    probe_ms: list[float]
+
+
+class MachineProbe:
+    """A sum over a fixed array each half second, in seconds of its own thread: the machine's speed meanwhile."""
+
+    def __init__(self) -> None:
+        self._data, self._seconds = np.ones(PROBED, np.float32), list[float]()
+        self._ended = Event()
+        self._thread = Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def take_ms(self) -> float:
+        """Take the mean since the last call."""
+        taken, self._seconds = self._seconds, []
+        return 1e3 * float(np.mean(taken)) if taken else math.nan
+
+    def _run(self) -> None:
+        while not self._ended.wait(PROBE_EVERY_S):
+            begun_s = time.thread_time()
+            self._data.sum()
+            self._seconds.append(time.thread_time() - begun_s)
 
 
 @dataclass(frozen=True)
-class LoadRounds:
-    """Serves rounds on one suite.
+class LoadRunner:
+    """Serves loads on one suite.
 
     Attributes:
         suite: that runs.
         client: of the suite.
-        requests: of each load, on average.
+        span_s: of each load.
     """
 
     suite: RunningSuite
     client: SimulateClient
-    requests: int
+    span_s: float
 
     async def warm_up(self) -> None:
         """Have some requests of all lengths answered."""
         for mix in (LONG_PROMPTS, LONG_ANSWERS):
             await self.client.together(_first(mix, 16))
 
-    async def capacity(self, requests: int) -> dict[LengthMix, float]:
+    async def capacity(self, requests: int) -> Capacity:
         """Measure requests a second of each mix when so many are there at once."""
         found = {}
         for mix in (LONG_PROMPTS, LONG_ANSWERS, MIXED):
@@ -104,54 +137,45 @@ class LoadRounds:
             found[mix] = requests / max(each.ended_s for each in answers)
         return found
 
-    async def round(self, number: int, capacity: dict[LengthMix, float]) -> LoadRound:
-        """Serve each load once, fitted and predicted ones in turns."""
-        probes = [gemm_gflops()]
-        fitted, predicted = list[list[TimedAnswer]](), dict[str, list[TimedAnswer]]()
-        reported: list[FitSums] = []
-        for at, (fit, (name, load)) in enumerate(zip(FITTED, PREDICTED.items(), strict=True)):
-            begun_s = time.time()
-            fitted.append(await self._serve(fit, 100 * number + 2 * at, capacity))
-            reported += await reported_steps(self.suite, begun_s)
-            predicted[name] = await self._serve(load, 100 * number + 2 * at + 1, capacity)
-            probes.append(gemm_gflops())
-        return LoadRound(fitted, predicted, reported, 1 - min(probes) / max(probes))
+    async def round(self, number: int, capacity: Capacity) -> LoadRound:
+        """Serve each load once."""
+        probe_ms, served = list[float](), list[list[TimedAnswer]]()
+        reported = list[FitSums]()
+        begun_s = time.time()
+        with MachineProbe() as probe:
+            for at, load in enumerate((*FITTED, *PREDICTED.values())):
+                if at == len(FITTED):
+                    reported = await reported_steps(self.suite, begun_s)
+                served.append(await self._serve(load, 100 * number + at, capacity))
+                probe_ms.append(probe.take_ms())
+        predicted = dict(zip(PREDICTED, served[len(FITTED) :], strict=True))
+        return LoadRound(served[: len(FITTED)], predicted, reported, probe_ms)
 
-    async def _serve(
-        self, load: PlannedLoad, seed: int, capacity: dict[LengthMix, float]
-    ) -> list[TimedAnswer]:
-        per_s = load.share * capacity[load.mix]
-        curve = RateCurve.constant(per_s, self.requests / per_s)
+    async def _serve(self, load: PlannedLoad, seed: int, capacity: Capacity) -> list[TimedAnswer]:
+        curve = RateCurve.constant(load.share * capacity[load.mix], self.span_s)
         return await self.client.serve(curve.arrivals(load.mix.lengths(), seed))
 
 
-def serve_rounds(
-    suite: RunningSuite, requests: int, burst: int, rounds: int, most_rounds: int
-) -> tuple[dict[LengthMix, float], list[LoadRound]]:
-    """Serve so many rounds, and more in place of those in which the machine's speed changed, up to ``most_rounds``.
+async def serve_round(
+    suite: RunningSuite, number: int, capacity: Capacity | None, span_s: float, burst: int
+) -> tuple[Capacity, LoadRound]:
+    """Serve a round on a suite that has served nothing yet.
 
-    Returns:
-        Capacities, and all rounds.
+    Args:
+        suite: that runs.
+        number: of the round; its requests are drawn by it.
+        capacity: that rates are parts of; None: measured here.
+        span_s: of each load.
+        burst: requests at once that measure the capacity.
     """
-
-    async def served() -> tuple[dict[LengthMix, float], list[LoadRound]]:
-        client = SimulateClient(suite.port, seed=1)
-        await client.open(burst)
-        loads = LoadRounds(suite, client, requests)
-        await loads.warm_up()
-        capacity = await loads.capacity(burst)
-        found: list[LoadRound] = []
-        while len(found) < most_rounds and sum(map(is_steady, found)) < rounds:
-            found.append(await loads.round(len(found), capacity))
-        client.close()
-        return capacity, found
-
-    return asyncio.run(served())
-
-
-def is_steady(served: LoadRound) -> bool:
-    """Tell if the machine's speed stayed about the same."""
-    return served.drift <= DRIFT
+    client = SimulateClient(suite.port, seed=1 + number)
+    await client.open(burst)
+    runner = LoadRunner(suite, client, span_s)
+    await runner.warm_up()
+    capacity = capacity or await runner.capacity(burst)
+    found = await runner.round(number, capacity)
+    client.close()
+    return capacity, found
 
 
 def _first(mix: LengthMix, number: int) -> Sequence[tuple[int, int]]:

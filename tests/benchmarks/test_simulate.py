@@ -1,9 +1,11 @@
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
 from benchmarks.common.suite import DEMO
-from benchmarks.simulate.fitting import amounts_of, fitted_step, with_pauses
 from benchmarks.simulate.load import TimedAnswer
+from benchmarks.simulate.pauses import amounts_of, with_pauses
 from benchmarks.simulate.replay import (
     ONE_WORKER,
     BatcherMaker,
@@ -15,8 +17,9 @@ from benchmarks.simulate.replay import (
     trace_of,
 )
 from benchmarks.simulate.rounds import FITTED, PREDICTED, PlannedLoad
+from moesaic.costs import CostFit
 from moesaic.engine.simulated import BatcherPlanner
-from moesaic.messages.performance import PART_TERMS, PartCost, PerformanceModel
+from moesaic.messages.performance import PART_TERMS, FitSums, PartCost, PerformanceModel
 from moesaic.simulation.arrivals import RateCurve
 from moesaic.simulation.event_loop import EventLoop
 from moesaic.simulation.fleet import PathDelays, SimulatedFleet
@@ -72,18 +75,19 @@ def test_rows_between_the_tokens_of_an_answer_are_counted() -> None:
     assert amounts.tolist() == [[10, pytest.approx(experts), 7, 12, own + others, 7 * 8 / 2]]
 
 
-def test_costs_of_steps_are_found_in_the_times_of_requests() -> None:
-    loads = [served(load, seed) for seed, load in enumerate(FITTED)]
-
-    cost = fitted_step(loads, CHOICE)
-
-    amounts = np.concatenate([amounts_of(load, CHOICE)[0] for load in loads])
-    found, true = amounts @ np.array(cost.unit_s), amounts @ np.array(UNIT_S)
-    assert found == pytest.approx(true, rel=0.15)  # rows at the edges of steps are seen half
+def reported(unit_s: Sequence[float]) -> FitSums:
+    """Sums of a worker whose steps cost that, beside the pauses between them."""
+    fit = CostFit(PART_TERMS["step"], forget=1.0)
+    for rows in range(1, 30):
+        for prompt, keys, prompt_keys in ((0, 100 * rows, 0), (8 * rows, 7, 40 * rows**2)):
+            amounts = (1, CHOICE.experts(rows + prompt), prompt, rows, keys, prompt_keys)
+            fit.add(amounts, float(np.dot(amounts, unit_s)))
+    return fit.sums()
 
 
 def test_loads_that_costs_were_not_fitted_on_are_predicted() -> None:
-    suite = calibrated([served(load, seed) for seed, load in enumerate(FITTED)], BATCHERS)
+    loads = [served(load, seed) for seed, load in enumerate(FITTED)]
+    suite = calibrated(loads, [reported((0.001, *UNIT_S[1:]))] * 2, BATCHERS)
 
     assert suite.delays.entry_s == pytest.approx(DELAYS.entry_s, abs=0.003)
     for load in PREDICTED.values():
@@ -91,6 +95,13 @@ def test_loads_that_costs_were_not_fitted_on_are_predicted() -> None:
         records = suite.serve(trace_of(real))
         errors = relative_errors(latencies(records.ttft_s, records.tpot_s), measured(real))
         assert max(map(abs, errors.values())) < 0.12
+
+
+def test_slower_steps_take_so_much_longer() -> None:
+    suite = CalibratedSuite(MODEL, DELAYS, BATCHERS).slower(1.5)
+
+    assert suite.model.parts["step"].unit_s == pytest.approx([1.5 * each for each in UNIT_S])
+    assert (suite.delays, suite.batchers) == (DELAYS, BATCHERS)
 
 
 def test_the_true_costs_predict_without_error() -> None:

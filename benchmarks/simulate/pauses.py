@@ -1,4 +1,4 @@
-"""Costs of steps, fitted to the times of requests as their client sees them.
+"""The time between steps, found in the times of requests as their client sees them.
 
 A request that has its first token gets one more in each step, so the seconds until its last token are those of so many
 steps: of all rows of prompts, all rows of answers and all keys that these steps had. Times of the other requests
@@ -6,28 +6,17 @@ tell these.
 """
 
 from collections.abc import Sequence
-from itertools import chain
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.simulate.load import TimedAnswer
-from moesaic.costs import CostFit, RandomChoice
-from moesaic.messages.performance import PART_TERMS, PartCost
+from moesaic.costs import RandomChoice
+from moesaic.messages.performance import PartCost
 
 Amounts = NDArray[np.float64]  # [n, 6], by the terms of a step
 LEAST_STEPS = 8  # of a request that tells something
-
-
-def fitted_step(loads: Sequence[Sequence[TimedAnswer]], choice: RandomChoice) -> PartCost:
-    """Fit the cost of a step to several loads."""
-    fit = CostFit(PART_TERMS["step"], forget=1.0)
-    rows = list(chain.from_iterable(zip(*amounts_of(load, choice), strict=True) for load in loads))
-    for at in np.random.default_rng(0).permutation(len(rows)):  # expectations see all loads at once
-        amounts, seconds = rows[at]
-        fit.add(amounts.tolist(), float(seconds))
-    return fit.cost()
 
 
 def with_pauses(
