@@ -49,7 +49,7 @@ from moesaic.v1 import attention_pb2, attention_pb2_grpc
 TOPOLOGIES = ("local", "disaggregated")
 WIDER = 8
 TARGET = 0.15
-ROUNDS, SPAN_S, BURST = 3, 40.0, 32
+ROUNDS, SPAN_S, BURST = 2, 40.0, 32
 CORES = 0.4  # of each worker
 QUICK_SPAN_S, QUICK_BURST, QUICK_WIDER = 2.5, 12, 1
 SLOWER = 1.05

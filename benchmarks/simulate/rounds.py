@@ -169,10 +169,11 @@ async def serve_round(
         burst: requests at once that measure the capacity.
     """
     client = SimulateClient(suite.port, seed=1 + number)
-    await client.open(burst)
     runner = LoadRunner(suite, client, span_s)
     await runner.warm_up()
-    capacity = capacity or await runner.capacity(burst)
+    if capacity is None:
+        await client.open(burst)
+        capacity = await runner.capacity(burst)
     found = await runner.round(number, capacity)
     client.close()
     return capacity, found
