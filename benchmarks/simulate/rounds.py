@@ -54,9 +54,9 @@ class PlannedLoad:
 Capacity = dict[LengthMix, float]  # requests a second
 LONG_PROMPTS, LONG_ANSWERS, MIXED = LengthMix(5, 12), LengthMix(20, 3), LengthMix(10, 5)
 FITTED = (
-    PlannedLoad(0.6, LONG_PROMPTS),
-    PlannedLoad(0.4, LONG_ANSWERS),
     PlannedLoad(0.2, LONG_PROMPTS),
+    PlannedLoad(0.6, LONG_PROMPTS),
+    PlannedLoad(0.8, LONG_ANSWERS),  # batches as large as the largest that is predicted
 )
 PREDICTED = {
     "low": PlannedLoad(0.3, MIXED),
