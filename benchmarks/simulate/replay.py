@@ -10,7 +10,6 @@ import msgspec
 import numpy as np
 
 from benchmarks.simulate.load import TimedAnswer
-from benchmarks.simulate.pauses import with_pauses
 from moesaic.costs import RandomChoice, fitted, merged
 from moesaic.engine.simulated import BatcherPlanner
 from moesaic.engine.steps.batching import Batcher
@@ -92,17 +91,15 @@ class CalibratedSuite:
 def calibrated(
     loads: Sequence[Sequence[TimedAnswer]], reported: Sequence[FitSums], batchers: BatcherMaker
 ) -> CalibratedSuite:
-    """Solve for the costs that a worker reported, then add what clients saw beyond them.
-
-    That is the time between steps, and a delay of first tokens: the middle of all.
+    """Solve for the costs that workers reported, then add the middle of all delays of first tokens beyond them.
 
     Args:
         loads: that were served meanwhile.
         reported: costs of steps.
-        batchers: of the worker.
+        batchers: of such a worker.
     """
-    told = fitted(PART_TERMS["step"], merged(reported))
-    model = PerformanceModel(parts={"step": with_pauses(told, loads, batchers.choice)})
+    steps = fitted(PART_TERMS["step"], merged(reported))
+    model = PerformanceModel(parts={"step": steps})
     bare, missing_s = CalibratedSuite(model, NO_DELAYS, batchers), list[float]()
     for load in loads:
         simulated_s = bare.serve(trace_of(load)).ttft_s

@@ -27,6 +27,7 @@ from moesaic.errors import MoesaicError
 from moesaic.messages.performance import PART_TERMS
 
 CHOICE = RandomChoice(32, 4)
+WORK = StepWork(20.0, 8, 1, 10, 36)
 
 
 class Clock:
@@ -146,11 +147,21 @@ def test_a_page_has_what_came_since_the_one_before(ledger: StepLedger, clock: Cl
     assert (second.arrived, second.arrivals) == (0, [])
 
 
-def test_attention_is_what_a_step_takes_without_its_waits(ledger: StepLedger) -> None:
+def step(
+    ledger: StepLedger, clock: Clock, work: StepWork, seconds: float, waits: ExpertWaits = NOTHING
+) -> None:
+    """Run a step that follows none."""
+    ledger.rests()
+    ledger.begins(PlannedStep())
+    clock.now_s += seconds
+    ledger.stepped(work, waits)
+
+
+def test_attention_is_what_a_step_takes_without_its_waits(ledger: StepLedger, clock: Clock) -> None:
     for rows in range(1, 60):
         work = StepWork(CHOICE.experts(rows), 0, rows, 100 * rows, 0)
         waits = ExpertWaits(8, 0.004, 0.001, messages=16, nbytes=64 * rows)
-        ledger.stepped(work, 0.004 + 1e-4 * rows, waits)
+        step(ledger, clock, work, 0.004 + 1e-4 * rows, waits)
 
     costs = ledger.take().costs
 
@@ -162,18 +173,37 @@ def test_attention_is_what_a_step_takes_without_its_waits(ledger: StepLedger) ->
     assert link.seconds(16, 16, 64 * 30) == pytest.approx(1e-3, rel=0.05)
 
 
-def test_where_experts_are_in_the_process_there_are_whole_steps_alone(ledger: StepLedger) -> None:
-    ledger.stepped(StepWork(20.0, 8, 1, 10, 36), 0.01, NOTHING)
+@pytest.mark.parametrize(("rests", "seconds"), [(False, 6.0), (True, 1.0)])
+def test_a_step_counts_from_the_end_of_the_last_unless_there_was_no_work(
+    ledger: StepLedger, clock: Clock, rests: bool, seconds: float
+) -> None:
+    step(ledger, clock, WORK, seconds)
+    for _ in range(8):
+        if rests:
+            ledger.rests()
+        clock.now_s += 5.0  # to plan, or without work
+        ledger.begins(PlannedStep())
+        clock.now_s += 1.0
+        ledger.stepped(WORK, NOTHING)
+
+    cost = fitted(PART_TERMS["step"], ledger.take().costs["step"])
+    assert cost.seconds(1, *WORK) == pytest.approx(seconds)
+
+
+def test_where_experts_are_in_the_process_there_are_whole_steps_alone(
+    ledger: StepLedger, clock: Clock
+) -> None:
+    step(ledger, clock, WORK, 0.01)
 
     page = ledger.take()
 
     assert set(page.costs) == {"step"}
 
 
-def test_costs_that_a_dispatcher_measures_are_on_the_page(ledger: StepLedger) -> None:
+def test_costs_that_a_dispatcher_measures_are_on_the_page(ledger: StepLedger, clock: Clock) -> None:
     more = CostBook()
     more.add("gather", (1, 64), 0.02)
-    ledger.stepped(StepWork(20.0, 8, 1, 10, 36), 0.01, NOTHING)
+    step(ledger, clock, WORK, 0.01)
 
     assert set(ledger.take(more).costs) == {"step", "gather"}
 
@@ -182,7 +212,7 @@ def test_of_many_short_steps_some_are_measured(ledger: StepLedger) -> None:
     measured = []
     for _ in range(3):
         measured.append(sum(ledger.begins(PlannedStep()) is not None for _ in range(2000)))
-        ledger.stepped(None, 0.001, NOTHING)
+        ledger.stepped(None, NOTHING)
         assert ledger.take().costs == {}
 
     assert measured[0] == 2000

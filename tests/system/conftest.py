@@ -9,8 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.suites import CLINC_DOMAIN, DEMO, Suite, running
+from tests.suites import CLINC_DOMAIN, DEMO, Suite
 from tests.system.asking import QUESTIONS, of_load
+from tests.system.shared_suites import LOCAL, SharedSuites
 
 
 @pytest.fixture(scope="session")
@@ -31,41 +32,46 @@ def clinc_domain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def disaggregated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+def suites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedSuites]:
+    """Suites of this process of tests; a test takes those it wants by fixtures."""
+    shared = SharedSuites(tmp_path_factory)
+    yield shared
+    shared.close()
+
+
+@pytest.fixture
+def disaggregated(suites: SharedSuites) -> Suite:
     """One attention worker, two expert workers."""
-    with running(tmp_path_factory.mktemp("disaggregated")) as suite:
-        yield suite
+    return suites.get("disaggregated")
 
 
-@pytest.fixture(scope="session")
-def spare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+@pytest.fixture
+def spare(suites: SharedSuites) -> Suite:
     """Two attention workers, three expert workers of which any one has room for all experts; to be killed."""
     flags = ("--attention", "2", "--experts", "3", "--slots-per-layer", "32")
     settings = {"MOESAIC_MIN_EPOCH_INTERVAL_S": "0"}  # workers leave one after the other
-    with running(tmp_path_factory.mktemp("spare"), *flags, settings=settings) as suite:
-        yield suite
+    return suites.get("spare", *flags, settings=settings)
 
 
-@pytest.fixture(scope="session")
-def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+@pytest.fixture
+def local(suites: SharedSuites) -> Suite:
     """One attention worker that computes the experts itself."""
-    with running(tmp_path_factory.mktemp("local"), "--topology", "local") as suite:
-        yield suite
+    return suites.get(*LOCAL)
 
 
-@pytest.fixture(scope="session")
-def wide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+@pytest.fixture
+def wide(suites: SharedSuites) -> Suite:
     """Two attention workers, three expert workers."""
-    with running(tmp_path_factory.mktemp("wide"), "--attention", "2", "--experts", "3") as suite:
-        yield suite
+    return suites.get("wide", "--attention", "2", "--experts", "3")
 
 
 @pytest.fixture(scope="session")
-def right(local: Suite) -> list[str]:
+def right(suites: SharedSuites) -> list[str]:
     """The answers of one process that holds all experts to the questions of a load."""
+    url = suites.get(*LOCAL).url
 
     async def asked() -> list[str]:
-        async with httpx.AsyncClient(base_url=local.url, timeout=60) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
             outcomes = [await of_load(client, number) for number in range(QUESTIONS)]
         assert all(outcome.error is None for outcome in outcomes)
         return [outcome.text for outcome in outcomes]

@@ -194,6 +194,7 @@ class Engine:
                 self._observe()
             self.brownout.look(self.batcher, idle=idle)
             if idle:
+                self.ledger.rests()
                 self._request_came.clear()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self.brownout.rest_s):
@@ -219,6 +220,7 @@ class Engine:
         if isinstance(planned, Slice) or planned.chunks:
             await self._run_step(step, planned)
         elif step.has_lost:  # all that there is waits for lost experts
+            self.ledger.rests()
             await asyncio.sleep(STALL_POLL_S)
         self._dispatcher.end_step(step)
 
@@ -244,19 +246,21 @@ class Engine:
             return
         except Exception:
             log.exception("step.failed", rows=num_rows)
+            self.ledger.rests()
             self._tell(events)  # of sequences that had moved on already
             self._fail(planned.sequences, MoesaicError("the step failed; see the worker's log"))
             return
         took_s = time.monotonic() - started
         if isinstance(planned, Slice):
             metrics.SLICE_SECONDS.observe(took_s)
+            self.ledger.rests()
         else:
             metrics.STEP_SECONDS.observe(took_s)
             metrics.STEP_ROWS.observe(num_rows)
             metrics.LIGHT_STEPS.inc(planned.is_light)
             self.batcher.took(planned, took_s)
             self.brownout.stepped(planned)
-            self.ledger.stepped(work, took_s, self._take_waits())
+            self.ledger.stepped(work, self._take_waits())
         self._epoch = step.epoch
         self._tell(events)
 
@@ -279,6 +283,7 @@ class Engine:
 
     async def _stall(self, error: MoesaicError) -> None:
         """Wait a little for experts that cannot be reached; requests that waited too long fail."""
+        self.ledger.rests()
         self._teller.tell_held()
         sequences = self.batcher.unfinished()
         if not error.retryable:

@@ -116,6 +116,7 @@ class StepLedger:
         self._open: dict[RequestKey, _Open] = {}
         self._lengths: deque[int] = deque(maxlen=LATE_LENGTHS)
         self._num_drawn, self._cached_share, self._stride = 0, 0.0, 1
+        self._free_s: float | None = None  # the last step ended, if the next follows at once
         self._turn_page()
 
     def came(self, request: Request) -> None:
@@ -139,16 +140,26 @@ class StepLedger:
     def begins(self, planned: PlannedStep) -> StepWork | None:
         """Count the work of a step that begins, if it is one of those that are measured: of many short ones some."""
         self._num_steps += 1
+        if self._free_s is None:
+            self._free_s = self.clock()
         return None if self._num_steps % self._stride else StepWork.of(planned, self.choice)
 
-    def stepped(self, rows: StepWork | None, seconds: float, waited: ExpertWaits) -> None:
+    def rests(self) -> None:
+        """Take note that the next step does not follow the last at once: what is between them is not work."""
+        self._free_s = None
+
+    def stepped(self, rows: StepWork | None, waited: ExpertWaits) -> None:
         """Take note of a step that has succeeded.
+
+        It counts from the end of the last one: to plan it, and to tell what the last has found, keeps the worker busy.
 
         Args:
             rows: of it, from ``begins``.
-            seconds: that it took.
             waited: what it waited for; nothing where experts are in this process.
         """
+        now_s = self.clock()
+        seconds = now_s - (now_s if self._free_s is None else self._free_s)
+        self._free_s = now_s
         if rows is None:
             return
         self.book.add("step", (1, *rows), seconds)

@@ -1,14 +1,13 @@
 """Suites of edge agents."""
 
 import asyncio
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-from tests.suites import Suite, running
+from tests.suites import Suite
 from tests.system.edge.control import SETTINGS
 from tests.system.edge.users import RightAnswers
+from tests.system.shared_suites import LOCAL, SharedSuites
 
 QUICK = ("--topology", "edge", "--profile-interval-s", "0.5")  # to report
 TIGHT = (*QUICK, "--agents", "3", "--memory", "40M,40M,80M")
@@ -20,21 +19,19 @@ MOVING = {
 
 
 @pytest.fixture(scope="session")
-def right_answers(local: Any) -> RightAnswers:
+def right_answers(suites: SharedSuites) -> RightAnswers:
     """What every site must answer."""
-    return asyncio.run(RightAnswers.of(local.url))
+    return asyncio.run(RightAnswers.of(suites.get(*LOCAL).url))
 
 
-@pytest.fixture(scope="session")
-def tight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+@pytest.fixture
+def tight(suites: SharedSuites) -> Suite:
     """Three agents, two of which hold few of the experts, and none of them has spares."""
-    with running(tmp_path_factory.mktemp("tight"), *TIGHT, settings=SETTINGS) as suite:
-        yield suite
+    return suites.get("tight", *TIGHT, settings=SETTINGS)
 
 
-@pytest.fixture(scope="session")
-def roomy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+@pytest.fixture
+def roomy(suites: SharedSuites) -> Suite:
     """Three agents with most of the experts each, which stay where they are until a policy is set."""
     flags = (*QUICK, "--agents", "3", "--memory", "80M,80M,80M")
-    with running(tmp_path_factory.mktemp("roomy"), *flags, settings=SETTINGS | MOVING) as suite:
-        yield suite
+    return suites.get("roomy", *flags, settings=SETTINGS | MOVING)
