@@ -37,7 +37,7 @@ class MeasuredLoad:
 
     Attributes:
         attainment: part of the requests that met both targets; None if too few have ended.
-        ttft_p90_s: 90 of 100 first tokens took less; likewise.
+        ttft_p90_s: 90 of 100 first tokens took less; None also if ten of 100 never came.
         tpot_p90_s: likewise, of later tokens; None also without any.
         waiting: requests that have not begun.
     """
@@ -203,5 +203,5 @@ def _p90(weighted: list[tuple[float, float]]) -> float | None:
     for seconds, weight in sorted(weighted):
         left -= weight
         if left <= 1e-9:
-            return seconds
+            return seconds if math.isfinite(seconds) else None
     return None

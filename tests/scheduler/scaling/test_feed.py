@@ -152,6 +152,8 @@ def test_reports_are_in_the_order_in_which_they_came() -> None:
         {"arrivals": [Arrival(math.nan, 1, 1)]},
         {"arrivals": [Arrival(NOW, 1, -1)]},
         {"latencies": [RequestLatency(math.nan)]},
+        {"latencies": [RequestLatency(math.inf, math.nan)]},
+        {"latencies": [RequestLatency(-1.0)]},
     ],
 )
 def test_a_report_that_cannot_be_true_is_left_out(wrong: dict[str, Any]) -> None:
@@ -159,6 +161,18 @@ def test_a_report_that_cannot_be_true_is_left_out(wrong: dict[str, Any]) -> None
 
     assert told.recent(60) == []
     assert not told.heard(["attention-0"])
+
+
+@pytest.mark.parametrize(("failed", "p90_s"), [(1, 0.1), (5, None)])
+def test_requests_that_failed_have_missed_their_targets(failed: int, p90_s: float | None) -> None:
+    latencies = [RequestLatency(math.inf)] * failed + [RequestLatency(0.1)] * (20 - failed)
+    told = feed(report(latencies=latencies, ended=20))
+
+    found = told.measured(60, TARGETS, WORKERS)
+
+    assert found.attainment == pytest.approx(1 - failed / 20)
+    assert found.ttft_p90_s == p90_s
+    assert told.heard(["attention-0"])
 
 
 def test_numbers_that_no_report_can_have_are_cut() -> None:
