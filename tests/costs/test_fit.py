@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import nnls
 
-from moesaic.costs import CostFit, fitted, merged
+from moesaic.costs import CostFit, RandomChoice, fitted, merged
 from moesaic.costs.book import CostBook, model_of_fleet
 from moesaic.messages.performance import PART_TERMS, UNKNOWN, FitSums, PartCost, PerformanceModel
 
@@ -111,6 +111,14 @@ def test_where_rows_and_keys_grow_alike_rows_cost() -> None:
         fit.add((1, 20, 8, 0, 0, 36), 0.004)
 
     assert fit.cost().seconds(1, 32, 1000, 0, 0, 500_500) == pytest.approx(0.5, rel=0.01)
+
+
+def test_where_all_experts_were_always_active_they_are_not_told_from_the_step() -> None:
+    fit, choice = CostFit(PART_TERMS["step"]), RandomChoice(32, 4)
+    for rows in range(200, 500, 7):
+        fit.add((1, choice.experts(rows), rows, 0, 0, 0), 0.02 + 1e-5 * rows)
+
+    assert fit.cost().seconds(1, choice.experts(1), 1, 0, 0, 0) == pytest.approx(0.02, rel=0.02)
 
 
 def test_newer_measurements_win() -> None:

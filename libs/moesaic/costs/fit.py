@@ -5,7 +5,8 @@ not worth more than short ones, and the mean is not biased towards short ones as
 
 Terms that measurements cannot tell apart, for their amounts were always alike, are left out but for one: of rows and
 the like the last, so that more work is taken to need more time, in proportion. Keys, messages and bytes, which grow
-faster than what one asks about, have to be seen to cost something.
+faster than what one asks about, have to be seen to cost something. So have the experts of a step, as many rows
+activate all: that fewer rows would need less time has to be seen.
 """
 
 import itertools
@@ -133,7 +134,8 @@ def fitted(terms: Sequence[str], sums: FitSums) -> PartCost:
     n = len(terms)
     scale = [math.sqrt(max(0.0, sums.products[i][i])) for i in range(n)]
     used = [i for i in range(n) if scale[i] > 0]
-    used.sort(key=lambda i: (terms[i] in LAST_RESORT, -i))
+    bounded = {"expert"} if "step" in terms else set()
+    used.sort(key=lambda i: (terms[i] in LAST_RESORT, terms[i] in bounded, -i))
     scaled = [
         [sums.products[i][j] / (scale[i] * scale[j] or 1.0) for j in range(n)] for i in range(n)
     ]
