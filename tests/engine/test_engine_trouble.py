@@ -4,6 +4,9 @@ import asyncio
 import time
 from typing import Any
 
+import pytest
+
+from moesaic.costs import fitted
 from moesaic.engine.sequences.requests import (
     FailureEvent,
     FinishEvent,
@@ -13,6 +16,7 @@ from moesaic.engine.sequences.requests import (
     ScoringTask,
 )
 from moesaic.errors import DeadlineExceeded, ExpertUnavailable
+from moesaic.messages.performance import PART_TERMS
 from tests.engine.rig import LIMITS, prompts, rig
 
 
@@ -41,6 +45,28 @@ async def test_requests_wait_for_experts_that_come_back(tiny_model: Any) -> None
         await r.ended("patient")
 
         assert r.tokens("patient") == tiny_model.greedy([4, 5, 6], 3)
+
+
+@pytest.mark.parametrize("away", [False, True])
+async def test_costs_of_steps_are_without_the_time_that_nothing_could_be_done(
+    tiny_model: Any, away: bool
+) -> None:
+    pause_s, tokens = 0.2, [4, 5, 6]
+
+    async with rig(tiny_model) as r:
+        for name in "abcd":
+            r.dispatcher.gone = away
+            if away:
+                r.submit(name, tokens, GenerationTask(max_tokens=1))
+            await asyncio.sleep(pause_s)
+            r.dispatcher.gone = False
+            if not away:
+                r.submit(name, tokens, GenerationTask(max_tokens=1))
+            await r.ended(name)
+        costs = r.engine.take_page().costs
+
+    step, choice = fitted(PART_TERMS["step"], costs["step"]), r.engine.ledger.choice
+    assert 0 < step.seconds(1, choice.experts(3), 3, 0, 0, 6) < pause_s / 2
 
 
 async def test_requests_give_up_with_a_typed_error_when_experts_stay_away(tiny_model: Any) -> None:

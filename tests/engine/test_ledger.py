@@ -151,7 +151,7 @@ def step(
     ledger: StepLedger, clock: Clock, work: StepWork, seconds: float, waits: ExpertWaits = NOTHING
 ) -> None:
     """Run a step that follows none."""
-    ledger.rests()
+    ledger.starts_anew()
     ledger.begins(PlannedStep())
     clock.now_s += seconds
     ledger.stepped(work, waits)
@@ -179,9 +179,9 @@ def test_a_step_counts_from_the_end_of_the_last_unless_there_was_no_work(
 ) -> None:
     step(ledger, clock, WORK, seconds)
     for _ in range(8):
-        if rests:
-            ledger.rests()
         clock.now_s += 5.0  # to plan, or without work
+        if rests:
+            ledger.starts_anew()
         ledger.begins(PlannedStep())
         clock.now_s += 1.0
         ledger.stepped(WORK, NOTHING)
@@ -217,3 +217,16 @@ def test_of_many_short_steps_some_are_measured(ledger: StepLedger) -> None:
 
     assert measured[0] == 2000
     assert all(MEASURED_STEPS / 2 <= count <= 2 * MEASURED_STEPS for count in measured[1:])
+
+
+def test_long_steps_after_many_short_ones_are_measured(ledger: StepLedger) -> None:
+    for _ in range(2):
+        for _ in range(100 * MEASURED_STEPS):
+            ledger.begins(PlannedStep())
+        ledger.take()
+    measured = []
+    for _ in range(10):
+        measured.append(sum(ledger.begins(PlannedStep()) is not None for _ in range(8)))
+        ledger.take()
+
+    assert measured[1:] == 9 * [8]

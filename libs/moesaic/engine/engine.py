@@ -194,11 +194,11 @@ class Engine:
                 self._observe()
             self.brownout.look(self.batcher, idle=idle)
             if idle:
-                self.ledger.rests()
                 self._request_came.clear()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self.brownout.rest_s):
                         await self._request_came.wait()
+                self.ledger.starts_anew()
                 self._observed_s = 0.0
                 continue
             await self._take_step()
@@ -210,6 +210,7 @@ class Engine:
             step = self._dispatcher.begin_step()
         except NotReady as error:
             await self._stall(error)
+            self.ledger.starts_anew()
             return
         thresholds = self._computer.thresholds = Thresholds(*self.brownout.thresholds()[:2])
         self.batcher.only_standard = step.has_lost
@@ -220,8 +221,8 @@ class Engine:
         if isinstance(planned, Slice) or planned.chunks:
             await self._run_step(step, planned)
         elif step.has_lost:  # all that there is waits for lost experts
-            self.ledger.rests()
             await asyncio.sleep(STALL_POLL_S)
+            self.ledger.starts_anew()
         self._dispatcher.end_step(step)
 
     async def _run_step(self, step: Step, planned: PlannedStep | Slice) -> None:
@@ -243,17 +244,18 @@ class Engine:
             if isinstance(planned, PlannedStep):
                 self.batcher.failed(planned)
             await self._stall(error)
+            self.ledger.starts_anew()
             return
         except Exception:
             log.exception("step.failed", rows=num_rows)
-            self.ledger.rests()
+            self.ledger.starts_anew()
             self._tell(events)  # of sequences that had moved on already
             self._fail(planned.sequences, MoesaicError("the step failed; see the worker's log"))
             return
         took_s = time.monotonic() - started
         if isinstance(planned, Slice):
             metrics.SLICE_SECONDS.observe(took_s)
-            self.ledger.rests()
+            self.ledger.starts_anew()
         else:
             metrics.STEP_SECONDS.observe(took_s)
             metrics.STEP_ROWS.observe(num_rows)
@@ -283,7 +285,6 @@ class Engine:
 
     async def _stall(self, error: MoesaicError) -> None:
         """Wait a little for experts that cannot be reached; requests that waited too long fail."""
-        self.ledger.rests()
         self._teller.tell_held()
         sequences = self.batcher.unfinished()
         if not error.retryable:

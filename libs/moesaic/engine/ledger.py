@@ -116,7 +116,8 @@ class StepLedger:
         self._open: dict[RequestKey, _Open] = {}
         self._lengths: deque[int] = deque(maxlen=LATE_LENGTHS)
         self._num_drawn, self._cached_share, self._stride = 0, 0.0, 1
-        self._free_s: float | None = None  # the last step ended, if the next follows at once
+        self._num_steps = self._last_steps = self._next_measured = 0
+        self.starts_anew()
         self._turn_page()
 
     def came(self, request: Request) -> None:
@@ -140,26 +141,27 @@ class StepLedger:
     def begins(self, planned: PlannedStep) -> StepWork | None:
         """Count the work of a step that begins, if it is one of those that are measured: of many short ones some."""
         self._num_steps += 1
-        if self._free_s is None:
-            self._free_s = self.clock()
-        return None if self._num_steps % self._stride else StepWork.of(planned, self.choice)
+        if self._num_steps < self._next_measured:
+            return None
+        self._next_measured = self._num_steps + self._stride
+        return StepWork.of(planned, self.choice)
 
-    def rests(self) -> None:
-        """Take note that the next step does not follow the last at once: what is between them is not work."""
-        self._free_s = None
+    def starts_anew(self) -> None:
+        """Take note that what was until now is not part of the next step: there was no work, or it was not a step."""
+        self._free_s = self.clock()
 
     def stepped(self, rows: StepWork | None, waited: ExpertWaits) -> None:
         """Take note of a step that has succeeded.
 
-        It counts from the end of the last one: to plan it, and to tell what the last has found, keeps the worker busy.
+        It counts from the end of the last one, or from ``starts_anew``: to plan it, and to tell what the last has
+        found, keeps the worker busy.
 
         Args:
             rows: of it, from ``begins``.
             waited: what it waited for; nothing where experts are in this process.
         """
         now_s = self.clock()
-        seconds = now_s - (now_s if self._free_s is None else self._free_s)
-        self._free_s = now_s
+        seconds, self._free_s = now_s - self._free_s, now_s
         if rows is None:
             return
         self.book.add("step", (1, *rows), seconds)
@@ -199,7 +201,9 @@ class StepLedger:
         )
         # Of the next page about as many are measured, however short its steps: by count, as by time long ones would
         # be measured more often.
-        self._stride = max(1, self._num_steps // MEASURED_STEPS)
+        self._stride = max(1, (self._num_steps - self._last_steps) // MEASURED_STEPS)
+        self._next_measured = min(self._next_measured, self._num_steps + self._stride)
+        self._last_steps = self._num_steps
         self._turn_page()
         return page
 
@@ -207,7 +211,7 @@ class StepLedger:
         self._began_s = self.clock()
         self._arrivals: list[Arrival] = []
         self._latencies: list[RequestLatency] = []
-        self._arrived = self._ended = self._num_steps = 0
+        self._arrived = self._ended = 0
 
     def _expected_tokens(self, request: Request) -> int:
         """Take the answer to be as long as one that ended lately, each in turn."""

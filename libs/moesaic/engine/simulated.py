@@ -19,7 +19,8 @@ def alike_tokens(request: SimulatedRequest) -> tuple[int, ...]:
 class BatcherPlanner:
     """Plans steps by a batcher, and tells it what the engine would.
 
-    Tokens that requests call cached are not so here: the batcher finds what it has, by the tokens of prompts.
+    Tokens that requests call cached are not so here: the batcher finds what it has, by the tokens of prompts. It is
+    told seconds with the time between steps, of which a real engine's batcher is told none.
     """
 
     def __init__(self, batcher: Batcher, tokens_of: TokensOf = alike_tokens) -> None:

@@ -19,7 +19,7 @@ Part = Literal[
 ]
 """
 ============== =====================================================================================
-``step``       one forward pass of a worker, its experts included
+``step``       one step of a worker, its experts included, from the end of the one before
 ``attention``  the same without experts and what is waited for because of them
 ``experts``    one layer of one batch on one worker
 ``link.intra`` one exchange over links inside a node
