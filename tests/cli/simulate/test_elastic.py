@@ -111,7 +111,9 @@ def test_a_report_of_measured_costs_lends_its_model_and_no_links(tmp_path: Path)
             performance_of(H100_COSTS, name, published)
 
 
-@pytest.mark.parametrize("text", ["{}", "[1]", "no json", '{"figures": {}}', '{"figures": 1}'])
+@pytest.mark.parametrize(
+    "text", ["{}", "[1]", "no json", '{"figures": {}}', '{"figures": {"x": 1}}']
+)
 def test_costs_that_are_none_are_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     path.write_text(text)

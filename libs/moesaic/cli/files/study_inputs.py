@@ -80,7 +80,7 @@ def performance_of(path: Path, model: str, published: "PerformanceModel") -> "Pe
     try:
         read = msgspec.json.decode(path.read_bytes())
         if isinstance(read, dict) and "figures" in read:
-            read = _of_report(read["figures"], Path(model).name)
+            read = _of_report(read["figures"], Path(model).resolve().name)
         found = msgspec.convert(read, PerformanceModel)
     except (OSError, msgspec.MsgspecError) as error:
         raise InvalidInput("costs", f"must be a performance model, {path}: {error}") from error
@@ -96,7 +96,11 @@ def performance_of(path: Path, model: str, published: "PerformanceModel") -> "Pe
 
 def _of_report(figures: Any, model: str) -> Any:
     each_of = figures if isinstance(figures, dict) else {}
-    named = {name: each["model"] for name, each in each_of.items() if "model" in each}
+    named = {
+        name: each["model"]
+        for name, each in each_of.items()
+        if isinstance(each, dict) and "model" in each
+    }
     found = [name for name in named if name == model] or [n for n in named if n.startswith(model)]
     if len(found) != 1:
         raise InvalidInput("costs", f"must have the model {model}, and has {', '.join(named)}")
