@@ -46,7 +46,10 @@ class SharedSuites:
 
     def close(self) -> None:
         """Stop all of them."""
-        self._stop_all_but(0)
+        with ExitStack() as all_of_them:  # of which one may not stop as it should
+            for _, stop in self._open.values():
+                all_of_them.push(stop)
+            self._open.clear()
 
     def _stop_all_but(self, number: int) -> None:
         while len(self._open) > number:
