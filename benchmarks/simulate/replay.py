@@ -89,21 +89,19 @@ class CalibratedSuite:
 
 
 def calibrated(
-    loads: Sequence[Sequence[TimedAnswer]], reported: Sequence[FitSums], batchers: BatcherMaker
+    alone: Sequence[TimedAnswer], reported: Sequence[FitSums], batchers: BatcherMaker
 ) -> CalibratedSuite:
     """Solve for the costs that workers reported, then add the middle of all delays of first tokens beyond them.
 
     Args:
-        loads: that were served meanwhile.
+        alone: answers, of which each had the suite for itself.
         reported: costs of steps.
         batchers: of such a worker.
     """
     steps = fitted(PART_TERMS["step"], merged(reported))
     model = PerformanceModel(parts={"step": steps})
-    bare, missing_s = CalibratedSuite(model, NO_DELAYS, batchers), list[float]()
-    for load in loads:
-        simulated_s = bare.serve(trace_of(load)).ttft_s
-        missing_s += [a.ttft_s - s for a, s in zip(load, simulated_s.tolist(), strict=True)]
+    bare = CalibratedSuite(model, NO_DELAYS, batchers)
+    missing_s = [each.ttft_s - float(bare.serve(trace_of([each])).ttft_s[0]) for each in alone]
     return CalibratedSuite(model, PathDelays(max(0.0, statistics.median(missing_s))), batchers)
 
 

@@ -1,6 +1,7 @@
 """A round of loads on a suite of its own: first those that costs are fitted to, then those that are predicted.
 
-A worker's costs are those of all its steps so far, so none of the loads to be predicted may come before.
+A worker's costs are those of all its steps so far, later ones counting more. So none of the loads to be predicted may
+come before, and it is asked after each load.
 """
 
 import math
@@ -22,6 +23,7 @@ from moesaic.simulation.trace_files import read_arrivals
 
 AZURE = Path(__file__).parents[1] / "data/azure2023_conv.csv.gz"
 MOST_PROMPT, MOST_ANSWER = 768, 128  # tokens
+SHORT, NUM_SHORT = (16, 4), 20  # tokens of prompt and answer; requests
 PROBED, PROBE_EVERY_S = 1 << 22, 0.5  # numbers, that no cache of a core holds
 
 
@@ -53,6 +55,7 @@ class PlannedLoad:
 
 Capacity = dict[LengthMix, float]  # requests a second
 LONG_PROMPTS, LONG_ANSWERS, MIXED = LengthMix(5, 12), LengthMix(20, 3), LengthMix(10, 5)
+NEAR_CAPACITY = "near capacity"  # where errors of costs grow tenfold; no target is set there
 FITTED = (
     PlannedLoad(0.2, LONG_PROMPTS),
     PlannedLoad(0.6, LONG_PROMPTS),
@@ -60,8 +63,9 @@ FITTED = (
 )
 PREDICTED = {
     "low": PlannedLoad(0.3, MIXED),
-    "middle": PlannedLoad(0.5, MIXED),
-    "high": PlannedLoad(0.7, MIXED),
+    "middle": PlannedLoad(0.45, MIXED),
+    "high": PlannedLoad(0.6, MIXED),
+    NEAR_CAPACITY: PlannedLoad(0.75, MIXED),
 }
 
 
@@ -70,13 +74,13 @@ class LoadRound:
     """One round.
 
     Attributes:
-        fitted: answers of the loads that costs are fitted to.
-        predicted: answers of the others, by name.
-        reported: costs of steps, as the worker told them during the loads that costs are fitted to.
+        alone: answers to short prompts, of which each had the suite for itself.
+        predicted: answers of the loads that are predicted, by name.
+        reported: costs of steps, as the worker told them after each of the loads that costs are fitted to.
         probe_ms: mean of each load's probes, a fixed piece of work.
     """
 
-    fitted: list[list[TimedAnswer]]
+    alone: list[TimedAnswer]
     predicted: dict[str, list[TimedAnswer]]
     reported: list[FitSums]
     probe_ms: list[float]
@@ -141,42 +145,47 @@ class LoadRunner:
         """Serve each load once."""
         probe_ms, served = list[float](), list[list[TimedAnswer]]()
         reported = list[FitSums]()
-        begun_s = time.time()
+        alone = await self.client.one_by_one([SHORT] * NUM_SHORT)
         with MachineProbe() as probe:
             for at, load in enumerate((*FITTED, *PREDICTED.values())):
-                if at == len(FITTED):
-                    reported = await reported_steps(self.suite, begun_s)
                 served.append(await self._serve(load, 100 * number + at, capacity))
                 probe_ms.append(probe.take_ms())
+                if at < len(FITTED):
+                    reported += await reported_steps(self.suite)
         predicted = dict(zip(PREDICTED, served[len(FITTED) :], strict=True))
-        return LoadRound(served[: len(FITTED)], predicted, reported, probe_ms)
+        return LoadRound(alone, predicted, reported, probe_ms)
 
     async def _serve(self, load: PlannedLoad, seed: int, capacity: Capacity) -> list[TimedAnswer]:
         curve = RateCurve.constant(load.share * capacity[load.mix], self.span_s)
         return await self.client.serve(curve.arrivals(load.mix.lengths(), seed))
 
 
+async def measure_capacity(suite: RunningSuite, burst: int) -> Capacity:
+    """Measure what a suite can do, which is of no use for rounds afterwards; ``burst``: requests at once."""
+    runner = LoadRunner(suite, SimulateClient(suite.port, seed=0), 0.0)
+    await runner.client.open(burst)
+    await runner.warm_up()
+    capacity = await runner.capacity(burst)
+    runner.client.close()
+    return capacity
+
+
 async def serve_round(
-    suite: RunningSuite, number: int, capacity: Capacity | None, span_s: float, burst: int
-) -> tuple[Capacity, LoadRound]:
+    suite: RunningSuite, number: int, capacity: Capacity, span_s: float
+) -> LoadRound:
     """Serve a round on a suite that has served nothing yet.
 
     Args:
         suite: that runs.
         number: of the round; its requests are drawn by it.
-        capacity: that rates are parts of; None: measured here.
+        capacity: that rates are parts of.
         span_s: of each load.
-        burst: requests at once that measure the capacity.
     """
-    client = SimulateClient(suite.port, seed=1 + number)
-    runner = LoadRunner(suite, client, span_s)
+    runner = LoadRunner(suite, SimulateClient(suite.port, seed=1 + number), span_s)
     await runner.warm_up()
-    if capacity is None:
-        await client.open(burst)
-        capacity = await runner.capacity(burst)
     found = await runner.round(number, capacity)
-    client.close()
-    return capacity, found
+    runner.client.close()
+    return found
 
 
 def _first(mix: LengthMix, number: int) -> Sequence[tuple[int, int]]:

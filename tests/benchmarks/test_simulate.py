@@ -15,11 +15,11 @@ from benchmarks.simulate.replay import (
     relative_errors,
     trace_of,
 )
-from benchmarks.simulate.rounds import FITTED, PREDICTED, PlannedLoad
+from benchmarks.simulate.rounds import PREDICTED, PlannedLoad
 from moesaic.costs import CostFit
 from moesaic.engine.simulated import BatcherPlanner
 from moesaic.messages.performance import PART_TERMS, FitSums, PartCost, PerformanceModel
-from moesaic.simulation.arrivals import RateCurve
+from moesaic.simulation.arrivals import ArrivalTrace, RateCurve
 from moesaic.simulation.event_loop import EventLoop
 from moesaic.simulation.fleet import PathDelays, SimulatedFleet
 from moesaic.simulation.planning import StepOutcome
@@ -52,7 +52,10 @@ class WatchedPlanner(BatcherPlanner):
 
 def served(load: PlannedLoad, seed: int) -> list[TimedAnswer]:
     """Answers of a suite whose costs are known."""
-    trace = RateCurve.constant(10 * load.share, 20.0).arrivals(load.mix.lengths(), seed)
+    return answers_of(RateCurve.constant(10 * load.share, 20.0).arrivals(load.mix.lengths(), seed))
+
+
+def answers_of(trace: ArrivalTrace) -> list[TimedAnswer]:
     loop, token_s = EventLoop(), dict[int, list[float]]()
     clock = StepClock(MeasuredSteps(MODEL, BATCHERS.choice), ONE_WORKER)
     SimulatedFleet(loop, trace, lambda: WatchedPlanner(loop, token_s), clock, delays=DELAYS)
@@ -73,8 +76,8 @@ def reported(unit_s: Sequence[float]) -> FitSums:
 
 
 def test_loads_that_costs_were_not_fitted_on_are_predicted() -> None:
-    loads = [served(load, seed) for seed, load in enumerate(FITTED)]
-    suite = calibrated(loads, [reported(UNIT_S)] * 2, BATCHERS)
+    trace = ArrivalTrace.of(np.arange(8.0), np.full(8, 16), np.full(8, 4))
+    suite = calibrated(answers_of(trace), [reported(UNIT_S)] * 2, BATCHERS)
 
     assert suite.delays.entry_s == pytest.approx(DELAYS.entry_s, abs=0.001)
     for load in PREDICTED.values():
