@@ -304,7 +304,8 @@ class ScalingController:
             return  # it was said, and nothing has changed
         self._told = () if adopted else told
         reason = "; ".join(filter(None, (choice.reason, choice.held)))
-        helps = self._parts.brownout.current.mode != "off"
+        mode = self._parts.brownout.current.mode
+        helps = mode == "auto" or (mode == "manual" and min(state.thresholds) < 1)
         if choice.bridged and not helps:
             reason += f"; {NO_BRIDGE}"
         decision = self._decision(
