@@ -62,10 +62,10 @@ FITTED = (
     PlannedLoad(0.8, LONG_ANSWERS),  # batches as large as the largest that is predicted
 )
 PREDICTED = {
-    "low": PlannedLoad(0.3, MIXED),
-    "middle": PlannedLoad(0.45, MIXED),
-    "high": PlannedLoad(0.6, MIXED),
-    NEAR_CAPACITY: PlannedLoad(0.75, MIXED),
+    "low": PlannedLoad(0.2, MIXED),
+    "middle": PlannedLoad(0.35, MIXED),
+    "high": PlannedLoad(0.5, MIXED),
+    NEAR_CAPACITY: PlannedLoad(0.65, MIXED),
 }
 
 
@@ -141,14 +141,14 @@ class LoadRunner:
             found[mix] = requests / max(each.ended_s for each in answers)
         return found
 
-    async def round(self, number: int, capacity: Capacity) -> LoadRound:
+    async def round(self, capacity: Capacity) -> LoadRound:
         """Serve each load once."""
         probe_ms, served = list[float](), list[list[TimedAnswer]]()
         reported = list[FitSums]()
         alone = await self.client.one_by_one([SHORT] * NUM_SHORT)
         with MachineProbe() as probe:
             for at, load in enumerate((*FITTED, *PREDICTED.values())):
-                served.append(await self._serve(load, 100 * number + at, capacity))
+                served.append(await self._serve(load, at, capacity))
                 probe_ms.append(probe.take_ms())
                 if at < len(FITTED):
                     reported += await reported_steps(self.suite)
@@ -177,13 +177,13 @@ async def serve_round(
 
     Args:
         suite: that runs.
-        number: of the round; its requests are drawn by it.
+        number: of the round; its prompts are drawn by it, while lengths and times are those of each round.
         capacity: that rates are parts of.
         span_s: of each load.
     """
     runner = LoadRunner(suite, SimulateClient(suite.port, seed=1 + number), span_s)
     await runner.warm_up()
-    found = await runner.round(number, capacity)
+    found = await runner.round(capacity)
     runner.client.close()
     return found
 
