@@ -57,8 +57,9 @@ SLOWER = 1.05
 LARGEST = 4096
 NOTES = (
     f"relative_error: how much more the simulator says than was measured, as a part of it; target {TARGET}, but for "
-    f"the load {NEAR_CAPACITY}. Over all requests of a load in all rounds; by_round: of each round on its own. Arrivals and "
-    "lengths of a load are the same in each round, so measured_by_round tells how alike the real suite is to itself",
+    f"the load {NEAR_CAPACITY}. Over all requests of a load in all rounds; by_round: of each round on its own",
+    "measured_by_round: arrivals and lengths of a load are the same in each round, so this tells how alike the real "
+    "suite is to itself",
     f"if_slower: how much larger simulated figures are when steps take {SLOWER - 1:.0%} longer. Near a worker's "
     "capacity waiting grows many times as much, so an error of the costs does too",
     "costs: as workers reported them (LoadReport) after the loads that they are fitted to, of all rounds, none of "
