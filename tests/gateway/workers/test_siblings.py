@@ -9,6 +9,7 @@ import pytest
 from moesaic.api_keys import digest_of
 from moesaic.services.gateway.score import reading
 from moesaic.v1 import attention_pb2 as pb
+from tests.gateway.conftest import Emit
 
 LABELS = ["travel", "music", {"label": "house", "description": "a home"}]
 MULTI = {"input": "a story", "labels": LABELS, "method": "multi"}
@@ -68,8 +69,20 @@ async def test_siblings_go_to_one_worker_in_order(open_house, scripts) -> None:
 
 
 async def test_texts_that_share_nothing_spread_over_the_workers(open_house, scripts) -> None:
-    scores = scripts.scores(-1.0, -2.0)
-    async with open_house(scores, scores) as house:
+    scores, came = scripts.scores(-1.0, -2.0), asyncio.Condition()
+    num_came = 0
+
+    async def together(submit: pb.Submit, emit: Emit) -> None:
+        """Answer once all of the same call are there: a worker that has answered has no load."""
+        nonlocal num_came
+        async with came:
+            num_came += 1
+            came.notify_all()
+            all_of_them = 2 if num_came <= 2 else 8
+            await came.wait_for(lambda: num_came >= all_of_them)
+        await scores(submit, emit)
+
+    async with open_house(together, together) as house:
         body = {"input": ["a story", "music"], "labels": ["yes", "no"]}
         await house.client.post("/v1/classify", json=body)
         shares = [len(worker.submits) for worker in house.workers]
