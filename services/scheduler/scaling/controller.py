@@ -47,7 +47,7 @@ _LOOK_S = 1.0
 _SOON_S = 0.2  # while workers are on the way
 _RECENT = 1000  # decisions that are looked at
 PATIENCE_S = 600.0  # then a shape that is not there is given up
-NO_BRIDGE = "brownout is off: nothing bridges the time until then"
+NO_BRIDGE = "brownout lowers nothing: nothing bridges the time until then"
 
 _workers = Gauge("moesaic_scaling_workers", "workers, active and wanted", ["side", "kind"])
 

@@ -22,9 +22,8 @@ def sane(report: LoadReport, now_s: float) -> LoadReport | None:
     if not all(map(_is_true, report.arrivals)):
         return None
     times = chain.from_iterable((each.ttft_s, each.tpot_s) for each in report.latencies)
-    if not all(
-        each >= 0 for each in times
-    ):  # endless ones have failed; no comparison is true of NaN
+    # Endless ones are of requests that failed; of NaN no comparison is true.
+    if not all(each >= 0 for each in times):
         return None
     return replace(
         report,

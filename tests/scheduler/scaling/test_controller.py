@@ -88,10 +88,12 @@ async def test_what_is_held_back_is_told_with_its_reason(
         assert scheduler.store.wish is None
 
 
+@pytest.mark.parametrize("mode", ["off", "manual"])  # by hand, thresholds are one unless set
 async def test_a_choice_is_carried_out_and_says_whether_anything_bridges_the_time(
-    suite: Any, fleet: Fleet, clock: Clock
+    suite: Any, fleet: Fleet, clock: Clock, mode: Any
 ) -> None:
     async with scheduling(suite, fleet, clock) as scheduler:
+        await scheduler.brownout.change(lambda before: BrownoutPolicy(mode=mode))
         scheduler.choices.choice = choice(TWO, bridged=True)
         await scheduler.set(mode="auto")
         first = await scheduler.until(lambda each: each.seconds is not None)
