@@ -1,6 +1,7 @@
 """Experts move by what traffic does and by what operators want, through every kind of trouble."""
 
 import asyncio
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -234,8 +235,12 @@ def solvers(scheduler: Any) -> list[int]:
     """The processes that solve for a scheduler."""
     pid = scheduler.process.pid
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    cmdlines = [(int(child), Path(f"/proc/{child}/cmdline")) for child in children]
-    return [child for child, file in cmdlines if file.exists() and b".solver" in file.read_bytes()]
+    found = []
+    for child in map(int, children):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it may end meanwhile
+            if b".solver" in Path(f"/proc/{child}/cmdline").read_bytes():
+                found.append(child)
+    return found
 
 
 async def stopped_solver(scheduler: Any) -> int:

@@ -1,5 +1,6 @@
 """Every family gives the same tokens in float32, with experts in one process and in two or three others."""
 
+import contextlib
 import os
 import shutil
 import urllib.request
@@ -78,12 +79,16 @@ def answered_without_python(suite: Suite) -> int:
     return int(count)
 
 
-def python_threads(pid: int) -> list[int]:
-    """Ids of a process's threads, without those that only help with native computations."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return [
-        int(task.name) for task in tasks if (task / "comm").read_text().strip() != "moesaic-helper"
-    ]
+def thread_cores(pid: int) -> list[set[int]]:
+    """The cores of each of a process's threads, without those that only help with native computations."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(
+            FileNotFoundError, ProcessLookupError
+        ):  # a thread may end meanwhile
+            if (task / "comm").read_text().strip() != "moesaic-helper":
+                found.append(os.sched_getaffinity(int(task.name)))
+    return found
 
 
 @pytest.mark.timeout(300)
@@ -106,9 +111,7 @@ def test_tokens_of_a_family_do_not_depend_on_where_experts_are(
         # the one that answers in C.
         for process in suite.state()["processes"]:
             if process["role"] in ("attention", "expert"):
-                kept = [
-                    t for t in python_threads(process["pid"]) if os.sched_getaffinity(t) != cores
-                ]
+                kept = [each for each in thread_cores(process["pid"]) if each != cores]
                 assert len(kept) <= (process["role"] == "expert")
 
     for (ids, logprobs), (right_ids, right_logprobs) in zip(found, reference, strict=True):
