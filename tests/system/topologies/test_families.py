@@ -83,9 +83,8 @@ def thread_cores(pid: int) -> list[set[int]]:
     """The cores of each of a process's threads, without those that only help with native computations."""
     found = []
     for task in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(
-            FileNotFoundError, ProcessLookupError
-        ):  # a thread may end meanwhile
+        # A thread may end meanwhile.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             if (task / "comm").read_text().strip() != "moesaic-helper":
                 found.append(os.sched_getaffinity(int(task.name)))
     return found
