@@ -36,8 +36,8 @@ class SchedulerSettings(ServiceSettings):
         0.1,
         gt=0,
         le=1,
-        description="part of the time in which workers load experts for a placement that can "
-        "wait; the rest is for serving",
+        description="part of the time in which workers that serve load experts for a placement that "
+        "can wait; those that join an ordinary suite do not rest",
     )
     min_epoch_interval_s: float = Field(
         10.0,

@@ -23,7 +23,7 @@ from moesaic.cluster.rpc.server import admin_server
 from moesaic.cluster.rpc.statuses import errors_as_status
 from moesaic.errors import MoesaicError, NotReady, StaleEpoch
 from moesaic.messages.placement import Placement
-from moesaic.messages.registry import WorkerRecord
+from moesaic.messages.registry import Role, WorkerRecord
 from moesaic.settings import ServiceSettings
 from moesaic.v1 import expert_pb2 as pb
 from moesaic.v1 import expert_pb2_grpc, scheduler_pb2_grpc
@@ -48,6 +48,7 @@ class ExpertWorker(expert_pb2_grpc.ExpertServiceServicer):
         self.may_prepare = asyncio.Event()
         self.may_prepare.set()
         self.asked_to_prepare = asyncio.Event()
+        self.load_shares: dict[int, float] = {}  # by epoch
         self.committed = asyncio.Condition()
 
     async def PreparePlacement(self, request, context):
@@ -55,6 +56,7 @@ class ExpertWorker(expert_pb2_grpc.ExpertServiceServicer):
             self.asked_to_prepare.set()
             await self.may_prepare.wait()
             placement = decode_placement(request.placement)
+            self.load_shares.setdefault(placement.epoch, request.load_share)
             known = self.prepared.get(placement.epoch) == placement
             failure = self.fail_with or (self.united_fail_with if placement.num_united else None)
             if failure is not None and not known:
@@ -114,6 +116,7 @@ class Suite:
         digest: str = "model-a",
         epoch: int = 0,
         fail_with: MoesaicError | None = None,
+        role: Role = "expert",
         **fields: object,
     ) -> AsyncIterator[ExpertWorker]:
         worker = ExpertWorker(worker_id)
@@ -121,7 +124,7 @@ class Suite:
         worker.generation = await next_generation(self.bus, worker_id)
         async with admin_server(
             ServiceSettings(),
-            "expert",
+            role,
             worker_id=worker_id,
             generation=worker.generation,
             register=lambda server: expert_pb2_grpc.add_ExpertServiceServicer_to_server(
@@ -132,7 +135,7 @@ class Suite:
             record = WorkerRecord(
                 worker_id=worker_id,
                 generation=worker.generation,
-                role="expert",
+                role=role,
                 state="ready",
                 admin_address=admin.address,
                 data_address=f"{worker_id}:1",

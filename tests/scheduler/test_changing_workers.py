@@ -27,6 +27,17 @@ async def test_a_placement_for_a_newcomer_is_given_up_when_another_worker_drains
     assert first.epoch + 1 in a.aborted
 
 
+@pytest.mark.parametrize(("role", "share"), [("expert", 1.0), ("edge-agent", 0.1)])
+async def test_a_newcomer_serves_nothing_and_loads_without_rest(suite, role, share):
+    await suite.scheduler()
+    async with suite.expert("a", slots=8, role=role) as a:
+        await a.until_epoch(1)
+        async with suite.expert("b", slots=8, role=role) as b:
+            await b.until_epoch(2)
+    assert a.load_shares == {1: 1.0, 2: 0.1}  # nobody served before the first
+    assert b.load_shares == {2: share}  # at the edge, links serve others
+
+
 async def test_a_worker_lost_while_others_load_is_not_waited_for(suite):
     await suite.scheduler()
     async with suite.expert("a", slots=8) as a:

@@ -67,7 +67,7 @@ class Placer:
 
         Args:
             wanted: its epoch does not matter.
-            urgent: load as fast as can be; else at the pace that serving allows.
+            urgent: load as fast as can be; else workers that serve load at the pace that this allows.
             begun: told the epoch as soon as it is known.
             target: the placement that ``wanted`` is a stage towards, if it is one.
 
@@ -96,8 +96,7 @@ class Placer:
             urgent=urgent,
         )
         try:
-            share = 1.0 if urgent or current is None else self._load_share
-            await self._prepare(placement, target, share)
+            await self._prepare(placement, target, urgent)
         except MoesaicError as error:
             self.note_newer(error)
             await self._give_up(placement)
@@ -141,15 +140,14 @@ class Placer:
         if cause := self._not_wanted(placement, target):
             raise Obsolete(cause)
 
-    async def _prepare(
-        self, placement: Placement, target: Placement | None, load_share: float
-    ) -> None:
+    async def _prepare(self, placement: Placement, target: Placement | None, urgent: bool) -> None:
         """Have all workers load, for as long as the placement is wanted."""
+        current = self._view.current
         preparing = asyncio.create_task(
             workers.prepare(
                 placement,
-                self._view.current,
-                load_share,
+                current,
+                lambda worker: 1.0 if urgent else self._share_of(worker, current),
                 self._prepare_timeout_s,
                 self._note_failed,
             )
@@ -167,6 +165,17 @@ class Placer:
         finally:
             preparing.cancel()
             await asyncio.gather(preparing, return_exceptions=True)
+
+    def _share_of(self, worker: PlacedWorker, current: Placement | None) -> float:
+        """The part of its time in which a worker loads: all of it, if it does not serve yet.
+
+        An edge agent that joins takes its experts over links that others serve by.
+        """
+        record = self._fleet.workers.get(worker.worker_id)
+        serving = {(w.worker_id, w.generation) for w in current.workers} if current else set()
+        joins = (worker.worker_id, worker.generation) not in serving
+        at_edge = record is not None and record.role == "edge-agent"
+        return 1.0 if joins and (current is None or not at_edge) else self._load_share
 
     def _note_failed(self, worker: PlacedWorker, error: MoesaicError) -> None:
         if not isinstance(error, StaleEpoch):  # that is our mistake

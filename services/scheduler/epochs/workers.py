@@ -21,7 +21,7 @@ log = structlog.get_logger()
 async def prepare(
     placement: Placement,
     serving: Placement | None,
-    load_share: float,
+    load_share: Callable[[PlacedWorker], float],
     timeout_s: float,
     failed: Callable[[PlacedWorker, MoesaicError], None],
 ) -> None:
@@ -31,7 +31,7 @@ async def prepare(
         placement: what to load.
         serving: the placement committed last, if there is one. Its workers can give experts to others, and a worker
             that has not heard of its commit does so now.
-        load_share: of the time, for loading; the rest is for serving.
+        load_share: of each worker's time, for loading; the rest is for serving.
         timeout_s: for each worker, if it did nothing else.
         failed: told each worker that could not, and the reason.
 
@@ -41,7 +41,7 @@ async def prepare(
 
     async def one(worker: PlacedWorker) -> None:
         try:
-            await _prepare_one(worker, placement, timeout_s, serving, load_share)
+            await _prepare_one(worker, placement, timeout_s, serving, load_share(worker))
         except MoesaicError as error:
             failed(worker, error)
             raise
