@@ -121,6 +121,26 @@ CASES = [
         "every second layer sparse",
         {"decoder_sparse_step": 2, "num_key_value_heads": 4},
     ),
+    ParityCase(
+        "qwen2_moe",
+        "windows by default",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 9,
+            "max_window_layers": 2,
+            "num_hidden_layers": 4,
+        },
+        {"layer_types": ...},
+    ),
+    ParityCase(
+        "qwen2_moe",
+        "windows by layer",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 5,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        },
+    ),
     ParityCase("qwen3_moe", "base"),
     ParityCase(
         "qwen3_moe",

@@ -54,8 +54,10 @@ class GroupedQueryKernel:
         qk_norm: Tensor | None,
         norm_behind: Tensor,
         eps: float,
+        window: int | None,
     ) -> None:
-        """Take the weights of a ``GroupedQueryLayer``, and those of the norms before and behind it, float32 ``[H]``."""
+        """Take the weights of a ``GroupedQueryLayer``, and those of the norms before and behind it, float32 ``[H]``;
+        see ``paged_attention`` for ``window``."""
         self._kept = qkv, output, norm, qk_norm, norm_behind  # ``c`` points into them
         self._hidden_size = len(norm)
         self.c = AttentionLayerArgs(
@@ -65,6 +67,7 @@ class GroupedQueryKernel:
             qk_norm=None if qk_norm is None else qk_norm.data_ptr(),
             norm_behind=norm_behind.data_ptr(),
             eps=eps,
+            window=window or 0,
         )
 
     def __call__(

@@ -21,7 +21,7 @@ CLASSES: dict[str, Any] = {
 # With these every field of the family counts.
 OPTIONS: dict[str, dict[str, Any]] = {
     "mixtral": {},
-    "qwen2_moe": {},
+    "qwen2_moe": {"use_sliding_window": True},
     "qwen3_moe": {"use_sliding_window": True},
     "deepseek_v2": {"num_experts_per_tok": 6},
 }
@@ -33,8 +33,6 @@ NO_EFFECT = {  # on the logits of one forward pass, whatever they say
     *("pad_token_id", "bos_token_id", "pretraining_tp"),
 }
 NO_EFFECT_IN = {
-    # Without use_sliding_window, which is refused, these say nothing.
-    "qwen2_moe": {"sliding_window", "max_window_layers"},
     # The class has norm_topk_prob, and its model does not ask for it; groups count with another topk_method.
     "deepseek_v2": {"norm_topk_prob", "n_group", "topk_group"},
 }
@@ -42,6 +40,7 @@ CHANGED: dict[str, Any] = {  # where doubling or negating is no other value
     "head_dim": 16,
     "sliding_window": 77,
     "layer_types": ["sliding_attention"],
+    "max_window_layers": 3,
     "mlp_only_layers": [1],
     "num_key_value_heads": 2,
     "num_attention_heads": 64,
@@ -133,7 +132,7 @@ def of_ours(config: ModelConfig) -> dict[str, Any]:
     return found | {
         "num_key_value_heads": attention.num_kv_heads,
         "head_dim": attention.head_dim,
-        "sliding_window": attention.sliding_window,
+        "windows": [attention.window_of(layer) for layer in range(config.num_layers)],
         "qkv_bias": attention.qkv_bias,
         "output_bias": attention.output_bias,
         "norm_topk_prob": moe.norm_topk_prob,
@@ -189,7 +188,10 @@ def of_theirs(family: str, config: Any) -> dict[str, Any]:
         "dense_size": 0 if is_mixtral else config.intermediate_size,
         "num_key_value_heads": config.num_key_value_heads,
         "head_dim": head_dim,
-        "sliding_window": None if is_qwen2 else config.sliding_window,
+        "windows": [
+            config.sliding_window if not is_qwen2 or each == "sliding_attention" else None
+            for each in (config.layer_types if is_qwen2 else layers)
+        ],
         "qkv_bias": bias,
         "output_bias": bias and not is_qwen2,
         "norm_topk_prob": True if is_mixtral else config.norm_topk_prob,

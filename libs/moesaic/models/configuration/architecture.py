@@ -21,6 +21,9 @@ class GroupedQueryAttention:
     qkv_bias: bool
     output_bias: bool
     sliding_window: int | None  # a token sees itself and the ``sliding_window - 1`` before it
+    full_layers: tuple[
+        int, ...
+    ] = ()  # their tokens see everything before them, whatever the window
 
     @property
     def kv_width(self) -> int:
@@ -31,6 +34,10 @@ class GroupedQueryAttention:
     def rotary_dim(self) -> int:
         """Width of the rotated part of a head."""
         return self.head_dim
+
+    def window_of(self, layer: int) -> int | None:
+        """Return the window of a decoder layer; None: its tokens see everything before them."""
+        return None if layer in self.full_layers else self.sliding_window
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The spellings of ``config.json``, family by family."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from moesaic.models.configuration.architecture import (
@@ -83,13 +83,20 @@ def _read_mixtral(fields: Fields) -> _Parts:
 
 
 def _read_qwen2_moe(fields: Fields) -> _Parts:
-    if fields.flag("use_sliding_window"):
+    layers, windowed = range(fields.size("num_hidden_layers")), fields.flag("use_sliding_window")
+    most = fields.size("max_window_layers", least=0)
+    usual = [windowed and i < most and i % 2 == 0 for i in layers]
+    full_layers = _full_layers(fields, usual)
+    if not windowed and len(full_layers) < len(layers):
         raise fields.error(
-            "use_sliding_window", "windows that differ between layers are not supported"
+            "layer_types", "has windows, which use_sliding_window says there are not"
         )
-    if fields.has("layer_types") and not fields.all_are("layer_types", "full_attention"):
-        raise fields.error("layer_types", "expected full_attention in all layers")
-    attention = _grouped_query_attention(fields, qkv_bias=fields.flag("qkv_bias"))
+    attention = _grouped_query_attention(
+        fields,
+        qkv_bias=fields.flag("qkv_bias"),
+        window=fields.size("sliding_window") if windowed else None,
+        full_layers=full_layers if windowed else (),
+    )
     moe = _moe(
         fields,
         fields.size("num_experts"),
@@ -180,6 +187,7 @@ def _grouped_query_attention(
     qkv_bias: bool = False,
     output_bias: bool = False,
     window: int | None = None,
+    full_layers: tuple[int, ...] = (),
 ) -> GroupedQueryAttention:
     num_heads = fields.size("num_attention_heads")
     num_kv_heads = fields.size("num_key_value_heads")
@@ -190,8 +198,17 @@ def _grouped_query_attention(
     default_dim = fields.size("hidden_size") // num_heads
     head_dim = fields.size("head_dim") if fields.has("head_dim") else default_dim
     return GroupedQueryAttention(
-        num_heads, num_kv_heads, head_dim, qk_norm, qkv_bias, output_bias, window
+        num_heads, num_kv_heads, head_dim, qk_norm, qkv_bias, output_bias, window, full_layers
     )
+
+
+def _full_layers(fields: Fields, windowed: Sequence[bool]) -> tuple[int, ...]:
+    """Read the layers without a window from ``layer_types``; a file that has none means ``windowed``, by layer."""
+    sliding, full = "sliding_attention", "full_attention"
+    if fields.has("layer_types"):
+        types = fields.choices("layer_types", (sliding, full), len(windowed))
+        windowed = [each == sliding for each in types]
+    return tuple(layer for layer, is_windowed in enumerate(windowed) if not is_windowed)
 
 
 def _moe(

@@ -47,6 +47,8 @@ DEFAULTS: Mapping[Family, Mapping[str, Any]] = {
         "head_dim": None,
         "max_position_embeddings": 32768,
         "use_sliding_window": False,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
         "layer_types": None,
         "qkv_bias": True,
         "decoder_sparse_step": 1,

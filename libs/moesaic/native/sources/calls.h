@@ -35,7 +35,7 @@ struct shape {
     // In the cache, in floats. A key_stride other than 1: of a block, a head's keys lie dimension by
     // dimension, LANES tokens and more of it side by side.
     int64_t block_stride, head_stride, token_stride, key_stride, value_start, value_stride;
-    int64_t block_size, window;        // window 0: none
+    int64_t block_size, window;        // window 0: none; of a step, each layer's own counts
     int64_t query_stride, out_stride;  // between rows
     float scale;
 };
@@ -46,6 +46,7 @@ struct layer {
     const float *norm;         // [H], before attention
     const float *qk_norm;      // [heads + kv_heads, dim] or none
     const float *norm_behind;  // [H]
+    int64_t window;            // 0: none
     float eps;
 };
 
