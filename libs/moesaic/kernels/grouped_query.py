@@ -55,10 +55,11 @@ class GroupedQueryKernel:
         norm_behind: Tensor,
         eps: float,
         window: int | None,
+        sinks: Tensor | None,
     ) -> None:
         """Take the weights of a ``GroupedQueryLayer``, and those of the norms before and behind it, float32 ``[H]``;
-        see ``paged_attention`` for ``window``."""
-        self._kept = qkv, output, norm, qk_norm, norm_behind  # ``c`` points into them
+        see ``paged_attention`` for ``window`` and ``sinks``."""
+        self._kept = qkv, output, norm, qk_norm, norm_behind, sinks  # ``c`` points into them
         self._hidden_size = len(norm)
         self.c = AttentionLayerArgs(
             qkv=qkv.c,
@@ -68,6 +69,7 @@ class GroupedQueryKernel:
             norm_behind=norm_behind.data_ptr(),
             eps=eps,
             window=window or 0,
+            sinks=None if sinks is None else sinks.data_ptr(),
         )
 
     def __call__(

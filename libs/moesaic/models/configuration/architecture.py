@@ -24,6 +24,9 @@ class GroupedQueryAttention:
     full_layers: tuple[
         int, ...
     ] = ()  # their tokens see everything before them, whatever the window
+    sinks: bool = (
+        False  # a learned logit of each head joins the sum of its softmax, and weighs no value
+    )
 
     @property
     def kv_width(self) -> int:

@@ -30,6 +30,7 @@ class AttentionPlan:
         layout: KVLayout,
         scale: float,
         window: int | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Compute the attention of ``queries`` ``[A, heads, key_dim]``; see ``paged_attention``.
 
@@ -38,7 +39,9 @@ class AttentionPlan:
         """
         out = queries.new_empty(*queries.shape[:2], layout.value_dim)
         for rows in self.groups:
-            paged_attention(queries, cached, rows, layout, self.block_size, scale, window, out)
+            paged_attention(
+                queries, cached, rows, layout, self.block_size, scale, window, out, sinks
+            )
         return out.flatten(1)
 
 

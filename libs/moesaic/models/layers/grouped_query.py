@@ -29,6 +29,7 @@ class GroupedQueryLayer:
     qk_norm: Tensor | None  # [heads + kv_heads, d]: one weight for all queries, one for all keys
     eps: float
     output: Linear  # heads * d -> H
+    sinks: Tensor | None  # float32 [heads]
 
     @classmethod
     def load(
@@ -59,6 +60,7 @@ class GroupedQueryLayer:
                 reader.read("o_proj.weight", hidden, shape.num_heads * dim),
                 reader.read("o_proj.bias", hidden) if shape.output_bias else None,
             ),
+            sinks=reader.read("sinks", shape.num_heads).float() if shape.sinks else None,
         )
 
     def __call__(
@@ -75,7 +77,7 @@ class GroupedQueryLayer:
         layout = KVLayout.grouped(self.shape.num_kv_heads, self.shape.head_dim)
         scale, window = self.shape.head_dim**-0.5, self.shape.window_of(self.layer)
         rows = cache.rows(self.layer)
-        return self.output(plan.attend(queries, rows, layout, scale, window))
+        return self.output(plan.attend(queries, rows, layout, scale, window, self.sinks))
 
     def between(self, norm: Tensor, norm_behind: Tensor) -> GroupedQueryKernel | None:
         """Combine this layer with the norms before and behind it, ``[H]`` each, into one call.
@@ -94,6 +96,7 @@ class GroupedQueryLayer:
             norm_behind,
             self.eps,
             self.shape.window_of(self.layer),
+            self.sinks,
         )
 
     def step_of(self, rotation: Rotation, plan: AttentionPlan) -> StepOfRows:

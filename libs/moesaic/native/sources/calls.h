@@ -38,6 +38,7 @@ struct shape {
     int64_t block_size, window;        // window 0: none; of a step, each layer's own counts
     int64_t query_stride, out_stride;  // between rows
     float scale;
+    const float *sinks;  // [heads]: a logit in each softmax's sum that weighs no value; or none. As the window
 };
 
 // Attention between two norms.
@@ -47,6 +48,7 @@ struct layer {
     const float *qk_norm;      // [heads + kv_heads, dim] or none
     const float *norm_behind;  // [H]
     int64_t window;            // 0: none
+    const float *sinks;        // [heads] or none
     float eps;
 };
 

@@ -26,7 +26,7 @@ EXPORT void grouped_query_layer(const struct layer *layer, const struct step *st
     uint8_t *bytes = scratch + rounded((projected + count * layer->output.num_out - qkv) * 4);
     uint8_t *desks = bytes + linear_scratch(layer, count);
     struct shape shape = step->shape;
-    shape.window = layer->window;
+    shape.window = layer->window, shape.sinks = layer->sinks;
 
     add_rms_norm(x, hidden, delta, layer->norm, layer->eps, count, hidden, sum, out, threads);
     linear(&layer->qkv, 1, out, hidden, 0, count, qkv, layer->qkv.num_out, 0, bytes, threads);
