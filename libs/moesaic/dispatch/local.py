@@ -84,7 +84,10 @@ class LocalDispatcher:
 
         def bring(layer: int, expert: int) -> GatedMLP:
             read = logical.read(layer, expert, dtype, device)
-            return make_mlp(read.gate_up, read.down, quantization)
+            biases, activation = read.biases, config.moe.activation
+            return make_mlp(
+                read.gate_up, read.down, quantization, biases=biases, activation=activation
+            )
 
         self.rungs = RungLoader(logical, config.moe_layers, num_experts, bring)
 

@@ -108,7 +108,13 @@ class LogicalExperts:
         read = [
             load_expert(self._checkpoint, config, layer, e, torch.float32, device) for e in experts
         ]
+
+        def mean(tensors: list[Tensor]) -> Tensor:
+            return torch.stack(tensors).mean(dim=0).to(dtype)
+
+        biases = [each.biases for each in read if each.biases is not None]
         return ExpertWeights(
-            gate_up=torch.stack([each.gate_up for each in read]).mean(dim=0).to(dtype),
-            down=torch.stack([each.down for each in read]).mean(dim=0).to(dtype),
+            gate_up=mean([each.gate_up for each in read]),
+            down=mean([each.down for each in read]),
+            biases=(mean([a for a, _ in biases]), mean([b for _, b in biases])) if biases else None,
         )

@@ -5,6 +5,8 @@ from functools import cached_property
 from hashlib import sha256
 from typing import Literal
 
+from moesaic.kernels.activation import ClampedSwiglu
+
 Family = Literal["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2"]
 Dtype = Literal["float32", "bfloat16"]
 TopkMethod = Literal["greedy", "group_limited_greedy"]
@@ -104,6 +106,9 @@ class MoE:
     float32_gate: bool  # gate logits are computed in float32, whatever the model's dtype
     shared_expert_size: int  # of all shared experts together, which count as one; 0: there is none
     shared_expert_gated: bool
+    gate_bias: bool = False
+    expert_bias: bool = False  # on both products of every expert
+    activation: ClampedSwiglu | None = None  # of routed experts; None: SwiGLU
 
 
 @dataclass(frozen=True)
@@ -140,4 +145,5 @@ class ModelConfig:
     @property
     def expert_parameters(self) -> int:
         """Parameters of one routed expert."""
-        return 3 * self.moe.expert_size * self.hidden_size
+        size, hidden = self.moe.expert_size, self.hidden_size
+        return 3 * size * hidden + (2 * size + hidden) * self.moe.expert_bias

@@ -12,10 +12,11 @@ from moesaic.models.weights.tensor_names import MIXTRAL_NAMES, USUAL_NAMES, moe_
 
 @dataclass(frozen=True)
 class ExpertWeights:
-    """One expert: ``down(silu(gate(x)) * up(x))``."""
+    """One expert: ``down(activation(gate(x), up(x)))``."""
 
     gate_up: Tensor  # [2I, H]: gate, then up
     down: Tensor  # [H, I]
+    biases: tuple[Tensor, Tensor] | None = None  # [2I] and [H]
 
 
 def load_expert(
