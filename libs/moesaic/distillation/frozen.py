@@ -7,15 +7,15 @@ from torch import Tensor
 
 from moesaic.errors import InvalidInput
 from moesaic.models.configuration.architecture import GroupedQueryAttention, ModelConfig
+from moesaic.models.configuration.family import mlp_names
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.models.weights.experts import load_expert
 from moesaic.models.weights.tensor_names import (
     EMBEDDING,
     FINAL_NORM,
     HEAD,
-    USUAL_NAMES,
     layer_prefix,
-    moe_prefix,
+    sparse_names,
 )
 
 Both = tuple[Tensor, Tensor]
@@ -85,9 +85,17 @@ class FrozenWeights:
 
 
 def require_grouped_query(config: ModelConfig) -> GroupedQueryAttention:
-    """Return the shape of grouped-query attention; raises ``InvalidInput`` for another kind."""
-    if isinstance(config.attention, GroupedQueryAttention):
-        return config.attention
+    """Return the shape of grouped-query attention; raises ``InvalidInput`` for a model of another kind."""
+    shape, moe = config.attention, config.moe
+    if (
+        isinstance(shape, GroupedQueryAttention)
+        and (shape.clip, shape.rotated_dim, shape.scale) == (None, None, None)
+        and not (shape.wide_qk_norm or config.rope.interleaved or moe.correction_bias)
+        and (moe.scoring_func, moe.group_limited) == ("softmax", False)
+        and moe.shared_expert_gated == (moe.shared_expert_size > 0)
+        and (config.embedding_multiplier, config.logits_scaling) == (1.0, 1.0)
+    ):
+        return shape
     raise InvalidInput(
         "--joint-steps",
         f"a model of family {config.family} cannot be trained as a whole; give 0",
@@ -144,7 +152,7 @@ class _Reader:
         return weight, self.read(f"{name}.bias", out) if biased else None
 
     def _gate(self, index: int) -> Tensor:
-        name = f"{moe_prefix(self.checkpoint, index)}gate.weight"
+        name = layer_prefix(index) + sparse_names(self.config, self.checkpoint, index).gate
         return self.read(name, self.config.moe.num_experts, self.config.hidden_size)
 
     def _experts(self, index: int) -> list[Both]:
@@ -156,6 +164,6 @@ class _Reader:
 
     def _mlp(self, prefix: str, size: int) -> Both:
         hidden = self.config.hidden_size
-        gate, up = (self.read(f"{prefix}{name}.weight", size, hidden) for name in USUAL_NAMES[:2])
-        down = self.read(f"{prefix}{USUAL_NAMES[2]}.weight", hidden, size)
-        return torch.cat((gate, up)), down
+        *gate_up, last = mlp_names(prefix)
+        down = self.read(last, hidden, size)
+        return torch.cat([self.read(name, size, hidden) for name in gate_up]), down

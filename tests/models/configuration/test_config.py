@@ -182,12 +182,12 @@ def test_generation_config_has_the_last_word_on_end_tokens(write_config: WriteCo
         (QWEN3, {"rms_norm_eps": -1.0}, "rms_norm_eps: expected a positive number"),
         (
             QWEN3,
-            {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
-            "rope_scaling.type: 'dynamic' is not",
+            {"rope_scaling": {"type": "longrope", "factor": 2.0}},
+            "rope_scaling.type: 'longrope' is not",
         ),
         (
             QWEN3,
-            {"rope_parameters": {"rope_type": "llama3"}, "rope_theta": 1.0},
+            {"rope_parameters": {"rope_type": "longrope"}, "rope_theta": 1.0},
             "rope_parameters.rope_type",
         ),
         (QWEN3, {"rope_scaling": {"type": "yarn"}}, "rope_scaling.factor: is missing"),
@@ -219,7 +219,7 @@ def test_generation_config_has_the_last_word_on_end_tokens(write_config: WriteCo
         (
             QWEN2,
             {"layer_types": ["sliding_attention"] * 24},
-            "layer_types: has windows, which use_sliding_window",
+            "layer_types: has windows, but use_sliding_window",
         ),
         (QWEN2, {"layer_types": ["full_attention"]}, "layer_types: expected a list of 24 entries"),
         (

@@ -117,11 +117,14 @@ class Fields:
             raise self.error(name, f"{value!r} is not supported; supported: {', '.join(allowed)}")
         return str(value)
 
-    def choices(self, name: str, allowed: tuple[str, ...], count: int) -> tuple[str, ...]:
-        """Read a list of ``count`` entries, each one of ``allowed``."""
-        value = self._get(name)
+    def choices(self, name: str, allowed: tuple[str, ...], as_many: str) -> tuple[str, ...]:
+        """Read a list of as many entries as field ``as_many`` says, each one of ``allowed``."""
+        value, count = self._get(name), self.size(as_many)
         if not isinstance(value, list) or len(value) != count:
-            raise self.error(name, f"expected a list of {count} entries, got {value!r}")
+            found = len(value) if isinstance(value, list) else repr(value)
+            raise self.error(
+                name, f"expected a list of {count} entries, as {as_many} says, got {found}"
+            )
         for entry in value:
             if entry not in allowed:
                 raise self.error(

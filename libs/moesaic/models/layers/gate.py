@@ -9,7 +9,7 @@ from moesaic.kernels.packed_experts import PackedSlots
 from moesaic.kernels.promised import LayerRung
 from moesaic.models.configuration.architecture import ModelConfig, MoE
 from moesaic.models.weights.checkpoint import Checkpoint
-from moesaic.models.weights.tensor_names import moe_prefix
+from moesaic.models.weights.tensor_names import layer_prefix, sparse_names
 from moesaic.native.library import lib, scratch, usable
 
 
@@ -36,7 +36,7 @@ class Gate:
         """
         shape = (config.moe.num_experts, config.hidden_size)
         gate_dtype = torch.float32 if config.moe.float32_gate else dtype
-        name = moe_prefix(checkpoint, layer) + "gate.weight"
+        name = layer_prefix(layer) + sparse_names(config, checkpoint, layer).gate
         return cls(checkpoint.read(name, shape, gate_dtype, device), config.moe)
 
     def __call__(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:

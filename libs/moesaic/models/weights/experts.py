@@ -7,7 +7,7 @@ from torch import Tensor
 
 from moesaic.models.configuration.architecture import ModelConfig
 from moesaic.models.weights.checkpoint import Checkpoint
-from moesaic.models.weights.tensor_names import MIXTRAL_NAMES, USUAL_NAMES, moe_prefix
+from moesaic.models.weights.tensor_names import layer_prefix, sparse_names
 
 
 @dataclass(frozen=True)
@@ -35,18 +35,14 @@ def load_expert(
     assert layer in config.moe_layers
     assert 0 <= expert < config.moe.num_experts
     size, hidden = config.moe.expert_size, config.hidden_size
-    prefix = moe_prefix(checkpoint, layer) + "experts."
-    if prefix + "gate_up_proj" in checkpoint:  # all experts of the layer in two tensors
-        num = config.moe.num_experts
-        gate_up = checkpoint.read_slice(
-            prefix + "gate_up_proj", expert, (num, 2 * size, hidden), dtype, device
-        )
-        down = checkpoint.read_slice(
-            prefix + "down_proj", expert, (num, hidden, size), dtype, device
-        )
+    prefix = layer_prefix(layer)
+    names = [prefix + name for name in sparse_names(config, checkpoint, layer).experts]
+    if len(names) == 2:  # all experts of the layer in two tensors
+        num, (together, down_name) = config.moe.num_experts, names
+        gate_up = checkpoint.read_slice(together, expert, (num, 2 * size, hidden), dtype, device)
+        down = checkpoint.read_slice(down_name, expert, (num, hidden, size), dtype, device)
         return ExpertWeights(gate_up, down)
-    names = MIXTRAL_NAMES if f"{prefix}{expert}.w1.weight" in checkpoint else USUAL_NAMES
-    gate_name, up_name, down_name = (f"{prefix}{expert}.{name}.weight" for name in names)
+    gate_name, up_name, down_name = (name.format(expert) for name in names)
     gate = checkpoint.read(gate_name, (size, hidden), dtype, device)
     up = checkpoint.read(up_name, (size, hidden), dtype, device)
     down = checkpoint.read(down_name, (hidden, size), dtype, device)

@@ -5,28 +5,20 @@ from collections.abc import Container, Iterator, Mapping
 from itertools import pairwise
 
 from moesaic.errors import CheckpointError
-from moesaic.models.configuration.architecture import Family, LatentAttention, ModelConfig
+from moesaic.models.configuration.architecture import LatentAttention, ModelConfig
+from moesaic.models.configuration.families import FAMILIES
+from moesaic.models.configuration.family import MATRICES, mlp_names
 from moesaic.models.weights.files import StoredTensor, same_payload
 from moesaic.models.weights.tensor_names import (
     EMBEDDING,
     FINAL_NORM,
     HEAD,
-    MIXTRAL_NAMES,
-    USUAL_NAMES,
     layer_prefix,
-    moe_prefix,
+    sparse_names,
 )
 
 MAX_NAMED = 3  # tensors in one complaint
 
-# What checkpoints of a family carry and no forward pass uses.
-_ROTARY_BUFFERS = r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.(inv_freq|(cos|sin)_cached)"
-_UNUSED: Mapping[Family, tuple[str, ...]] = {
-    "mixtral": (_ROTARY_BUFFERS,),
-    "qwen2_moe": (_ROTARY_BUFFERS,),
-    "qwen3_moe": (_ROTARY_BUFFERS,),
-    "deepseek_v2": (_ROTARY_BUFFERS,),
-}
 # A layer that predicts one token more; it follows the decoder's layers and has this tensor.
 _MTP_LAYER = re.compile(r"model\.layers\.(\d+)\.eh_proj\.weight")
 
@@ -78,7 +70,7 @@ def tensor_names(config: ModelConfig, found: Container[str]) -> Iterator[str]:
         if layer in config.moe_layers:
             yield from _sparse_names(config, found, layer)
         else:
-            yield from _mlp_names(f"{prefix}mlp.")
+            yield from mlp_names(f"{prefix}mlp.")
 
 
 def _attention_names(config: ModelConfig) -> Iterator[str]:
@@ -107,29 +99,22 @@ def _attention_names(config: ModelConfig) -> Iterator[str]:
 
 
 def _sparse_names(config: ModelConfig, found: Container[str], layer: int) -> Iterator[str]:
-    prefix, moe = moe_prefix(found, layer), config.moe
-    yield f"{prefix}gate.weight"
-    if f"{prefix}experts.gate_up_proj" in found:
-        yield from (f"{prefix}experts.gate_up_proj", f"{prefix}experts.down_proj")
-    else:
-        names = MIXTRAL_NAMES if f"{prefix}experts.0.w1.weight" in found else USUAL_NAMES
-        for expert in range(moe.num_experts):
-            yield from (f"{prefix}experts.{expert}.{name}.weight" for name in names)
+    names, moe = sparse_names(config, found, layer), config.moe
+    of_layer = [names.gate]
+    if moe.correction_bias:
+        of_layer.append(names.correction)
     if moe.shared_expert_size:
-        mlp = layer_prefix(layer) + "mlp."
-        yield from _mlp_names(
-            mlp + ("shared_expert." if moe.shared_expert_gated else "shared_experts.")
-        )
+        of_layer.extend(names.shared)
         if moe.shared_expert_gated:
-            yield f"{mlp}shared_expert_gate.weight"
-
-
-def _mlp_names(prefix: str) -> Iterator[str]:
-    return (f"{prefix}{name}.weight" for name in USUAL_NAMES)
+            of_layer.append(names.shared_gate)
+    each = len(names.experts) == len(MATRICES)
+    for expert in range(moe.num_experts if each else 1):
+        of_layer.extend(name.format(expert) for name in names.experts)
+    yield from (layer_prefix(layer) + name for name in of_layer)
 
 
 def _unused(config: ModelConfig, names: Mapping[str, StoredTensor]) -> Iterator[str]:
-    patterns = [re.compile(pattern) for pattern in _UNUSED[config.family]]
+    patterns = [re.compile(pattern) for pattern in FAMILIES[config.family].unused]
     yield from (name for name in names if any(p.fullmatch(name) for p in patterns))
     extra = sorted(int(match[1]) for name in names if (match := _MTP_LAYER.fullmatch(name)))
     # They follow the decoder's layers without a gap: others are of a longer model than config.json says.
