@@ -17,6 +17,7 @@ CLASSES: dict[str, Any] = {
     "qwen2_moe": transformers.Qwen2MoeConfig,
     "qwen3_moe": transformers.Qwen3MoeConfig,
     "deepseek_v2": transformers.DeepseekV2Config,
+    "gpt_oss": transformers.GptOssConfig,
 }
 # With these every field of the family counts.
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -24,6 +25,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "qwen2_moe": {"use_sliding_window": True},
     "qwen3_moe": {"use_sliding_window": True},
     "deepseek_v2": {"num_experts_per_tok": 6},
+    "gpt_oss": {},
 }
 NO_EFFECT = {  # on the logits of one forward pass, whatever they say
     *("transformers_version", "architectures", "output_hidden_states", "return_dict", "use_cache"),
@@ -43,7 +45,7 @@ CHANGED: dict[str, Any] = {  # where doubling or negating is no other value
     "max_window_layers": 3,
     "mlp_only_layers": [1],
     "num_key_value_heads": 2,
-    "num_attention_heads": 64,
+    "num_attention_heads": 128,
     "eos_token_id": 5,
     "dtype": "bfloat16",
     "rope_parameters": {"rope_type": "yarn", "factor": 4.0},
@@ -77,7 +79,7 @@ def everything(family: str) -> dict[str, Any]:
     """A file that leaves nothing out."""
     config = CLASSES[family](**OPTIONS[family])
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    made_of_others = ("layer_types", "head_dim") if family != "mixtral" else ()
+    made_of_others = ("layer_types", "head_dim") if family not in ("mixtral", "gpt_oss") else ()
     return {name: value for name, value in fields.items() if name not in made_of_others} | {
         "model_type": family
     }
@@ -137,6 +139,7 @@ def of_ours(config: ModelConfig) -> dict[str, Any]:
         "output_bias": attention.output_bias,
         "norm_topk_prob": moe.norm_topk_prob,
         "shared_size": moe.shared_expert_size,
+        "activation": moe.activation and (moe.activation.slope, moe.activation.limit),
     }
 
 
@@ -173,7 +176,8 @@ def of_theirs(family: str, config: Any) -> dict[str, Any]:
                 "shared_size": config.n_shared_experts * config.moe_intermediate_size,
             }
         )
-    is_mixtral, is_qwen2 = family == "mixtral", family == "qwen2_moe"
+    is_mixtral, is_qwen2 = family in ("mixtral", "gpt_oss"), family == "qwen2_moe"
+    types = getattr(config, "layer_types", None)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     bias = config.qkv_bias if is_qwen2 else getattr(config, "attention_bias", False)
     return found | {
@@ -189,13 +193,14 @@ def of_theirs(family: str, config: Any) -> dict[str, Any]:
         "num_key_value_heads": config.num_key_value_heads,
         "head_dim": head_dim,
         "windows": [
-            config.sliding_window if not is_qwen2 or each == "sliding_attention" else None
-            for each in (config.layer_types if is_qwen2 else layers)
+            config.sliding_window if not types or types[i] == "sliding_attention" else None
+            for i in layers
         ],
         "qkv_bias": bias,
         "output_bias": bias and not is_qwen2,
         "norm_topk_prob": True if is_mixtral else config.norm_topk_prob,
         "shared_size": config.shared_expert_intermediate_size if is_qwen2 else 0,
+        "activation": (config.swiglu_alpha, config.swiglu_limit) if family == "gpt_oss" else None,
     }
 
 

@@ -31,6 +31,10 @@ class SparseNames:
         correction: ``[E]`` or ``[1, E]``, if the model has it.
         shared: gate, up and down of the shared experts, or gate and up in one, and down; if the model has any.
         shared_gate: ``[1, H]``, if the model has it.
+        gate_bias: ``[E]``, if the model has it.
+        biases: of all experts together, ``[E, 2I]`` and ``[E, H]``, if the model has them.
+        by_turns: all experts together are ``[E, H, 2I]``, where gates and ups take turns, as they do in their biases,
+            and ``[E, I, H]``.
     """
 
     gate: str
@@ -38,6 +42,9 @@ class SparseNames:
     correction: str = ""
     shared: tuple[str, ...] = ()
     shared_gate: str = ""
+    gate_bias: str = ""
+    biases: tuple[str, ...] = ()
+    by_turns: bool = False
 
 
 def mlp_names(prefix: str, matrices: tuple[str, ...] = MATRICES) -> tuple[str, ...]:

@@ -16,9 +16,9 @@ from moesaic.native.library import lib, scratch, usable
 class Gate:
     """The gate of one layer."""
 
-    def __init__(self, weight: Tensor, moe: MoE) -> None:
-        """Take ``weight`` ``[E, H]``."""
-        self._dtype, self._linear, self._moe = weight.dtype, make_linear(weight), moe
+    def __init__(self, weight: Tensor, moe: MoE, bias: Tensor | None = None) -> None:
+        """Take ``weight`` ``[E, H]`` and ``bias`` ``[E]``."""
+        self._dtype, self._linear, self._moe = weight.dtype, make_linear(weight, bias), moe
 
     @classmethod
     def load(
@@ -36,8 +36,14 @@ class Gate:
         """
         shape = (config.moe.num_experts, config.hidden_size)
         gate_dtype = torch.float32 if config.moe.float32_gate else dtype
-        name = layer_prefix(layer) + sparse_names(config, checkpoint, layer).gate
-        return cls(checkpoint.read(name, shape, gate_dtype, device), config.moe)
+        names, prefix = sparse_names(config, checkpoint, layer), layer_prefix(layer)
+        weight = checkpoint.read(prefix + names.gate, shape, gate_dtype, device)
+        bias = (
+            checkpoint.read(prefix + names.gate_bias, shape[:1], gate_dtype, device)
+            if config.moe.gate_bias
+            else None
+        )
+        return cls(weight, config.moe, bias)
 
     def __call__(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
         """Choose experts for the rows of ``hidden_states`` ``[T, H]``.
