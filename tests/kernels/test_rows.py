@@ -56,24 +56,29 @@ def test_rows_of_a_wider_tensor_are_normed() -> None:
     norm=st.booleans(),
     interleaved=st.booleans(),
     block_size=st.sampled_from([4, 8, 16, 32]),
+    less=st.sampled_from([0, 0, 1, 7]),
+    wide=st.booleans(),
+    clip=st.sampled_from([None, 0.7]),
 )
 def test_grouped_rows(
     num_rows: int, num_kv_heads: int, group: int, half: int, norm: bool, interleaved: bool,
-    block_size: int,
+    block_size: int, less: int, wide: bool, clip: float | None,
 ) -> None:  # fmt: skip
-    num_heads, dim = group * num_kv_heads, 2 * half
+    num_heads, dim, rotated = group * num_kv_heads, 2 * half, 2 * max(1, half - less)
     qkv = torch.randn(num_rows, num_heads + 2 * num_kv_heads, dim)
     qk_norm = torch.randn(num_heads + num_kv_heads, dim) if norm else None
-    turn = (*rotation(num_rows, dim), interleaved)
+    turn = (*rotation(num_rows, rotated), interleaved)
     offsets = torch.randperm(64)[:num_rows]
     offsets[num_rows // 2 :][:1] = -1  # one is not kept
     reference, cached = torch.zeros(2, 64, 2 * num_kv_heads * dim)
     expected = kv_rows.store_grouped_reference(
-        qkv, num_heads, qk_norm, EPS, *turn, offsets, reference
+        qkv, num_heads, qk_norm, EPS, *turn, offsets, reference, is_wide=wide, clip=clip
     )
 
     queries = kv_rows.store_grouped(
-        qkv.clone(), num_heads, qk_norm, EPS, *turn, offsets, cached, block_size
+        *(qkv.clone(), num_heads, qk_norm, EPS, *turn, offsets, cached, block_size),
+        is_wide=wide,
+        clip=clip,
     )
 
     close(queries, expected)

@@ -28,8 +28,9 @@ def take_the_ways_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         parts = hidden_states, topk_weights, slot_ids
         return slots._compute_on_gpu(*parts, table.layers[layer])
 
-    def store_grouped(*arguments: Any) -> Tensor:
-        return kv_rows_triton.store_grouped(*arguments[:-1])  # the size of blocks is for CPUs
+    def store_grouped(*arguments: Any, **options: Any) -> Tensor:
+        # The size of blocks is for CPUs.
+        return kv_rows_triton.store_grouped(*arguments[:-1], **options)
 
     def schedule_experts(*arguments: Any) -> Any:
         return aebs._within(aebs_triton.schedule_experts(*arguments[:5]), arguments[5])

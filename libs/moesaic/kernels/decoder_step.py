@@ -86,7 +86,7 @@ class Rotations(Protocol):
 
     @property
     def cos(self) -> Tensor:
-        """float32 ``[P, d]``."""
+        """float32 ``[P, r]``."""
         ...
 
     @property
@@ -145,6 +145,7 @@ class DecoderStepKernel:
         head: PackedMatrix,
         shape: ShapeArgs,
         caches: Sequence[Tensor],
+        embedding_multiplier: float = 1.0,
     ) -> None:
         """Take the weights.
 
@@ -156,6 +157,7 @@ class DecoderStepKernel:
             head: ``H -> vocab``, float32.
             shape: of every layer's attention.
             caches: one for each layer, ``[tokens, width]``.
+            embedding_multiplier: of what the embedding gives.
         """
         assert len(caches) == len(layers)
         assert all(tensor.is_contiguous() for tensor in (embedding, norm, *caches))
@@ -173,6 +175,7 @@ class DecoderStepKernel:
             num_layers=len(whole),
             kv=last_kv.c,
             embedding=embedding.data_ptr(),
+            embedding_multiplier=embedding_multiplier,
             norm=norm.data_ptr(),
             head=head.c,
             layers_done=ctypes.addressof(self._layers_done),
@@ -279,6 +282,7 @@ class DecoderStepKernel:
         return AttentionStepArgs(
             cos=rotations.cos.data_ptr(),
             sin=rotations.sin.data_ptr(),
+            rotated=rotations.cos.shape[1],
             positions=facts.positions.address,
             offsets=offsets,
             shape=self._shape,

@@ -35,6 +35,7 @@ class StepOfRows:
         self.c = AttentionStepArgs(
             cos=cos.data_ptr(),
             sin=sin.data_ptr(),
+            rotated=cos.shape[1],
             offsets=offsets.data_ptr(),
             shape=shape,
             batch=batch_of(rows),
@@ -54,8 +55,14 @@ class GroupedQueryKernel:
         qk_norm: Tensor | None,
         norm_behind: Tensor,
         eps: float,
+        *,
+        is_wide: bool = False,
+        clip: float | None = None,
     ) -> None:
-        """Take the weights of a ``GroupedQueryLayer``, and those of the norms before and behind it, float32 ``[H]``."""
+        """Take the weights of a ``GroupedQueryLayer``, and those of the norms before and behind it, float32 ``[H]``.
+
+        The others are as in ``store_grouped``.
+        """
         self._kept = qkv, output, norm, qk_norm, norm_behind  # ``c`` points into them
         self._hidden_size = len(norm)
         self.c = AttentionLayerArgs(
@@ -65,6 +72,8 @@ class GroupedQueryKernel:
             qk_norm=None if qk_norm is None else qk_norm.data_ptr(),
             norm_behind=norm_behind.data_ptr(),
             eps=eps,
+            clip=clip or 0.0,
+            is_wide=is_wide,
         )
 
     def __call__(

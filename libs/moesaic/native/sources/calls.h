@@ -47,6 +47,8 @@ struct layer {
     const float *qk_norm;      // [heads + kv_heads, dim] or none
     const float *norm_behind;  // [H]
     float eps;
+    float clip;       // see store_grouped
+    int32_t is_wide;  // `qk_norm`
 };
 
 // A simulated fleet of edge servers; moesaic.simulation.edge.state says what each is.
@@ -90,7 +92,8 @@ struct rung {
 
 // The rows of a step, for all layers.
 struct step {
-    const float *cos, *sin;    // [T, dim]; or, with `positions` [T], of all positions
+    const float *cos, *sin;    // [T, rotated]; or, with `positions` [T], of all positions
+    int64_t rotated;
     const int64_t *positions;  // or none
     const int64_t *offsets;    // [T]: where in the cache; or none: nothing is written
     struct shape shape;
@@ -133,6 +136,7 @@ struct decoder {
     int64_t num_layers;
     struct matrix kv;        // the last layer's: H -> 2 kv_heads d, or all of its qkv
     const float *embedding;  // [vocab, H]
+    float embedding_multiplier;
     const float *norm;       // [H]
     struct matrix head;      // H -> vocab
     volatile int64_t *layers_done;  // counts up; other threads read it meanwhile
@@ -277,13 +281,16 @@ EXPORT void add_rms_norm(const float *x, int64_t x_stride, const float *delta, c
                          float eps, int64_t count, int64_t size, float *sum, float *out,
                          int threads);
 
-// Norms (by `qk_norm` [heads + kv_heads, d], or not at all) and rotates the queries and keys in qkv
-// [T, (heads + 2 kv_heads) d], in place, and stores keys and values at their offsets (or none) in
-// the cache. Row t turns by row t of cos and sin, or, with `positions`, by that of its position.
+// Norms (by `qk_norm` [heads + kv_heads, d], each head by itself or all of a kind together; or none) the
+// queries and keys in qkv [T, (heads + 2 kv_heads) d], in place, bounds them and the values by `clip` (0:
+// nothing), rotates the first `rotated` numbers of each query and key, and stores keys and values at
+// their offsets (or none) in the cache. Row t turns by row t of cos and sin [., rotated], or, with
+// `positions`, by that of its position.
 // Of a block it keeps all of a head's keys, token by token (key_stride 1) or dimension by dimension
 // (key_stride block_size), then all its values, then the next head's.
 EXPORT void store_grouped(float *qkv, int64_t count, int64_t heads, int64_t kv_heads, int64_t dim,
-                          const float *qk_norm, float eps, const float *cos, const float *sin,
+                          const float *qk_norm, int is_wide, float eps, float clip,
+                          const float *cos, const float *sin, int64_t rotated,
                           const int64_t *positions, int interleaved, const int64_t *offsets,
                           float *cache, int64_t block_size, int64_t key_stride, int threads);
 

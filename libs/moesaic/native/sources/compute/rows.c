@@ -78,23 +78,38 @@ INLINE void rotate(float *x, const float *cos, const float *sin, int64_t size, i
 }
 
 struct grouped {
-    float *qkv, *cache, eps;
+    float *qkv, *cache, eps, clip;
     const float *qk_norm, *cos, *sin;
     const int64_t *positions, *offsets;
-    int64_t heads, kv_heads, dim, block_size, key_stride;
-    int interleaved;
+    int64_t heads, kv_heads, dim, rotated, block_size, key_stride;
+    int is_wide, interleaved;
 };
+
+// Norms the heads of queries, then those of keys: each by itself, or all together.
+static void norm_heads(const struct grouped *c, float *row) {
+    const int64_t dim = c->dim, all = (c->heads + c->kv_heads) * dim;
+    const int64_t queries = c->is_wide ? c->heads * dim : dim, keys = c->is_wide ? c->kv_heads * dim : dim;
+    for (int64_t i = 0; i < all;) {
+        const int64_t size = i < c->heads * dim ? queries : keys;
+        norm_row(row + i, c->qk_norm + i, size, c->eps, row + i);
+        i += size;
+    }
+}
+
+static void clip_row(float *row, int64_t size, float bound) {
+    for (int64_t i = 0; i < size; i++)
+        row[i] = row[i] > bound ? bound : row[i] < -bound ? -bound : row[i];
+}
 
 static void store_grouped_row(void *with, int64_t t) {
     const struct grouped *c = with;
     const int64_t heads = c->heads, kv_heads = c->kv_heads, dim = c->dim;
-    const int64_t turn = (c->positions ? c->positions[t] : t) * dim;
+    const int64_t turn = (c->positions ? c->positions[t] : t) * c->rotated;
     float *row = c->qkv + t * (heads + 2 * kv_heads) * dim;
-    for (int64_t h = 0; h < heads + kv_heads; h++) {
-        float *head = row + h * dim;
-        if (c->qk_norm) norm_row(head, c->qk_norm + h * dim, dim, c->eps, head);
-        rotate(head, c->cos + turn, c->sin + turn, dim, c->interleaved);
-    }
+    if (c->qk_norm) norm_heads(c, row);
+    if (c->clip > 0) clip_row(row, (heads + 2 * kv_heads) * dim, c->clip);
+    for (int64_t h = 0; h < heads + kv_heads; h++)
+        rotate(row + h * dim, c->cos + turn, c->sin + turn, c->rotated, c->interleaved);
     if (!c->offsets || c->offsets[t] < 0) return;
     const int64_t head_stride = 2 * c->block_size * dim, block = c->offsets[t] / c->block_size;
     const int64_t token = c->offsets[t] % c->block_size;
@@ -110,12 +125,29 @@ static void store_grouped_row(void *with, int64_t t) {
 }
 
 EXPORT void store_grouped(float *qkv, int64_t count, int64_t heads, int64_t kv_heads, int64_t dim,
-                          const float *qk_norm, float eps, const float *cos, const float *sin,
+                          const float *qk_norm, int is_wide, float eps, float clip,
+                          const float *cos, const float *sin, int64_t rotated,
                           const int64_t *positions, int interleaved, const int64_t *offsets,
                           float *cache, int64_t block_size, int64_t key_stride, int threads) {
-    struct grouped call = {qkv,       cache, eps,   qk_norm,  cos, sin,
-                           positions, offsets, heads, kv_heads, dim, block_size,
-                           key_stride, interleaved};
+    struct grouped call = {
+        .qkv = qkv,
+        .cache = cache,
+        .eps = eps,
+        .clip = clip,
+        .qk_norm = qk_norm,
+        .cos = cos,
+        .sin = sin,
+        .positions = positions,
+        .offsets = offsets,
+        .heads = heads,
+        .kv_heads = kv_heads,
+        .dim = dim,
+        .rotated = rotated,
+        .block_size = block_size,
+        .key_stride = key_stride,
+        .is_wide = is_wide,
+        .interleaved = interleaved,
+    };
     for_each(store_grouped_row, &call, count, (heads + 2 * kv_heads) * dim, threads);
 }
 
