@@ -76,7 +76,7 @@ FAMILY = Family(
         "attention_multiplier": 1.0,
         "num_local_experts": 8,
         "num_experts_per_tok": 2,
-        "shared_intermediate_size": 1024,
+        "shared_intermediate_size": 0,
         "eos_token_id": 2,
     },
 )

@@ -10,10 +10,12 @@ from moesaic.models.configuration.family import (
     together_under,
 )
 from moesaic.models.configuration.fields import Fields
-from moesaic.models.configuration.parts import all_layers, grouped_query, mixture
+from moesaic.models.configuration.parts import all_layers, grouped_query, mixture, require
 
 
 def _read(fields: Fields) -> FamilyParts:
+    require(fields, "scoring_func", "sigmoid")
+    fields.size("head_dim")  # null would be another width
     attention = grouped_query(fields, partly_rotated=True, qk_norm=True, wide_qk_norm=True)
     moe = mixture(
         fields,
