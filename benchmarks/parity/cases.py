@@ -64,6 +64,36 @@ _CLASSES = {
     "qwen3_moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM"),
     "deepseek_v2": ("DeepseekV2Config", "DeepseekV2ForCausalLM"),
     "gpt_oss": ("GptOssConfig", "GptOssForCausalLM"),
+    "deepseek_v3": ("DeepseekV3Config", "DeepseekV3ForCausalLM"),
+    "glm4_moe": ("Glm4MoeConfig", "Glm4MoeForCausalLM"),
+    "olmoe": ("OlmoeConfig", "OlmoeForCausalLM"),
+    "granitemoe": ("GraniteMoeConfig", "GraniteMoeForCausalLM"),
+    "granitemoeshared": ("GraniteMoeSharedConfig", "GraniteMoeSharedForCausalLM"),
+    "ernie4_5_moe": ("Ernie4_5_MoeConfig", "Ernie4_5_MoeForCausalLM"),
+    "minimax_m2": ("MiniMaxM2Config", "MiniMaxM2ForCausalLM"),
+}
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 20,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+}
+_DEEPSEEK: dict[str, Any] = {
+    "intermediate_size": 64,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+}
+_GRANITE: dict[str, Any] = {
+    "intermediate_size": 40,
+    "num_local_experts": 6,
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 0.5,
 }
 _BASES: dict[str, dict[str, Any]] = {
     "mixtral": {"intermediate_size": 40, "num_local_experts": 6},
@@ -79,18 +109,18 @@ _BASES: dict[str, dict[str, Any]] = {
         "num_experts": 8,
         "head_dim": 16,
     },
-    "deepseek_v2": {
+    "deepseek_v2": _DEEPSEEK | _LATENT,
+    "deepseek_v3": _DEEPSEEK | _LATENT | {"n_group": 4, "topk_group": 2},
+    "glm4_moe": _DEEPSEEK | {"head_dim": 16, "rope_parameters": {"rope_theta": 1e4}},
+    "olmoe": {"intermediate_size": 40, "num_experts": 8},
+    "granitemoe": _GRANITE,
+    "granitemoeshared": _GRANITE | {"shared_intermediate_size": 56},
+    "ernie4_5_moe": {
         "intermediate_size": 64,
         "moe_intermediate_size": 24,
-        "num_key_value_heads": 4,
-        "n_routed_experts": 8,
-        "n_shared_experts": 2,
-        "first_k_dense_replace": 1,
-        "kv_lora_rank": 20,
-        "q_lora_rank": None,
-        "qk_nope_head_dim": 12,
-        "qk_rope_head_dim": 8,
-        "v_head_dim": 10,
+        "moe_k": 3,
+        "moe_num_experts": 8,
+        "tie_word_embeddings": False,
     },
     "gpt_oss": {
         "intermediate_size": 24,
@@ -99,6 +129,20 @@ _BASES: dict[str, dict[str, Any]] = {
         "sliding_window": 9,
         "swiglu_limit": 1.5,  # so that clamping counts with small weights
     },
+    "minimax_m2": {
+        "intermediate_size": 40,
+        "num_local_experts": 8,
+        "head_dim": 16,
+        "rope_parameters": {"rope_theta": 5e6, "partial_rotary_factor": 0.5},
+    },
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
 }
 CASES = [
     ParityCase("mixtral", "base"),
@@ -245,6 +289,109 @@ CASES = [
             ("rope_parameters", "layer_types", "swiglu_alpha", "attention_bias"), ...
         ),
     ),
+    ParityCase("qwen3_moe", "slowed as Llama 3.1", {"rope_parameters": _LLAMA3}),
+    ParityCase(
+        "qwen3_moe",
+        "slowed linearly",
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}},
+    ),
+    ParityCase(
+        "qwen3_moe",
+        "dynamic, within its context",
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}},
+    ),
+    ParityCase("deepseek_v3", "base", {"num_experts_per_tok": 3}),
+    ParityCase(
+        "deepseek_v3",
+        "as Kimi-K2: one group, query compression",
+        {"q_lora_rank": 16, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.827},
+        {"model_type": "kimi_k2"},
+    ),
+    ParityCase(
+        "deepseek_v3",
+        "yarn with mscale, biased, halves",
+        {
+            "rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+            "attention_bias": True,
+            "rope_interleave": False,
+        },
+    ),
+    ParityCase(
+        "deepseek_v3",
+        "not normalised, all sparse, tied",
+        {"norm_topk_prob": False, "first_k_dense_replace": 0, "tie_word_embeddings": True},
+    ),
+    ParityCase("glm4_moe", "base"),
+    ParityCase(
+        "glm4_moe",
+        "biased, norms of heads, scaled",
+        {"attention_bias": True, "use_qk_norm": True, "routed_scaling_factor": 2.5},
+    ),
+    ParityCase(
+        "glm4_moe",
+        "groups, a quarter rotated, as older files spell it",
+        {
+            "n_group": 4,
+            "topk_group": 2,
+            "num_experts_per_tok": 3,
+            "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.25},
+        },
+        {"rope_parameters": ..., "rope_theta": 1e4, "partial_rotary_factor": 0.25},
+    ),
+    ParityCase(
+        "glm4_moe",
+        "not normalised, two dense layers, yarn",
+        {
+            "norm_topk_prob": False,
+            "first_k_dense_replace": 2,
+            "rope_parameters": {**_YARN, "partial_rotary_factor": 0.5},
+        },
+    ),
+    ParityCase("olmoe", "base"),
+    ParityCase(
+        "olmoe",
+        "clipped, normalised, biased, no grouping",
+        {
+            "clip_qkv": 0.6,
+            "norm_topk_prob": True,
+            "attention_bias": True,
+            "num_key_value_heads": 4,
+        },
+    ),
+    ParityCase("olmoe", "tied, top 4", {"tie_word_embeddings": True, "num_experts_per_tok": 4}),
+    ParityCase("granitemoe", "base"),
+    ParityCase("granitemoe", "biased, tied", {"attention_bias": True, "tie_word_embeddings": True}),
+    ParityCase("granitemoeshared", "base"),
+    ParityCase("granitemoeshared", "nothing shared", {"shared_intermediate_size": 0}),
+    ParityCase("ernie4_5_moe", "base"),
+    ParityCase(
+        "ernie4_5_moe",
+        "tied, every second layer up to the second, nothing shared",
+        {
+            "tie_word_embeddings": True,
+            "moe_layer_start_index": 0,
+            "moe_layer_interval": 2,
+            "moe_layer_end_index": 1,
+            "moe_num_shared_experts": 0,
+        },
+    ),
+    ParityCase(
+        "ernie4_5_moe",
+        "sums bounded, all sparse",
+        {"moe_norm_min": 0.7, "moe_layer_start_index": 0},
+    ),
+    ParityCase("minimax_m2", "base"),
+    ParityCase(
+        "minimax_m2",
+        "as its file spells it, top 4",
+        {"num_experts_per_tok": 4},
+        {"rope_parameters": ..., "rope_theta": 5e6, "rotary_dim": 8},
+    ),
+    ParityCase(
+        "minimax_m2",
+        "whole heads, tied",
+        {"tie_word_embeddings": True, "rope_parameters": {"rope_theta": 1e4}},
+    ),
 ]
 
 
@@ -262,6 +409,9 @@ def build_reference(case: ParityCase, directory: Path, **save_options: Any) -> A
             ("norm.weight", "bias", "sinks")
         ):  # made as ones and zeros, which would hide a mix-up
             torch.nn.init.normal_(parameter, mean=float("norm" in name), std=0.2)
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if name.endswith("e_score_correction_bias"):  # made as zeros
+            torch.nn.init.normal_(tensor, std=0.2)
     model.save_pretrained(directory, **save_options)
     if case.file:
         path = directory / "config.json"

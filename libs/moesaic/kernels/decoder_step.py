@@ -25,12 +25,27 @@ from moesaic.native.structs import (
     AttentionStepArgs,
     BatchArgs,
     DecoderArgs,
+    GatingArgs,
     PartArgs,
     RoutedExpertsArgs,
     ShapeArgs,
     WholeLayerArgs,
     WholeStepArgs,
 )
+
+
+class GatingRules(Protocol):
+    """The way in which a gate chooses experts."""
+
+    @property
+    def c(self) -> GatingArgs:
+        """As the call takes it; it lives as long as this object."""
+        ...
+
+    @property
+    def top_k(self) -> int:
+        """Experts of a row."""
+        ...
 
 
 class RoutedExpertsKernel:
@@ -40,24 +55,20 @@ class RoutedExpertsKernel:
         self,
         gate: PackedMatrix,
         slots: PackedSlots,
-        top_k: int,
         layer: LayerRung,
-        *,
-        normalise: bool,
-        scaling: float,
+        gating: GatingRules,
     ) -> None:
         """``gate`` is ``H -> E``, float32. For whole steps ``slots`` has all ``E`` experts, each in its own slot, and
         behind them the united ones that ``layer`` has."""
-        self._kept = gate, slots, layer  # ``c`` points into them
+        self._kept = gate, slots, layer, gating  # ``c`` points into them
         self.c = RoutedExpertsArgs(
             gate=gate.c,
             slots=slots.c,
             num_slots=len(slots.c),
             size=slots.size,
-            top_k=top_k,
+            top_k=gating.top_k,
             rung=layer.c,
-            scaling=scaling,
-            normalise=normalise,
+            gating=gating.c,
         )
 
 
@@ -75,7 +86,7 @@ class Rotations(Protocol):
 
     @property
     def cos(self) -> Tensor:
-        """float32 ``[P, d]``."""
+        """float32 ``[P, r]``."""
         ...
 
     @property
@@ -134,6 +145,7 @@ class DecoderStepKernel:
         head: PackedMatrix,
         shape: ShapeArgs,
         caches: Sequence[Tensor],
+        embedding_multiplier: float = 1.0,
     ) -> None:
         """Take the weights.
 
@@ -145,6 +157,7 @@ class DecoderStepKernel:
             head: ``H -> vocab``, float32.
             shape: of every layer's attention, whatever its window.
             caches: one for each layer, ``[tokens, width]``.
+            embedding_multiplier: of what the embedding gives.
         """
         assert len(caches) == len(layers)
         assert all(tensor.is_contiguous() for tensor in (embedding, norm, *caches))
@@ -162,6 +175,7 @@ class DecoderStepKernel:
             num_layers=len(whole),
             kv=last_kv.c,
             embedding=embedding.data_ptr(),
+            embedding_multiplier=embedding_multiplier,
             norm=norm.data_ptr(),
             head=head.c,
             layers_done=ctypes.addressof(self._layers_done),
@@ -268,6 +282,7 @@ class DecoderStepKernel:
         return AttentionStepArgs(
             cos=rotations.cos.data_ptr(),
             sin=rotations.sin.data_ptr(),
+            rotated=rotations.cos.shape[1],
             positions=facts.positions.address,
             offsets=offsets,
             shape=self._shape,

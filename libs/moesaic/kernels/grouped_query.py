@@ -35,6 +35,7 @@ class StepOfRows:
         self.c = AttentionStepArgs(
             cos=cos.data_ptr(),
             sin=sin.data_ptr(),
+            rotated=cos.shape[1],
             offsets=offsets.data_ptr(),
             shape=shape,
             batch=batch_of(rows),
@@ -54,11 +55,16 @@ class GroupedQueryKernel:
         qk_norm: Tensor | None,
         norm_behind: Tensor,
         eps: float,
-        window: int | None,
-        sinks: Tensor | None,
+        *,
+        is_wide: bool = False,
+        clip: float | None = None,
+        window: int | None = None,
+        sinks: Tensor | None = None,
     ) -> None:
-        """Take the weights of a ``GroupedQueryLayer``, and those of the norms before and behind it, float32 ``[H]``;
-        see ``paged_attention`` for ``window`` and ``sinks``."""
+        """Take the weights of a ``GroupedQueryLayer``, and those of the norms before and behind it, float32 ``[H]``.
+
+        The others are as in ``store_grouped`` and ``paged_attention``.
+        """
         self._kept = qkv, output, norm, qk_norm, norm_behind, sinks  # ``c`` points into them
         self._hidden_size = len(norm)
         self.c = AttentionLayerArgs(
@@ -70,6 +76,8 @@ class GroupedQueryKernel:
             eps=eps,
             window=window or 0,
             sinks=None if sinks is None else sinks.data_ptr(),
+            clip=clip or 0.0,
+            is_wide=is_wide,
         )
 
     def __call__(

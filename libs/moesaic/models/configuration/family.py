@@ -28,7 +28,8 @@ class SparseNames:
         gate: ``[E, H]``.
         experts: gate, up and down of an expert, whose number takes the place of ``{}``; or of all experts together,
             ``[E, 2I, H]``, gate before up, and ``[E, H, I]``.
-        correction: ``[E]`` or ``[1, E]``, if the model has it.
+        correction: ``[E]``, behind ``correction_axes``, if the model has it.
+        correction_axes: axes of length 1 in front.
         shared: gate, up and down of the shared experts, or gate and up in one, and down; if the model has any.
         shared_gate: ``[1, H]``, if the model has it.
         gate_bias: ``[E]``, if the model has it.
@@ -45,6 +46,7 @@ class SparseNames:
     gate_bias: str = ""
     biases: tuple[str, ...] = ()
     by_turns: bool = False
+    correction_axes: tuple[int, ...] = ()
 
 
 def mlp_names(prefix: str, matrices: tuple[str, ...] = MATRICES) -> tuple[str, ...]:

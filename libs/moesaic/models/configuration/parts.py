@@ -10,7 +10,7 @@ from moesaic.models.configuration.architecture import (
     TopkMethod,
 )
 from moesaic.models.configuration.fields import Fields
-from moesaic.models.configuration.rope_fields import rotated_share
+from moesaic.models.configuration.rope_fields import rotated_width
 
 
 def grouped_query(
@@ -33,8 +33,7 @@ def grouped_query(
         )
     default_dim = fields.size("hidden_size") // num_heads
     head_dim = fields.size("head_dim") if fields.has("head_dim") else default_dim
-    share = rotated_share(fields, partly=partly_rotated)
-    rotated = None if share == 1.0 else int(head_dim * share)
+    rotated = rotated_width(fields, head_dim, partly=partly_rotated)
     return GroupedQueryAttention(num_heads, num_kv_heads, head_dim, rotated_dim=rotated, **options)
 
 
@@ -49,9 +48,9 @@ def full_layers(fields: Fields, windowed: Sequence[bool]) -> tuple[int, ...]:
 
 def latent(fields: Fields) -> LatentAttention:
     """Read multi-head latent attention, in DeepSeek's spelling."""
-    rotated_share(fields, partly=False)
     nope, rope = fields.size("qk_nope_head_dim"), fields.size("qk_rope_head_dim")
     heads = fields.size("num_attention_heads")
+    rotated_width(fields, rope, partly=False)
     for name, expected, why in (  # transformers writes them beside what they are made of
         ("head_dim", rope, "qk_rope_head_dim"),
         ("qk_head_dim", nope + rope, "qk_nope_head_dim and qk_rope_head_dim together"),
@@ -108,6 +107,25 @@ def mixture(
         n_group=n_group,
         topk_group=topk_group,
         **options,
+    )
+
+
+def corrected_mixture(fields: Fields) -> MoE:
+    """Read experts that are chosen as in DeepSeek-V3, in its spelling."""
+    require(fields, "scoring_func", "sigmoid")
+    require(fields, "topk_method", "noaux_tc")
+    shared = fields.size("n_shared_experts", least=0) * fields.size("moe_intermediate_size")
+    return mixture(
+        fields,
+        "n_routed_experts",
+        topk_method="noaux_tc",
+        norm_topk_prob=fields.flag("norm_topk_prob"),
+        norm_epsilon=1e-20,
+        scoring_func="sigmoid",
+        correction_bias=True,
+        routed_scaling_factor=fields.number("routed_scaling_factor"),
+        shared_expert_size=shared,
+        float32_gate=True,
     )
 
 

@@ -2,6 +2,7 @@
 ``rope_theta`` beside a ``rope_scaling`` that may be null."""
 
 import math
+from functools import partial
 from typing import Any
 
 from moesaic.models.configuration.architecture import Llama3, Rope, Yarn
@@ -57,29 +58,27 @@ def _read_group(fields: Fields, name: str, *, latent: bool) -> Rope:
     return Rope(theta, None)
 
 
-def rotated_share(fields: Fields, *, partly: bool) -> float:
-    """Read the share of each head that is rotated; without ``partly`` all of it has to be.
+def rotated_width(fields: Fields, head_dim: int, *, partly: bool) -> int | None:
+    """Read how many numbers of each head are rotated; None: all, as without ``partly`` it must be.
 
     Raises:
         CheckpointError: it is invalid, not supported, or said twice and differently.
     """
-    name = "partial_rotary_factor"
-    inners = [_inner(fields, group) for group in _GROUPS]
-    given = [place for place in (*inners, fields) if place.gives(name)]
-    shares = {place.number(name) for place in given} or {
-        fields.number(name) if fields.has(name) else 1.0
-    }
-    if len(shares) > 1:
-        raise given[0].contradiction(name, given[-1], name)
-    [share] = shares
-    if share > 1 or (share != 1 and not partly):
-        raise given[0].error(
-            name,
-            f"expected at most 1, got {share}"
-            if share > 1
-            else "heads that are rotated in part are not supported",
-        )
-    return share
+    name, width = "partial_rotary_factor", "rotary_dim"  # older files have the latter
+    places = [place for place in map(partial(_inner, fields), _GROUPS) if place.gives(name)]
+    if fields.gives(name) or (fields.has(name) and not places):
+        places.append(fields)
+    widths = [(int(head_dim * place.number(name)), place, name) for place in places]
+    if fields.has(width):
+        widths.append((fields.size(width), fields, width))
+    for found, place, said in widths:
+        if found > head_dim:
+            raise place.error(said, f"expected no more than a head, {head_dim}, got {found}")
+        if found < head_dim and not partly:
+            raise place.error(said, "heads that are rotated in part are not supported")
+        if found != widths[0][0]:
+            raise widths[0][1].contradiction(widths[0][2], place, said)
+    return widths[0][0] if widths and widths[0][0] < head_dim else None
 
 
 def _inner(fields: Fields, name: str) -> Fields:

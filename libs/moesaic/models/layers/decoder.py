@@ -82,8 +82,9 @@ class Decoder:
             interleaved=config.rope.interleaved,
             device=self.device,
         )
-        # Latent attention rotates in float32, whatever the model's dtype.
-        self._rotation_dtype = torch.float32 if latent else self.dtype
+        # Latent attention and pairs of neighbours rotate in float32, whatever the model's dtype.
+        in_float32 = latent or config.rope.interleaved
+        self._rotation_dtype = torch.float32 if in_float32 else self.dtype
 
     @classmethod
     def load(
@@ -109,6 +110,8 @@ class Decoder:
         embedding = reader.read(EMBEDDING, *shape)
         head = embedding if config.tie_word_embeddings else reader.read(HEAD, *shape)
         norm = reader.read(FINAL_NORM, config.hidden_size)
+        if config.logits_scaling != 1.0:  # dividing here divides the logits
+            norm = norm.float() / config.logits_scaling
         return cls(config, layers, embedding, norm, make_linear(head))
 
     def new_kv_cache(self, num_blocks: int, block_size: int = 16) -> KVCache:
@@ -156,6 +159,7 @@ class Decoder:
             head.matrix,
             last.lying(cache.block_size),
             caches,
+            self.config.embedding_multiplier,
         )
         return WholeSteps(kernel, self._rotary, cache.block_size)
 
@@ -210,7 +214,9 @@ class Decoder:
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Return the input of the first layer, ``[T, H]``, of int64 ``[T]``."""
-        return F.embedding(token_ids, self._embedding)
+        embedded = F.embedding(token_ids, self._embedding)
+        multiplier = self.config.embedding_multiplier
+        return embedded if multiplier == 1.0 else embedded * multiplier
 
     async def compute_layer(
         self,

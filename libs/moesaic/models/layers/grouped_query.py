@@ -1,4 +1,4 @@
-"""Grouped-query attention: Mixtral, Qwen2-MoE, Qwen3-MoE."""
+"""Grouped-query attention."""
 
 from dataclasses import dataclass
 
@@ -26,7 +26,7 @@ class GroupedQueryLayer:
     shape: GroupedQueryAttention
     qkv: Linear  # H -> (heads + 2 kv_heads) * d
     kv: Linear  # the last part of it, H -> 2 kv_heads * d
-    qk_norm: Tensor | None  # [heads + kv_heads, d]: one weight for all queries, one for all keys
+    qk_norm: Tensor | None  # [heads + kv_heads, d]: weights for all queries, and for all keys
     eps: float
     output: Linear  # heads * d -> H
     sinks: Tensor | None  # float32 [heads]
@@ -41,8 +41,11 @@ class GroupedQueryLayer:
         sizes = {"q_proj": shape.num_heads * dim, "k_proj": num_kv * dim, "v_proj": num_kv * dim}
 
         def qk_norm() -> Tensor:
-            q, k = reader.read("q_norm.weight", dim), reader.read("k_norm.weight", dim)
-            return torch.cat((q.expand(shape.num_heads, -1), k.expand(num_kv, -1)))
+            norms = []
+            for name, heads in (("q_norm", shape.num_heads), ("k_norm", num_kv)):
+                weight = reader.read(f"{name}.weight", heads * dim if shape.wide_qk_norm else dim)
+                norms.append(weight.view(-1, dim).expand(heads, -1))
+            return torch.cat(norms)
 
         def qkv_bias() -> Tensor:
             return torch.cat([reader.read(f"{name}.bias", size) for name, size in sizes.items()])
@@ -75,7 +78,7 @@ class GroupedQueryLayer:
         qkv = self.qkv(hidden_states)
         queries = self._store(qkv, self.shape.num_heads, rotation, offsets, cache)
         layout = KVLayout.grouped(self.shape.num_kv_heads, self.shape.head_dim)
-        scale, window = self.shape.head_dim**-0.5, self.shape.window_of(self.layer)
+        scale, window = self.shape.softmax_scale, self.shape.window_of(self.layer)
         rows = cache.rows(self.layer)
         return self.output(plan.attend(queries, rows, layout, scale, window, self.sinks))
 
@@ -89,14 +92,11 @@ class GroupedQueryLayer:
         if not (isinstance(qkv, PackedLinear) and isinstance(output, PackedLinear)):
             return None
         return GroupedQueryKernel(
-            qkv.matrix,
-            output.matrix,
-            norm,
-            self.qk_norm,
-            norm_behind,
-            self.eps,
-            self.shape.window_of(self.layer),
-            self.sinks,
+            *(qkv.matrix, output.matrix, norm, self.qk_norm, norm_behind, self.eps),
+            is_wide=self.shape.wide_qk_norm,
+            clip=self.shape.clip,
+            window=self.shape.window_of(self.layer),
+            sinks=self.sinks,
         )
 
     def step_of(self, rotation: Rotation, plan: AttentionPlan) -> StepOfRows:
@@ -114,7 +114,7 @@ class GroupedQueryLayer:
             self.shape.head_dim,
         )
         layout, width = KVLayout.grouped(kv_heads, dim), (heads + 2 * kv_heads) * dim
-        return shape_of(layout, heads, width, block_size, None, dim**-0.5)
+        return shape_of(layout, heads, width, block_size, None, self.shape.softmax_scale)
 
     def _store(
         self, projected: Tensor, num_heads: int, rotation: Rotation, offsets: Tensor, cache: KVCache
@@ -136,4 +136,6 @@ class GroupedQueryLayer:
             offsets,
             cache.rows(self.layer),
             cache.block_size,
+            is_wide=self.shape.wide_qk_norm,
+            clip=self.shape.clip,
         )

@@ -51,6 +51,8 @@ struct layer {
     int64_t window;            // 0: none
     const float *sinks;        // [heads] or none
     float eps;
+    float clip;       // see store_grouped
+    int32_t is_wide;  // `qk_norm`
 };
 
 // A simulated fleet of edge servers; moesaic.simulation.edge.state says what each is.
@@ -94,7 +96,8 @@ struct rung {
 
 // The rows of a step, for all layers.
 struct step {
-    const float *cos, *sin;    // [T, dim]; or, with `positions` [T], of all positions
+    const float *cos, *sin;    // [T, rotated]; or, with `positions` [T], of all positions
+    int64_t rotated;
     const int64_t *positions;  // or none
     const int64_t *offsets;    // [T]: where in the cache; or none: nothing is written
     struct shape shape;
@@ -105,6 +108,18 @@ struct step {
     int32_t *degraded;                // [num_layers, T], with promises: choices that are not are added
 };
 
+// How a gate chooses among experts 0..E-1 by their scores.
+struct gating {
+    const float *correction;  // [E]: added to scores where experts are chosen, not to weights; or none
+    int64_t num_groups;       // experts fall into groups of equal size, in order
+    int64_t kept_groups;      // a row's experts come from so many
+    int64_t group_best;       // the best so many of a group, 1 or 2, together make its score
+    float scaling;            // of the weights
+    float epsilon, least;     // of the sum that divides them: what is added to it; its least value
+    int32_t normalise;        // weights are divided by their sum
+    int32_t sigmoid;          // scores are sigmoids, not softmax
+};
+
 // The routed experts of a layer.
 struct moe {
     struct matrix gate;                 // H -> E
@@ -112,8 +127,7 @@ struct moe {
     int64_t num_slots;
     int64_t size, top_k;                // I, k
     struct rung rung;
-    float scaling;
-    int32_t normalise;
+    struct gating gating;
 };
 
 struct whole_layer {
@@ -126,6 +140,7 @@ struct decoder {
     int64_t num_layers;
     struct matrix kv;        // the last layer's: H -> 2 kv_heads d, or all of its qkv
     const float *embedding;  // [vocab, H]
+    float embedding_multiplier;
     const float *norm;       // [H]
     struct matrix head;      // H -> vocab
     volatile int64_t *layers_done;  // counts up; other threads read it meanwhile
@@ -270,13 +285,16 @@ EXPORT void add_rms_norm(const float *x, int64_t x_stride, const float *delta, c
                          float eps, int64_t count, int64_t size, float *sum, float *out,
                          int threads);
 
-// Norms (by `qk_norm` [heads + kv_heads, d], or not at all) and rotates the queries and keys in qkv
-// [T, (heads + 2 kv_heads) d], in place, and stores keys and values at their offsets (or none) in
-// the cache. Row t turns by row t of cos and sin, or, with `positions`, by that of its position.
+// Norms (by `qk_norm` [heads + kv_heads, d], each head by itself or all of a kind together; or none) the
+// queries and keys in qkv [T, (heads + 2 kv_heads) d], in place, bounds them and the values by `clip` (0:
+// nothing), rotates the first `rotated` numbers of each query and key, and stores keys and values at
+// their offsets (or none) in the cache. Row t turns by row t of cos and sin [., rotated], or, with
+// `positions`, by that of its position.
 // Of a block it keeps all of a head's keys, token by token (key_stride 1) or dimension by dimension
 // (key_stride block_size), then all its values, then the next head's.
 EXPORT void store_grouped(float *qkv, int64_t count, int64_t heads, int64_t kv_heads, int64_t dim,
-                          const float *qk_norm, float eps, const float *cos, const float *sin,
+                          const float *qk_norm, int is_wide, float eps, float clip,
+                          const float *cos, const float *sin, int64_t rotated,
                           const int64_t *positions, int interleaved, const int64_t *offsets,
                           float *cache, int64_t block_size, int64_t key_stride, int threads);
 
@@ -291,14 +309,15 @@ EXPORT void rotate_heads(const float *x, int64_t x_stride, int64_t x_head_stride
                          int64_t heads, int64_t dim, const float *cos, const float *sin,
                          int interleaved, float *out, int64_t out_stride, int64_t out_head_stride);
 
-// Logits [T, E] -> the top k of their softmax, heaviest first; of equals, the first.
-EXPORT void select_experts(const float *logits, int64_t count, int64_t num_experts, int64_t top_k,
-                           int normalise, float scaling, float *weights, int32_t *ids,
+// Logits [T, E], which this may overwrite -> the weights and ids of the chosen [T, k], the best first; of
+// equals, the first.
+EXPORT void select_experts(float *logits, int64_t count, int64_t num_experts, int64_t top_k,
+                           const struct gating *gating, float *weights, int32_t *ids,
                            int threads);
 
 // The same from the rows x [T, H] on, by a gate in float32; `logits` has room for them.
 EXPORT void choose_experts(const struct matrix *gate, const float *x, int64_t count, int64_t top_k,
-                           int normalise, float scaling, float *logits, float *weights,
+                           const struct gating *gating, float *logits, float *weights,
                            int32_t *ids, int threads);
 
 // Bytes of `scratch` that `split_choices` needs.

@@ -34,6 +34,8 @@ void pass_begin(struct pass *pass, uint8_t *memory) {
     for (int64_t t = 0; t < count; t++)
         memcpy(pass->x + t * hidden, d->embedding + pass->step->tokens[t] * hidden,
                (size_t)hidden * 4);
+    for (int64_t i = 0; i < count * hidden && d->embedding_multiplier != 1; i++)
+        pass->x[i] *= d->embedding_multiplier;
 }
 
 // Writes the keys and values of all rows of the last layer; x += delta.
@@ -51,8 +53,8 @@ static void keep(const struct pass *pass, float *cache) {
                  pass->threads);
     linear(&d->kv, 1, pass->normed, hidden, 0, count, kv, d->kv.num_out, 0, arena.next,
            pass->threads);
-    store_grouped(kv, count, heads, s->shape.kv_heads, dim, qk_norm, l->eps, s->cos, s->sin,
-                  s->positions, s->interleaved, s->offsets, cache, s->shape.block_size,
+    store_grouped(kv, count, heads, s->shape.kv_heads, dim, qk_norm, l->is_wide, l->eps, l->clip,
+                  s->cos, s->sin, s->rotated, s->positions, s->interleaved, s->offsets, cache, s->shape.block_size,
                   s->shape.key_stride, pass->threads);
 }
 
@@ -109,8 +111,8 @@ static void route(const struct moe *m, const struct pass *pass) {
     float *logits = take(&arena, count * (m->gate.num_out + 2 * m->top_k) * 4);
     float *weights = logits + count * m->gate.num_out;
     int32_t *ids = (int32_t *)(weights + count * m->top_k);
-    choose_experts(&m->gate, pass->normed, count, m->top_k, m->normalise, m->scaling, logits,
-                   weights, ids, pass->threads);
+    choose_experts(&m->gate, pass->normed, count, m->top_k, &m->gating, logits, weights, ids,
+                   pass->threads);
     if (pass->rows->promises)
         split_choices(ids, weights, count, m->top_k, &m->rung, pass->rows->promises,
                       degraded_in(pass), arena.next);
