@@ -7,11 +7,7 @@ import pytest
 import torch
 
 from benchmarks.parity.cases import CASES, Served, build_reference, prompt_of
-from moesaic.errors import UnusableSettings
-from moesaic.models.configuration.config import load_config
-from moesaic.models.layers.sweep_area import SweepArea
-from moesaic.models.tensor_parallel.division import divide
-from tests.models.layers.test_sweep_area import OTHER_TABLE, TABLE, sweep
+from tests.models.layers.test_sweep_area import OTHER_TABLE, TABLE
 from tests.models.tensor_parallel.ranks import Ranks
 
 
