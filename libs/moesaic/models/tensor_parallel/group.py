@@ -158,9 +158,11 @@ class RankGroup:
 
     def close(self) -> None:
         """Leave the group; the first rank lets the others end."""
-        if self.leads:
-            self.tell(Told.END, 0, 0, torch.zeros(0, dtype=torch.uint8))
-        dist.destroy_process_group()
+        try:
+            if self.leads:
+                self.tell(Told.END, 0, 0, torch.zeros(0, dtype=torch.uint8))
+        finally:
+            dist.destroy_process_group()
 
     def _run(self, collective: Callable[[], object]) -> None:
         try:
