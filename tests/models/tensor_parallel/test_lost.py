@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.common.ranks import Ranks
 from benchmarks.parity.cases import CASES, build_reference, prompt_of
 from tests.models.layers.test_sweep_area import TABLE
-from tests.models.tensor_parallel.ranks import Ranks
 
 ROWS = [(prompt_of(9, seed=1), 0, TABLE)]
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.common.ranks import Ranks
 from benchmarks.parity.cases import (
     CASES,
     ParityCase,
@@ -16,7 +17,6 @@ from benchmarks.parity.cases import (
 )
 from moesaic.models.layers.sweep_area import SweepArea
 from tests.models.layers.test_sweep_area import OTHER_TABLE, TABLE, sweep
-from tests.models.tensor_parallel.ranks import Ranks
 
 BASES = [case for case in CASES if case.name == "base"]
 
@@ -42,6 +42,7 @@ def assert_like_one_rank(ranks: Ranks, case: ParityCase, directory: Path) -> Non
     steps = [
         ([(prompt[:20], 0, TABLE), (prompt_of(31, seed=4), 0, OTHER_TABLE)], None),
         ([(prompt[20:], 20, TABLE)], [1]),
+        ([(prompt[20:], 20, TABLE)], [0]),
         ([(prompt[20:], 20, TABLE)], None),
     ]
 

@@ -129,7 +129,9 @@ class DividedHead:
         return self.own.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
-        """See ``Linear``."""
+        """See ``Linear``; of no rows, without a word to the others."""
+        if not len(x):
+            return x.new_empty(0, self.vocab_size)
         self.leading.group.tell(Told.HEAD, 0, 0, x)
         return self.leading.group.side_by_side(self.own(x))[:, : self.vocab_size]
 

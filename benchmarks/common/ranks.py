@@ -1,4 +1,4 @@
-"""Real processes that are the ranks behind the first; the test's own process leads."""
+"""Real processes that are the ranks behind the first; the caller's own process leads."""
 
 import multiprocessing
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ def load_part(
 ) -> Decoder:
     """Load one rank's part of a model."""
     config = load_config(directory)
-    checkpoint = Checkpoint.of_model(directory, config)
+    checkpoint = Checkpoint(directory)
     return Decoder.load(checkpoint, config, dtype, CPU, division=divide(config, rank, ranks))
 
 
@@ -58,20 +58,25 @@ class Ranks:
             process.start()
 
     @contextmanager
-    def leading(self, directory: Path) -> Iterator[Served]:
-        """Serve a model in all ranks, led from here."""
+    def led(self, directory: Path) -> Iterator[Decoder]:
+        """Compute with a model in all ranks, led from here."""
         store = meeting_point("127.0.0.1")
         for jobs in self._jobs:
             jobs.put((directory, f"127.0.0.1:{store.port}"))
         group = RankGroup(0, self.ranks, store, CPU, _lost)
-        served = Served(directory)
-        served.decoder = lead(load_part(directory, 0, self.ranks), group)
-        served.cache = served.decoder.new_kv_cache(num_blocks=64, block_size=8)
         try:
-            yield served
+            yield lead(load_part(directory, 0, self.ranks), group)
         finally:
             with suppress(RuntimeError):  # a test may have killed the others
                 group.close()
+
+    @contextmanager
+    def leading(self, directory: Path) -> Iterator[Served]:
+        """Serve a model in all ranks, led from here."""
+        served = Served(directory)
+        with self.led(directory) as served.decoder:
+            served.cache = served.decoder.new_kv_cache(num_blocks=64, block_size=8)
+            yield served
 
     def close(self) -> None:
         """Let the processes end."""
