@@ -41,6 +41,7 @@ def bench(
             "simulate",
             "costs",
             "ranks",
+            "large",
         ],
         typer.Argument(help="Benchmark to run; docs/use/command-line.md describes each."),
     ],
