@@ -32,7 +32,7 @@ class Matrix:
 
     def halves(self) -> tuple[Bytes, Bytes]:
         """Codes of even and of odd inputs, ``[out, in / 2]`` each."""
-        return self.codes & 15, self.codes >> 4
+        return np.bitwise_and(self.codes, 15), np.right_shift(self.codes, 4)
 
     def signed(self) -> NDArray[np.int8]:
         """Codes as whole numbers around zero, ``[out, in]``."""
@@ -40,7 +40,8 @@ class Matrix:
 
     def values(self) -> NDArray[np.float32]:
         """The numbers, ``[out, in]``."""
-        return self.signed() * np.repeat(self.scales.astype(np.float32), GROUP, axis=1)
+        scales = np.repeat(self.scales.astype(np.float32), GROUP, axis=1)
+        return self.signed().astype(np.float32) * scales
 
     def bfloat16(self) -> bytes:
         """The numbers as bfloat16, exact."""
