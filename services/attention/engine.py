@@ -20,6 +20,7 @@ from moesaic.messages.brownout import BrownoutPolicy
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.layers.sweep_area import SweepArea
 from moesaic.models.layers.warm_up import warm_up as warm_up_decoder
+from moesaic.models.tensor_parallel.division import part_of
 from moesaic.prefix.block_hashes import BLOCK_SIZE, BlockHasher, naming_key
 from moesaic.services.attention.kv_room import kv_blocks_of
 from moesaic.services.attention.modes.contract import Mode, WorkerParts, dtype_of
@@ -127,20 +128,22 @@ def record_of(worker: WorkerParts, mode: Mode, engine: RunningEngine) -> dict[st
 
 def _engine(worker: WorkerParts, mode: Mode, emit: Emit, tell_blocks: TellBlocks) -> Engine:
     settings, config = worker.settings, worker.config
+    division = worker.decoder.division
+    own = part_of(config, division) if division else config
     limits = EngineLimits(
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_num_queued_reqs=settings.max_num_queued_reqs,
         max_num_queued_tokens=settings.max_num_queued_tokens,
         max_model_len=config.max_positions,
-        sweep_blocks=_sweep_blocks(settings, config),
+        sweep_blocks=_sweep_blocks(settings, own),
         store_scoring_kv=settings.store_scoring_kv,
     )
     return Engine(
         worker.decoder,
         mode.dispatcher,
         limits,
-        kv_blocks_of(settings, config),
+        kv_blocks_of(settings, own),
         emit,
         settings.recovery_s,
         _hasher(worker),

@@ -20,6 +20,7 @@ USUAL_CONTEXTS = 8  # whole ones; more KV is asked for by --kv-blocks
 def kv_blocks_of(settings: AttentionSettings, config: ModelConfig) -> int:
     """Count the KV blocks to make, once the weights are loaded.
 
+    ``config`` describes the part of this rank; of several on a CPU, each takes as much memory.
     Free memory is not all ours then: other processes grow too, and activations take some.
     """
     dtype: torch.dtype = getattr(torch, settings.dtype)
@@ -27,6 +28,8 @@ def kv_blocks_of(settings: AttentionSettings, config: ModelConfig) -> int:
     memory_bytes = settings.kv_memory_bytes
     if not memory_bytes:
         memory_bytes = int(settings.kv_memory_fraction * _free_bytes(device_named(settings.device)))
+    if settings.device == "cpu":
+        memory_bytes //= settings.tensor_parallel
     num_blocks = settings.kv_blocks or blocks_within(
         memory_bytes, block_bytes, config.max_positions
     )

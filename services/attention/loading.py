@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable
 from dataclasses import replace
+from functools import partial
 
 from moesaic.cluster.service import Process
 from moesaic.engine.thread import engine_thread
@@ -12,6 +13,7 @@ from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.models.weights.served import find_served_model
 from moesaic.native.library import require_library
 from moesaic.services.attention.modes.contract import WorkerParts, dtype_of
+from moesaic.services.attention.ranks import division_of, ranks, share_threads
 from moesaic.services.attention.settings import AttentionSettings
 from moesaic.transport.device_memory import device_named
 
@@ -21,6 +23,7 @@ def find_model(settings: AttentionSettings) -> tuple[ModelConfig, Checkpoint]:
     found = find_served_model(settings)
     if settings.deterministic:
         require_library("--deterministic")
+    share_threads(division_of(settings, found[0]))
     return found
 
 
@@ -33,9 +36,20 @@ async def load_worker(
     """Start the engine's thread, and read all weights but those of routed experts."""
     settings, device = process.settings, device_named(process.settings.device)
     thread = await process.enter(engine_thread(device))
-    decoder = await on_own_thread(
-        Decoder.load, checkpoint, config, dtype_of(settings), device, settings.quantization
+    division = division_of(settings, config)
+    meeting = (
+        await process.enter(ranks(settings, division, config.config_digest)) if division else None
     )
+    decoder = await on_own_thread(
+        partial(Decoder.load, division=division),
+        checkpoint,
+        config,
+        dtype_of(settings),
+        device,
+        settings.quantization,
+    )
+    if meeting:
+        decoder = await meeting.led(decoder, thread)
     config = replace(config, weights_digest=await weights_digest)
     process.status.model_digest = config.digest
     return WorkerParts(process, config, checkpoint, decoder, thread)

@@ -17,6 +17,7 @@ from moesaic.services.attention.load import report_load
 from moesaic.services.attention.loading import find_model, load_worker
 from moesaic.services.attention.modes import MODES
 from moesaic.services.attention.observing import observe
+from moesaic.services.attention.ranks import follow
 from moesaic.services.attention.rungs import RungFollower
 from moesaic.services.attention.settings import AttentionSettings
 from moesaic.v1 import attention_pb2_grpc
@@ -65,4 +66,6 @@ async def serve(settings: AttentionSettings) -> None:
 
 def run(settings: AttentionSettings) -> None:
     """Serve in this process, to its end."""
+    if settings.tensor_parallel_rank:
+        follow(settings)
     run_service(serve(settings))

@@ -142,6 +142,21 @@ class AttentionSettings(ModelSettings):
         "than others, by measured costs (aebs) or by experts alone (aebs-memory-bound); or by the "
         "placement alone (static)",
     )
+    tensor_parallel: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="processes that divide heads, KV and MLPs of this worker's layers, its ranks; on GPUs, one each",
+    )
+    tensor_parallel_rank: int = Field(
+        0, ge=0, le=63, description="rank of this process; 0 leads, and starts the others"
+    )
+    tensor_parallel_address: str = Field(
+        "",
+        pattern=r"^(|\S+:[0-9]{1,5})$",
+        description="host:port where the ranks meet, if they are started one by one, as on several machines "
+        "(default: the first starts the others beside it)",
+    )
     micro_batches: int = Field(
         0,
         ge=0,
@@ -194,6 +209,26 @@ class AttentionSettings(ModelSettings):
             raise ValueError(f"--dispatch must be {choices} here, got {self.dispatch}")
         if self.standby and self.dispatch == "collaborative":
             raise ValueError("--standby is for attention and expert workers: edge agents have none")
+        return self
+
+    @model_validator(mode="after")
+    def _ranks_can_meet(self) -> Self:
+        ranks, rank = self.tensor_parallel, self.tensor_parallel_rank
+        if rank >= ranks:
+            raise ValueError(f"--tensor-parallel-rank must be less than {ranks}, got {rank}")
+        if rank and not self.tensor_parallel_address:
+            raise ValueError("--tensor-parallel-rank needs --tensor-parallel-address")
+        if ranks > 1 and self.dispatch == "collaborative":
+            raise ValueError(
+                "--tensor-parallel is for attention workers: edge agents have one rank"
+            )
+        if ranks > 1 and self.decode_graph_tokens:
+            raise ValueError("--tensor-parallel above 1 needs --decode-graph-tokens 0")
+        if ranks > 2 and self.deterministic:
+            raise ValueError(
+                f"--deterministic needs --tensor-parallel 1 or 2, got {ranks}: the order of longer sums "
+                "depends on the size of a step"
+            )
         return self
 
     @property

@@ -40,6 +40,8 @@ def bench(
             "elastic",
             "simulate",
             "costs",
+            "ranks",
+            "large",
         ],
         typer.Argument(help="Benchmark to run; docs/use/command-line.md describes each."),
     ],

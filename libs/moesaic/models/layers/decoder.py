@@ -23,6 +23,7 @@ from moesaic.models.layers.mlp import SharedExpert, load_mlp
 from moesaic.models.layers.rope import RotaryEmbedding, Rotation
 from moesaic.models.layers.step_batch import StepBatch
 from moesaic.models.layers.whole_steps import WholeSteps
+from moesaic.models.tensor_parallel.division import Division, part_of
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.models.weights.tensor_names import EMBEDDING, FINAL_NORM, HEAD, layer_prefix
 from moesaic.models.weights.tensor_reader import TensorReader
@@ -52,7 +53,9 @@ class AttentionLayer(Protocol):
 
 
 @dataclass(frozen=True)
-class _Layer:
+class DecoderLayer:
+    """The weights of one layer, routed experts and their gate aside."""
+
     attention_norm: Tensor  # [H]
     attention: AttentionLayer
     mlp_norm: Tensor  # [H]
@@ -67,14 +70,17 @@ class Decoder:
     def __init__(
         self,
         config: ModelConfig,
-        layers: list[_Layer],
+        layers: list[DecoderLayer],
         embedding: Tensor,
         norm: Tensor,
         head: Linear,
+        division: Division | None = None,
     ) -> None:
         """Take the weights, as ``load`` reads them: ``embedding`` ``[vocab, H]``, ``head`` ``H -> vocab``."""
         self.config, self.dtype, self.device = config, embedding.dtype, embedding.device
-        self._layers, self._embedding, self._norm, self._head = layers, embedding, norm, head
+        self.layers, self._embedding, self._norm, self.head = layers, embedding, norm, head
+        self.division = division
+        self._own = part_of(config, division) if division else config
         latent = isinstance(config.attention, LatentAttention)
         self._rotary = RotaryEmbedding(
             config.rope,
@@ -94,29 +100,44 @@ class Decoder:
         dtype: torch.dtype,
         device: torch.device,
         quantization: Quantization = "none",
+        division: Division | None = None,
     ) -> "Decoder":
         """Read all weights but those of routed experts and their gates.
 
+        With a ``division``, read the part of one rank of several: see
+        ``moesaic.models.tensor_parallel``. Only the first has the embedding.
         The head is never quantised: its errors would reach every token at full size.
 
         Raises:
             CheckpointError: a tensor is missing, mis-shaped or cannot be read.
         """
-        reader = TensorReader(checkpoint, dtype, device, quantization)
+        reader = TensorReader(checkpoint, dtype, device, quantization, division=division)
+        own = part_of(config, division) if division else config
         layers = [
-            _load_layer(reader.under(layer_prefix(i)), config, i) for i in range(config.num_layers)
+            _load_layer(reader.under(layer_prefix(i)), own, i) for i in range(config.num_layers)
         ]
         shape = (config.vocab_size, config.hidden_size)
         embedding = reader.read(EMBEDDING, *shape)
         head = embedding if config.tie_word_embeddings else reader.read(HEAD, *shape)
+        if division:
+            head = _logits_of(head, division)
+            embedding = embedding if division.rank == 0 else embedding[:0].clone()
         norm = reader.read(FINAL_NORM, config.hidden_size)
         if config.logits_scaling != 1.0:  # dividing here divides the logits
             norm = norm.float() / config.logits_scaling
-        return cls(config, layers, embedding, norm, make_linear(head))
+        return cls(config, layers, embedding, norm, make_linear(head), division)
 
-    def new_kv_cache(self, num_blocks: int, block_size: int = 16) -> KVCache:
-        """Reserve an empty cache that fits this decoder."""
-        return KVCache(self.config, num_blocks, block_size, self.dtype, self.device)
+    def with_parts(self, layers: list[DecoderLayer], head: Linear) -> "Decoder":
+        """Return the same decoder with other layers and another head."""
+        return Decoder(self.config, layers, self._embedding, self._norm, head, self.division)
+
+    def new_kv_cache(
+        self, num_blocks: int, block_size: int = 16, *, one_for_all: bool = False
+    ) -> KVCache:
+        """Reserve an empty cache that fits this decoder; see ``KVCache``."""
+        return KVCache(
+            self._own, num_blocks, block_size, self.dtype, self.device, one_for_all=one_for_all
+        )
 
     def whole_steps(
         self, cache: KVCache, experts: Mapping[int, RoutedExpertsKernel] | None = None
@@ -132,17 +153,17 @@ class Decoder:
         """
         layers = [
             (layer.fused, experts.get(index) if experts is not None else None)
-            for index, layer in enumerate(self._layers)
+            for index, layer in enumerate(self.layers)
         ]
         whole = [
             (attention, routed)
             for attention, routed in layers
             if attention and (routed or experts is None)
         ]
-        last, head = self._layers[-1].attention, self._head
+        last, head = self.layers[-1].attention, self.head
         if (
             len(whole) < len(layers)
-            or any(layer.shared or layer.dense for layer in self._layers)
+            or any(layer.shared or layer.dense for layer in self.layers)
             or not isinstance(last, GroupedQueryLayer)
             or not isinstance(last.qkv, PackedLinear)
             or not isinstance(head, PackedLinear)
@@ -198,7 +219,7 @@ class Decoder:
         """
         hidden = self.embed(token_ids)
         delta: Tensor | None = None  # what the layer before adds to the residual stream
-        *others, last = range(len(self._layers))
+        *others, last = range(len(self.layers))
         rows = self.rows(positions, plan.layer, cache)
         for index in others:
             hidden, delta = await self._pass(index, hidden, delta, rows, moe)
@@ -210,7 +231,7 @@ class Decoder:
     def rows(self, positions: Tensor, plan: AttentionPlan, cache: KVCache) -> "PassingRows":
         """Describe the rows at ``positions``, int64 ``[T]``, to the layers that they pass."""
         rotation = self._rotary.rotation(positions, self._rotation_dtype)
-        return PassingRows(rotation, plan, cache, self._layers[0].attention)
+        return PassingRows(rotation, plan, cache, self.layers[0].attention)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Return the input of the first layer, ``[T, H]``, of int64 ``[T]``."""
@@ -246,15 +267,15 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the next-token logits, float32 ``[R, vocab]``, of outputs of the last layer, ``[R, H]``."""
-        return self._head(rms_norm(hidden, self._norm, self.config.rms_norm_eps)).float()
+        return self.head(rms_norm(hidden, self._norm, self.config.rms_norm_eps)).float()
 
     def dense(self, index: int) -> GatedMLP | None:
         """The MLP of a dense layer; ``None`` for a sparse one."""
-        return self._layers[index].dense
+        return self.layers[index].dense
 
     def shared(self, index: int) -> SharedExpert | None:
         """The shared expert of a sparse layer, if it has one."""
-        return self._layers[index].shared
+        return self.layers[index].shared
 
     async def _pass(
         self,
@@ -269,7 +290,7 @@ class Decoder:
         Returns:
             ``hidden`` behind its attention, and the output of its MLP, not added yet.
         """
-        layer = self._layers[index]
+        layer = self.layers[index]
         hidden, normed = self.attend(index, hidden, delta, rows)
         if layer.dense is not None:
             return hidden, layer.dense(normed)
@@ -282,7 +303,7 @@ class Decoder:
         self, index: int, hidden: Tensor, delta: Tensor | None, rows: "PassingRows"
     ) -> tuple[Tensor, Tensor]:
         """Return the residual stream behind a layer's attention, and its norm, ``[A, H]`` each."""
-        layer = self._layers[index]
+        layer = self.layers[index]
         eps, attending = self.config.rms_norm_eps, rows.plan.attending
         if layer.fused is not None and attending is None:
             return layer.fused(hidden, delta, rows.fused, rows.cache.rows(index))
@@ -312,7 +333,15 @@ class PassingRows:
         return self.attention.step_of(self.rotation, self.plan)
 
 
-def _load_layer(reader: TensorReader, config: ModelConfig, index: int) -> _Layer:
+def _logits_of(head: Tensor, division: Division) -> Tensor:
+    """Return a rank's rows of the head, ``[vocab, H]``; zeros where the vocabulary ends."""
+    tokens = division.vocabulary(len(head))
+    part = head.new_zeros(division.tokens_each(len(head)), head.shape[1])
+    part[: len(tokens)] = head[tokens.start : tokens.stop]
+    return part
+
+
+def _load_layer(reader: TensorReader, config: ModelConfig, index: int) -> DecoderLayer:
     attention = reader.under("self_attn.")
     dense = index not in config.moe_layers
     norm = reader.read("input_layernorm.weight", config.hidden_size)
@@ -323,7 +352,7 @@ def _load_layer(reader: TensorReader, config: ModelConfig, index: int) -> _Layer
     else:
         layer = GroupedQueryLayer.load(attention, config, config.attention, index)
         fused = layer.between(norm, mlp_norm)
-    return _Layer(
+    return DecoderLayer(
         attention_norm=norm,
         attention=layer,
         mlp_norm=mlp_norm,
