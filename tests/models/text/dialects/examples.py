@@ -18,10 +18,10 @@ WEATHER = ToolFunction(
             "unit": {"type": "string", "enum": ["celsius", "kelvin"]},
         },
         "required": ["city"],
-        "additionalProperties": False,
     },
+    strict=True,
 )
-NOW = ToolFunction("now", {"type": "object", "properties": {}, "additionalProperties": False})
+NOW = ToolFunction("now", {"type": "object", "properties": {}}, strict=True)
 FUNCTIONS = (WEATHER, NOW)
 WANTED = Wanted(FUNCTIONS)
 

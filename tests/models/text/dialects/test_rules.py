@@ -30,8 +30,8 @@ SMALL = ToolFunction(
         "type": "object",
         "properties": {"unit": UNIT, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
         "required": ["unit"],
-        "additionalProperties": False,
     },
+    strict=True,
 )
 CALLED = (SMALL, NOW)
 

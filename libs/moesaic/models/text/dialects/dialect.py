@@ -20,13 +20,13 @@ class Wanted:
     """Calls that an answer may have.
 
     Attributes:
-        functions: those that may be called; none: no call is read.
+        tools: functions that may be called; none: no call is read.
         needed: the answer must call one of them.
-        bound: arguments are held to the schemas.
+        bound: calls keep to their form, and arguments of strict functions to their schemas.
         many: it may have several calls.
     """
 
-    functions: Sequence[ToolFunction] = ()
+    tools: Sequence[ToolFunction] = ()
     needed: bool = False
     bound: bool = False
     many: bool = True
@@ -47,9 +47,14 @@ class Dialect:
         """True if its calls are known."""
         return self.calls is not None
 
+    @property
+    def thinks(self) -> bool:
+        """True if its reasoning is set apart."""
+        return self.thinking is not None
+
     def markers(self, wanted: Wanted) -> tuple[str, ...]:
         """List the texts that must be left in an answer for it to be read."""
-        found = self.calls.markers if self.calls and wanted.functions else ()
+        found = self.calls.markers if self.calls and wanted.tools else ()
         return (*self.thinking[1:], *found) if self.thinking else found
 
     def left_by(self, prompt: str) -> Opened:
@@ -58,7 +63,7 @@ class Dialect:
 
     def reader(self, wanted: Wanted, opened: Opened) -> Reader | None:
         """Make a reader of one answer; None: all of it is content."""
-        if not self.thinking and not (self.calls and wanted.functions):
+        if not self.thinking and not (self.calls and wanted.tools):
             return None
         read = partial(self._read, wanted=wanted, opened=opened)
         return Reader(read, one_call=not wanted.many)
@@ -68,7 +73,7 @@ class Dialect:
         return self.calls.new_id() if self.calls else new_id()
 
     def _read(self, reader: Reader, wanted: Wanted, opened: Opened) -> Reading[None]:
-        form = self.calls if wanted.functions else None
+        form = self.calls if wanted.tools else None
         markers = (*form.openings, *form.frames) if form else ()
         marker = ""
         if self.thinking:
@@ -84,7 +89,7 @@ class Dialect:
                 continue
             blanks = reader.blanks_before
             reader.hold()
-            if (yield from form.read_call(reader, wanted.functions)):
+            if (yield from form.read_call(reader, wanted.tools)):
                 if reader.one_call:
                     return
                 yield from reader.skip_blanks()
@@ -104,14 +109,14 @@ class Dialect:
             wanted: the calls.
             body: the rule of the answer where it is no call; None: any text.
         """
-        if body is None and not (wanted.functions and (wanted.needed or wanted.bound)):
+        if body is None and not (wanted.tools and (wanted.needed or wanted.bound)):
             return None
         rules = Rules(token_id, self.markers(wanted))
         before = self.thinking.rule(rules, opened) if self.thinking else ""
         return rules.whole(f"{before} {self._answer_rule(rules, wanted, body)}")
 
     def _answer_rule(self, rules: Rules, wanted: Wanted, body: Body | None) -> str:
-        if self.calls is None or not wanted.functions:
+        if self.calls is None or not wanted.tools:
             assert body is not None
             return body(rules)
         if body is None and not wanted.needed:
@@ -141,6 +146,11 @@ class Harmony(Dialect):
         """Calls are a part of it."""
         return True
 
+    @property
+    def thinks(self) -> bool:
+        """Reasoning is a part of it."""
+        return True
+
     def markers(self, wanted: Wanted) -> tuple[str, ...]:
         """List the tokens around and within messages."""
         return harmony.MARKERS
@@ -151,16 +161,16 @@ class Harmony(Dialect):
 
     def reader(self, wanted: Wanted, opened: Opened) -> Reader | None:
         """Make a reader of one answer."""
-        read = partial(harmony.read_harmony, calls=bool(wanted.functions))
+        read = partial(harmony.read_harmony, calls=bool(wanted.tools))
         return Reader(read, one_call=not wanted.many)
 
     def _answer_rule(self, rules: Rules, wanted: Wanted, body: Body | None) -> str:
-        ways = [harmony.call_rule(rules, function) for function in wanted.functions]
+        ways = [harmony.call_rule(rules, function) for function in wanted.tools]
         if not wanted.needed:
             ways.append(harmony.final_rule(rules, body(rules) if body else rules.add(FREE)))
         return f"{harmony.thinking_rule(rules)} ({' | '.join(ways)})"
 
 
 def _calls_rule(rules: Rules, form: CallForm, wanted: Wanted, *, many: bool) -> str:
-    ways = [rules.add(form.call_rule(rules, function)) for function in wanted.functions]
+    ways = [rules.add(form.call_rule(rules, function)) for function in wanted.tools]
     return form.calls_rule(rules, f"({' | '.join(ways)})", many=many)

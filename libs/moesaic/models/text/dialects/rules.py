@@ -72,8 +72,9 @@ class Rules:
         return self.add(f"%json {schema_text(schema)}")
 
     def arguments(self, function: ToolFunction) -> str:
-        """Write the arguments of a function, as an object of JSON."""
-        return self.value({"type": "object", **function.parameters})
+        """Write the arguments of a function, as an object of JSON; a strict one has no others than its schema."""
+        bound = {"type": "object", "additionalProperties": False, **function.parameters}
+        return self.value(bound if function.strict else {"type": "object"})
 
     def whole(self, start: str) -> str:
         """Write the grammar down; it begins with ``start``."""
