@@ -44,7 +44,9 @@ async def serve(settings: GatewaySettings) -> None:
     """Serve until SIGTERM or SIGINT. The parts start top down and stop bottom up, errors or not."""
     identity = introduce(settings, "gateway")
     _check_exposure(settings)
-    gateway = Gateway(settings, await asyncio.to_thread(Language, Path(settings.model)))
+    parsers = settings.tool_call_parser, settings.reasoning_parser
+    language = await asyncio.to_thread(Language, Path(settings.model), *parsers)
+    gateway = Gateway(settings, language)
     register = partial(
         gateway_pb2_grpc.add_GatewayServiceServicer_to_server, GatewayAdmin(gateway.workers.routing)
     )

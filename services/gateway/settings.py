@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, SecretStr
 
+from moesaic.models.text.dialects.detection import ReasoningParser, ToolCallParser
 from moesaic.prefix.baselines import BASELINES
 from moesaic.prefix.policies import PolicyName
 from moesaic.settings import ServiceSettings
@@ -36,6 +37,14 @@ class GatewaySettings(ServiceSettings):
     )
     served_model_name: str = Field(
         "", description="name in the API (default: the directory's name)"
+    )
+    tool_call_parser: ToolCallParser = Field(
+        "auto",
+        description="how the model writes tool calls, as vLLM names it; auto: as its chat template has it",
+    )
+    reasoning_parser: ReasoningParser = Field(
+        "auto",
+        description="how the model sets reasoning apart; auto: as its chat template has it",
     )
     port: int = Field(8000, ge=0, le=65535, description="REST port; 0 takes a free one")
     api_key: SecretStr = Field(
