@@ -37,7 +37,7 @@ class _Numbers:
         bits: of a weight, behind the point.
         sharpness: float64 ``[R]``, the inverse of the temperature; 0: greedy.
         top_k: int64 ``[R]``, in ``1..V``.
-        top_p, draws: int64 ``[R]``, in ``2^-53``.
+        top_p, draws: int64 ``[R]``, in ``2^-53``, rounded down.
         min_weight: int64 ``[R]``.
     """
 
