@@ -40,6 +40,7 @@ def bench(
             "elastic",
             "simulate",
             "costs",
+            "sampling",
         ],
         typer.Argument(help="Benchmark to run; docs/use/command-line.md describes each."),
     ],

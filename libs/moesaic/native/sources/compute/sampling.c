@@ -11,6 +11,7 @@
 #include "compute/vector.h"
 
 enum { BUCKETS = 1024 };
+enum { CHUNK = 64 };  // tokens that are passed over together
 enum { BLOCK = 512 };  // tokens whose weights are summed up together, before the draw is looked for
 enum { HALF = LANES / 2 };
 enum { DRAW_BITS = 53 };
@@ -30,6 +31,7 @@ struct row {
     float most, least;  // of finite logits
     int64_t *weights;
     int32_t *candidates;
+    uint16_t *buckets;
 };
 
 struct edge {
@@ -141,60 +143,54 @@ struct span {
     const int32_t *which;  // or none: all
     int64_t size;
     double most, least, scale;
+    uint16_t *buckets;  // 0: the likeliest
 };
-
-enum { CHUNK = 256 };
-
-// The buckets of a chunk's tokens; 0: the likeliest.
-INLINE void part_chunk(const struct span *span, int64_t from, int64_t count, int32_t *buckets) {
-    for (int64_t i = 0; i < count; i += HALF) {
-        dvec x;
-        if (span->which) {
-            half_vec value = (half_vec){0} - __builtin_inff();
-            for (int64_t j = 0; j < HALF && i + j < count; j++)
-                value[j] = span->logits[span->which[from + i + j]];
-            x = __builtin_convertvector(value, dvec);
-        } else {
-            x = load_logits(span->logits + from + i, count - i);
-        }
-        const dvec at = (span->most - x) * span->scale, last = every(BUCKETS - 1);
-        const half_ivec found = __builtin_convertvector(pick_of(at < last, at, last), half_ivec);
-        memcpy(buckets + i, &found, sizeof found);
-    }
-}
 
 INLINE int64_t index_of(const struct span *span, int64_t i) {
     return span->which ? span->which[i] : i;
 }
 
+// The bucket of each token. Minus infinity and not a number: the last one.
+static void find_buckets(const struct span *span) {
+    const dvec last = every(BUCKETS - 1);
+    for (int64_t i = 0; i < span->size; i += HALF) {
+        dvec x;
+        if (span->which) {
+            half_vec value = {0};
+            for (int64_t j = 0; j < HALF && i + j < span->size; j++)
+                value[j] = span->logits[span->which[i + j]];
+            x = __builtin_convertvector(value, dvec);
+        } else {
+            x = load_logits(span->logits + i, span->size - i);
+        }
+        const dvec at = (span->most - x) * span->scale;
+        const half_ivec found = __builtin_convertvector(pick_of(at < last, at, last), half_ivec);
+        for (int64_t j = 0; j < HALF; j++) span->buckets[i + j] = (uint16_t)found[j];
+    }
+}
+
 // What the tokens of each bucket are worth.
 static void sum_up(const struct span *span, const int64_t *weights, int64_t *sums) {
     int64_t aside[BUCKETS] = {0};  // every second one: else each addition might wait for the one before
-    int32_t buckets[CHUNK + HALF];
     memset(sums, 0, BUCKETS * sizeof *sums);
-    for (int64_t from = 0; from < span->size; from += CHUNK) {
-        const int64_t count = span->size - from < CHUNK ? span->size - from : CHUNK;
-        part_chunk(span, from, count, buckets);
-        if (!weights) {
-            for (int64_t i = 0; i < count; i++) (i & 1 ? aside : sums)[buckets[i]]++;
-            continue;
-        }
-        for (int64_t i = 0; i < count; i++)
-            (i & 1 ? aside : sums)[buckets[i]] += weights[index_of(span, from + i)];
-    }
+    if (!weights)
+        for (int64_t i = 0; i < span->size; i++) (i & 1 ? aside : sums)[span->buckets[i]]++;
+    else
+        for (int64_t i = 0; i < span->size; i++)
+            (i & 1 ? aside : sums)[span->buckets[i]] += weights[index_of(span, i)];
     for (int b = 0; b < BUCKETS; b++) sums[b] += aside[b];
 }
 
 // The tokens of a bucket, in their order; `found` may be the list that they are on now.
-static int64_t collect(const struct span *span, int32_t bucket, int32_t *found) {
-    int32_t buckets[CHUNK + HALF];
+static int64_t collect(const struct span *span, uint16_t bucket, int32_t *found) {
     int64_t num = 0;
     for (int64_t from = 0; from < span->size; from += CHUNK) {
-        const int64_t count = span->size - from < CHUNK ? span->size - from : CHUNK;
-        part_chunk(span, from, count, buckets);
-        for (int64_t i = 0; i < count; i++) {
-            found[num] = (int32_t)index_of(span, from + i);
-            num += buckets[i] == bucket;
+        const int64_t end = span->size < from + CHUNK ? span->size : from + CHUNK;
+        int any = 0;  // most chunks have none: this loop is one of vectors
+        for (int64_t i = from; i < end; i++) any |= span->buckets[i] == bucket;
+        for (int64_t i = from; any && i < end; i++) {
+            found[num] = (int32_t)index_of(span, i);
+            num += span->buckets[i] == bucket;
         }
     }
     return num;
@@ -204,13 +200,14 @@ static int64_t collect(const struct span *span, int32_t bucket, int32_t *found) 
 // A logit further than `reach` below the largest is worth nothing.
 static struct edge find_edge(const struct row *row, const int64_t *weights, int64_t need,
                              double reach) {
-    struct span span = {row->logits, 0, row->size, row->most, row->least, 0};
+    struct span span = {row->logits, 0, row->size, row->most, row->least, 0, row->buckets};
     if (span.most - reach > span.least) span.least = span.most - reach;
     while (span.least < span.most) {
         int64_t sums[BUCKETS];
         span.scale = BUCKETS / (span.most - span.least);
+        find_buckets(&span);
         sum_up(&span, weights, sums);
-        int32_t bucket = 0;
+        uint16_t bucket = 0;
         while (bucket < BUCKETS - 1 && sums[bucket] < need) need -= sums[bucket++];
         span.size = collect(&span, bucket, row->candidates);
         span.which = row->candidates;
@@ -233,10 +230,15 @@ static struct edge find_edge(const struct row *row, const int64_t *weights, int6
 // Leaves what is above the edge.
 static void cut(struct row *row, struct edge edge, float *logits, int32_t *ids) {
     int64_t num = 0;
-    for (int64_t i = 0; i < row->size; i++) {
-        const float x = row->logits[i];
-        logits[num] = x, ids[num] = (int32_t)i;
-        num += (x > edge.logit) | ((x == edge.logit) & (i <= edge.last));
+    for (int64_t from = 0; from < row->size; from += CHUNK) {
+        const int64_t end = row->size < from + CHUNK ? row->size : from + CHUNK;
+        int any = 0;
+        for (int64_t i = from; i < end; i++) any |= row->logits[i] >= edge.logit;
+        for (int64_t i = from; any && i < end; i++) {
+            const float x = row->logits[i];
+            logits[num] = x, ids[num] = (int32_t)i;
+            num += (x > edge.logit) | ((x == edge.logit) & (i <= edge.last));
+        }
     }
     row->logits = logits, row->ids = ids, row->size = num;
     if (num) row->least = row->most;
@@ -285,7 +287,7 @@ struct sampling {
 };
 
 static int64_t scratch_of_one(int64_t vocab) {
-    return vocab * (4 + 4 + 4 + 8) + (vocab / BLOCK + 1) * 8 + 5 * 64 + HALF * 8;
+    return vocab * (4 + 4 + 4 + 2 + 8) + (vocab / BLOCK + 1) * 8 + HALF * (2 + 8) + 6 * 64;
 }
 
 static void sample_row(void *with, int64_t r, int worker) {
@@ -298,6 +300,7 @@ static void sample_row(void *with, int64_t r, int worker) {
         return;
     }
     row.candidates = take(&arena, c->vocab * 4);
+    row.buckets = take(&arena, (c->vocab + HALF) * 2);
     row.weights = take(&arena, (c->vocab + HALF) * 8);
     int64_t *sums = take(&arena, (c->vocab / BLOCK + 1) * 8);
     if (c->top_k[r] < c->vocab) {
