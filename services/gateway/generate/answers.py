@@ -26,7 +26,7 @@ async def begin(
         prompts: token ids of each prompt.
         field: field of the body that the prompts are from.
         logprobs: counts of log-probabilities to tell.
-        default_max_tokens: tokens of an answer where the body says none; None: all that fit.
+        default_max_tokens: tokens of an answer where neither the body nor the model says fewer; None: all that fit.
 
     Raises:
         InvalidInput: a prompt does not fit, or the fields contradict each other.
@@ -34,7 +34,9 @@ async def begin(
     """
     gateway, body = admitted.gateway, admitted.body
     asked, asked_by = body.answer_tokens, body.answer_tokens_field
-    limits = AnswerLimits(gateway.max_tokens, asked, default_max_tokens, asked_by)
+    defaults = (default_max_tokens, gateway.language.defaults.max_tokens)
+    default = min((most for most in defaults if most is not None), default=None)
+    limits = AnswerLimits(gateway.max_tokens, asked, default, asked_by)
     bad_words = await bad_words_of(gateway.language, body.bad_words)
     runs = runs_of(admitted, prompts, field, limits, logprobs, bad_words)
     answers = Answers(admitted, runs)

@@ -80,7 +80,7 @@ def runs_of(
         InvalidInput: a prompt does not fit, or the fields contradict each other.
     """
     body, terms = admitted.body, admitted.terms
-    grammar = _checked_grammar(body)
+    grammar, defaults = _checked_grammar(body), admitted.gateway.language.defaults
     # A seed of the gateway's own, where the caller gave none, lets another worker go on where one was lost.
     seed = body.seed if body.seed is not None else secrets.randbits(63)
     if len(prompts) * body.n > MAX_ANSWERS:
@@ -98,7 +98,7 @@ def runs_of(
                 min_tokens=body.min_tokens,
                 stop_token_ids=body.stop_token_ids,
                 ignore_eos=body.ignore_eos,
-                sampling=body.sampling(seed + k, bad_words),
+                sampling=body.sampling(seed + k, bad_words, defaults),
                 top_logprobs=logprobs.of_answer,
                 prompt_logprobs=logprobs.of_prompt,
                 grammar=grammar,
