@@ -27,6 +27,7 @@ from pydantic_settings import (
 )
 
 from moesaic.addresses import host_port, is_address, is_everywhere, is_name, public_url
+from moesaic.messages.registry import Weights
 from moesaic.usage.reading import secrets_directory
 from moesaic.usage.variables import ENV_PREFIX
 
@@ -231,6 +232,15 @@ class ModelSettings(ServiceSettings):
                 f"--quantization {self.quantization} needs --dtype float32, got {self.dtype}"
             )
         return self
+
+    def weights_of(self, digest: str) -> Weights:
+        """Describe this worker's weights, of a model with ``digest``, to its cluster."""
+        return Weights(
+            digest=digest,
+            dtype=self.dtype,
+            quantization=self.quantization,
+            worker_id=self.worker_id,
+        )
 
     @property
     def name_of_model(self) -> str:

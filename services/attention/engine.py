@@ -114,6 +114,8 @@ def record_of(worker: WorkerParts, mode: Mode, engine: RunningEngine) -> dict[st
     """Describe the worker to its cluster: fields of its ``WorkerRecord``."""
     return {
         "model_digest": worker.config.digest,
+        "dtype": worker.settings.dtype,
+        "quantization": worker.settings.quantization,
         "config_digest": worker.config.config_digest,
         "dispatch": worker.settings.dispatch,
         "max_request_tokens": engine.engine.max_request_tokens,

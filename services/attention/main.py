@@ -44,7 +44,7 @@ async def serve(settings: AttentionSettings) -> None:
         api.attach(worker.config, engine, profile_of(worker), worker.load_gates)
         process.parts.callback(api.detach)
         lease = await process.registered("starting", **record_of(worker, mode, engine))
-        await process.agree_on_weights(worker.config.digest)
+        await process.agree_on_weights(worker.settings.weights_of(worker.config.digest))
         process.status.data_address = mode.data_address
         await warm_up(worker, mode)
         if slowdown := await mode.start():

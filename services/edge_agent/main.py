@@ -85,7 +85,7 @@ async def serve(settings: EdgeAgentSettings) -> None:
         process.parts.callback(api.detach)
         record = record_of(worker, site.mode, engine) | _record_of(worker, settings, site)
         lease = await process.registered("starting", weights_address=weights_address, **record)
-        await process.agree_on_weights(worker.config.digest)
+        await process.agree_on_weights(worker.settings.weights_of(worker.config.digest))
         process.status.data_address = site.mode.data_address
         await warm_up(worker, site.mode)
         await process.enter(background(engine.run(), "engine"))

@@ -210,7 +210,8 @@ async def _answer(worker: WorkerParts, host: ExpertHost) -> tuple[OpenNetwork, s
     """
     answering = await worker.process.enter(engine_thread(worker.device, "answering"))
     limits = FrameLimits.of_hidden_size(worker.config.hidden_size)
-    opening = open_network(worker.settings, "edge-agent", limits, answering.run)
+    digest = worker.config.digest
+    opening = open_network(worker.settings, "edge-agent", digest, limits, answering.run)
     network = await worker.process.enter(opening)
     return network, await network.listen(worker.settings.data_port, host.answer)
 

@@ -75,7 +75,7 @@ async def serve(settings: ExpertSettings) -> None:
         lease = await process.registered(
             "starting", weights_address=weights_address, **found, **record
         )
-        await process.agree_on_weights(config.digest)
+        await process.agree_on_weights(settings.weights_of(config.digest))
         await _warm_up(process, host, thread)
         view = await process.enter(watch_placement(process.bus))
         idle = resting(settings.worker_id, view, host, network.network, thread)
@@ -123,7 +123,9 @@ async def _open_relay(
     """Answer attention workers and colleagues on ``thread`` until the process ends."""
     settings, limits = process.settings, FrameLimits.of_hidden_size(config.hidden_size)
     device = device_named(settings.device)
-    network = await process.enter(open_network(settings, "expert", limits, thread.run, device))
+    network = await process.enter(
+        open_network(settings, "expert", config.digest, limits, thread.run, device)
+    )
     relay = await thread.build(
         ExpertRelay, settings.worker_id, network.network, host.answer, host.epochs.placement
     )
@@ -149,6 +151,8 @@ def _record_of(settings: ExpertSettings, config: ModelConfig, host: ExpertHost) 
     """Describe the worker to its cluster: fields of its ``WorkerRecord`` that are known at once."""
     return {
         "model_digest": config.digest,
+        "dtype": settings.dtype,
+        "quantization": settings.quantization,
         "config_digest": config.config_digest,
         "num_experts": config.moe.num_experts,
         "layers": list(config.moe_layers),

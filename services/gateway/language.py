@@ -24,6 +24,8 @@ from moesaic.models.text.dialects.detection import ReasoningParser, ToolCallPars
 from moesaic.models.text.dialects.dialect import Dialect
 from moesaic.models.text.dialects.thinking import Opened
 from moesaic.models.text.tokenizer import StreamDecoder, TextTooLong, Tokenizer, read_special_tokens
+from moesaic.services.gateway.fields.defaults import read_defaults
+from moesaic.services.gateway.fields.sampling import SamplingWire
 
 T = TypeVar("T")
 
@@ -50,8 +52,22 @@ class Language:
         directory: Path,
         tool_call_parser: ToolCallParser = "auto",
         reasoning_parser: ReasoningParser = "auto",
+        *,
+        with_defaults: bool = True,
     ) -> None:
+        """Read a model directory.
+
+        Args:
+            directory: in Hugging Face format.
+            tool_call_parser: how the model writes tool calls.
+            reasoning_parser: how it sets reasoning apart.
+            with_defaults: its ``generation_config.json`` says how tokens are picked where a request does not.
+
+        Raises:
+            CheckpointError: a file is missing or not valid.
+        """
         self.config: ModelConfig = load_config(directory)
+        self.defaults = read_defaults(directory) if with_defaults else SamplingWire()
         self.tokenizer = Tokenizer.load(directory)
         self._no_template: InvalidInput | None = None
         self._template: ChatTemplate | None = None

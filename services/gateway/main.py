@@ -45,7 +45,12 @@ async def serve(settings: GatewaySettings) -> None:
     identity = introduce(settings, "gateway")
     _check_exposure(settings)
     parsers = settings.tool_call_parser, settings.reasoning_parser
-    language = await asyncio.to_thread(Language, Path(settings.model), *parsers)
+    with_defaults = settings.generation_config == "auto"
+    language = await asyncio.to_thread(
+        Language, Path(settings.model), *parsers, with_defaults=with_defaults
+    )
+    if defaults := language.defaults.model_dump(exclude_unset=True):
+        log.info("gateway.model_defaults", **defaults, off="--generation-config none")
     gateway = Gateway(settings, language)
     register = partial(
         gateway_pb2_grpc.add_GatewayServiceServicer_to_server, GatewayAdmin(gateway.workers.routing)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, SecretStr
 
@@ -45,6 +45,11 @@ class GatewaySettings(ServiceSettings):
     reasoning_parser: ReasoningParser = Field(
         "auto",
         description="how the model sets reasoning apart; auto: as its chat template has it",
+    )
+    generation_config: Literal["auto", "none"] = Field(
+        "auto",
+        description="auto: what a request leaves out is as the model's generation_config.json has it; "
+        "none: as this API has it",
     )
     port: int = Field(8000, ge=0, le=65535, description="REST port; 0 takes a free one")
     api_key: SecretStr = Field(

@@ -66,7 +66,8 @@ class WorkerParts:
 
         ``device`` has the tensors, if it is not the host that sends and receives them.
         """
-        opening = open_network(self.settings, "attention", limits, thread.run, device)
+        digest = self.config.digest
+        opening = open_network(self.settings, "attention", digest, limits, thread.run, device)
         return await self.process.enter(opening)
 
 

@@ -30,7 +30,7 @@ async def begin(
         prompts: token ids of each prompt.
         field: field of the body that the prompts are from.
         logprobs: counts of log-probabilities to tell.
-        default_max_tokens: tokens of an answer where the body says none; None: all that fit.
+        default_max_tokens: tokens of an answer where neither the body nor the model says fewer; None: all that fit.
         speech: what the answers may be made of.
 
     Raises:
@@ -39,7 +39,9 @@ async def begin(
     """
     gateway, body = admitted.gateway, admitted.body
     asked, asked_by = body.answer_tokens, body.answer_tokens_field
-    limits = AnswerLimits(gateway.max_tokens, asked, default_max_tokens, asked_by)
+    defaults = (default_max_tokens, gateway.language.defaults.max_tokens)
+    default = min((most for most in defaults if most is not None), default=None)
+    limits = AnswerLimits(gateway.max_tokens, asked, default, asked_by)
     bad_words = await bad_words_of(gateway.language, body.bad_words)
     grammar = speech.grammar(grammar_of(body), gateway.language.marker_id)
     runs = runs_of(admitted, prompts, field, limits, logprobs, bad_words, grammar)

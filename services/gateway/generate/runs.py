@@ -82,6 +82,7 @@ def runs_of(
     """
     body, terms = admitted.body, admitted.terms
     _check_grammar(body, grammar)
+    defaults = admitted.gateway.language.defaults
     # A seed of the gateway's own, where the caller gave none, lets another worker go on where one was lost.
     seed = body.seed if body.seed is not None else secrets.randbits(63)
     if len(prompts) * body.n > MAX_ANSWERS:
@@ -99,7 +100,7 @@ def runs_of(
                 min_tokens=body.min_tokens,
                 stop_token_ids=body.stop_token_ids,
                 ignore_eos=body.ignore_eos,
-                sampling=body.sampling(seed + k, bad_words),
+                sampling=body.sampling(seed + k, bad_words, defaults),
                 top_logprobs=logprobs.of_answer,
                 prompt_logprobs=logprobs.of_prompt,
                 grammar=grammar,

@@ -42,6 +42,7 @@ def bench(
             "costs",
             "ranks",
             "large",
+            "sampling",
         ],
         typer.Argument(help="Benchmark to run; docs/use/command-line.md describes each."),
     ],

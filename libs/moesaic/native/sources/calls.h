@@ -320,6 +320,16 @@ EXPORT void choose_experts(const struct matrix *gate, const float *x, int64_t co
                            const struct gating *gating, float *logits, float *weights,
                            int32_t *ids, int threads);
 
+// Bytes of `scratch` that `sample` needs.
+EXPORT int64_t sample_scratch(int64_t vocab, int threads);
+
+// Logits [R, vocab] by stride -> the token of each row [R]. Weights have `bits` bits behind the point,
+// top_p and draws 53. `sharpness`: the temperature's inverse; 0: the likeliest.
+EXPORT void sample(const float *logits, int64_t stride, int64_t count, int64_t vocab, int bits,
+                   const double *sharpness, const int64_t *top_k, const int64_t *top_p,
+                   const int64_t *min_weight, const int64_t *draws, int64_t *tokens,
+                   uint8_t *scratch, int threads);
+
 // Bytes of `scratch` that `split_choices` needs.
 EXPORT int64_t split_choices_scratch(int64_t num_experts);
 
