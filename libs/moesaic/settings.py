@@ -9,7 +9,6 @@ process at start, naming the setting, its value and the expected form.
 import secrets
 import socket
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import (
@@ -27,6 +26,7 @@ from pydantic_settings import (
 )
 
 from moesaic.addresses import host_port, is_address, is_everywhere, is_name, public_url
+from moesaic.model_names import name_of_model
 from moesaic.usage.reading import secrets_directory
 from moesaic.usage.variables import ENV_PREFIX
 
@@ -193,7 +193,11 @@ class ModelSettings(ServiceSettings):
         "data_host": "Network",
     }
 
-    model: str = Field(..., description="HF-format model directory")
+    model: str = Field(
+        ...,
+        description="HF-format model directory, or a repository of the Hugging Face hub: owner/name or "
+        "owner/name@revision",
+    )
     dtype: Literal["float32", "bfloat16"] = Field(
         "float32", description="type of weights and activations"
     )
@@ -234,8 +238,8 @@ class ModelSettings(ServiceSettings):
 
     @property
     def name_of_model(self) -> str:
-        """The name of the model's directory."""
-        return Path(self.model).resolve().name
+        """The name of the model's directory, or of its repository."""
+        return name_of_model(self.model)
 
     @property
     def node_name(self) -> str:

@@ -40,7 +40,12 @@ def up(
         ),
     ] = "disaggregated",
     model: Annotated[
-        str, typer.Option(envvar="MOESAIC_MODEL", help="HF-format model directory.")
+        str,
+        typer.Option(
+            envvar="MOESAIC_MODEL",
+            help="HF-format model directory, or a repository of the Hugging Face hub: owner/name or "
+            "owner/name@revision.",
+        ),
     ] = "models/demo",
     attention: Annotated[
         int | None,
@@ -157,7 +162,7 @@ def up(
         str | None,
         typer.Option(
             rich_help_panel=SETTINGS_PANEL,
-            help="Name of the model in the API (default: the directory's).",
+            help="Name of the model in the API (default: the directory's, or owner/name).",
         ),
     ] = None,
     quantization: Annotated[
@@ -252,7 +257,9 @@ def up(
 
     if detach:
         from moesaic.cli.suite.background import foreground_flags, start_in_background
+        from moesaic.cli.suite.prepare import prepared
 
+        options = prepared(options).options  # a download shows its progress here
         flags = foreground_flags(options, timeout)
         on_ready(start_in_background(flags, {API_KEY_VARIABLE: api_key}))
     else:
