@@ -9,10 +9,11 @@ process at start, naming the setting, its value and the expected form.
 import secrets
 import socket
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import (
     AliasChoices,
+    BeforeValidator,
     Field,
     SecretStr,
     field_validator,
@@ -29,6 +30,27 @@ from moesaic.addresses import host_port, is_address, is_everywhere, is_name, pub
 from moesaic.model_names import name_of_model
 from moesaic.usage.reading import secrets_directory
 from moesaic.usage.variables import ENV_PREFIX
+
+_THOUSANDS = {"k": 1000, "K": 1024, "m": 1000**2, "M": 1024**2}
+
+
+def _read_length(length: object) -> object:
+    """Read 32k as 32,000 and 32K as 32,768, as vLLM does."""
+    if isinstance(length, str) and length[-1:] in _THOUSANDS and length[:-1].isdecimal():
+        return int(length[:-1]) * _THOUSANDS[length[-1]]
+    return length
+
+
+MaxModelLen = Annotated[
+    int,
+    BeforeValidator(_read_length),
+    Field(
+        ge=0,
+        le=1 << 26,
+        description="tokens of prompt and answer together, such as 8192 or 8K (k is 1000); 0: as many as the model has "
+        "positions",
+    ),
+]
 
 
 class Place(NamedTuple):

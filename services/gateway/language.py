@@ -18,6 +18,7 @@ from moesaic.classification.prompts import Method
 from moesaic.classification.wording import PACKAGED, Wording
 from moesaic.errors import InvalidInput
 from moesaic.models.configuration.config import ModelConfig, load_config
+from moesaic.models.configuration.context import with_context
 from moesaic.models.configuration.fields import Fields, read_json
 from moesaic.models.text.chat import TEMPLATE_KWARGS, ChatTemplate, with_texts
 from moesaic.models.text.tokenizer import StreamDecoder, TextTooLong, Tokenizer, read_special_tokens
@@ -35,8 +36,9 @@ SERVING_FILE = "moesaic.json"  # what a checkpoint's maker says about serving it
 class Language:
     """Texts as tokens and back, for the served model."""
 
-    def __init__(self, directory: Path) -> None:
-        self.config: ModelConfig = load_config(directory)
+    def __init__(self, directory: Path, max_model_len: int = 0) -> None:
+        """Read what is in ``directory``; ``max_model_len`` shortens contexts, 0 does not."""
+        self.config: ModelConfig = with_context(load_config(directory), max_model_len)
         self.tokenizer = Tokenizer.load(directory)
         self._no_template: InvalidInput | None = None
         self._template: ChatTemplate | None = None

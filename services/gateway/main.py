@@ -45,7 +45,8 @@ async def serve(settings: GatewaySettings) -> None:
     identity = introduce(settings, "gateway")
     _check_exposure(settings)
     directory = await asyncio.to_thread(local_model, settings.model, weights=False)
-    gateway = Gateway(settings, await asyncio.to_thread(Language, directory))
+    language = await asyncio.to_thread(Language, directory, settings.max_model_len)
+    gateway = Gateway(settings, language)
     register = partial(
         gateway_pb2_grpc.add_GatewayServiceServicer_to_server, GatewayAdmin(gateway.workers.routing)
     )

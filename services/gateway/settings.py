@@ -8,7 +8,7 @@ from pydantic import Field, SecretStr
 from moesaic.model_names import name_of_model
 from moesaic.prefix.baselines import BASELINES
 from moesaic.prefix.policies import PolicyName
-from moesaic.settings import ServiceSettings
+from moesaic.settings import MaxModelLen, ServiceSettings
 from moesaic.usage.flags import Unlisted
 
 
@@ -39,6 +39,7 @@ class GatewaySettings(ServiceSettings):
     served_model_name: str = Field(
         "", description="name in the API (default: the directory's name, or owner/name)"
     )
+    max_model_len: MaxModelLen = 0
     port: int = Field(8000, ge=0, le=65535, description="REST port; 0 takes a free one")
     api_key: SecretStr = Field(
         SecretStr(""),
