@@ -123,9 +123,11 @@ COMMANDS = frozenset(
     {
         "MOESAIC_AGENTS",
         "MOESAIC_ATTENTION",
+        "MOESAIC_DEVICES",
         "MOESAIC_EXPERTS",
         "MOESAIC_LINK",
         "MOESAIC_MEMORY",
+        "MOESAIC_MEMORY_FRACTION",
         "MOESAIC_SCHEDULER",
         "MOESAIC_SECRETS_DIR",
         "MOESAIC_STANDBY_ATTENTION",

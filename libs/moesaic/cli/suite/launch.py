@@ -19,7 +19,7 @@ from moesaic.cli.machine.cores import usable_cores
 from moesaic.cli.machine.links.network import joined
 from moesaic.cli.machine.ports import hold_port, number_of
 from moesaic.cli.machine.state import StateFile, SuiteState, process_start_time
-from moesaic.cli.suite.kv_memory import kv_environment
+from moesaic.cli.suite.fitting import kv_environment
 from moesaic.cli.suite.log_tail import show_warnings
 from moesaic.cli.suite.prepare import prepared
 from moesaic.cli.suite.processes import Service, SuiteOptions, name_of, services_of, url_of
@@ -50,7 +50,7 @@ def run_suite(options: SuiteOptions, ready_within_s: float, on_ready: OnReady) -
     state_file = StateFile()
     redis_url = os.environ.get("MOESAIC_REDIS_URL") or os.environ.get("REDIS_URL") or ""
     # Checked before anything is made: a suite that cannot run leaves no directory.
-    options, config, settings = prepared(options)
+    options, config, settings, memory = prepared(options)
     num_experts, cores = config.moe.num_experts, usable_cores()
     if options.link:
         check_links(redis_url, [setting.flag for setting in options.settings])
@@ -68,7 +68,7 @@ def run_suite(options: SuiteOptions, ready_within_s: float, on_ready: OnReady) -
         keep_previous_logs(state_file.directory, services)
         environment = {}
         if options.topology != "edge":  # agents divide their memory themselves
-            environment = kv_environment(options, num_experts, settings["attention-0"])
+            environment = kv_environment(memory, settings["attention-0"])
         model_name = getattr(settings["gateway"], "name_in_api", "")
         state = SuiteState(
             pid=os.getpid(),
