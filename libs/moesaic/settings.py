@@ -9,11 +9,11 @@ process at start, naming the setting, its value and the expected form.
 import secrets
 import socket
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import (
     AliasChoices,
+    BeforeValidator,
     Field,
     SecretStr,
     field_validator,
@@ -28,8 +28,30 @@ from pydantic_settings import (
 
 from moesaic.addresses import host_port, is_address, is_everywhere, is_name, public_url
 from moesaic.messages.registry import Weights
+from moesaic.model_names import name_of_model
 from moesaic.usage.reading import secrets_directory
 from moesaic.usage.variables import ENV_PREFIX
+
+_THOUSANDS = {"k": 1000, "K": 1024, "m": 1000**2, "M": 1024**2}
+
+
+def _read_length(length: object) -> object:
+    """Read 32k as 32,000 and 32K as 32,768, as vLLM does."""
+    if isinstance(length, str) and length[-1:] in _THOUSANDS and length[:-1].isdecimal():
+        return int(length[:-1]) * _THOUSANDS[length[-1]]
+    return length
+
+
+MaxModelLen = Annotated[
+    int,
+    BeforeValidator(_read_length),
+    Field(
+        ge=0,
+        le=1 << 26,
+        description="tokens of prompt and answer together, such as 8192 or 8K (k is 1000); 0: as many as the model has "
+        "positions",
+    ),
+]
 
 
 class Place(NamedTuple):
@@ -194,7 +216,11 @@ class ModelSettings(ServiceSettings):
         "data_host": "Network",
     }
 
-    model: str = Field(..., description="HF-format model directory")
+    model: str = Field(
+        ...,
+        description="HF-format model directory, or a repository of the Hugging Face hub: owner/name or "
+        "owner/name@revision",
+    )
     dtype: Literal["float32", "bfloat16"] = Field(
         "float32", description="type of weights and activations"
     )
@@ -244,8 +270,8 @@ class ModelSettings(ServiceSettings):
 
     @property
     def name_of_model(self) -> str:
-        """The name of the model's directory."""
-        return Path(self.model).resolve().name
+        """The name of the model's directory, or of its repository."""
+        return name_of_model(self.model)
 
     @property
     def node_name(self) -> str:

@@ -8,6 +8,7 @@ from moesaic.cluster.service import Process
 from moesaic.engine.thread import engine_thread
 from moesaic.kernels.own_thread import on_own_thread
 from moesaic.models.configuration.config import ModelConfig
+from moesaic.models.configuration.context import with_context
 from moesaic.models.layers.decoder import Decoder
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.models.weights.served import find_served_model
@@ -20,11 +21,11 @@ from moesaic.transport.device_memory import device_named
 
 def find_model(settings: AttentionSettings) -> tuple[ModelConfig, Checkpoint]:
     """Refuse what cannot be served before anything listens: see ``find_served_model``."""
-    found = find_served_model(settings)
+    config, checkpoint = find_served_model(settings)
     if settings.deterministic:
         require_library("--deterministic")
-    share_threads(division_of(settings, found[0]))
-    return found
+    share_threads(division_of(settings, config))
+    return with_context(config, settings.max_model_len), checkpoint
 
 
 async def load_worker(

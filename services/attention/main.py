@@ -1,7 +1,6 @@
 """An attention worker: builds the parts, serves, drains."""
 
 from functools import partial
-from pathlib import Path
 
 import structlog
 
@@ -30,7 +29,7 @@ async def serve(settings: AttentionSettings) -> None:
     identity = introduce(settings, "attention")
     config, checkpoint = find_model(settings)
     open_mode = await on_own_thread(MODES[settings.dispatch], settings, config)
-    api = AttentionAdmin(config, Path(settings.model))
+    api = AttentionAdmin(config, checkpoint.directory)
     register = partial(attention_pb2_grpc.add_AttentionServiceServicer_to_server, api)
     async with (
         stop_event() as stop,

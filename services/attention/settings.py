@@ -7,7 +7,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from moesaic.messages.scheduling import BASELINES, ExpertScheduling
 from moesaic.messages.wire import WireSetting
-from moesaic.settings import ModelSettings
+from moesaic.settings import MaxModelLen, ModelSettings
 from moesaic.usage.flags import Unlisted
 
 MIN_KV_BLOCKS = 8
@@ -71,6 +71,7 @@ class AttentionSettings(ModelSettings):
         le=1,
         description="part of the memory that is free once the weights are loaded, for KV blocks",
     )
+    max_model_len: MaxModelLen = 0
     max_num_seqs: int = Field(64, ge=1, le=4096, description="sequences in one step")
     max_num_batched_tokens: int = Field(2048, ge=16, le=1 << 20, description="rows in one step")
     step_target_s: float = Field(

@@ -3,7 +3,6 @@
 import asyncio
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, cast
 
 import grpc
@@ -54,7 +53,7 @@ async def serve(settings: EdgeAgentSettings) -> None:
     sys.setswitchinterval(SWITCH_S)
     identity = introduce(settings, "edge-agent")
     config, checkpoint = find_model(settings)
-    api, experts, edge = AttentionAdmin(config, Path(settings.model)), ExpertAdmin(), EdgeAdmin()
+    api, experts, edge = AttentionAdmin(config, checkpoint.directory), ExpertAdmin(), EdgeAdmin()
 
     def register(server: grpc.aio.Server) -> None:
         attention_pb2_grpc.add_AttentionServiceServicer_to_server(api, server)

@@ -18,6 +18,7 @@ from moesaic.classification.prompts import Method
 from moesaic.classification.wording import PACKAGED, Wording
 from moesaic.errors import InvalidInput
 from moesaic.models.configuration.config import ModelConfig, load_config
+from moesaic.models.configuration.context import with_context
 from moesaic.models.configuration.fields import Fields, read_json
 from moesaic.models.text.chat import TEMPLATE_KWARGS, ChatTemplate, with_texts
 from moesaic.models.text.dialects.detection import ReasoningParser, ToolCallParser, dialect_of
@@ -53,6 +54,7 @@ class Language:
         tool_call_parser: ToolCallParser = "auto",
         reasoning_parser: ReasoningParser = "auto",
         *,
+        max_model_len: int = 0,
         with_defaults: bool = True,
     ) -> None:
         """Read a model directory.
@@ -61,12 +63,13 @@ class Language:
             directory: in Hugging Face format.
             tool_call_parser: how the model writes tool calls.
             reasoning_parser: how it sets reasoning apart.
+            max_model_len: shortens contexts; 0 does not.
             with_defaults: its ``generation_config.json`` says how tokens are picked where a request does not.
 
         Raises:
             CheckpointError: a file is missing or not valid.
         """
-        self.config: ModelConfig = load_config(directory)
+        self.config: ModelConfig = with_context(load_config(directory), max_model_len)
         self.defaults = read_defaults(directory) if with_defaults else SamplingWire()
         self.tokenizer = Tokenizer.load(directory)
         self._no_template: InvalidInput | None = None

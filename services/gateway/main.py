@@ -6,7 +6,6 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
 from functools import partial
-from pathlib import Path
 
 import structlog
 import uvicorn
@@ -19,6 +18,7 @@ from moesaic.cluster.registry import Fleet, Lease, PlacementView, watch_fleet, w
 from moesaic.cluster.rpc.server import AdminServer
 from moesaic.cluster.service import Process, introduce, joined, listening
 from moesaic.errors import InvalidInput
+from moesaic.models.weights.hub import local_model
 from moesaic.services.gateway.admin import GatewayAdmin
 from moesaic.services.gateway.app import make_app
 from moesaic.services.gateway.batches.runner import BatchRunner
@@ -44,10 +44,16 @@ async def serve(settings: GatewaySettings) -> None:
     """Serve until SIGTERM or SIGINT. The parts start top down and stop bottom up, errors or not."""
     identity = introduce(settings, "gateway")
     _check_exposure(settings)
-    parsers = settings.tool_call_parser, settings.reasoning_parser
-    with_defaults = settings.generation_config == "auto"
+    directory = await asyncio.to_thread(local_model, settings.model, weights=False)
     language = await asyncio.to_thread(
-        Language, Path(settings.model), *parsers, with_defaults=with_defaults
+        partial(
+            Language,
+            directory,
+            settings.tool_call_parser,
+            settings.reasoning_parser,
+            max_model_len=settings.max_model_len,
+            with_defaults=settings.generation_config == "auto",
+        )
     )
     if defaults := language.defaults.model_dump(exclude_unset=True):
         log.info("gateway.model_defaults", **defaults, off="--generation-config none")

@@ -17,6 +17,7 @@ from moesaic.cli.commands import (
     experts,
     generate,
     placement,
+    plan,
     run_batch,
     scale,
     serve,
@@ -41,6 +42,7 @@ PASS_THROUGH = {"allow_extra_args": True, "allow_interspersed_args": False}
 EXPLAINING = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 app.command(context_settings=EXPLAINING)(up.up)
+app.command(context_settings=EXPLAINING)(plan.plan)
 app.command()(down.down)
 app.command()(status.status)
 app.command()(token.token)

@@ -59,7 +59,7 @@ def list_tensors(directory: Path) -> dict[str, StoredTensor]:
     index_path = directory / INDEX_FILE
     if not index_path.exists():
         return _read_header(_single_file(directory))
-    weight_map = _read_index(index_path)
+    weight_map = read_index(index_path)
     tensors: dict[str, StoredTensor] = {}
     for file in sorted(set(weight_map.values())):
         first = next(name for name, of in weight_map.items() if of == file)
@@ -132,7 +132,12 @@ def _single_file(directory: Path) -> Path:
     raise CheckpointError(str(directory), f"has neither {SINGLE_FILE} nor {INDEX_FILE}")
 
 
-def _read_index(path: Path) -> dict[str, str]:
+def read_index(path: Path) -> dict[str, str]:
+    """Read the index at ``path``: the name of its file for each tensor.
+
+    Raises:
+        CheckpointError: it does not hold that.
+    """
     try:
         weight_map = json.loads(path.read_bytes())["weight_map"]
         valid = all(
