@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.parity import windows
 from moesaic.dispatch.local import LocalDispatcher
 from moesaic.models.configuration.config import ModelConfig, load_config
 from moesaic.models.layers.decoder import Decoder, MoELayer
@@ -122,13 +123,7 @@ _BASES: dict[str, dict[str, Any]] = {
         "moe_num_experts": 8,
         "tie_word_embeddings": False,
     },
-    "gpt_oss": {
-        "intermediate_size": 24,
-        "num_local_experts": 6,
-        "head_dim": 16,
-        "sliding_window": 9,
-        "swiglu_limit": 1.5,  # so that clamping counts with small weights
-    },
+    "gpt_oss": windows.GPT_OSS,
     "minimax_m2": {
         "intermediate_size": 40,
         "num_local_experts": 8,
@@ -172,26 +167,6 @@ CASES = [
         "qwen2_moe",
         "every second layer sparse",
         {"decoder_sparse_step": 2, "num_key_value_heads": 4},
-    ),
-    ParityCase(
-        "qwen2_moe",
-        "windows by default",
-        {
-            "use_sliding_window": True,
-            "sliding_window": 9,
-            "max_window_layers": 2,
-            "num_hidden_layers": 4,
-        },
-        {"layer_types": ...},
-    ),
-    ParityCase(
-        "qwen2_moe",
-        "windows by layer",
-        {
-            "use_sliding_window": True,
-            "sliding_window": 5,
-            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
-        },
     ),
     ParityCase("qwen3_moe", "base"),
     ParityCase(
@@ -253,41 +228,6 @@ CASES = [
         "deepseek_v2",
         "greedy, scaled, wide values",
         {"routed_scaling_factor": 1.7, "v_head_dim": 24, "n_shared_experts": 1},
-    ),
-    ParityCase("gpt_oss", "base"),
-    ParityCase(
-        "gpt_oss",
-        "hidden twice as wide as within, wide window, no biases in attention",
-        {
-            "hidden_size": 40,
-            "intermediate_size": 20,
-            "head_dim": 12,
-            "sliding_window": 33,
-            "attention_bias": False,
-            "num_experts_per_tok": 3,
-            "swiglu_alpha": 1.1,
-        },
-    ),
-    ParityCase(
-        "gpt_oss",
-        "yarn as older files spell it, full and sliding layers in another order",
-        {
-            "rope_parameters": {**_YARN, "truncate": False},
-            "layer_types": ["full_attention", "full_attention", "sliding_attention"],
-        },
-        {
-            "rope_parameters": ...,
-            "rope_theta": _YARN["rope_theta"],
-            "rope_scaling": {k: v for k, v in _YARN.items() if k != "rope_theta"}
-            | {"truncate": False},
-        },
-    ),
-    ParityCase(
-        "gpt_oss",
-        "left out of the file: rotation, layers, activation",
-        file=dict.fromkeys(
-            ("rope_parameters", "layer_types", "swiglu_alpha", "attention_bias"), ...
-        ),
     ),
     ParityCase("qwen3_moe", "slowed as Llama 3.1", {"rope_parameters": _LLAMA3}),
     ParityCase(
@@ -392,6 +332,7 @@ CASES = [
         "whole heads, tied",
         {"tie_word_embeddings": True, "rope_parameters": {"rope_theta": 1e4}},
     ),
+    *(ParityCase(*each) for each in windows.CASES),
 ]
 
 

@@ -37,7 +37,9 @@ QWEN3: dict[str, Any] = {
     "sliding_window": None,
     "use_sliding_window": False,
 }
-QWEN2: dict[str, Any] = {"model_type": "qwen2_moe"}  # and the defaults of its class
+# And the defaults of their classes.
+QWEN2: dict[str, Any] = {"model_type": "qwen2_moe"}
+GPT_OSS: dict[str, Any] = {"model_type": "gpt_oss"}
 DEEPSEEK_LITE: dict[str, Any] = {
     "model_type": "deepseek_v2",
     "vocab_size": 102400,
@@ -221,6 +223,10 @@ def test_generation_config_has_the_last_word_on_end_tokens(write_config: WriteCo
             {"layer_types": ["sliding_attention"] * 24},
             "layer_types: has windows, but use_sliding_window",
         ),
+        (GPT_OSS, {"sliding_window": None}, "sliding_window: expected an integer"),
+        (GPT_OSS, {"rope_parameters": None}, "rope_parameters: is null: leave it out"),
+        (GPT_OSS, {"swiglu_limit": 0}, "swiglu_limit: expected a positive number"),
+        (GPT_OSS, {"layer_types": ["full_attention"] * 35}, "layer_types: expected a list of 36"),
         (QWEN2, {"layer_types": ["full_attention"]}, "layer_types: expected a list of 24 entries"),
         (
             QWEN2,

@@ -265,6 +265,44 @@ MIXTRAL_8X7B: dict[str, Any] = {
     "torch_dtype": "bfloat16",
     "vocab_size": 32000,
 }
+GPT_OSS_20B: dict[str, Any] = {  # without its quantization_config
+    "model_type": "gpt_oss",
+    "attention_bias": True,
+    "attention_dropout": 0.0,
+    "eos_token_id": 200002,
+    "experts_per_token": 4,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "hidden_size": 2880,
+    "initial_context_length": 4096,
+    "intermediate_size": 2880,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 8,
+    "num_local_experts": 32,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "rope_type": "yarn",
+        "truncate": False,
+    },
+    "rope_theta": 150000,
+    "sliding_window": 128,
+    "swiglu_limit": 7.0,
+    "tie_word_embeddings": False,
+    "vocab_size": 201088,
+}
+GPT_OSS_120B = GPT_OSS_20B | {
+    "num_hidden_layers": 36,
+    "num_local_experts": 128,
+    "layer_types": ["sliding_attention", "full_attention"] * 18,
+}
 PUBLISHED = {
     "DeepSeek-V3": (DEEPSEEK_V3, 671e9),
     "Kimi-K2": (KIMI_K2, 1.026e12),
@@ -278,6 +316,8 @@ PUBLISHED = {
     "Qwen3-30B-A3B": (QWEN3_30B, 30.5e9),
     "Qwen3-235B-A22B": (QWEN3_235B, 235e9),
     "Mixtral-8x7B": (MIXTRAL_8X7B, 46.7e9),
+    "gpt-oss-20b": (GPT_OSS_20B, 20.9e9),
+    "gpt-oss-120b": (GPT_OSS_120B, 116.8e9),
 }
 
 

@@ -15,7 +15,7 @@ class ParameterCounts:
         attention: with its norms and biases, the MLPs' norms and the final one.
         dense: MLPs of layers without experts.
         shared: shared experts and their gates.
-        gates: with their corrections.
+        gates: with their biases and corrections.
         experts: routed ones.
     """
 
@@ -37,7 +37,7 @@ def count_parameters(config: ModelConfig) -> ParameterCounts:
     """Count the parameters of a model."""
     hidden, moe, sparse = config.hidden_size, config.moe, len(config.moe_layers)
     table = config.vocab_size * hidden
-    gate = moe.num_experts * (hidden + moe.correction_bias)
+    gate = moe.num_experts * (hidden + moe.correction_bias + moe.gate_bias)
     shared = 3 * hidden * moe.shared_expert_size + hidden * moe.shared_expert_gated
     norms = (2 * config.num_layers + 1) * hidden
     return ParameterCounts(
@@ -70,4 +70,5 @@ def _attention(config: ModelConfig) -> int:
         + how.qk_norm * normed
         + how.qkv_bias * (queries + 2 * keys)
         + how.output_bias * hidden
+        + how.sinks * how.num_heads
     )
