@@ -21,11 +21,9 @@ from moesaic.models.layers.step_batch import StepBatch
 from moesaic.models.weights.checkpoint import Checkpoint
 
 FP32 = torch.float32
-WHOLE = [
-    case
-    for case in CASES
-    if case.family in ("mixtral", "qwen3_moe", "gpt_oss") and "dense" not in case.name
-]
+ALL_SPARSE = "mixtral", "qwen3_moe", "olmoe", "granitemoe", "minimax_m2", "gpt_oss"
+WHOLE = [case for case in CASES if case.family in ALL_SPARSE and "dense" not in case.name]
+WHOLE += [case for case in CASES if case.name == "nothing shared"]
 OTHERS = [case for case in CASES if case not in WHOLE]
 WHOLE += [
     ParityCase("qwen3_moe", "biased", {"attention_bias": True}),

@@ -39,7 +39,7 @@ class GatingRules(Protocol):
 
     @property
     def c(self) -> GatingArgs:
-        """As the call takes it; it lives as long as this object."""
+        """The same for the call; it lives as long as this object."""
         ...
 
     @property

@@ -22,7 +22,10 @@ from moesaic.transport.inprocess import InProcessNetwork
 
 FAMILIES = [
     ParityCase(family, "seven layers", {"num_hidden_layers": 7})
-    for family in ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "gpt_oss")
+    for family in (
+        *("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "glm4_moe", "gpt_oss"),
+        *("olmoe", "granitemoe", "granitemoeshared", "ernie4_5_moe", "minimax_m2"),
+    )
 ]
 
 

@@ -67,6 +67,16 @@ def usual_names(
     )
 
 
+def mixtral_names(*, correction: str = "") -> tuple[SparseNames, SparseNames]:
+    """Name the tensors as Mixtral does, with the experts one by one, and as transformers keeps them."""
+    each = mlp_names("block_sparse_moe.experts.{}.", ("w1", "w3", "w2"))
+    published, kept = "block_sparse_moe.", "mlp."
+    return (
+        SparseNames(f"{published}gate.weight", each, published + correction),
+        SparseNames(f"{kept}gate.weight", together_under(kept), kept + correction),
+    )
+
+
 def together_under(prefix: str) -> tuple[str, str]:
     """Name the tensors of all experts, as transformers keeps them."""
     return f"{prefix}experts.gate_up_proj", f"{prefix}experts.down_proj"
@@ -117,4 +127,4 @@ class Family:
     read: Callable[[Fields], FamilyParts]
     layouts: tuple[SparseNames, ...]
     spellings: Mapping[str, str] = field(default_factory=dict)
-    unused: tuple[str, ...] = ()
+    unused: tuple[str, ...] = (ROTARY_BUFFERS,)

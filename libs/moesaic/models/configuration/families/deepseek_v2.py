@@ -1,12 +1,6 @@
 """DeepSeek-V2 (arXiv:2405.04434)."""
 
-from moesaic.models.configuration.family import (
-    COMMON,
-    ROTARY_BUFFERS,
-    Family,
-    FamilyParts,
-    usual_names,
-)
+from moesaic.models.configuration.family import COMMON, Family, FamilyParts, usual_names
 from moesaic.models.configuration.fields import Fields
 from moesaic.models.configuration.parts import (
     latent,
@@ -43,7 +37,6 @@ FAMILY = Family(
     model_types=("deepseek_v2",),
     read=_read,
     layouts=usual_names(),
-    unused=(ROTARY_BUFFERS,),
     spellings={"n_routed_experts": "num_experts"},
     defaults=COMMON
     | {

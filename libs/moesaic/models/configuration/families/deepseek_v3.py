@@ -1,12 +1,6 @@
 """DeepSeek-V3 and -R1 (arXiv:2412.19437), and Kimi-K2 (arXiv:2507.20534), whose text model is one."""
 
-from moesaic.models.configuration.family import (
-    COMMON,
-    ROTARY_BUFFERS,
-    Family,
-    FamilyParts,
-    usual_names,
-)
+from moesaic.models.configuration.family import COMMON, Family, FamilyParts, usual_names
 from moesaic.models.configuration.fields import Fields
 from moesaic.models.configuration.parts import corrected_mixture, latent, layers_behind_dense
 
@@ -25,7 +19,6 @@ FAMILY = Family(
     model_types=("deepseek_v3", "kimi_k2"),
     read=_read,
     layouts=usual_names(),
-    unused=(ROTARY_BUFFERS,),
     spellings={"n_routed_experts": "num_local_experts"},
     defaults=COMMON
     | {

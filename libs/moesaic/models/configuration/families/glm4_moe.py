@@ -1,18 +1,8 @@
 """GLM-4.5 and GLM-4.6 (arXiv:2508.06471)."""
 
-from moesaic.models.configuration.family import (
-    COMMON,
-    ROTARY_BUFFERS,
-    Family,
-    FamilyParts,
-    usual_names,
-)
+from moesaic.models.configuration.family import COMMON, Family, FamilyParts, usual_names
 from moesaic.models.configuration.fields import Fields
-from moesaic.models.configuration.parts import (
-    corrected_mixture,
-    grouped_query,
-    layers_behind_dense,
-)
+from moesaic.models.configuration.parts import corrected_mixture, grouped_query, layers_behind_dense
 
 
 def _read(fields: Fields) -> FamilyParts:
@@ -30,7 +20,6 @@ FAMILY = Family(
     model_types=("glm4_moe",),
     read=_read,
     layouts=usual_names(),
-    unused=(ROTARY_BUFFERS,),
     spellings={"n_routed_experts": "num_local_experts"},
     defaults=COMMON
     | {

@@ -2,7 +2,6 @@
 
 from moesaic.models.configuration.family import (
     COMMON,
-    ROTARY_BUFFERS,
     Family,
     FamilyParts,
     SparseNames,
@@ -58,7 +57,6 @@ FAMILY = Family(
             shared=_SHARED,
         ),
     ),
-    unused=(ROTARY_BUFFERS,),
     defaults=COMMON
     | {
         "vocab_size": 32000,

@@ -1,14 +1,6 @@
 """MiniMax-M2 (its model card of 2025)."""
 
-from moesaic.models.configuration.family import (
-    COMMON,
-    ROTARY_BUFFERS,
-    Family,
-    FamilyParts,
-    SparseNames,
-    mlp_names,
-    together_under,
-)
+from moesaic.models.configuration.family import COMMON, Family, FamilyParts, mixtral_names
 from moesaic.models.configuration.fields import Fields
 from moesaic.models.configuration.parts import all_layers, grouped_query, mixture, require
 
@@ -28,19 +20,10 @@ def _read(fields: Fields) -> FamilyParts:
     return FamilyParts(attention, moe, all_layers(fields))
 
 
-_EACH = mlp_names("block_sparse_moe.experts.{}.", ("w1", "w3", "w2"))
-_CORRECTION = "e_score_correction_bias"
-
 FAMILY = Family(
     model_types=("minimax_m2",),
     read=_read,
-    layouts=(
-        SparseNames(
-            "block_sparse_moe.gate.weight", _EACH, correction=f"block_sparse_moe.{_CORRECTION}"
-        ),
-        SparseNames("mlp.gate.weight", together_under("mlp."), correction=f"mlp.{_CORRECTION}"),
-    ),
-    unused=(ROTARY_BUFFERS,),
+    layouts=mixtral_names(correction="e_score_correction_bias"),
     spellings={"num_local_experts": "num_experts"},
     defaults=COMMON
     | {

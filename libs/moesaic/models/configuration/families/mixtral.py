@@ -1,14 +1,6 @@
 """Mixtral (arXiv:2401.04088)."""
 
-from moesaic.models.configuration.family import (
-    COMMON,
-    ROTARY_BUFFERS,
-    Family,
-    FamilyParts,
-    SparseNames,
-    mlp_names,
-    together_under,
-)
+from moesaic.models.configuration.family import COMMON, Family, FamilyParts, mixtral_names
 from moesaic.models.configuration.fields import Fields
 from moesaic.models.configuration.parts import all_layers, grouped_query, mixture
 
@@ -20,16 +12,10 @@ def _read(fields: Fields) -> FamilyParts:
     return FamilyParts(grouped_query(fields, sliding_window=window), moe, all_layers(fields))
 
 
-_EACH = mlp_names("block_sparse_moe.experts.{}.", ("w1", "w3", "w2"))
-
 FAMILY = Family(
     model_types=("mixtral",),
     read=_read,
-    layouts=(
-        SparseNames("block_sparse_moe.gate.weight", _EACH),
-        SparseNames("mlp.gate.weight", together_under("mlp.")),
-    ),
-    unused=(ROTARY_BUFFERS,),
+    layouts=mixtral_names(),
     spellings={"num_local_experts": "num_experts"},
     defaults=COMMON
     | {

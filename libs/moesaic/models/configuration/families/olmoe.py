@@ -1,12 +1,6 @@
 """OLMoE (arXiv:2409.02060)."""
 
-from moesaic.models.configuration.family import (
-    COMMON,
-    ROTARY_BUFFERS,
-    Family,
-    FamilyParts,
-    usual_names,
-)
+from moesaic.models.configuration.family import COMMON, Family, FamilyParts, usual_names
 from moesaic.models.configuration.fields import Fields
 from moesaic.models.configuration.parts import all_layers, grouped_query, mixture
 
@@ -31,7 +25,6 @@ FAMILY = Family(
     model_types=("olmoe",),
     read=_read,
     layouts=usual_names(),
-    unused=(ROTARY_BUFFERS,),
     spellings={"num_experts": "num_local_experts"},
     defaults=COMMON
     | {

@@ -1,12 +1,6 @@
 """Qwen1.5-MoE and Qwen2-MoE (arXiv:2407.10671)."""
 
-from moesaic.models.configuration.family import (
-    COMMON,
-    ROTARY_BUFFERS,
-    Family,
-    FamilyParts,
-    usual_names,
-)
+from moesaic.models.configuration.family import COMMON, Family, FamilyParts, usual_names
 from moesaic.models.configuration.fields import Fields
 from moesaic.models.configuration.parts import (
     all_layers,
@@ -42,7 +36,6 @@ FAMILY = Family(
     model_types=("qwen2_moe",),
     read=_read,
     layouts=usual_names(shared="mlp.shared_expert."),
-    unused=(ROTARY_BUFFERS,),
     defaults=COMMON
     | {
         "vocab_size": 151936,

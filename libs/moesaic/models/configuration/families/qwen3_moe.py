@@ -1,12 +1,6 @@
 """Qwen3-MoE (arXiv:2505.09388)."""
 
-from moesaic.models.configuration.family import (
-    COMMON,
-    ROTARY_BUFFERS,
-    Family,
-    FamilyParts,
-    usual_names,
-)
+from moesaic.models.configuration.family import COMMON, Family, FamilyParts, usual_names
 from moesaic.models.configuration.fields import Fields
 from moesaic.models.configuration.parts import grouped_query, mixture, qwen_layers
 
@@ -29,7 +23,6 @@ FAMILY = Family(
     model_types=("qwen3_moe",),
     read=_read,
     layouts=usual_names(),
-    unused=(ROTARY_BUFFERS,),
     spellings={"num_experts": "num_local_experts"},
     defaults=COMMON
     | {
