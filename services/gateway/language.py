@@ -70,7 +70,9 @@ class Language:
             CheckpointError: a file is missing or not valid.
         """
         self.config: ModelConfig = with_context(load_config(directory), max_model_len)
-        self.defaults = read_defaults(directory) if with_defaults else SamplingWire()
+        self.defaults = (
+            read_defaults(directory) if with_defaults else SamplingWire.model_validate({})
+        )
         self.tokenizer = Tokenizer.load(directory)
         self._no_template: InvalidInput | None = None
         self._template: ChatTemplate | None = None
