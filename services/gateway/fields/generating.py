@@ -29,7 +29,7 @@ MAX_ANSWERS = 1 << 14  # of one request: choices of all its prompts
 MAX_STOPS = 64
 MAX_STOP_CHARS = 4096
 MAX_TOP_LOGPROBS = 20
-ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class StreamOptions(BodyPart):

@@ -21,7 +21,7 @@ TokenId = Callable[[str], int | None]
 
 @dataclass(frozen=True)
 class Speech:
-    """What is known of the answers to one request before they come.
+    """Properties of the answers to one request, known before they come.
 
     Attributes:
         dialect: of the model.

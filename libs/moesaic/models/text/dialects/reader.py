@@ -178,11 +178,13 @@ class Reader:
         Returns:
             The marker; empty at the end.
         """
-        pattern = _pattern(markers)
+        pattern, firsts = _pattern(markers), _firsts(markers)
         while True:
             start, length = self._at, len(self._text)
-            found = pattern.search(self._text, start) if markers else None
-            end = found.start() if found else length - self._undecided(markers)
+            found, end = None, length
+            if any(first in self._text for first in firsts):
+                found = pattern.search(self._text, start)
+                end = found.start() if found else length - self._undecided(markers)
             shown = self._text[start:end]
             kept = min(len(shown) - len(shown.rstrip(held)), most) if markers and held else 0
             if found:
@@ -249,6 +251,11 @@ class Reader:
                 put(self._text[self._at :])
                 self._at = length
                 return scalar
+
+
+@functools.lru_cache(256)
+def _firsts(markers: tuple[str, ...]) -> str:
+    return "".join({marker[0] for marker in markers})
 
 
 @functools.lru_cache(256)
