@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 Settings = Mapping[str, "ServiceSettings"]  # by the name of a service
 MIB = 1 << 20
 PROCESS_BYTES = {
-    "attention": 290 * MIB,
-    "edge-agent": 290 * MIB,
+    "attention": 265 * MIB,
+    "edge-agent": 265 * MIB,
     "expert": 225 * MIB,
     "scheduler": 56 * MIB,
     "gateway": 62 * MIB,
