@@ -23,6 +23,7 @@ from moesaic.experts.pace import LoadPace
 from moesaic.experts.packed import layout_of
 from moesaic.kernels.own_thread import on_own_thread
 from moesaic.models.configuration.config import ModelConfig
+from moesaic.models.configuration.sizes import Numbers, kv_bytes, row_numbers
 from moesaic.prefix.block_hashes import BLOCK_SIZE
 from moesaic.services.attention.kv_room import USUAL_BLOCKS
 from moesaic.services.attention.modes.contract import Mode, WorkerParts
@@ -227,10 +228,7 @@ def _open_files(host: ExpertHost, config: ModelConfig, plan: MemoryPlan) -> File
 
 
 def _needs(config: ModelConfig, settings: EdgeAgentSettings) -> MemoryNeeds:
-    dtype: torch.dtype = getattr(torch, settings.dtype)
     top_k, hidden = config.moe.top_k, config.hidden_size
-    # Hidden states of every stage, queries, keys and values, results by choice, and rows and sums on their way.
-    floats = 12 * hidden + 2 * config.kv_width + top_k * hidden
     # Each thread that computes experts keeps room for the halves of those that its rows choose.
     kept = EXPERT_THREADS * 3 * (top_k * config.moe.expert_size + hidden)
     # Once the layers are done a row may have its logits, and a copy of them where tokens are compared.
@@ -238,8 +236,8 @@ def _needs(config: ModelConfig, settings: EdgeAgentSettings) -> MemoryNeeds:
     return MemoryNeeds(
         held=0,
         expert=_expert_bytes(config, settings),
-        block=BLOCK_SIZE * config.num_layers * config.kv_width * dtype.itemsize,
-        row=4 * (kept + max(floats, logits)),
+        block=BLOCK_SIZE * kv_bytes(config, Numbers(settings.dtype)),
+        row=4 * (kept + max(row_numbers(config), logits)),
         num_experts=len(config.moe_layers) * config.moe.num_experts,
         at_once=AT_ONCE,
     )

@@ -13,7 +13,6 @@ from moesaic.cli.commands import (
     classify,
     distill,
     doctor,
-    down,
     experts,
     generate,
     placement,
@@ -43,7 +42,7 @@ EXPLAINING = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 app.command(context_settings=EXPLAINING)(up.up)
 app.command(context_settings=EXPLAINING)(plan.plan)
-app.command()(down.down)
+app.command()(up.down)
 app.command()(status.status)
 app.command()(token.token)
 app.command()(classify.classify)

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save
 
 from tests.hub_server import Hub, HubRepository, commit_of, hub_server
+from tests.suites import DEMO
 
 ASK = """
 import json, sys
@@ -250,3 +251,22 @@ def test_a_model_larger_than_the_disk_is_refused_before_it_comes(tmp_path: Path)
         assert answer["kind"] == "UnusableSettings"
         assert "are to be downloaded" in str(answer["error"])
         assert hub.bodies() == []
+
+
+def test_a_service_alone_finds_the_model_and_serves_it_under_its_name(tmp_path: Path) -> None:
+    files = {path.name: path.read_bytes() for path in DEMO.iterdir() if path.is_file()}
+    program = (
+        "from moesaic.models.weights.served import find_served_model\n"
+        "from moesaic.services.attention.settings import AttentionSettings\n"
+        "from moesaic.usage.reading import read_settings\n"
+        "settings = read_settings(AttentionSettings, ['--model', 'acme/demo@main'])\n"
+        "config, checkpoint = find_served_model(settings)\n"
+        "print(settings.name_of_model, config.moe.num_experts, checkpoint.directory.name)\n"
+    )
+    with hub_server(acme__demo=HubRepository(files)) as hub:
+        environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path)}
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+
+    assert done.stdout.splitlines()[-1] == f"acme/demo 32 {commit_of(files)}", done.stderr
+    assert "model.downloading" in done.stdout

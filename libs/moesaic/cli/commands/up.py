@@ -1,4 +1,4 @@
-"""``moesaic up``: a whole suite on this machine."""
+"""``moesaic up`` and ``moesaic down``: a whole suite on this machine."""
 
 import time
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -270,3 +270,14 @@ def up(
 
         run_suite(options, timeout, on_ready)
         say("stopped")
+
+
+def down(
+    timeout: Annotated[
+        float, typer.Option(min=0, help="Longest time for running requests to finish, in seconds.")
+    ] = 60,
+) -> None:
+    """Stop the suite that was started in this directory."""
+    from moesaic.cli.suite.background import stop_suite
+
+    print(stop_suite(timeout))

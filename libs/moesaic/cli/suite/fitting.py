@@ -151,6 +151,8 @@ def _notes(plan: SuiteMemory) -> Iterator[str]:
             f"KV: {plan.kv_token:,} bytes a token, {plan.kv_tokens:,} tokens an attention worker: "
             f"{plan.kv_tokens / plan.context:.1f} contexts of {plan.context:,} tokens, {whole / MIB:,.1f} MiB each"
         )
+        if plan.kv_tokens < plan.context:
+            yield f"no request can have more than {plan.kv_tokens:,} tokens: KV for a whole context does not fit"
     slots = f", {plan.slots} slots a layer in each process that has them" if plan.slots else ""
     yield f"one routed expert: {plan.expert / MIB:,.2f} MiB{slots}"
     for place, needed in plan.needed.items():

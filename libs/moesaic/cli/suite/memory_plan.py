@@ -13,10 +13,12 @@ from moesaic.cli.suite.devices import MACHINE, place_of
 from moesaic.cli.suite.processes import SuiteOptions, name_of, numbers_of, slots_per_layer
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.configuration.sizes import (
+    LEAST_KV_TOKENS,
     Numbers,
     WeightBytes,
     kv_bytes,
     step_bytes,
+    usual_kv_tokens,
     weight_bytes,
 )
 from moesaic.prefix.block_hashes import BLOCK_SIZE
@@ -27,8 +29,8 @@ if TYPE_CHECKING:
 Settings = Mapping[str, "ServiceSettings"]  # by the name of a service
 MIB = 1 << 20
 PROCESS_BYTES = {
-    "attention": 290 * MIB,
-    "edge-agent": 290 * MIB,
+    "attention": 265 * MIB,
+    "edge-agent": 265 * MIB,
     "expert": 225 * MIB,
     "scheduler": 56 * MIB,
     "gateway": 62 * MIB,
@@ -36,9 +38,6 @@ PROCESS_BYTES = {
 }
 ON_GPU_BYTES = 500 * MIB  # of a device: its context and the libraries' kernels
 TOKEN_BYTES = 320  # of the vocabulary, in a gateway's tokenizer
-LEAST_KV_TOKENS = 1024
-USUAL_KV_TOKENS = 16_384  # of a model of short contexts
-USUAL_CONTEXTS = 8
 KV = "kv"
 
 
@@ -254,7 +253,7 @@ def _sweep_bytes(config: ModelConfig, settings: "ServiceSettings", numbers: Numb
 def _with_kv(plan: SuiteMemory, settings: Any) -> SuiteMemory:
     """Give each attention worker KV: as its settings say, else as places allow."""
     holders = [process for process in plan.processes if KV in process.parts]
-    usual = max(USUAL_KV_TOKENS, USUAL_CONTEXTS * plan.context)
+    usual = usual_kv_tokens(plan.context)
     if settings.kv_blocks:
         tokens = settings.kv_blocks * BLOCK_SIZE
     elif settings.kv_memory_bytes:

@@ -14,6 +14,11 @@ ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 PANEL = 16  # outputs side by side, on most processors
 
 
+LEAST_KV_TOKENS = 1024
+_USUAL_KV_TOKENS = 16_384  # of a model of short contexts
+_USUAL_CONTEXTS = 8  # whole ones; more KV is for those who ask
+
+
 @dataclass(frozen=True)
 class Numbers:
     """The form in which a process computes.
@@ -85,6 +90,11 @@ def weight_bytes(config: ModelConfig, numbers: Numbers) -> WeightBytes:
 def kv_bytes(config: ModelConfig, numbers: Numbers) -> int:
     """Count the bytes of one token's KV in all layers."""
     return config.num_layers * config.kv_width * numbers.item_bytes
+
+
+def usual_kv_tokens(max_positions: int) -> int:
+    """Count the tokens for which a worker has KV where memory allows, by the longest context."""
+    return max(_USUAL_KV_TOKENS, _USUAL_CONTEXTS * max_positions)
 
 
 def step_bytes(config: ModelConfig, numbers: Numbers, rows: int, sequences: int) -> int:
