@@ -5,6 +5,8 @@ from functools import cached_property
 from hashlib import sha256
 from typing import Literal
 
+from moesaic.models.configuration.weight_format import WeightFormat
+
 Family = Literal["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2"]
 Dtype = Literal["float32", "bfloat16"]
 TopkMethod = Literal["greedy", "group_limited_greedy"]
@@ -115,6 +117,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     dtype: Dtype  # what the checkpoint was made in
     config_digest: str  # hex sha256 of config.json and generation_config.json
+    weight_format: WeightFormat | None = None  # of matrices that are stored quantised
     weights_digest: str = ""  # of every byte of the weights; empty where nobody has read them
 
     @cached_property

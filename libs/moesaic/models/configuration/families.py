@@ -15,6 +15,7 @@ from moesaic.models.configuration.architecture import (
 from moesaic.models.configuration.family_defaults import DEFAULTS, OTHER_SPELLINGS
 from moesaic.models.configuration.fields import Fields
 from moesaic.models.configuration.rope_fields import read_rope
+from moesaic.models.configuration.weight_format import read_weight_format
 
 _Parts = tuple[GroupedQueryAttention | LatentAttention, MoE, tuple[int, ...], int]
 
@@ -57,14 +58,11 @@ def read_family(fields: Fields, generation: Fields, config_digest: str) -> Model
         eos_token_ids=ends.sizes("eos_token_id"),
         dtype=_read_dtype(fields),
         config_digest=config_digest,
+        weight_format=read_weight_format(fields),
     )
 
 
 def _refuse_unsupported(fields: Fields) -> None:
-    if fields.has("quantization_config"):
-        raise fields.error(
-            "quantization_config", "quantised weights are not supported; use float32 or bfloat16"
-        )
     if fields.has("per_layer_config"):
         raise fields.error("per_layer_config", "layers of several shapes are not supported")
 
