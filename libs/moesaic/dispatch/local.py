@@ -84,7 +84,7 @@ class LocalDispatcher:
 
         def bring(layer: int, expert: int) -> GatedMLP:
             read = logical.read(layer, expert, dtype, device)
-            return make_mlp(read.gate_up, read.down, quantization)
+            return make_mlp(*read.numbers(dtype), quantization)
 
         self.rungs = RungLoader(logical, config.moe_layers, num_experts, bring)
 

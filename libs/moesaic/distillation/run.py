@@ -134,7 +134,7 @@ class Distillation:
         def one(layer: int, group: int) -> UnitedExpert:
             weights = begun.read(layer, group, self._dtype, _CPU)
             errors = told.errors[layer][group], told.mean_errors[layer][group]
-            return UnitedExpert(weights.gate_up, weights.down, *errors)
+            return UnitedExpert(*weights.numbers(self._dtype), *errors)
 
         return {layer: [one(layer, group) for group in range(begun.num_groups)] for layer in layers}
 
@@ -218,9 +218,8 @@ class Distillation:
             load_expert(self._checkpoint, self._config, layer, expert, torch.float32, _CPU)
             for expert in experts
         ]
-        gate_up, down = (
-            torch.stack([getattr(w, part) for w in weights]) for part in ("gate_up", "down")
-        )
+        both = zip(*(each.numbers(torch.float32) for each in weights), strict=True)
+        gate_up, down = (torch.stack(matrices) for matrices in both)
         mine = np.flatnonzero((rows.ids // way == group).any(axis=1))
         own = np.stack(
             [np.where(rows.ids[mine] == e, rows.weights[mine], 0).sum(axis=1) for e in experts],

@@ -76,7 +76,7 @@ class ExpertFiles:
         read = self.experts.read(layer, expert, layout.dtype, host)
         # Zeros, for the gaps between the parts are sent and compared too.
         packed = huge_pages.zeros((layout.nbytes,), torch.uint8)
-        layout.pack(read.gate_up, read.down, packed)
+        layout.pack(*read.numbers(layout.dtype), packed)
         digests = digests_of(packed.unsqueeze(0))[0]
         packed = packed.to(self.device)
         settle(self.device)  # peers are given it on another thread

@@ -196,7 +196,7 @@ def load_table(
 
     def bring(layer: int, expert: int) -> LoadedExpert:
         weights = experts.read(layer, expert, dtype, device)
-        return LoadedExpert(make_mlp(weights.gate_up, weights.down, quantization))
+        return LoadedExpert(make_mlp(*weights.numbers(dtype), quantization))
 
     return change_table(wanted, bring, resident)
 

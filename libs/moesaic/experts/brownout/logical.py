@@ -108,7 +108,6 @@ class LogicalExperts:
         read = [
             load_expert(self._checkpoint, config, layer, e, torch.float32, device) for e in experts
         ]
-        return ExpertWeights(
-            gate_up=torch.stack([each.gate_up for each in read]).mean(dim=0).to(dtype),
-            down=torch.stack([each.down for each in read]).mean(dim=0).to(dtype),
-        )
+        both = zip(*(each.numbers(torch.float32) for each in read), strict=True)
+        gate_up, down = (torch.stack(matrices).mean(dim=0).to(dtype) for matrices in both)
+        return ExpertWeights(gate_up, down)

@@ -103,7 +103,9 @@ class Decoder:
         Raises:
             CheckpointError: a tensor is missing, mis-shaped or cannot be read.
         """
-        reader = TensorReader(checkpoint, dtype, device, quantization)
+        reader = TensorReader(
+            checkpoint, dtype, device, quantization, weight_format=config.weight_format
+        )
         layers = [
             _load_layer(reader.under(layer_prefix(i)), config, i) for i in range(config.num_layers)
         ]

@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from moesaic.kernels.gated_mlp import GatedMLP, make_mlp
+from moesaic.kernels.gated_mlp import GatedMLP
 from moesaic.kernels.linear import Linear, make_linear
 from moesaic.models.configuration.architecture import ModelConfig
 from moesaic.models.weights.tensor_reader import TensorReader
@@ -13,9 +12,9 @@ from moesaic.models.weights.tensor_reader import TensorReader
 
 def load_mlp(reader: TensorReader, hidden: int, size: int) -> GatedMLP:
     """Read an MLP of inner width ``size``; raises ``CheckpointError``."""
-    gate, up = (reader.read(f"{name}.weight", size, hidden) for name in ("gate_proj", "up_proj"))
-    down = reader.read("down_proj.weight", hidden, size)
-    return make_mlp(torch.cat((gate, up)), down, reader.quantization)
+    gate, up = (reader.weight(name, size, hidden) for name in ("gate_proj", "up_proj"))
+    down = reader.weight("down_proj", hidden, size)
+    return reader.mlp(reader.joined(gate, up), down)
 
 
 @dataclass(frozen=True)

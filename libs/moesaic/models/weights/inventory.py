@@ -6,13 +6,19 @@ from itertools import pairwise
 
 from moesaic.errors import CheckpointError
 from moesaic.models.configuration.architecture import Family, LatentAttention, ModelConfig
-from moesaic.models.weights.files import StoredTensor, same_payload
+from moesaic.models.configuration.weight_format import WeightFormat
+from moesaic.models.weights.files import StoredTensor, all_zeros, same_payload
+from moesaic.models.weights.formats.names import (
+    fused_names,
+    is_unread,
+    matrix_names,
+)
 from moesaic.models.weights.tensor_names import (
     EMBEDDING,
     FINAL_NORM,
     HEAD,
-    MIXTRAL_NAMES,
     USUAL_NAMES,
+    expert_names,
     layer_prefix,
     moe_prefix,
 )
@@ -65,6 +71,11 @@ def check_tensors(config: ModelConfig, tensors: Mapping[str, StoredTensor]) -> N
 
 def tensor_names(config: ModelConfig, found: Container[str]) -> Iterator[str]:
     """List every tensor of the model, spelled as in the files that have ``found``."""
+    for name in _plain_names(config, found):
+        yield from matrix_names(config.weight_format, name, found)
+
+
+def _plain_names(config: ModelConfig, found: Container[str]) -> Iterator[str]:
     yield EMBEDDING
     yield FINAL_NORM
     if not config.tie_word_embeddings:
@@ -109,10 +120,14 @@ def _attention_names(config: ModelConfig) -> Iterator[str]:
 def _sparse_names(config: ModelConfig, found: Container[str], layer: int) -> Iterator[str]:
     prefix, moe = moe_prefix(found, layer), config.moe
     yield f"{prefix}gate.weight"
-    if f"{prefix}experts.gate_up_proj" in found:
-        yield from (f"{prefix}experts.gate_up_proj", f"{prefix}experts.down_proj")
+    fused = [
+        fused_names(config.weight_format, f"{prefix}experts.{name}", found)
+        for name in ("gate_up_proj", "down_proj")
+    ]
+    if fused[0]:
+        yield from (*fused[0], *fused[1])
     else:
-        names = MIXTRAL_NAMES if f"{prefix}experts.0.w1.weight" in found else USUAL_NAMES
+        names = expert_names(found, f"{prefix}experts.0.")
         for expert in range(moe.num_experts):
             yield from (f"{prefix}experts.{expert}.{name}.weight" for name in names)
     if moe.shared_expert_size:
@@ -131,8 +146,21 @@ def _mlp_names(prefix: str) -> Iterator[str]:
 def _unused(config: ModelConfig, names: Mapping[str, StoredTensor]) -> Iterator[str]:
     patterns = [re.compile(pattern) for pattern in _UNUSED[config.family]]
     yield from (name for name in names if any(p.fullmatch(name) for p in patterns))
+    if config.weight_format is not None:
+        yield from (name for name in names if is_unread(name))
+        yield from _empty_biases(config.weight_format, names)
     extra = sorted(int(match[1]) for name in names if (match := _MTP_LAYER.fullmatch(name)))
     # They follow the decoder's layers without a gap: others are of a longer model than config.json says.
     if extra and extra[0] == config.num_layers and all(b == a + 1 for a, b in pairwise(extra)):
         prefixes = tuple(layer_prefix(layer) for layer in extra)
         yield from (name for name in names if name.startswith(prefixes))
+
+
+def _empty_biases(weight_format: WeightFormat, names: Mapping[str, StoredTensor]) -> Iterator[str]:
+    """List the biases of zeros that older versions of AutoGPTQ write beside every matrix."""
+    if weight_format.layout != "gptq":
+        return
+    for name, stored in names.items():
+        beside = f"{name.removesuffix('bias')}qweight" in names
+        if name.endswith(".bias") and beside and all_zeros(stored):
+            yield name

@@ -2,6 +2,8 @@
 
 from collections.abc import Container
 
+from moesaic.models.weights.formats.names import has_matrix
+
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
@@ -22,3 +24,8 @@ def moe_prefix(found: Container[str], layer: int) -> str:
     """
     mixtral = layer_prefix(layer) + "block_sparse_moe."
     return mixtral if mixtral + "gate.weight" in found else layer_prefix(layer) + "mlp."
+
+
+def expert_names(found: Container[str], prefix: str) -> tuple[str, str, str]:
+    """Return the names of an expert's gate, up and down in files that have ``found``, under ``prefix``."""
+    return MIXTRAL_NAMES if has_matrix(found, f"{prefix}{MIXTRAL_NAMES[0]}") else USUAL_NAMES

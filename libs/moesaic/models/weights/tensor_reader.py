@@ -5,8 +5,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from moesaic.kernels.gated_mlp import GatedMLP, make_mlp
 from moesaic.kernels.linear import Linear, Quantization, make_linear
+from moesaic.kernels.stored_weights import StoredWeight, dequantised
+from moesaic.models.configuration.weight_format import WeightFormat
 from moesaic.models.weights.checkpoint import Checkpoint
+from moesaic.models.weights.formats.reading import joined, read_matrix
 
 
 @dataclass(frozen=True)
@@ -18,6 +22,7 @@ class TensorReader:
     device: torch.device
     quantization: Quantization = "none"
     prefix: str = ""
+    weight_format: WeightFormat | None = None
 
     def under(self, prefix: str) -> "TensorReader":
         """Return a reader of the tensors whose names go on with ``prefix``."""
@@ -31,6 +36,35 @@ class TensorReader:
         """
         return self.checkpoint.read(self.prefix + name, shape, self.dtype, self.device)
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+    def weight(self, name: str, num_out: int, num_in: int) -> StoredWeight:
+        """Read the matrix ``name`` under the prefix, ``[num_out, num_in]``, in whatever format it is stored.
+
+        Raises:
+            CheckpointError: a tensor of it is missing, mis-shaped or cannot be read.
+        """
+        shape = num_out, num_in
+        return read_matrix(
+            self.checkpoint,
+            self.weight_format,
+            self.prefix + name,
+            shape,
+            self.dtype,
+            self.device,
+        )
+
+    def numbers(self, name: str, num_out: int, num_in: int) -> Tensor:
+        """Read a matrix as ``weight`` does, and what it stands for."""
+        return dequantised(self.weight(name, num_out, num_in), self.dtype)
+
+    def joined(self, *weights: StoredWeight) -> StoredWeight:
+        """Put the outputs of ``weights`` one below the other."""
+        return joined(weights, self.dtype)
+
+    def mlp(self, gate_up: StoredWeight, down: StoredWeight) -> GatedMLP:
+        """Make an MLP, quantised if the reader is."""
+        first, second = (dequantised(weight, self.dtype) for weight in (gate_up, down))
+        return make_mlp(first, second, self.quantization)
+
+    def linear(self, weight: StoredWeight, bias: Tensor | None = None) -> Linear:
         """Make a linear layer of ``weight``, quantised if the reader is."""
-        return make_linear(weight, bias, self.quantization)
+        return make_linear(dequantised(weight, self.dtype), bias, self.quantization)
