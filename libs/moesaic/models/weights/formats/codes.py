@@ -9,15 +9,13 @@ from moesaic.models.configuration.weight_format import WeightFormat
 
 def nibbles(packed: Tensor) -> Tensor:
     """Return the codes of four bits in uint8 or int32 ``[..., n]``, uint8 ``[..., n * codes]``, low ones first."""
-    octets = packed.contiguous().view(
-        torch.uint8
-    )  # int32: little-endian, as files and machines are
+    octets = _octets(packed)
     return torch.stack((octets & 15, octets >> 4), dim=-1).flatten(-2)
 
 
 def unpacked(packed: Tensor, bits: int) -> Tensor:
     """Return the codes of 4 or 8 ``bits`` in int32 ``[..., n]``, uint8 ``[..., n * 32 / bits]``, low ones first."""
-    return nibbles(packed) if bits == 4 else packed.contiguous().view(torch.uint8)
+    return nibbles(packed) if bits == 4 else _octets(packed)
 
 
 def num_groups(num_in: int, weight_format: WeightFormat) -> int:
@@ -75,3 +73,11 @@ def integer_weight(
     centre = CENTRE if weight_format.bits == 4 else 128
     middle = centre if zeros is None else zeros.float()[:, group_of]
     return (codes.float() - middle) * scales[:, group_of]
+
+
+def _octets(packed: Tensor) -> Tensor:
+    """Return the bytes along the last axis; of int32 the low ones first, as files and machines have them."""
+    flat = (
+        packed.contiguous().flatten()
+    )  # a last axis of one may have any stride, which ``view`` refuses
+    return flat.view(torch.uint8).view(*packed.shape[:-1], -1)
