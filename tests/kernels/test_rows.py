@@ -9,7 +9,7 @@ from torch import Tensor
 from moesaic.kernels import kv_rows
 from moesaic.kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm
 from moesaic.models.configuration.architecture import MoE
-from moesaic.models.layers.gate import select_experts
+from moesaic.models.layers.gating import Gating
 from tests.kernels.kept_blocks import by_head
 
 pytestmark = pytest.mark.usefixtures("native")
@@ -147,14 +147,14 @@ def test_experts_are_chosen_by_the_softmax_of_all(
     if norm:
         expected = expected / expected.sum(dim=-1, keepdim=True)
 
-    weights, ids = select_experts(logits, moe)
+    weights, ids = Gating(moe).select(logits)
 
     assert torch.equal(ids.long(), expected_ids)
     close(weights, (expected * scaling).float())
 
 
 def test_of_equal_experts_the_first_are_chosen() -> None:
-    _, ids = select_experts(torch.zeros(2, 9), gate(9, 3))
+    _, ids = Gating(gate(9, 3)).select(torch.zeros(2, 9))
 
     assert ids.tolist() == [[0, 1, 2]] * 2
 
@@ -163,7 +163,7 @@ def test_logits_that_are_no_numbers_still_name_experts_there_are() -> None:
     logits = torch.full((3, 4), float("nan"))
     logits[1, 2], logits[2] = 1.0, float("-inf")
 
-    weights, ids = select_experts(logits, gate(4, 2))
+    weights, ids = Gating(gate(4, 2)).select(logits)
 
     assert ((ids >= 0) & (ids < 4)).all()
     assert weights[:2].isnan().any(dim=1).all()

@@ -11,7 +11,7 @@ from moesaic.kernels.triton import add_rms_norm as add_rms_norm_triton
 from moesaic.kernels.triton import aebs as aebs_triton
 from moesaic.kernels.triton import kv_rows as kv_rows_triton
 from moesaic.kernels.triton import paged_attention as paged_attention_triton
-from moesaic.models.layers import attention_plan, decoder, gate, grouped_query, latent
+from moesaic.models.layers import attention_plan, decoder, gating, grouped_query, latent
 
 
 def take_the_ways_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,7 +38,7 @@ def take_the_ways_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grouped_query, "store_grouped", store_grouped)
     monkeypatch.setattr(latent, "store_latent", kv_rows_triton.store_latent)
     monkeypatch.setattr(latent, "rotate", kv_rows_triton.rotate)
-    monkeypatch.setattr(gate, "select_experts", gate._select_experts_on_gpu)
+    monkeypatch.setattr(gating.Gating, "select", gating.Gating.select_on_gpu)
     monkeypatch.setattr(slots.SlotTable, "compute_slots", compute_slots)
     monkeypatch.setattr(attention_plan, "paged_attention", paged_attention_triton.paged_attention)
     monkeypatch.setattr(aebs, "schedule_experts", schedule_experts)

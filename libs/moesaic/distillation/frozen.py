@@ -7,15 +7,15 @@ from torch import Tensor
 
 from moesaic.errors import InvalidInput
 from moesaic.models.configuration.architecture import GroupedQueryAttention, ModelConfig
+from moesaic.models.configuration.family import mlp_names
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.models.weights.experts import load_expert
 from moesaic.models.weights.tensor_names import (
     EMBEDDING,
     FINAL_NORM,
     HEAD,
-    USUAL_NAMES,
     layer_prefix,
-    moe_prefix,
+    sparse_names,
 )
 from moesaic.models.weights.tensor_reader import TensorReader
 
@@ -86,9 +86,17 @@ class FrozenWeights:
 
 
 def require_grouped_query(config: ModelConfig) -> GroupedQueryAttention:
-    """Return the shape of grouped-query attention; raises ``InvalidInput`` for another kind."""
-    if isinstance(config.attention, GroupedQueryAttention):
-        return config.attention
+    """Return the shape of grouped-query attention; raises ``InvalidInput`` for a model of another kind."""
+    shape, moe = config.attention, config.moe
+    if (
+        isinstance(shape, GroupedQueryAttention)
+        and (shape.clip, shape.rotated_dim, shape.scale) == (None, None, None)
+        and not (shape.wide_qk_norm or config.rope.interleaved or moe.correction_bias)
+        and (moe.scoring_func, moe.group_limited) == ("softmax", False)
+        and moe.shared_expert_gated == (moe.shared_expert_size > 0)
+        and (config.embedding_multiplier, config.logits_scaling) == (1.0, 1.0)
+    ):
+        return shape
     raise InvalidInput(
         "--joint-steps",
         f"a model of family {config.family} cannot be trained as a whole; give 0",
@@ -110,11 +118,11 @@ class _Reader:
     def read(self, name: str, *shape: int) -> Tensor:
         return self.checkpoint.read(name, shape, torch.float32, _CPU)
 
-    def matrix(self, prefix: str, out: int, inner: int) -> Tensor:
+    def matrix(self, name: str, out: int, inner: int) -> Tensor:
         reader = TensorReader(
             self.checkpoint, torch.float32, _CPU, weight_format=self.config.weight_format
         )
-        return reader.numbers(prefix, out, inner)
+        return reader.numbers(name, out, inner)
 
     def layer(self, index: int) -> FrozenLayer:
         shape, prefix, hidden = self.shape, layer_prefix(index), self.config.hidden_size
@@ -147,11 +155,11 @@ class _Reader:
     def _linear(
         self, name: str, out: int, inner: int, biased: bool
     ) -> tuple[Tensor, Tensor | None]:
-        weight = self.matrix(name, out, inner)
+        weight = self.matrix(f"{name}.weight", out, inner)
         return weight, self.read(f"{name}.bias", out) if biased else None
 
     def _gate(self, index: int) -> Tensor:
-        name = f"{moe_prefix(self.checkpoint, index)}gate.weight"
+        name = layer_prefix(index) + sparse_names(self.config, self.checkpoint, index).gate
         return self.read(name, self.config.moe.num_experts, self.config.hidden_size)
 
     def _experts(self, index: int) -> list[Both]:
@@ -163,6 +171,6 @@ class _Reader:
 
     def _mlp(self, prefix: str, size: int) -> Both:
         hidden = self.config.hidden_size
-        gate, up = (self.matrix(prefix + name, size, hidden) for name in USUAL_NAMES[:2])
-        down = self.matrix(prefix + USUAL_NAMES[2], hidden, size)
-        return torch.cat((gate, up)), down
+        *gate_up, last = mlp_names(prefix)
+        down = self.matrix(last, hidden, size)
+        return torch.cat([self.matrix(name, size, hidden) for name in gate_up]), down

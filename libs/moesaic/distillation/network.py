@@ -175,7 +175,7 @@ def _turned(x: Tensor, rotation: Rotation) -> Tensor:
 
 
 def _choose(logits: Tensor, moe: MoE) -> tuple[Tensor, Tensor]:
-    """Choose as ``select_experts`` does, without groups but with gradients."""
+    """Choose as ``Gating`` does by a softmax, without groups but with gradients."""
     weights, ids = logits.softmax(dim=-1).topk(moe.top_k, dim=-1)
     if moe.norm_topk_prob:
         weights = weights / weights.sum(dim=-1, keepdim=True)

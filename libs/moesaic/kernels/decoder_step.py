@@ -25,12 +25,27 @@ from moesaic.native.structs import (
     AttentionStepArgs,
     BatchArgs,
     DecoderArgs,
+    GatingArgs,
     PartArgs,
     RoutedExpertsArgs,
     ShapeArgs,
     WholeLayerArgs,
     WholeStepArgs,
 )
+
+
+class GatingRules(Protocol):
+    """The way in which a gate chooses experts."""
+
+    @property
+    def c(self) -> GatingArgs:
+        """As the call takes it; it lives as long as this object."""
+        ...
+
+    @property
+    def top_k(self) -> int:
+        """Experts of a row."""
+        ...
 
 
 class RoutedExpertsKernel:
@@ -40,24 +55,20 @@ class RoutedExpertsKernel:
         self,
         gate: PackedMatrix,
         slots: PackedSlots,
-        top_k: int,
         layer: LayerRung,
-        *,
-        normalise: bool,
-        scaling: float,
+        gating: GatingRules,
     ) -> None:
         """``gate`` is ``H -> E``, float32. For whole steps ``slots`` has all ``E`` experts, each in its own slot, and
         behind them the united ones that ``layer`` has."""
-        self._kept = gate, slots, layer  # ``c`` points into them
+        self._kept = gate, slots, layer, gating  # ``c`` points into them
         self.c = RoutedExpertsArgs(
             gate=gate.c,
             slots=slots.c,
             num_slots=len(slots.c),
             size=slots.size,
-            top_k=top_k,
+            top_k=gating.top_k,
             rung=layer.c,
-            scaling=scaling,
-            normalise=normalise,
+            gating=gating.c,
         )
 
 

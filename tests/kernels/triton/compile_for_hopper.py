@@ -114,6 +114,16 @@ def gates() -> None:
     select_experts(
         empty(4, 160), top_k=6, num_groups=8, topk_group=3, normalise=False, scaling=16.0
     )
+    select_experts(
+        empty(4, 256),
+        top_k=8,
+        correction=empty(256, dtype=torch.float32),
+        num_groups=8,
+        topk_group=4,
+        group_best=2,
+        sigmoid=True,
+        normalise=True,
+    )
 
 
 def schedule() -> None:

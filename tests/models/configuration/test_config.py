@@ -181,12 +181,12 @@ def test_generation_config_has_the_last_word_on_end_tokens(write_config: WriteCo
         (QWEN3, {"rms_norm_eps": -1.0}, "rms_norm_eps: expected a positive number"),
         (
             QWEN3,
-            {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
-            "rope_scaling.type: 'dynamic' is not",
+            {"rope_scaling": {"type": "longrope", "factor": 2.0}},
+            "rope_scaling.type: 'longrope' is not",
         ),
         (
             QWEN3,
-            {"rope_parameters": {"rope_type": "llama3"}, "rope_theta": 1.0},
+            {"rope_parameters": {"rope_type": "longrope"}, "rope_theta": 1.0},
             "rope_parameters.rope_type",
         ),
         (QWEN3, {"rope_scaling": {"type": "yarn"}}, "rope_scaling.factor: is missing"),

@@ -112,8 +112,15 @@ void make_layer(struct layer_here *layer, uint64_t epoch, int64_t index) {
                            .slots = own_copy(layer, layer->slots, is->num_slots * 8),
                            .size = size,
                            .top_k = between(1, num_own < 4 ? num_own : 4),
-                           .scaling = (float)between(1, 3),
-                           .normalise = one_in(2)};
+                           .gating = {.correction = one_in(2) ? own_floats(layer, num_own) : 0,
+                                      .num_groups = 1,
+                                      .kept_groups = 1,
+                                      .scaling = (float)between(1, 3),
+                                      .epsilon = 1e-20f,
+                                      .normalise = one_in(2),
+                                      .sigmoid = one_in(2)}};
+    if (num_own % 2 == 0 && is->moe.top_k <= num_own / 2 && one_in(2))
+        is->moe.gating.num_groups = 2, is->moe.gating.group_best = between(1, 2);
 }
 
 void free_layer(struct layer_here *layer) {

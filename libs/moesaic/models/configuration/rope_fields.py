@@ -4,7 +4,7 @@
 import math
 from typing import Any
 
-from moesaic.models.configuration.architecture import Rope, Yarn
+from moesaic.models.configuration.architecture import Llama3, Rope, Yarn
 from moesaic.models.configuration.fields import Fields
 
 _GROUPS = ("rope_parameters", "rope_scaling")
@@ -16,7 +16,6 @@ _DEFAULTS: dict[str, Any] = {
     "beta_slow": 1.0,
     "mscale": 0.0,  # 0 is how a file says "none"
     "mscale_all_dim": 0.0,
-    "partial_rotary_factor": 1.0,
 }
 _NULL_COUNTS = ("factor", "truncate")
 
@@ -41,25 +40,71 @@ def _read_group(fields: Fields, name: str, *, latent: bool) -> Rope:
             raise fields.under(name, values).error(
                 key, "layers that rotate differently are not supported"
             )
-    known = {k: v for k, v in values.items() if v is not None or k in _NULL_COUNTS}
-    inner = fields.under(name, known).filled(_DEFAULTS, {"rope_type": "type"})
-    for place in (inner, fields):
-        if place.gives("partial_rotary_factor") and place.number("partial_rotary_factor") != 1.0:
-            raise place.error(
-                "partial_rotary_factor", "heads that are rotated in part are not supported"
-            )
+    inner = _inner(fields, name)
     theta = _here_or_there(inner, fields, "rope_theta").number("rope_theta")
-    if inner.choice("rope_type", ("default", "yarn")) == "default":
-        return Rope(theta, None)
-    return Rope(theta, _read_yarn(inner, fields, latent=latent))
+    match inner.choice("rope_type", ("default", "yarn", "llama3", "linear", "dynamic")):
+        case "yarn":
+            return Rope(theta, _read_yarn(inner, fields, latent=latent))
+        case "llama3":
+            return Rope(theta, None, llama3=_read_llama3(inner, fields))
+        case "linear":
+            return Rope(theta, None, slowdown=inner.number("factor"))
+        case (
+            "dynamic"
+        ):  # it changes nothing up to max_position_embeddings, which is as far as any row goes
+            inner.number("factor")
+    return Rope(theta, None)
+
+
+def rotated_share(fields: Fields, *, partly: bool) -> float:
+    """Read the share of each head that is rotated; without ``partly`` all of it has to be.
+
+    Raises:
+        CheckpointError: it is invalid, not supported, or said twice and differently.
+    """
+    name = "partial_rotary_factor"
+    inners = [_inner(fields, group) for group in _GROUPS]
+    given = [place for place in (*inners, fields) if place.gives(name)]
+    shares = {place.number(name) for place in given} or {
+        fields.number(name) if fields.has(name) else 1.0
+    }
+    if len(shares) > 1:
+        raise given[0].contradiction(name, given[-1], name)
+    [share] = shares
+    if share > 1 or (share != 1 and not partly):
+        raise given[0].error(
+            name,
+            f"expected at most 1, got {share}"
+            if share > 1
+            else "heads that are rotated in part are not supported",
+        )
+    return share
+
+
+def _inner(fields: Fields, name: str) -> Fields:
+    """Return the fields of one of the groups."""
+    values = fields.group(name).items()
+    known = {k: v for k, v in values if v is not None or k in _NULL_COUNTS}
+    return fields.under(name, known).filled(_DEFAULTS, {"rope_type": "type"})
+
+
+def _read_llama3(inner: Fields, fields: Fields) -> Llama3:
+    low, high = inner.number("low_freq_factor"), inner.number("high_freq_factor")
+    if low >= high:
+        raise inner.error("high_freq_factor", f"expected more than low_freq_factor, {low}")
+    return Llama3(inner.number("factor"), _original_positions(inner, fields), low, high)
+
+
+def _original_positions(inner: Fields, fields: Fields) -> int:
+    name = "original_max_position_embeddings"
+    place = _here_or_there(inner, fields, name)
+    return place.size(name if place.gives(name) else "max_position_embeddings")
 
 
 def _read_yarn(inner: Fields, fields: Fields, *, latent: bool) -> Yarn:
     factor = inner.number("factor")
     mscale = inner.number("mscale", zero=True)
     all_dim = inner.number("mscale_all_dim", zero=True)
-    name = "original_max_position_embeddings"
-    place = _here_or_there(inner, fields, name)
 
     def magnitude(mscale: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
@@ -68,7 +113,7 @@ def _read_yarn(inner: Fields, fields: Fields, *, latent: bool) -> Yarn:
     given = inner.gives("attention_factor")
     return Yarn(
         factor=factor,
-        original_max_positions=place.size(name if place.gives(name) else "max_position_embeddings"),
+        original_max_positions=_original_positions(inner, fields),
         beta_fast=inner.number("beta_fast"),
         beta_slow=inner.number("beta_slow"),
         truncate=inner.flag("truncate"),

@@ -77,7 +77,10 @@ class Decoder:
         self._layers, self._embedding, self._norm, self._head = layers, embedding, norm, head
         latent = isinstance(config.attention, LatentAttention)
         self._rotary = RotaryEmbedding(
-            config.rope, config.attention.rotary_dim, interleaved=latent, device=self.device
+            config.rope,
+            config.attention.rotary_dim,
+            interleaved=config.rope.interleaved,
+            device=self.device,
         )
         # Latent attention rotates in float32, whatever the model's dtype.
         self._rotation_dtype = torch.float32 if latent else self.dtype
@@ -313,7 +316,6 @@ class PassingRows:
 def _load_layer(reader: TensorReader, config: ModelConfig, index: int) -> _Layer:
     attention = reader.under("self_attn.")
     dense = index not in config.moe_layers
-    mlp = reader.under("mlp.")
     norm = reader.read("input_layernorm.weight", config.hidden_size)
     mlp_norm = reader.read("post_attention_layernorm.weight", config.hidden_size)
     layer: LatentLayer | GroupedQueryLayer
@@ -327,6 +329,6 @@ def _load_layer(reader: TensorReader, config: ModelConfig, index: int) -> _Layer
         attention=layer,
         mlp_norm=mlp_norm,
         fused=fused,
-        dense=load_mlp(mlp, config.hidden_size, config.dense_size) if dense else None,
-        shared=None if dense else SharedExpert.load(mlp, config),
+        dense=load_mlp(reader, config.hidden_size, config.dense_size) if dense else None,
+        shared=None if dense else SharedExpert.load(reader, config, index),
     )

@@ -46,7 +46,7 @@ class GroupedQueryLayer:
         def qkv_bias() -> Tensor:
             return torch.cat([reader.read(f"{name}.bias", size) for name, size in sizes.items()])
 
-        weights = [reader.weight(name, size, hidden) for name, size in sizes.items()]
+        weights = [reader.weight(f"{name}.weight", size, hidden) for name, size in sizes.items()]
         qkv = reader.linear(reader.joined(*weights), qkv_bias() if shape.qkv_bias else None)
         return cls(
             layer=layer,
@@ -56,7 +56,7 @@ class GroupedQueryLayer:
             qk_norm=qk_norm() if shape.qk_norm else None,
             eps=config.rms_norm_eps,
             output=reader.linear(
-                reader.weight("o_proj", hidden, shape.num_heads * dim),
+                reader.weight("o_proj.weight", hidden, shape.num_heads * dim),
                 reader.read("o_proj.bias", hidden) if shape.output_bias else None,
             ),
         )

@@ -8,10 +8,8 @@ from torch import Tensor
 from moesaic.kernels.stored_weights import StoredWeight, dequantised
 from moesaic.models.configuration.architecture import ModelConfig
 from moesaic.models.weights.checkpoint import Checkpoint
-from moesaic.models.weights.formats import mxfp4
-from moesaic.models.weights.formats.names import fused_names
-from moesaic.models.weights.formats.reading import joined, read_matrix, settled
-from moesaic.models.weights.tensor_names import expert_names, moe_prefix
+from moesaic.models.weights.formats.reading import joined, read_entry, read_matrix
+from moesaic.models.weights.tensor_names import layer_prefix, sparse_names
 
 
 @dataclass(frozen=True)
@@ -41,31 +39,19 @@ def load_expert(
     """
     assert layer in config.moe_layers
     assert 0 <= expert < config.moe.num_experts
-    size, hidden, num = config.moe.expert_size, config.hidden_size, config.moe.num_experts
-    prefix = moe_prefix(checkpoint, layer) + "experts."
-    if prefix + "gate_up_proj" in checkpoint:  # all experts of the layer in two tensors
-        return ExpertWeights(
-            checkpoint.read_slice(
-                prefix + "gate_up_proj", expert, (num, 2 * size, hidden), dtype, device
-            ),
-            checkpoint.read_slice(prefix + "down_proj", expert, (num, hidden, size), dtype, device),
+    size, hidden = config.moe.expert_size, config.hidden_size
+    prefix, weight_format = layer_prefix(layer), config.weight_format
+    names = [prefix + name for name in sparse_names(config, checkpoint, layer).experts]
+    if len(names) == 2:  # all experts of the layer in two tensors
+        num = config.moe.num_experts
+        both = (
+            read_entry(checkpoint, weight_format, name, expert, (num, *shape), dtype, device)
+            for name, shape in zip(names, ((2 * size, hidden), (hidden, size)), strict=True)
         )
-    if fused_names(config.weight_format, prefix + "gate_up_proj", checkpoint):
-        gate_up_down = (
-            mxfp4.read_expert(checkpoint, prefix + name, expert, num, *shape)
-            for name, shape in (
-                ("gate_up_proj", (2 * size, hidden)),
-                ("down_proj", (hidden, size)),
-            )
-        )
-        return ExpertWeights(*(settled(weight, dtype, device) for weight in gate_up_down))
-    prefix += f"{expert}."
+        return ExpertWeights(*both)
+    shapes = (size, hidden), (size, hidden), (hidden, size)
     gate, up, down = (
-        read_matrix(checkpoint, config.weight_format, prefix + name, shape, dtype, device)
-        for name, shape in zip(
-            expert_names(checkpoint, prefix),
-            ((size, hidden), (size, hidden), (hidden, size)),
-            strict=True,
-        )
+        read_matrix(checkpoint, weight_format, name.format(expert), shape, dtype, device)
+        for name, shape in zip(names, shapes, strict=True)
     )
     return ExpertWeights(joined((gate, up), dtype), down)

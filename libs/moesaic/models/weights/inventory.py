@@ -5,34 +5,22 @@ from collections.abc import Container, Iterator, Mapping
 from itertools import pairwise
 
 from moesaic.errors import CheckpointError
-from moesaic.models.configuration.architecture import Family, LatentAttention, ModelConfig
+from moesaic.models.configuration.architecture import LatentAttention, ModelConfig
+from moesaic.models.configuration.families import FAMILIES
+from moesaic.models.configuration.family import MATRICES, mlp_names
 from moesaic.models.configuration.weight_format import WeightFormat
 from moesaic.models.weights.files import StoredTensor, all_zeros, same_payload
-from moesaic.models.weights.formats.names import (
-    fused_names,
-    is_unread,
-    matrix_names,
-)
+from moesaic.models.weights.formats.names import is_unread, stored_names
 from moesaic.models.weights.tensor_names import (
     EMBEDDING,
     FINAL_NORM,
     HEAD,
-    USUAL_NAMES,
-    expert_names,
     layer_prefix,
-    moe_prefix,
+    sparse_names,
 )
 
 MAX_NAMED = 3  # tensors in one complaint
 
-# What checkpoints of a family carry and no forward pass uses.
-_ROTARY_BUFFERS = r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.(inv_freq|(cos|sin)_cached)"
-_UNUSED: Mapping[Family, tuple[str, ...]] = {
-    "mixtral": (_ROTARY_BUFFERS,),
-    "qwen2_moe": (_ROTARY_BUFFERS,),
-    "qwen3_moe": (_ROTARY_BUFFERS,),
-    "deepseek_v2": (_ROTARY_BUFFERS,),
-}
 # A layer that predicts one token more; it follows the decoder's layers and has this tensor.
 _MTP_LAYER = re.compile(r"model\.layers\.(\d+)\.eh_proj\.weight")
 
@@ -72,7 +60,7 @@ def check_tensors(config: ModelConfig, tensors: Mapping[str, StoredTensor]) -> N
 def tensor_names(config: ModelConfig, found: Container[str]) -> Iterator[str]:
     """List every tensor of the model, spelled as in the files that have ``found``."""
     for name in _plain_names(config, found):
-        yield from matrix_names(config.weight_format, name, found)
+        yield from stored_names(config.weight_format, name, found)
 
 
 def _plain_names(config: ModelConfig, found: Container[str]) -> Iterator[str]:
@@ -89,7 +77,7 @@ def _plain_names(config: ModelConfig, found: Container[str]) -> Iterator[str]:
         if layer in config.moe_layers:
             yield from _sparse_names(config, found, layer)
         else:
-            yield from _mlp_names(f"{prefix}mlp.")
+            yield from mlp_names(f"{prefix}mlp.")
 
 
 def _attention_names(config: ModelConfig) -> Iterator[str]:
@@ -118,33 +106,22 @@ def _attention_names(config: ModelConfig) -> Iterator[str]:
 
 
 def _sparse_names(config: ModelConfig, found: Container[str], layer: int) -> Iterator[str]:
-    prefix, moe = moe_prefix(found, layer), config.moe
-    yield f"{prefix}gate.weight"
-    fused = [
-        fused_names(config.weight_format, f"{prefix}experts.{name}", found)
-        for name in ("gate_up_proj", "down_proj")
-    ]
-    if fused[0]:
-        yield from (*fused[0], *fused[1])
-    else:
-        names = expert_names(found, f"{prefix}experts.0.")
-        for expert in range(moe.num_experts):
-            yield from (f"{prefix}experts.{expert}.{name}.weight" for name in names)
+    names, moe = sparse_names(config, found, layer), config.moe
+    of_layer = [names.gate]
+    if moe.correction_bias:
+        of_layer.append(names.correction)
     if moe.shared_expert_size:
-        mlp = layer_prefix(layer) + "mlp."
-        yield from _mlp_names(
-            mlp + ("shared_expert." if moe.shared_expert_gated else "shared_experts.")
-        )
+        of_layer.extend(names.shared)
         if moe.shared_expert_gated:
-            yield f"{mlp}shared_expert_gate.weight"
-
-
-def _mlp_names(prefix: str) -> Iterator[str]:
-    return (f"{prefix}{name}.weight" for name in USUAL_NAMES)
+            of_layer.append(names.shared_gate)
+    each = len(names.experts) == len(MATRICES)
+    for expert in range(moe.num_experts if each else 1):
+        of_layer.extend(name.format(expert) for name in names.experts)
+    yield from (layer_prefix(layer) + name for name in of_layer)
 
 
 def _unused(config: ModelConfig, names: Mapping[str, StoredTensor]) -> Iterator[str]:
-    patterns = [re.compile(pattern) for pattern in _UNUSED[config.family]]
+    patterns = [re.compile(pattern) for pattern in FAMILIES[config.family].unused]
     yield from (name for name in names if any(p.fullmatch(name) for p in patterns))
     if config.weight_format is not None:
         yield from (name for name in names if is_unread(name))

@@ -101,6 +101,18 @@ struct step {
     int32_t *degraded;                // [num_layers, T], with promises: choices that are not are added
 };
 
+// How a gate chooses among experts 0..E-1 by their scores.
+struct gating {
+    const float *correction;  // [E]: added to scores where experts are chosen, not to weights; or none
+    int64_t num_groups;       // experts fall into groups of equal size, in order
+    int64_t kept_groups;      // a row's experts come from so many
+    int64_t group_best;       // the best so many of a group, 1 or 2, together make its score
+    float scaling;            // of the weights
+    float epsilon, least;     // of the sum that divides them: what is added to it; its least value
+    int32_t normalise;        // weights are divided by their sum
+    int32_t sigmoid;          // scores are sigmoids, not softmax
+};
+
 // The routed experts of a layer.
 struct moe {
     struct matrix gate;                 // H -> E
@@ -108,8 +120,7 @@ struct moe {
     int64_t num_slots;
     int64_t size, top_k;                // I, k
     struct rung rung;
-    float scaling;
-    int32_t normalise;
+    struct gating gating;
 };
 
 struct whole_layer {
@@ -287,14 +298,15 @@ EXPORT void rotate_heads(const float *x, int64_t x_stride, int64_t x_head_stride
                          int64_t heads, int64_t dim, const float *cos, const float *sin,
                          int interleaved, float *out, int64_t out_stride, int64_t out_head_stride);
 
-// Logits [T, E] -> the top k of their softmax, heaviest first; of equals, the first.
-EXPORT void select_experts(const float *logits, int64_t count, int64_t num_experts, int64_t top_k,
-                           int normalise, float scaling, float *weights, int32_t *ids,
+// Logits [T, E], which this may overwrite -> the weights and ids of the chosen [T, k], the best first; of
+// equals, the first.
+EXPORT void select_experts(float *logits, int64_t count, int64_t num_experts, int64_t top_k,
+                           const struct gating *gating, float *weights, int32_t *ids,
                            int threads);
 
 // The same from the rows x [T, H] on, by a gate in float32; `logits` has room for them.
 EXPORT void choose_experts(const struct matrix *gate, const float *x, int64_t count, int64_t top_k,
-                           int normalise, float scaling, float *logits, float *weights,
+                           const struct gating *gating, float *logits, float *weights,
                            int32_t *ids, int threads);
 
 // Bytes of `scratch` that `split_choices` needs.

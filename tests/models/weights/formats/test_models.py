@@ -14,7 +14,7 @@ from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.models.weights.experts import load_expert
 from moesaic.models.weights.files import list_tensors
 from moesaic.models.weights.inventory import tensor_names
-from moesaic.models.weights.tensor_names import expert_names, layer_prefix, moe_prefix
+from moesaic.models.weights.tensor_names import layer_prefix, sparse_names
 from moesaic.models.weights.tensor_reader import TensorReader
 from tests.models.weights.formats.conftest import Both
 
@@ -35,14 +35,13 @@ def test_every_matrix_has_the_numbers_that_the_format_describes(
     seen = 0
     for name, expected in numbers.items():
         if name.endswith("_proj.weight") and ".experts." not in name:
-            found = reader.numbers(name.removesuffix(".weight"), *expected.shape)
+            found = reader.numbers(name, *expected.shape)
             torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
             seen += 1
     for layer in config.moe_layers:
-        prefix = moe_prefix(numbers, layer) + "experts."
+        names = sparse_names(config, numbers, layer).experts
         for expert in range(config.moe.num_experts):
-            names = expert_names(numbers, f"{prefix}{expert}.")
-            gate, up, down = (numbers[f"{prefix}{expert}.{name}.weight"] for name in names)
+            gate, up, down = (numbers[layer_prefix(layer) + n.format(expert)] for n in names)
             read = load_expert(checkpoint, config, layer, expert, torch.float32, CPU)
             for one, other in zip(
                 read.numbers(torch.float32), (torch.cat((gate, up)), down), strict=True

@@ -16,7 +16,7 @@ from moesaic.kernels.stored_weights import Fp8Weight, Int4Weight, dequantised
 from moesaic.models.configuration.fields import Fields
 from moesaic.models.configuration.weight_format import WeightFormat, read_weight_format
 from moesaic.models.weights.checkpoint import Checkpoint
-from moesaic.models.weights.formats.mxfp4 import read_expert
+from moesaic.models.weights.formats.mxfp4 import read_entry
 from moesaic.models.weights.formats.reading import read_matrix
 from tests.models.weights.formats.conftest import form_of
 
@@ -40,7 +40,9 @@ def test_what_the_formats_own_libraries_wrote_is_read(
     """compressed-tensors 0.20, auto-gptq 0.7.1 and autoawq 0.2.6 packed a matrix and read it again."""
     (tmp_path / "model.safetensors").write_bytes(WRITTEN.read_bytes())
 
-    weight = read_matrix(Checkpoint(tmp_path), weight_format, name, (32, 64), torch.float32, CPU)
+    weight = read_matrix(
+        Checkpoint(tmp_path), weight_format, f"{name}.weight", (32, 64), torch.float32, CPU
+    )
 
     assert isinstance(weight, Int4Weight)
     expected = load_file(WRITTEN)[f"{name}.expected"]
@@ -61,7 +63,7 @@ def test_mxfp4_is_read_as_transformers_reads_it(tmp_path: Path) -> None:
     expected = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
 
     for expert in range(3):
-        found = read_expert(Checkpoint(tmp_path), "x", expert, 3, 40, 160)
+        found = read_entry(Checkpoint(tmp_path), "x", expert, 3, 40, 160)
         # Theirs lie the other way round.
         assert torch.equal(dequantised(found, torch.float32), expected[expert].t())
 
@@ -76,10 +78,11 @@ def test_fp8_in_blocks_is_read_as_transformers_reads_it(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "model.safetensors")
     format_of = WeightFormat("fp8", 8, 128, 128, "weight_scale_inv")
 
-    found = read_matrix(Checkpoint(tmp_path), format_of, "x", (256, 384), torch.float32, CPU)
+    found = read_matrix(Checkpoint(tmp_path), format_of, "x.weight", (256, 384), torch.float32, CPU)
 
     assert isinstance(found, Fp8Weight)
-    reference = Fp8Dequantize(SimpleNamespace())._dequantize_one(codes, scales, torch.float32)
+    reader = Fp8Dequantize(SimpleNamespace())  # type: ignore[no-untyped-call]  # untyped there
+    reference = reader._dequantize_one(codes, scales, torch.float32)
     assert torch.equal(dequantised(found, torch.float32), reference)
 
 
@@ -102,7 +105,7 @@ def test_matrices_of_any_size_have_the_numbers_of_their_format(
     told = Fields("config.json", {"quantization_config": dict(form.fields)})
 
     found = read_matrix(
-        Checkpoint(directory), read_weight_format(told), "x", shape, torch.float32, CPU
+        Checkpoint(directory), read_weight_format(told), "x.weight", shape, torch.float32, CPU
     )
 
     numbers = dequantised(found, torch.float32)

@@ -20,15 +20,15 @@ _SCALES = torch.tensor(
 )  # half: levels are double
 
 
-def read_expert(
-    checkpoint: Checkpoint, name: str, expert: int, num_experts: int, num_out: int, num_in: int
+def read_entry(
+    checkpoint: Checkpoint, name: str, index: int, num: int, num_out: int, num_in: int
 ) -> Int4Weight:
-    """Read the matrix ``[out, in]`` of one expert; raises ``CheckpointError``."""
+    """Read one ``[out, in]`` of ``num`` matrices; raises ``CheckpointError``."""
     blocks, scales = f"{name}_blocks", f"{name}_scales"
     groups = -(-num_in // BLOCK)
-    shape = (num_experts, num_out, groups)
-    packed = checkpoint.read_codes(blocks, (*shape, BLOCK // 2), "U8", CPU, expert)
-    exponents = checkpoint.read_codes(scales, shape, "U8", CPU, expert)
+    shape = (num, num_out, groups)
+    packed = checkpoint.read_codes(blocks, (*shape, BLOCK // 2), "U8", CPU, index)
+    exponents = checkpoint.read_codes(scales, shape, "U8", CPU, index)
     if bool((exponents == _NO_NUMBER).any()):
         raise checkpoint.error(scales, "some of its scales are no number: the file is damaged")
     return Int4Weight(

@@ -8,7 +8,7 @@ from torch import Tensor
 from moesaic.kernels.stored_weights import StoredWeight, cat_rows, dequantised
 from moesaic.models.configuration.weight_format import Layout, WeightFormat
 from moesaic.models.weights.checkpoint import Checkpoint
-from moesaic.models.weights.formats import awq, fp8, gptq, pack_quantized
+from moesaic.models.weights.formats import awq, fp8, gptq, mxfp4, pack_quantized
 from moesaic.models.weights.formats.parts import MatrixParts
 
 _Read = Callable[[MatrixParts, WeightFormat, int, int], StoredWeight]
@@ -22,17 +22,17 @@ _INTEGERS: Mapping[Layout, tuple[str, _Read]] = {
 def read_matrix(
     checkpoint: Checkpoint,
     weight_format: WeightFormat | None,
-    prefix: str,
+    name: str,
     shape: tuple[int, int],
     dtype: torch.dtype,
     device: torch.device,
 ) -> StoredWeight:
-    """Read the matrix whose tensors' names begin with ``prefix``.
+    """Read the matrix ``name``.
 
     Args:
         checkpoint: the files; what they hold decides whether the matrix is quantised.
         weight_format: of the matrices that are; None: there are none.
-        prefix: of the names.
+        name: as it has in a model of numbers, ``PREFIX.weight``.
         shape: outputs and inputs.
         dtype: of numbers.
         device: to have them.
@@ -43,11 +43,27 @@ def read_matrix(
     Raises:
         CheckpointError: a tensor is missing, mis-shaped, damaged, or has another dtype than the format's.
     """
+    prefix = name.removesuffix(".weight")
     read = _reader(checkpoint, weight_format, prefix)
     if weight_format is None or read is None:
-        return checkpoint.read(f"{prefix}.weight", shape, dtype, device)
+        return checkpoint.read(name, shape, dtype, device)
     weight = read(MatrixParts(checkpoint, prefix), weight_format, *shape)
-    return settled(weight, dtype, device)
+    return _settled(weight, dtype, device)
+
+
+def read_entry(
+    checkpoint: Checkpoint,
+    weight_format: WeightFormat | None,
+    name: str,
+    index: int,
+    shape: tuple[int, int, int],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> StoredWeight:
+    """Read matrix ``index`` of the fused matrices ``name``, of ``shape`` (matrices, out, in); see ``read_matrix``."""
+    if weight_format is None or weight_format.layout != "mxfp4" or name in checkpoint:
+        return checkpoint.read_slice(name, index, shape, dtype, device)
+    return _settled(mxfp4.read_entry(checkpoint, name, index, *shape), dtype, device)
 
 
 def joined(weights: Sequence[StoredWeight], dtype: torch.dtype) -> StoredWeight:
@@ -58,7 +74,7 @@ def joined(weights: Sequence[StoredWeight], dtype: torch.dtype) -> StoredWeight:
         return torch.cat([dequantised(weight, dtype) for weight in weights])
 
 
-def settled(weight: StoredWeight, dtype: torch.dtype, device: torch.device) -> StoredWeight:
+def _settled(weight: StoredWeight, dtype: torch.dtype, device: torch.device) -> StoredWeight:
     """Bring a weight that was read to the CPU to ``device``, as numbers unless it stays."""
     if device.type == "cpu" and not isinstance(weight, Tensor):
         return weight

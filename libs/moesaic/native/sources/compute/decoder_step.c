@@ -109,8 +109,8 @@ static void route(const struct moe *m, const struct pass *pass) {
     float *logits = take(&arena, count * (m->gate.num_out + 2 * m->top_k) * 4);
     float *weights = logits + count * m->gate.num_out;
     int32_t *ids = (int32_t *)(weights + count * m->top_k);
-    choose_experts(&m->gate, pass->normed, count, m->top_k, m->normalise, m->scaling, logits,
-                   weights, ids, pass->threads);
+    choose_experts(&m->gate, pass->normed, count, m->top_k, &m->gating, logits, weights, ids,
+                   pass->threads);
     if (pass->rows->promises)
         split_choices(ids, weights, count, m->top_k, &m->rung, pass->rows->promises,
                       degraded_in(pass), arena.next);
