@@ -63,6 +63,7 @@ _CLASSES = {
     "qwen2_moe": ("Qwen2MoeConfig", "Qwen2MoeForCausalLM"),
     "qwen3_moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM"),
     "deepseek_v2": ("DeepseekV2Config", "DeepseekV2ForCausalLM"),
+    "gpt_oss": ("GptOssConfig", "GptOssForCausalLM"),
 }
 _BASES: dict[str, dict[str, Any]] = {
     "mixtral": {"intermediate_size": 40, "num_local_experts": 6},
@@ -90,6 +91,13 @@ _BASES: dict[str, dict[str, Any]] = {
         "qk_nope_head_dim": 12,
         "qk_rope_head_dim": 8,
         "v_head_dim": 10,
+    },
+    "gpt_oss": {
+        "intermediate_size": 24,
+        "num_local_experts": 6,
+        "head_dim": 16,
+        "sliding_window": 9,
+        "swiglu_limit": 1.5,  # so that clamping counts with small weights
     },
 }
 CASES = [
@@ -120,6 +128,26 @@ CASES = [
         "qwen2_moe",
         "every second layer sparse",
         {"decoder_sparse_step": 2, "num_key_value_heads": 4},
+    ),
+    ParityCase(
+        "qwen2_moe",
+        "windows by default",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 9,
+            "max_window_layers": 2,
+            "num_hidden_layers": 4,
+        },
+        {"layer_types": ...},
+    ),
+    ParityCase(
+        "qwen2_moe",
+        "windows by layer",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 5,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        },
     ),
     ParityCase("qwen3_moe", "base"),
     ParityCase(
@@ -182,6 +210,41 @@ CASES = [
         "greedy, scaled, wide values",
         {"routed_scaling_factor": 1.7, "v_head_dim": 24, "n_shared_experts": 1},
     ),
+    ParityCase("gpt_oss", "base"),
+    ParityCase(
+        "gpt_oss",
+        "hidden twice as wide as within, wide window, no biases in attention",
+        {
+            "hidden_size": 40,
+            "intermediate_size": 20,
+            "head_dim": 12,
+            "sliding_window": 33,
+            "attention_bias": False,
+            "num_experts_per_tok": 3,
+            "swiglu_alpha": 1.1,
+        },
+    ),
+    ParityCase(
+        "gpt_oss",
+        "yarn as older files spell it, full and sliding layers in another order",
+        {
+            "rope_parameters": {**_YARN, "truncate": False},
+            "layer_types": ["full_attention", "full_attention", "sliding_attention"],
+        },
+        {
+            "rope_parameters": ...,
+            "rope_theta": _YARN["rope_theta"],
+            "rope_scaling": {k: v for k, v in _YARN.items() if k != "rope_theta"}
+            | {"truncate": False},
+        },
+    ),
+    ParityCase(
+        "gpt_oss",
+        "left out of the file: rotation, layers, activation",
+        file=dict.fromkeys(
+            ("rope_parameters", "layer_types", "swiglu_alpha", "attention_bias"), ...
+        ),
+    ),
 ]
 
 
@@ -196,7 +259,7 @@ def build_reference(case: ParityCase, directory: Path, **save_options: Any) -> A
     model = model_class(config_class(**{**_COMMON, **_BASES[case.family], **case.options})).eval()
     for name, parameter in model.named_parameters():
         if name.endswith(
-            ("norm.weight", ".bias")
+            ("norm.weight", "bias", "sinks")
         ):  # made as ones and zeros, which would hide a mix-up
             torch.nn.init.normal_(parameter, mean=float("norm" in name), std=0.2)
     model.save_pretrained(directory, **save_options)

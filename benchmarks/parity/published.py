@@ -20,7 +20,7 @@ Array = NDArray[Any]
 Written = tuple[dict[str, Tensor], Array]
 """Tensors by the ends of their names, and the values ``[out, in]`` that they stand for."""
 
-KEPT = ("gate.weight", "norm.weight", "embed_tokens.weight", "lm_head.weight")
+KEPT = ("gate.weight", "router.weight", "norm.weight", "embed_tokens.weight", "lm_head.weight")
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
@@ -60,7 +60,13 @@ def publish(model: Path, published: Path, values: Path, form: Published) -> None
     chance = np.random.default_rng(5)
     fused: dict[str, list[tuple[str, Array]]] = {}
     for name, tensor in source.items():
-        matrix = tensor.ndim == 2 and not name.endswith(KEPT)
+        if form.fused and tensor.ndim == 3:  # gpt-oss: ``[E, in, out]``, codes the other way round
+            every = [form.write(own.T.double().numpy(), chance) for own in tensor]
+            for end in every[0][0]:
+                quantised[f"{name}_{end}"] = torch.stack([parts[end] for parts, _ in every])
+            stands_for[name] = torch.stack([torch.from_numpy(own.T).float() for _, own in every])
+            continue
+        matrix = tensor.ndim == 2 and name.endswith(".weight") and not name.endswith(KEPT)
         if not matrix or (form.fused and ".experts." not in name):
             quantised[name] = stands_for[name] = tensor
             continue

@@ -248,5 +248,10 @@ def _expert_bytes(config: ModelConfig, settings: EdgeAgentSettings) -> int:
     dtype: torch.dtype = getattr(torch, settings.dtype)
     on_gpu = settings.device != "cpu"
     return ExpertLayout(
-        config.hidden_size, config.moe.expert_size, dtype, settings.quantization, on_gpu
+        config.hidden_size,
+        config.moe.expert_size,
+        dtype,
+        settings.quantization,
+        on_gpu,
+        config.moe.expert_bias,
     ).nbytes

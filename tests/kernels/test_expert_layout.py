@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moesaic.kernels.activation import ClampedSwiglu
 from moesaic.kernels.expert_layout import ExpertLayout
 from moesaic.kernels.gated_mlp import PlainMLP, make_mlp
 from moesaic.native.library import library
@@ -19,21 +20,29 @@ FORMS = [(torch.float32, "none"), (torch.bfloat16, "none"), (torch.float32, "int
     size=st.integers(1, 80),
     form=st.sampled_from(FORMS if library() else FORMS[:2]),
     seed=st.integers(0, 999),
+    biased=st.booleans(),
+    activation=st.sampled_from([None, ClampedSwiglu(1.702, 0.9)]),
 )
-def test_it_computes_the_same_bits(hidden: int, size: int, form: Any, seed: int) -> None:
+def test_it_computes_the_same_bits(
+    hidden: int, size: int, form: Any, seed: int, biased: bool, activation: ClampedSwiglu | None
+) -> None:
     dtype, quantization = form
     generator = torch.Generator().manual_seed(seed)
     gate_up, down, x = (
         torch.randn(shape, generator=generator).to(dtype)
         for shape in ((2 * size, hidden), (hidden, size), (5, hidden))
     )
-    layout = ExpertLayout(hidden, size, dtype, quantization)
+    of_gate_up, of_down = (
+        torch.randn(count, generator=generator).to(dtype) for count in (2 * size, hidden)
+    )
+    biases = (of_gate_up, of_down) if biased else None
+    layout = ExpertLayout(hidden, size, dtype, quantization, biased=biased, activation=activation)
     memory = torch.empty(3, layout.nbytes, dtype=torch.uint8)
 
-    layout.pack(gate_up, down, memory[1])
+    layout.pack(gate_up, down, memory[1], biases)
     memory[2] = memory[1]
 
-    expected = make_mlp(gate_up, down, quantization)(x)
+    expected = make_mlp(gate_up, down, quantization, biases=biases, activation=activation)(x)
     assert torch.equal(layout.view(memory[1])(x), expected)
     assert torch.equal(layout.view(memory[2])(x), expected)
     assert layout.nbytes % 64 == 0
@@ -53,6 +62,23 @@ def test_for_a_gpu_weights_keep_their_form() -> None:
     assert torch.equal(mlp(x), PlainMLP(gate_up, down)(x))
     if library():
         assert layout.name != ExpertLayout(24, 16, torch.float32).name
+
+
+def test_for_a_gpu_biases_keep_their_form() -> None:
+    gate_up, down, biases = torch.randn(6, 5), torch.randn(5, 3), (torch.randn(6), torch.randn(5))
+    activation = ClampedSwiglu(1.5, 2.0)
+    layout = ExpertLayout(5, 3, torch.float32, "none", True, True, activation)
+    packed = torch.zeros(layout.nbytes, dtype=torch.uint8)
+
+    layout.pack(gate_up, down, packed, biases)
+
+    mlp = layout.view(packed)
+    assert isinstance(mlp, PlainMLP)
+    assert mlp.biases is not None
+    assert mlp.activation == activation
+    assert all(map(torch.equal, mlp.biases, biases))
+    assert all(bias.data_ptr() % 16 == packed.data_ptr() % 16 for bias in mlp.biases)
+    assert layout.name != ExpertLayout(5, 3, torch.float32, as_stored=True).name
 
 
 def test_names_differ_where_bytes_mean_something_else() -> None:

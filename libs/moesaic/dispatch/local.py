@@ -84,7 +84,9 @@ class LocalDispatcher:
 
         def bring(layer: int, expert: int) -> GatedMLP:
             read = logical.read(layer, expert, dtype, device)
-            return make_mlp(*read.numbers(dtype), quantization)
+            biases, activation = read.biases, config.moe.activation
+            gate_up, down = read.numbers(dtype)
+            return make_mlp(gate_up, down, quantization, biases=biases, activation=activation)
 
         self.rungs = RungLoader(logical, config.moe_layers, num_experts, bring)
 

@@ -91,6 +91,7 @@ def require_grouped_query(config: ModelConfig) -> GroupedQueryAttention:
     if (
         isinstance(shape, GroupedQueryAttention)
         and (shape.clip, shape.rotated_dim, shape.scale) == (None, None, None)
+        and not (shape.sinks or moe.gate_bias)
         and not (shape.wide_qk_norm or config.rope.interleaved or moe.correction_bias)
         and (moe.scoring_func, moe.group_limited) == ("softmax", False)
         and moe.shared_expert_gated == (moe.shared_expert_size > 0)

@@ -63,10 +63,16 @@ class Distillation:
             start: directory of united experts to begin with, which are not learned layer by layer then.
 
         Raises:
-            InvalidInput: ``start`` lacks a way.
+            InvalidInput: ``start`` lacks a way, or the model's experts cannot be united so.
             CheckpointError: a file of ``start`` is damaged, or for other weights.
         """
         assert config.weights_digest
+        if config.moe.expert_bias or config.moe.activation is not None:
+            raise InvalidInput(
+                "--model",
+                f"experts of family {config.family} have biases and an activation other than SwiGLU, which united "
+                "experts are not distilled with: degraded rungs use the means of groups instead",
+            )
         self._checkpoint, self._config, self._text = checkpoint, config, text
         self._recipe, self._ways, self._tell = recipe, sorted(set(ways)), tell
         self._dtype = _DTYPES[config.dtype]

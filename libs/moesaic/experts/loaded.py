@@ -47,7 +47,15 @@ class ExpertFiles:
         size, on_cpu = config.moe.expert_size, device.type == "cpu"
         if quantization != "none" and not on_cpu:
             raise InvalidInput("quantization", "is for CPUs; on a GPU it must be none")
-        self.layout = ExpertLayout(config.hidden_size, size, dtype, quantization, not on_cpu)
+        self.layout = ExpertLayout(
+            config.hidden_size,
+            size,
+            dtype,
+            quantization,
+            not on_cpu,
+            config.moe.expert_bias,
+            config.moe.activation,
+        )
 
     @property
     def expert_bytes(self) -> int:
@@ -76,7 +84,7 @@ class ExpertFiles:
         read = self.experts.read(layer, expert, layout.dtype, host)
         # Zeros, for the gaps between the parts are sent and compared too.
         packed = huge_pages.zeros((layout.nbytes,), torch.uint8)
-        layout.pack(*read.numbers(layout.dtype), packed)
+        layout.pack(*read.numbers(layout.dtype), packed, read.biases)
         digests = digests_of(packed.unsqueeze(0))[0]
         packed = packed.to(self.device)
         settle(self.device)  # peers are given it on another thread

@@ -25,7 +25,7 @@ class PackedExperts:
         """
         for expert, row in zip(experts, rows, strict=True):
             read = self.experts.read(layer, expert, self.layout.dtype, torch.device("cpu"))
-            self.layout.pack(*read.numbers(self.layout.dtype), row)
+            self.layout.pack(*read.numbers(self.layout.dtype), row, read.biases)
 
     def packed(self, layer: int, experts: Sequence[int]) -> Tensor:
         """Pack ``experts`` into new memory.

@@ -45,10 +45,10 @@ class LayerSlots:
         """The weights as a GPU's kernels find them."""
         from moesaic.kernels.triton.grouped_experts import SlotWeights
 
-        plain = [
-            (mlp.gate_up, mlp.down) if isinstance(mlp, PlainMLP) else None for mlp in self.mlps
-        ]
-        return SlotWeights.of(plain)
+        plain = [mlp if isinstance(mlp, PlainMLP) else None for mlp in self.mlps]
+        activation = next(mlp.activation for mlp in plain if mlp is not None)
+        held = [mlp and (mlp.gate_up, mlp.down, *(mlp.biases or ())) for mlp in plain]
+        return SlotWeights.of(held, activation)
 
     @cached_property
     def packed(self) -> PackedSlots | None:
@@ -196,7 +196,10 @@ def load_table(
 
     def bring(layer: int, expert: int) -> LoadedExpert:
         weights = experts.read(layer, expert, dtype, device)
-        return LoadedExpert(make_mlp(*weights.numbers(dtype), quantization))
+        biases, activation = weights.biases, config.moe.activation
+        gate_up, down = weights.numbers(dtype)
+        mlp = make_mlp(gate_up, down, quantization, biases=biases, activation=activation)
+        return LoadedExpert(mlp)
 
     return change_table(wanted, bring, resident)
 

@@ -90,7 +90,15 @@ class WarmUp:
         hidden, size, device = self._config.hidden_size, self._config.moe.expert_size, self._device
         gate_up = torch.zeros(2 * size, hidden, dtype=self._dtype, device=device)
         down = torch.zeros(hidden, size, dtype=self._dtype, device=device)
-        mlp = make_mlp(gate_up, down, self._quantization)
+        moe = self._config.moe
+        biases = (gate_up.new_zeros(len(gate_up)), down.new_zeros(len(down)))
+        mlp = make_mlp(
+            gate_up,
+            down,
+            self._quantization,
+            biases=biases if moe.expert_bias else None,
+            activation=moe.activation,
+        )
         experts = [slot % self._config.moe.num_experts for slot in range(self._num_slots)]
         slots = LayerSlots(tuple(experts), (mlp,) * len(experts))
         return SlotTable({min(self._gates): slots})

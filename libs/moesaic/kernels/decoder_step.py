@@ -154,7 +154,7 @@ class DecoderStepKernel:
             embedding: float32 ``[vocab, H]``.
             norm: before the head, float32 ``[H]``.
             head: ``H -> vocab``, float32.
-            shape: of every layer's attention.
+            shape: of every layer's attention, whatever its window.
             caches: one for each layer, ``[tokens, width]``.
         """
         assert len(caches) == len(layers)

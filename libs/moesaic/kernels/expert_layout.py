@@ -10,6 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from moesaic.kernels.activation import ClampedSwiglu
 from moesaic.kernels.gated_mlp import GatedMLP, PlainMLP, make_mlp
 from moesaic.kernels.linear import PackedMatrix, Quantization
 from moesaic.kernels.packed_experts import PackedMLP
@@ -42,6 +43,8 @@ class ExpertLayout:
 
     Attributes:
         as_stored: no panels, whatever the processor here: the bytes are for a GPU.
+        biased: both products have biases, which travel with the weights.
+        activation: between the products; it is no part of the bytes.
     """
 
     hidden_size: int
@@ -49,11 +52,20 @@ class ExpertLayout:
     dtype: torch.dtype
     quantization: Quantization = "none"
     as_stored: bool = False
+    biased: bool = False
+    activation: ClampedSwiglu | None = None
 
-    def pack(self, gate_up: Tensor, down: Tensor, into: Tensor) -> None:
+    def pack(
+        self,
+        gate_up: Tensor,
+        down: Tensor,
+        into: Tensor,
+        biases: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
         """Write an expert's weights, ``gate_up`` ``[2I, H]`` and ``down`` ``[H, I]``, as the bytes
-        ``into``, uint8 ``[nbytes]``."""
-        tensors = _tensors_of(self._make(gate_up, down))
+        ``into``, uint8 ``[nbytes]``; and its ``biases``, ``[2I]`` and ``[H]``, if the layout is ``biased``."""
+        assert (biases is not None) == self.biased
+        tensors = _tensors_of(self._make(gate_up, down, biases))
         for part in self._parts:
             _view(into, part).copy_(tensors[part.matrix][part.name])
 
@@ -64,9 +76,10 @@ class ExpertLayout:
             tensors[part.matrix][part.name] = _view(packed, part)
         shapes = self._form[1]
         if shapes is None:
-            return PlainMLP(tensors[0]["weight"], tensors[1]["weight"])
+            biases = (tensors[0]["bias"], tensors[1]["bias"]) if self.biased else None
+            return PlainMLP(tensors[0]["weight"], tensors[1]["weight"], biases, self.activation)
         gate_up, down = (PackedMatrix(s, **t) for s, t in zip(shapes, tensors, strict=True))
-        return PackedMLP.of_packed(gate_up, down)
+        return PackedMLP.of_packed(gate_up, down, self.activation)
 
     @cached_property
     def nbytes(self) -> int:
@@ -88,17 +101,20 @@ class ExpertLayout:
     def _parts(self) -> tuple[_Part, ...]:
         return self._form[0]
 
-    def _make(self, gate_up: Tensor, down: Tensor) -> GatedMLP:
+    def _make(
+        self, gate_up: Tensor, down: Tensor, biases: tuple[Tensor, Tensor] | None
+    ) -> GatedMLP:
         if self.as_stored and self.quantization == "none":
-            return PlainMLP(gate_up, down)
-        return make_mlp(gate_up, down, self.quantization, lasting=False)
+            return PlainMLP(gate_up, down, biases)
+        return make_mlp(gate_up, down, self.quantization, biases=biases, lasting=False)
 
     @cached_property
     def _form(self) -> tuple[tuple[_Part, ...], tuple[tuple[int, ...], ...] | None]:
         """The parts, and the shapes of the matrices if these are packed, as a sample shows."""
         gate_up = torch.zeros(2 * self.size, self.hidden_size, dtype=self.dtype)
         down = torch.zeros(self.hidden_size, self.size, dtype=self.dtype)
-        sample = self._make(gate_up, down)
+        biases = (gate_up.new_zeros(len(gate_up)), down.new_zeros(len(down)))
+        sample = self._make(gate_up, down, biases if self.biased else None)
         parts: list[_Part] = []
         for matrix, tensors in enumerate(_tensors_of(sample)):
             for name, tensor in tensors.items():
@@ -113,7 +129,10 @@ def _tensors_of(mlp: GatedMLP) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         gate_up, down = mlp.matrices
         return gate_up.parts, down.parts
     assert isinstance(mlp, PlainMLP)
-    return {"weight": mlp.gate_up}, {"weight": mlp.down}
+    if mlp.biases is None:
+        return {"weight": mlp.gate_up}, {"weight": mlp.down}
+    of_gate_up, of_down = mlp.biases
+    return {"weight": mlp.gate_up, "bias": of_gate_up}, {"weight": mlp.down, "bias": of_down}
 
 
 def _view(packed: Tensor, part: _Part) -> Tensor:

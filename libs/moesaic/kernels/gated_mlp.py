@@ -1,4 +1,4 @@
-"""The SwiGLU MLP: dense layers, shared experts and routed ones."""
+"""The gated MLP: dense layers, shared experts and routed ones."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -6,13 +6,14 @@ from typing import Protocol
 from torch import Tensor
 from torch.nn import functional as F
 
+from moesaic.kernels.activation import ClampedSwiglu
 from moesaic.kernels.linear import Quantization, check_int8
 from moesaic.kernels.packed_experts import PackedMLP
 from moesaic.native.library import usable
 
 
 class GatedMLP(Protocol):
-    """``down(silu(gate(x)) * up(x))``: ``[T, H]`` -> ``[T, H]``, same dtype."""
+    """``down(silu(gate(x)) * up(x))``, or with another activation: ``[T, H]`` -> ``[T, H]``, same dtype."""
 
     @property
     def nbytes(self) -> int:
@@ -25,11 +26,17 @@ class GatedMLP(Protocol):
 
 
 def make_mlp(
-    gate_up: Tensor, down: Tensor, quantization: Quantization = "none", *, lasting: bool = True
+    gate_up: Tensor,
+    down: Tensor,
+    quantization: Quantization = "none",
+    *,
+    biases: tuple[Tensor, Tensor] | None = None,
+    activation: ClampedSwiglu | None = None,
+    lasting: bool = True,
 ) -> GatedMLP:
     """Bring ``gate_up`` ``[2I, H]``, gate before up, and ``down`` ``[H, I]`` into their fastest form.
 
-    It is not ``lasting`` if it is only made to be copied.
+    ``biases``, ``[2I]`` and ``[H]``, are added to their outputs. It is not ``lasting`` if it is only made to be copied.
 
     Raises:
         ValueError: int8 is asked for where it cannot be computed.
@@ -37,8 +44,10 @@ def make_mlp(
     if quantization == "int8":
         check_int8(gate_up)
     if not usable(gate_up):
-        return PlainMLP(gate_up, down)
-    return PackedMLP(gate_up, down, quantization, lasting=lasting)
+        return PlainMLP(gate_up, down, biases, activation)
+    return PackedMLP(
+        gate_up, down, quantization, biases=biases, activation=activation, lasting=lasting
+    )
 
 
 @dataclass(frozen=True)
@@ -47,13 +56,23 @@ class PlainMLP:
 
     gate_up: Tensor  # [2I, H]
     down: Tensor  # [H, I]
+    biases: tuple[Tensor, Tensor] | None = None  # [2I] and [H]
+    activation: ClampedSwiglu | None = None
 
     @property
     def nbytes(self) -> int:
         """See ``GatedMLP.nbytes``."""
-        return self.gate_up.nbytes + self.down.nbytes
+        return sum(each.nbytes for each in (self.gate_up, self.down, *(self.biases or ())))
 
     def __call__(self, x: Tensor) -> Tensor:
         """See ``GatedMLP``."""
-        gate, up = F.linear(x, self.gate_up).chunk(2, dim=-1)
-        return F.linear(F.silu(gate).mul_(up), self.down)
+        of_gate_up, of_down = self.biases or (None, None)
+        gate, up = F.linear(x, self.gate_up, of_gate_up).chunk(2, dim=-1)
+        return F.linear(_activated(gate, up, self.activation), self.down, of_down)
+
+
+def _activated(gate: Tensor, up: Tensor, activation: ClampedSwiglu | None) -> Tensor:
+    if activation is None:
+        return F.silu(gate).mul_(up)
+    gate, up = gate.clamp(max=activation.limit), up.clamp(-activation.limit, activation.limit)
+    return gate.mul(activation.slope).sigmoid_().mul_(gate).mul_(up + 1)

@@ -54,9 +54,12 @@ class GroupedQueryKernel:
         qk_norm: Tensor | None,
         norm_behind: Tensor,
         eps: float,
+        window: int | None,
+        sinks: Tensor | None,
     ) -> None:
-        """Take the weights of a ``GroupedQueryLayer``, and those of the norms before and behind it, float32 ``[H]``."""
-        self._kept = qkv, output, norm, qk_norm, norm_behind  # ``c`` points into them
+        """Take the weights of a ``GroupedQueryLayer``, and those of the norms before and behind it, float32 ``[H]``;
+        see ``paged_attention`` for ``window`` and ``sinks``."""
+        self._kept = qkv, output, norm, qk_norm, norm_behind, sinks  # ``c`` points into them
         self._hidden_size = len(norm)
         self.c = AttentionLayerArgs(
             qkv=qkv.c,
@@ -65,6 +68,8 @@ class GroupedQueryKernel:
             qk_norm=None if qk_norm is None else qk_norm.data_ptr(),
             norm_behind=norm_behind.data_ptr(),
             eps=eps,
+            window=window or 0,
+            sinks=None if sinks is None else sinks.data_ptr(),
         )
 
     def __call__(

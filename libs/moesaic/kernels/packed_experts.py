@@ -1,4 +1,4 @@
-# Packed experts: the weighted sum of SwiGLU experts over the rows routed to them, by the kernels for CPUs.
+# Packed experts: the weighted sum of gated experts over the rows routed to them, by the kernels for CPUs.
 #   Layout     each panel of gate_up has gates and their ups; rows are sorted by slot.
 #   Cost       2 * 3 * R * H * I operations; the active slots' weights are read once, others never.
 #   Order      a row's experts are added in ascending slot order: same input, same sum.
@@ -12,6 +12,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from moesaic.kernels.activation import ClampedSwiglu
 from moesaic.kernels.linear import PackedMatrix, Quantization
 from moesaic.native.library import lib, scratch
 from moesaic.native.structs import ExpertArgs
@@ -26,30 +27,38 @@ class PackedMLP:
         down: Tensor,
         quantization: Quantization = "none",
         *,
+        biases: tuple[Tensor, Tensor] | None = None,
+        activation: ClampedSwiglu | None = None,
         lasting: bool = True,
     ) -> None:
-        """Pack the weights; the caller's are needed no longer."""
-        hidden_size, size = down.shape
-        half = lib().panel_width() // 2
-        padded = -(-size // half) * half
-        halves = gate_up.new_zeros(2, padded, hidden_size)
-        halves[:, :size] = gate_up.view(2, size, -1)
-        mixed = halves.view(2, -1, half, hidden_size).transpose(0, 1).flatten(0, 2)
+        """Pack the weights, see ``make_mlp``; the caller's are needed no longer."""
+        of_gate_up, of_down = biases or (None, None)
+        mixed = None if of_gate_up is None else _mixed(of_gate_up)
         pack = PackedMatrix.int8 if quantization == "int8" else PackedMatrix.float32
-        self._take(pack(mixed, lasting=lasting), pack(down, lasting=lasting))
+        self._take(
+            pack(_mixed(gate_up), mixed, lasting=lasting),
+            pack(down, of_down, lasting=lasting),
+            activation,
+        )
 
     @classmethod
-    def of_packed(cls, gate_up: PackedMatrix, down: PackedMatrix) -> "PackedMLP":
+    def of_packed(
+        cls, gate_up: PackedMatrix, down: PackedMatrix, activation: ClampedSwiglu | None = None
+    ) -> "PackedMLP":
         """Compute with matrices that are packed already, in place."""
         mlp = cls.__new__(cls)
-        mlp._take(gate_up, down)
+        mlp._take(gate_up, down, activation)
         return mlp
 
-    def _take(self, gate_up: PackedMatrix, down: PackedMatrix) -> None:
+    def _take(
+        self, gate_up: PackedMatrix, down: PackedMatrix, activation: ClampedSwiglu | None
+    ) -> None:
         self.hidden_size, self.size = down.shape
         self.matrices = gate_up, down
         self.nbytes = gate_up.nbytes + down.nbytes
         self.c = ExpertArgs(gate_up=gate_up.c, down=down.c)
+        if activation is not None:
+            self.c.slope, self.c.limit = activation.slope, activation.limit
 
     def __call__(self, x: Tensor) -> Tensor:
         """See ``GatedMLP``; float32. It is the only expert of every row."""
@@ -102,6 +111,15 @@ class PackedSlots:
             threads=threads,
         )
         return out
+
+
+def _mixed(gate_up: Tensor) -> Tensor:
+    """Lay gates ``[I, ...]`` and the ups behind them side by side, half a panel of each in turn."""
+    half, size = lib().panel_width() // 2, len(gate_up) // 2
+    padded = -(-size // half) * half
+    halves = gate_up.new_zeros(2, padded, *gate_up.shape[1:])
+    halves[:, :size] = gate_up.unflatten(0, (2, size))
+    return halves.unflatten(1, (-1, half)).transpose(0, 1).flatten(0, 2)
 
 
 @lru_cache(maxsize=64)

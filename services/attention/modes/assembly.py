@@ -175,5 +175,10 @@ async def measured(worker: WorkerParts, gathered: Gathered) -> float:
 
 def _layout(settings: AttentionSettings, config: ModelConfig) -> ExpertLayout:
     return ExpertLayout(
-        config.hidden_size, config.moe.expert_size, dtype_of(settings), settings.quantization
+        config.hidden_size,
+        config.moe.expert_size,
+        dtype_of(settings),
+        settings.quantization,
+        biased=config.moe.expert_bias,
+        activation=config.moe.activation,
     )

@@ -37,6 +37,7 @@ QWEN3: dict[str, Any] = {
     "sliding_window": None,
     "use_sliding_window": False,
 }
+QWEN2: dict[str, Any] = {"model_type": "qwen2_moe"}  # and the defaults of its class
 DEEPSEEK_LITE: dict[str, Any] = {
     "model_type": "deepseek_v2",
     "vocab_size": 102400,
@@ -219,6 +220,22 @@ def test_generation_config_has_the_last_word_on_end_tokens(write_config: WriteCo
         (DEEPSEEK_LITE, {"num_experts_per_tok": ...}, "num_experts_per_tok: is missing"),
         (DEEPSEEK_LITE, {"moe_layer_freq": 2}, "moe_layer_freq: expected 1"),
         (DEEPSEEK_LITE, {"scoring_func": "sigmoid"}, "scoring_func: 'sigmoid' is not supported"),
+        (
+            QWEN2,
+            {"layer_types": ["sliding_attention"] * 24},
+            "layer_types: has windows, but use_sliding_window",
+        ),
+        (QWEN2, {"layer_types": ["full_attention"]}, "layer_types: expected a list of 24 entries"),
+        (
+            QWEN2,
+            {"layer_types": ["linear_attention"] * 24},
+            "layer_types: 'linear_attention' is not supported; supported: sliding_attention",
+        ),
+        (
+            QWEN2,
+            {"use_sliding_window": True, "sliding_window": None},
+            "sliding_window: expected an integer",
+        ),
         (QWEN3, {"rope_parameters": {"full_attention": {}}}, "rope_parameters.full_attention: "),
         (QWEN3, {"rope_scaling": {"rope_type": "yarn", "factor": None}}, "rope_scaling.factor: "),
     ],

@@ -17,13 +17,15 @@ CLASSES: dict[str, Any] = {
     "qwen2_moe": transformers.Qwen2MoeConfig,
     "qwen3_moe": transformers.Qwen3MoeConfig,
     "deepseek_v2": transformers.DeepseekV2Config,
+    "gpt_oss": transformers.GptOssConfig,
 }
 # With these every field of the family counts.
 OPTIONS: dict[str, dict[str, Any]] = {
     "mixtral": {},
-    "qwen2_moe": {},
+    "qwen2_moe": {"use_sliding_window": True},
     "qwen3_moe": {"use_sliding_window": True},
     "deepseek_v2": {"num_experts_per_tok": 6},
+    "gpt_oss": {},
 }
 NO_EFFECT = {  # on the logits of one forward pass, whatever they say
     *("transformers_version", "architectures", "output_hidden_states", "return_dict", "use_cache"),
@@ -33,8 +35,6 @@ NO_EFFECT = {  # on the logits of one forward pass, whatever they say
     *("pad_token_id", "bos_token_id", "pretraining_tp"),
 }
 NO_EFFECT_IN = {
-    # Without use_sliding_window, which is refused, these say nothing.
-    "qwen2_moe": {"sliding_window", "max_window_layers"},
     # The class has norm_topk_prob, and its model does not ask for it; groups count with another topk_method.
     "deepseek_v2": {"norm_topk_prob", "n_group", "topk_group"},
 }
@@ -42,9 +42,10 @@ CHANGED: dict[str, Any] = {  # where doubling or negating is no other value
     "head_dim": 16,
     "sliding_window": 77,
     "layer_types": ["sliding_attention"],
+    "max_window_layers": 3,
     "mlp_only_layers": [1],
     "num_key_value_heads": 2,
-    "num_attention_heads": 64,
+    "num_attention_heads": 128,
     "eos_token_id": 5,
     "dtype": "bfloat16",
     "rope_parameters": {"rope_type": "yarn", "factor": 4.0},
@@ -78,7 +79,7 @@ def everything(family: str) -> dict[str, Any]:
     """A file that leaves nothing out."""
     config = CLASSES[family](**OPTIONS[family])
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    made_of_others = ("layer_types", "head_dim") if family != "mixtral" else ()
+    made_of_others = ("layer_types", "head_dim") if family not in ("mixtral", "gpt_oss") else ()
     return {name: value for name, value in fields.items() if name not in made_of_others} | {
         "model_type": family
     }
@@ -133,11 +134,12 @@ def of_ours(config: ModelConfig) -> dict[str, Any]:
     return found | {
         "num_key_value_heads": attention.num_kv_heads,
         "head_dim": attention.head_dim,
-        "sliding_window": attention.sliding_window,
+        "windows": [attention.window_of(layer) for layer in range(config.num_layers)],
         "qkv_bias": attention.qkv_bias,
         "output_bias": attention.output_bias,
         "norm_topk_prob": moe.norm_topk_prob,
         "shared_size": moe.shared_expert_size,
+        "activation": moe.activation and (moe.activation.slope, moe.activation.limit),
     }
 
 
@@ -174,7 +176,8 @@ def of_theirs(family: str, config: Any) -> dict[str, Any]:
                 "shared_size": config.n_shared_experts * config.moe_intermediate_size,
             }
         )
-    is_mixtral, is_qwen2 = family == "mixtral", family == "qwen2_moe"
+    is_mixtral, is_qwen2 = family in ("mixtral", "gpt_oss"), family == "qwen2_moe"
+    types = getattr(config, "layer_types", None)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     bias = config.qkv_bias if is_qwen2 else getattr(config, "attention_bias", False)
     return found | {
@@ -189,11 +192,15 @@ def of_theirs(family: str, config: Any) -> dict[str, Any]:
         "dense_size": 0 if is_mixtral else config.intermediate_size,
         "num_key_value_heads": config.num_key_value_heads,
         "head_dim": head_dim,
-        "sliding_window": None if is_qwen2 else config.sliding_window,
+        "windows": [
+            config.sliding_window if not types or types[i] == "sliding_attention" else None
+            for i in layers
+        ],
         "qkv_bias": bias,
         "output_bias": bias and not is_qwen2,
         "norm_topk_prob": True if is_mixtral else config.norm_topk_prob,
         "shared_size": config.shared_expert_intermediate_size if is_qwen2 else 0,
+        "activation": (config.swiglu_alpha, config.swiglu_limit) if family == "gpt_oss" else None,
     }
 
 

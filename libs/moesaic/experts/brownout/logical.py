@@ -5,6 +5,7 @@ same under every placement. A placement numbers only what its own rung needs: ``
 behind them.
 """
 
+from collections.abc import Iterable
 from functools import cached_property
 from typing import Protocol
 
@@ -108,6 +109,12 @@ class LogicalExperts:
         read = [
             load_expert(self._checkpoint, config, layer, e, torch.float32, device) for e in experts
         ]
+
+        def mean(tensors: Iterable[Tensor]) -> Tensor:
+            return torch.stack(list(tensors)).mean(dim=0).to(dtype)
+
         both = zip(*(each.numbers(torch.float32) for each in read), strict=True)
-        gate_up, down = (torch.stack(matrices).mean(dim=0).to(dtype) for matrices in both)
-        return ExpertWeights(gate_up, down)
+        gate_up, down = map(mean, both)
+        biases = [each.biases for each in read if each.biases is not None]
+        mean_biases = (mean(a for a, _ in biases), mean(b for _, b in biases)) if biases else None
+        return ExpertWeights(gate_up, down, mean_biases)

@@ -5,6 +5,7 @@ from functools import cached_property
 from hashlib import sha256
 from typing import Literal
 
+from moesaic.kernels.activation import ClampedSwiglu
 from moesaic.models.configuration.weight_format import WeightFormat
 
 Dtype = Literal["float32", "bfloat16"]
@@ -31,6 +32,11 @@ class GroupedQueryAttention:
     clip: float | None = None  # bound of queries, keys and values, before the rotation
     rotated_dim: int | None = None  # only so many numbers of a head, the first; None: all
     scale: float | None = None  # of scores; None: ``head_dim**-0.5``
+    # Tokens of these layers see everything before them, whatever the window.
+    full_layers: tuple[int, ...] = ()
+    sinks: bool = (
+        False  # of each head, a learned logit joins the sum of its softmax and weighs no value
+    )
 
     @property
     def kv_width(self) -> int:
@@ -46,6 +52,10 @@ class GroupedQueryAttention:
     def softmax_scale(self) -> float:
         """Multiplies the scores of a query with keys."""
         return self.head_dim**-0.5 if self.scale is None else self.scale
+
+    def window_of(self, layer: int) -> int | None:
+        """Return the window of a decoder layer; None: its tokens see everything before them."""
+        return None if layer in self.full_layers else self.sliding_window
 
 
 @dataclass(frozen=True)
@@ -130,6 +140,9 @@ class MoE:
     correction_bias: bool = False  # each expert has a bias, by which it is chosen and not weighed
     norm_epsilon: float = 0.0  # added to the sum by which ``norm_topk_prob`` divides
     norm_least: float = 0.0  # least value of that sum
+    gate_bias: bool = False  # added to the gate's logits
+    expert_bias: bool = False  # on both products of every routed expert
+    activation: ClampedSwiglu | None = None  # of routed experts; None: SwiGLU
 
     @property
     def group_limited(self) -> bool:
@@ -174,4 +187,5 @@ class ModelConfig:
     @property
     def expert_parameters(self) -> int:
         """Parameters of one routed expert."""
-        return 3 * self.moe.expert_size * self.hidden_size
+        size, hidden = self.moe.expert_size, self.hidden_size
+        return 3 * size * hidden + (2 * size + hidden) * self.moe.expert_bias

@@ -32,6 +32,10 @@ class SparseNames:
         correction_axes: axes of length 1 in front.
         shared: gate, up and down of the shared experts, or gate and up in one, and down; if the model has any.
         shared_gate: ``[1, H]``, if the model has it.
+        gate_bias: ``[E]``, if the model has it.
+        biases: of all experts together, ``[E, 2I]`` and ``[E, H]``, if the model has them.
+        by_turns: all experts together are ``[E, H, 2I]``, where gates and ups take turns, as they do in their biases,
+            and ``[E, I, H]``.
     """
 
     gate: str
@@ -40,6 +44,9 @@ class SparseNames:
     shared: tuple[str, ...] = ()
     shared_gate: str = ""
     correction_axes: tuple[int, ...] = ()
+    gate_bias: str = ""
+    biases: tuple[str, ...] = ()
+    by_turns: bool = False
 
 
 def mlp_names(prefix: str, matrices: tuple[str, ...] = MATRICES) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """Readers of the parts that families share: grouped-query attention, latent attention, experts."""
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 from moesaic.models.configuration.architecture import (
@@ -35,6 +36,15 @@ def grouped_query(
     share = rotated_share(fields, partly=partly_rotated)
     rotated = None if share == 1.0 else int(head_dim * share)
     return GroupedQueryAttention(num_heads, num_kv_heads, head_dim, rotated_dim=rotated, **options)
+
+
+def full_layers(fields: Fields, windowed: Sequence[bool]) -> tuple[int, ...]:
+    """Read the indices of the layers without a window from ``layer_types``; a file that has none means ``windowed``."""
+    if fields.has("layer_types"):
+        sliding = "sliding_attention"
+        types = fields.choices("layer_types", (sliding, "full_attention"), "num_hidden_layers")
+        windowed = [each == sliding for each in types]
+    return tuple(layer for layer, is_windowed in enumerate(windowed) if not is_windowed)
 
 
 def latent(fields: Fields) -> LatentAttention:

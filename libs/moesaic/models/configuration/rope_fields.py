@@ -26,7 +26,8 @@ def read_rope(fields: Fields, *, latent: bool) -> Rope:
     Raises:
         CheckpointError: a field is invalid, not supported, or contradicts another one.
     """
-    given = [name for name in _GROUPS if fields.group(name)]  # transformers skips empty ones
+    # transformers skips empty ones; those that the file leaves out may have a default.
+    given = [name for name in _GROUPS if fields.gives(name) and fields.group(name)]
     ropes = [_read_group(fields, name, latent=latent) for name in given or _GROUPS[:1]]
     if any(rope != ropes[0] for rope in ropes):
         raise fields.contradiction(given[0], fields, given[1])

@@ -84,11 +84,6 @@ class Decoder:
         )
         # Latent attention rotates in float32, whatever the model's dtype.
         self._rotation_dtype = torch.float32 if latent else self.dtype
-        self.window = (
-            None
-            if isinstance(config.attention, LatentAttention)
-            else config.attention.sliding_window
-        )
 
     @classmethod
     def load(
@@ -161,7 +156,7 @@ class Decoder:
             self._embedding.contiguous(),
             self._norm,
             head.matrix,
-            last.lying(cache.block_size, self.window),
+            last.lying(cache.block_size),
             caches,
         )
         return WholeSteps(kernel, self._rotary, cache.block_size)
@@ -176,7 +171,7 @@ class Decoder:
         Returns:
             float32 ``[R, vocab]``: the next-token logits of the wanted rows, in their order.
         """
-        plan = plan_attention(batch, cache.block_size, self.window, self.device)
+        plan = plan_attention(batch, cache.block_size, self.device)
         attending = plan.last.attending
         if every_row:
             plan = StepPlan(plan.layer, plan.layer)

@@ -16,9 +16,15 @@ from moesaic.models.weights.tensor_names import layer_prefix, sparse_names
 class Gate:
     """The gate of one layer."""
 
-    def __init__(self, weight: Tensor, moe: MoE, correction: Tensor | None = None) -> None:
-        """Take ``weight`` ``[E, H]``, and each expert's correction, float32 ``[E]``, where the model has one."""
-        self._dtype, self._linear, self._moe = weight.dtype, make_linear(weight), moe
+    def __init__(
+        self,
+        weight: Tensor,
+        moe: MoE,
+        correction: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> None:
+        """Take ``weight`` ``[E, H]``, and where there are, float32 corrections ``[E]`` and biases ``[E]``."""
+        self._dtype, self._linear, self._moe = weight.dtype, make_linear(weight, bias), moe
         self._gating = Gating(moe, correction)
 
     @classmethod
@@ -38,12 +44,15 @@ class Gate:
         shape = (config.moe.num_experts, config.hidden_size)
         gate_dtype = torch.float32 if config.moe.float32_gate else dtype
         names, prefix = sparse_names(config, checkpoint, layer), layer_prefix(layer)
-        weight, correction = checkpoint.read(prefix + names.gate, shape, gate_dtype, device), None
+        weight = checkpoint.read(prefix + names.gate, shape, gate_dtype, device)
+        correction = bias = None
         if config.moe.correction_bias:
             size = (*names.correction_axes, config.moe.num_experts)
             name = prefix + names.correction
             correction = checkpoint.read(name, size, torch.float32, device).flatten()
-        return cls(weight, config.moe, correction)
+        if config.moe.gate_bias:
+            bias = checkpoint.read(prefix + names.gate_bias, shape[:1], gate_dtype, device)
+        return cls(weight, config.moe, correction, bias)
 
     def __call__(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
         """Choose experts for the rows of ``hidden_states`` ``[T, H]``.

@@ -29,6 +29,7 @@ class GroupedQueryLayer:
     qk_norm: Tensor | None  # [heads + kv_heads, d]: one weight for all queries, one for all keys
     eps: float
     output: Linear  # heads * d -> H
+    sinks: Tensor | None  # float32 [heads]
 
     @classmethod
     def load(
@@ -59,6 +60,7 @@ class GroupedQueryLayer:
                 reader.weight("o_proj.weight", hidden, shape.num_heads * dim),
                 reader.read("o_proj.bias", hidden) if shape.output_bias else None,
             ),
+            sinks=reader.read("sinks", shape.num_heads).float() if shape.sinks else None,
         )
 
     def __call__(
@@ -73,8 +75,9 @@ class GroupedQueryLayer:
         qkv = self.qkv(hidden_states)
         queries = self._store(qkv, self.shape.num_heads, rotation, offsets, cache)
         layout = KVLayout.grouped(self.shape.num_kv_heads, self.shape.head_dim)
+        scale, window = self.shape.head_dim**-0.5, self.shape.window_of(self.layer)
         rows = cache.rows(self.layer)
-        return self.output(plan.attend(queries, rows, layout, self.shape.head_dim**-0.5))
+        return self.output(plan.attend(queries, rows, layout, scale, window, self.sinks))
 
     def between(self, norm: Tensor, norm_behind: Tensor) -> GroupedQueryKernel | None:
         """Combine this layer with the norms before and behind it, ``[H]`` each, into one call.
@@ -86,25 +89,32 @@ class GroupedQueryLayer:
         if not (isinstance(qkv, PackedLinear) and isinstance(output, PackedLinear)):
             return None
         return GroupedQueryKernel(
-            qkv.matrix, output.matrix, norm, self.qk_norm, norm_behind, self.eps
+            qkv.matrix,
+            output.matrix,
+            norm,
+            self.qk_norm,
+            norm_behind,
+            self.eps,
+            self.shape.window_of(self.layer),
+            self.sinks,
         )
 
     def step_of(self, rotation: Rotation, plan: AttentionPlan) -> StepOfRows:
         """Describe a step's rows for every layer's call, if all of them attend."""
         [rows] = plan.groups
-        lying = self.lying(plan.block_size, plan.window)
+        lying = self.lying(plan.block_size)
         turn = (rotation.cos, rotation.sin, rotation.interleaved)
         return StepOfRows(lying, *turn, plan.write_offsets, rows)
 
-    def lying(self, block_size: int, window: int | None) -> ShapeArgs:
-        """Describe the place of heads in the projection and in a CPU's cache."""
+    def lying(self, block_size: int) -> ShapeArgs:
+        """Describe the place of heads in the projection and in a CPU's cache, for layers with any window."""
         heads, kv_heads, dim = (
             self.shape.num_heads,
             self.shape.num_kv_heads,
             self.shape.head_dim,
         )
         layout, width = KVLayout.grouped(kv_heads, dim), (heads + 2 * kv_heads) * dim
-        return shape_of(layout, heads, width, block_size, window, dim**-0.5)
+        return shape_of(layout, heads, width, block_size, None, dim**-0.5)
 
     def _store(
         self, projected: Tensor, num_heads: int, rotation: Rotation, offsets: Tensor, cache: KVCache

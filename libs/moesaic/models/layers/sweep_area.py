@@ -43,7 +43,7 @@ class SweepArea:
         fails may be made again.
         """
         decoder, device = self._decoder, self._decoder.device
-        plans = plan_attention(batch, self._cache.block_size, decoder.window, device)
+        plans = plan_attention(batch, self._cache.block_size, device)
         plan = plans.last if layer == decoder.config.num_layers - 1 else plans.layer
         token_ids, positions = batch.on(device)
         entered = layer > 0

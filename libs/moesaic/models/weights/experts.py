@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moesaic.kernels.stored_weights import StoredWeight, dequantised
+from moesaic.kernels.stored_weights import StoredWeight, dequantised, take_rows
 from moesaic.models.configuration.architecture import ModelConfig
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.models.weights.formats.reading import joined, read_entry, read_matrix
@@ -14,13 +14,14 @@ from moesaic.models.weights.tensor_names import layer_prefix, sparse_names
 
 @dataclass(frozen=True)
 class ExpertWeights:
-    """One expert: ``down(silu(gate(x)) * up(x))``."""
+    """One expert: ``down(activation(gate(x), up(x)))``."""
 
     gate_up: StoredWeight  # [2I, H]: gate, then up
     down: StoredWeight  # [H, I]
+    biases: tuple[Tensor, Tensor] | None = None  # [2I] and [H]
 
     def numbers(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return what both stand for."""
+        """Return what both matrices stand for."""
         return dequantised(self.gate_up, dtype), dequantised(self.down, dtype)
 
 
@@ -41,17 +42,33 @@ def load_expert(
     assert 0 <= expert < config.moe.num_experts
     size, hidden = config.moe.expert_size, config.hidden_size
     prefix, weight_format = layer_prefix(layer), config.weight_format
-    names = [prefix + name for name in sparse_names(config, checkpoint, layer).experts]
+    layout = sparse_names(config, checkpoint, layer)
+    names = [prefix + name for name in layout.experts]
     if len(names) == 2:  # all experts of the layer in two tensors
         num = config.moe.num_experts
-        both = (
-            read_entry(checkpoint, weight_format, name, expert, (num, *shape), dtype, device)
-            for name, shape in zip(names, ((2 * size, hidden), (hidden, size)), strict=True)
-        )
-        return ExpertWeights(*both)
+
+        def matrix(name: str, num_out: int, num_in: int) -> StoredWeight:
+            if layout.by_turns and name in checkpoint:  # codes do not lie the other way round
+                shape = num, num_in, num_out
+                return checkpoint.read_slice(name, expert, shape, dtype, device).T.contiguous()
+            shape = num, num_out, num_in
+            return read_entry(checkpoint, weight_format, name, expert, shape, dtype, device)
+
+        def bias(name: str, size: int) -> Tensor:
+            return checkpoint.read_slice(prefix + name, expert, (num, size), dtype, device)
+
+        gate_up, down = matrix(names[0], 2 * size, hidden), matrix(names[1], hidden, size)
+        order = torch.arange(2 * size)
+        if layout.by_turns:
+            order = torch.cat((order[::2], order[1::2]))
+            gate_up = take_rows(gate_up, order)
+        if not config.moe.expert_bias:
+            return ExpertWeights(gate_up, down)
+        of_gate_up, of_down = bias(layout.biases[0], 2 * size), bias(layout.biases[1], hidden)
+        return ExpertWeights(gate_up, down, (of_gate_up[order], of_down))
     shapes = (size, hidden), (size, hidden), (hidden, size)
-    gate, up, down = (
+    gate, up, last = (
         read_matrix(checkpoint, weight_format, name.format(expert), shape, dtype, device)
         for name, shape in zip(names, shapes, strict=True)
     )
-    return ExpertWeights(joined((gate, up), dtype), down)
+    return ExpertWeights(joined((gate, up), dtype), last)

@@ -99,6 +99,8 @@ def _attention_names(config: ModelConfig) -> Iterator[str]:
         yield f"{name}.weight"
         if attention.qkv_bias:
             yield f"{name}.bias"
+    if attention.sinks:
+        yield "sinks"
     if attention.output_bias:
         yield "o_proj.bias"
     if attention.qk_norm:
@@ -108,6 +110,10 @@ def _attention_names(config: ModelConfig) -> Iterator[str]:
 def _sparse_names(config: ModelConfig, found: Container[str], layer: int) -> Iterator[str]:
     names, moe = sparse_names(config, found, layer), config.moe
     of_layer = [names.gate]
+    if moe.gate_bias:
+        of_layer.append(names.gate_bias)
+    if moe.expert_bias:
+        of_layer.extend(names.biases)
     if moe.correction_bias:
         of_layer.append(names.correction)
     if moe.shared_expert_size:

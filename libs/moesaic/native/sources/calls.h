@@ -20,6 +20,7 @@ struct matrix {
 struct expert {
     struct matrix gate_up;  // H -> 2I, each panel: half of it gate, half of it up
     struct matrix down;     // I -> H
+    float slope, limit;     // limit 0: silu(gate) * up; else moesaic.kernels.activation's ClampedSwiglu
 };
 
 // The sequences of a step, as the planner has them.
@@ -35,9 +36,10 @@ struct shape {
     // In the cache, in floats. A key_stride other than 1: of a block, a head's keys lie dimension by
     // dimension, LANES tokens and more of it side by side.
     int64_t block_stride, head_stride, token_stride, key_stride, value_start, value_stride;
-    int64_t block_size, window;        // window 0: none
+    int64_t block_size, window;        // window 0: none; of a step, each layer's own counts
     int64_t query_stride, out_stride;  // between rows
     float scale;
+    const float *sinks;  // [heads]: a logit in each softmax's sum that weighs no value; or none. As the window
 };
 
 // Attention between two norms.
@@ -46,6 +48,8 @@ struct layer {
     const float *norm;         // [H], before attention
     const float *qk_norm;      // [heads + kv_heads, dim] or none
     const float *norm_behind;  // [H]
+    int64_t window;            // 0: none
+    const float *sinks;        // [heads] or none
     float eps;
 };
 

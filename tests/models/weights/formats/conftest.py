@@ -28,6 +28,7 @@ MODELS = {
     "qwen3_moe": ParityCase(
         "qwen3_moe", "for formats", {"hidden_size": 64, "moe_intermediate_size": 160}
     ),
+    "gpt_oss": ParityCase("gpt_oss", "for formats", {"hidden_size": 64, "intermediate_size": 32}),
     "deepseek_v2": ParityCase(
         "deepseek_v2",
         "for formats",

@@ -67,6 +67,22 @@ def test_every_family_is_read_in_every_format(make: Make, family: str, form: str
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
 
 
+def test_gpt_oss_is_read_as_published(make: Make) -> None:
+    both = make("gpt_oss", "mxfp4")
+    stored = list_tensors(both.published)
+
+    found = Served(both.published).forward([(PROMPT, 0, TABLE)])
+
+    experts = "model.layers.0.mlp.experts."
+    assert stored[f"{experts}gate_up_proj_blocks"].shape == (6, 64, 2, 16)
+    assert stored[f"{experts}gate_up_proj_scales"].shape == (6, 64, 2)
+    assert stored[f"{experts}down_proj_blocks"].shape == (6, 64, 1, 16)
+    assert set(tensor_names(load_config(both.published), stored)) == set(stored)
+    expected = Served(both.values).forward([(PROMPT, 0, TABLE)])
+    assert expected.std() > 0.1
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+
+
 def test_matrices_that_stay_numbers_may_stand_beside_quantised_ones(make: Make) -> None:
     both = make("qwen3_moe", "gptq v1, 4 bits, groups of 32, sym")
     numbers = load_file(both.values / "model.safetensors")

@@ -8,16 +8,20 @@ from moesaic.models.configuration.family import (
     usual_names,
 )
 from moesaic.models.configuration.fields import Fields
-from moesaic.models.configuration.parts import grouped_query, mixture, qwen_layers
+from moesaic.models.configuration.parts import (
+    all_layers,
+    full_layers,
+    grouped_query,
+    mixture,
+    qwen_layers,
+)
 
 
 def _read(fields: Fields) -> FamilyParts:
-    if fields.flag("use_sliding_window"):
-        raise fields.error(
-            "use_sliding_window", "windows that differ between layers are not supported"
-        )
-    if fields.has("layer_types") and not fields.all_are("layer_types", "full_attention"):
-        raise fields.error("layer_types", "expected full_attention in all layers")
+    windowed, most = fields.flag("use_sliding_window"), fields.size("max_window_layers", least=0)
+    full = full_layers(fields, [windowed and i < most and i % 2 == 0 for i in all_layers(fields)])
+    if not windowed and full != all_layers(fields):
+        raise fields.error("layer_types", "has windows, but use_sliding_window says false")
     moe = mixture(
         fields,
         "num_experts",
@@ -25,7 +29,12 @@ def _read(fields: Fields) -> FamilyParts:
         shared_expert_size=fields.size("shared_expert_intermediate_size"),
         shared_expert_gated=True,
     )
-    attention = grouped_query(fields, qkv_bias=fields.flag("qkv_bias"))
+    attention = grouped_query(
+        fields,
+        qkv_bias=fields.flag("qkv_bias"),
+        sliding_window=fields.size("sliding_window") if windowed else None,
+        full_layers=full if windowed else (),
+    )
     return FamilyParts(attention, moe, qwen_layers(fields), fields.size("intermediate_size"))
 
 
@@ -45,6 +54,8 @@ FAMILY = Family(
         "head_dim": None,
         "max_position_embeddings": 32768,
         "use_sliding_window": False,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
         "layer_types": None,
         "qkv_bias": True,
         "decoder_sparse_step": 1,

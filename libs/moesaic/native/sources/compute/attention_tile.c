@@ -136,7 +136,8 @@ void begin(const struct queries *q, const float *queries, const struct desk *d) 
         const float *query = queries + row * s->query_stride + head * s->key_dim;
         for (int64_t c = 0; c < s->key_dim; c++)
             d->queries[i * s->key_dim + c] = query[c] * s->scale;
-        d->largest[i] = -3.0e38f, d->totals[i] = 0;
+        d->largest[i] = s->sinks ? s->sinks[head] : -3.0e38f;
+        d->totals[i] = s->sinks ? 1 : 0;  // a sink is a position before all others, with a value of zero
     }
     memset(d->sums, 0, (size_t)(q->num * wide(s->value_dim)) * 4);
 }

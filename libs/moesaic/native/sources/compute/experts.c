@@ -1,5 +1,6 @@
-// The weighted sum of SwiGLU experts over the rows routed to them:
-//   sort (row, expert) pairs by slot; first products with silu(gate) * up; second products; sums.
+// The weighted sum of gated experts over the rows routed to them:
+//   sort (row, expert) pairs by slot; first products with silu(gate) * up, or its clamped kin; second
+//   products; sums.
 #include "compute/arena.h"
 #include "compute/matrix.h"
 #include "compute/pool.h"
@@ -95,21 +96,29 @@ static struct rows gather(const struct call *c, struct block block, float *input
     return c->int8 ? (struct rows){inputs, scales, c->wide} : (struct rows){inputs, 0, c->hidden};
 }
 
+INLINE vec activated(const struct expert *e, vec gate, vec up) {
+    if (e->limit == 0) return silu_of(gate) * up;
+    const vec most = all(e->limit), least = all(-e->limit);  // NaN is neither more nor less
+    gate = choose(gate > most, most, gate);
+    up = choose(up > most, most, choose(up < least, least, up));
+    return gate / (1.0f + exp_of(-e->slope * gate)) * (up + 1.0f);
+}
+
 static void multiply_gate_up(void *with, int64_t task, int worker) {
     const struct call *c = with;
     const int64_t groups = (c->gate_panels + c->gate_each - 1) / c->gate_each;
     const struct block block = c->work.blocks[task / groups];
-    const struct matrix *gate_up = &c->slots[block.slot]->gate_up;
+    const struct expert *expert = c->slots[block.slot];
     float scales[BLOCK], both[BLOCK * PANEL] __attribute__((aligned(64)));
     const struct rows rows = gather(c, block, c->inputs + worker * BLOCK * c->hidden, scales);
     const int64_t begin = task % groups * c->gate_each;
     for (int64_t p = begin; p < begin + c->gate_each && p < c->gate_panels; p++) {
-        multiply_panel(gate_up, rows, 0, block.count, p, both, PANEL, PANEL, 0);
+        multiply_panel(&expert->gate_up, rows, 0, block.count, p, both, PANEL, PANEL, 0);
         const int64_t left = c->size - p * HALF, columns = left < HALF ? left : HALF;
         for (int32_t i = 0; i < block.count; i++)
             for (int64_t column = 0; column < columns; column += LANES) {
                 const float *gate = both + i * PANEL + column;
-                const vec product = silu_of(load(gate)) * load(gate + HALF);
+                const vec product = activated(expert, load(gate), load(gate + HALF));
                 float *to = c->inner + (block.first + i) * c->size + p * HALF + column;
                 if (columns - column >= LANES)
                     store(to, product);

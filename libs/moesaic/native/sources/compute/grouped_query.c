@@ -25,13 +25,15 @@ EXPORT void grouped_query_layer(const struct layer *layer, const struct step *st
     float *projected = attended + count * layer->output.num_in;
     uint8_t *bytes = scratch + rounded((projected + count * layer->output.num_out - qkv) * 4);
     uint8_t *desks = bytes + linear_scratch(layer, count);
+    struct shape shape = step->shape;
+    shape.window = layer->window, shape.sinks = layer->sinks;
 
     add_rms_norm(x, hidden, delta, layer->norm, layer->eps, count, hidden, sum, out, threads);
     linear(&layer->qkv, 1, out, hidden, 0, count, qkv, layer->qkv.num_out, 0, bytes, threads);
     store_grouped(qkv, count, step->shape.heads, step->shape.kv_heads, dim, layer->qk_norm,
                   layer->eps, step->cos, step->sin, step->positions, step->interleaved,
                   step->offsets, cache, step->shape.block_size, step->shape.key_stride, threads);
-    attention(&step->shape, &step->batch, qkv, cache, attended, desks, threads);
+    attention(&shape, &step->batch, qkv, cache, attended, desks, threads);
     linear(&layer->output, 1, attended, layer->output.num_in, 0, count, projected,
            layer->output.num_out, 0, bytes, threads);
     add_rms_norm(delta ? sum : x, hidden, projected, layer->norm_behind, layer->eps, count, hidden,
