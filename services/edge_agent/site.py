@@ -20,7 +20,7 @@ from moesaic.errors import InvalidInput, UnusableSettings
 from moesaic.experts.activations import ActivationMeter
 from moesaic.experts.host import ExpertHost
 from moesaic.experts.pace import LoadPace
-from moesaic.kernels.expert_layout import ExpertLayout
+from moesaic.experts.packed import layout_of
 from moesaic.kernels.own_thread import on_own_thread
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.prefix.block_hashes import BLOCK_SIZE
@@ -247,11 +247,4 @@ def _needs(config: ModelConfig, settings: EdgeAgentSettings) -> MemoryNeeds:
 def _expert_bytes(config: ModelConfig, settings: EdgeAgentSettings) -> int:
     dtype: torch.dtype = getattr(torch, settings.dtype)
     on_gpu = settings.device != "cpu"
-    return ExpertLayout(
-        config.hidden_size,
-        config.moe.expert_size,
-        dtype,
-        settings.quantization,
-        on_gpu,
-        config.moe.expert_bias,
-    ).nbytes
+    return layout_of(config, dtype, settings.quantization, as_stored=on_gpu).nbytes

@@ -6,9 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moesaic.kernels.activation import ClampedSwiglu
 from moesaic.kernels.expert_layout import ExpertLayout
 from moesaic.kernels.gated_mlp import PlainMLP, make_mlp
+from moesaic.models.configuration.architecture import ClampedSwiglu
 from moesaic.native.library import library
 
 FORMS = [(torch.float32, "none"), (torch.bfloat16, "none"), (torch.float32, "int8")]

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from moesaic.kernels.activation import ClampedSwiglu
 from moesaic.kernels.gated_mlp import PlainMLP, make_mlp
 from moesaic.kernels.grouped_experts import grouped_experts
 from moesaic.kernels.linear import Quantization
 from moesaic.kernels.packed_experts import PackedMLP, PackedSlots
+from moesaic.models.configuration.architecture import ClampedSwiglu
 
 pytestmark = pytest.mark.usefixtures("native")
 
@@ -53,7 +53,7 @@ def by_hand(x: Tensor, mlp: PlainMLP) -> Tensor:
     """As gpt-oss's code says it."""
     assert mlp.biases is not None
     assert mlp.activation is not None
-    slope, limit = mlp.activation.slope, mlp.activation.limit
+    slope, limit = mlp.activation
     gate, up = (mlp.gate_up @ x + mlp.biases[0]).chunk(2)
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return mlp.down @ ((up + 1) * gate * torch.sigmoid(slope * gate)) + mlp.biases[1]

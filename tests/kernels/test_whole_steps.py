@@ -22,7 +22,9 @@ from moesaic.models.weights.checkpoint import Checkpoint
 
 FP32 = torch.float32
 WHOLE = [
-    case for case in CASES if case.family in ("mixtral", "qwen3_moe") and "dense" not in case.name
+    case
+    for case in CASES
+    if case.family in ("mixtral", "qwen3_moe", "gpt_oss") and "dense" not in case.name
 ]
 OTHERS = [case for case in CASES if case not in WHOLE]
 WHOLE += [

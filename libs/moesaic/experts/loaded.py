@@ -10,8 +10,8 @@ from torch import Tensor
 from moesaic.errors import InvalidInput
 from moesaic.experts.brownout.logical import LogicalExperts
 from moesaic.experts.pace import LoadPace
+from moesaic.experts.packed import layout_of
 from moesaic.experts.pieces import digests_of
-from moesaic.kernels.expert_layout import ExpertLayout
 from moesaic.kernels.gated_mlp import GatedMLP
 from moesaic.kernels.linear import Quantization
 from moesaic.models.configuration.config import ModelConfig
@@ -44,18 +44,10 @@ class ExpertFiles:
         quantization: Quantization = "none",
     ) -> None:
         self.experts, self.device = LogicalExperts(checkpoint, config), device
-        size, on_cpu = config.moe.expert_size, device.type == "cpu"
+        on_cpu = device.type == "cpu"
         if quantization != "none" and not on_cpu:
             raise InvalidInput("quantization", "is for CPUs; on a GPU it must be none")
-        self.layout = ExpertLayout(
-            config.hidden_size,
-            size,
-            dtype,
-            quantization,
-            not on_cpu,
-            config.moe.expert_bias,
-            config.moe.activation,
-        )
+        self.layout = layout_of(config, dtype, quantization, as_stored=not on_cpu)
 
     @property
     def expert_bytes(self) -> int:

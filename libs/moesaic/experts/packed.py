@@ -7,8 +7,29 @@ from torch import Tensor
 
 from moesaic.experts.brownout.logical import LogicalExperts
 from moesaic.kernels.expert_layout import ExpertLayout
+from moesaic.kernels.linear import Quantization
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.weights.checkpoint import Checkpoint
+
+
+def layout_of(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    quantization: Quantization = "none",
+    *,
+    as_stored: bool = False,
+) -> ExpertLayout:
+    """Return the layout of a model's experts; see ``ExpertLayout``."""
+    moe = config.moe
+    return ExpertLayout(
+        config.hidden_size,
+        moe.expert_size,
+        dtype,
+        quantization,
+        as_stored,
+        biased=moe.expert_bias,
+        activation=moe.activation,
+    )
 
 
 class PackedExperts:

@@ -10,10 +10,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from moesaic.kernels.activation import ClampedSwiglu
 from moesaic.kernels.gated_mlp import GatedMLP, PlainMLP, make_mlp
 from moesaic.kernels.linear import PackedMatrix, Quantization
-from moesaic.kernels.packed_experts import PackedMLP
+from moesaic.kernels.packed_experts import Clamped, PackedMLP
 from moesaic.native.library import lib
 
 _ALIGNMENT = 64  # of every part, for loads of vectors
@@ -53,7 +52,7 @@ class ExpertLayout:
     quantization: Quantization = "none"
     as_stored: bool = False
     biased: bool = False
-    activation: ClampedSwiglu | None = None
+    activation: Clamped | None = None
 
     def pack(
         self,

@@ -6,9 +6,8 @@ from typing import Protocol
 from torch import Tensor
 from torch.nn import functional as F
 
-from moesaic.kernels.activation import ClampedSwiglu
 from moesaic.kernels.linear import Quantization, check_int8
-from moesaic.kernels.packed_experts import PackedMLP
+from moesaic.kernels.packed_experts import Clamped, PackedMLP
 from moesaic.native.library import usable
 
 
@@ -31,7 +30,7 @@ def make_mlp(
     quantization: Quantization = "none",
     *,
     biases: tuple[Tensor, Tensor] | None = None,
-    activation: ClampedSwiglu | None = None,
+    activation: Clamped | None = None,
     lasting: bool = True,
 ) -> GatedMLP:
     """Bring ``gate_up`` ``[2I, H]``, gate before up, and ``down`` ``[H, I]`` into their fastest form.
@@ -57,7 +56,7 @@ class PlainMLP:
     gate_up: Tensor  # [2I, H]
     down: Tensor  # [H, I]
     biases: tuple[Tensor, Tensor] | None = None  # [2I] and [H]
-    activation: ClampedSwiglu | None = None
+    activation: Clamped | None = None
 
     @property
     def nbytes(self) -> int:
@@ -71,8 +70,9 @@ class PlainMLP:
         return F.linear(_activated(gate, up, self.activation), self.down, of_down)
 
 
-def _activated(gate: Tensor, up: Tensor, activation: ClampedSwiglu | None) -> Tensor:
+def _activated(gate: Tensor, up: Tensor, activation: Clamped | None) -> Tensor:
     if activation is None:
         return F.silu(gate).mul_(up)
-    gate, up = gate.clamp(max=activation.limit), up.clamp(-activation.limit, activation.limit)
-    return gate.mul(activation.slope).sigmoid_().mul_(gate).mul_(up + 1)
+    slope, limit = activation
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return gate.mul(slope).sigmoid_().mul_(gate).mul_(up + 1)

@@ -12,10 +12,13 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from moesaic.kernels.activation import ClampedSwiglu
 from moesaic.kernels.linear import PackedMatrix, Quantization
 from moesaic.native.library import lib, scratch
 from moesaic.native.structs import ExpertArgs
+
+Clamped = tuple[float, float]
+"""Slope and limit of an activation, where None is SwiGLU: ``gate * sigmoid(slope * gate) * (up + 1)``, with gates up
+to ``limit`` and ups within it on both sides, as in gpt-oss (arXiv:2508.10925)."""
 
 
 class PackedMLP:
@@ -28,7 +31,7 @@ class PackedMLP:
         quantization: Quantization = "none",
         *,
         biases: tuple[Tensor, Tensor] | None = None,
-        activation: ClampedSwiglu | None = None,
+        activation: Clamped | None = None,
         lasting: bool = True,
     ) -> None:
         """Pack the weights, see ``make_mlp``; the caller's are needed no longer."""
@@ -43,22 +46,20 @@ class PackedMLP:
 
     @classmethod
     def of_packed(
-        cls, gate_up: PackedMatrix, down: PackedMatrix, activation: ClampedSwiglu | None = None
+        cls, gate_up: PackedMatrix, down: PackedMatrix, activation: Clamped | None = None
     ) -> "PackedMLP":
         """Compute with matrices that are packed already, in place."""
         mlp = cls.__new__(cls)
         mlp._take(gate_up, down, activation)
         return mlp
 
-    def _take(
-        self, gate_up: PackedMatrix, down: PackedMatrix, activation: ClampedSwiglu | None
-    ) -> None:
+    def _take(self, gate_up: PackedMatrix, down: PackedMatrix, activation: Clamped | None) -> None:
         self.hidden_size, self.size = down.shape
         self.matrices = gate_up, down
         self.nbytes = gate_up.nbytes + down.nbytes
         self.c = ExpertArgs(gate_up=gate_up.c, down=down.c)
         if activation is not None:
-            self.c.slope, self.c.limit = activation.slope, activation.limit
+            self.c.slope, self.c.limit = activation
 
     def __call__(self, x: Tensor) -> Tensor:
         """See ``GatedMLP``; float32. It is the only expert of every row."""

@@ -22,7 +22,7 @@ from moesaic.transport.inprocess import InProcessNetwork
 
 FAMILIES = [
     ParityCase(family, "seven layers", {"num_hidden_layers": 7})
-    for family in ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2")
+    for family in ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "gpt_oss")
 ]
 
 

@@ -9,9 +9,9 @@ from torch import Tensor
 pytest.importorskip("triton", reason="triton is not installed")
 
 from moesaic.kernels import grouped_experts as reference
-from moesaic.kernels.activation import ClampedSwiglu
 from moesaic.kernels.gated_mlp import PlainMLP
 from moesaic.kernels.triton import grouped_experts as kernels
+from moesaic.models.configuration.architecture import ClampedSwiglu
 
 Case = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 

@@ -17,6 +17,7 @@ FAMILIES = [
     "mixtral",
     "qwen2_moe",
     "deepseek_v2",
+    "gpt_oss",
     pytest.param("qwen3_moe", marks=pytest.mark.slow),  # the demo model is one
 ]
 VOCAB_SIZE = 4096  # of the demo model's tokenizer

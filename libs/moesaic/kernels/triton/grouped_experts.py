@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from moesaic.kernels.activation import ClampedSwiglu
+from moesaic.kernels.packed_experts import Clamped
 from moesaic.kernels.triton.expert_order import ExpertOrder, expert_order
 from moesaic.kernels.triton.shared_memory import is_roomy
 
@@ -36,7 +36,7 @@ class SlotWeights:
     gate_up: Tensor  # int64 [S]: addresses; 0 where the slot is empty
     down: Tensor
     biases: tuple[Tensor, Tensor] | None  # the same of their biases
-    activation: ClampedSwiglu | None
+    activation: Clamped | None
     size: int  # I
     held: tuple[tuple[Tensor, ...] | None, ...]  # what is at the addresses, kept alive
 
@@ -44,7 +44,7 @@ class SlotWeights:
     def of(
         cls,
         experts: Sequence[tuple[Tensor, ...] | None],
-        activation: ClampedSwiglu | None = None,
+        activation: Clamped | None = None,
     ) -> "SlotWeights":
         """Take each slot's ``gate_up`` ``[2I, H]`` (gate, then up) and ``down`` ``[H, I]``, and behind them the biases
         ``[2I]`` and ``[H]`` of all or of none.
@@ -299,7 +299,7 @@ def grouped_products(
     expert_out = hidden_states.new_empty(num_rows, hidden)
     blocks = (order.slot_of_block, order.rows_of_block)
     biases = slots.biases or (slots.gate_up, slots.down)  # without biases they are not read
-    clamped = slots.activation or ClampedSwiglu(0.0, 0.0)
+    slope, limit = slots.activation or (0.0, 0.0)
     _gate_up_kernel[(num_blocks * triton.cdiv(size, tiles[0].columns),)](
         hidden_states,
         slots.gate_up,
@@ -313,8 +313,8 @@ def grouped_products(
         HIDDEN=hidden,
         SIZE=size,
         BIASED=slots.biases is not None,
-        SLOPE=clamped.slope,
-        LIMIT=clamped.limit,
+        SLOPE=slope,
+        LIMIT=limit,
         **_launch(tiles[0]),
     )
     _down_kernel[(num_blocks * triton.cdiv(hidden, tiles[1].columns),)](

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from moesaic.kernels.activation import ClampedSwiglu
 from moesaic.models.configuration.weight_format import WeightFormat
 
 Dtype = Literal["float32", "bfloat16"]
@@ -115,6 +114,14 @@ class Rope:
     llama3: Llama3 | None = None
     slowdown: float = 1.0  # all frequencies are divided by it
     interleaved: bool = False  # pairs are neighbours, not halves
+
+
+class ClampedSwiglu(NamedTuple):
+    """An activation between the products of an expert (gpt-oss, arXiv:2508.10925): ``gate * sigmoid(slope * gate) *
+    (up + 1)``, with gates up to ``limit`` and ups within it on both sides."""
+
+    slope: float
+    limit: float
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ struct matrix {
 struct expert {
     struct matrix gate_up;  // H -> 2I, each panel: half of it gate, half of it up
     struct matrix down;     // I -> H
-    float slope, limit;     // limit 0: silu(gate) * up; else moesaic.kernels.activation's ClampedSwiglu
+    float slope, limit;     // limit 0: silu(gate) * up; else as `Clamped` in packed_experts.py
 };
 
 // The sequences of a step, as the planner has them.

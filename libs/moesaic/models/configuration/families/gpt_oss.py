@@ -1,6 +1,6 @@
 """gpt-oss (arXiv:2508.10925)."""
 
-from moesaic.kernels.activation import ClampedSwiglu
+from moesaic.models.configuration.architecture import ClampedSwiglu
 from moesaic.models.configuration.family import COMMON, Family, FamilyParts, SparseNames
 from moesaic.models.configuration.fields import Fields
 from moesaic.models.configuration.parts import all_layers, full_layers, grouped_query, mixture
