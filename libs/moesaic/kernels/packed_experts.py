@@ -12,7 +12,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from moesaic.kernels.linear import PackedMatrix, Quantization
+from moesaic.kernels.held_bytes import Quantization
+from moesaic.kernels.packed_matrix import PackedMatrix, form_of
+from moesaic.kernels.stored_weights import StoredWeight, take_rows
 from moesaic.native.library import lib, scratch
 from moesaic.native.structs import ExpertArgs
 
@@ -22,21 +24,17 @@ class PackedMLP:
 
     def __init__(
         self,
-        gate_up: Tensor,
-        down: Tensor,
+        gate_up: StoredWeight,
+        down: StoredWeight,
         quantization: Quantization = "none",
         *,
         lasting: bool = True,
     ) -> None:
         """Pack the weights; the caller's are needed no longer."""
-        hidden_size, size = down.shape
-        half = lib().panel_width() // 2
-        padded = -(-size // half) * half
-        halves = gate_up.new_zeros(2, padded, hidden_size)
-        halves[:, :size] = gate_up.view(2, size, -1)
-        mixed = halves.view(2, -1, half, hidden_size).transpose(0, 1).flatten(0, 2)
-        pack = PackedMatrix.int8 if quantization == "int8" else PackedMatrix.float32
-        self._take(pack(mixed, lasting=lasting), pack(down, lasting=lasting))
+        forms = (form_of(weight, quantization) for weight in (gate_up, down))
+        mixed = _mixed(gate_up, lib().panel_width() // 2)
+        weights = zip((mixed, down), forms, strict=True)
+        self._take(*(PackedMatrix.of(w, form=form, lasting=lasting) for w, form in weights))
 
     @classmethod
     def of_packed(cls, gate_up: PackedMatrix, down: PackedMatrix) -> "PackedMLP":
@@ -102,6 +100,17 @@ class PackedSlots:
             threads=threads,
         )
         return out
+
+
+def _mixed(gate_up: StoredWeight, half: int) -> StoredWeight:
+    """Put ``half`` gates, and the same ups, side by side; rows that fill up a panel are zeros."""
+    size = len(gate_up) // 2
+    padded = -(-size // half) * half
+    index = torch.arange(padded).view(-1, 1, half) + torch.tensor([[0], [size]])
+    filling = (torch.arange(padded) >= size).view(-1, 1, half).expand_as(index).flatten()
+    mixed = take_rows(gate_up, index.flatten().clamp_max(len(gate_up) - 1))
+    (mixed if isinstance(mixed, Tensor) else mixed.scales)[filling] = 0
+    return mixed
 
 
 @lru_cache(maxsize=64)

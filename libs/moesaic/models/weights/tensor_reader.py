@@ -1,11 +1,12 @@
-"""A checkpoint read under one prefix, to one dtype and device."""
+"""A checkpoint read under one prefix, to one dtype of matrices and one device."""
 
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from moesaic.kernels.linear import Linear, Quantization, make_linear
+from moesaic.kernels.held_bytes import Quantization
+from moesaic.kernels.linear import Linear, activation_dtype, make_linear
 from moesaic.models.weights.checkpoint import Checkpoint
 
 
@@ -30,6 +31,11 @@ class TensorReader:
             CheckpointError: it is missing, mis-shaped or cannot be read.
         """
         return self.checkpoint.read(self.prefix + name, shape, self.dtype, self.device)
+
+    def vector(self, name: str, *shape: int) -> Tensor:
+        """Read a norm's weights or a bias, which are as activations are; raises as ``read``."""
+        dtype = activation_dtype(self.dtype, self.device)
+        return self.checkpoint.read(self.prefix + name, shape, dtype, self.device)
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """Make a linear layer of ``weight``, quantised if the reader is."""
