@@ -13,7 +13,7 @@ from moesaic.experts.pace import LoadPace
 from moesaic.experts.packed import layout_of
 from moesaic.experts.pieces import digests_of
 from moesaic.kernels.gated_mlp import GatedMLP
-from moesaic.kernels.linear import Quantization
+from moesaic.kernels.held_bytes import Quantization
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.native.memory import huge_pages
@@ -76,7 +76,7 @@ class ExpertFiles:
         read = self.experts.read(layer, expert, layout.dtype, host)
         # Zeros, for the gaps between the parts are sent and compared too.
         packed = huge_pages.zeros((layout.nbytes,), torch.uint8)
-        layout.pack(*read.numbers(layout.dtype), packed, read.biases)
+        layout.pack(read.gate_up, read.down, packed, read.biases)
         digests = digests_of(packed.unsqueeze(0))[0]
         packed = packed.to(self.device)
         settle(self.device)  # peers are given it on another thread

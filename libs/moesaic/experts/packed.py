@@ -7,7 +7,7 @@ from torch import Tensor
 
 from moesaic.experts.brownout.logical import LogicalExperts
 from moesaic.kernels.expert_layout import ExpertLayout
-from moesaic.kernels.linear import Quantization
+from moesaic.kernels.held_bytes import Quantization
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.weights.checkpoint import Checkpoint
 
@@ -29,6 +29,7 @@ def layout_of(
         as_stored,
         biased=moe.expert_bias,
         activation=moe.activation,
+        codes=None if config.weight_format is None else config.weight_format.held,
     )
 
 
@@ -46,7 +47,7 @@ class PackedExperts:
         """
         for expert, row in zip(experts, rows, strict=True):
             read = self.experts.read(layer, expert, self.layout.dtype, torch.device("cpu"))
-            self.layout.pack(*read.numbers(self.layout.dtype), row, read.biases)
+            self.layout.pack(read.gate_up, read.down, row, read.biases)
 
     def packed(self, layer: int, experts: Sequence[int]) -> Tensor:
         """Pack ``experts`` into new memory.

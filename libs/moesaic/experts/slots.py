@@ -16,7 +16,7 @@ from moesaic.experts.brownout.logical import LogicalExperts
 from moesaic.experts.loaded import Bring, LoadedExpert
 from moesaic.kernels.gated_mlp import GatedMLP, PlainMLP, make_mlp
 from moesaic.kernels.grouped_experts import grouped_experts
-from moesaic.kernels.linear import Quantization
+from moesaic.kernels.held_bytes import Quantization
 from moesaic.kernels.packed_experts import PackedMLP, PackedSlots
 from moesaic.messages.placement import EMPTY_SLOT
 from moesaic.models.configuration.config import ModelConfig
@@ -197,8 +197,9 @@ def load_table(
     def bring(layer: int, expert: int) -> LoadedExpert:
         weights = experts.read(layer, expert, dtype, device)
         biases, activation = weights.biases, config.moe.activation
-        gate_up, down = weights.numbers(dtype)
-        mlp = make_mlp(gate_up, down, quantization, biases=biases, activation=activation)
+        mlp = make_mlp(
+            weights.gate_up, weights.down, quantization, biases=biases, activation=activation
+        )
         return LoadedExpert(mlp)
 
     return change_table(wanted, bring, resident)

@@ -49,6 +49,11 @@ class Int4Weight:
         """``[out, in]``."""
         return self.codes.shape
 
+    @property
+    def device(self) -> torch.device:
+        """Device of the codes."""
+        return self.codes.device
+
     def __len__(self) -> int:
         return len(self.codes)
 
@@ -96,6 +101,11 @@ class Fp8Weight:
     def shape(self) -> torch.Size:
         """``[out, in]``."""
         return self.codes.shape
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the codes."""
+        return self.codes.device
 
     def __len__(self) -> int:
         return len(self.codes)

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from moesaic.kernels.held_bytes import Form
 from moesaic.models.configuration.fields import Fields
-from moesaic.models.configuration.weight_format import Held, WeightFormat, read_weight_format
+from moesaic.models.configuration.weight_format import WeightFormat, read_weight_format
 
 _BLOCKS = WeightFormat("fp8", 8, 128, 128, "weight_scale_inv")
 
@@ -37,7 +38,7 @@ def scheme(layout: str, **weights: Any) -> dict[str, Any]:
     }
 
 
-PUBLISHED: dict[str, tuple[dict[str, Any], WeightFormat, Held]] = {
+PUBLISHED: dict[str, tuple[dict[str, Any], WeightFormat, Form | None]] = {
     "Qwen3-30B-A3B-FP8": (
         {
             "activation_scheme": "dynamic",
@@ -47,7 +48,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], WeightFormat, Held]] = {
             "weight_block_size": [128, 128],
         },
         _BLOCKS,
-        "fp8",
+        Form("fp8", 128),
     ),
     "DeepSeek-V3.1": (
         {
@@ -58,7 +59,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], WeightFormat, Held]] = {
             "weight_block_size": [128, 128],
         },
         _BLOCKS,
-        "fp8",
+        Form("fp8", 128),
     ),
     "gpt-oss-20b": (
         {
@@ -71,7 +72,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], WeightFormat, Held]] = {
             "quant_method": "mxfp4",
         },
         WeightFormat("mxfp4", 4, 32),
-        "int4",
+        Form("int4", 32, levels=True),
     ),
     "Mixtral-8x7B-Instruct-v0.1-AWQ": (
         {
@@ -83,7 +84,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], WeightFormat, Held]] = {
             "zero_point": True,
         },
         WeightFormat("awq", 4, 128, scale="scales", zeros=True),
-        "int4",
+        Form("int4", 128, zeros=True),
     ),
     "Qwen3-30B-A3B-GPTQ-Int4": (
         {
@@ -99,7 +100,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], WeightFormat, Held]] = {
             "sym": True,
         },
         WeightFormat("gptq", 4, 128, scale="scales", zero_offset=1),
-        "int4",
+        Form("int4", 128),
     ),
     "Mixtral-8x7B-Instruct-v0.1-GPTQ": (
         {
@@ -115,17 +116,17 @@ PUBLISHED: dict[str, tuple[dict[str, Any], WeightFormat, Held]] = {
             "true_sequential": True,
         },
         WeightFormat("gptq", 4, None, scale="scales", zero_offset=1),
-        "int4",
+        Form("int4", 128),
     ),
     "the same in groups, ordered by activation": (
         {"bits": 4, "desc_act": True, "group_size": 128, "quant_method": "gptq", "sym": False},
         WeightFormat("gptq", 4, 128, scale="scales", zeros=True, zero_offset=1, ordered=True),
-        "numbers",
+        None,
     ),
     "Qwen3-30B-A3B-quantized.w4a16": (
         scheme("pack-quantized", num_bits=4, type="int", strategy="group", group_size=128),
         WeightFormat("pack-quantized", 4, 128),
-        "int4",
+        Form("int4", 128),
     ),
     "the same with zero points": (
         scheme(
@@ -138,17 +139,17 @@ PUBLISHED: dict[str, tuple[dict[str, Any], WeightFormat, Held]] = {
             actorder="weight",
         ),
         WeightFormat("pack-quantized", 4, 128, zeros=True),
-        "int4",
+        Form("int4", 128, zeros=True),
     ),
     "the same in 8 bits": (
         scheme("pack-quantized", num_bits=8, type="int", strategy="channel"),
         WeightFormat("pack-quantized", 8, None),
-        "numbers",
+        None,
     ),
     "Qwen3-30B-A3B-FP8-dynamic": (
         scheme("float-quantized", num_bits=8, type="float", strategy="channel"),
         WeightFormat("fp8", 8, None),
-        "fp8",
+        Form("fp8", 128),
     ),
     "the same in blocks": (
         scheme(
@@ -159,7 +160,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], WeightFormat, Held]] = {
             block_structure=[128, 128],
         ),
         WeightFormat("fp8", 8, 128, 128),
-        "fp8",
+        Form("fp8", 128),
     ),
     "Mixtral-8x7B-Instruct-v0.1-FP8": (
         {
@@ -168,7 +169,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], WeightFormat, Held]] = {
             "quant_method": "fp8",
         },
         WeightFormat("fp8", 8, None, None),
-        "fp8",
+        Form("fp8", 128),
     ),
 }
 
@@ -192,4 +193,4 @@ def test_plain_models_say_nothing() -> None:
 )
 def test_groups_in_memory_are_parts_of_those_in_files(group: int | None, held: int | None) -> None:
     assert WeightFormat("awq", 4, group).held_group == held
-    assert WeightFormat("awq", 4, group).held == ("numbers" if held is None else "int4")
+    assert WeightFormat("awq", 4, group).held == (held and Form("int4", held))

@@ -72,10 +72,16 @@ class LogicalExperts:
         if not way:
             return load_expert(self._checkpoint, self._config, layer, group, dtype, device)
         if (file := self._files.get(way)) is not None:
-            return file.read(layer, group, dtype, device)
+            return self._in_place(file.read(layer, group, dtype, device), device)
         if layer == self._config.moe_layers[0] and not group:  # once for each way
             log.warning("united.not_distilled", way=way, instead="the mean of each group")
-        return self._mean(layer, way, group, dtype, device)
+        return self._in_place(self._mean(layer, way, group, dtype, device), device)
+
+    def _in_place(self, united: ExpertWeights, device: torch.device) -> ExpertWeights:
+        """Bring a united expert into the form of those that it stands in for."""
+        weight_format = self._config.weight_format
+        coded = weight_format is not None and device.type == "cpu"
+        return united.rounded(weight_format.held) if coded and weight_format else united
 
     def layer_rung(
         self, layer: int, rung: Rung, lost: Tensor | None = None, homes: Tensor | None = None

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from moesaic.kernels.held_bytes import Form
 from moesaic.models.configuration.fields import Fields
 
 Layout = Literal["fp8", "mxfp4", "awq", "gptq", "pack-quantized"]
-Held = Literal["int4", "fp8", "numbers"]
 
 HELD_GROUPS = (128, 64, 32)  # inputs that share a scale in memory; any other group is a run of them
 _FIELD = "quantization_config"
@@ -38,13 +38,14 @@ class WeightFormat:
     ordered: bool = False
 
     @property
-    def held(self) -> Held:
-        """The form in memory; ``numbers`` where codes cannot be computed with."""
-        if self.held_group is None or self.ordered:
-            return "numbers"
+    def held(self) -> Form | None:
+        """The form in memory; None: numbers, for codes cannot be computed with."""
+        group = self.held_group
+        if group is None or self.ordered:
+            return None
         if self.layout == "fp8":
-            return "fp8"
-        return "int4" if self.bits == 4 else "numbers"
+            return Form("fp8", group)
+        return Form("int4", group, self.zeros, self.layout == "mxfp4") if self.bits == 4 else None
 
     @property
     def held_group(self) -> int | None:

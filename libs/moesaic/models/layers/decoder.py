@@ -12,7 +12,9 @@ from torch.nn import functional as F
 from moesaic.kernels.decoder_step import DecoderStepKernel, RoutedExpertsKernel
 from moesaic.kernels.gated_mlp import GatedMLP
 from moesaic.kernels.grouped_query import GroupedQueryKernel, StepOfRows
-from moesaic.kernels.linear import Linear, PackedLinear, Quantization, make_linear
+from moesaic.kernels.held_bytes import Quantization
+from moesaic.kernels.linear import Linear, PackedLinear, activation_dtype, make_linear
+from moesaic.kernels.packed_matrix import PackedMatrix
 from moesaic.kernels.rms_norm import add_rms_norm, rms_norm
 from moesaic.models.configuration.architecture import LatentAttention, ModelConfig
 from moesaic.models.layers.attention_plan import AttentionPlan, StepPlan, plan_attention
@@ -68,12 +70,20 @@ class Decoder:
         self,
         config: ModelConfig,
         layers: list[_Layer],
-        embedding: Tensor,
+        embedding: Tensor | PackedMatrix,
         norm: Tensor,
         head: Linear,
     ) -> None:
-        """Take the weights, as ``load`` reads them: ``embedding`` ``[vocab, H]``, ``head`` ``H -> vocab``."""
-        self.config, self.dtype, self.device = config, embedding.dtype, embedding.device
+        """Take the weights, as ``load`` reads them.
+
+        Args:
+            config: of the model.
+            layers: all of them.
+            embedding: ``[vocab, H]``; packed where the kernels for CPUs look its rows up.
+            norm: of the last layer's output, ``[H]``, in the dtype of activations and on their device.
+            head: ``H -> vocab``.
+        """
+        self.config, self.dtype, self.device = config, norm.dtype, norm.device
         self._layers, self._embedding, self._norm, self._head = layers, embedding, norm, head
         latent = isinstance(config.attention, LatentAttention)
         self._rotary = RotaryEmbedding(
@@ -93,10 +103,21 @@ class Decoder:
         dtype: torch.dtype,
         device: torch.device,
         quantization: Quantization = "none",
+        *,
+        keep_head: bool = False,
     ) -> "Decoder":
         """Read all weights but those of routed experts and their gates.
 
-        The head is never quantised: its errors would reach every token at full size.
+        With a quantisation, embedding and head are int8: they are a good part of what a token reads, and the
+        head's errors reach every token at full size. A head that is tied to the embedding shares its memory.
+
+        Args:
+            checkpoint: the weights.
+            config: of the model.
+            dtype: of weights that are not quantised; on a CPU activations are float32.
+            device: that computes.
+            quantization: of linear layers and experts.
+            keep_head: leaves embedding and head as they are.
 
         Raises:
             CheckpointError: a tensor is missing, mis-shaped or cannot be read.
@@ -108,10 +129,19 @@ class Decoder:
             _load_layer(reader.under(layer_prefix(i)), config, i) for i in range(config.num_layers)
         ]
         shape = (config.vocab_size, config.hidden_size)
-        embedding = reader.read(EMBEDDING, *shape)
-        head = embedding if config.tie_word_embeddings else reader.read(HEAD, *shape)
-        norm = reader.read(FINAL_NORM, config.hidden_size)
-        return cls(config, layers, embedding, norm, make_linear(head))
+        rounding: Quantization = "none" if keep_head or quantization == "none" else "int8"
+
+        def read(name: str) -> tuple[Tensor | PackedMatrix, Linear]:
+            weight = reader.read(name, *shape)
+            linear = make_linear(weight, quantization=rounding)
+            if isinstance(linear, PackedLinear):
+                return linear.matrix, linear
+            return weight.to(activation_dtype(dtype, device)), linear
+
+        embedding, head = read(EMBEDDING)
+        if not config.tie_word_embeddings:
+            _, head = read(HEAD)
+        return cls(config, layers, embedding, reader.vector(FINAL_NORM, config.hidden_size), head)
 
     def new_kv_cache(self, num_blocks: int, block_size: int = 16) -> KVCache:
         """Reserve an empty cache that fits this decoder."""
@@ -145,6 +175,7 @@ class Decoder:
             or not isinstance(last, GroupedQueryLayer)
             or not isinstance(last.qkv, PackedLinear)
             or not isinstance(head, PackedLinear)
+            or not isinstance(self._embedding, PackedMatrix)
         ):
             return None
         # Keys and values alone, if they begin a panel of the packed projection.
@@ -153,7 +184,7 @@ class Decoder:
         kernel = DecoderStepKernel(
             whole,
             kv.matrix,
-            self._embedding.contiguous(),
+            self._embedding,
             self._norm,
             head.matrix,
             last.lying(cache.block_size),
@@ -212,6 +243,8 @@ class Decoder:
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Return the input of the first layer, ``[T, H]``, of int64 ``[T]``."""
+        if isinstance(self._embedding, PackedMatrix):
+            return self._embedding.look_up(token_ids)
         return F.embedding(token_ids, self._embedding)
 
     async def compute_layer(
@@ -311,8 +344,8 @@ class PassingRows:
 def _load_layer(reader: TensorReader, config: ModelConfig, index: int) -> _Layer:
     attention = reader.under("self_attn.")
     dense = index not in config.moe_layers
-    norm = reader.read("input_layernorm.weight", config.hidden_size)
-    mlp_norm = reader.read("post_attention_layernorm.weight", config.hidden_size)
+    norm = reader.vector("input_layernorm.weight", config.hidden_size)
+    mlp_norm = reader.vector("post_attention_layernorm.weight", config.hidden_size)
     layer: LatentLayer | GroupedQueryLayer
     if isinstance(config.attention, LatentAttention):
         layer, fused = LatentLayer.load(attention, config, config.attention, index), None

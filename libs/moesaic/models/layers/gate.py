@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from moesaic.kernels.decoder_step import RoutedExpertsKernel
-from moesaic.kernels.linear import PackedLinear, make_linear
+from moesaic.kernels.linear import PackedLinear, activation_dtype, make_linear
 from moesaic.kernels.packed_experts import PackedSlots
 from moesaic.kernels.promised import LayerRung
 from moesaic.models.configuration.architecture import ModelConfig, MoE
@@ -24,7 +24,8 @@ class Gate:
         bias: Tensor | None = None,
     ) -> None:
         """Take ``weight`` ``[E, H]``, and where there are, float32 corrections ``[E]`` and biases ``[E]``."""
-        self._dtype, self._linear, self._moe = weight.dtype, make_linear(weight, bias), moe
+        self._dtype = activation_dtype(weight.dtype, weight.device)
+        self._linear, self._moe = make_linear(weight, bias), moe
         self._gating = Gating(moe, correction)
 
     @classmethod

@@ -41,11 +41,11 @@ class GroupedQueryLayer:
         sizes = {"q_proj": shape.num_heads * dim, "k_proj": num_kv * dim, "v_proj": num_kv * dim}
 
         def qk_norm() -> Tensor:
-            q, k = reader.read("q_norm.weight", dim), reader.read("k_norm.weight", dim)
+            q, k = (reader.vector(f"{name}_norm.weight", dim) for name in "qk")
             return torch.cat((q.expand(shape.num_heads, -1), k.expand(num_kv, -1)))
 
         def qkv_bias() -> Tensor:
-            return torch.cat([reader.read(f"{name}.bias", size) for name, size in sizes.items()])
+            return torch.cat([reader.vector(f"{name}.bias", size) for name, size in sizes.items()])
 
         weights = [reader.weight(f"{name}.weight", size, hidden) for name, size in sizes.items()]
         qkv = reader.linear(reader.joined(*weights), qkv_bias() if shape.qkv_bias else None)
@@ -58,7 +58,7 @@ class GroupedQueryLayer:
             eps=config.rms_norm_eps,
             output=reader.linear(
                 reader.weight("o_proj.weight", hidden, shape.num_heads * dim),
-                reader.read("o_proj.bias", hidden) if shape.output_bias else None,
+                reader.vector("o_proj.bias", hidden) if shape.output_bias else None,
             ),
             sinks=reader.read("sinks", shape.num_heads).float() if shape.sinks else None,
         )

@@ -5,10 +5,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from moesaic.errors import CheckpointError
+from moesaic.kernels.held_bytes import Form
 from moesaic.kernels.stored_weights import StoredWeight, dequantised, take_rows
 from moesaic.models.configuration.architecture import ModelConfig
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.models.weights.formats.reading import joined, read_entry, read_matrix
+from moesaic.models.weights.formats.rounding import rounded
 from moesaic.models.weights.tensor_names import layer_prefix, sparse_names
 
 
@@ -23,6 +26,10 @@ class ExpertWeights:
     def numbers(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return what both matrices stand for."""
         return dequantised(self.gate_up, dtype), dequantised(self.down, dtype)
+
+    def rounded(self, form: Form | None) -> "ExpertWeights":
+        """Return the same with its matrices in ``form``, see there."""
+        return ExpertWeights(rounded(self.gate_up, form), rounded(self.down, form), self.biases)
 
 
 def load_expert(
@@ -71,4 +78,12 @@ def load_expert(
         read_matrix(checkpoint, weight_format, name.format(expert), shape, dtype, device)
         for name, shape in zip(names, shapes, strict=True)
     )
-    return ExpertWeights(joined((gate, up), dtype), last)
+    gate_up = joined((gate, up), dtype)
+    coded = device.type == "cpu" and weight_format is not None and weight_format.held is not None
+    if coded and (isinstance(gate_up, Tensor) or isinstance(last, Tensor)):
+        raise CheckpointError(
+            "config.json",
+            "quantization_config: experts that are quantised in part, or not all, are not supported",
+            tensor=names[0].format(expert),
+        )
+    return ExpertWeights(gate_up, last)

@@ -1,4 +1,4 @@
-"""A checkpoint read under one prefix, to one dtype and device."""
+"""A checkpoint read under one prefix, to one dtype of matrices and one device."""
 
 from dataclasses import dataclass, replace
 
@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from moesaic.kernels.gated_mlp import GatedMLP, make_mlp
-from moesaic.kernels.linear import Linear, Quantization, make_linear
+from moesaic.kernels.held_bytes import Quantization
+from moesaic.kernels.linear import Linear, activation_dtype, make_linear
 from moesaic.kernels.stored_weights import StoredWeight, dequantised
 from moesaic.models.configuration.weight_format import WeightFormat
 from moesaic.models.weights.checkpoint import Checkpoint
@@ -36,6 +37,11 @@ class TensorReader:
         """
         return self.checkpoint.read(self.prefix + name, shape, self.dtype, self.device)
 
+    def vector(self, name: str, *shape: int) -> Tensor:
+        """Read a norm's weights or a bias, which are as activations are; raises as ``read``."""
+        dtype = activation_dtype(self.dtype, self.device)
+        return self.checkpoint.read(self.prefix + name, shape, dtype, self.device)
+
     def weight(self, name: str, num_out: int, num_in: int) -> StoredWeight:
         """Read the matrix ``name`` under the prefix, ``[num_out, num_in]``, in whatever format it is stored.
 
@@ -62,9 +68,8 @@ class TensorReader:
 
     def mlp(self, gate_up: StoredWeight, down: StoredWeight) -> GatedMLP:
         """Make an MLP, quantised if the reader is."""
-        first, second = (dequantised(weight, self.dtype) for weight in (gate_up, down))
-        return make_mlp(first, second, self.quantization)
+        return make_mlp(gate_up, down, self.quantization)
 
     def linear(self, weight: StoredWeight, bias: Tensor | None = None) -> Linear:
         """Make a linear layer of ``weight``, quantised if the reader is."""
-        return make_linear(dequantised(weight, self.dtype), bias, self.quantization)
+        return make_linear(weight, bias, self.quantization)

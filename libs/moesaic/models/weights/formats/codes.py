@@ -62,9 +62,8 @@ def integer_weight(
         Codes, or float32 ``[out, in]`` if they cannot be held as such.
     """
     num_in = codes.shape[1]
-    if weight_format.held == "int4":
-        held = weight_format.held_group
-        assert held is not None
+    if weight_format.held is not None:
+        held = weight_format.held.group
         if zeros is not None:
             zeros = spread(zeros.float(), num_in, weight_format)
         return Int4Weight(codes, spread(scales, num_in, weight_format), zeros, None, held)

@@ -13,7 +13,7 @@ from moesaic.models.weights.formats.parts import CPU
 
 BLOCK = 32
 # Codes 0 to 7 are 0, 0.5, 1, 1.5, 2, 3, 4 and 6; the upper bit is the sign. Doubled, they are whole.
-_LEVELS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+LEVELS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 _NO_NUMBER = 255
 _SCALES = torch.tensor(
     [2.0 ** (exponent - 127) / 2 for exponent in range(_NO_NUMBER)]
@@ -35,6 +35,6 @@ def read_entry(
         codes=nibbles(packed.flatten(1))[:, :num_in],
         scales=_SCALES[exponents.long()],
         zeros=None,
-        levels=torch.tensor(_LEVELS, dtype=torch.int8),
+        levels=torch.tensor(LEVELS, dtype=torch.int8),
         group=BLOCK,
     )
