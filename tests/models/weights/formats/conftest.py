@@ -12,9 +12,16 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.parity.cases import ParityCase, build_reference
 from benchmarks.parity.published import FORMS, Published, publish
+from moesaic.models.configuration.config import load_config
+from moesaic.native.library import library
 
+# Every expert computes every row: which ones are chosen may hang on the last bit.
 MODELS = {
-    "mixtral": ParityCase("mixtral", "for formats", {"hidden_size": 64, "intermediate_size": 96}),
+    "mixtral": ParityCase(
+        "mixtral",
+        "for formats",
+        {"hidden_size": 64, "intermediate_size": 96, "num_experts_per_tok": 6},
+    ),
     "qwen2_moe": ParityCase(
         "qwen2_moe",
         "for formats",
@@ -23,18 +30,26 @@ MODELS = {
             "moe_intermediate_size": 32,
             "shared_expert_intermediate_size": 64,
             "mlp_only_layers": [0],
+            "num_experts_per_tok": 8,
         },
     ),
     "qwen3_moe": ParityCase(
-        "qwen3_moe", "for formats", {"hidden_size": 64, "moe_intermediate_size": 160}
+        "qwen3_moe",
+        "for formats",
+        {"hidden_size": 64, "moe_intermediate_size": 160, "num_experts_per_tok": 8},
     ),
-    "gpt_oss": ParityCase("gpt_oss", "for formats", {"hidden_size": 64, "intermediate_size": 32}),
+    "gpt_oss": ParityCase(
+        "gpt_oss",
+        "for formats",
+        {"hidden_size": 64, "intermediate_size": 32, "num_experts_per_tok": 6},
+    ),
     "deepseek_v2": ParityCase(
         "deepseek_v2",
         "for formats",
         {
             "hidden_size": 64,
             "moe_intermediate_size": 32,
+            "num_experts_per_tok": 8,
             "q_lora_rank": 32,
             "kv_lora_rank": 32,
             "qk_nope_head_dim": 16,
@@ -102,3 +117,15 @@ def some(tensor: torch.Tensor, value: float) -> torch.Tensor:
     changed = tensor.clone()
     changed.view(-1)[-1] = value
     return changed
+
+
+def assert_close(found: torch.Tensor, expected: torch.Tensor, published: Path) -> None:
+    """Compare logits ``[T, vocab]``: rows are rounded to bytes beside int4, and beside nothing else."""
+    form = load_config(published).weight_format
+    assert form is not None
+    if form.held is not None and form.held.kind == "int4" and library():
+        error = (found - expected).std(dim=1) / expected.std()
+        assert 0 < error.median() < 0.04
+        assert error.max() < 0.12
+    else:
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)

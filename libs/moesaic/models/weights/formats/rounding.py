@@ -21,7 +21,8 @@ def rounded(weight: StoredWeight, form: Form | None) -> StoredWeight:
         zeros = torch.full_like(whole.scales, CENTRE) if form.zeros else None
         return Int4Weight(whole.codes, whole.scales, zeros, None, form.group)
     num_in = weight.shape[1]
-    groups = F.pad(weight, (0, -num_in % form.group)).unflatten(1, (-1, form.group))
+    padded = F.pad(weight, (0, -num_in % form.group))
+    groups = padded.view(len(weight), -1, form.group)
     largest = groups.abs().amax(dim=2, keepdim=True)
     if form.kind == "fp8":
         scales = (largest / _LARGEST_FP8).clamp_min(torch.finfo(torch.float32).tiny)
