@@ -32,7 +32,7 @@ from moesaic.models.weights.united import (
 )
 
 _CPU = torch.device("cpu")
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 Errors = dict[int, list[float | None]]
 """Relative errors of united experts, by layer and group."""

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from moesaic.models.configuration.weight_format import WeightFormat
 
-Dtype = Literal["float32", "bfloat16"]
+Dtype = Literal["float32", "bfloat16", "float16"]
 # Of which experts the best are taken: all, those of the groups with the best expert, or those of the
 # groups with the best two.
 TopkMethod = Literal["greedy", "group_limited_greedy", "noaux_tc"]

@@ -3,7 +3,7 @@
 import hashlib
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import cast, get_args
 
 from moesaic.errors import CheckpointError
 from moesaic.models.configuration.architecture import (
@@ -96,7 +96,7 @@ def _refuse_unsupported(fields: Fields) -> None:
 def _read_dtype(fields: Fields) -> Dtype:
     if not fields.has("dtype"):
         return "float32"
-    return cast(Dtype, fields.choice("dtype", ("float32", "bfloat16")))
+    return cast(Dtype, fields.choice("dtype", get_args(Dtype)))
 
 
 def _digest_of(files: list[Path]) -> str:
