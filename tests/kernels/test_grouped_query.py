@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks.parity.cases import CASES, CPU, ParityCase, Served, build_reference, prompt_of
-from moesaic.kernels.linear import Quantization
+from moesaic.kernels.held_bytes import Quantization
 from moesaic.models.layers.decoder import Decoder
 from moesaic.models.weights.checkpoint import Checkpoint
 

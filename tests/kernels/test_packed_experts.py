@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from moesaic.kernels.gated_mlp import PlainMLP, make_mlp
 from moesaic.kernels.grouped_experts import grouped_experts
-from moesaic.kernels.linear import Quantization
+from moesaic.kernels.held_bytes import Quantization
 from moesaic.kernels.packed_experts import PackedMLP, PackedSlots
 from moesaic.models.configuration.architecture import ClampedSwiglu
 

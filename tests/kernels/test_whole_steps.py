@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks.parity.cases import CASES, CPU, ParityCase, build_reference, prompt_of
 from moesaic.brownout.split import Level
 from moesaic.dispatch.local import LocalDispatcher
-from moesaic.kernels.linear import Quantization
+from moesaic.kernels.held_bytes import Quantization
 from moesaic.kernels.promised import PromisedRows
 from moesaic.messages.rung import Rung
 from moesaic.models.configuration.config import load_config

@@ -15,7 +15,7 @@ from moesaic.experts.slots import SlotTable, load_table
 from moesaic.kernels.brownout import split_choices
 from moesaic.kernels.decoder_step import RoutedExpertsKernel
 from moesaic.kernels.gated_mlp import GatedMLP, make_mlp
-from moesaic.kernels.linear import Quantization
+from moesaic.kernels.held_bytes import Quantization
 from moesaic.kernels.promised import LayerRung, PromisedRows
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.layers.gate import Gate, load_gates

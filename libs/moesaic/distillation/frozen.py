@@ -17,6 +17,7 @@ from moesaic.models.weights.tensor_names import (
     layer_prefix,
     sparse_names,
 )
+from moesaic.models.weights.tensor_reader import TensorReader
 
 Both = tuple[Tensor, Tensor]
 """``gate_up`` ``[2I, H]`` and ``down`` ``[H, I]`` of an MLP; of many behind another axis."""
@@ -118,6 +119,12 @@ class _Reader:
     def read(self, name: str, *shape: int) -> Tensor:
         return self.checkpoint.read(name, shape, torch.float32, _CPU)
 
+    def matrix(self, name: str, out: int, inner: int) -> Tensor:
+        reader = TensorReader(
+            self.checkpoint, torch.float32, _CPU, weight_format=self.config.weight_format
+        )
+        return reader.numbers(name, out, inner)
+
     def layer(self, index: int) -> FrozenLayer:
         shape, prefix, hidden = self.shape, layer_prefix(index), self.config.hidden_size
         own, sparse = f"{prefix}self_attn.", index in self.config.moe_layers
@@ -149,7 +156,7 @@ class _Reader:
     def _linear(
         self, name: str, out: int, inner: int, biased: bool
     ) -> tuple[Tensor, Tensor | None]:
-        weight = self.read(f"{name}.weight", out, inner)
+        weight = self.matrix(f"{name}.weight", out, inner)
         return weight, self.read(f"{name}.bias", out) if biased else None
 
     def _gate(self, index: int) -> Tensor:
@@ -161,10 +168,10 @@ class _Reader:
             load_expert(self.checkpoint, self.config, index, expert, torch.float32, _CPU)
             for expert in range(self.config.moe.num_experts)
         )
-        return [(weights.gate_up, weights.down) for weights in loaded]
+        return [weights.numbers(torch.float32) for weights in loaded]
 
     def _mlp(self, prefix: str, size: int) -> Both:
         hidden = self.config.hidden_size
         *gate_up, last = mlp_names(prefix)
-        down = self.read(last, hidden, size)
-        return torch.cat([self.read(name, size, hidden) for name in gate_up]), down
+        down = self.matrix(last, hidden, size)
+        return torch.cat([self.matrix(name, size, hidden) for name in gate_up]), down

@@ -14,7 +14,7 @@ from moesaic.costs import CostBook, CostFit
 from moesaic.experts.slots import LayerSlots, SlotTable
 from moesaic.experts.without_python import AnswersWithoutPython
 from moesaic.kernels.gated_mlp import make_mlp
-from moesaic.kernels.linear import Quantization
+from moesaic.kernels.held_bytes import Quantization
 from moesaic.messages.performance import PART_TERMS, FitSums, PartCost
 from moesaic.models.configuration.config import ModelConfig
 

@@ -13,7 +13,7 @@ from moesaic.experts.pace import LoadPace
 from moesaic.experts.packed import layout_of
 from moesaic.experts.pieces import digests_of
 from moesaic.kernels.gated_mlp import GatedMLP
-from moesaic.kernels.linear import Quantization
+from moesaic.kernels.held_bytes import Quantization
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.native.memory import huge_pages

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from moesaic.experts.brownout.logical import LogicalExperts
 from moesaic.kernels.expert_layout import ExpertLayout
-from moesaic.kernels.linear import Quantization
+from moesaic.kernels.held_bytes import Quantization
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.weights.checkpoint import Checkpoint
 
@@ -29,6 +29,7 @@ def layout_of(
         as_stored,
         biased=moe.expert_bias,
         activation=moe.activation,
+        codes=None if config.weight_format is None else config.weight_format.held,
     )
 
 

@@ -16,7 +16,7 @@ from moesaic.experts.brownout.logical import LogicalExperts
 from moesaic.experts.loaded import Bring, LoadedExpert
 from moesaic.kernels.gated_mlp import GatedMLP, PlainMLP, make_mlp
 from moesaic.kernels.grouped_experts import grouped_experts
-from moesaic.kernels.linear import Quantization
+from moesaic.kernels.held_bytes import Quantization
 from moesaic.kernels.packed_experts import PackedMLP, PackedSlots
 from moesaic.messages.placement import EMPTY_SLOT
 from moesaic.models.configuration.config import ModelConfig

@@ -18,7 +18,7 @@ from moesaic.experts.epochs import Epochs, Tenure
 from moesaic.experts.frames import layer_request
 from moesaic.experts.slots import LayerSlots, SlotTable
 from moesaic.kernels.gated_mlp import make_mlp
-from moesaic.kernels.linear import Quantization
+from moesaic.kernels.held_bytes import Quantization
 from moesaic.kernels.promised import LayerRung
 from moesaic.kernels.warm_up import row_counts, warming
 from moesaic.messages.placement import PlacedWorker, Placement

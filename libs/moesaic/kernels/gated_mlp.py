@@ -6,9 +6,11 @@ from typing import Protocol
 from torch import Tensor
 from torch.nn import functional as F
 
-from moesaic.kernels.linear import Quantization, check_int8
+from moesaic.kernels.held_bytes import Quantization
+from moesaic.kernels.linear import check_quantization, plain_weight
 from moesaic.kernels.packed_experts import Clamped, PackedMLP
-from moesaic.native.library import usable
+from moesaic.kernels.stored_weights import StoredWeight
+from moesaic.native.library import computes_on
 
 
 class GatedMLP(Protocol):
@@ -25,8 +27,8 @@ class GatedMLP(Protocol):
 
 
 def make_mlp(
-    gate_up: Tensor,
-    down: Tensor,
+    gate_up: StoredWeight,
+    down: StoredWeight,
     quantization: Quantization = "none",
     *,
     biases: tuple[Tensor, Tensor] | None = None,
@@ -38,15 +40,17 @@ def make_mlp(
     ``biases``, ``[2I]`` and ``[H]``, are added to their outputs. It is not ``lasting`` if it is only made to be copied.
 
     Raises:
-        ValueError: int8 is asked for where it cannot be computed.
+        ValueError: a quantisation is asked for where it cannot be computed.
     """
-    if quantization == "int8":
-        check_int8(gate_up)
-    if not usable(gate_up):
-        return PlainMLP(gate_up, down, biases, activation)
-    return PackedMLP(
-        gate_up, down, quantization, biases=biases, activation=activation, lasting=lasting
-    )
+    if computes_on(gate_up.device):
+        return PackedMLP(
+            gate_up, down, quantization, biases=biases, activation=activation, lasting=lasting
+        )
+    check_quantization(gate_up.device, quantization)
+    first, second = plain_weight(gate_up), plain_weight(down)
+    if biases is not None:
+        biases = biases[0].to(first.dtype), biases[1].to(first.dtype)
+    return PlainMLP(first, second, biases, activation)
 
 
 @dataclass(frozen=True)

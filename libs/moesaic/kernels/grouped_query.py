@@ -9,7 +9,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from moesaic.kernels.linear import PackedMatrix
+from moesaic.kernels.packed_matrix import PackedMatrix
 from moesaic.kernels.paged_attention import batch_of
 from moesaic.kernels.paged_rows import PagedRows
 from moesaic.native.library import lib, scratch

@@ -12,7 +12,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from moesaic.kernels.linear import PackedMatrix, Quantization
+from moesaic.kernels.held_bytes import Quantization
+from moesaic.kernels.packed_matrix import PackedMatrix, form_of
+from moesaic.kernels.stored_weights import StoredWeight, take_rows
 from moesaic.native.library import lib, scratch
 from moesaic.native.structs import ExpertArgs
 
@@ -26,8 +28,8 @@ class PackedMLP:
 
     def __init__(
         self,
-        gate_up: Tensor,
-        down: Tensor,
+        gate_up: StoredWeight,
+        down: StoredWeight,
         quantization: Quantization = "none",
         *,
         biases: tuple[Tensor, Tensor] | None = None,
@@ -35,14 +37,18 @@ class PackedMLP:
         lasting: bool = True,
     ) -> None:
         """Pack the weights, see ``make_mlp``; the caller's are needed no longer."""
-        of_gate_up, of_down = biases or (None, None)
-        mixed = None if of_gate_up is None else _mixed(of_gate_up)
-        pack = PackedMatrix.int8 if quantization == "int8" else PackedMatrix.float32
-        self._take(
-            pack(_mixed(gate_up), mixed, lasting=lasting),
-            pack(down, of_down, lasting=lasting),
-            activation,
+        half = lib().panel_width() // 2
+        of_gate_up, of_down = (None, None) if biases is None else (b.float() for b in biases)
+        if of_gate_up is not None:
+            column = _mixed(of_gate_up.unsqueeze(1), half)
+            assert isinstance(column, Tensor)
+            of_gate_up = column.flatten()
+        parts = (_mixed(gate_up, half), of_gate_up, gate_up), (down, of_down, down)
+        first, second = (
+            PackedMatrix.of(weight, bias, form_of(stored, quantization), lasting=lasting)
+            for weight, bias, stored in parts
         )
+        self._take(first, second, activation)
 
     @classmethod
     def of_packed(
@@ -114,13 +120,15 @@ class PackedSlots:
         return out
 
 
-def _mixed(gate_up: Tensor) -> Tensor:
-    """Lay gates ``[I, ...]`` and the ups behind them side by side, half a panel of each in turn."""
-    half, size = lib().panel_width() // 2, len(gate_up) // 2
+def _mixed(gate_up: StoredWeight, half: int) -> StoredWeight:
+    """Put ``half`` gates, and the same ups, side by side; rows that fill up a panel are zeros."""
+    size = len(gate_up) // 2
     padded = -(-size // half) * half
-    halves = gate_up.new_zeros(2, padded, *gate_up.shape[1:])
-    halves[:, :size] = gate_up.unflatten(0, (2, size))
-    return halves.unflatten(1, (-1, half)).transpose(0, 1).flatten(0, 2)
+    index = torch.arange(padded).view(-1, 1, half) + torch.tensor([[0], [size]])
+    filling = (torch.arange(padded) >= size).view(-1, 1, half).expand_as(index).flatten()
+    mixed = take_rows(gate_up, index.flatten().clamp_max(len(gate_up) - 1))
+    (mixed if isinstance(mixed, Tensor) else mixed.scales)[filling] = 0
+    return mixed
 
 
 @lru_cache(maxsize=64)

@@ -68,9 +68,14 @@ def library() -> Kernels | None:
         return None
 
 
+def computes_on(device: torch.device) -> bool:
+    """Return true if the kernels compute on ``device``."""
+    return device.type == "cpu" and library() is not None
+
+
 def usable(tensor: Tensor) -> bool:
     """Return true if the kernels compute with ``tensor``."""
-    return tensor.dtype == torch.float32 and tensor.device.type == "cpu" and library() is not None
+    return tensor.dtype == torch.float32 and computes_on(tensor.device)
 
 
 def require_library(flag: str) -> None:

@@ -194,8 +194,12 @@ def test_generation_config_has_the_last_word_on_end_tokens(write_config: WriteCo
         ),
         (QWEN3, {"rope_scaling": {"type": "yarn"}}, "rope_scaling.factor: is missing"),
         (QWEN3, {"rope_scaling": [1]}, "rope_scaling: expected an object"),
-        (QWEN3, {"torch_dtype": "float16"}, "torch_dtype: 'float16' is not supported"),
-        (QWEN3, {"quantization_config": {"bits": 4}}, "quantization_config: quantised weights"),
+        (QWEN3, {"torch_dtype": "float64"}, "torch_dtype: 'float64' is not supported"),
+        (
+            QWEN3,
+            {"quantization_config": {"bits": 4}},
+            "quantization_config.quant_method: is missing",
+        ),
         (QWEN3, {"eos_token_id": "x"}, "eos_token_id: expected an integer or a list"),
         (DEEPSEEK_LITE, {"topk_method": "noaux_tc"}, "topk_method: 'noaux_tc' is not supported"),
         (

@@ -31,7 +31,7 @@ from moesaic.errors import (
 )
 from moesaic.experts.pull.ranges import Share
 from moesaic.experts.slots import load_table
-from moesaic.kernels.linear import Quantization
+from moesaic.kernels.held_bytes import Quantization
 from moesaic.kernels.promised import PromisedRows
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.layers.gate import load_gates

@@ -5,6 +5,7 @@ same under every placement. A placement numbers only what its own rung needs: ``
 behind them.
 """
 
+from collections.abc import Iterable
 from functools import cached_property
 from typing import Protocol
 
@@ -71,10 +72,16 @@ class LogicalExperts:
         if not way:
             return load_expert(self._checkpoint, self._config, layer, group, dtype, device)
         if (file := self._files.get(way)) is not None:
-            return file.read(layer, group, dtype, device)
+            return self._in_place(file.read(layer, group, dtype, device), device)
         if layer == self._config.moe_layers[0] and not group:  # once for each way
             log.warning("united.not_distilled", way=way, instead="the mean of each group")
-        return self._mean(layer, way, group, dtype, device)
+        return self._in_place(self._mean(layer, way, group, dtype, device), device)
+
+    def _in_place(self, united: ExpertWeights, device: torch.device) -> ExpertWeights:
+        """Bring a united expert into the form of those that it stands in for."""
+        weight_format = self._config.weight_format
+        coded = weight_format is not None and device.type == "cpu"
+        return united.rounded(weight_format.held) if coded and weight_format else united
 
     def layer_rung(
         self, layer: int, rung: Rung, lost: Tensor | None = None, homes: Tensor | None = None
@@ -109,12 +116,11 @@ class LogicalExperts:
             load_expert(self._checkpoint, config, layer, e, torch.float32, device) for e in experts
         ]
 
-        def mean(tensors: list[Tensor]) -> Tensor:
-            return torch.stack(tensors).mean(dim=0).to(dtype)
+        def mean(tensors: Iterable[Tensor]) -> Tensor:
+            return torch.stack(list(tensors)).mean(dim=0).to(dtype)
 
+        both = zip(*(each.numbers(torch.float32) for each in read), strict=True)
+        gate_up, down = map(mean, both)
         biases = [each.biases for each in read if each.biases is not None]
-        return ExpertWeights(
-            gate_up=mean([each.gate_up for each in read]),
-            down=mean([each.down for each in read]),
-            biases=(mean([a for a, _ in biases]), mean([b for _, b in biases])) if biases else None,
-        )
+        mean_biases = (mean(a for a, _ in biases), mean(b for _, b in biases)) if biases else None
+        return ExpertWeights(gate_up, down, mean_biases)

@@ -5,7 +5,9 @@ from functools import cached_property
 from hashlib import sha256
 from typing import Literal, NamedTuple
 
-Dtype = Literal["float32", "bfloat16"]
+from moesaic.models.configuration.weight_format import WeightFormat
+
+Dtype = Literal["float32", "bfloat16", "float16"]
 # Of which experts the best are taken: all, those of the groups with the best expert, or those of the
 # groups with the best two.
 TopkMethod = Literal["greedy", "group_limited_greedy", "noaux_tc"]
@@ -174,6 +176,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     dtype: Dtype  # what the checkpoint was made in
     config_digest: str  # hex sha256 of config.json and generation_config.json
+    weight_format: WeightFormat | None = None  # of matrices that are stored quantised
     weights_digest: str = ""  # of every byte of the weights; empty where nobody has read them
     embedding_multiplier: float = 1.0  # of what the embedding gives
     logits_scaling: float = 1.0  # logits are divided by it

@@ -3,7 +3,7 @@
 import hashlib
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import cast, get_args
 
 from moesaic.errors import CheckpointError
 from moesaic.models.configuration.architecture import (
@@ -18,6 +18,7 @@ from moesaic.models.configuration.architecture import (
 from moesaic.models.configuration.families import FAMILIES
 from moesaic.models.configuration.fields import Fields, read_json
 from moesaic.models.configuration.rope_fields import read_rope
+from moesaic.models.configuration.weight_format import read_weight_format
 
 __all__ = [
     "GroupedQueryAttention",
@@ -81,16 +82,13 @@ def _read(fields: Fields, generation: Fields, config_digest: str) -> ModelConfig
         eos_token_ids=ends.sizes("eos_token_id"),
         dtype=_read_dtype(fields),
         config_digest=config_digest,
+        weight_format=read_weight_format(fields),
         embedding_multiplier=parts.embedding_multiplier / added,
         logits_scaling=parts.logits_scaling,
     )
 
 
 def _refuse_unsupported(fields: Fields) -> None:
-    if fields.has("quantization_config"):
-        raise fields.error(
-            "quantization_config", "quantised weights are not supported; use float32 or bfloat16"
-        )
     if fields.has("per_layer_config"):
         raise fields.error("per_layer_config", "layers of several shapes are not supported")
 
@@ -98,7 +96,7 @@ def _refuse_unsupported(fields: Fields) -> None:
 def _read_dtype(fields: Fields) -> Dtype:
     if not fields.has("dtype"):
         return "float32"
-    return cast(Dtype, fields.choice("dtype", ("float32", "bfloat16")))
+    return cast(Dtype, fields.choice("dtype", get_args(Dtype)))
 
 
 def _digest_of(files: list[Path]) -> str:

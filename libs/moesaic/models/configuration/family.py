@@ -43,10 +43,10 @@ class SparseNames:
     correction: str = ""
     shared: tuple[str, ...] = ()
     shared_gate: str = ""
+    correction_axes: tuple[int, ...] = ()
     gate_bias: str = ""
     biases: tuple[str, ...] = ()
     by_turns: bool = False
-    correction_axes: tuple[int, ...] = ()
 
 
 def mlp_names(prefix: str, matrices: tuple[str, ...] = MATRICES) -> tuple[str, ...]:

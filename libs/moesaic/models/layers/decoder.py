@@ -12,7 +12,9 @@ from torch.nn import functional as F
 from moesaic.kernels.decoder_step import DecoderStepKernel, RoutedExpertsKernel
 from moesaic.kernels.gated_mlp import GatedMLP
 from moesaic.kernels.grouped_query import GroupedQueryKernel, StepOfRows
-from moesaic.kernels.linear import Linear, PackedLinear, Quantization, make_linear
+from moesaic.kernels.held_bytes import Quantization
+from moesaic.kernels.linear import Linear, PackedLinear, activation_dtype, make_linear
+from moesaic.kernels.packed_matrix import PackedMatrix
 from moesaic.kernels.rms_norm import add_rms_norm, rms_norm
 from moesaic.models.configuration.architecture import LatentAttention, ModelConfig
 from moesaic.models.layers.attention_plan import AttentionPlan, StepPlan, plan_attention
@@ -71,13 +73,22 @@ class Decoder:
         self,
         config: ModelConfig,
         layers: list[DecoderLayer],
-        embedding: Tensor,
+        embedding: Tensor | PackedMatrix,
         norm: Tensor,
         head: Linear,
         division: Division | None = None,
     ) -> None:
-        """Take the weights, as ``load`` reads them: ``embedding`` ``[vocab, H]``, ``head`` ``H -> vocab``."""
-        self.config, self.dtype, self.device = config, embedding.dtype, embedding.device
+        """Take the weights, as ``load`` reads them.
+
+        Args:
+            config: of the model.
+            layers: all of them.
+            embedding: ``[vocab, H]``; packed where the kernels for CPUs look its rows up.
+            norm: of the last layer's output, ``[H]``, in the dtype of activations and on their device.
+            head: ``H -> vocab``.
+            division: this rank's part; None: it is the only one.
+        """
+        self.config, self.dtype, self.device = config, norm.dtype, norm.device
         self.layers, self._embedding, self._norm, self.head = layers, embedding, norm, head
         self.division = division
         self._own = part_of(config, division) if division else config
@@ -100,32 +111,64 @@ class Decoder:
         dtype: torch.dtype,
         device: torch.device,
         quantization: Quantization = "none",
+        *,
+        keep_head: bool = False,
         division: Division | None = None,
     ) -> "Decoder":
         """Read all weights but those of routed experts and their gates.
 
-        With a ``division``, read the part of one rank of several: see
-        ``moesaic.models.tensor_parallel``. Only the first has the embedding.
-        The head is never quantised: its errors would reach every token at full size.
+        With a quantisation, embedding and head are int8: they are a good part of what a token reads, and the
+        head's errors reach every token at full size. A head that is tied to the embedding shares its memory.
+        With a ``division``, read the part of one rank of several: see ``moesaic.models.tensor_parallel``.
+
+        Args:
+            checkpoint: the weights.
+            config: of the model.
+            dtype: of weights that are not quantised; on a CPU activations are float32.
+            device: that computes.
+            quantization: of linear layers and experts.
+            keep_head: leaves embedding and head as they are.
+            division: of the rank; only the first has the embedding.
 
         Raises:
             CheckpointError: a tensor is missing, mis-shaped or cannot be read.
         """
-        reader = TensorReader(checkpoint, dtype, device, quantization, division=division)
+        reader = TensorReader(
+            checkpoint,
+            dtype,
+            device,
+            quantization,
+            weight_format=config.weight_format,
+            division=division,
+        )
         own = part_of(config, division) if division else config
         layers = [
             _load_layer(reader.under(layer_prefix(i)), own, i) for i in range(config.num_layers)
         ]
         shape = (config.vocab_size, config.hidden_size)
-        embedding = reader.read(EMBEDDING, *shape)
-        head = embedding if config.tie_word_embeddings else reader.read(HEAD, *shape)
+        rounding: Quantization = "none" if keep_head or quantization == "none" else "int8"
+
+        def read(name: str, *, here: bool = True) -> tuple[Tensor | PackedMatrix, Linear]:
+            weight = reader.read(name, *shape)
+            if not here:
+                weight = weight[:1].clone()
+            linear = make_linear(weight, quantization=rounding)
+            if isinstance(linear, PackedLinear):
+                return linear.matrix, linear
+            return weight.to(activation_dtype(dtype, device)), linear
+
+        embedding, head = read(EMBEDDING, here=division is None or division.rank == 0)
         if division:
-            head = _logits_of(head, division)
-            embedding = embedding if division.rank == 0 else embedding[:0].clone()
-        norm = reader.read(FINAL_NORM, config.hidden_size)
+            name = EMBEDDING if config.tie_word_embeddings else HEAD
+            head = make_linear(
+                _logits_of(reader.read(name, *shape), division), quantization=rounding
+            )
+        elif not config.tie_word_embeddings:
+            _, head = read(HEAD)
+        norm = reader.vector(FINAL_NORM, config.hidden_size)
         if config.logits_scaling != 1.0:  # dividing here divides the logits
             norm = norm.float() / config.logits_scaling
-        return cls(config, layers, embedding, norm, make_linear(head), division)
+        return cls(config, layers, embedding, norm, head, division)
 
     def with_parts(self, layers: list[DecoderLayer], head: Linear) -> "Decoder":
         """Return the same decoder with other layers and another head."""
@@ -167,6 +210,7 @@ class Decoder:
             or not isinstance(last, GroupedQueryLayer)
             or not isinstance(last.qkv, PackedLinear)
             or not isinstance(head, PackedLinear)
+            or not isinstance(self._embedding, PackedMatrix)
         ):
             return None
         # Keys and values alone, if they begin a panel of the packed projection.
@@ -175,7 +219,7 @@ class Decoder:
         kernel = DecoderStepKernel(
             whole,
             kv.matrix,
-            self._embedding.contiguous(),
+            self._embedding,
             self._norm,
             head.matrix,
             last.lying(cache.block_size),
@@ -235,7 +279,10 @@ class Decoder:
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Return the input of the first layer, ``[T, H]``, of int64 ``[T]``."""
-        embedded = F.embedding(token_ids, self._embedding)
+        if isinstance(self._embedding, PackedMatrix):
+            embedded = self._embedding.look_up(token_ids)
+        else:
+            embedded = F.embedding(token_ids, self._embedding)
         multiplier = self.config.embedding_multiplier
         return embedded if multiplier == 1.0 else embedded * multiplier
 
@@ -344,8 +391,8 @@ def _logits_of(head: Tensor, division: Division) -> Tensor:
 def _load_layer(reader: TensorReader, config: ModelConfig, index: int) -> DecoderLayer:
     attention = reader.under("self_attn.")
     dense = index not in config.moe_layers
-    norm = reader.read("input_layernorm.weight", config.hidden_size)
-    mlp_norm = reader.read("post_attention_layernorm.weight", config.hidden_size)
+    norm = reader.vector("input_layernorm.weight", config.hidden_size)
+    mlp_norm = reader.vector("post_attention_layernorm.weight", config.hidden_size)
     layer: LatentLayer | GroupedQueryLayer
     if isinstance(config.attention, LatentAttention):
         layer, fused = LatentLayer.load(attention, config, config.attention, index), None

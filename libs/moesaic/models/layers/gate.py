@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from moesaic.kernels.decoder_step import RoutedExpertsKernel
-from moesaic.kernels.linear import PackedLinear, make_linear
+from moesaic.kernels.linear import PackedLinear, activation_dtype, make_linear
 from moesaic.kernels.packed_experts import PackedSlots
 from moesaic.kernels.promised import LayerRung
 from moesaic.models.configuration.architecture import ModelConfig, MoE
@@ -23,9 +23,9 @@ class Gate:
         correction: Tensor | None = None,
         bias: Tensor | None = None,
     ) -> None:
-        """Take ``weight`` ``[E, H]``, and where the model has them each expert's ``correction``, float32 ``[E]``, and
-        ``bias`` ``[E]`` of the logits."""
-        self._dtype, self._linear, self._moe = weight.dtype, make_linear(weight, bias), moe
+        """Take ``weight`` ``[E, H]``, and where there are, float32 corrections ``[E]`` and biases ``[E]``."""
+        self._dtype = activation_dtype(weight.dtype, weight.device)
+        self._linear, self._moe = make_linear(weight, bias), moe
         self._gating = Gating(moe, correction)
 
     @classmethod
@@ -45,12 +45,12 @@ class Gate:
         shape = (config.moe.num_experts, config.hidden_size)
         gate_dtype = torch.float32 if config.moe.float32_gate else dtype
         names, prefix = sparse_names(config, checkpoint, layer), layer_prefix(layer)
-        weight, correction = checkpoint.read(prefix + names.gate, shape, gate_dtype, device), None
+        weight = checkpoint.read(prefix + names.gate, shape, gate_dtype, device)
+        correction = bias = None
         if config.moe.correction_bias:
             size = (*names.correction_axes, config.moe.num_experts)
             name = prefix + names.correction
             correction = checkpoint.read(name, size, torch.float32, device).flatten()
-        bias = None
         if config.moe.gate_bias:
             bias = checkpoint.read(prefix + names.gate_bias, shape[:1], gate_dtype, device)
         return cls(weight, config.moe, correction, bias)

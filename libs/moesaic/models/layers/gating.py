@@ -8,7 +8,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from moesaic.kernels.linear import PackedMatrix
+from moesaic.kernels.packed_matrix import PackedMatrix
 from moesaic.models.configuration.architecture import MoE
 from moesaic.native.library import lib, scratch, usable
 from moesaic.native.structs import GatingArgs

@@ -43,15 +43,15 @@ class GroupedQueryLayer:
         def qk_norm() -> Tensor:
             norms = []
             for name, heads in (("q_norm", shape.num_heads), ("k_norm", num_kv)):
-                weight = reader.read(f"{name}.weight", heads * dim if shape.wide_qk_norm else dim)
+                weight = reader.vector(f"{name}.weight", heads * dim if shape.wide_qk_norm else dim)
                 norms.append(weight.view(-1, dim).expand(heads, -1))
             return torch.cat(norms)
 
         def qkv_bias() -> Tensor:
-            return torch.cat([reader.read(f"{name}.bias", size) for name, size in sizes.items()])
+            return torch.cat([reader.vector(f"{name}.bias", size) for name, size in sizes.items()])
 
-        weights = [reader.read(f"{name}.weight", size, hidden) for name, size in sizes.items()]
-        qkv = reader.linear(torch.cat(weights), qkv_bias() if shape.qkv_bias else None)
+        weights = [reader.weight(f"{name}.weight", size, hidden) for name, size in sizes.items()]
+        qkv = reader.linear(reader.joined(*weights), qkv_bias() if shape.qkv_bias else None)
         return cls(
             layer=layer,
             shape=shape,
@@ -60,8 +60,8 @@ class GroupedQueryLayer:
             qk_norm=qk_norm() if shape.qk_norm else None,
             eps=config.rms_norm_eps,
             output=reader.linear(
-                reader.read("o_proj.weight", hidden, shape.num_heads * dim),
-                reader.read("o_proj.bias", hidden) if shape.output_bias else None,
+                reader.weight("o_proj.weight", hidden, shape.num_heads * dim),
+                reader.vector("o_proj.bias", hidden) if shape.output_bias else None,
             ),
             sinks=reader.read("sinks", shape.num_heads).float() if shape.sinks else None,
         )

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from moesaic.kernels.gated_mlp import GatedMLP, make_mlp
+from moesaic.kernels.gated_mlp import GatedMLP
 from moesaic.kernels.linear import Linear, make_linear
 from moesaic.models.configuration.architecture import ModelConfig
 from moesaic.models.configuration.family import mlp_names
@@ -19,9 +18,8 @@ def load_mlp(
 ) -> GatedMLP:
     """Read an MLP of inner width ``size``, whose gate and up may be one tensor; raises ``CheckpointError``."""
     *parts, last = names
-    gate_up = [reader.read(name, 2 * size // len(parts), hidden) for name in parts]
-    down = reader.read(last, hidden, size)
-    return make_mlp(torch.cat(gate_up), down, reader.quantization)
+    gate_up = [reader.weight(name, 2 * size // len(parts), hidden) for name in parts]
+    return reader.mlp(reader.joined(*gate_up), reader.weight(last, hidden, size))
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Read single tensors, or slices of them, from a model directory's safetensors files."""
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ from moesaic.models.weights.files import Stamp, StoredTensor, list_tensors
 from moesaic.models.weights.inventory import check_tensors
 
 _STORED_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_CODES = {"U8": torch.uint8, "F8_E4M3": torch.uint8, "I32": torch.int32, "I64": torch.int64}
 
 
 class Checkpoint:
@@ -80,7 +82,39 @@ class Checkpoint:
         stride = stored.nbytes // shape[0]
         return _load(name, stored, shape[1:], stored.start + index * stride, dtype, device)
 
-    def _find(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
+    def read_codes(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        stored_dtype: str,
+        device: torch.device,
+        index: int | None = None,
+    ) -> Tensor:
+        """Read the tensor ``name`` of ``shape``, or entry ``index`` along its first axis, bit for bit.
+
+        Returns:
+            ``stored_dtype`` (``U8``, ``I32``, ``I64``) as torch has it, and ``F8_E4M3`` as uint8.
+
+        Raises:
+            CheckpointError: there is no such tensor, its shape or dtype is another, or it cannot be read.
+        """
+        stored, dtype = self._find(name, shape, (stored_dtype,)), _CODES[stored_dtype]
+        if index is None:
+            return _load_payload(name, stored, shape, stored.start, dtype).to(device)
+        start = stored.start + index * (stored.nbytes // shape[0])
+        return _load_payload(name, stored, shape[1:], start, dtype).to(device)
+
+    def stored(self, name: str) -> StoredTensor | None:
+        """Return what the files say of the tensor ``name``; None: there is no such tensor."""
+        return self._tensors.get(name)
+
+    def error(self, name: str, problem: str) -> CheckpointError:
+        """Make the error about the tensor ``name``, for the caller to raise."""
+        return CheckpointError(self._tensors[name].file.name, problem, tensor=name)
+
+    def _find(
+        self, name: str, shape: tuple[int, ...], dtypes: Iterable[str] = _STORED_DTYPES
+    ) -> StoredTensor:
         stored = self._tensors.get(name)
         if stored is None:
             raise CheckpointError(
@@ -92,10 +126,10 @@ class Checkpoint:
                 f"expected shape {list(shape)}, found {list(stored.shape)}",
                 tensor=name,
             )
-        if stored.dtype not in _STORED_DTYPES:
+        if stored.dtype not in dtypes:
             raise CheckpointError(
                 stored.file.name,
-                f"expected one of {', '.join(_STORED_DTYPES)}, found {stored.dtype}",
+                f"expected one of {', '.join(dtypes)}, found {stored.dtype}",
                 tensor=name,
             )
         return stored
@@ -109,7 +143,20 @@ def _load(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Tensor:
-    payload = torch.empty(shape, dtype=_STORED_DTYPES[stored.dtype])
+    payload = _load_payload(name, stored, shape, start, _STORED_DTYPES[stored.dtype])
+    loaded = payload.to(device=device, dtype=dtype)
+    _require_finite(loaded, stored, name)
+    return loaded
+
+
+def _load_payload(
+    name: str,
+    stored: StoredTensor,
+    shape: tuple[int, ...],
+    start: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    payload = torch.empty(shape, dtype=dtype)
     buffer = memoryview(payload.view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]  # numpy's stubs hide the buffer
     try:
         with stored.file.open("rb", buffering=0) as file:
@@ -130,9 +177,7 @@ def _load(
                 filled += count
     except OSError as error:
         raise CheckpointError(stored.file.name, f"cannot be read: {error}", tensor=name) from error
-    loaded = payload.to(device=device, dtype=dtype)
-    _require_finite(loaded, stored, name)
-    return loaded
+    return payload
 
 
 def _require_finite(loaded: Tensor, stored: StoredTensor, name: str) -> None:

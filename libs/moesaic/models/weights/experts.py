@@ -5,8 +5,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from moesaic.errors import CheckpointError
+from moesaic.kernels.held_bytes import Form
+from moesaic.kernels.stored_weights import StoredWeight, dequantised, take_rows
 from moesaic.models.configuration.architecture import ModelConfig
 from moesaic.models.weights.checkpoint import Checkpoint
+from moesaic.models.weights.formats.reading import joined, read_entry, read_matrix
+from moesaic.models.weights.formats.rounding import rounded
 from moesaic.models.weights.tensor_names import layer_prefix, sparse_names
 
 
@@ -14,9 +19,17 @@ from moesaic.models.weights.tensor_names import layer_prefix, sparse_names
 class ExpertWeights:
     """One expert: ``down(activation(gate(x), up(x)))``."""
 
-    gate_up: Tensor  # [2I, H]: gate, then up
-    down: Tensor  # [H, I]
+    gate_up: StoredWeight  # [2I, H]: gate, then up
+    down: StoredWeight  # [H, I]
     biases: tuple[Tensor, Tensor] | None = None  # [2I] and [H]
+
+    def numbers(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return what both matrices stand for."""
+        return dequantised(self.gate_up, dtype), dequantised(self.down, dtype)
+
+    def rounded(self, form: Form | None) -> "ExpertWeights":
+        """Return the same with its matrices in ``form``, see there."""
+        return ExpertWeights(rounded(self.gate_up, form), rounded(self.down, form), self.biases)
 
 
 def load_expert(
@@ -35,34 +48,42 @@ def load_expert(
     assert layer in config.moe_layers
     assert 0 <= expert < config.moe.num_experts
     size, hidden = config.moe.expert_size, config.hidden_size
-    prefix = layer_prefix(layer)
+    prefix, weight_format = layer_prefix(layer), config.weight_format
     layout = sparse_names(config, checkpoint, layer)
     names = [prefix + name for name in layout.experts]
     if len(names) == 2:  # all experts of the layer in two tensors
+        num = config.moe.num_experts
 
-        def read(name: str, *shape: int) -> Tensor:
-            whole = config.moe.num_experts, *shape
-            return checkpoint.read_slice(name, expert, whole, dtype, device)
+        def matrix(name: str, num_out: int, num_in: int) -> StoredWeight:
+            if layout.by_turns and name in checkpoint:  # codes do not lie the other way round
+                shape = num, num_in, num_out
+                return checkpoint.read_slice(name, expert, shape, dtype, device).T.contiguous()
+            shape = num, num_out, num_in
+            return read_entry(checkpoint, weight_format, name, expert, shape, dtype, device)
 
-        of_gate_up, of_down = (2 * size, hidden), (hidden, size)
+        def bias(name: str, size: int) -> Tensor:
+            return checkpoint.read_slice(prefix + name, expert, (num, size), dtype, device)
+
+        gate_up, down = matrix(names[0], 2 * size, hidden), matrix(names[1], hidden, size)
+        order = torch.arange(2 * size)
         if layout.by_turns:
-            gate_up = _apart(read(names[0], *reversed(of_gate_up)).T)
-            down = read(names[1], *reversed(of_down)).T.contiguous()
-        else:
-            gate_up, down = read(names[0], *of_gate_up), read(names[1], *of_down)
+            order = torch.cat((order[::2], order[1::2]))
+            gate_up = take_rows(gate_up, order)
         if not config.moe.expert_bias:
             return ExpertWeights(gate_up, down)
-        bias_names = [prefix + name for name in layout.biases]
-        bias, down_bias = read(bias_names[0], 2 * size), read(bias_names[1], hidden)
-        bias = _apart(bias) if layout.by_turns else bias
-        return ExpertWeights(gate_up, down, (bias, down_bias))
-    gate_name, up_name, down_name = (name.format(expert) for name in names)
-    gate = checkpoint.read(gate_name, (size, hidden), dtype, device)
-    up = checkpoint.read(up_name, (size, hidden), dtype, device)
-    down = checkpoint.read(down_name, (hidden, size), dtype, device)
-    return ExpertWeights(torch.cat((gate, up)), down)
-
-
-def _apart(taking_turns: Tensor) -> Tensor:
-    """Bring all gates before all ups, along the first axis."""
-    return torch.cat((taking_turns[::2], taking_turns[1::2]))
+        of_gate_up, of_down = bias(layout.biases[0], 2 * size), bias(layout.biases[1], hidden)
+        return ExpertWeights(gate_up, down, (of_gate_up[order], of_down))
+    shapes = (size, hidden), (size, hidden), (hidden, size)
+    gate, up, last = (
+        read_matrix(checkpoint, weight_format, name.format(expert), shape, dtype, device)
+        for name, shape in zip(names, shapes, strict=True)
+    )
+    gate_up = joined((gate, up), dtype)
+    coded = device.type == "cpu" and weight_format is not None and weight_format.held is not None
+    if coded and (isinstance(gate_up, Tensor) or isinstance(last, Tensor)):
+        raise CheckpointError(
+            "config.json",
+            "quantization_config: experts that are quantised in part, or not all, are not supported",
+            tensor=names[0].format(expert),
+        )
+    return ExpertWeights(gate_up, last)

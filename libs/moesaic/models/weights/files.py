@@ -18,7 +18,8 @@ from moesaic.errors import CheckpointError
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000
-DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}  # what can be served; quantised payloads cannot
+# What can be served: numbers, and codes.
+DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "U8": 1, "I32": 4, "I64": 8}
 _COMPARED_BYTES = 1 << 22
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
@@ -38,8 +39,8 @@ class Stamp(NamedTuple):
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """The place of one tensor: ``nbytes`` of ``dtype`` (``F32``, ``F16``, ``BF16``), row-major, from byte ``start``
-    of a file that is as its stamp says."""
+    """The place of one tensor: ``nbytes`` of ``dtype`` (of ``DTYPE_BYTES``, or not to be read), row-major, from byte
+    ``start`` of a file that is as its stamp says."""
 
     file: Path
     dtype: str
@@ -116,6 +117,20 @@ def same_payload(one: StoredTensor, other: StoredTensor) -> bool:
     except OSError as error:
         raise CheckpointError(one.file.name, f"cannot be read: {error}") from error
     return True
+
+
+def all_zeros(tensor: StoredTensor) -> bool:
+    """Return true if a tensor, small enough to be read at once, is nothing but zeros.
+
+    Raises:
+        CheckpointError: its file cannot be read.
+    """
+    try:
+        with tensor.file.open("rb") as file:
+            file.seek(tensor.start)
+            return not file.read(tensor.nbytes).strip(b"\0")
+    except OSError as error:
+        raise CheckpointError(tensor.file.name, f"cannot be read: {error}") from error
 
 
 def _single_file(directory: Path) -> Path:

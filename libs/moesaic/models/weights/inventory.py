@@ -8,7 +8,9 @@ from moesaic.errors import CheckpointError
 from moesaic.models.configuration.architecture import LatentAttention, ModelConfig
 from moesaic.models.configuration.families import FAMILIES
 from moesaic.models.configuration.family import MATRICES, mlp_names
-from moesaic.models.weights.files import StoredTensor, same_payload
+from moesaic.models.configuration.weight_format import WeightFormat
+from moesaic.models.weights.files import StoredTensor, all_zeros, same_payload
+from moesaic.models.weights.formats.names import is_unread, stored_names
 from moesaic.models.weights.tensor_names import (
     EMBEDDING,
     FINAL_NORM,
@@ -57,6 +59,11 @@ def check_tensors(config: ModelConfig, tensors: Mapping[str, StoredTensor]) -> N
 
 def tensor_names(config: ModelConfig, found: Container[str]) -> Iterator[str]:
     """List every tensor of the model, spelled as in the files that have ``found``."""
+    for name in _plain_names(config, found):
+        yield from stored_names(config.weight_format, name, found)
+
+
+def _plain_names(config: ModelConfig, found: Container[str]) -> Iterator[str]:
     yield EMBEDDING
     yield FINAL_NORM
     if not config.tie_word_embeddings:
@@ -122,8 +129,21 @@ def _sparse_names(config: ModelConfig, found: Container[str], layer: int) -> Ite
 def _unused(config: ModelConfig, names: Mapping[str, StoredTensor]) -> Iterator[str]:
     patterns = [re.compile(pattern) for pattern in FAMILIES[config.family].unused]
     yield from (name for name in names if any(p.fullmatch(name) for p in patterns))
+    if config.weight_format is not None:
+        yield from (name for name in names if is_unread(name))
+        yield from _empty_biases(config.weight_format, names)
     extra = sorted(int(match[1]) for name in names if (match := _MTP_LAYER.fullmatch(name)))
     # They follow the decoder's layers without a gap: others are of a longer model than config.json says.
     if extra and extra[0] == config.num_layers and all(b == a + 1 for a, b in pairwise(extra)):
         prefixes = tuple(layer_prefix(layer) for layer in extra)
         yield from (name for name in names if name.startswith(prefixes))
+
+
+def _empty_biases(weight_format: WeightFormat, names: Mapping[str, StoredTensor]) -> Iterator[str]:
+    """List the biases of zeros that older versions of AutoGPTQ write beside every matrix."""
+    if weight_format.layout != "gptq":
+        return
+    for name, stored in names.items():
+        beside = f"{name.removesuffix('bias')}qweight" in names
+        if name.endswith(".bias") and beside and all_zeros(stored):
+            yield name

@@ -5,6 +5,7 @@ from collections.abc import Container
 from moesaic.models.configuration.architecture import ModelConfig
 from moesaic.models.configuration.families import FAMILIES
 from moesaic.models.configuration.family import SparseNames
+from moesaic.models.weights.formats.names import holds
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
@@ -19,5 +20,5 @@ def layer_prefix(layer: int) -> str:
 def sparse_names(config: ModelConfig, found: Container[str], layer: int) -> SparseNames:
     """Return the names behind ``layer_prefix`` of a sparse layer's tensors, in files that have ``found``."""
     layouts, prefix = FAMILIES[config.family].layouts, layer_prefix(layer)
-    known = (each for each in layouts if prefix + each.experts[0].format(0) in found)
+    known = (each for each in layouts if holds(found, prefix + each.experts[0].format(0)))
     return next(known, layouts[0])

@@ -10,11 +10,18 @@
 
 // A packed matrix: x [rows, num_in] -> [rows, num_out]. P panels, see matrix.h.
 struct matrix {
-    const void *panels;      // float [P][num_in][PANEL] or int8 [P][in4][PANEL][4]
+    const void *panels;      // of 32 or 16 bits [P][num_in][PANEL], int8 [P][in4][PANEL][4],
+                             // int4 [P][in32][4][PANEL][4], fp8 [P][num_in][PANEL]
     const float *bias;       // [P * PANEL] or none
-    const float *scales;     // [P * PANEL]; or none: float32
-    const int32_t *offsets;  // [P * PANEL]: what ZERO adds to each sum, where x is around it
+    const float *scales;     // [P * PANEL]: of int8, and of int4's scales
+    const int32_t *offsets;  // [P * PANEL], of int8: what ZERO adds to each sum, where x is around it
+    const void *group_scales;  // [P][groups][PANEL]: float16 of int4, float of fp8
+    const uint16_t *zeros;     // [P][groups][PANEL], float16, of int4; or none: all are `zero`
+    const uint8_t *levels;     // [16], of int4: of each code, up to 24; or none: codes are levels
     int64_t num_in, num_out;
+    int64_t form;   // float32, bfloat16, float16, int8, int4, fp8
+    int64_t group;  // inputs that share a scale; of int4 a multiple of 32, or all
+    int64_t zero;   // the level that stands for 0
 };
 
 struct expert {
@@ -139,9 +146,9 @@ struct decoder {
     const struct whole_layer *layers;
     int64_t num_layers;
     struct matrix kv;        // the last layer's: H -> 2 kv_heads d, or all of its qkv
-    const float *embedding;  // [vocab, H]
+    struct matrix embedding;  // vocab outputs of H inputs each; its rows are looked up
     float embedding_multiplier;
-    const float *norm;       // [H]
+    const float *norm;        // [H]
     struct matrix head;      // H -> vocab
     volatile int64_t *layers_done;  // counts up; other threads read it meanwhile
 };
@@ -252,15 +259,23 @@ struct apart {
 EXPORT int64_t panel_width(void);
 EXPORT int64_t vector_width(void);
 
-// weight [num_out, num_in] -> panels; `panels` holds whole panels of zeros.
-EXPORT void pack_float(const float *weight, int64_t num_out, int64_t num_in, float *panels);
+// weight [num_out, num_in], numbers as the form has them or a byte for each code -> panels; `panels` holds whole
+// panels of zeros.
+EXPORT void pack_matrix(const void *weight, int64_t num_out, int64_t num_in, int64_t form,
+                        void *panels);
 
-// The same for bytes; also sums up the part of ZERO in each output.
-EXPORT void pack_int8(const int8_t *weight, int64_t num_out, int64_t num_in, int8_t *panels,
-                      int32_t *offsets);
+// What ZERO adds to the sums of each output of an int8 weight.
+EXPORT void sum_int8(const int8_t *weight, int64_t num_out, int64_t num_in, int32_t *offsets);
+
+// Bytes of `scratch` that `linear` needs for a row.
+EXPORT int64_t linear_scratch(const struct matrix *matrix);
+
+// The outputs `ids` [count] of a matrix -> out [count, num_in]: rows of an embedding.
+EXPORT void look_up(const struct matrix *matrix, const int64_t *ids, int64_t count, float *out,
+                    int threads);
 
 // x [count, heads, num_in] -> out [count, heads, num_out], a matrix for each head; strides in floats.
-// int8 takes one head, and `scratch` of count * (in_fours * 4 + 4) bytes; float32 needs none.
+// int8 and int4 take one head.
 EXPORT void linear(const struct matrix *matrices, int64_t heads, const float *x, int64_t x_stride,
                    int64_t x_head_stride, int64_t count, float *out, int64_t out_stride,
                    int64_t out_head_stride, uint8_t *scratch, int threads);
