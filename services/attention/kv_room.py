@@ -4,7 +4,9 @@ import structlog
 import torch
 
 from moesaic.engine.sequences.blocks import blocks_for
+from moesaic.kernels.linear import activation_dtype
 from moesaic.models.configuration.config import ModelConfig
+from moesaic.models.weights.served import held_dtype
 from moesaic.prefix.block_hashes import BLOCK_SIZE
 from moesaic.services.attention.settings import AttentionSettings
 from moesaic.telemetry.memory import free_bytes
@@ -22,11 +24,12 @@ def kv_blocks_of(settings: AttentionSettings, config: ModelConfig) -> int:
 
     Free memory is not all ours then: other processes grow too, and activations take some.
     """
-    dtype: torch.dtype = getattr(torch, settings.dtype)
-    block_bytes = BLOCK_SIZE * config.num_layers * config.kv_width * dtype.itemsize
+    device = device_named(settings.device)
+    itemsize = activation_dtype(held_dtype(settings, config), device).itemsize
+    block_bytes = BLOCK_SIZE * config.num_layers * config.kv_width * itemsize
     memory_bytes = settings.kv_memory_bytes
     if not memory_bytes:
-        memory_bytes = int(settings.kv_memory_fraction * _free_bytes(device_named(settings.device)))
+        memory_bytes = int(settings.kv_memory_fraction * _free_bytes(device))
     num_blocks = settings.kv_blocks or blocks_within(
         memory_bytes, block_bytes, config.max_positions
     )

@@ -9,9 +9,9 @@ from moesaic.kernels.own_thread import on_own_thread
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.layers.decoder import Decoder
 from moesaic.models.weights.checkpoint import Checkpoint
-from moesaic.models.weights.served import find_served_model
+from moesaic.models.weights.served import find_served_model, held_dtype
 from moesaic.native.library import require_library
-from moesaic.services.attention.modes.contract import WorkerParts, dtype_of
+from moesaic.services.attention.modes.contract import WorkerParts
 from moesaic.services.attention.settings import AttentionSettings
 from moesaic.transport.device_memory import device_named
 
@@ -34,7 +34,13 @@ async def load_worker(
     settings, device = process.settings, device_named(process.settings.device)
     thread = await process.enter(engine_thread(device))
     decoder = await on_own_thread(
-        Decoder.load, checkpoint, config, dtype_of(settings), device, settings.quantization
+        Decoder.load,
+        checkpoint,
+        config,
+        held_dtype(settings, config),
+        device,
+        settings.quantization,
+        keep_head=settings.keep_head,
     )
     config = replace(config, weights_digest=await weights_digest)
     process.status.model_digest = config.digest

@@ -5,7 +5,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import structlog
-import torch
 
 from moesaic.cluster.background import background
 from moesaic.dispatch.collaborative.dispatcher import (
@@ -23,9 +22,10 @@ from moesaic.experts.pace import LoadPace
 from moesaic.kernels.expert_layout import ExpertLayout
 from moesaic.kernels.own_thread import on_own_thread
 from moesaic.models.configuration.config import ModelConfig
+from moesaic.models.weights.served import held_dtype
 from moesaic.prefix.block_hashes import BLOCK_SIZE
 from moesaic.services.attention.kv_room import USUAL_BLOCKS
-from moesaic.services.attention.modes.contract import Mode, WorkerParts
+from moesaic.services.attention.modes.contract import Mode, WorkerParts, row_dtype
 from moesaic.services.edge_agent.memory import MemoryNeeds, MemoryPlan, MemoryWishes, plan_memory
 from moesaic.services.edge_agent.settings import EdgeAgentSettings
 from moesaic.telemetry.memory import own_bytes
@@ -189,7 +189,7 @@ async def open_site(worker: WorkerParts, settings: EdgeAgentSettings) -> Site:
         CollaborativeDispatcher,
         parts,
         config,
-        worker.dtype,
+        worker.decoder.dtype,
         wire="int8" if settings.wire_dtype == "int8" else "own",
         deterministic=settings.deterministic,
     )
@@ -226,7 +226,7 @@ def _open_files(host: ExpertHost, config: ModelConfig, plan: MemoryPlan) -> File
 
 
 def _needs(config: ModelConfig, settings: EdgeAgentSettings) -> MemoryNeeds:
-    dtype: torch.dtype = getattr(torch, settings.dtype)
+    itemsize = row_dtype(settings, config).itemsize
     top_k, hidden = config.moe.top_k, config.hidden_size
     # Hidden states of every stage, queries, keys and values, results by choice, and rows and sums on their way.
     floats = 12 * hidden + 2 * config.kv_width + top_k * hidden
@@ -237,7 +237,7 @@ def _needs(config: ModelConfig, settings: EdgeAgentSettings) -> MemoryNeeds:
     return MemoryNeeds(
         held=0,
         expert=_expert_bytes(config, settings),
-        block=BLOCK_SIZE * config.num_layers * config.kv_width * dtype.itemsize,
+        block=BLOCK_SIZE * config.num_layers * config.kv_width * itemsize,
         row=4 * (kept + max(floats, logits)),
         num_experts=len(config.moe_layers) * config.moe.num_experts,
         at_once=AT_ONCE,
@@ -245,7 +245,7 @@ def _needs(config: ModelConfig, settings: EdgeAgentSettings) -> MemoryNeeds:
 
 
 def _expert_bytes(config: ModelConfig, settings: EdgeAgentSettings) -> int:
-    dtype: torch.dtype = getattr(torch, settings.dtype)
+    dtype = held_dtype(settings, config)
     on_gpu = settings.device != "cpu"
     return ExpertLayout(
         config.hidden_size, config.moe.expert_size, dtype, settings.quantization, on_gpu

@@ -20,8 +20,9 @@ from moesaic.kernels.own_thread import on_own_thread
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.configuration.flops import step_flops
 from moesaic.models.layers.gate import load_gates
+from moesaic.models.weights.served import held_dtype
 from moesaic.native.compile import cache_directory
-from moesaic.services.attention.modes.contract import WorkerParts, dtype_of
+from moesaic.services.attention.modes.contract import WorkerParts
 from moesaic.services.attention.settings import AttentionSettings
 from moesaic.transport.ucx.opening import OpenNetwork
 
@@ -175,5 +176,8 @@ async def measured(worker: WorkerParts, gathered: Gathered) -> float:
 
 def _layout(settings: AttentionSettings, config: ModelConfig) -> ExpertLayout:
     return ExpertLayout(
-        config.hidden_size, config.moe.expert_size, dtype_of(settings), settings.quantization
+        config.hidden_size,
+        config.moe.expert_size,
+        held_dtype(settings, config),
+        settings.quantization,
     )

@@ -34,7 +34,7 @@ def kv_environment(
         return {}
     from moesaic.telemetry.memory import free_bytes
 
-    itemsize = 2 if getattr(attention, "dtype", "") == "bfloat16" else 4
+    itemsize = 2 if getattr(attention, "dtype", "") in ("bfloat16", "float16") else 4
     others, experts = _sizes(Path(options.model), itemsize)
     taken = others * options.all_attention + _copies(options, num_experts) * experts
     processes = options.all_attention

@@ -6,7 +6,7 @@ from hashlib import sha256
 from typing import Literal
 
 Family = Literal["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2"]
-Dtype = Literal["float32", "bfloat16"]
+Dtype = Literal["float32", "bfloat16", "float16"]
 TopkMethod = Literal["greedy", "group_limited_greedy"]
 
 

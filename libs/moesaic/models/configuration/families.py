@@ -250,4 +250,4 @@ def _expert_groups(fields: Fields) -> tuple[str, int, int]:
 def _read_dtype(fields: Fields) -> Dtype:
     if not fields.has("dtype"):
         return "float32"
-    return cast(Dtype, fields.choice("dtype", ("float32", "bfloat16")))
+    return cast(Dtype, fields.choice("dtype", ("float32", "bfloat16", "float16")))

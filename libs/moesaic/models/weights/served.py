@@ -10,6 +10,15 @@ from moesaic.native.library import require_library
 from moesaic.settings import ModelSettings
 
 
+def held_dtype(settings: ModelSettings, config: ModelConfig) -> torch.dtype:
+    """Return the dtype of weights in memory, as ``--dtype`` says; a GPU holds none as float16."""
+    name = config.dtype if settings.dtype == "auto" else settings.dtype
+    if name == "float16" and settings.device != "cpu":
+        name = "float32"
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
 def find_served_model(settings: ModelSettings) -> tuple[ModelConfig, Checkpoint]:
     """Read a model's configuration and the heads of its files, and let torch have its threads.
 
