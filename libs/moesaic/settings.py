@@ -27,7 +27,6 @@ from pydantic_settings import (
 )
 
 from moesaic.addresses import host_port, is_address, is_everywhere, is_name, public_url
-from moesaic.kernels.held_bytes import Quantization
 from moesaic.usage.reading import secrets_directory
 from moesaic.usage.variables import ENV_PREFIX
 
@@ -200,7 +199,7 @@ class ModelSettings(ServiceSettings):
         description="type of weights in memory, auto: as in the checkpoint; on a CPU activations and KV are "
         "float32 beside all of them, on a GPU (not float16) they have the type too",
     )
-    quantization: Quantization = Field(
+    quantization: Literal["none", "int8", "int4", "int4-128"] = Field(
         "none",
         description="rounding of linear layers' and experts' weights to 8 bits, or to 4 in groups of 32 (int4) or "
         "128 inputs (int4-128); embedding and head to 8 (CPU only)",
