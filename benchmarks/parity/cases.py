@@ -17,6 +17,7 @@ from benchmarks.parity.configurations import (
     ParityCase,
 )
 from moesaic.dispatch.local import LocalDispatcher
+from moesaic.kernels.held_bytes import Quantization
 from moesaic.models.configuration.config import ModelConfig, load_config
 from moesaic.models.layers.decoder import Decoder, MoELayer
 from moesaic.models.layers.kv_cache import KVCache
@@ -66,12 +67,17 @@ def build_reference(case: ParityCase, directory: Path, **save_options: Any) -> A
 class Served:
     """A model directory served in one process by our own layers, as a dispatcher-free yardstick."""
 
-    def __init__(self, directory: Path, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        dtype: torch.dtype = torch.float32,
+        quantization: Quantization = "none",
+    ) -> None:
         """Load the model in ``directory``."""
         self.config = load_config(directory)
         checkpoint = Checkpoint.of_model(directory, self.config)
-        self.decoder = Decoder.load(checkpoint, self.config, dtype, CPU)
-        self.moe = local_moe(checkpoint, self.config, dtype)
+        self.decoder = Decoder.load(checkpoint, self.config, dtype, CPU, quantization)
+        self.moe = local_moe(checkpoint, self.config, dtype, quantization)
         self.cache: KVCache = self.decoder.new_kv_cache(num_blocks=64, block_size=8)
 
     def forward(
@@ -108,9 +114,14 @@ class Served:
         return token_ids[len(prompt) :]
 
 
-def local_moe(checkpoint: Checkpoint, config: ModelConfig, dtype: torch.dtype) -> MoELayer:
+def local_moe(
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    quantization: Quantization = "none",
+) -> MoELayer:
     """Compute all routed experts in this process."""
-    dispatcher = LocalDispatcher(checkpoint, config, dtype, CPU)
+    dispatcher = LocalDispatcher(checkpoint, config, dtype, CPU, quantization)
 
     async def moe(layer: int, hidden_states: Tensor) -> Tensor:
         return await dispatcher.dispatch(dispatcher.begin_step(), layer, hidden_states)

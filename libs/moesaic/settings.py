@@ -221,11 +221,19 @@ class ModelSettings(ServiceSettings):
         description="HF-format model directory, or a repository of the Hugging Face hub: owner/name or "
         "owner/name@revision",
     )
-    dtype: Literal["float32", "bfloat16"] = Field(
-        "float32", description="type of weights and activations"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto",
+        description="type of weights in memory, auto: as in the checkpoint; on a CPU activations and KV are "
+        "float32 beside all of them, on a GPU (not float16) they have the type too",
     )
-    quantization: Literal["none", "int8"] = Field(
-        "none", description="rounding of linear layers' and experts' weights to 8 bits (CPU only)"
+    quantization: Literal["none", "int8", "int4", "int4-128"] = Field(
+        "none",
+        description="rounding of linear layers' and experts' weights to 8 bits, or to 4 in groups of 32 (int4) or "
+        "128 inputs (int4-128); embedding and head to 8 (CPU only)",
+    )
+    keep_head: bool = Field(
+        False,
+        description="with --quantization: leave embedding and output head as --dtype has them",
     )
     device: str = Field("cpu", pattern="^(cpu|cuda(:[0-9]+)?)$", description="device that computes")
     threads: int = Field(
@@ -253,10 +261,8 @@ class ModelSettings(ServiceSettings):
             raise ValueError(
                 f"--quantization {self.quantization} needs --device cpu, got {self.device}"
             )
-        if self.dtype != "float32" and self.quantization != "none":
-            raise ValueError(
-                f"--quantization {self.quantization} needs --dtype float32, got {self.dtype}"
-            )
+        if self.device != "cpu" and self.dtype == "float16":
+            raise ValueError(f"--dtype float16 needs --device cpu, got {self.device}")
         return self
 
     def weights_of(self, digest: str) -> Weights:

@@ -23,7 +23,7 @@ from moesaic.models.layers.warm_up import warm_up as warm_up_decoder
 from moesaic.models.tensor_parallel.division import part_of
 from moesaic.prefix.block_hashes import BLOCK_SIZE, BlockHasher, naming_key
 from moesaic.services.attention.kv_room import kv_blocks_of
-from moesaic.services.attention.modes.contract import Mode, WorkerParts, dtype_of
+from moesaic.services.attention.modes.contract import Mode, WorkerParts, row_dtype
 from moesaic.services.attention.settings import AttentionSettings
 from moesaic.v1.attention_pb2 import EngineProfile
 
@@ -122,7 +122,7 @@ def record_of(worker: WorkerParts, mode: Mode, engine: RunningEngine) -> dict[st
         "max_num_seqs": worker.settings.max_num_seqs,
         "max_num_batched_tokens": worker.settings.max_num_batched_tokens,
         "kv_tokens": engine.engine.batcher.pool.num_blocks * BLOCK_SIZE,
-        "row_bytes": worker.config.hidden_size * dtype_of(worker.settings).itemsize,
+        "row_bytes": worker.config.hidden_size * row_dtype(worker.settings, worker.config).itemsize,
         "data_address": mode.data_address,
         "share": mode.share,
     }
@@ -166,7 +166,7 @@ def _hasher(worker: WorkerParts) -> BlockHasher | None:
 
 
 def _sweep_blocks(settings: AttentionSettings, config: ModelConfig) -> int:
-    block_bytes = SweepArea.block_bytes(config, dtype_of(settings), BLOCK_SIZE)
+    block_bytes = SweepArea.block_bytes(config, row_dtype(settings, config), BLOCK_SIZE)
     # More than so many prompts of any length, with as many labels as there may be, find no use for it.
     lanes = MAX_LABELS * blocks_for(2 * BLOCK_SIZE)
     most = MOST_SWEEPS * (blocks_for(config.max_positions) + lanes)

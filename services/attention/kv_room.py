@@ -7,8 +7,8 @@ from moesaic.engine.sequences.blocks import blocks_for
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.configuration.sizes import (
     LEAST_KV_TOKENS,
-    Numbers,
     kv_bytes,
+    numbers_for,
     step_bytes,
     usual_kv_tokens,
 )
@@ -29,7 +29,7 @@ def kv_blocks_of(settings: AttentionSettings, config: ModelConfig) -> int:
     ``config`` describes the part of this rank; of several on a CPU, each takes as much memory.
     Free memory is not all ours then: other processes grow too, and activations take some.
     """
-    numbers = Numbers(settings.dtype)
+    numbers = numbers_for(settings, config)
     block_bytes = BLOCK_SIZE * kv_bytes(config, numbers)
     memory_bytes = settings.kv_memory_bytes
     if not memory_bytes:

@@ -11,9 +11,9 @@ from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.configuration.context import with_context
 from moesaic.models.layers.decoder import Decoder
 from moesaic.models.weights.checkpoint import Checkpoint
-from moesaic.models.weights.served import find_served_model
+from moesaic.models.weights.served import find_served_model, held_dtype
 from moesaic.native.library import require_library
-from moesaic.services.attention.modes.contract import WorkerParts, dtype_of
+from moesaic.services.attention.modes.contract import WorkerParts
 from moesaic.services.attention.ranks import division_of, ranks, share_threads
 from moesaic.services.attention.settings import AttentionSettings
 from moesaic.transport.device_memory import device_named
@@ -42,10 +42,10 @@ async def load_worker(
         await process.enter(ranks(settings, division, config.config_digest)) if division else None
     )
     decoder = await on_own_thread(
-        partial(Decoder.load, division=division),
+        partial(Decoder.load, keep_head=settings.keep_head, division=division),
         checkpoint,
         config,
-        dtype_of(settings),
+        held_dtype(settings, config),
         device,
         settings.quantization,
     )

@@ -9,6 +9,7 @@ from moesaic.cluster.lifecycle import run_service, stop_event
 from moesaic.cluster.service import Availability, introduce, service
 from moesaic.kernels.own_thread import on_own_thread
 from moesaic.models.weights.digest import digesting
+from moesaic.models.weights.served import with_own_dtype
 from moesaic.services.attention.admin import AttentionAdmin
 from moesaic.services.attention.brownout import follow_policy, tell_decisions
 from moesaic.services.attention.engine import open_engine, profile_of, record_of, warm_up
@@ -28,6 +29,7 @@ async def serve(settings: AttentionSettings) -> None:
     """Serve until SIGTERM or SIGINT. The parts start top down and stop bottom up, errors or not."""
     identity = introduce(settings, "attention")
     config, checkpoint = find_model(settings)
+    settings = with_own_dtype(settings, config)
     open_mode = await on_own_thread(MODES[settings.dispatch], settings, config)
     api = AttentionAdmin(config, checkpoint.directory)
     register = partial(attention_pb2_grpc.add_AttentionServiceServicer_to_server, api)

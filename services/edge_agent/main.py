@@ -14,6 +14,7 @@ from moesaic.cluster.registry import Lease
 from moesaic.cluster.rpc.admin import ServiceStatus
 from moesaic.cluster.service import Availability, Process, introduce, service
 from moesaic.models.weights.digest import digesting
+from moesaic.models.weights.served import with_own_dtype
 from moesaic.native.heap import keep_heap_small
 from moesaic.services.attention.admin import AttentionAdmin
 from moesaic.services.attention.brownout import follow_policy, tell_decisions
@@ -53,6 +54,7 @@ async def serve(settings: EdgeAgentSettings) -> None:
     sys.setswitchinterval(SWITCH_S)
     identity = introduce(settings, "edge-agent")
     config, checkpoint = find_model(settings)
+    settings = with_own_dtype(settings, config)
     api, experts, edge = AttentionAdmin(config, checkpoint.directory), ExpertAdmin(), EdgeAdmin()
 
     def register(server: grpc.aio.Server) -> None:

@@ -5,7 +5,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import structlog
-import torch
 
 from moesaic.cluster.background import background
 from moesaic.dispatch.collaborative.dispatcher import (
@@ -23,7 +22,8 @@ from moesaic.experts.pace import LoadPace
 from moesaic.experts.packed import layout_of
 from moesaic.kernels.own_thread import on_own_thread
 from moesaic.models.configuration.config import ModelConfig
-from moesaic.models.configuration.sizes import Numbers, kv_bytes, row_numbers
+from moesaic.models.configuration.sizes import kv_bytes, numbers_for, row_numbers
+from moesaic.models.weights.served import held_dtype
 from moesaic.prefix.block_hashes import BLOCK_SIZE
 from moesaic.services.attention.kv_room import USUAL_BLOCKS
 from moesaic.services.attention.modes.contract import Mode, WorkerParts
@@ -190,7 +190,7 @@ async def open_site(worker: WorkerParts, settings: EdgeAgentSettings) -> Site:
         CollaborativeDispatcher,
         parts,
         config,
-        worker.dtype,
+        worker.decoder.dtype,
         wire="int8" if settings.wire_dtype == "int8" else "own",
         deterministic=settings.deterministic,
     )
@@ -236,7 +236,7 @@ def _needs(config: ModelConfig, settings: EdgeAgentSettings) -> MemoryNeeds:
     return MemoryNeeds(
         held=0,
         expert=_expert_bytes(config, settings),
-        block=BLOCK_SIZE * kv_bytes(config, Numbers(settings.dtype)),
+        block=BLOCK_SIZE * kv_bytes(config, numbers_for(settings, config)),
         row=4 * (kept + max(row_numbers(config), logits)),
         num_experts=len(config.moe_layers) * config.moe.num_experts,
         at_once=AT_ONCE,
@@ -244,6 +244,6 @@ def _needs(config: ModelConfig, settings: EdgeAgentSettings) -> MemoryNeeds:
 
 
 def _expert_bytes(config: ModelConfig, settings: EdgeAgentSettings) -> int:
-    dtype: torch.dtype = getattr(torch, settings.dtype)
+    dtype = held_dtype(settings, config)
     on_gpu = settings.device != "cpu"
     return layout_of(config, dtype, settings.quantization, as_stored=on_gpu).nbytes

@@ -22,8 +22,8 @@ from moesaic.kernels.warm_up import WARMING
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.models.weights.digest import digesting
-from moesaic.models.weights.served import find_served_model
-from moesaic.native.library import library
+from moesaic.models.weights.served import find_served_model, held_dtype, with_own_dtype
+from moesaic.native.library import computes_on
 from moesaic.services.expert.activations import ActivationReporter
 from moesaic.services.expert.admin import ExpertAdmin
 from moesaic.services.expert.load import report_load
@@ -45,6 +45,7 @@ async def serve(settings: ExpertSettings) -> None:
     """Serve until SIGTERM or SIGINT. The parts start top down and stop bottom up, errors or not."""
     identity = introduce(settings, "expert")
     config, checkpoint = find_served_model(settings)
+    settings = with_own_dtype(settings, config)
     api = ExpertAdmin()
     register = partial(expert_pb2_grpc.add_ExpertServiceServicer_to_server, api)
     async with (
@@ -55,7 +56,7 @@ async def serve(settings: ExpertSettings) -> None:
         settings, status = process.settings, process.status
         thread = await process.enter(engine_thread(device_named(settings.device)))
         measured = await on_own_thread(
-            measure_experts, config, *_numbers(settings), settings.quantization
+            measure_experts, config, *_numbers(settings, config), settings.quantization
         )
         config = replace(config, weights_digest=await weights_digest)
         status.model_digest, status.model = config.digest, settings.name_of_model
@@ -111,7 +112,7 @@ async def _open_host(
         config,
         settings.worker_id,
         _num_slots(settings, config),
-        *_numbers(settings),
+        *_numbers(settings, config),
         settings.quantization,
         settings.max_expert_bytes,
     )
@@ -129,7 +130,7 @@ async def _open_relay(
     relay = await thread.build(
         ExpertRelay, settings.worker_id, network.network, host.answer, host.epochs.placement
     )
-    if library() is not None and _numbers(settings) == (torch.float32, torch.device("cpu")):
+    if computes_on(device):
         answers = host.answer_without_python(limits)
         await thread.build(network.network.answer_by, answers.c)
     process.status.data_address = await network.listen(settings.data_port, relay.answer)
@@ -166,8 +167,8 @@ def _num_slots(settings: ExpertSettings, config: ModelConfig) -> int:
     return settings.slots_per_layer or config.moe.num_experts
 
 
-def _numbers(settings: ExpertSettings) -> tuple[torch.dtype, torch.device]:
-    return getattr(torch, settings.dtype), device_named(settings.device)
+def _numbers(settings: ExpertSettings, config: ModelConfig) -> tuple[torch.dtype, torch.device]:
+    return held_dtype(settings, config), device_named(settings.device)
 
 
 async def _serve_out(network: UcxNetwork, colleagues: list[str], grace_s: float) -> None:

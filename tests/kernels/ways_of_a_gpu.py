@@ -17,6 +17,7 @@ from moesaic.models.layers import attention_plan, decoder, gating, grouped_query
 def take_the_ways_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Interpret kernels from now on. Weights that are loaded from now on stay as a GPU has them."""
     monkeypatch.setattr("moesaic.native.library.library", lambda: None)
+    monkeypatch.setattr("moesaic.native.library.IN_FLOATS", ())
 
     def compute_slots(
         table: slots.SlotTable,

@@ -19,6 +19,7 @@ from moesaic.experts.frames import layer_request
 from moesaic.experts.slots import LayerSlots, SlotTable
 from moesaic.kernels.gated_mlp import make_mlp
 from moesaic.kernels.held_bytes import Quantization
+from moesaic.kernels.linear import activation_dtype
 from moesaic.kernels.promised import LayerRung
 from moesaic.kernels.warm_up import row_counts, warming
 from moesaic.messages.placement import PlacedWorker, Placement
@@ -74,7 +75,8 @@ class WarmUp:
     def _answer(self, answers: LayerAnswers, tenure: Tenure, num_rows: int) -> None:
         """Answer a request that the gate routes, and one that its sender has routed to this worker."""
         layer, top_k = tenure.placement.layers[0], self._config.moe.top_k
-        rows = _rows(num_rows, self._config.hidden_size).to(self._dtype)
+        rows = _rows(num_rows, self._config.hidden_size)
+        rows = rows.to(activation_dtype(self._dtype, self._device))
         live = tuple(range(len(tenure.placement.workers)))
         by_gate = AssignmentBasis("aebs", live, tuple(0 for _ in live))
         held = tenure.table.layers[layer].experts

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from moesaic.kernels.held_bytes import Quantization
 from moesaic.kernels.packed_matrix import PackedMatrix, form_of
 from moesaic.kernels.stored_weights import StoredWeight, dequantised
-from moesaic.native.library import computes_on, lib, scratch
+from moesaic.native.library import computes_on, in_floats, lib, scratch
 from moesaic.native.structs import MatrixArgs
 
 
@@ -55,14 +55,13 @@ def make_linear(
 
 def activation_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """Return the dtype of activations, KV and sums beside weights of ``dtype``: on a CPU float32."""
-    return torch.float32 if device.type == "cpu" else dtype
+    return torch.float32 if in_floats(device) else dtype
 
 
 def plain_weight(weight: StoredWeight) -> Tensor:
     """Return ``weight`` as torch computes with it: on a CPU float32; on a GPU codes become bfloat16."""
-    if weight.device.type == "cpu":
-        return dequantised(weight, torch.float32)
-    return weight if isinstance(weight, Tensor) else dequantised(weight, torch.bfloat16)
+    own = weight.dtype if isinstance(weight, Tensor) else torch.bfloat16
+    return dequantised(weight, activation_dtype(own, weight.device))
 
 
 def check_quantization(device: torch.device, quantization: Quantization) -> None:
@@ -123,8 +122,8 @@ class PackedLinear:
         self._scratch_per_row = lib().linear_scratch(matrix=matrix.c)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """See ``Linear``; float32."""
-        x, num_rows, num_in, num_out = x.contiguous(), len(x), self._num_in, self._num_out
+        """See ``Linear``; the result is float32."""
+        x, num_rows, num_in, num_out = x.float().contiguous(), len(x), self._num_in, self._num_out
         assert x.shape == (num_rows, num_in)
         out = torch.empty(num_rows, num_out)
         per_row = self._scratch_per_row
@@ -167,6 +166,7 @@ class HeadLinear:
             out.copy_(torch.einsum("thi,hoi->tho", x, self._weight))
             return
         assert x.stride(2) == out.stride(2) == 1
+        assert x.dtype == out.dtype == torch.float32
         assert x.shape[1:] == (self._shape[0], self._shape[2])
         lib().linear(
             matrices=self._matrices,

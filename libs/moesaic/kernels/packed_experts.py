@@ -86,10 +86,10 @@ class PackedSlots:
                 self.c[slot] = ctypes.pointer(mlp.c)
 
     def compute(self, hidden_states: Tensor, topk_weights: Tensor, slot_ids: Tensor) -> Tensor:
-        """Compute as ``grouped_experts``; float32 rows, int32 slots."""
+        """Compute as ``grouped_experts``, in float32; int32 slots."""
         assert slot_ids.dtype == torch.int32
         hidden_states, topk_weights, slot_ids = (
-            tensor.contiguous() for tensor in (hidden_states, topk_weights, slot_ids)
+            tensor.contiguous() for tensor in (hidden_states.float(), topk_weights, slot_ids)
         )
         (num_rows, top_k), threads = slot_ids.shape, torch.get_num_threads()
         assert hidden_states.shape == (num_rows, self._hidden_size)

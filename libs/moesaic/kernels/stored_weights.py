@@ -165,7 +165,8 @@ def cat_rows(weights: Sequence[StoredWeight]) -> StoredWeight:
     int4 = [weight for weight in weights if isinstance(weight, Int4Weight)]
     if len(tensors) == len(weights):
         return torch.cat(tensors)
-    if len({each.group for each in (*fp8, *int4)}) == 1:
+    groups = {each.group for each in fp8} | {each.group for each in int4}
+    if len(groups) == 1:
         if len(fp8) == len(weights):
             codes, scales = ([getattr(w, part) for w in fp8] for part in ("codes", "scales"))
             return Fp8Weight(torch.cat(codes), torch.cat(scales), fp8[0].group)

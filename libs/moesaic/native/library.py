@@ -18,6 +18,8 @@ from moesaic.native.structs import STRUCTS
 
 log = structlog.get_logger()
 
+IN_FLOATS = ("cpu",)  # devices that compute in float32 alone
+
 
 class Kernels:
     """The functions of ``calls.h`` as one compiled file has them; arguments are given by name."""
@@ -71,6 +73,11 @@ def library() -> Kernels | None:
 def computes_on(device: torch.device) -> bool:
     """Return true if the kernels compute on ``device``."""
     return device.type == "cpu" and library() is not None
+
+
+def in_floats(device: torch.device) -> bool:
+    """Return true if ``device`` computes in float32, whatever its weights are."""
+    return device.type in IN_FLOATS
 
 
 def usable(tensor: Tensor) -> bool:

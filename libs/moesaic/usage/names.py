@@ -46,6 +46,7 @@ SETTINGS = frozenset(
         "MOESAIC_GRACE_S",
         "MOESAIC_HOST",
         "MOESAIC_KEEP_ALIVE_S",
+        "MOESAIC_KEEP_HEAD",
         "MOESAIC_KV_BLOCKS",
         "MOESAIC_KV_MEMORY_BYTES",
         "MOESAIC_KV_MEMORY_FRACTION",

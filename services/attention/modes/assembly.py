@@ -19,8 +19,9 @@ from moesaic.kernels.own_thread import on_own_thread
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.configuration.flops import step_flops
 from moesaic.models.layers.gate import load_gates
+from moesaic.models.weights.served import held_dtype
 from moesaic.native.compile import cache_directory
-from moesaic.services.attention.modes.contract import WorkerParts, dtype_of
+from moesaic.services.attention.modes.contract import WorkerParts
 from moesaic.services.attention.settings import AttentionSettings
 from moesaic.transport.ucx.opening import OpenNetwork
 
@@ -88,7 +89,7 @@ def plan_experts(
     plan = plan_gather(
         config.moe_layers,
         config.moe.num_experts,
-        layout_of(config, dtype_of(settings), settings.quantization).nbytes,
+        layout_of(config, held_dtype(settings, config), settings.quantization).nbytes,
         share=share,
         offload=settings.offload,
         window=settings.gather_window,
@@ -129,7 +130,7 @@ async def with_experts(
         InvalidInput: the file cannot be written.
     """
     settings, config, checkpoint = worker.settings, worker.config, worker.checkpoint
-    layout = layout_of(config, dtype_of(settings), settings.quantization)
+    layout = layout_of(config, held_dtype(settings, config), settings.quantization)
     gates = await on_own_thread(load_gates, checkpoint, config, layout.dtype, torch.device("cpu"))
     assembling = assemble(
         plan,

@@ -170,14 +170,14 @@ def up(
         str | None,
         typer.Option(
             rich_help_panel=SETTINGS_PANEL,
-            help="Rounding of weights to 8 bits, on a CPU: int8 (default: none).",
+            help="Rounding of weights on a CPU: int8, int4 or int4-128 (default: none).",
         ),
     ] = None,
     dtype: Annotated[
         str | None,
         typer.Option(
             rich_help_panel=SETTINGS_PANEL,
-            help="Type of weights and activations: float32 or bfloat16 (default: float32).",
+            help="Type of weights in memory: float32, bfloat16 or float16 (default: the checkpoint's).",
         ),
     ] = None,
     log_level: Annotated[

@@ -17,6 +17,7 @@ from moesaic.models.configuration.sizes import (
     Numbers,
     WeightBytes,
     kv_bytes,
+    numbers_for,
     step_bytes,
     usual_kv_tokens,
     weight_bytes,
@@ -134,9 +135,9 @@ def plan_suite(
     slots = slots_of(options, config.moe.num_experts)
     first_attention = next(n for n, role in zip(names, roles, strict=True) if role != "expert")
     for name, role in zip(names, roles, strict=True):
-        place, numbers = place_of(settings[name]), numbers_of_process(settings[name])
+        place, numbers = place_of(settings[name]), numbers_for(settings[name], config)
         parts = _parts(options, role, name, config, settings[name], numbers, slots)
-        own = PROCESS_BYTES[role]
+        own = PROCESS_BYTES[role] * getattr(settings[name], "tensor_parallel", 1)
         if place == MACHINE:
             processes.append(ProcessMemory(name, role, place, {**parts, "process": own}))
         else:
@@ -150,7 +151,7 @@ def plan_suite(
     ):
         own = PROCESS_BYTES[name] + more
         processes.append(ProcessMemory(name, name, MACHINE, {"process": own}))
-    numbers = numbers_of_process(settings[first_attention])
+    numbers = numbers_for(settings[first_attention], config)
     plan = SuiteMemory(
         processes=tuple(processes),
         available=available,
@@ -162,11 +163,6 @@ def plan_suite(
         slots=slots,
     )
     return _with_kv(plan, settings[first_attention]) if num_kv else plan
-
-
-def numbers_of_process(settings: Any) -> Numbers:
-    """Say how a process that computes does it."""
-    return Numbers(settings.dtype, settings.quantization, on_cpu=place_of(settings) == MACHINE)
 
 
 def slots_of(options: SuiteOptions, num_experts: int) -> int:

@@ -1,11 +1,12 @@
 # The memory of a model, by arithmetic on its configuration. Imports no torch.
 #   Weights    as moesaic.kernels.held_bytes says for their form; biases and norms are not counted.
-#   Tied       an embedding that is the head, too, is held once more where the head is packed, which it is on a CPU.
+#   Tied       an embedding that is the head, too, is held once.
 #   Step       hidden states of every stage, queries, keys and values, and results of chosen experts, by row;
 #              logits of the sequences that get a token, and a copy.
 """Bytes of weights, of KV and of steps of a model, from its configuration."""
 
 from dataclasses import dataclass
+from typing import Literal, Protocol
 
 from moesaic.kernels.held_bytes import Dtype, Form, Quantization, held_bytes
 from moesaic.models.configuration.architecture import LatentAttention, ModelConfig
@@ -24,29 +25,70 @@ class Numbers:
     """The form in which a process computes.
 
     Attributes:
-        dtype: of activations and KV, and of weights that are not quantised.
+        dtype: of weights that are not quantised; on a GPU of activations and KV, too.
         quantization: of weights.
-        on_cpu: weights are packed.
+        on_cpu: weights are packed, activations and KV are float32.
+        keep_head: embedding and head are not quantised.
+        codes: the form of weights that are published quantised and held so; None: there are none.
     """
 
     dtype: Dtype = "float32"
     quantization: Quantization = "none"
     on_cpu: bool = True
+    keep_head: bool = False
+    codes: Form | None = None
 
     @property
     def item_bytes(self) -> int:
-        """Bytes of a number that is not quantised."""
-        return ITEM_BYTES[self.dtype]
-
-    @property
-    def packs_head(self) -> bool:
-        """True if the head is held in another form than the embedding."""
-        return self.on_cpu and self.dtype == "float32"
+        """Bytes of a number of activations and KV."""
+        return 4 if self.on_cpu else ITEM_BYTES[self.dtype]
 
     def matrix(self, num_out: int, num_in: int, *, quantised: bool = True) -> int:
         """Count the bytes of a matrix ``[out, in]``."""
         form = Form.of(self.dtype, self.quantization if quantised else "none")
+        if quantised and self.codes:
+            form = self.codes
         return held_bytes((num_out, num_in), form, PANEL if self.on_cpu else 1)
+
+    def table(self, num_out: int, num_in: int) -> int:
+        """Count the bytes of the embedding, or of the head."""
+        rounded = self.quantization != "none" and not self.keep_head
+        form = Form.of(self.dtype, "int8" if rounded else "none")
+        return held_bytes((num_out, num_in), form, PANEL if self.on_cpu else 1)
+
+
+class ComputingSettings(Protocol):
+    """Settings of a service that computes."""
+
+    @property
+    def dtype(self) -> Literal["auto", "float32", "bfloat16", "float16"]:
+        """Of weights; auto: the checkpoint's own."""
+        ...
+
+    @property
+    def quantization(self) -> Quantization:
+        """Of weights."""
+        ...
+
+    @property
+    def device(self) -> str:
+        """It computes there."""
+        ...
+
+    @property
+    def keep_head(self) -> bool:
+        """Embedding and head are not quantised."""
+        ...
+
+
+def numbers_for(settings: ComputingSettings, config: ModelConfig) -> Numbers:
+    """Say in which form a service with ``settings`` computes a model."""
+    on_cpu = settings.device == "cpu"
+    dtype: Dtype = config.dtype if settings.dtype == "auto" else settings.dtype
+    if dtype == "float16" and not on_cpu:
+        dtype = "float32"
+    codes = config.weight_format.held if config.weight_format and on_cpu else None
+    return Numbers(dtype, settings.quantization, on_cpu, settings.keep_head, codes)
 
 
 @dataclass(frozen=True)
@@ -75,10 +117,10 @@ def weight_bytes(config: ModelConfig, numbers: Numbers) -> WeightBytes:
     if moe.shared_expert_gated:
         shared += numbers.matrix(1, hidden, quantised=False)
     of_gate = Numbers("float32" if moe.float32_gate else numbers.dtype, on_cpu=numbers.on_cpu)
-    table = numbers.matrix(config.vocab_size, hidden, quantised=False)
+    table = numbers.table(config.vocab_size, hidden)
     return WeightBytes(
-        embedding=config.vocab_size * hidden * numbers.item_bytes,
-        head=table if numbers.packs_head or not config.tie_word_embeddings else 0,
+        embedding=table,
+        head=0 if config.tie_word_embeddings else table,
         attention=config.num_layers * _attention(config, numbers),
         dense=(config.num_layers - sparse) * _mlp(config, config.dense_size, numbers),
         shared=sparse * shared,

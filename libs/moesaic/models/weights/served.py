@@ -1,6 +1,7 @@
 """The model of a worker, before anything of it is loaded."""
 
 import time
+from typing import TypeVar
 
 import structlog
 import torch
@@ -14,6 +15,22 @@ from moesaic.settings import ModelSettings
 log = structlog.get_logger()
 
 TOLD_EVERY_S = 15.0
+Settings = TypeVar("Settings", bound=ModelSettings)
+
+
+def held_dtype(settings: ModelSettings, config: ModelConfig) -> torch.dtype:
+    """Return the dtype of weights in memory, as ``--dtype`` says; a GPU holds none as float16."""
+    name = config.dtype if settings.dtype == "auto" else settings.dtype
+    if name == "float16" and settings.device != "cpu":
+        name = "float32"
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def with_own_dtype(settings: Settings, config: ModelConfig) -> Settings:
+    """Return ``settings`` with the dtype that weights will have in memory, for others to be told."""
+    dtype = str(held_dtype(settings, config)).removeprefix("torch.")
+    return settings.model_copy(update={"dtype": dtype})
 
 
 def find_served_model(settings: ModelSettings) -> tuple[ModelConfig, Checkpoint]:
