@@ -11,8 +11,10 @@ from benchmarks.parity.cases import CPU, Served, prompt_of
 from benchmarks.parity.published import FORMS, Published
 from moesaic.errors import CheckpointError
 from moesaic.experts.brownout.logical import LogicalExperts
+from moesaic.experts.loaded import ExpertFiles
+from moesaic.experts.pace import LoadPace
 from moesaic.experts.packed import layout_of
-from moesaic.kernels.gated_mlp import PlainMLP
+from moesaic.kernels.gated_mlp import PlainMLP, make_mlp
 from moesaic.kernels.linear import PackedLinear
 from moesaic.kernels.packed_experts import PackedMLP
 from moesaic.models.configuration.config import load_config
@@ -167,3 +169,17 @@ def test_what_published_models_have_beside_their_matrices_is_passed_over(make: M
     both = make("qwen3_moe", "float-quantized, by tensor")
     both.change(**{f"{layer_prefix(0)}self_attn.o_proj.input_scale": torch.ones(1)})
     Checkpoint.of_model(both.published, load_config(both.published))
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_an_expert_worker_computes_the_bits_of_a_process_that_has_all(
+    make: Make, form: Published
+) -> None:
+    both = make("qwen3_moe", form.name)
+    config, checkpoint = load_config(both.published), Checkpoint(both.published)
+    x = torch.randn(5, 64, generator=torch.Generator().manual_seed(1))
+
+    apart = ExpertFiles(checkpoint, config, FP32, CPU).bring(LoadPace())(1, 3)
+
+    read = load_expert(checkpoint, config, 1, 3, FP32, CPU)
+    assert torch.equal(apart.mlp(x), make_mlp(read.gate_up, read.down)(x))
