@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from moesaic.kernels.gated_mlp import GatedMLP, PlainMLP, make_mlp
-from moesaic.kernels.held_bytes import Form, Quantization
+from moesaic.kernels.held_bytes import Quantization, WeightForm
 from moesaic.kernels.packed_experts import Clamped, PackedMLP
 from moesaic.kernels.packed_matrix import PackedMatrix, form_of
 from moesaic.kernels.stored_weights import Fp8Weight, Int4Weight, StoredWeight, dequantised
@@ -58,7 +58,7 @@ class ExpertLayout:
     as_stored: bool = False
     biased: bool = False
     activation: Clamped | None = None
-    codes: Form | None = None
+    codes: WeightForm | None = None
 
     def pack(
         self,
@@ -140,7 +140,9 @@ class ExpertLayout:
         return Int4Weight(codes, scales, zeros, levels, self.codes.group)
 
     @cached_property
-    def _form(self) -> tuple[tuple[_Part, ...], tuple[tuple[tuple[int, ...], Form], ...] | None]:
+    def _form(
+        self,
+    ) -> tuple[tuple[_Part, ...], tuple[tuple[tuple[int, ...], WeightForm], ...] | None]:
         """The parts, and the shapes and forms of the matrices if these are packed, as a sample shows."""
         gate_up = self._zeros(2 * self.size, self.hidden_size)
         down = self._zeros(self.hidden_size, self.size)

@@ -18,7 +18,7 @@ BLOCK = 32
 
 
 @dataclass(frozen=True)
-class Form:
+class WeightForm:
     """The form of a matrix.
 
     Attributes:
@@ -34,7 +34,7 @@ class Form:
     levels: bool = False
 
     @classmethod
-    def of(cls, dtype: Dtype, quantization: Quantization = "none") -> "Form":
+    def of(cls, dtype: Dtype, quantization: Quantization = "none") -> "WeightForm":
         """Return the form of weights of ``dtype`` that are quantised at load, or are not."""
         if quantization == "none":
             return cls(dtype)
@@ -48,7 +48,7 @@ def group_of(quantization: Quantization) -> int:
     return 128 if quantization == "int4-128" else 32
 
 
-def held_bytes(shape: tuple[int, int], form: Form, panel: int = 1) -> int:
+def held_bytes(shape: tuple[int, int], form: WeightForm, panel: int = 1) -> int:
     """Return the bytes of a matrix ``[out, in]`` without bias.
 
     Args:

@@ -11,7 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from moesaic.kernels.held_bytes import BLOCK, Dtype, Form, Quantization
+from moesaic.kernels.held_bytes import BLOCK, Dtype, Quantization, WeightForm
 from moesaic.kernels.stored_weights import (
     CENTRE,
     Fp8Weight,
@@ -28,27 +28,27 @@ _KINDS = ("float32", "bfloat16", "float16", "int8", "int4", "fp8")  # as matrix.
 _CENTRE_OF_LEVELS = 12  # of a codebook: its levels are -12 to 12, and bytes have no sign
 
 
-def form_of(weight: StoredWeight, quantization: Quantization = "none") -> Form:
+def form_of(weight: StoredWeight, quantization: Quantization = "none") -> WeightForm:
     """Return the form in which ``weight`` is held if numbers are quantised so; codes stay as they are.
 
     Codes that the kernels do not take, those in groups of 20 for example, become float32.
     """
     if isinstance(weight, Tensor):
-        return Form.of(cast(Dtype, str(weight.dtype).removeprefix("torch.")), quantization)
+        return WeightForm.of(cast(Dtype, str(weight.dtype).removeprefix("torch.")), quantization)
     if isinstance(weight, Fp8Weight):
-        return Form("fp8", weight.group)
+        return WeightForm("fp8", weight.group)
     levels = weight.levels
     fits = weight.group % BLOCK == 0 or weight.group >= weight.shape[1]
     if not fits or (levels is not None and int(levels.abs().max()) > _CENTRE_OF_LEVELS):
-        return Form("float32")
-    return Form("int4", weight.group, weight.zeros is not None, levels is not None)
+        return WeightForm("float32")
+    return WeightForm("int4", weight.group, weight.zeros is not None, levels is not None)
 
 
 class PackedMatrix:
     """A weight as the kernels for CPUs read it: ``c`` points to ``parts``."""
 
     def __init__(
-        self, shape: Sequence[int], form: Form, panels: Tensor, **others: Tensor | None
+        self, shape: Sequence[int], form: WeightForm, panels: Tensor, **others: Tensor | None
     ) -> None:
         """Take the parts that ``of`` has packed of a weight of this ``shape`` and ``form``."""
         parts = {"panels": panels, **others}
@@ -65,7 +65,7 @@ class PackedMatrix:
         cls,
         weight: StoredWeight,
         bias: Tensor | None = None,
-        form: Form | None = None,
+        form: WeightForm | None = None,
         *,
         lasting: bool = True,
     ) -> "PackedMatrix":
@@ -102,7 +102,7 @@ class PackedMatrix:
         so nothing depends on other rows; products and sums are exact integers. The error is at most
         half a level of each factor: about 0.4 % of a row's largest entry, and of a weight row's.
         """
-        (num_out, num_in), form = weight.shape, Form("int8")
+        (num_out, num_in), form = weight.shape, WeightForm("int8")
         largest = weight.abs().amax(dim=1).clamp_min(torch.finfo(torch.float32).tiny)
         scales = largest / LEVELS
         rounded = (weight / scales.unsqueeze(1)).round_().to(torch.int8).contiguous()
@@ -117,7 +117,7 @@ class PackedMatrix:
 
     @classmethod
     def _int4(
-        cls, weight: Int4Weight, form: Form, bias: Tensor | None, lasting: bool
+        cls, weight: Int4Weight, form: WeightForm, bias: Tensor | None, lasting: bool
     ) -> "PackedMatrix":
         """Pack codes, with a float16 scale for each group, and a power of two for each output.
 
@@ -163,7 +163,7 @@ class PackedMatrix:
         return out
 
 
-def _packed(weight: Tensor, form: Form, width: int, lasting: bool) -> Tensor:
+def _packed(weight: Tensor, form: WeightForm, width: int, lasting: bool) -> Tensor:
     """Bring numbers or codes into panels of rows that take ``width`` items."""
     weight = weight.contiguous()
     shape = whole_panels(len(weight)), width

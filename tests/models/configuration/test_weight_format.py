@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from moesaic.kernels.held_bytes import Form
+from moesaic.kernels.held_bytes import WeightForm
 from moesaic.models.configuration.fields import Fields
 from moesaic.models.configuration.weight_format import WeightFormat, read_weight_format
 
@@ -38,7 +38,7 @@ def scheme(layout: str, **weights: Any) -> dict[str, Any]:
     }
 
 
-PUBLISHED: dict[str, tuple[dict[str, Any], WeightFormat, Form | None]] = {
+PUBLISHED: dict[str, tuple[dict[str, Any], WeightFormat, WeightForm | None]] = {
     "Qwen3-30B-A3B-FP8": (
         {
             "activation_scheme": "dynamic",
@@ -48,7 +48,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], WeightFormat, Form | None]] = {
             "weight_block_size": [128, 128],
         },
         _BLOCKS,
-        Form("fp8", 128),
+        WeightForm("fp8", 128),
     ),
     "DeepSeek-V3.1": (
         {
@@ -59,7 +59,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], WeightFormat, Form | None]] = {
             "weight_block_size": [128, 128],
         },
         _BLOCKS,
-        Form("fp8", 128),
+        WeightForm("fp8", 128),
     ),
     "gpt-oss-20b": (
         {
@@ -72,7 +72,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], WeightFormat, Form | None]] = {
             "quant_method": "mxfp4",
         },
         WeightFormat("mxfp4", 4, 32),
-        Form("int4", 32, levels=True),
+        WeightForm("int4", 32, levels=True),
     ),
     "Mixtral-8x7B-Instruct-v0.1-AWQ": (
         {
@@ -84,7 +84,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], WeightFormat, Form | None]] = {
             "zero_point": True,
         },
         WeightFormat("awq", 4, 128, scale="scales", zeros=True),
-        Form("int4", 128, zeros=True),
+        WeightForm("int4", 128, zeros=True),
     ),
     "Qwen3-30B-A3B-GPTQ-Int4": (
         {
@@ -100,7 +100,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], WeightFormat, Form | None]] = {
             "sym": True,
         },
         WeightFormat("gptq", 4, 128, scale="scales", zero_offset=1),
-        Form("int4", 128),
+        WeightForm("int4", 128),
     ),
     "Mixtral-8x7B-Instruct-v0.1-GPTQ": (
         {
@@ -116,7 +116,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], WeightFormat, Form | None]] = {
             "true_sequential": True,
         },
         WeightFormat("gptq", 4, None, scale="scales", zero_offset=1),
-        Form("int4", 128),
+        WeightForm("int4", 128),
     ),
     "the same in groups, ordered by activation": (
         {"bits": 4, "desc_act": True, "group_size": 128, "quant_method": "gptq", "sym": False},
@@ -126,7 +126,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], WeightFormat, Form | None]] = {
     "Qwen3-30B-A3B-quantized.w4a16": (
         scheme("pack-quantized", num_bits=4, type="int", strategy="group", group_size=128),
         WeightFormat("pack-quantized", 4, 128),
-        Form("int4", 128),
+        WeightForm("int4", 128),
     ),
     "the same with zero points": (
         scheme(
@@ -139,7 +139,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], WeightFormat, Form | None]] = {
             actorder="weight",
         ),
         WeightFormat("pack-quantized", 4, 128, zeros=True),
-        Form("int4", 128, zeros=True),
+        WeightForm("int4", 128, zeros=True),
     ),
     "the same in 8 bits": (
         scheme("pack-quantized", num_bits=8, type="int", strategy="channel"),
@@ -149,7 +149,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], WeightFormat, Form | None]] = {
     "Qwen3-30B-A3B-FP8-dynamic": (
         scheme("float-quantized", num_bits=8, type="float", strategy="channel"),
         WeightFormat("fp8", 8, None),
-        Form("fp8", 128),
+        WeightForm("fp8", 128),
     ),
     "the same in blocks": (
         scheme(
@@ -160,7 +160,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], WeightFormat, Form | None]] = {
             block_structure=[128, 128],
         ),
         WeightFormat("fp8", 8, 128, 128),
-        Form("fp8", 128),
+        WeightForm("fp8", 128),
     ),
     "Mixtral-8x7B-Instruct-v0.1-FP8": (
         {
@@ -169,7 +169,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], WeightFormat, Form | None]] = {
             "quant_method": "fp8",
         },
         WeightFormat("fp8", 8, None, None),
-        Form("fp8", 128),
+        WeightForm("fp8", 128),
     ),
 }
 
@@ -193,4 +193,4 @@ def test_plain_models_say_nothing() -> None:
 )
 def test_groups_in_memory_are_parts_of_those_in_files(group: int | None, held: int | None) -> None:
     assert WeightFormat("awq", 4, group).held_group == held
-    assert WeightFormat("awq", 4, group).held == (held and Form("int4", held))
+    assert WeightFormat("awq", 4, group).held == (held and WeightForm("int4", held))

@@ -8,7 +8,7 @@
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from moesaic.kernels.held_bytes import Dtype, Form, Quantization, held_bytes
+from moesaic.kernels.held_bytes import Dtype, Quantization, WeightForm, held_bytes
 from moesaic.models.configuration.architecture import LatentAttention, ModelConfig
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -36,7 +36,7 @@ class Numbers:
     quantization: Quantization = "none"
     on_cpu: bool = True
     keep_head: bool = False
-    codes: Form | None = None
+    codes: WeightForm | None = None
 
     @property
     def item_bytes(self) -> int:
@@ -45,7 +45,7 @@ class Numbers:
 
     def matrix(self, num_out: int, num_in: int, *, quantised: bool = True) -> int:
         """Count the bytes of a matrix ``[out, in]``."""
-        form = Form.of(self.dtype, self.quantization if quantised else "none")
+        form = WeightForm.of(self.dtype, self.quantization if quantised else "none")
         if quantised and self.codes:
             form = self.codes
         return held_bytes((num_out, num_in), form, PANEL if self.on_cpu else 1)
@@ -53,7 +53,7 @@ class Numbers:
     def table(self, num_out: int, num_in: int) -> int:
         """Count the bytes of the embedding, or of the head."""
         rounded = self.quantization != "none" and not self.keep_head
-        form = Form.of(self.dtype, "int8" if rounded else "none")
+        form = WeightForm.of(self.dtype, "int8" if rounded else "none")
         return held_bytes((num_out, num_in), form, PANEL if self.on_cpu else 1)
 
 

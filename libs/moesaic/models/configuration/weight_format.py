@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from moesaic.kernels.held_bytes import Form
+from moesaic.kernels.held_bytes import WeightForm
 from moesaic.models.configuration.fields import Fields
 
 Layout = Literal["fp8", "mxfp4", "awq", "gptq", "pack-quantized"]
@@ -38,14 +38,18 @@ class WeightFormat:
     ordered: bool = False
 
     @property
-    def held(self) -> Form | None:
+    def held(self) -> WeightForm | None:
         """The form in memory; None: numbers, for codes cannot be computed with."""
         group = self.held_group
         if group is None or self.ordered:
             return None
         if self.layout == "fp8":
-            return Form("fp8", group)
-        return Form("int4", group, self.zeros, self.layout == "mxfp4") if self.bits == 4 else None
+            return WeightForm("fp8", group)
+        return (
+            WeightForm("int4", group, self.zeros, self.layout == "mxfp4")
+            if self.bits == 4
+            else None
+        )
 
     @property
     def held_group(self) -> int | None:

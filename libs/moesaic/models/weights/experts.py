@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from moesaic.errors import CheckpointError
-from moesaic.kernels.held_bytes import Form
+from moesaic.kernels.held_bytes import WeightForm
 from moesaic.kernels.stored_weights import StoredWeight, dequantised, take_rows
 from moesaic.models.configuration.architecture import ModelConfig
 from moesaic.models.weights.checkpoint import Checkpoint
@@ -27,7 +27,7 @@ class ExpertWeights:
         """Return what both matrices stand for."""
         return dequantised(self.gate_up, dtype), dequantised(self.down, dtype)
 
-    def rounded(self, form: Form | None) -> "ExpertWeights":
+    def rounded(self, form: WeightForm | None) -> "ExpertWeights":
         """Return the same with its matrices in ``form``, see there."""
         return ExpertWeights(rounded(self.gate_up, form), rounded(self.down, form), self.biases)
 

@@ -4,14 +4,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from moesaic.kernels.held_bytes import Form
+from moesaic.kernels.held_bytes import WeightForm
 from moesaic.kernels.stored_weights import CENTRE, Fp8Weight, Int4Weight, StoredWeight
 from moesaic.models.weights.formats.mxfp4 import LEVELS
 
 _LARGEST_FP8 = 448.0
 
 
-def rounded(weight: StoredWeight, form: Form | None) -> StoredWeight:
+def rounded(weight: StoredWeight, form: WeightForm | None) -> StoredWeight:
     """Round ``weight`` ``[out, in]`` to ``form``, int4 or fp8; None, or what is codes already, stays as it is."""
     if form is None or not isinstance(weight, Tensor):
         return weight

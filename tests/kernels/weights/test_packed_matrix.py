@@ -9,13 +9,13 @@ from torch import Tensor
 
 from moesaic.kernels.expert_layout import ExpertLayout
 from moesaic.kernels.gated_mlp import make_mlp
-from moesaic.kernels.held_bytes import Form, Quantization, held_bytes
+from moesaic.kernels.held_bytes import Quantization, WeightForm, held_bytes
 from moesaic.kernels.linear import PackedLinear, make_linear
 from moesaic.kernels.packed_experts import PackedMLP
 from moesaic.kernels.packed_matrix import PackedMatrix, form_of
 from moesaic.kernels.stored_weights import Int4Weight, StoredWeight, dequantised
 from moesaic.native.library import lib
-from tests.kernels.test_stored_weights import made
+from tests.kernels.weights.test_stored_weights import made
 
 pytestmark = pytest.mark.usefixtures("native")
 KINDS = ("float32", "bfloat16", "float16", "int8", "int4", "zeros", "levels", "fp8")
@@ -176,13 +176,17 @@ def test_experts_are_packed_in_every_form(seed: int, kind: str, hidden: int, siz
 
 
 def test_layouts_refuse_codes_that_they_were_not_told_of() -> None:
-    layout = ExpertLayout(64, 32, torch.float32, codes=Form("int4", 32))
+    layout = ExpertLayout(64, 32, torch.float32, codes=WeightForm("int4", 32))
     memory = torch.empty(layout.nbytes, dtype=torch.uint8)
     for kind in ("float32", "zeros", "fp8"):
         with pytest.raises(ValueError, match="the layout's"):
             layout.pack(weight_of(kind, 1, 64, 64, 32), weight_of(kind, 2, 64, 32, 32), memory)
-    forms = [Form("int4", 32), Form("int4", 32, zeros=True), Form("int4", 32, levels=True)]
-    forms += [Form("int4", 64), Form("fp8", 32)]
+    forms = [
+        WeightForm("int4", 32),
+        WeightForm("int4", 32, zeros=True),
+        WeightForm("int4", 32, levels=True),
+    ]
+    forms += [WeightForm("int4", 64), WeightForm("fp8", 32)]
     assert len({ExpertLayout(64, 64, torch.float32, codes=form).name for form in forms}) == 5
 
 
@@ -194,7 +198,7 @@ def test_codes_that_the_kernels_do_not_take_become_numbers() -> None:
     for weight in (odd, wide):
         layer = make_linear(weight)
         assert isinstance(layer, PackedLinear)
-        assert layer.matrix.form == Form("float32")
+        assert layer.matrix.form == WeightForm("float32")
         values = layer.matrix.look_up(torch.arange(5))
         assert torch.equal(values, dequantised(weight, torch.float32))
 
