@@ -21,8 +21,6 @@ from moesaic.models.configuration.config import ModelConfig, load_config
 from moesaic.models.configuration.fields import Fields, read_json
 from moesaic.models.text.chat import TEMPLATE_KWARGS, ChatTemplate, with_texts
 from moesaic.models.text.tokenizer import StreamDecoder, TextTooLong, Tokenizer, read_special_tokens
-from moesaic.services.gateway.fields.defaults import read_defaults
-from moesaic.services.gateway.fields.sampling import SamplingWire
 
 T = TypeVar("T")
 
@@ -37,20 +35,9 @@ SERVING_FILE = "moesaic.json"  # what a checkpoint's maker says about serving it
 class Language:
     """Texts as tokens and back, for the served model."""
 
-    def __init__(self, directory: Path, *, with_defaults: bool = True) -> None:
-        """Read a model directory.
-
-        Args:
-            directory: in Hugging Face format.
-            with_defaults: its ``generation_config.json`` says how tokens are picked where a request does not.
-
-        Raises:
-            CheckpointError: a file is missing or not valid.
-        """
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
         self.config: ModelConfig = load_config(directory)
-        self.defaults = (
-            read_defaults(directory) if with_defaults else SamplingWire.model_validate({})
-        )
         self.tokenizer = Tokenizer.load(directory)
         self._no_template: InvalidInput | None = None
         self._template: ChatTemplate | None = None

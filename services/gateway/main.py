@@ -44,11 +44,9 @@ async def serve(settings: GatewaySettings) -> None:
     """Serve until SIGTERM or SIGINT. The parts start top down and stop bottom up, errors or not."""
     identity = introduce(settings, "gateway")
     _check_exposure(settings)
-    with_defaults = settings.generation_config == "auto"
-    language = await asyncio.to_thread(Language, Path(settings.model), with_defaults=with_defaults)
-    if defaults := language.defaults.model_dump(exclude_unset=True):
+    gateway = Gateway(settings, await asyncio.to_thread(Language, Path(settings.model)))
+    if defaults := gateway.defaults.model_dump(exclude_unset=True):
         log.info("gateway.model_defaults", **defaults, off="--generation-config none")
-    gateway = Gateway(settings, language)
     register = partial(
         gateway_pb2_grpc.add_GatewayServiceServicer_to_server, GatewayAdmin(gateway.workers.routing)
     )

@@ -80,7 +80,7 @@ def runs_of(
         InvalidInput: a prompt does not fit, or the fields contradict each other.
     """
     body, terms = admitted.body, admitted.terms
-    grammar, defaults = _checked_grammar(body), admitted.gateway.language.defaults
+    grammar, defaults = _checked_grammar(body), admitted.gateway.defaults
     # A seed of the gateway's own, where the caller gave none, lets another worker go on where one was lost.
     seed = body.seed if body.seed is not None else secrets.randbits(63)
     if len(prompts) * body.n > MAX_ANSWERS:
