@@ -25,8 +25,6 @@ from moesaic.models.text.dialects.detection import ReasoningParser, ToolCallPars
 from moesaic.models.text.dialects.dialect import Dialect
 from moesaic.models.text.dialects.thinking import Opened
 from moesaic.models.text.tokenizer import StreamDecoder, TextTooLong, Tokenizer, read_special_tokens
-from moesaic.services.gateway.fields.defaults import read_defaults
-from moesaic.services.gateway.fields.sampling import SamplingWire
 
 T = TypeVar("T")
 
@@ -55,7 +53,6 @@ class Language:
         reasoning_parser: ReasoningParser = "auto",
         *,
         max_model_len: int = 0,
-        with_defaults: bool = True,
     ) -> None:
         """Read a model directory.
 
@@ -64,15 +61,12 @@ class Language:
             tool_call_parser: how the model writes tool calls.
             reasoning_parser: how it sets reasoning apart.
             max_model_len: shortens contexts; 0 does not.
-            with_defaults: its ``generation_config.json`` says how tokens are picked where a request does not.
 
         Raises:
             CheckpointError: a file is missing or not valid.
         """
+        self.directory = directory
         self.config: ModelConfig = with_context(load_config(directory), max_model_len)
-        self.defaults = (
-            read_defaults(directory) if with_defaults else SamplingWire.model_validate({})
-        )
         self.tokenizer = Tokenizer.load(directory)
         self._no_template: InvalidInput | None = None
         self._template: ChatTemplate | None = None

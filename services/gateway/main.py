@@ -45,19 +45,11 @@ async def serve(settings: GatewaySettings) -> None:
     identity = introduce(settings, "gateway")
     _check_exposure(settings)
     directory = await asyncio.to_thread(local_model, settings.model, weights=False)
-    language = await asyncio.to_thread(
-        partial(
-            Language,
-            directory,
-            settings.tool_call_parser,
-            settings.reasoning_parser,
-            max_model_len=settings.max_model_len,
-            with_defaults=settings.generation_config == "auto",
-        )
-    )
-    if defaults := language.defaults.model_dump(exclude_unset=True):
+    parsers = settings.tool_call_parser, settings.reasoning_parser
+    opening = partial(Language, directory, *parsers, max_model_len=settings.max_model_len)
+    gateway = Gateway(settings, await asyncio.to_thread(opening))
+    if defaults := gateway.defaults.model_dump(exclude_unset=True):
         log.info("gateway.model_defaults", **defaults, off="--generation-config none")
-    gateway = Gateway(settings, language)
     register = partial(
         gateway_pb2_grpc.add_GatewayServiceServicer_to_server, GatewayAdmin(gateway.workers.routing)
     )

@@ -15,6 +15,8 @@ FIELDS = {
 }
 """Fields of the file that are taken, as vLLM takes them, with their names in a body where these differ."""
 
+NO_DEFAULTS = SamplingWire.model_validate({})
+
 
 def read_defaults(directory: Path) -> SamplingWire:
     """Read the fields that a model's maker sets, in the bounds that requests have.

@@ -39,7 +39,7 @@ async def begin(
     """
     gateway, body = admitted.gateway, admitted.body
     asked, asked_by = body.answer_tokens, body.answer_tokens_field
-    defaults = (default_max_tokens, gateway.language.defaults.max_tokens)
+    defaults = (default_max_tokens, gateway.defaults.max_tokens)
     default = min((most for most in defaults if most is not None), default=None)
     limits = AnswerLimits(gateway.max_tokens, asked, default, asked_by)
     bad_words = await bad_words_of(gateway.language, body.bad_words)

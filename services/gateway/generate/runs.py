@@ -82,7 +82,7 @@ def runs_of(
     """
     body, terms = admitted.body, admitted.terms
     _check_grammar(body, grammar)
-    defaults = admitted.gateway.language.defaults
+    defaults = admitted.gateway.defaults
     # A seed of the gateway's own, where the caller gave none, lets another worker go on where one was lost.
     seed = body.seed if body.seed is not None else secrets.randbits(63)
     if len(prompts) * body.n > MAX_ANSWERS:

@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from moesaic.errors import CheckpointError
+from moesaic.services.gateway.fields.defaults import read_defaults
 from moesaic.services.gateway.language import Language
 from tests.gateway.batches.batch_client import encoded, ended, line, submit, talk
 
@@ -104,10 +105,10 @@ async def test_batches_have_them_too(open_house, scripts, made, tmp_path: Path) 
 
 def test_as_vllm_has_it_a_file_without_temperature_leaves_one_of_one(made) -> None:
     """``do_sample`` is of ``transformers``' calls; nulls say nothing."""
-    language = Language(made({"do_sample": False, "top_k": None, "top_p": 0.5}))
+    defaults = read_defaults(made({"do_sample": False, "top_k": None, "top_p": 0.5}))
 
-    assert language.defaults.model_dump(exclude_unset=True) == {"top_p": 0.5}
-    sampling = language.defaults.sampling(0, ())
+    assert defaults.model_dump(exclude_unset=True) == {"top_p": 0.5}
+    sampling = defaults.sampling(0, ())
     assert (sampling.temperature, sampling.top_k) == (1, 0)
 
 
@@ -130,5 +131,15 @@ def test_a_field_that_is_not_valid_is_named_with_its_file(made, name: str, value
     with pytest.raises(
         CheckpointError, match=rf"generation_config.json: {name}: .*--generation-config none"
     ):
-        Language(directory)
-    assert Language(directory, with_defaults=False).defaults.model_dump(exclude_unset=True) == {}
+        read_defaults(directory)
+
+
+async def test_a_gateway_may_be_told_to_pass_the_file_over(open_house, scripts, made) -> None:
+    language = Language(made({**MADE, "top_p": 9}))
+    opened = open_house(scripts.says("yes"), language=language, generation_config="none")
+    async with opened as house:
+        await house.client.post("/v1/completions", json={"prompt": "a"})
+        [submit_] = house.workers[0].submits
+
+    assert told(submit_.generation) == dict(zip(SAMPLED, (1, 0, 1, 0, 1), strict=True))
+    assert submit_.generation.max_tokens == 16
