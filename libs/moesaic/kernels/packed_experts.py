@@ -118,9 +118,10 @@ def _mixed(gate_up: Tensor) -> Tensor:
     """Lay gates ``[I, ...]`` and the ups behind them side by side, half a panel of each in turn."""
     half, size = lib().panel_width() // 2, len(gate_up) // 2
     padded = -(-size // half) * half
-    halves = gate_up.new_zeros(2, padded, *gate_up.shape[1:])
-    halves[:, :size] = gate_up.unflatten(0, (2, size))
-    return halves.unflatten(1, (-1, half)).transpose(0, 1).flatten(0, 2)
+    inner = gate_up.shape[1:]
+    halves = gate_up.new_zeros(2, padded, *inner)
+    halves[:, :size] = gate_up.view(2, size, *inner)
+    return halves.view(2, -1, half, *inner).transpose(0, 1).flatten(0, 2)
 
 
 @lru_cache(maxsize=64)
