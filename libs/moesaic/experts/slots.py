@@ -47,7 +47,9 @@ class LayerSlots:
 
         plain = [mlp if isinstance(mlp, PlainMLP) else None for mlp in self.mlps]
         activation = next(mlp.activation for mlp in plain if mlp is not None)
-        held = [mlp and (mlp.gate_up, mlp.down, *(mlp.biases or ())) for mlp in plain]
+        held = [
+            None if mlp is None else (mlp.gate_up, mlp.down, *(mlp.biases or ())) for mlp in plain
+        ]
         return SlotWeights.of(held, activation)
 
     @cached_property
