@@ -194,9 +194,9 @@ def store_grouped_reference(
 ) -> Tensor:
     """Compute as ``store_grouped``, in torch's own operations; leaves ``qkv`` as it is."""
     num_kv_heads, rotated = (qkv.shape[1] - num_heads) // 2, cos.shape[1]
-    qk, values = qkv.float().split((num_heads + num_kv_heads, num_kv_heads), dim=1)
+    qk, values = torch.split(qkv.float(), [num_heads + num_kv_heads, num_kv_heads], dim=1)
     if qk_norm is not None:
-        kinds = qk.split((num_heads, num_kv_heads), dim=1)
+        kinds = torch.split(qk, [num_heads, num_kv_heads], dim=1)
         normed = [
             F.rms_norm(own, own.shape[1:] if is_wide else own.shape[2:], eps=eps) for own in kinds
         ]

@@ -112,7 +112,7 @@ void make_layer(struct layer_here *layer, uint64_t epoch, int64_t index) {
                            .slots = own_copy(layer, layer->slots, is->num_slots * 8),
                            .size = size,
                            .top_k = between(1, num_own < 4 ? num_own : 4),
-                           .gating = {.correction = one_in(2) ? own_floats(layer, num_own) : 0,
+                           .gating = {.correction = one_in(2) ? own(layer, any_floats(num_own)) : 0,
                                       .num_groups = 1,
                                       .kept_groups = 1,
                                       .scaling = (float)between(1, 3),
