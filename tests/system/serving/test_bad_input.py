@@ -81,7 +81,7 @@ def test_a_wrong_redis_url_is_named(tmp_path: Path, demo: Path, url: str) -> Non
 @pytest.mark.parametrize(
     ("flags", "said_of_it"),
     [
-        (("--topology", "edge", "--memory", "20M,40M,80M"), "memory_bytes: leaves no room"),
+        (("--topology", "edge", "--memory", "10M,40M,80M"), "memory_bytes: leaves no room"),
         (("--topology", "gathered", "--expert-memory-bytes=9"), "expert_memory_bytes: 9 bytes"),
     ],
 )
