@@ -52,7 +52,7 @@ def told(log: Path, event: str) -> list[dict[str, Any]]:
 def test_workers_in_other_numbers_are_refused_by_name(tmp_path: Path) -> None:
     unlike = {
         "expert": ("--quantization", "int8"),
-        "attention": ("--dtype", "bfloat16"),
+        "attention": ("--dtype", "float16"),
     }
     with running(tmp_path, "--topology", "local") as suite:
         strangers = {}
@@ -68,7 +68,7 @@ def test_workers_in_other_numbers_are_refused_by_name(tmp_path: Path) -> None:
                 flag, value = unlike[log.stem]
                 eventually(lambda log=log: told(log, "worker.other_weights"))  # type: ignore[misc]
                 [entry] = told(log, "worker.other_weights")
-                assert "attention-0 has --dtype float32 --quantization none" in entry["cause"]
+                assert "attention-0 has --dtype bfloat16 --quantization none" in entry["cause"]
                 assert f"{flag} {value}" in entry["cause"]
                 assert f"{log.stem}-9" in entry["cause"]
                 assert not told(log, "worker.ready")
@@ -80,9 +80,9 @@ def test_workers_in_other_numbers_are_refused_by_name(tmp_path: Path) -> None:
                 for name in ("attention-0", "expert-9", "attention-9")
             }
             assert numbers == {
-                "attention-0": ("float32", "none"),
-                "expert-9": ("float32", "int8"),
-                "attention-9": ("bfloat16", "none"),
+                "attention-0": ("bfloat16", "none"),
+                "expert-9": ("bfloat16", "int8"),
+                "attention-9": ("float16", "none"),
             }
             assert "attention-0 has --dtype" in str(services["expert-9"]["waiting_for"])
             assert httpx.post(f"{suite.url}/v1/completions", json=BODY).status_code == 200
