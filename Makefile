@@ -58,14 +58,15 @@ test-compose: .venv/installed-dev
 	@tests/compose/run.sh
 
 # The clients live in an environment of their own; where it cannot be had, this says so and is no failure.
+OF_CLIENTS = MOESAIC_COMMAND=$(CURDIR)/$(BIN)/moesaic HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1
+
 test-clients: .venv/installed-all
 	@$(MAKE) -s .venv-clients/installed || { echo 'SKIPPED: the clients cannot be installed here'; exit 0; } && \
-	  MOESAIC_COMMAND=$(CURDIR)/$(BIN)/moesaic .venv-clients/bin/python -m pytest -q -o filterwarnings=default \
-	  --confcutdir=tests/clients tests/clients
+	  $(OF_CLIENTS) .venv-clients/bin/python -m pytest -q -o filterwarnings=default --confcutdir=tests/clients tests/clients
 
 # Every log-likelihood of lm_eval beside that of transformers: five sets, three topologies; prints a line each.
 lm-eval: .venv/installed-all .venv-clients/installed
-	@MOESAIC_COMMAND=$(CURDIR)/$(BIN)/moesaic .venv-clients/bin/python -m pytest -q -s -o filterwarnings=default \
+	@$(OF_CLIENTS) .venv-clients/bin/python -m pytest -q -s -o filterwarnings=default \
 	  --confcutdir=tests/clients tests/clients/test_likelihoods.py
 
 # The report goes to benchmarks/results/soak.json.

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -63,6 +64,16 @@ class Hub:
     damaged: set[str] = field(default_factory=set)  # digests of files that arrive with other bytes
     pause_s: float = 0.0  # between pieces of contents
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def variables(self, home: Path) -> dict[str, str]:
+        """Variables of a process that asks this hub and keeps its cache at ``home``, whatever its user has set."""
+        return {
+            "HF_ENDPOINT": self.url,
+            "HF_HOME": str(home),
+            "HF_HUB_CACHE": str(home / "hub"),
+            "HF_HUB_OFFLINE": "0",
+            "HF_TOKEN": "",
+        }
 
     def bodies(self) -> list[Asked]:
         """Requests for contents of large files."""

@@ -4,14 +4,11 @@ These tests run in the environment of the clients (``make test-clients``); those
 package are part of ``make test`` as well.
 """
 
-import os
 from collections.abc import Iterator
 
 import pytest
 
 from tests.suites import Suite, running
-
-os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")  # before a client is imported
 
 
 @pytest.fixture(scope="session")

@@ -27,7 +27,7 @@ def hub(house: Path) -> Iterator[Hub]:
 def test_a_suite_serves_a_model_of_the_hub(
     start: Start, suite: Wait, house: Path, hub: Hub
 ) -> None:
-    cache = {"HF_ENDPOINT": hub.url, "HF_HOME": str(house / "cache")}
+    cache = hub.variables(house / "cache")
     process = start("up", "--model", "acme/tiny", "--port", "0", **cache)
     state = suite("ready")
     process.send_signal(signal.SIGINT)
@@ -42,7 +42,7 @@ def test_a_suite_serves_a_model_of_the_hub(
 
 
 def test_a_suite_that_cannot_start_downloads_no_weights(run: Run, house: Path, hub: Hub) -> None:
-    cache = {"HF_ENDPOINT": hub.url, "HF_HOME": str(house / "cache")}
+    cache = hub.variables(house / "cache")
     refused = run("up", "--model", "acme/tiny", "--slots-per-layer", "1", **cache)
     assert refused.returncode == 2
     assert "--slots-per-layer" in refused.stderr
@@ -51,7 +51,7 @@ def test_a_suite_that_cannot_start_downloads_no_weights(run: Run, house: Path, h
 
 
 def test_an_unknown_model_is_wrong_use(run: Run, house: Path, hub: Hub) -> None:
-    cache = {"HF_ENDPOINT": hub.url, "HF_HOME": str(house / "cache")}
+    cache = hub.variables(house / "cache")
     refused = run("up", "--model", "acme/unknown", **cache)
     assert refused.returncode == 2
     assert refused.stderr.startswith(
@@ -65,7 +65,7 @@ def test_ctrl_c_ends_a_download_and_leaves_no_half_files(
 ) -> None:
     hub.repositories["acme/tiny"].files["model.safetensors"] = bytes(200 << 20)
     hub.pause_s = 0.01
-    cache = {"HF_ENDPOINT": hub.url, "HF_HOME": str(house / "cache")}
+    cache = hub.variables(house / "cache")
     process = start("up", "--model", "acme/tiny", "--port", "0", **cache)
     eventually(lambda: list((house / "cache").rglob("*.incomplete")))
 

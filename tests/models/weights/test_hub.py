@@ -52,8 +52,7 @@ def hub() -> Iterator[Hub]:
 def started(
     hub: Hub, home: Path, model: str, what: str = "weights", **variables: str
 ) -> "subprocess.Popen[str]":
-    clean = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
-    environment = {**clean, "HF_ENDPOINT": hub.url, "HF_HOME": str(home), **variables}
+    environment = {**os.environ, **hub.variables(home), **variables}
     command = [sys.executable, "-W", "error::UserWarning", "-c", ASK, model, what]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
 
@@ -100,7 +99,7 @@ def test_a_directory_wins_over_a_name(hub: Hub, tmp_path: Path) -> None:
     process = subprocess.run(
         [sys.executable, "-c", ASK, "acme/tiny", "weights"],
         cwd=tmp_path,
-        env={**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path)},
+        env={**os.environ, **hub.variables(tmp_path)},
         capture_output=True,
         text=True,
     )
@@ -264,9 +263,10 @@ def test_a_service_alone_finds_the_model_and_serves_it_under_its_name(tmp_path: 
         "print(settings.name_of_model, config.moe.num_experts, checkpoint.directory.name)\n"
     )
     with hub_server(acme__demo=HubRepository(files)) as hub:
-        environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path)}
+        environment = {**os.environ, **hub.variables(tmp_path)}
         command = [sys.executable, "-c", program]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
 
-    assert done.stdout.splitlines()[-1] == f"acme/demo 32 {commit_of(files)}", done.stderr
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == f"acme/demo 32 {commit_of(files)}"
     assert "model.downloading" in done.stdout

@@ -14,7 +14,7 @@ from tests.suites import DEMO
 def test_a_model_of_the_hub_is_served_under_its_name(tmp_path: Path) -> None:
     files = {path.name: path.read_bytes() for path in DEMO.iterdir() if path.is_file()}
     with hub_server(acme__demo=HubRepository(files)) as hub:
-        cache = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path)}
+        cache = hub.variables(tmp_path)
         flags = ("--model", "acme/demo", "--topology", "local", "--max-model-len", "128")
         with running_suite(*flags, **cache) as suite:
             url = f"http://127.0.0.1:{suite.port}/v1"
