@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from moesaic.kernels.packing import pack_rows
 from moesaic.native.library import lib, scratch, usable
 from moesaic.native.memory import huge_pages
 from moesaic.native.structs import MatrixArgs
 
 Quantization = Literal["none", "int8"]
-LEVELS = 127
 
 
 class Linear(Protocol):
@@ -122,13 +122,8 @@ class PackedMatrix:
 
         A matrix that is not ``lasting`` keeps out of the memory for weights.
         """
-        weight = weight.contiguous()
-        shape = _whole_panels(len(weight)), weight.shape[1]
-        panels = _zeros(shape, weight.dtype, lasting)
-        num_out, num_in = weight.shape
-        lib().pack_float(
-            weight=weight.data_ptr(), num_out=num_out, num_in=num_in, panels=panels.data_ptr()
-        )
+        panels = _zeros((_whole_panels(len(weight)), weight.shape[1]), torch.float32, lasting)
+        pack_rows(weight, panels)
         return cls(weight.shape, panels, bias=_padded(bias))
 
     @classmethod
@@ -141,23 +136,11 @@ class PackedMatrix:
         so nothing depends on other rows; products and sums are exact integers. The error is at most
         half a level of each factor: about 0.4 % of a row's largest entry, and of a weight row's.
         """
-        num_out, num_in = weight.shape
-        largest = weight.abs().amax(dim=1).clamp_min(torch.finfo(torch.float32).tiny)
-        scales = largest / LEVELS
-        rounded = (weight / scales.unsqueeze(1)).round_().to(torch.int8).contiguous()
-        padded_out, padded_in = _whole_panels(num_out), -(-num_in // 4) * 4
+        padded_out, padded_in = _whole_panels(len(weight)), -(-weight.shape[1] // 4) * 4
         panels = _zeros((padded_out, padded_in), torch.int8, lasting)
-        offsets = torch.zeros(padded_out, dtype=torch.int32)
-        lib().pack_int8(
-            weight=rounded.data_ptr(),
-            num_out=num_out,
-            num_in=num_in,
-            panels=panels.data_ptr(),
-            offsets=offsets.data_ptr(),
-        )
-        return cls(
-            weight.shape, panels, scales=_padded(scales), offsets=offsets, bias=_padded(bias)
-        )
+        scales, offsets = torch.empty(padded_out), torch.empty(padded_out, dtype=torch.int32)
+        pack_rows(weight, panels, scales, offsets)
+        return cls(weight.shape, panels, scales=scales, offsets=offsets, bias=_padded(bias))
 
     def behind(self, first: int) -> "PackedMatrix":
         """Return the outputs from the ``first`` on, which begins a panel."""

@@ -233,12 +233,21 @@ struct apart {
 EXPORT int64_t panel_width(void);
 EXPORT int64_t vector_width(void);
 
-// weight [num_out, num_in] -> panels; `panels` holds whole panels of zeros.
-EXPORT void pack_float(const float *weight, int64_t num_out, int64_t num_in, float *panels);
+// Weights as files have them, of a kind: float32 (0), bfloat16 (1), float16 (2). [halves * rows, num_in] -> panels;
+// each takes as many outputs of each half. Outputs without a row become zeros.
+EXPORT void pack_stored(const void *weight, int kind, int64_t rows, int64_t halves, int64_t num_in,
+                        float *panels);
 
-// The same for bytes; also sums up the part of ZERO in each output.
-EXPORT void pack_int8(const int8_t *weight, int64_t num_out, int64_t num_in, int8_t *panels,
-                      int32_t *offsets);
+// The same, rounded to bytes with a scale for each output; also sums up the part of ZERO in each. Inputs up to a
+// whole four are zeros.
+EXPORT void pack_stored_int8(const void *weight, int kind, int64_t rows, int64_t halves,
+                             int64_t num_in, int8_t *panels, float *scales, int32_t *offsets);
+
+// The same numbers as float32.
+EXPORT void widen_stored(const void *weights, int kind, int64_t count, float *to);
+
+// How many are infinite or no number.
+EXPORT int64_t count_not_finite(const void *weights, int kind, int64_t count);
 
 // x [count, heads, num_in] -> out [count, heads, num_out], a matrix for each head; strides in floats.
 // int8 takes one head, and `scratch` of count * (in_fours * 4 + 4) bytes; float32 needs none.

@@ -176,24 +176,5 @@ float round_row(const float *from, int64_t size, uint8_t *to) {
     return scale;
 }
 
-EXPORT void pack_float(const float *weight, int64_t num_out, int64_t num_in, float *panels) {
-    for (int64_t o = 0; o < num_out; o++)
-        for (int64_t i = 0; i < num_in; i++)
-            panels[(o / PANEL) * PANEL * num_in + i * PANEL + o % PANEL] = weight[o * num_in + i];
-}
-
-EXPORT void pack_int8(const int8_t *weight, int64_t num_out, int64_t num_in, int8_t *panels,
-                      int32_t *offsets) {
-    const int64_t fours = (num_in + 3) / 4;
-    for (int64_t o = 0; o < num_out; o++) {
-        int8_t *panel = panels + (o / PANEL) * PANEL * fours * 4 + (o % PANEL) * 4;
-        offsets[o] = 0;
-        for (int64_t i = 0; i < num_in; i++) {
-            panel[i / 4 * PANEL * 4 + i % 4] = weight[o * num_in + i];
-            offsets[o] += ZERO * weight[o * num_in + i];
-        }
-    }
-}
-
 EXPORT int64_t panel_width(void) { return PANEL; }
 EXPORT int64_t vector_width(void) { return LANES; }
