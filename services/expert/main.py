@@ -186,7 +186,7 @@ async def _keep_house(
     """Retire old epochs, count answers, and show the epoch in force."""
     while True:
         # On another thread: it waits for a request that is being answered.
-        await asyncio.to_thread(host.epochs.retire)
+        await asyncio.to_thread(host.retire)
         host.count()
         rests = status.state == "standby"  # and has no colleagues to keep links to
         placement = None if rests else host.epochs.placement(host.epochs.in_force)

@@ -9,6 +9,7 @@ from moesaic.experts.brownout.logical import LogicalExperts
 from moesaic.kernels.expert_layout import ExpertLayout
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.weights.checkpoint import Checkpoint
+from moesaic.models.weights.on_threads import on_threads
 
 
 class PackedExperts:
@@ -23,9 +24,14 @@ class PackedExperts:
         Raises:
             CheckpointError: a tensor is missing, mis-shaped or cannot be read.
         """
-        for expert, row in zip(experts, rows, strict=True):
-            read = self.experts.read(layer, expert, self.layout.dtype, torch.device("cpu"))
-            self.layout.pack(read.gate_up, read.down, row)
+        dtype = None if self.layout.packs_stored else self.layout.dtype
+
+        def pack(place: int) -> None:
+            read = self.experts.read(layer, experts[place], dtype, torch.device("cpu"))
+            self.layout.pack(read.gate_up, read.down, rows[place])
+
+        assert len(experts) == len(rows)
+        on_threads(pack, range(len(rows)))
 
     def packed(self, layer: int, experts: Sequence[int]) -> Tensor:
         """Pack ``experts`` into new memory.

@@ -13,6 +13,7 @@ from torch import Tensor
 from moesaic.kernels.gated_mlp import GatedMLP, PlainMLP, make_mlp
 from moesaic.kernels.linear import PackedMatrix, Quantization
 from moesaic.kernels.packed_experts import PackedMLP
+from moesaic.kernels.packing import pack_rows
 from moesaic.native.library import lib
 
 _ALIGNMENT = 64  # of every part, for loads of vectors
@@ -52,7 +53,15 @@ class ExpertLayout:
 
     def pack(self, gate_up: Tensor, down: Tensor, into: Tensor) -> None:
         """Write an expert's weights, ``gate_up`` ``[2I, H]`` and ``down`` ``[H, I]``, as the bytes
-        ``into``, uint8 ``[nbytes]``."""
+        ``into``, uint8 ``[nbytes]``.
+
+        They are of ``dtype``; or of any dtype that files have, if this ``packs_stored``.
+        """
+        if self.packs_stored:
+            for matrix, weight in enumerate((gate_up, down)):
+                parts = {p.name: _view(into, p) for p in self._parts if p.matrix == matrix}
+                pack_rows(weight, **parts, halves=1 if matrix else 2)
+            return
         tensors = _tensors_of(self._make(gate_up, down))
         for part in self._parts:
             _view(into, part).copy_(tensors[part.matrix][part.name])
@@ -67,6 +76,11 @@ class ExpertLayout:
             return PlainMLP(tensors[0]["weight"], tensors[1]["weight"])
         gate_up, down = (PackedMatrix(s, **t) for s, t in zip(shapes, tensors, strict=True))
         return PackedMLP.of_packed(gate_up, down)
+
+    @cached_property
+    def packs_stored(self) -> bool:
+        """True if ``pack`` takes weights as files have them, and writes them in one pass."""
+        return self._form[1] is not None and self.dtype == torch.float32
 
     @cached_property
     def nbytes(self) -> int:

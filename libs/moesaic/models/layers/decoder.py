@@ -24,6 +24,8 @@ from moesaic.models.layers.rope import RotaryEmbedding, Rotation
 from moesaic.models.layers.step_batch import StepBatch
 from moesaic.models.layers.whole_steps import WholeSteps
 from moesaic.models.weights.checkpoint import Checkpoint
+from moesaic.models.weights.inventory import tensor_names
+from moesaic.models.weights.on_threads import on_threads
 from moesaic.models.weights.tensor_names import EMBEDDING, FINAL_NORM, HEAD, layer_prefix
 from moesaic.models.weights.tensor_reader import TensorReader
 
@@ -104,14 +106,26 @@ class Decoder:
             CheckpointError: a tensor is missing, mis-shaped or cannot be read.
         """
         reader = TensorReader(checkpoint, dtype, device, quantization)
-        layers = [
-            _load_layer(reader.under(layer_prefix(i)), config, i) for i in range(config.num_layers)
-        ]
-        shape = (config.vocab_size, config.hidden_size)
-        embedding = reader.read(EMBEDDING, *shape)
-        head = embedding if config.tie_word_embeddings else reader.read(HEAD, *shape)
-        norm = reader.read(FINAL_NORM, config.hidden_size)
-        return cls(config, layers, embedding, norm, make_linear(head))
+        shape, tied = (config.vocab_size, config.hidden_size), config.tie_word_embeddings
+
+        ends: list[tuple[Tensor, Linear]] = []
+        layers: dict[int, _Layer] = {}
+
+        def load(index: int) -> None:
+            if index >= 0:
+                layers[index] = _load_layer(reader.under(layer_prefix(index)), config, index)
+                return
+            embedding = reader.read(EMBEDDING, *shape)
+            ends.append((embedding, make_linear(embedding if tied else reader.read(HEAD, *shape))))
+
+        names = (name for name in tensor_names(config, checkpoint) if ".experts." not in name)
+        with checkpoint.progress.expecting(checkpoint.nbytes(names)):
+            # The ends of the model are the largest: they begin first.
+            on_threads(load, range(-1, config.num_layers))
+            norm = reader.read(FINAL_NORM, config.hidden_size)
+        [(embedding, head)] = ends
+        in_order = [layers[index] for index in range(config.num_layers)]
+        return cls(config, in_order, embedding, norm, head)
 
     def new_kv_cache(self, num_blocks: int, block_size: int = 16) -> KVCache:
         """Reserve an empty cache that fits this decoder."""
