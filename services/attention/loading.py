@@ -32,6 +32,7 @@ async def load_worker(
 ) -> WorkerParts:
     """Start the engine's thread, and read all weights but those of routed experts."""
     settings, device = process.settings, device_named(process.settings.device)
+    process.status.progress = checkpoint.progress
     thread = await process.enter(engine_thread(device))
     decoder = await on_own_thread(
         Decoder.load, checkpoint, config, dtype_of(settings), device, settings.quantization

@@ -53,6 +53,7 @@ async def serve(settings: ExpertSettings) -> None:
         service(settings, identity, register, stop) as process,
     ):
         settings, status = process.settings, process.status
+        status.progress = checkpoint.progress
         thread = await process.enter(engine_thread(device_named(settings.device)))
         measured = await on_own_thread(
             measure_experts, config, *_numbers(settings), settings.quantization

@@ -28,13 +28,13 @@ class Recording(Checkpoint):
         super().__init__(directory)
         self.read_names: set[str] = set()
 
-    def read(self, name: str, *how: Any) -> torch.Tensor:
+    def read_into(self, name: str, into: torch.Tensor) -> torch.Tensor:
         self.read_names.add(name)
-        return super().read(name, *how)
+        return super().read_into(name, into)
 
-    def read_slice(self, name: str, *how: Any) -> torch.Tensor:
+    def read_slice_into(self, name: str, *how: Any) -> None:
         self.read_names.add(name)
-        return super().read_slice(name, *how)
+        super().read_slice_into(name, *how)
 
 
 @pytest.mark.parametrize("original", [True, False])
@@ -140,9 +140,10 @@ def test_a_weight_that_is_not_finite_is_refused(
         checkpoint.read("bad", (40, 50), torch.float32, CPU)
     assert refused.value.tensor == "bad"
     row = place // 50 % 40
-    checkpoint.read_slice("bad", (row + 1) % 40, (40, 50), torch.bfloat16, CPU)
+    entry = torch.empty(50, dtype=torch.bfloat16)
+    checkpoint.read_slice_into("bad", (row + 1) % 40, 40, entry)
     with pytest.raises(CheckpointError, match="1 of 50 weights"):
-        checkpoint.read_slice("bad", row, (40, 50), torch.bfloat16, CPU)
+        checkpoint.read_slice_into("bad", row, 40, entry)
 
 
 def test_a_weight_that_the_asked_dtype_cannot_hold_is_refused(tmp_path: Path) -> None:
