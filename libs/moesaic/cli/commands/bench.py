@@ -40,6 +40,7 @@ def bench(
             "elastic",
             "simulate",
             "costs",
+            "loading",
         ],
         typer.Argument(help="Benchmark to run; docs/use/command-line.md describes each."),
     ],

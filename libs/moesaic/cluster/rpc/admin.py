@@ -149,8 +149,9 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             data_address=status.data_address,
             metrics_address=status.metrics_address,
             model=status.model,
-            loading=look
-            and pb.Loading(done_bytes=look.done, total_bytes=look.total, seconds=look.seconds),
+            loading=pb.Loading(done_bytes=look.done, total_bytes=look.total, seconds=look.seconds)
+            if look
+            else None,
         )
 
     async def GetConfig(
