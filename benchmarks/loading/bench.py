@@ -1,7 +1,8 @@
 """Time and memory of loading a model, against what ``cat`` of its files takes.
 
-A random checkpoint of Qwen3-30B-A3B's width is written on the spot, with per-expert tensors in shards. Each load is a process of its own. Beside ``cat`` stands the time to take the memory that stays, filled with zeros: on many
-virtual machines memory that was never used is slower than a disk.
+A random checkpoint of Qwen3-30B-A3B's width is written on the spot, with per-expert tensors in shards. Each load is a
+process of its own. Beside ``cat`` stands the time to take the memory that stays, filled with zeros: on many virtual
+machines memory that was never used is slower than a disk.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A process that loads one model and says what it took; arguments: the model, ``local`` or ``experts``, quantisation."""
+"""A process that loads one model and says what it took; arguments: model, ``local`` or ``experts``, quantisation."""
 
 import ctypes
 import json
