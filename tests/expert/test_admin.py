@@ -68,7 +68,7 @@ async def test_what_is_aborted_while_it_loads_is_freed_in_time_even_if_nobody_wa
     await asyncio.to_thread(host.loaded.wait)
 
     assert not host.epochs.answers(1)
-    monkeypatch.setattr("moesaic.experts.kept.KEEP_S", -1.0)
+    monkeypatch.setattr("moesaic.experts.preparing.kept.KEEP_S", -1.0)
     host.retire()
     assert host.epochs.resident_bytes == 0
 

@@ -9,9 +9,9 @@ import torch
 
 from moesaic.errors import CheckpointError, NotReady
 from moesaic.experts.host import ExpertHost
-from moesaic.experts.kept import KEEP_S, KeptExperts
 from moesaic.experts.loaded import LoadedExpert
 from moesaic.experts.pace import LoadPace
+from moesaic.experts.preparing.kept import KEEP_S, KeptExperts
 from moesaic.messages.placement import PlacedWorker, Placement
 from moesaic.models.configuration.config import load_config
 from moesaic.models.weights.checkpoint import Checkpoint

@@ -8,9 +8,9 @@ from moesaic.experts.activations import ActivationMeter
 from moesaic.experts.answering import LayerAnswers
 from moesaic.experts.costs import ExpertBatch
 from moesaic.experts.epochs import Epochs
-from moesaic.experts.kept import KeptExperts
 from moesaic.experts.loaded import Bring, ExpertFiles
-from moesaic.experts.loading import PlacementLoader
+from moesaic.experts.preparing.kept import KeptExperts
+from moesaic.experts.preparing.loading import PlacementLoader
 from moesaic.experts.slots import LoadResult
 from moesaic.experts.warm_up import WarmUp
 from moesaic.experts.without_python import AnswersWithoutPython

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from moesaic.errors import InvalidInput, PlacementInfeasible
 from moesaic.experts.epochs import Epochs, Tenure
-from moesaic.experts.kept import KeptExperts
 from moesaic.experts.loaded import Bring, ExpertFiles
 from moesaic.experts.pace import LoadPace
+from moesaic.experts.preparing.kept import KeptExperts
 from moesaic.experts.slots import ExpertKey, LoadResult, change_table, missing_experts
 from moesaic.messages.placement import EMPTY_SLOT, Placement
 from moesaic.models.weights.on_threads import on_threads
