@@ -123,14 +123,14 @@ def _write_means(directory: Path, checkpoint: Checkpoint, config: ModelConfig, w
     experts = {}
     for layer in config.moe_layers:
         read = [
-            load_expert(checkpoint, config, layer, e, torch.float32, cpu)
+            load_expert(checkpoint, config, layer, e, torch.float32, cpu).numbers(torch.float32)
             for e in range(num_experts)
         ]
         for group in range(groups):
             own = read[group * way : (group + 1) * way]
             experts[layer, group] = (
-                torch.stack([each.gate_up for each in own]).mean(dim=0).bfloat16(),
-                torch.stack([each.down for each in own]).mean(dim=0).bfloat16(),
+                torch.stack([gate_up for gate_up, _ in own]).mean(dim=0).bfloat16(),
+                torch.stack([down for _, down in own]).mean(dim=0).bfloat16(),
             )
     unknown: dict[int, list[float | None]] = {layer: [None] * groups for layer in config.moe_layers}
     manifest = UnitedManifest(

@@ -191,12 +191,21 @@ def test_what_only_a_cpu_computes_is_refused_elsewhere_by_its_name(capsys, flags
     assert "needs --device cpu, got cuda" in text
 
 
-@pytest.mark.parametrize("flags", [["--quantization", "int8"], ["--deterministic"]])
-def test_what_is_only_computed_in_float32_is_refused_elsewhere_by_its_name(capsys, flags):
-    text = refusal(capsys, AttentionSettings, "--model", "m", "--dtype", "bfloat16", *flags)
+@pytest.mark.parametrize("dtype", ["auto", "float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4", "int4-128"])
+def test_a_cpu_takes_every_type_with_every_quantisation_and_deterministic(dtype, quantization):
+    flags = ["--model", "m", "--dtype", dtype, "--quantization", quantization, "--deterministic"]
 
-    assert text.startswith(" ".join(flags))
-    assert "needs --dtype float32, got bfloat16" in text
+    told = load_settings(AttentionSettings, flags)
+
+    assert (told.dtype, told.quantization, told.keep_head) == (dtype, quantization, False)
+
+
+def test_a_gpu_holds_no_float16(capsys):
+    flags = ("--model", "m", "--device", "cuda", "--dtype", "float16")
+    text = refusal(capsys, AttentionSettings, *flags)
+
+    assert "--dtype float16 needs --device cpu, got cuda" in text
 
 
 @pytest.mark.parametrize("flags", [["--quantization", "int8"], ["--deterministic"]])

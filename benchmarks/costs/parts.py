@@ -40,7 +40,7 @@ def measure_attention(
     steps += [([rows], behind) for rows, behind in chunks]
     for counts, start in steps:
         batch = _batch(counts, start, decoder.config.vocab_size)
-        plan = plan_attention(batch, BLOCK_SIZE, decoder.window, device)
+        plan = plan_attention(batch, BLOCK_SIZE, device)
         token_ids, positions = batch.on(device)
 
         def work(plan: Any = plan, ids: Tensor = token_ids, at: Tensor = positions) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from safetensors import safe_open
 
@@ -39,10 +39,31 @@ class Stacked:
     shape: tuple[int, ...]
     parts: list[str]
 
+    kind: int = FLOAT32
+
     @property
     def nbytes(self) -> int:
         """Bytes without padding."""
         return 4 * prod(self.shape)
+
+
+class Described(Protocol):
+    """A tensor of the file, as its head describes it."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes, the slowest first."""
+        ...
+
+    @property
+    def kind(self) -> int:
+        """Number of its type."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes without padding."""
+        ...
 
 
 def write_gguf(checkpoint: Path, path: Path) -> None:
@@ -52,11 +73,11 @@ def write_gguf(checkpoint: Path, path: Path) -> None:
     """
     config = json.loads((checkpoint / "config.json").read_text())
     tokenizer = json.loads((checkpoint / "tokenizer.json").read_text())
-    metadata = {**_architecture(config), **_vocabulary(tokenizer)}
+    metadata = {**architecture_of(config), **_vocabulary(tokenizer)}
     with safe_open(checkpoint / "model.safetensors", "numpy") as weights, path.open("wb") as file:
         shapes = {name: tuple(weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118 - no mapping
         tensors = _tensors(config, shapes)
-        file.write(_head(metadata, tensors))
+        file.write(head_of(metadata, tensors))
         for tensor in tensors.values():
             file.write(b"\0" * (-file.tell() % ALIGNMENT))
             for part in tensor.parts:
@@ -65,7 +86,8 @@ def write_gguf(checkpoint: Path, path: Path) -> None:
                 file.write(values.tobytes())
 
 
-def _architecture(config: Mapping[str, Any]) -> dict[str, Any]:
+def architecture_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Describe a Qwen3-MoE by the metadata that llama.cpp reads."""
     assert config["norm_topk_prob"], "llama.cpp normalises the weights of a Qwen3-MoE's experts"
     named = {
         "block_count": config["num_hidden_layers"],
@@ -73,7 +95,7 @@ def _architecture(config: Mapping[str, Any]) -> dict[str, Any]:
         "embedding_length": config["hidden_size"],
         "feed_forward_length": config["intermediate_size"],
         "expert_feed_forward_length": config["moe_intermediate_size"],
-        "expert_count": config["num_local_experts"],
+        "expert_count": config.get("num_local_experts") or config["num_experts"],
         "expert_used_count": config["num_experts_per_tok"],
         "attention.head_count": config["num_attention_heads"],
         "attention.head_count_kv": config["num_key_value_heads"],
@@ -130,7 +152,8 @@ def _tensors(
     return tensors
 
 
-def _head(metadata: Mapping[str, Any], tensors: Mapping[str, Stacked]) -> bytes:
+def head_of(metadata: Mapping[str, Any], tensors: Mapping[str, Described]) -> bytes:
+    """Write all that comes before the tensors, which follow in this order, each from a multiple of ``ALIGNMENT`` on."""
     head = b"GGUF" + struct.pack("<IQQ", VERSION, len(tensors), len(metadata))
     for key, value in metadata.items():
         kind, packed = _value(value)
@@ -139,9 +162,9 @@ def _head(metadata: Mapping[str, Any], tensors: Mapping[str, Stacked]) -> bytes:
     for name, tensor in tensors.items():
         dimensions = tensor.shape[::-1]  # the fastest first
         head += _string(name) + struct.pack(f"<I{len(dimensions)}Q", len(dimensions), *dimensions)
-        head += struct.pack("<IQ", FLOAT32, offset)
+        head += struct.pack("<IQ", tensor.kind, offset)
         offset += tensor.nbytes + -tensor.nbytes % ALIGNMENT
-    return head
+    return head + b"\0" * (-len(head) % ALIGNMENT)
 
 
 def _value(value: Any) -> tuple[int, bytes]:

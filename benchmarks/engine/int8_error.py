@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from moesaic.dispatch.local import LocalDispatcher
-from moesaic.kernels.linear import Quantization
+from moesaic.kernels.held_bytes import Quantization
 from moesaic.models.configuration.config import load_config
 from moesaic.models.layers.decoder import Decoder
 from moesaic.models.layers.step_batch import StepBatch

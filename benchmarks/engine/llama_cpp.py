@@ -19,6 +19,16 @@ COMPLETION = "/completion"  # its own path: each event says how many tokens ther
 @contextmanager
 def llama_cpp_side(python: str, checkpoint: Path, slots: int) -> Iterator[Side]:
     """llama.cpp's own server, asked over REST, ``slots`` sequences at once."""
+    with tempfile.TemporaryDirectory() as directory:
+        model = Path(directory) / "model.gguf"
+        write_gguf(checkpoint, model)
+        with gguf_side(python, model, slots) as side:
+            yield side
+
+
+@contextmanager
+def gguf_side(python: str, model: Path, slots: int) -> Iterator[Side]:
+    """The same, of a GGUF file."""
 
     def asked(prompt: Any, num_tokens: int) -> dict[str, Any]:
         return {"prompt": prompt, "n_predict": num_tokens, "temperature": 0, "ignore_eos": True}
@@ -35,11 +45,8 @@ def llama_cpp_side(python: str, checkpoint: Path, slots: int) -> Iterator[Side]:
         assert len(times) == num_tokens, f"{len(times)} tokens came, {num_tokens} were asked for"
         return times
 
-    with tempfile.TemporaryDirectory() as directory:
-        model = Path(directory) / "model.gguf"
-        write_gguf(checkpoint, model)
-        with llama_cpp_server(python, model, slots) as (server, client):
-            yield taking_turns(server, Side(generate, stream))
+    with llama_cpp_server(python, model, slots) as (server, client):
+        yield taking_turns(server, Side(generate, stream))
 
 
 @contextmanager

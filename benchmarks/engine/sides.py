@@ -80,9 +80,12 @@ class _Stopwatch(transformers.generation.BaseStreamer):  # type: ignore[misc, na
 
 @contextmanager
 def suite_side(
-    model: Path, topology: str, settings: Mapping[str, str] | None = None
+    model: Path,
+    topology: str,
+    settings: Mapping[str, str] | None = None,
+    start_s: float = START_S,
 ) -> Iterator[Side]:
-    """A whole suite of ours, asked over REST."""
+    """A whole suite of ours, which starts within ``start_s``, asked over REST."""
     command = [sys.executable, "-m", "moesaic.cli"]
     with tempfile.TemporaryDirectory() as directory:
         flags = ["--model", str(model), "--topology", topology, "--port", "0", "--detach"]
@@ -90,7 +93,7 @@ def suite_side(
             [*command, "up", *flags],
             cwd=directory,
             env={**os.environ, "MOESAIC_KV_BLOCKS": "4096", **(settings or {})},
-            timeout=START_S,
+            timeout=start_s,
             check=True,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -10,7 +10,7 @@ import torch
 
 from moesaic.dispatch.local import LocalDispatcher
 from moesaic.experts.host import ExpertHost
-from moesaic.kernels.linear import Quantization
+from moesaic.kernels.held_bytes import Quantization
 from moesaic.messages.placement import PlacedWorker, Placement
 from moesaic.models.configuration.config import ModelConfig, load_config
 from moesaic.models.layers.decoder import Decoder

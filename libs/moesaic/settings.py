@@ -9,11 +9,11 @@ process at start, naming the setting, its value and the expected form.
 import secrets
 import socket
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import (
     AliasChoices,
+    BeforeValidator,
     Field,
     SecretStr,
     field_validator,
@@ -27,8 +27,31 @@ from pydantic_settings import (
 )
 
 from moesaic.addresses import host_port, is_address, is_everywhere, is_name, public_url
+from moesaic.messages.registry import Weights
+from moesaic.model_names import name_of_model
 from moesaic.usage.reading import secrets_directory
 from moesaic.usage.variables import ENV_PREFIX
+
+_THOUSANDS = {"k": 1000, "K": 1024, "m": 1000**2, "M": 1024**2}
+
+
+def _read_length(length: object) -> object:
+    """Read 32k as 32,000 and 32K as 32,768, as vLLM does."""
+    if isinstance(length, str) and length[-1:] in _THOUSANDS and length[:-1].isdecimal():
+        return int(length[:-1]) * _THOUSANDS[length[-1]]
+    return length
+
+
+MaxModelLen = Annotated[
+    int,
+    BeforeValidator(_read_length),
+    Field(
+        ge=0,
+        le=1 << 26,
+        description="tokens of prompt and answer together, such as 8192 or 8K (k is 1000); 0: as many as the model has "
+        "positions",
+    ),
+]
 
 
 class Place(NamedTuple):
@@ -193,12 +216,24 @@ class ModelSettings(ServiceSettings):
         "data_host": "Network",
     }
 
-    model: str = Field(..., description="HF-format model directory")
-    dtype: Literal["float32", "bfloat16"] = Field(
-        "float32", description="type of weights and activations"
+    model: str = Field(
+        ...,
+        description="HF-format model directory, or a repository of the Hugging Face hub: owner/name or "
+        "owner/name@revision",
     )
-    quantization: Literal["none", "int8"] = Field(
-        "none", description="rounding of linear layers' and experts' weights to 8 bits (CPU only)"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto",
+        description="type of weights in memory, auto: as in the checkpoint; on a CPU activations and KV are "
+        "float32 beside all of them, on a GPU (not float16) they have the type too",
+    )
+    quantization: Literal["none", "int8", "int4", "int4-128"] = Field(
+        "none",
+        description="rounding of linear layers' and experts' weights to 8 bits, or to 4 in groups of 32 (int4) or "
+        "128 inputs (int4-128); embedding and head to 8 (CPU only)",
+    )
+    keep_head: bool = Field(
+        False,
+        description="with --quantization: leave embedding and output head as --dtype has them",
     )
     device: str = Field("cpu", pattern="^(cpu|cuda(:[0-9]+)?)$", description="device that computes")
     threads: int = Field(
@@ -226,16 +261,23 @@ class ModelSettings(ServiceSettings):
             raise ValueError(
                 f"--quantization {self.quantization} needs --device cpu, got {self.device}"
             )
-        if self.dtype != "float32" and self.quantization != "none":
-            raise ValueError(
-                f"--quantization {self.quantization} needs --dtype float32, got {self.dtype}"
-            )
+        if self.device != "cpu" and self.dtype == "float16":
+            raise ValueError(f"--dtype float16 needs --device cpu, got {self.device}")
         return self
+
+    def weights_of(self, digest: str) -> Weights:
+        """Describe this worker's weights, of a model with ``digest``, to its cluster."""
+        return Weights(
+            digest=digest,
+            dtype=self.dtype,
+            quantization=self.quantization,
+            worker_id=self.worker_id,
+        )
 
     @property
     def name_of_model(self) -> str:
-        """The name of the model's directory."""
-        return Path(self.model).resolve().name
+        """The name of the model's directory, or of its repository."""
+        return name_of_model(self.model)
 
     @property
     def node_name(self) -> str:

@@ -20,9 +20,22 @@ DATA = Path(__file__).parent / "data"
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SPECIAL_TOKENS = [END_OF_TEXT, TURN_START, TURN_END]
 
+# Plain turns; with tools, what they are and how they are called as Hermes has it, before everything else.
 CHAT_TEMPLATE = (
+    "{%- if tools -%}"
+    "{{ '<|im_start|>system\\nYou may call one or more of these functions:\\n<tools>' }}"
+    "{%- for tool in tools -%}{{ '\\n' + (tool | tojson) }}{%- endfor -%}"
+    "{{ '\\n</tools>\\nFor each call, write its name and arguments within tags:\\n<tool_call>\\n"
+    '{"name": "function-name", "arguments": {}}\\n</tool_call><|im_end|>\\n\' }}'
+    "{%- endif -%}"
     "{%- for message in messages -%}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] }}"
+    "{%- for call in message['tool_calls'] or [] -%}"
+    "{{ '\\n' if message['content'] or not loop.first else '' }}"
+    "{{ '<tool_call>\\n{\"name\": \"' + call['function']['name'] + '\", \"arguments\": ' }}"
+    "{{ (call['function']['arguments'] | tojson) + '}\\n</tool_call>' }}"
+    "{%- endfor -%}"
+    "{{ '<|im_end|>\\n' }}"
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
 )

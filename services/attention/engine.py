@@ -20,9 +20,10 @@ from moesaic.messages.brownout import BrownoutPolicy
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.layers.sweep_area import SweepArea
 from moesaic.models.layers.warm_up import warm_up as warm_up_decoder
+from moesaic.models.tensor_parallel.division import part_of
 from moesaic.prefix.block_hashes import BLOCK_SIZE, BlockHasher, naming_key
 from moesaic.services.attention.kv_room import kv_blocks_of
-from moesaic.services.attention.modes.contract import Mode, WorkerParts, dtype_of
+from moesaic.services.attention.modes.contract import Mode, WorkerParts, row_dtype
 from moesaic.services.attention.settings import AttentionSettings
 from moesaic.v1.attention_pb2 import EngineProfile
 
@@ -113,13 +114,15 @@ def record_of(worker: WorkerParts, mode: Mode, engine: RunningEngine) -> dict[st
     """Describe the worker to its cluster: fields of its ``WorkerRecord``."""
     return {
         "model_digest": worker.config.digest,
+        "dtype": worker.settings.dtype,
+        "quantization": worker.settings.quantization,
         "config_digest": worker.config.config_digest,
         "dispatch": worker.settings.dispatch,
         "max_request_tokens": engine.engine.max_request_tokens,
         "max_num_seqs": worker.settings.max_num_seqs,
         "max_num_batched_tokens": worker.settings.max_num_batched_tokens,
         "kv_tokens": engine.engine.batcher.pool.num_blocks * BLOCK_SIZE,
-        "row_bytes": worker.config.hidden_size * dtype_of(worker.settings).itemsize,
+        "row_bytes": worker.config.hidden_size * row_dtype(worker.settings, worker.config).itemsize,
         "data_address": mode.data_address,
         "share": mode.share,
     }
@@ -127,20 +130,22 @@ def record_of(worker: WorkerParts, mode: Mode, engine: RunningEngine) -> dict[st
 
 def _engine(worker: WorkerParts, mode: Mode, emit: Emit, tell_blocks: TellBlocks) -> Engine:
     settings, config = worker.settings, worker.config
+    division = worker.decoder.division
+    own = part_of(config, division) if division else config
     limits = EngineLimits(
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_num_queued_reqs=settings.max_num_queued_reqs,
         max_num_queued_tokens=settings.max_num_queued_tokens,
         max_model_len=config.max_positions,
-        sweep_blocks=_sweep_blocks(settings, config),
+        sweep_blocks=_sweep_blocks(settings, own),
         store_scoring_kv=settings.store_scoring_kv,
     )
     return Engine(
         worker.decoder,
         mode.dispatcher,
         limits,
-        kv_blocks_of(settings, config),
+        kv_blocks_of(settings, own),
         emit,
         settings.recovery_s,
         _hasher(worker),
@@ -161,7 +166,7 @@ def _hasher(worker: WorkerParts) -> BlockHasher | None:
 
 
 def _sweep_blocks(settings: AttentionSettings, config: ModelConfig) -> int:
-    block_bytes = SweepArea.block_bytes(config, dtype_of(settings), BLOCK_SIZE)
+    block_bytes = SweepArea.block_bytes(config, row_dtype(settings, config), BLOCK_SIZE)
     # More than so many prompts of any length, with as many labels as there may be, find no use for it.
     lanes = MAX_LABELS * blocks_for(2 * BLOCK_SIZE)
     most = MOST_SWEEPS * (blocks_for(config.max_positions) + lanes)

@@ -5,6 +5,13 @@ import torch
 
 from moesaic.engine.sequences.blocks import blocks_for
 from moesaic.models.configuration.config import ModelConfig
+from moesaic.models.configuration.sizes import (
+    LEAST_KV_TOKENS,
+    kv_bytes,
+    numbers_for,
+    step_bytes,
+    usual_kv_tokens,
+)
 from moesaic.prefix.block_hashes import BLOCK_SIZE
 from moesaic.services.attention.settings import AttentionSettings
 from moesaic.telemetry.memory import free_bytes
@@ -12,21 +19,26 @@ from moesaic.transport.device_memory import device_named
 
 log = structlog.get_logger()
 
-LEAST_BLOCKS = 64
-USUAL_BLOCKS = 1024  # of a model of short contexts
-USUAL_CONTEXTS = 8  # whole ones; more KV is asked for by --kv-blocks
+LEAST_BLOCKS = LEAST_KV_TOKENS // BLOCK_SIZE
+USUAL_BLOCKS = usual_kv_tokens(0) // BLOCK_SIZE  # of a model of short contexts
 
 
 def kv_blocks_of(settings: AttentionSettings, config: ModelConfig) -> int:
     """Count the KV blocks to make, once the weights are loaded.
 
+    ``config`` describes the part of this rank; of several on a CPU, each takes as much memory.
     Free memory is not all ours then: other processes grow too, and activations take some.
     """
-    dtype: torch.dtype = getattr(torch, settings.dtype)
-    block_bytes = BLOCK_SIZE * config.num_layers * config.kv_width * dtype.itemsize
+    numbers = numbers_for(settings, config)
+    block_bytes = BLOCK_SIZE * kv_bytes(config, numbers)
     memory_bytes = settings.kv_memory_bytes
     if not memory_bytes:
-        memory_bytes = int(settings.kv_memory_fraction * _free_bytes(device_named(settings.device)))
+        rows = settings.max_num_batched_tokens
+        step = step_bytes(config, numbers, rows, min(rows, settings.max_num_seqs))
+        left = max(0, _free_bytes(device_named(settings.device)) - step)
+        memory_bytes = int(settings.kv_memory_fraction * left)
+    if settings.device == "cpu":
+        memory_bytes //= settings.tensor_parallel
     num_blocks = settings.kv_blocks or blocks_within(
         memory_bytes, block_bytes, config.max_positions
     )
@@ -43,7 +55,7 @@ def blocks_within(memory_bytes: int, block_bytes: int, max_positions: int) -> in
     Returns:
         No fewer than work at all, no more than are likely to be used.
     """
-    most = max(USUAL_BLOCKS, USUAL_CONTEXTS * blocks_for(max_positions))
+    most = blocks_for(usual_kv_tokens(max_positions))
     return min(max(memory_bytes // block_bytes, LEAST_BLOCKS), most)
 
 

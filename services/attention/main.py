@@ -1,7 +1,6 @@
 """An attention worker: builds the parts, serves, drains."""
 
 from functools import partial
-from pathlib import Path
 
 import structlog
 
@@ -10,6 +9,7 @@ from moesaic.cluster.lifecycle import run_service, stop_event
 from moesaic.cluster.service import Availability, introduce, service
 from moesaic.kernels.own_thread import on_own_thread
 from moesaic.models.weights.digest import digesting
+from moesaic.models.weights.served import with_own_dtype
 from moesaic.services.attention.admin import AttentionAdmin
 from moesaic.services.attention.brownout import follow_policy, tell_decisions
 from moesaic.services.attention.engine import open_engine, profile_of, record_of, warm_up
@@ -17,6 +17,7 @@ from moesaic.services.attention.load import report_load
 from moesaic.services.attention.loading import find_model, load_worker
 from moesaic.services.attention.modes import MODES
 from moesaic.services.attention.observing import observe
+from moesaic.services.attention.ranks import follow
 from moesaic.services.attention.rungs import RungFollower
 from moesaic.services.attention.settings import AttentionSettings
 from moesaic.v1 import attention_pb2_grpc
@@ -28,8 +29,9 @@ async def serve(settings: AttentionSettings) -> None:
     """Serve until SIGTERM or SIGINT. The parts start top down and stop bottom up, errors or not."""
     identity = introduce(settings, "attention")
     config, checkpoint = find_model(settings)
+    settings = with_own_dtype(settings, config)
     open_mode = await on_own_thread(MODES[settings.dispatch], settings, config)
-    api = AttentionAdmin(config, Path(settings.model))
+    api = AttentionAdmin(config, checkpoint.directory)
     register = partial(attention_pb2_grpc.add_AttentionServiceServicer_to_server, api)
     async with (
         stop_event() as stop,
@@ -43,7 +45,7 @@ async def serve(settings: AttentionSettings) -> None:
         api.attach(worker.config, engine, profile_of(worker), worker.load_gates)
         process.parts.callback(api.detach)
         lease = await process.registered("starting", **record_of(worker, mode, engine))
-        await process.agree_on_weights(worker.config.digest)
+        await process.agree_on_weights(worker.settings.weights_of(worker.config.digest))
         process.status.data_address = mode.data_address
         await warm_up(worker, mode)
         if slowdown := await mode.start():
@@ -65,4 +67,6 @@ async def serve(settings: AttentionSettings) -> None:
 
 def run(settings: AttentionSettings) -> None:
     """Serve in this process, to its end."""
+    if settings.tensor_parallel_rank:
+        follow(settings)
     run_service(serve(settings))

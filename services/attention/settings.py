@@ -7,7 +7,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from moesaic.messages.scheduling import BASELINES, ExpertScheduling
 from moesaic.messages.wire import WireSetting
-from moesaic.settings import ModelSettings
+from moesaic.settings import MaxModelLen, ModelSettings
 from moesaic.usage.flags import Unlisted
 
 MIN_KV_BLOCKS = 8
@@ -71,6 +71,7 @@ class AttentionSettings(ModelSettings):
         le=1,
         description="part of the memory that is free once the weights are loaded, for KV blocks",
     )
+    max_model_len: MaxModelLen = 0
     max_num_seqs: int = Field(64, ge=1, le=4096, description="sequences in one step")
     max_num_batched_tokens: int = Field(2048, ge=16, le=1 << 20, description="rows in one step")
     step_target_s: float = Field(
@@ -142,6 +143,21 @@ class AttentionSettings(ModelSettings):
         "than others, by measured costs (aebs) or by experts alone (aebs-memory-bound); or by the "
         "placement alone (static)",
     )
+    tensor_parallel: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="processes that divide heads, KV and MLPs of this worker's layers, its ranks; on GPUs, one each",
+    )
+    tensor_parallel_rank: int = Field(
+        0, ge=0, le=63, description="rank of this process; 0 leads, and starts the others"
+    )
+    tensor_parallel_address: str = Field(
+        "",
+        pattern=r"^(|\S+:[0-9]{1,5})$",
+        description="host:port where the ranks meet, if they are started one by one, as on several machines "
+        "(default: the first starts the others beside it)",
+    )
     micro_batches: int = Field(
         0,
         ge=0,
@@ -196,6 +212,26 @@ class AttentionSettings(ModelSettings):
             raise ValueError("--standby is for attention and expert workers: edge agents have none")
         return self
 
+    @model_validator(mode="after")
+    def _ranks_can_meet(self) -> Self:
+        ranks, rank = self.tensor_parallel, self.tensor_parallel_rank
+        if rank >= ranks:
+            raise ValueError(f"--tensor-parallel-rank must be less than {ranks}, got {rank}")
+        if rank and not self.tensor_parallel_address:
+            raise ValueError("--tensor-parallel-rank needs --tensor-parallel-address")
+        if ranks > 1 and self.dispatch == "collaborative":
+            raise ValueError(
+                "--tensor-parallel is for attention workers: edge agents have one rank"
+            )
+        if ranks > 1 and self.decode_graph_tokens:
+            raise ValueError("--tensor-parallel above 1 needs --decode-graph-tokens 0")
+        if ranks > 2 and self.deterministic:
+            raise ValueError(
+                f"--deterministic needs --tensor-parallel 1 or 2, got {ranks}: the order of longer sums "
+                "depends on the size of a step"
+            )
+        return self
+
     @property
     def gathers_experts(self) -> bool:
         """True if experts come to rows, layer by layer."""
@@ -207,11 +243,9 @@ class AttentionSettings(ModelSettings):
         return _NUMBERED_WAYS.get(way, way) if isinstance(way, str) else way
 
     @model_validator(mode="after")
-    def _deterministic_in_float32_on_a_cpu(self) -> Self:
+    def _deterministic_on_a_cpu(self) -> Self:
         if self.deterministic and self.device != "cpu":
             raise ValueError(f"--deterministic needs --device cpu, got {self.device}")
-        if self.deterministic and self.dtype != "float32":
-            raise ValueError(f"--deterministic needs --dtype float32, got {self.dtype}")
         if self.deterministic and self.exchange in ("reduce", "relay"):
             raise ValueError(
                 f"--deterministic needs --exchange direct (or none), got {self.exchange}: on the way, "

@@ -3,7 +3,6 @@
 import asyncio
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, cast
 
 import grpc
@@ -15,6 +14,7 @@ from moesaic.cluster.registry import Lease
 from moesaic.cluster.rpc.admin import ServiceStatus
 from moesaic.cluster.service import Availability, Process, introduce, service
 from moesaic.models.weights.digest import digesting
+from moesaic.models.weights.served import with_own_dtype
 from moesaic.native.heap import keep_heap_small
 from moesaic.services.attention.admin import AttentionAdmin
 from moesaic.services.attention.brownout import follow_policy, tell_decisions
@@ -54,7 +54,8 @@ async def serve(settings: EdgeAgentSettings) -> None:
     sys.setswitchinterval(SWITCH_S)
     identity = introduce(settings, "edge-agent")
     config, checkpoint = find_model(settings)
-    api, experts, edge = AttentionAdmin(config, Path(settings.model)), ExpertAdmin(), EdgeAdmin()
+    settings = with_own_dtype(settings, config)
+    api, experts, edge = AttentionAdmin(config, checkpoint.directory), ExpertAdmin(), EdgeAdmin()
 
     def register(server: grpc.aio.Server) -> None:
         attention_pb2_grpc.add_AttentionServiceServicer_to_server(api, server)
@@ -85,7 +86,7 @@ async def serve(settings: EdgeAgentSettings) -> None:
         process.parts.callback(api.detach)
         record = record_of(worker, site.mode, engine) | _record_of(worker, settings, site)
         lease = await process.registered("starting", weights_address=weights_address, **record)
-        await process.agree_on_weights(worker.config.digest)
+        await process.agree_on_weights(worker.settings.weights_of(worker.config.digest))
         process.status.data_address = site.mode.data_address
         await warm_up(worker, site.mode)
         await process.enter(background(engine.run(), "engine"))

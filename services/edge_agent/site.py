@@ -5,7 +5,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import structlog
-import torch
 
 from moesaic.cluster.background import background
 from moesaic.dispatch.collaborative.dispatcher import (
@@ -20,9 +19,11 @@ from moesaic.errors import InvalidInput, UnusableSettings
 from moesaic.experts.activations import ActivationMeter
 from moesaic.experts.host import ExpertHost
 from moesaic.experts.pace import LoadPace
-from moesaic.kernels.expert_layout import ExpertLayout
+from moesaic.experts.packed import layout_of
 from moesaic.kernels.own_thread import on_own_thread
 from moesaic.models.configuration.config import ModelConfig
+from moesaic.models.configuration.sizes import kv_bytes, numbers_for, row_numbers
+from moesaic.models.weights.served import held_dtype
 from moesaic.prefix.block_hashes import BLOCK_SIZE
 from moesaic.services.attention.kv_room import USUAL_BLOCKS
 from moesaic.services.attention.modes.contract import Mode, WorkerParts
@@ -189,7 +190,7 @@ async def open_site(worker: WorkerParts, settings: EdgeAgentSettings) -> Site:
         CollaborativeDispatcher,
         parts,
         config,
-        worker.dtype,
+        worker.decoder.dtype,
         wire="int8" if settings.wire_dtype == "int8" else "own",
         deterministic=settings.deterministic,
     )
@@ -210,7 +211,8 @@ async def _answer(worker: WorkerParts, host: ExpertHost) -> tuple[OpenNetwork, s
     """
     answering = await worker.process.enter(engine_thread(worker.device, "answering"))
     limits = FrameLimits.of_hidden_size(worker.config.hidden_size)
-    opening = open_network(worker.settings, "edge-agent", limits, answering.run)
+    digest = worker.config.digest
+    opening = open_network(worker.settings, "edge-agent", digest, limits, answering.run)
     network = await worker.process.enter(opening)
     return network, await network.listen(worker.settings.data_port, host.answer)
 
@@ -226,10 +228,7 @@ def _open_files(host: ExpertHost, config: ModelConfig, plan: MemoryPlan) -> File
 
 
 def _needs(config: ModelConfig, settings: EdgeAgentSettings) -> MemoryNeeds:
-    dtype: torch.dtype = getattr(torch, settings.dtype)
     top_k, hidden = config.moe.top_k, config.hidden_size
-    # Hidden states of every stage, queries, keys and values, results by choice, and rows and sums on their way.
-    floats = 12 * hidden + 2 * config.kv_width + top_k * hidden
     # Each thread that computes experts keeps room for the halves of those that its rows choose.
     kept = EXPERT_THREADS * 3 * (top_k * config.moe.expert_size + hidden)
     # Once the layers are done a row may have its logits, and a copy of them where tokens are compared.
@@ -237,16 +236,14 @@ def _needs(config: ModelConfig, settings: EdgeAgentSettings) -> MemoryNeeds:
     return MemoryNeeds(
         held=0,
         expert=_expert_bytes(config, settings),
-        block=BLOCK_SIZE * config.num_layers * config.kv_width * dtype.itemsize,
-        row=4 * (kept + max(floats, logits)),
+        block=BLOCK_SIZE * kv_bytes(config, numbers_for(settings, config)),
+        row=4 * (kept + max(row_numbers(config), logits)),
         num_experts=len(config.moe_layers) * config.moe.num_experts,
         at_once=AT_ONCE,
     )
 
 
 def _expert_bytes(config: ModelConfig, settings: EdgeAgentSettings) -> int:
-    dtype: torch.dtype = getattr(torch, settings.dtype)
+    dtype = held_dtype(settings, config)
     on_gpu = settings.device != "cpu"
-    return ExpertLayout(
-        config.hidden_size, config.moe.expert_size, dtype, settings.quantization, on_gpu
-    ).nbytes
+    return layout_of(config, dtype, settings.quantization, as_stored=on_gpu).nbytes

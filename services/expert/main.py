@@ -22,8 +22,8 @@ from moesaic.kernels.warm_up import WARMING
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.models.weights.digest import digesting
-from moesaic.models.weights.served import find_served_model
-from moesaic.native.library import library
+from moesaic.models.weights.served import find_served_model, held_dtype, with_own_dtype
+from moesaic.native.library import computes_on
 from moesaic.services.expert.activations import ActivationReporter
 from moesaic.services.expert.admin import ExpertAdmin
 from moesaic.services.expert.load import report_load
@@ -45,6 +45,7 @@ async def serve(settings: ExpertSettings) -> None:
     """Serve until SIGTERM or SIGINT. The parts start top down and stop bottom up, errors or not."""
     identity = introduce(settings, "expert")
     config, checkpoint = find_served_model(settings)
+    settings = with_own_dtype(settings, config)
     api = ExpertAdmin()
     register = partial(expert_pb2_grpc.add_ExpertServiceServicer_to_server, api)
     async with (
@@ -56,7 +57,7 @@ async def serve(settings: ExpertSettings) -> None:
         status.progress = checkpoint.progress
         thread = await process.enter(engine_thread(device_named(settings.device)))
         measured = await on_own_thread(
-            measure_experts, config, *_numbers(settings), settings.quantization
+            measure_experts, config, *_numbers(settings, config), settings.quantization
         )
         config = replace(config, weights_digest=await weights_digest)
         status.model_digest, status.model = config.digest, settings.name_of_model
@@ -76,7 +77,7 @@ async def serve(settings: ExpertSettings) -> None:
         lease = await process.registered(
             "starting", weights_address=weights_address, **found, **record
         )
-        await process.agree_on_weights(config.digest)
+        await process.agree_on_weights(settings.weights_of(config.digest))
         await _warm_up(process, host, thread)
         view = await process.enter(watch_placement(process.bus))
         idle = resting(settings.worker_id, view, host, network.network, thread)
@@ -112,7 +113,7 @@ async def _open_host(
         config,
         settings.worker_id,
         _num_slots(settings, config),
-        *_numbers(settings),
+        *_numbers(settings, config),
         settings.quantization,
         settings.max_expert_bytes,
     )
@@ -124,11 +125,13 @@ async def _open_relay(
     """Answer attention workers and colleagues on ``thread`` until the process ends."""
     settings, limits = process.settings, FrameLimits.of_hidden_size(config.hidden_size)
     device = device_named(settings.device)
-    network = await process.enter(open_network(settings, "expert", limits, thread.run, device))
+    network = await process.enter(
+        open_network(settings, "expert", config.digest, limits, thread.run, device)
+    )
     relay = await thread.build(
         ExpertRelay, settings.worker_id, network.network, host.answer, host.epochs.placement
     )
-    if library() is not None and _numbers(settings) == (torch.float32, torch.device("cpu")):
+    if computes_on(device):
         answers = host.answer_without_python(limits)
         await thread.build(network.network.answer_by, answers.c)
     process.status.data_address = await network.listen(settings.data_port, relay.answer)
@@ -150,6 +153,8 @@ def _record_of(settings: ExpertSettings, config: ModelConfig, host: ExpertHost) 
     """Describe the worker to its cluster: fields of its ``WorkerRecord`` that are known at once."""
     return {
         "model_digest": config.digest,
+        "dtype": settings.dtype,
+        "quantization": settings.quantization,
         "config_digest": config.config_digest,
         "num_experts": config.moe.num_experts,
         "layers": list(config.moe_layers),
@@ -163,8 +168,8 @@ def _num_slots(settings: ExpertSettings, config: ModelConfig) -> int:
     return settings.slots_per_layer or config.moe.num_experts
 
 
-def _numbers(settings: ExpertSettings) -> tuple[torch.dtype, torch.device]:
-    return getattr(torch, settings.dtype), device_named(settings.device)
+def _numbers(settings: ExpertSettings, config: ModelConfig) -> tuple[torch.dtype, torch.device]:
+    return held_dtype(settings, config), device_named(settings.device)
 
 
 async def _serve_out(network: UcxNetwork, colleagues: list[str], grace_s: float) -> None:

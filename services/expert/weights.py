@@ -44,7 +44,7 @@ async def give_experts(
     if device.type == "cuda":
         await thread.build(_use_own_stream, device)
     network = await parts.enter_async_context(
-        open_network(settings, "expert", PULL_LIMITS, thread.run, device)
+        open_network(settings, "expert", config.digest, PULL_LIMITS, thread.run, device)
     )
     peers = await thread.build(
         ExpertPeers, network.network, settings.worker_id, layout, config.digest, device

@@ -14,6 +14,7 @@ from moesaic.services.gateway import metrics
 from moesaic.services.gateway.access.places import Places
 from moesaic.services.gateway.access.tenants import Tenants
 from moesaic.services.gateway.fields.bodies import InferenceWire, RequestBody
+from moesaic.services.gateway.fields.defaults import NO_DEFAULTS, read_defaults
 from moesaic.services.gateway.fields.unsupported import check_extras
 from moesaic.services.gateway.files.shelf import Shelf
 from moesaic.services.gateway.files.store import Store
@@ -34,11 +35,14 @@ class Gateway:
         draining: admit nothing new.
         lacking_experts: failing checks of the expert workers; kept true from outside.
         idle: set while no request is in the house.
+        defaults: the model's own, for fields that a request leaves out.
         store: of files and batches; None where they are not kept.
     """
 
     def __init__(self, settings: GatewaySettings, language: Language) -> None:
         self.settings, self.language = settings, language
+        own = settings.generation_config == "auto"
+        self.defaults = read_defaults(language.directory) if own else NO_DEFAULTS
         self.model_name = settings.name_in_api
         self.tenants = Tenants(settings.api_key.get_secret_value(), settings.api_keys_file)
         self.workers = Workers(language.config, settings)

@@ -6,11 +6,11 @@ hundred tokens.
 
 import asyncio
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from moesaic.classification.dialogue import Dialogue
 from moesaic.classification.forms import CHEAPEST_FIRST
@@ -18,8 +18,12 @@ from moesaic.classification.prompts import Method
 from moesaic.classification.wording import PACKAGED, Wording
 from moesaic.errors import InvalidInput
 from moesaic.models.configuration.config import ModelConfig, load_config
+from moesaic.models.configuration.context import with_context
 from moesaic.models.configuration.fields import Fields, read_json
 from moesaic.models.text.chat import TEMPLATE_KWARGS, ChatTemplate, with_texts
+from moesaic.models.text.dialects.detection import ReasoningParser, ToolCallParser, dialect_of
+from moesaic.models.text.dialects.dialect import Dialect
+from moesaic.models.text.dialects.thinking import Opened
 from moesaic.models.text.tokenizer import StreamDecoder, TextTooLong, Tokenizer, read_special_tokens
 
 T = TypeVar("T")
@@ -32,11 +36,37 @@ PER_MESSAGE_CHARS = 50  # what rendering a message costs, as text
 SERVING_FILE = "moesaic.json"  # what a checkpoint's maker says about serving it; optional
 
 
+class ChatPrompt(NamedTuple):
+    """A conversation as tokens, and how its end leaves the reasoning."""
+
+    token_ids: list[int]
+    opened: Opened
+
+
 class Language:
     """Texts as tokens and back, for the served model."""
 
-    def __init__(self, directory: Path) -> None:
-        self.config: ModelConfig = load_config(directory)
+    def __init__(
+        self,
+        directory: Path,
+        tool_call_parser: ToolCallParser = "auto",
+        reasoning_parser: ReasoningParser = "auto",
+        *,
+        max_model_len: int = 0,
+    ) -> None:
+        """Read a model directory.
+
+        Args:
+            directory: in Hugging Face format.
+            tool_call_parser: how the model writes tool calls.
+            reasoning_parser: how it sets reasoning apart.
+            max_model_len: shortens contexts; 0 does not.
+
+        Raises:
+            CheckpointError: a file is missing or not valid.
+        """
+        self.directory = directory
+        self.config: ModelConfig = with_context(load_config(directory), max_model_len)
         self.tokenizer = Tokenizer.load(directory)
         self._no_template: InvalidInput | None = None
         self._template: ChatTemplate | None = None
@@ -44,6 +74,8 @@ class Language:
             self._template = ChatTemplate.load(directory)
         except InvalidInput as error:
             self._no_template = error
+        source = self._template.source if self._template is not None else None
+        self.dialect: Dialect = dialect_of(source, tool_call_parser, reasoning_parser)
         serving = _serving(directory)
         self.dialogue = Dialogue.of(
             _InContext(self.tokenizer, self.max_tokens),
@@ -114,17 +146,18 @@ class Language:
 
     async def encode_chat(
         self,
-        messages: Sequence[dict[str, str]],
+        messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool,
         template_kwargs: dict[str, Any],
         control_tokens: bool,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         most: int | None = None,
-    ) -> list[int]:
+    ) -> ChatPrompt:
         """Encode a conversation.
 
         Args:
-            messages, add_generation_prompt, template_kwargs: for the template.
+            messages, add_generation_prompt, template_kwargs, tools: for the template.
             control_tokens: those that the messages spell are such; else they are text.
             most: bound of the tokens, if not the model's context.
 
@@ -140,23 +173,40 @@ class Language:
             allowed = ", ".join(sorted(TEMPLATE_KWARGS))
             raise InvalidInput(f"chat_template_kwargs.{name[:60]}", f"is not one of {allowed}")
 
-        def render() -> list[int]:
+        has_calls = any("tool_calls" in message for message in messages)
+
+        def render() -> ChatPrompt:
             told, kwargs = messages, template_kwargs
+            if has_calls:
+                told = template.call_form.of(messages)
+            if tools:
+                kwargs = {**kwargs, "tools": tools}
             if not control_tokens:
                 told, kwargs = with_texts([told, kwargs], self.tokenizer.parted)
             text = template.render(told, add_generation_prompt=add_generation_prompt, **kwargs)
             encode = self.tokenizer.encode if control_tokens else self.tokenizer.encode_parted
             with self.naming("messages"):
-                return encode(text, False, most or self.max_tokens)
+                token_ids = encode(text, False, most or self.max_tokens)
+            return ChatPrompt(token_ids, self.dialect.left_by(text))
 
         num_chars = sum(len(message["content"]) + PER_MESSAGE_CHARS for message in messages)
+        if has_calls or tools:
+            num_chars += sum(len(str(part)) for part in (*(tools or ()), *messages))
         if template.is_slow:
             num_chars = max(num_chars, SHORT_CHARS + 1)
         return await self.work(num_chars, render)
 
-    def decoder(self, *, skip_special_tokens: bool) -> StreamDecoder:
-        """Make a decoder for one answer."""
-        return StreamDecoder(self.tokenizer, skip_special_tokens=skip_special_tokens)
+    def takes(self, variable: str) -> bool:
+        """True if the chat template asks for a variable, such as ``tools``."""
+        return self._template is not None and variable in self._template.variables
+
+    def decoder(self, *, skip_special_tokens: bool, kept: Collection[str] = ()) -> StreamDecoder:
+        """Make a decoder for one answer, which keeps the special tokens with some texts."""
+        return StreamDecoder(self.tokenizer, skip_special_tokens, kept)
+
+    def marker_id(self, text: str) -> int | None:
+        """Look up the added token that a text is by itself."""
+        return self.tokenizer.added_ids.get(text)
 
     def token_text(self, token_id: int) -> str:
         """Decode one token on its own."""

@@ -6,7 +6,6 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
 from functools import partial
-from pathlib import Path
 
 import structlog
 import uvicorn
@@ -19,6 +18,7 @@ from moesaic.cluster.registry import Fleet, Lease, PlacementView, watch_fleet, w
 from moesaic.cluster.rpc.server import AdminServer
 from moesaic.cluster.service import Process, introduce, joined, listening
 from moesaic.errors import InvalidInput
+from moesaic.models.weights.hub import local_model
 from moesaic.services.gateway.admin import GatewayAdmin
 from moesaic.services.gateway.app import make_app
 from moesaic.services.gateway.batches.runner import BatchRunner
@@ -44,7 +44,12 @@ async def serve(settings: GatewaySettings) -> None:
     """Serve until SIGTERM or SIGINT. The parts start top down and stop bottom up, errors or not."""
     identity = introduce(settings, "gateway")
     _check_exposure(settings)
-    gateway = Gateway(settings, await asyncio.to_thread(Language, Path(settings.model)))
+    directory = await asyncio.to_thread(local_model, settings.model, weights=False)
+    parsers = settings.tool_call_parser, settings.reasoning_parser
+    opening = partial(Language, directory, *parsers, max_model_len=settings.max_model_len)
+    gateway = Gateway(settings, await asyncio.to_thread(opening))
+    if defaults := gateway.defaults.model_dump(exclude_unset=True):
+        log.info("gateway.model_defaults", **defaults, off="--generation-config none")
     register = partial(
         gateway_pb2_grpc.add_GatewayServiceServicer_to_server, GatewayAdmin(gateway.workers.routing)
     )

@@ -1,14 +1,15 @@
 """Settings of the gateway."""
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, SecretStr
 
+from moesaic.model_names import name_of_model
+from moesaic.models.text.dialects.detection import ReasoningParser, ToolCallParser
 from moesaic.prefix.baselines import BASELINES
 from moesaic.prefix.policies import PolicyName
-from moesaic.settings import ServiceSettings
+from moesaic.settings import MaxModelLen, ServiceSettings
 from moesaic.usage.flags import Unlisted
 
 
@@ -28,14 +29,30 @@ class GatewaySettings(ServiceSettings):
 
     @property
     def name_in_api(self) -> str:
-        """Name of the model: as set, or its directory's."""
-        return self.served_model_name or Path(self.model).resolve().name
+        """Name of the model: as set, or its directory's or repository's."""
+        return self.served_model_name or name_of_model(self.model)
 
     model: str = Field(
-        ..., description="HF-format model directory; only its config and tokenizer are read"
+        ...,
+        description="HF-format model directory, or a repository of the Hugging Face hub: owner/name or "
+        "owner/name@revision; only its config and tokenizer are read",
     )
     served_model_name: str = Field(
-        "", description="name in the API (default: the directory's name)"
+        "", description="name in the API (default: the directory's name, or owner/name)"
+    )
+    max_model_len: MaxModelLen = 0
+    tool_call_parser: ToolCallParser = Field(
+        "auto",
+        description="how the model writes tool calls, as vLLM names it; auto: as its chat template has it",
+    )
+    reasoning_parser: ReasoningParser = Field(
+        "auto",
+        description="how the model sets reasoning apart; auto: as its chat template has it",
+    )
+    generation_config: Literal["auto", "none"] = Field(
+        "auto",
+        description="auto: what a request leaves out is as the model's generation_config.json has it; "
+        "none: as this API has it",
     )
     port: int = Field(8000, ge=0, le=65535, description="REST port; 0 takes a free one")
     api_key: SecretStr = Field(

@@ -8,7 +8,7 @@ import pytest
 
 from moesaic.cli.clients.fleet import service_facts
 from moesaic.cli.clients.load import service_load
-from moesaic.cli.commands.status import _print, common_host, load_row
+from moesaic.cli.commands.status import _print, common_host, load_row, numbers_lines
 from moesaic.cli.terminal.console import print_entries
 from moesaic.cluster.rpc.server import admin_server
 from moesaic.engine import metrics as engine
@@ -51,6 +51,19 @@ def test_a_load_is_shown_as_far_as_it_is_known() -> None:
 
     assert load_row({**busy, "tokens_per_s": 41.5}) == (3, 1, "256 of 1024 (25%)", "41.5 tokens/s")
     assert load_row({"rows_per_s": 0.0}) == ("", "", "", "0 rows/s")
+
+
+def test_numbers_are_shown_once_if_all_workers_hold_their_weights_alike() -> None:
+    gateway = {"id": "gateway", "dtype": "", "quantization": ""}
+    near, far = ({"id": name, "dtype": "float32", "quantization": "none"} for name in ("a", "e"))
+    other = {"id": "o", "dtype": "float32", "quantization": "int8"}
+
+    assert numbers_lines([gateway, {"id": "unreachable"}]) == []
+    assert numbers_lines([gateway, near, far]) == ["weights in float32"]
+    assert numbers_lines([near, other, far]) == [
+        "weights in float32: a, e",
+        "weights in float32 int8: o",
+    ]
 
 
 def test_addresses_of_one_host_are_shown_by_their_ports() -> None:

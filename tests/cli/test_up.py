@@ -225,7 +225,7 @@ def test_flags_and_threads_reach_the_services(start: Start, suite: Wait, house: 
         ),
         (["--quantisation", "int8"], {}, 2, "did you mean --quantization?"),
         (["--exchange", "case-9"], {}, 2, "--exchange (MOESAIC_EXCHANGE): input should be"),
-        (["--quantization", "int8", "--dtype", "bfloat16"], {}, 2, "needs --dtype float32"),
+        (["--quantization", "int8", "--device", "cuda"], {}, 2, "needs --device cpu"),
         (["--wire-dtype", "int8", "--deterministic"], {}, 2, "needs --wire-dtype own, got int8"),
         (
             ["--micro-batches=2", "--worker-id", "a"],

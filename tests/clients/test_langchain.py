@@ -65,3 +65,45 @@ def test_structured_output_is_an_object_of_the_class(suite: Suite) -> None:
     )
 
     assert isinstance(verdict, Verdict)
+
+
+def test_a_bound_tool_is_called_and_its_result_is_read(suite: Suite) -> None:
+    tools = pytest.importorskip("langchain_core.tools")
+    messages = pytest.importorskip("langchain_core.messages")
+
+    @tools.tool
+    def get_weather(city: Literal["Paris", "Rome"]) -> str:
+        """The weather of a city."""
+        return f"It rains in {city}."
+
+    chat = langchain_openai.ChatOpenAI(
+        base_url=f"{suite.url}/v1", api_key="none", model="demo", temperature=0, max_tokens=64
+    )
+    forced = chat.bind_tools([get_weather], tool_choice="required", parallel_tool_calls=False)
+    asked = [messages.HumanMessage("what is the weather in Rome?")]
+    turn = forced.invoke(asked)
+    chunks = list(forced.stream(asked))
+    streamed = chunks[0]
+    for chunk in chunks[1:]:
+        streamed += chunk
+    [call] = turn.tool_calls
+    result = get_weather.invoke(call)
+    answer = chat.bind_tools([get_weather]).invoke([*asked, turn, result])
+
+    assert call["name"] == "get_weather"
+    assert call["args"]["city"] in ("Paris", "Rome")
+    assert [(c["name"], c["args"]) for c in streamed.tool_calls] == [(call["name"], call["args"])]
+    assert result.content == f"It rains in {call['args']['city']}."
+    assert answer.content
+
+
+def test_structured_output_by_a_call_is_an_object_of_the_class(suite: Suite) -> None:
+    chat = langchain_openai.ChatOpenAI(
+        base_url=f"{suite.url}/v1", api_key="none", model="demo", temperature=0, max_tokens=128
+    )
+
+    verdict = chat.with_structured_output(Verdict, method="function_calling").invoke(
+        "i need to book a flight today"
+    )
+
+    assert isinstance(verdict, Verdict)

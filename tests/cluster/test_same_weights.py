@@ -13,7 +13,9 @@ from moesaic.cluster.same_weights import same_weights
 from moesaic.cluster.security.credentials import Credentials
 from moesaic.messages.registry import Weights
 
-GOOD, BAD = "a" * 64, "b" * 64
+GOOD = Weights(digest="a" * 64, dtype="float32", quantization="none", worker_id="first")
+BAD = msgspec.structs.replace(GOOD, digest="b" * 64, worker_id="other")
+INT8 = msgspec.structs.replace(GOOD, quantization="int8", worker_id="other")
 
 
 @pytest.fixture(autouse=True)
@@ -33,15 +35,15 @@ async def test_others_with_the_same_weights_join_at_once(bus: Bus) -> None:
 async def test_of_all_that_come_at_once_only_one_kind_joins(redis_server) -> None:
     joined: list[str] = []
 
-    async def work(digest: str) -> None:
+    async def work(own: Weights) -> None:
         async with (
             Bus.connect(redis_server.url, "test") as bus,
-            same_weights(bus, digest, []),
+            same_weights(bus, own, []),
         ):
-            joined.append(digest)
+            joined.append(own.digest)
             await asyncio.Event().wait()
 
-    tasks = [asyncio.create_task(work(digest)) for digest in [GOOD, BAD] * 4]
+    tasks = [asyncio.create_task(work(own)) for own in [GOOD, BAD] * 4]
     async with asyncio.timeout(20):
         while len(joined) < 4:
             await asyncio.sleep(0.01)
@@ -71,18 +73,50 @@ async def test_other_weights_wait_and_say_so_until_nobody_has_the_first(bus: Bus
                     await asyncio.sleep(0.01)
             await asyncio.sleep(1.5)  # longer than a lease that nobody renews
             assert not joined.is_set()
-            assert GOOD[:16] in waiting_for[1]
-            assert BAD[:16] in waiting_for[1]
+            assert GOOD.digest[:16] in waiting_for[1]
+            assert BAD.digest[:16] in waiting_for[1]
         async with asyncio.timeout(20):
             await joined.wait()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
     assert waiting_for == ["redis"]
-    told = {"event": "worker.other_weights", "own_digest": BAD, "cluster_digest": GOOD}
+    told = {"event": "worker.other_weights", "cause": GOOD.unlike(BAD)}
+    told |= {"own_digest": BAD.digest, "cluster_digest": GOOD.digest}
     assert [entry for entry in logs if entry["log_level"] == "error"] == [
         {**told, "log_level": "error"}
     ]
+
+
+async def test_the_same_weights_in_other_numbers_wait_and_name_both_workers(bus: Bus) -> None:
+    waiting_for: list[str] = []
+    joined = asyncio.Event()
+
+    async def stranger() -> None:
+        async with same_weights(bus, INT8, waiting_for):
+            joined.set()
+
+    async with same_weights(bus, GOOD, []):
+        task = asyncio.create_task(stranger())
+        async with asyncio.timeout(20):
+            while not waiting_for:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(1.5)
+        assert not joined.is_set()
+        [said] = waiting_for
+    async with asyncio.timeout(20):
+        await task
+
+    assert "first has --dtype float32 --quantization none" in said
+    assert "other --dtype float32 --quantization int8" in said
+
+
+@pytest.mark.parametrize("own", [GOOD, INT8])
+async def test_a_worker_of_a_version_that_told_no_numbers_is_joined(bus: Bus, own: Weights) -> None:
+    old = Weights(digest=GOOD.digest)
+
+    async with asyncio.timeout(20), same_weights(bus, old, []), same_weights(bus, own, []):
+        assert await _held(bus) == GOOD.digest
 
 
 async def test_a_redis_that_lost_its_data_lets_nobody_in_who_was_refused(bus: Bus) -> None:
@@ -100,7 +134,7 @@ async def test_a_redis_that_lost_its_data_lets_nobody_in_who_was_refused(bus: Bu
                 await asyncio.sleep(0.01)
         await bus.delete("weights")
         async with asyncio.timeout(20):
-            while await _held(bus) != GOOD:
+            while await _held(bus) != GOOD.digest:
                 await asyncio.sleep(0.01)
         await asyncio.sleep(0.5)
         assert not joined.is_set()
@@ -113,10 +147,10 @@ async def test_a_place_that_nobody_of_the_cluster_took_keeps_nobody_out(redis_se
         Bus.connect(redis_server.url, "test", credentials=Credentials(b"ours")) as bus,
         Bus.connect(redis_server.url, "test", credentials=Credentials(b"another's")) as forger,
     ):
-        for forged in (BAD.encode(), forger.sealed("weights", Weights(digest=BAD))):
+        for forged in (b"forged", forger.sealed("weights", BAD)):
             await bus.compare_and_set({"weights": None}, {"weights": forged})
             async with asyncio.timeout(20), same_weights(bus, GOOD, []):
-                assert await _held(bus) == GOOD
+                assert await _held(bus) == GOOD.digest
             await bus.delete("weights")
 
 

@@ -67,8 +67,14 @@ def test_united_experts_serve_what_the_split_gives_them(threshold: float, small:
     torch.testing.assert_close(said, expected, atol=1e-5, rtol=1e-4)
 
 
-def test_latent_attention_is_refused_by_name(varied: Callable[[ParityCase], Model]) -> None:
-    latent = next(case for case in CASES if case.family == "deepseek_v2")
+@pytest.mark.parametrize(
+    "family",
+    ["deepseek_v2", "glm4_moe", "olmoe", "granitemoe", "ernie4_5_moe", "minimax_m2"],
+)
+def test_a_model_of_another_kind_is_refused_by_name(
+    varied: Callable[[ParityCase], Model], family: str
+) -> None:
+    case = next(case for case in CASES if case.family == family)
 
-    with pytest.raises(InvalidInput, match=r"--joint-steps: .*deepseek_v2"):
-        FrozenWeights.load(*varied(latent))
+    with pytest.raises(InvalidInput, match=rf"--joint-steps: .*{family}"):
+        FrozenWeights.load(*varied(case))

@@ -264,9 +264,12 @@ OpenHouse = Callable[..., Any]
 @pytest.fixture
 def open_house(model_directory: Path, language: Language) -> OpenHouse:
     """``async with open_house(script, ..., **settings) as house``: one worker per script."""
+    usual = language
 
     @asynccontextmanager
-    async def opened(*scripts: Script, **settings: Any) -> AsyncIterator[House]:
+    async def opened(
+        *scripts: Script, language: Language = usual, **settings: Any
+    ) -> AsyncIterator[House]:
         told = GatewaySettings(model=str(model_directory), port=0, **settings)
         gateway, fleet = Gateway(told, language), ListedFleet()
         app = make_app(gateway)

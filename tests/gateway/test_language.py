@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from moesaic.errors import CheckpointError
+from moesaic.errors import CheckpointError, InvalidInput
 from moesaic.services.gateway.language import Language
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
@@ -72,3 +72,10 @@ async def test_clients_can_ask_for_the_tokenizer_s_description(open_house, langu
 
     assert answer == language.tokenizer_info
     assert answer["eos_token"] == "<|im_end|>"
+
+
+def test_a_shorter_context_refuses_longer_texts(directory: Path) -> None:
+    language = Language(directory, max_model_len=20)
+    assert language.max_tokens == 20
+    with pytest.raises(InvalidInput, match="context is 20 tokens"):
+        language.encode_prompt("a long story about rain " * 20, "prompt", add_special_tokens=True)

@@ -2,38 +2,56 @@
 
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moesaic.kernels.expert_layout import ExpertLayout
 from moesaic.kernels.gated_mlp import PlainMLP, make_mlp
+from moesaic.models.configuration.architecture import ClampedSwiglu
 from moesaic.native.library import library
 
-FORMS = [(torch.float32, "none"), (torch.bfloat16, "none"), (torch.float32, "int8")]
+FORMS = [
+    (torch.float32, "none"),
+    (torch.bfloat16, "none"),
+    (torch.float16, "none"),
+    (torch.float32, "int8"),
+    (torch.bfloat16, "int4"),
+    (torch.float32, "int4-128"),
+]
 
 
 @settings(deadline=None, max_examples=40)
 @given(
     hidden=st.integers(1, 80),
     size=st.integers(1, 80),
-    form=st.sampled_from(FORMS if library() else FORMS[:2]),
+    form=st.sampled_from(FORMS if library() else FORMS[:1]),
     seed=st.integers(0, 999),
+    biased=st.booleans(),
+    activation=st.sampled_from([None, ClampedSwiglu(1.702, 0.9)]),
 )
-def test_it_computes_the_same_bits(hidden: int, size: int, form: Any, seed: int) -> None:
+def test_it_computes_the_same_bits(
+    hidden: int, size: int, form: Any, seed: int, biased: bool, activation: ClampedSwiglu | None
+) -> None:
     dtype, quantization = form
     generator = torch.Generator().manual_seed(seed)
     gate_up, down, x = (
-        torch.randn(shape, generator=generator).to(dtype)
+        torch.randn(shape, generator=generator)
         for shape in ((2 * size, hidden), (hidden, size), (5, hidden))
     )
-    layout = ExpertLayout(hidden, size, dtype, quantization)
+    of_gate_up, of_down = (
+        torch.randn(count, generator=generator).to(dtype) for count in (2 * size, hidden)
+    )
+    biases = (of_gate_up, of_down) if biased else None
+    gate_up, down = gate_up.to(dtype), down.to(dtype)
+    layout = ExpertLayout(hidden, size, dtype, quantization, biased=biased, activation=activation)
     memory = torch.empty(3, layout.nbytes, dtype=torch.uint8)
 
-    layout.pack(gate_up, down, memory[1])
+    layout.pack(gate_up, down, memory[1], biases)
     memory[2] = memory[1]
 
-    expected = make_mlp(gate_up, down, quantization)(x)
+    expected = make_mlp(gate_up, down, quantization, biases=biases, activation=activation)(x)
     assert torch.equal(layout.view(memory[1])(x), expected)
     assert torch.equal(layout.view(memory[2])(x), expected)
     assert layout.nbytes % 64 == 0
@@ -55,8 +73,45 @@ def test_for_a_gpu_weights_keep_their_form() -> None:
         assert layout.name != ExpertLayout(24, 16, torch.float32).name
 
 
+def test_for_a_gpu_biases_keep_their_form() -> None:
+    gate_up, down, biases = torch.randn(6, 5), torch.randn(5, 3), (torch.randn(6), torch.randn(5))
+    activation = ClampedSwiglu(1.5, 2.0)
+    layout = ExpertLayout(5, 3, torch.float32, "none", True, True, activation)
+    packed = torch.zeros(layout.nbytes, dtype=torch.uint8)
+
+    layout.pack(gate_up, down, packed, biases)
+
+    mlp = layout.view(packed)
+    assert isinstance(mlp, PlainMLP)
+    assert mlp.biases is not None
+    assert mlp.activation == activation
+    assert all(map(torch.equal, mlp.biases, biases))
+    assert all(bias.data_ptr() % 16 == packed.data_ptr() % 16 for bias in mlp.biases)
+    assert layout.name != ExpertLayout(5, 3, torch.float32, as_stored=True).name
+
+
 def test_names_differ_where_bytes_mean_something_else() -> None:
-    forms = FORMS if library() else FORMS[:2]
-    names = {ExpertLayout(h, s, *form).name for h, s in ((32, 16), (16, 32)) for form in forms}
+    forms = FORMS if library() else FORMS[:1]
+    names = {ExpertLayout(h, s, *form).name for h, s in ((512, 256), (256, 512)) for form in forms}
 
     assert len(names) == 2 * len(forms)
+
+
+@pytest.mark.skipif(library() is None, reason="needs a C compiler")
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("form", FORMS)
+def test_numbers_as_files_have_them_are_packed_as_the_same_float32(
+    stored: torch.dtype, form: Any
+) -> None:
+    layout = ExpertLayout(50, 30, *form, biased=True)
+    assert layout.packs_stored == (form in [(torch.float32, "none"), (torch.float32, "int8")])
+    if not layout.packs_stored:
+        return
+    shapes = (60, 50), (50, 30), (60,), (50,)
+    tensors = [torch.randn(shape).to(stored) for shape in shapes]
+    packed = torch.zeros(2, layout.nbytes, dtype=torch.uint8)
+    for row, (gate_up, down, *biases) in zip(
+        packed, (tensors, [tensor.float() for tensor in tensors]), strict=True
+    ):
+        layout.pack(gate_up, down, row, (biases[0], biases[1]))
+    assert torch.equal(packed[0], packed[1])

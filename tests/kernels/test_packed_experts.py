@@ -9,8 +9,9 @@ from torch.nn import functional as F
 
 from moesaic.kernels.gated_mlp import PlainMLP, make_mlp
 from moesaic.kernels.grouped_experts import grouped_experts
-from moesaic.kernels.linear import Quantization
+from moesaic.kernels.held_bytes import Quantization
 from moesaic.kernels.packed_experts import PackedMLP, PackedSlots
+from moesaic.models.configuration.architecture import ClampedSwiglu
 
 pytestmark = pytest.mark.usefixtures("native")
 
@@ -31,6 +32,42 @@ def random_case(
 def packed(gate_up: Tensor, down: Tensor, quantization: Quantization = "none") -> PackedSlots:
     pairs = zip(gate_up, down, strict=True)
     return PackedSlots([PackedMLP(*pair, quantization) for pair in pairs])
+
+
+def clamped(
+    case: tuple[Tensor, ...], seed: int, quantization: Quantization = "none"
+) -> tuple[PackedSlots, list[PlainMLP]]:
+    """The case's experts with biases and a limit that about every second number meets; in float64 too."""
+    generator = torch.Generator().manual_seed(seed)
+    swiglu, ours, exact = ClampedSwiglu(1.702, 0.7), [], []
+    for gate_up, down in zip(*case[3:], strict=True):
+        biases = tuple(torch.randn(len(weight), generator=generator) for weight in (gate_up, down))
+        made = {"biases": biases, "activation": swiglu}
+        ours.append(PackedMLP(gate_up, down, quantization, **made))  # type: ignore[arg-type]
+        doubled = (biases[0].double(), biases[1].double())
+        exact.append(PlainMLP(gate_up.double(), down.double(), doubled, swiglu))
+    return PackedSlots(ours), exact
+
+
+def by_hand(x: Tensor, mlp: PlainMLP) -> Tensor:
+    """As gpt-oss's code says it."""
+    assert mlp.biases is not None
+    assert mlp.activation is not None
+    slope, limit = mlp.activation
+    gate, up = (mlp.gate_up @ x + mlp.biases[0]).chunk(2)
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return mlp.down @ ((up + 1) * gate * torch.sigmoid(slope * gate)) + mlp.biases[1]
+
+
+def exact_of(case: tuple[Tensor, ...], mlps: list[PlainMLP]) -> Tensor:
+    hidden, weights, slots = case[:3]
+    expected = torch.zeros(hidden.shape, dtype=torch.float64)
+    for token, choices in enumerate(slots.tolist()):
+        for choice, slot in enumerate(choices):
+            if slot >= 0:
+                said = by_hand(hidden[token].double(), mlps[slot])
+                expected[token] += weights[token, choice].double() * said
+    return expected
 
 
 def exact(case: tuple[Tensor, ...]) -> Tensor:
@@ -62,6 +99,51 @@ def test_it_equals_one_expert_at_a_time(
     combined = packed(*case[3:]).compute(*case[:3])
 
     torch.testing.assert_close(combined, exact(case).float(), atol=2e-5, rtol=1e-4)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    seed=st.integers(0, 10**6),
+    num_tokens=st.integers(0, 60),
+    top_k=st.integers(1, 5),
+    num_slots=st.integers(1, 6),
+    hidden=st.integers(1, 150),
+    size=st.integers(1, 90),
+)
+def test_biases_and_the_clamped_activation_are_exact(
+    seed: int, num_tokens: int, top_k: int, num_slots: int, hidden: int, size: int
+) -> None:
+    case = random_case(seed, num_tokens, top_k, num_slots, hidden, size)
+    experts, mlps = clamped(case, seed)
+
+    combined = experts.compute(*case[:3])
+
+    expected = exact_of(case, mlps)
+    torch.testing.assert_close(combined.double(), expected, atol=2e-5, rtol=1e-4)
+    for mlp in mlps:
+        by_torch = mlp(case[0].double())
+        for row, x in zip(by_torch, case[0].double(), strict=True):
+            torch.testing.assert_close(row, by_hand(x, mlp))
+
+
+def test_int8_keeps_biases_and_the_clamped_activation() -> None:
+    case = random_case(1, 40, 2, 4, 100, 60)
+    experts, mlps = clamped(case, 1, "int8")
+
+    expected = exact_of(case, mlps)
+
+    assert (experts.compute(*case[:3]) - expected).norm() <= 0.03 * expected.norm()
+
+
+def test_a_number_that_is_none_is_not_clamped() -> None:
+    case = random_case(6, 3, 1, 1)
+    case[2].clamp_(min=0)
+    experts, _ = clamped(case, 6)
+    case[0][1, 5] = float("nan")
+
+    out = experts.compute(*case[:3])
+
+    assert out.isnan().all(dim=1).tolist() == [False, True, False]
 
 
 @settings(deadline=None, max_examples=20)

@@ -1,5 +1,7 @@
 """The CPU's kernel of paged attention against the reference."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -19,7 +21,7 @@ class Case:
 
     def __init__(
         self, sequences: list[tuple[int, int]], heads: int, layout: KVLayout,
-        width: int, block_size: int = 16, seed: int = 0,
+        width: int, block_size: int = 16, seed: int = 0, sinks: float | None = None,
     ) -> None:  # fmt: skip
         generator = torch.Generator().manual_seed(seed)
         self.layout, self.block_size = layout, block_size
@@ -28,6 +30,7 @@ class Case:
         self.lengths = [length for _, length in sequences]
         num_rows = sum(self.counts)
         self.queries = torch.randn(num_rows, heads, layout.key_dim, generator=generator)
+        self.sinks = None if sinks is None else sinks + torch.randn(heads, generator=generator)
         free = torch.randperm(NUM_BLOCKS, generator=generator).tolist()
         used = [-(-length // block_size) for length in self.lengths]
         self.tables = [[free.pop() for _ in range(n)] for n in used]
@@ -49,12 +52,33 @@ class Case:
         )
         out = torch.zeros(*self.queries.shape[:2], self.layout.value_dim)
         scale = self.layout.key_dim**-0.5
-        kernel(self.queries, cached, rows, self.layout, self.block_size, scale, window, out)  # type: ignore[operator]
+        args = (rows, self.layout, self.block_size, scale, window, out, self.sinks)
+        kernel(self.queries, cached, *args)  # type: ignore[operator]
         return out
+
+    def exact(self, window: int | None) -> Tensor:
+        """In float64, row by row and head by head."""
+        layout, out, row = self.layout, [], 0
+        kept = self.cached.double().view(NUM_BLOCKS, self.block_size, -1)
+        group = self.queries.shape[1] // layout.num_kv_heads
+        for count, length, table in zip(self.counts, self.lengths, self.tables, strict=True):
+            tokens = kept[table].flatten(0, 1)
+            for position in range(length - count, length):
+                first = 0 if window is None else max(0, position + 1 - window)
+                for head in range(self.queries.shape[1]):
+                    at = head // group
+                    keys = tokens[first : position + 1, at * layout.key_dim :][:, : layout.key_dim]
+                    start = layout.value_column + at * layout.value_dim
+                    values = tokens[first : position + 1, start : start + layout.value_dim]
+                    weights = (keys @ self.queries[row, head].double() / layout.key_dim**0.5).exp()
+                    sink = 0.0 if self.sinks is None else self.sinks[head].double().exp()
+                    out.append(weights @ values / (weights.sum() + sink))
+                row += 1
+        return torch.stack(out).view(*self.queries.shape[:2], -1)
 
 
 def grouped(
-    sequences: list[tuple[int, int]], kv_heads: int, group: int, dim: int, **more: int
+    sequences: list[tuple[int, int]], kv_heads: int, group: int, dim: int, **more: Any
 ) -> Case:
     layout = KVLayout.grouped(kv_heads, dim)
     return Case(sequences, kv_heads * group, layout, 2 * kv_heads * dim, **more)
@@ -76,16 +100,43 @@ SEQUENCES = st.lists(
     window=st.none() | st.integers(1, 150),
     block_size=st.sampled_from([8, 12, 16, 32]),
     seed=st.integers(0, 1000),
+    sinks=st.none() | st.sampled_from([-200.0, -3.0, 0.0, 4.0]),
 )
 def test_it_equals_the_reference(
     sequences: list[tuple[int, int]], kv_heads: int, group: int, dim: int,
-    window: int | None, block_size: int, seed: int,
+    window: int | None, block_size: int, seed: int, sinks: float | None,
 ) -> None:  # fmt: skip
-    case = grouped(sequences, kv_heads, group, dim, block_size=block_size, seed=seed)
+    case = grouped(sequences, kv_heads, group, dim, block_size=block_size, seed=seed, sinks=sinks)
 
     expected = case.attend(paged_attention_reference, window)
 
     torch.testing.assert_close(case.attend(paged_attention, window), expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("sinks", [None, -2.0, 3.0])
+@pytest.mark.parametrize("window", [None, 1, 13, 64, 128])
+@pytest.mark.parametrize(("kv_heads", "group", "dim"), [(2, 8, 64), (3, 5, 7)])
+def test_windows_and_sinks_are_exact(
+    kv_heads: int, group: int, dim: int, window: int | None, sinks: float | None
+) -> None:
+    """One row, a few, and a chunk behind contexts on both sides of the window."""
+    case = grouped([(1, 12), (3, 131), (41, 150), (1, 300)], kv_heads, group, dim, sinks=sinks)
+
+    exact = case.exact(window)
+
+    for kernel in (paged_attention, paged_attention_reference):
+        torch.testing.assert_close(
+            case.attend(kernel, window).double(), exact, atol=2e-6, rtol=1e-5
+        )
+
+
+def test_a_sink_beyond_all_scores_leaves_nothing() -> None:
+    case = grouped([(2, 70)], 1, 2, 16, sinks=300.0)
+
+    out = case.attend(paged_attention, None)
+
+    assert out.isfinite().all()
+    assert out.abs().max() < 1e-30
 
 
 @settings(deadline=None, max_examples=30)
@@ -100,16 +151,19 @@ def test_latents_are_keys_and_values(
     torch.testing.assert_close(case.attend(paged_attention, None), expected, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("sinks", [None, 0.0])
 @pytest.mark.parametrize("window", [None, 50])
-def test_no_bit_of_a_row_depends_on_the_rows_beside_it(window: int | None) -> None:
+def test_no_bit_of_a_row_depends_on_the_rows_beside_it(
+    window: int | None, sinks: float | None
+) -> None:
     """The last rows of a sequence alone, in company, and as the end of a long chunk."""
     length = 333
-    whole = grouped([(length, length)], 2, 2, 24)
+    whole = grouped([(length, length)], 2, 2, 24, sinks=sinks)
     expected = whole.attend(paged_attention, window)
 
     for count in (1, 2, 3, 7, 100):
         chunk = grouped([(count, length)], 2, 2, 24)
-        chunk.cached, chunk.tables = whole.cached, whole.tables
+        chunk.cached, chunk.tables, chunk.sinks = whole.cached, whole.tables, whole.sinks
         chunk.queries = whole.queries[-count:].contiguous()
         assert torch.equal(chunk.attend(paged_attention, window), expected[-count:])
 

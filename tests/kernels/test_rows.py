@@ -9,7 +9,7 @@ from torch import Tensor
 from moesaic.kernels import kv_rows
 from moesaic.kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm
 from moesaic.models.configuration.architecture import MoE
-from moesaic.models.layers.gate import select_experts
+from moesaic.models.layers.gating import Gating
 from tests.kernels.kept_blocks import by_head
 
 pytestmark = pytest.mark.usefixtures("native")
@@ -56,24 +56,29 @@ def test_rows_of_a_wider_tensor_are_normed() -> None:
     norm=st.booleans(),
     interleaved=st.booleans(),
     block_size=st.sampled_from([4, 8, 16, 32]),
+    less=st.sampled_from([0, 0, 1, 7]),
+    wide=st.booleans(),
+    clip=st.sampled_from([None, 0.7]),
 )
 def test_grouped_rows(
     num_rows: int, num_kv_heads: int, group: int, half: int, norm: bool, interleaved: bool,
-    block_size: int,
+    block_size: int, less: int, wide: bool, clip: float | None,
 ) -> None:  # fmt: skip
-    num_heads, dim = group * num_kv_heads, 2 * half
+    num_heads, dim, rotated = group * num_kv_heads, 2 * half, 2 * max(1, half - less)
     qkv = torch.randn(num_rows, num_heads + 2 * num_kv_heads, dim)
     qk_norm = torch.randn(num_heads + num_kv_heads, dim) if norm else None
-    turn = (*rotation(num_rows, dim), interleaved)
+    turn = (*rotation(num_rows, rotated), interleaved)
     offsets = torch.randperm(64)[:num_rows]
     offsets[num_rows // 2 :][:1] = -1  # one is not kept
     reference, cached = torch.zeros(2, 64, 2 * num_kv_heads * dim)
     expected = kv_rows.store_grouped_reference(
-        qkv, num_heads, qk_norm, EPS, *turn, offsets, reference
+        qkv, num_heads, qk_norm, EPS, *turn, offsets, reference, is_wide=wide, clip=clip
     )
 
     queries = kv_rows.store_grouped(
-        qkv.clone(), num_heads, qk_norm, EPS, *turn, offsets, cached, block_size
+        *(qkv.clone(), num_heads, qk_norm, EPS, *turn, offsets, cached, block_size),
+        is_wide=wide,
+        clip=clip,
     )
 
     close(queries, expected)
@@ -147,14 +152,14 @@ def test_experts_are_chosen_by_the_softmax_of_all(
     if norm:
         expected = expected / expected.sum(dim=-1, keepdim=True)
 
-    weights, ids = select_experts(logits, moe)
+    weights, ids = Gating(moe).select(logits)
 
     assert torch.equal(ids.long(), expected_ids)
     close(weights, (expected * scaling).float())
 
 
 def test_of_equal_experts_the_first_are_chosen() -> None:
-    _, ids = select_experts(torch.zeros(2, 9), gate(9, 3))
+    _, ids = Gating(gate(9, 3)).select(torch.zeros(2, 9))
 
     assert ids.tolist() == [[0, 1, 2]] * 2
 
@@ -163,7 +168,7 @@ def test_logits_that_are_no_numbers_still_name_experts_there_are() -> None:
     logits = torch.full((3, 4), float("nan"))
     logits[1, 2], logits[2] = 1.0, float("-inf")
 
-    weights, ids = select_experts(logits, gate(4, 2))
+    weights, ids = Gating(gate(4, 2)).select(logits)
 
     assert ((ids >= 0) & (ids < 4)).all()
     assert weights[:2].isnan().any(dim=1).all()

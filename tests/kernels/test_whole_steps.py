@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks.parity.cases import CASES, CPU, ParityCase, build_reference, prompt_of
 from moesaic.brownout.split import Level
 from moesaic.dispatch.local import LocalDispatcher
-from moesaic.kernels.linear import Quantization
+from moesaic.kernels.held_bytes import Quantization
 from moesaic.kernels.promised import PromisedRows
 from moesaic.messages.rung import Rung
 from moesaic.models.configuration.config import load_config
@@ -21,9 +21,9 @@ from moesaic.models.layers.step_batch import StepBatch
 from moesaic.models.weights.checkpoint import Checkpoint
 
 FP32 = torch.float32
-WHOLE = [
-    case for case in CASES if case.family in ("mixtral", "qwen3_moe") and "dense" not in case.name
-]
+ALL_SPARSE = "mixtral", "qwen3_moe", "olmoe", "granitemoe", "minimax_m2", "gpt_oss"
+WHOLE = [case for case in CASES if case.family in ALL_SPARSE and "dense" not in case.name]
+WHOLE += [case for case in CASES if case.name == "nothing shared"]
 OTHERS = [case for case in CASES if case not in WHOLE]
 WHOLE += [
     ParityCase("qwen3_moe", "biased", {"attention_bias": True}),
@@ -39,11 +39,15 @@ class Both:
     """One model and two caches: whole steps write to one, their pieces to the other."""
 
     def __init__(
-        self, directory: Path, quantization: Quantization = "none", block_size: int = 16
+        self,
+        directory: Path,
+        quantization: Quantization = "none",
+        block_size: int = 16,
+        dtype: torch.dtype = FP32,
     ) -> None:
         config, checkpoint = load_config(directory), Checkpoint(directory)
-        self.decoder = Decoder.load(checkpoint, config, FP32, CPU, quantization)
-        self.dispatcher = LocalDispatcher(checkpoint, config, FP32, CPU, quantization)
+        self.decoder = Decoder.load(checkpoint, config, dtype, CPU, quantization)
+        self.dispatcher = LocalDispatcher(checkpoint, config, dtype, CPU, quantization)
         self.caches = [self.decoder.new_kv_cache(NUM_BLOCKS, block_size) for _ in range(2)]
         self.whole = self.decoder.whole_steps(self.caches[0], self.dispatcher.kernels)
         self.layers = range(config.num_layers)
@@ -99,14 +103,29 @@ class Both:
 
 
 @pytest.mark.usefixtures("native")
-@pytest.mark.parametrize("block_size", [8, 16])
-@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize(
+    ("dtype", "quantization", "block_size"),
+    [
+        (FP32, "none", 8),
+        (FP32, "none", 16),
+        (FP32, "int8", 8),
+        (torch.bfloat16, "none", 16),
+        (torch.float16, "none", 16),
+        (torch.bfloat16, "int8", 16),
+        (torch.bfloat16, "int4", 16),
+        (FP32, "int4-128", 16),
+    ],
+)
 @pytest.mark.parametrize("case", WHOLE, ids=str)
 def test_one_call_gives_the_bits_of_its_pieces(
-    case: ParityCase, quantization: Quantization, block_size: int, tmp_path: Path
+    case: ParityCase,
+    dtype: torch.dtype,
+    quantization: Quantization,
+    block_size: int,
+    tmp_path: Path,
 ) -> None:
     build_reference(case, tmp_path)
-    both = Both(tmp_path, quantization, block_size)
+    both = Both(tmp_path, quantization, block_size, dtype)
     a, b, c = (prompt_of(NUM_TOKENS, seed=seed) for seed in range(3))
     tables = [7, 0, 11, 5, 2], [3, 13, 4, 1, 20, 22], [9, 8, 6, 10, 12]
 

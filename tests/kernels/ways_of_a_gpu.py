@@ -11,12 +11,13 @@ from moesaic.kernels.triton import add_rms_norm as add_rms_norm_triton
 from moesaic.kernels.triton import aebs as aebs_triton
 from moesaic.kernels.triton import kv_rows as kv_rows_triton
 from moesaic.kernels.triton import paged_attention as paged_attention_triton
-from moesaic.models.layers import attention_plan, decoder, gate, grouped_query, latent
+from moesaic.models.layers import attention_plan, decoder, gating, grouped_query, latent
 
 
 def take_the_ways_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Interpret kernels from now on. Weights that are loaded from now on stay as a GPU has them."""
     monkeypatch.setattr("moesaic.native.library.library", lambda: None)
+    monkeypatch.setattr("moesaic.native.library.IN_FLOATS", ())
 
     def compute_slots(
         table: slots.SlotTable,
@@ -28,8 +29,9 @@ def take_the_ways_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         parts = hidden_states, topk_weights, slot_ids
         return slots._compute_on_gpu(*parts, table.layers[layer])
 
-    def store_grouped(*arguments: Any) -> Tensor:
-        return kv_rows_triton.store_grouped(*arguments[:-1])  # the size of blocks is for CPUs
+    def store_grouped(*arguments: Any, **options: Any) -> Tensor:
+        # The size of blocks is for CPUs.
+        return kv_rows_triton.store_grouped(*arguments[:-1], **options)
 
     def schedule_experts(*arguments: Any) -> Any:
         return aebs._within(aebs_triton.schedule_experts(*arguments[:5]), arguments[5])
@@ -38,7 +40,7 @@ def take_the_ways_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grouped_query, "store_grouped", store_grouped)
     monkeypatch.setattr(latent, "store_latent", kv_rows_triton.store_latent)
     monkeypatch.setattr(latent, "rotate", kv_rows_triton.rotate)
-    monkeypatch.setattr(gate, "select_experts", gate._select_experts_on_gpu)
+    monkeypatch.setattr(gating.Gating, "select", gating.Gating.select_on_gpu)
     monkeypatch.setattr(slots.SlotTable, "compute_slots", compute_slots)
     monkeypatch.setattr(attention_plan, "paged_attention", paged_attention_triton.paged_attention)
     monkeypatch.setattr(aebs, "schedule_experts", schedule_experts)

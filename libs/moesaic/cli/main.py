@@ -13,10 +13,10 @@ from moesaic.cli.commands import (
     classify,
     distill,
     doctor,
-    down,
     experts,
     generate,
     placement,
+    plan,
     run_batch,
     scale,
     serve,
@@ -41,7 +41,8 @@ PASS_THROUGH = {"allow_extra_args": True, "allow_interspersed_args": False}
 EXPLAINING = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 app.command(context_settings=EXPLAINING)(up.up)
-app.command()(down.down)
+app.command(context_settings=EXPLAINING)(plan.plan)
+app.command()(up.down)
 app.command()(status.status)
 app.command()(token.token)
 app.command()(classify.classify)

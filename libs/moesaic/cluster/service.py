@@ -28,7 +28,7 @@ from moesaic.cluster.redis.bus import Bus
 from moesaic.cluster.registry import Lease, next_generation, registered
 from moesaic.cluster.rpc.server import AdminServer, ServiceStatus, admin_server
 from moesaic.cluster.same_weights import same_weights
-from moesaic.messages.registry import Role, WorkerRecord, WorkerState
+from moesaic.messages.registry import Role, Weights, WorkerRecord, WorkerState
 from moesaic.settings import ServiceSettings
 from moesaic.telemetry.logs import configure_logging
 from moesaic.telemetry.metrics import serve_metrics
@@ -115,13 +115,10 @@ class Process(ListeningProcess[Settings]):
         )
         return await self.enter(registered(self.bus, record))
 
-    async def agree_on_weights(self, digest: str) -> None:
-        """Wait until the cluster has these weights or none, and hold them until the process ends.
-
-        Args:
-            digest: of this worker's configuration and weights.
-        """
-        await self.enter(same_weights(self.bus, digest, self.status.waiting_for))
+    async def agree_on_weights(self, weights: Weights) -> None:
+        """Wait until the cluster has these weights or none, and hold them until the process ends."""
+        self.status.dtype, self.status.quantization = weights.dtype, weights.quantization
+        await self.enter(same_weights(self.bus, weights, self.status.waiting_for))
 
 
 class Availability:

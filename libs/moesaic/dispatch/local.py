@@ -15,7 +15,7 @@ from moesaic.experts.slots import SlotTable, load_table
 from moesaic.kernels.brownout import split_choices
 from moesaic.kernels.decoder_step import RoutedExpertsKernel
 from moesaic.kernels.gated_mlp import GatedMLP, make_mlp
-from moesaic.kernels.linear import Quantization
+from moesaic.kernels.held_bytes import Quantization
 from moesaic.kernels.promised import LayerRung, PromisedRows
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.layers.gate import Gate, load_gates
@@ -84,7 +84,10 @@ class LocalDispatcher:
 
         def bring(layer: int, expert: int) -> GatedMLP:
             read = logical.read(layer, expert, dtype, device)
-            return make_mlp(read.gate_up, read.down, quantization)
+            biases, activation = read.biases, config.moe.activation
+            return make_mlp(
+                read.gate_up, read.down, quantization, biases=biases, activation=activation
+            )
 
         self.rungs = RungLoader(logical, config.moe_layers, num_experts, bring)
 

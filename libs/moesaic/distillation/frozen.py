@@ -7,16 +7,17 @@ from torch import Tensor
 
 from moesaic.errors import InvalidInput
 from moesaic.models.configuration.architecture import GroupedQueryAttention, ModelConfig
+from moesaic.models.configuration.family import mlp_names
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.models.weights.experts import load_expert
 from moesaic.models.weights.tensor_names import (
     EMBEDDING,
     FINAL_NORM,
     HEAD,
-    USUAL_NAMES,
     layer_prefix,
-    moe_prefix,
+    sparse_names,
 )
+from moesaic.models.weights.tensor_reader import TensorReader
 
 Both = tuple[Tensor, Tensor]
 """``gate_up`` ``[2I, H]`` and ``down`` ``[H, I]`` of an MLP; of many behind another axis."""
@@ -85,9 +86,18 @@ class FrozenWeights:
 
 
 def require_grouped_query(config: ModelConfig) -> GroupedQueryAttention:
-    """Return the shape of grouped-query attention; raises ``InvalidInput`` for another kind."""
-    if isinstance(config.attention, GroupedQueryAttention):
-        return config.attention
+    """Return the shape of grouped-query attention; raises ``InvalidInput`` for a model of another kind."""
+    shape, moe = config.attention, config.moe
+    if (
+        isinstance(shape, GroupedQueryAttention)
+        and (shape.clip, shape.rotated_dim, shape.scale) == (None, None, None)
+        and not (shape.sinks or moe.gate_bias)
+        and not (shape.wide_qk_norm or config.rope.interleaved or moe.correction_bias)
+        and (moe.scoring_func, moe.group_limited) == ("softmax", False)
+        and moe.shared_expert_gated == (moe.shared_expert_size > 0)
+        and (config.embedding_multiplier, config.logits_scaling) == (1.0, 1.0)
+    ):
+        return shape
     raise InvalidInput(
         "--joint-steps",
         f"a model of family {config.family} cannot be trained as a whole; give 0",
@@ -108,6 +118,12 @@ class _Reader:
 
     def read(self, name: str, *shape: int) -> Tensor:
         return self.checkpoint.read(name, shape, torch.float32, _CPU)
+
+    def matrix(self, name: str, out: int, inner: int) -> Tensor:
+        reader = TensorReader(
+            self.checkpoint, torch.float32, _CPU, weight_format=self.config.weight_format
+        )
+        return reader.numbers(name, out, inner)
 
     def layer(self, index: int) -> FrozenLayer:
         shape, prefix, hidden = self.shape, layer_prefix(index), self.config.hidden_size
@@ -140,11 +156,11 @@ class _Reader:
     def _linear(
         self, name: str, out: int, inner: int, biased: bool
     ) -> tuple[Tensor, Tensor | None]:
-        weight = self.read(f"{name}.weight", out, inner)
+        weight = self.matrix(f"{name}.weight", out, inner)
         return weight, self.read(f"{name}.bias", out) if biased else None
 
     def _gate(self, index: int) -> Tensor:
-        name = f"{moe_prefix(self.checkpoint, index)}gate.weight"
+        name = layer_prefix(index) + sparse_names(self.config, self.checkpoint, index).gate
         return self.read(name, self.config.moe.num_experts, self.config.hidden_size)
 
     def _experts(self, index: int) -> list[Both]:
@@ -152,10 +168,10 @@ class _Reader:
             load_expert(self.checkpoint, self.config, index, expert, torch.float32, _CPU)
             for expert in range(self.config.moe.num_experts)
         )
-        return [(weights.gate_up, weights.down) for weights in loaded]
+        return [weights.numbers(torch.float32) for weights in loaded]
 
     def _mlp(self, prefix: str, size: int) -> Both:
         hidden = self.config.hidden_size
-        gate, up = (self.read(f"{prefix}{name}.weight", size, hidden) for name in USUAL_NAMES[:2])
-        down = self.read(f"{prefix}{USUAL_NAMES[2]}.weight", hidden, size)
-        return torch.cat((gate, up)), down
+        *gate_up, last = mlp_names(prefix)
+        down = self.matrix(last, hidden, size)
+        return torch.cat([self.matrix(name, size, hidden) for name in gate_up]), down

@@ -82,7 +82,7 @@ class TrainableModel:
         )
         hidden = []
         for index, layer in enumerate(self._weights.layers):
-            x = x + self._attend(layer, self._normed(x, layer.norm), rotation, rows)
+            x = x + self._attend(index, layer, self._normed(x, layer.norm), rotation, rows)
             normed = self._normed(x, layer.mlp_norm)
             x = x + self._feed_forward(index, layer, normed, degraded, rows.sequence)
             hidden.append(x)
@@ -92,7 +92,9 @@ class TrainableModel:
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, weight.shape, weight, self._weights.config.rms_norm_eps)
 
-    def _attend(self, layer: FrozenLayer, x: Tensor, rotation: Rotation, rows: "_RowsOf") -> Tensor:
+    def _attend(
+        self, index: int, layer: FrozenLayer, x: Tensor, rotation: Rotation, rows: "_RowsOf"
+    ) -> Tensor:
         shape = self._weights.shape
         query, key, value = (
             F.linear(x, *both).view(len(x), -1, shape.head_dim) for both in layer.qkv
@@ -100,7 +102,7 @@ class TrainableModel:
         if layer.qk_norm is not None:
             query, key = map(self._normed, (query, key), layer.qk_norm)
         query, key = _turned(query, rotation), _turned(key, rotation)
-        return F.linear(rows.attend(query, key, value, shape.sliding_window), *layer.output)
+        return F.linear(rows.attend(query, key, value, shape.window_of(index)), *layer.output)
 
     def _feed_forward(
         self,
@@ -175,7 +177,7 @@ def _turned(x: Tensor, rotation: Rotation) -> Tensor:
 
 
 def _choose(logits: Tensor, moe: MoE) -> tuple[Tensor, Tensor]:
-    """Choose as ``select_experts`` does, without groups but with gradients."""
+    """Choose as ``Gating`` does by a softmax, without groups but with gradients."""
     weights, ids = logits.softmax(dim=-1).topk(moe.top_k, dim=-1)
     if moe.norm_topk_prob:
         weights = weights / weights.sum(dim=-1, keepdim=True)

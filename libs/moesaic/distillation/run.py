@@ -32,7 +32,7 @@ from moesaic.models.weights.united import (
 )
 
 _CPU = torch.device("cpu")
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 Errors = dict[int, list[float | None]]
 """Relative errors of united experts, by layer and group."""
@@ -63,10 +63,16 @@ class Distillation:
             start: directory of united experts to begin with, which are not learned layer by layer then.
 
         Raises:
-            InvalidInput: ``start`` lacks a way.
+            InvalidInput: ``start`` lacks a way, or the model's experts cannot be united so.
             CheckpointError: a file of ``start`` is damaged, or for other weights.
         """
         assert config.weights_digest
+        if config.moe.expert_bias or config.moe.activation is not None:
+            raise InvalidInput(
+                "--model",
+                f"experts of family {config.family} have biases and an activation other than SwiGLU, which united "
+                "experts are not distilled with: degraded rungs use the means of groups instead",
+            )
         self._checkpoint, self._config, self._text = checkpoint, config, text
         self._recipe, self._ways, self._tell = recipe, sorted(set(ways)), tell
         self._dtype = _DTYPES[config.dtype]
@@ -134,7 +140,7 @@ class Distillation:
         def one(layer: int, group: int) -> UnitedExpert:
             weights = begun.read(layer, group, self._dtype, _CPU)
             errors = told.errors[layer][group], told.mean_errors[layer][group]
-            return UnitedExpert(weights.gate_up, weights.down, *errors)
+            return UnitedExpert(*weights.numbers(self._dtype), *errors)
 
         return {layer: [one(layer, group) for group in range(begun.num_groups)] for layer in layers}
 
@@ -218,9 +224,8 @@ class Distillation:
             load_expert(self._checkpoint, self._config, layer, expert, torch.float32, _CPU)
             for expert in experts
         ]
-        gate_up, down = (
-            torch.stack([getattr(w, part) for w in weights]) for part in ("gate_up", "down")
-        )
+        both = zip(*(each.numbers(torch.float32) for each in weights), strict=True)
+        gate_up, down = (torch.stack(matrices) for matrices in both)
         mine = np.flatnonzero((rows.ids // way == group).any(axis=1))
         own = np.stack(
             [np.where(rows.ids[mine] == e, rows.weights[mine], 0).sum(axis=1) for e in experts],

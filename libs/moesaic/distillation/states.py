@@ -101,7 +101,7 @@ class LayerByLayer:
         decoder = self._decoder
         for first, behind in self._batches():
             batch, cache = self._batch(first, behind)
-            plan = plan_attention(batch, BLOCK_SIZE, decoder.window, decoder.device).layer
+            plan = plan_attention(batch, BLOCK_SIZE, decoder.device).layer
             rows = slice(self._starts[first], self._starts[behind])
             _, positions = batch.on(decoder.device)
             hidden = torch.from_numpy(np.array(self._hidden[rows]))

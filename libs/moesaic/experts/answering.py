@@ -28,6 +28,7 @@ from moesaic.experts.epochs import Epochs, Tenure
 from moesaic.experts.wire_rows import check_rows, from_wire
 from moesaic.experts.without_python import AnswersWithoutPython
 from moesaic.kernels.brownout import split_choices
+from moesaic.kernels.linear import activation_dtype
 from moesaic.kernels.promised import LayerRung
 from moesaic.messages.placement import Placement
 from moesaic.messages.scheduling import ExpertScheduling
@@ -103,12 +104,13 @@ class LayerAnswers:
         activations: ActivationMeter,
         rung_of: RungOf,
     ) -> None:
-        """Compute in ``dtype`` with the slots of ``epochs`` on ``device``; ``gates`` are by decoder layer.
+        """Compute beside weights of ``dtype`` with the slots of ``epochs`` on ``device``; ``gates`` are by layer.
 
         ``rung_of`` describes how a layer is degraded.
         """
         self._epochs, self._gates, self._config = epochs, gates, config
-        self._dtype, self._device, self._activations = dtype, device, activations
+        self._dtype, self._device = activation_dtype(dtype, device), device
+        self._activations = activations
         self._rung_of = rung_of
         self._deciders: dict[_DeciderKey, _Decider] = {}
         self._newest = 0  # epoch of the deciders
@@ -228,8 +230,7 @@ class LayerAnswers:
             )
         rows = request.tensors[0]
         check_rows(rows, self._config.hidden_size)
-        hidden = from_wire(rows).to(self._dtype) if rows.dtype == torch.int8 else rows
-        return hidden.to(self._device)
+        return from_wire(rows).to(self._device, self._dtype)
 
     def _routing(
         self, request: Frame, hidden: Tensor, placement: Placement

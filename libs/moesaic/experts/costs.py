@@ -14,7 +14,8 @@ from moesaic.costs import CostBook, CostFit
 from moesaic.experts.slots import LayerSlots, SlotTable
 from moesaic.experts.without_python import AnswersWithoutPython
 from moesaic.kernels.gated_mlp import make_mlp
-from moesaic.kernels.linear import Quantization
+from moesaic.kernels.held_bytes import Quantization
+from moesaic.kernels.linear import activation_dtype
 from moesaic.messages.performance import PART_TERMS, FitSums, PartCost
 from moesaic.models.configuration.config import ModelConfig
 
@@ -85,7 +86,7 @@ def measure_experts(
     batches = []
     with torch.inference_mode():
         for each in _ROWS:
-            rows = made(count * each, hidden)
+            rows = made(count * each, hidden).to(activation_dtype(dtype, device))
             slot_ids = torch.arange(count, dtype=torch.int32, device=device)
             slot_ids = slot_ids.repeat_interleave(each)[:, None]
             weights = torch.ones(count * each, 1, device=device)

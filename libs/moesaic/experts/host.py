@@ -14,7 +14,7 @@ from moesaic.experts.preparing.loading import PlacementLoader
 from moesaic.experts.slots import LoadResult
 from moesaic.experts.warm_up import WarmUp
 from moesaic.experts.without_python import AnswersWithoutPython
-from moesaic.kernels.linear import Quantization
+from moesaic.kernels.held_bytes import Quantization
 from moesaic.messages.performance import FitSums
 from moesaic.messages.placement import Placement
 from moesaic.models.configuration.config import ModelConfig

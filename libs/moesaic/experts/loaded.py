@@ -10,10 +10,10 @@ from torch import Tensor
 from moesaic.errors import InvalidInput
 from moesaic.experts.brownout.logical import LogicalExperts
 from moesaic.experts.pace import LoadPace
+from moesaic.experts.packed import layout_of
 from moesaic.experts.pieces import digests_of
-from moesaic.kernels.expert_layout import ExpertLayout
 from moesaic.kernels.gated_mlp import GatedMLP
-from moesaic.kernels.linear import Quantization
+from moesaic.kernels.held_bytes import Quantization
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.native.memory import huge_pages
@@ -55,10 +55,10 @@ class ExpertFiles:
         """Read nothing yet; of experts that are not ``for_peers`` no digests are taken."""
         self._for_peers, self.progress = for_peers, checkpoint.progress
         self.experts, self.device = LogicalExperts(checkpoint, config), device
-        size, on_cpu = config.moe.expert_size, device.type == "cpu"
+        on_cpu = device.type == "cpu"
         if quantization != "none" and not on_cpu:
             raise InvalidInput("quantization", "is for CPUs; on a GPU it must be none")
-        self.layout = ExpertLayout(config.hidden_size, size, dtype, quantization, not on_cpu)
+        self.layout = layout_of(config, dtype, quantization, as_stored=not on_cpu)
 
     @property
     def expert_bytes(self) -> int:
@@ -89,10 +89,10 @@ class ExpertFiles:
     def _read(self, layer: int, expert: int) -> LoadedExpert:
         layout, host = self.layout, torch.device("cpu")
         dtype = None if layout.packs_stored else layout.dtype
-        read = self.experts.read(layer, expert, dtype, host)
+        read = self.experts.read(layer, expert, dtype, host, lent=True)
         # Zeros, for the gaps between the parts are sent and compared too.
         packed = huge_pages.zeros((layout.nbytes,), torch.uint8)
-        layout.pack(read.gate_up, read.down, packed)
+        layout.pack(read.gate_up, read.down, packed, read.biases)
         digests = digests_of(packed.unsqueeze(0))[0] if self._for_peers else None
         packed = packed.to(self.device)
         settle(self.device)  # peers are given it on another thread

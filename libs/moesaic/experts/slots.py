@@ -16,7 +16,7 @@ from moesaic.experts.loaded import ExpertFiles, LoadedExpert
 from moesaic.experts.pace import LoadPace
 from moesaic.kernels.gated_mlp import GatedMLP, PlainMLP
 from moesaic.kernels.grouped_experts import grouped_experts
-from moesaic.kernels.linear import Quantization
+from moesaic.kernels.held_bytes import Quantization
 from moesaic.kernels.packed_experts import PackedMLP, PackedSlots
 from moesaic.messages.placement import EMPTY_SLOT
 from moesaic.models.configuration.config import ModelConfig
@@ -48,10 +48,12 @@ class LayerSlots:
         """The weights as a GPU's kernels find them."""
         from moesaic.kernels.triton.grouped_experts import SlotWeights
 
-        plain = [
-            (mlp.gate_up, mlp.down) if isinstance(mlp, PlainMLP) else None for mlp in self.mlps
+        plain = [mlp if isinstance(mlp, PlainMLP) else None for mlp in self.mlps]
+        activation = next(mlp.activation for mlp in plain if mlp is not None)
+        held = [
+            None if mlp is None else (mlp.gate_up, mlp.down, *(mlp.biases or ())) for mlp in plain
         ]
-        return SlotWeights.of(plain)
+        return SlotWeights.of(held, activation)
 
     @cached_property
     def packed(self) -> PackedSlots | None:

@@ -18,7 +18,8 @@ from moesaic.experts.epochs import Epochs, Tenure
 from moesaic.experts.frames import layer_request
 from moesaic.experts.slots import LayerSlots, SlotTable
 from moesaic.kernels.gated_mlp import make_mlp
-from moesaic.kernels.linear import Quantization
+from moesaic.kernels.held_bytes import Quantization
+from moesaic.kernels.linear import activation_dtype
 from moesaic.kernels.promised import LayerRung
 from moesaic.kernels.warm_up import row_counts, warming
 from moesaic.messages.placement import PlacedWorker, Placement
@@ -74,7 +75,8 @@ class WarmUp:
     def _answer(self, answers: LayerAnswers, tenure: Tenure, num_rows: int) -> None:
         """Answer a request that the gate routes, and one that its sender has routed to this worker."""
         layer, top_k = tenure.placement.layers[0], self._config.moe.top_k
-        rows = _rows(num_rows, self._config.hidden_size).to(self._dtype)
+        rows = _rows(num_rows, self._config.hidden_size)
+        rows = rows.to(activation_dtype(self._dtype, self._device))
         live = tuple(range(len(tenure.placement.workers)))
         by_gate = AssignmentBasis("aebs", live, tuple(0 for _ in live))
         held = tenure.table.layers[layer].experts
@@ -90,7 +92,15 @@ class WarmUp:
         hidden, size, device = self._config.hidden_size, self._config.moe.expert_size, self._device
         gate_up = torch.zeros(2 * size, hidden, dtype=self._dtype, device=device)
         down = torch.zeros(hidden, size, dtype=self._dtype, device=device)
-        mlp = make_mlp(gate_up, down, self._quantization)
+        moe = self._config.moe
+        biases = (gate_up.new_zeros(len(gate_up)), down.new_zeros(len(down)))
+        mlp = make_mlp(
+            gate_up,
+            down,
+            self._quantization,
+            biases=biases if moe.expert_bias else None,
+            activation=moe.activation,
+        )
         experts = [slot % self._config.moe.num_experts for slot in range(self._num_slots)]
         slots = LayerSlots(tuple(experts), (mlp,) * len(experts))
         return SlotTable({min(self._gates): slots})

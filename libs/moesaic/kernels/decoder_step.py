@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from moesaic.kernels.grouped_query import GroupedQueryKernel
-from moesaic.kernels.linear import PackedMatrix
 from moesaic.kernels.packed_experts import PackedSlots
+from moesaic.kernels.packed_matrix import PackedMatrix
 from moesaic.kernels.promised import LayerRung, PromisedRows
 from moesaic.native.library import lib, scratch
 from moesaic.native.structs import (
@@ -25,12 +25,27 @@ from moesaic.native.structs import (
     AttentionStepArgs,
     BatchArgs,
     DecoderArgs,
+    GatingArgs,
     PartArgs,
     RoutedExpertsArgs,
     ShapeArgs,
     WholeLayerArgs,
     WholeStepArgs,
 )
+
+
+class GatingRules(Protocol):
+    """The way in which a gate chooses experts."""
+
+    @property
+    def c(self) -> GatingArgs:
+        """The same for the call; it lives as long as this object."""
+        ...
+
+    @property
+    def top_k(self) -> int:
+        """Experts of a row."""
+        ...
 
 
 class RoutedExpertsKernel:
@@ -40,24 +55,20 @@ class RoutedExpertsKernel:
         self,
         gate: PackedMatrix,
         slots: PackedSlots,
-        top_k: int,
         layer: LayerRung,
-        *,
-        normalise: bool,
-        scaling: float,
+        gating: GatingRules,
     ) -> None:
-        """``gate`` is ``H -> E``, float32. For whole steps ``slots`` has all ``E`` experts, each in its own slot, and
+        """``gate`` is ``H -> E``, not quantised. In whole steps ``slots`` has all ``E`` experts, each in its slot, and
         behind them the united ones that ``layer`` has."""
-        self._kept = gate, slots, layer  # ``c`` points into them
+        self._kept = gate, slots, layer, gating  # ``c`` points into them
         self.c = RoutedExpertsArgs(
             gate=gate.c,
             slots=slots.c,
             num_slots=len(slots.c),
             size=slots.size,
-            top_k=top_k,
+            top_k=gating.top_k,
             rung=layer.c,
-            scaling=scaling,
-            normalise=normalise,
+            gating=gating.c,
         )
 
 
@@ -75,7 +86,7 @@ class Rotations(Protocol):
 
     @property
     def cos(self) -> Tensor:
-        """float32 ``[P, d]``."""
+        """float32 ``[P, r]``."""
         ...
 
     @property
@@ -129,27 +140,29 @@ class DecoderStepKernel:
         self,
         layers: Sequence[tuple[GroupedQueryKernel, RoutedExpertsKernel | None]],
         last_kv: PackedMatrix,
-        embedding: Tensor,
+        embedding: PackedMatrix,
         norm: Tensor,
         head: PackedMatrix,
         shape: ShapeArgs,
         caches: Sequence[Tensor],
+        embedding_multiplier: float = 1.0,
     ) -> None:
         """Take the weights.
 
         Args:
             layers: each layer's attention, and its experts if they are in this process.
             last_kv: of the last layer's projection, keys and values; or all of it.
-            embedding: float32 ``[vocab, H]``.
+            embedding: ``vocab`` rows of ``H``, which are looked up.
             norm: before the head, float32 ``[H]``.
-            head: ``H -> vocab``, float32.
-            shape: of every layer's attention.
+            head: ``H -> vocab``.
+            shape: of every layer's attention, whatever its window.
             caches: one for each layer, ``[tokens, width]``.
+            embedding_multiplier: of what the embedding gives.
         """
         assert len(caches) == len(layers)
-        assert all(tensor.is_contiguous() for tensor in (embedding, norm, *caches))
+        assert all(tensor.is_contiguous() for tensor in (norm, *caches))
         self._kept = layers, last_kv, embedding, norm, head, caches  # the call points into them
-        self._shape, self._num_out, self._vocab_size = shape, head.shape[0], len(embedding)
+        self._shape, self._num_out, self._vocab_size = shape, head.shape[0], embedding.shape[0]
         self._layers_done = ctypes.c_int64()
         whole = [
             WholeLayerArgs(attention=attention.c, moe=experts.c)
@@ -161,7 +174,8 @@ class DecoderStepKernel:
             layers=(WholeLayerArgs * len(whole))(*whole),
             num_layers=len(whole),
             kv=last_kv.c,
-            embedding=embedding.data_ptr(),
+            embedding=embedding.c,
+            embedding_multiplier=embedding_multiplier,
             norm=norm.data_ptr(),
             head=head.c,
             layers_done=ctypes.addressof(self._layers_done),
@@ -268,6 +282,7 @@ class DecoderStepKernel:
         return AttentionStepArgs(
             cos=rotations.cos.data_ptr(),
             sin=rotations.sin.data_ptr(),
+            rotated=rotations.cos.shape[1],
             positions=facts.positions.address,
             offsets=offsets,
             shape=self._shape,

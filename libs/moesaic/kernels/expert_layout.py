@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from moesaic.kernels.gated_mlp import GatedMLP, PlainMLP, make_mlp
-from moesaic.kernels.linear import PackedMatrix, Quantization
-from moesaic.kernels.packed_experts import PackedMLP
-from moesaic.kernels.packing import pack_rows
+from moesaic.kernels.held_bytes import Quantization, WeightForm
+from moesaic.kernels.packed_experts import Clamped, PackedMLP
+from moesaic.kernels.packed_matrix import PackedMatrix, form_of, pack_rows
+from moesaic.kernels.stored_weights import Fp8Weight, Int4Weight, StoredWeight, dequantised
 from moesaic.native.library import lib
 
 _ALIGNMENT = 64  # of every part, for loads of vectors
@@ -42,7 +43,12 @@ class ExpertLayout:
     and only if ``name`` is equal.
 
     Attributes:
+        dtype: of weights that are numbers.
+        quantization: of numbers, as they are packed.
         as_stored: no panels, whatever the processor here: the bytes are for a GPU.
+        biased: both products have biases, which travel with the weights.
+        activation: between the products; it is no part of the bytes.
+        codes: the form of a checkpoint's own codes, int4 or fp8; None: it has numbers.
     """
 
     hidden_size: int
@@ -50,19 +56,41 @@ class ExpertLayout:
     dtype: torch.dtype
     quantization: Quantization = "none"
     as_stored: bool = False
+    biased: bool = False
+    activation: Clamped | None = None
+    codes: WeightForm | None = None
 
-    def pack(self, gate_up: Tensor, down: Tensor, into: Tensor) -> None:
+    def pack(
+        self,
+        gate_up: StoredWeight,
+        down: StoredWeight,
+        into: Tensor,
+        biases: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
         """Write an expert's weights, ``gate_up`` ``[2I, H]`` and ``down`` ``[H, I]``, as the bytes
-        ``into``, uint8 ``[nbytes]``.
+        ``into``, uint8 ``[nbytes]``; and its ``biases``, ``[2I]`` and ``[H]``, if the layout is ``biased``.
 
-        They are of ``dtype``; or of any dtype that files have, if this ``packs_stored``.
+        Numbers are of ``dtype``; or of any dtype that files have, if this ``packs_stored``.
+
+        Raises:
+            ValueError: they are codes in another form than the layout's.
         """
-        if self.packs_stored:
+        assert (biases is not None) == self.biased
+        for weight in (gate_up, down):
+            own = None if isinstance(weight, Tensor) else form_of(weight)
+            if own != self.codes:
+                raise ValueError(f"an expert's weights are {own}, the layout's {self.codes}")
+        if self._packs_rows:
             for matrix, weight in enumerate((gate_up, down)):
                 parts = {p.name: _view(into, p) for p in self._parts if p.matrix == matrix}
-                pack_rows(weight, **parts, halves=1 if matrix else 2)
+                halves = 1 if matrix else 2
+                if biases is not None:
+                    pack_rows(
+                        biases[matrix].unsqueeze(1), parts.pop("bias").unsqueeze(1), halves=halves
+                    )
+                pack_rows(weight, **parts, halves=halves)
             return
-        tensors = _tensors_of(self._make(gate_up, down))
+        tensors = _tensors_of(self._make(gate_up, down, biases))
         for part in self._parts:
             _view(into, part).copy_(tensors[part.matrix][part.name])
 
@@ -71,16 +99,29 @@ class ExpertLayout:
         tensors: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
         for part in self._parts:
             tensors[part.matrix][part.name] = _view(packed, part)
-        shapes = self._form[1]
-        if shapes is None:
-            return PlainMLP(tensors[0]["weight"], tensors[1]["weight"])
-        gate_up, down = (PackedMatrix(s, **t) for s, t in zip(shapes, tensors, strict=True))
-        return PackedMLP.of_packed(gate_up, down)
+        matrices = self._form[1]
+        if matrices is None:
+            biases = (tensors[0]["bias"], tensors[1]["bias"]) if self.biased else None
+            return PlainMLP(tensors[0]["weight"], tensors[1]["weight"], biases, self.activation)
+        gate_up, down = (
+            PackedMatrix(shape, form, **parts)
+            for (shape, form), parts in zip(matrices, tensors, strict=True)
+        )
+        return PackedMLP.of_packed(gate_up, down, self.activation)
 
     @cached_property
     def packs_stored(self) -> bool:
         """True if ``pack`` takes weights as files have them, and writes them in one pass."""
-        return self._form[1] is not None and self.dtype == torch.float32
+        kinds = {form.kind for _, form in self._form[1] or ()}
+        return self._packs_rows and self.dtype == torch.float32 and kinds <= {"float32", "int8"}
+
+    @cached_property
+    def _packs_rows(self) -> bool:
+        """True if ``pack_rows`` writes the parts in place."""
+        matrices = self._form[1]
+        if matrices is None or self.codes is not None:
+            return False
+        return all(form.kind not in ("int4", "fp8") for _, form in matrices)
 
     @cached_property
     def nbytes(self) -> int:
@@ -102,24 +143,45 @@ class ExpertLayout:
     def _parts(self) -> tuple[_Part, ...]:
         return self._form[0]
 
-    def _make(self, gate_up: Tensor, down: Tensor) -> GatedMLP:
+    def _make(
+        self,
+        gate_up: StoredWeight,
+        down: StoredWeight,
+        biases: tuple[Tensor, Tensor] | None,
+    ) -> GatedMLP:
         if self.as_stored and self.quantization == "none":
-            return PlainMLP(gate_up, down)
-        return make_mlp(gate_up, down, self.quantization, lasting=False)
+            first, second = (dequantised(weight, self.dtype) for weight in (gate_up, down))
+            return PlainMLP(first, second, biases)
+        return make_mlp(gate_up, down, self.quantization, biases=biases, lasting=False)
+
+    def _zeros(self, num_out: int, num_in: int) -> StoredWeight:
+        if self.codes is None:
+            return torch.zeros(num_out, num_in, dtype=self.dtype)
+        codes = torch.zeros(num_out, num_in, dtype=torch.uint8)
+        scales = torch.zeros(num_out, -(-num_in // self.codes.group))
+        if self.codes.kind == "fp8":
+            return Fp8Weight(codes, scales, self.codes.group)
+        zeros = scales if self.codes.zeros else None
+        levels = torch.zeros(16, dtype=torch.int8) if self.codes.levels else None
+        return Int4Weight(codes, scales, zeros, levels, self.codes.group)
 
     @cached_property
-    def _form(self) -> tuple[tuple[_Part, ...], tuple[tuple[int, ...], ...] | None]:
-        """The parts, and the shapes of the matrices if these are packed, as a sample shows."""
-        gate_up = torch.zeros(2 * self.size, self.hidden_size, dtype=self.dtype)
-        down = torch.zeros(self.hidden_size, self.size, dtype=self.dtype)
-        sample = self._make(gate_up, down)
+    def _form(
+        self,
+    ) -> tuple[tuple[_Part, ...], tuple[tuple[tuple[int, ...], WeightForm], ...] | None]:
+        """The parts, and the shapes and forms of the matrices if these are packed, as a sample shows."""
+        gate_up = self._zeros(2 * self.size, self.hidden_size)
+        down = self._zeros(self.hidden_size, self.size)
+        biases = tuple(torch.zeros(len(w), dtype=self.dtype) for w in (gate_up, down))
+        sample = self._make(gate_up, down, (biases[0], biases[1]) if self.biased else None)
         parts: list[_Part] = []
         for matrix, tensors in enumerate(_tensors_of(sample)):
             for name, tensor in tensors.items():
                 start = _aligned(parts[-1].end) if parts else 0
                 parts.append(_Part(matrix, name, tensor.dtype, tensor.shape, start))
-        shapes = tuple(m.shape for m in sample.matrices) if isinstance(sample, PackedMLP) else None
-        return tuple(parts), shapes
+        if not isinstance(sample, PackedMLP):
+            return tuple(parts), None
+        return tuple(parts), tuple((matrix.shape, matrix.form) for matrix in sample.matrices)
 
 
 def _tensors_of(mlp: GatedMLP) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -127,7 +189,10 @@ def _tensors_of(mlp: GatedMLP) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         gate_up, down = mlp.matrices
         return gate_up.parts, down.parts
     assert isinstance(mlp, PlainMLP)
-    return {"weight": mlp.gate_up}, {"weight": mlp.down}
+    if mlp.biases is None:
+        return {"weight": mlp.gate_up}, {"weight": mlp.down}
+    of_gate_up, of_down = mlp.biases
+    return {"weight": mlp.gate_up, "bias": of_gate_up}, {"weight": mlp.down, "bias": of_down}
 
 
 def _view(packed: Tensor, part: _Part) -> Tensor:

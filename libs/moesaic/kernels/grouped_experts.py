@@ -1,4 +1,4 @@
-# Grouped experts: the weighted sum of SwiGLU experts over the rows routed to them.
+# Grouped experts: the weighted sum of gated experts over the rows routed to them.
 #   Layout     rows are sorted by slot, so each active slot is one pair of dense products.
 #   Cost       2 * 3 * R * H * I operations; the active slots' weights are read once, others never.
 #   Order      on a CPU a row's experts are added in ascending slot order: same input, same sum.

@@ -9,7 +9,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from moesaic.kernels.linear import PackedMatrix
+from moesaic.kernels.packed_matrix import PackedMatrix
 from moesaic.kernels.paged_attention import batch_of
 from moesaic.kernels.paged_rows import PagedRows
 from moesaic.native.library import lib, scratch
@@ -35,6 +35,7 @@ class StepOfRows:
         self.c = AttentionStepArgs(
             cos=cos.data_ptr(),
             sin=sin.data_ptr(),
+            rotated=cos.shape[1],
             offsets=offsets.data_ptr(),
             shape=shape,
             batch=batch_of(rows),
@@ -54,9 +55,17 @@ class GroupedQueryKernel:
         qk_norm: Tensor | None,
         norm_behind: Tensor,
         eps: float,
+        *,
+        is_wide: bool = False,
+        clip: float | None = None,
+        window: int | None = None,
+        sinks: Tensor | None = None,
     ) -> None:
-        """Take the weights of a ``GroupedQueryLayer``, and those of the norms before and behind it, float32 ``[H]``."""
-        self._kept = qkv, output, norm, qk_norm, norm_behind  # ``c`` points into them
+        """Take the weights of a ``GroupedQueryLayer``, and those of the norms before and behind it, float32 ``[H]``.
+
+        The others are as in ``store_grouped`` and ``paged_attention``.
+        """
+        self._kept = qkv, output, norm, qk_norm, norm_behind, sinks  # ``c`` points into them
         self._hidden_size = len(norm)
         self.c = AttentionLayerArgs(
             qkv=qkv.c,
@@ -65,6 +74,10 @@ class GroupedQueryKernel:
             qk_norm=None if qk_norm is None else qk_norm.data_ptr(),
             norm_behind=norm_behind.data_ptr(),
             eps=eps,
+            window=window or 0,
+            sinks=None if sinks is None else sinks.data_ptr(),
+            clip=clip or 0.0,
+            is_wide=is_wide,
         )
 
     def __call__(

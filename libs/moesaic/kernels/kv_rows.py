@@ -22,21 +22,26 @@ def store_grouped(
     offsets: Tensor,
     cached: Tensor,
     block_size: int,
+    *,
+    is_wide: bool = False,
+    clip: float | None = None,
 ) -> Tensor:
-    """Norm and rotate queries and keys, write keys and values to the cache, return the queries.
+    """Norm, bound and rotate queries and keys, write keys and values to the cache, return the queries.
 
     Args:
         qkv: float32 or bfloat16 ``[T, heads + 2 kv_heads, d]``; on a CPU this changes it.
         num_heads: how many of them are queries.
         qk_norm: weights of the RMS norms of queries and keys, ``[heads + kv_heads, d]``, or None.
         eps: of those norms.
-        cos: ``[T, d]``.
-        sin: ``[T, d]``, the sign in it.
+        cos: ``[T, r]``, of the numbers of each head that are rotated, the first.
+        sin: ``[T, r]``, the sign in it.
         interleaved: pairs are neighbours, not halves.
         offsets: int64 ``[T]``: where each token's row goes, no two to the same; -1: nowhere.
         cached: ``[tokens, 2 kv_heads d]``. A row is a token, its keys and then its values; on a CPU the
             rows of a block lie together head by head, as its attention reads them: ``key_stride``.
         block_size: tokens a block.
+        is_wide: the norms are over all queries of a row, and all keys, together; not head by head.
+        clip: bound of queries, keys and values, behind the norms; None: there is none.
 
     Returns:
         ``[T, heads, d]``, dtype of ``qkv``; on a CPU a part of it.
@@ -45,11 +50,15 @@ def store_grouped(
         from moesaic.kernels.triton import kv_rows as kernel
 
         return kernel.store_grouped(
-            qkv, num_heads, qk_norm, eps, cos, sin, interleaved, offsets, cached
+            *(qkv, num_heads, qk_norm, eps, cos, sin, interleaved, offsets, cached),
+            is_wide=is_wide,
+            clip=clip,
         )
-    if not usable(qkv):
+    if not (usable(qkv) and usable(cos)):
         return store_grouped_reference(
-            qkv, num_heads, qk_norm, eps, cos, sin, interleaved, offsets, cached
+            *(qkv, num_heads, qk_norm, eps, cos, sin, interleaved, offsets, cached),
+            is_wide=is_wide,
+            clip=clip,
         )
     assert qkv.is_contiguous()
     assert cos.is_contiguous()
@@ -62,9 +71,12 @@ def store_grouped(
         kv_heads=(all_heads - num_heads) // 2,
         dim=dim,
         qk_norm=None if qk_norm is None else qk_norm.data_ptr(),
+        is_wide=is_wide,
         eps=eps,
+        clip=clip or 0.0,
         cos=cos.data_ptr(),
         sin=sin.data_ptr(),
+        rotated=cos.shape[1],
         positions=None,
         interleaved=interleaved,
         offsets=offsets.data_ptr(),
@@ -176,16 +188,26 @@ def store_grouped_reference(
     interleaved: bool,
     offsets: Tensor,
     cached: Tensor,
+    *,
+    is_wide: bool = False,
+    clip: float | None = None,
 ) -> Tensor:
     """Compute as ``store_grouped``, in torch's own operations; leaves ``qkv`` as it is."""
-    num_rotated = (num_heads + qkv.shape[1]) // 2
-    qk = qkv[:, :num_rotated].float()
+    num_kv_heads, rotated = (qkv.shape[1] - num_heads) // 2, cos.shape[1]
+    qk, values = torch.split(qkv.float(), [num_heads + num_kv_heads, num_kv_heads], dim=1)
     if qk_norm is not None:
-        qk = F.rms_norm(qk, qk.shape[-1:], eps=eps) * qk_norm.float()
-    qk = rotate_reference(qk, cos, sin, interleaved).to(qkv.dtype)
+        kinds = torch.split(qk, [num_heads, num_kv_heads], dim=1)
+        normed = [
+            F.rms_norm(own, own.shape[1:] if is_wide else own.shape[2:], eps=eps) for own in kinds
+        ]
+        qk = torch.cat(normed, dim=1) * qk_norm.float()
+    if clip is not None:
+        qk, values = qk.clamp(-clip, clip), values.clamp(-clip, clip)
+    turned = rotate_reference(qk[..., :rotated], cos, sin, interleaved)
+    qk = torch.cat((turned, qk[..., rotated:]), dim=-1).to(qkv.dtype)
     kept = offsets >= 0
     cached[offsets[kept], : cached.shape[1] // 2] = qk[kept, num_heads:].flatten(1)
-    cached[offsets[kept], cached.shape[1] // 2 :] = qkv[kept, num_rotated:].flatten(1)
+    cached[offsets[kept], cached.shape[1] // 2 :] = values[kept].flatten(1).to(qkv.dtype)
     return qk[:, :num_heads]
 
 

@@ -1,24 +1,22 @@
 # Linear layers: y = x W^T + b, the weight held in the form in which this machine multiplies fastest.
-#   Packed     float32 on a CPU, or int8 there: panels of outputs for our own kernels.
+#   Packed     on a CPU, in any form: panels of outputs for our own kernels; x and y are float32.
 #   Plain      everything else: the layout of the checkpoint.
 #   Order      a packed layer's row has the same bits whatever rows are beside it.
 """Linear layers."""
 
 import ctypes
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from moesaic.kernels.packing import pack_rows
-from moesaic.native.library import lib, scratch, usable
-from moesaic.native.memory import huge_pages
+from moesaic.kernels.held_bytes import Quantization
+from moesaic.kernels.packed_matrix import PackedMatrix, form_of
+from moesaic.kernels.stored_weights import StoredWeight, dequantised
+from moesaic.native.library import computes_on, in_floats, lib, scratch
 from moesaic.native.structs import MatrixArgs
-
-Quantization = Literal["none", "int8"]
 
 
 class Linear(Protocol):
@@ -39,31 +37,42 @@ class Linear(Protocol):
 
 
 def make_linear(
-    weight: Tensor, bias: Tensor | None = None, quantization: Quantization = "none"
+    weight: StoredWeight, bias: Tensor | None = None, quantization: Quantization = "none"
 ) -> Linear:
     """Bring ``weight`` ``[out, in]`` and ``bias`` ``[out]`` into their fastest form, on their device.
 
+    Codes keep their form where the kernels for CPUs compute, and become numbers elsewhere.
+
     Raises:
-        ValueError: int8 is asked for where it cannot be computed.
+        ValueError: a quantisation is asked for where it cannot be computed.
     """
-    if quantization == "int8":
-        check_int8(weight)
-        return PackedLinear(PackedMatrix.int8(weight, bias))
-    if usable(weight):
-        return PackedLinear(PackedMatrix.float32(weight, bias))
-    return PlainLinear(weight, bias)
+    if computes_on(weight.device):
+        return PackedLinear(PackedMatrix.of(weight, bias, form_of(weight, quantization)))
+    check_quantization(weight.device, quantization)
+    plain = plain_weight(weight)
+    return PlainLinear(plain, None if bias is None else bias.to(plain.dtype))
 
 
-def check_int8(weight: Tensor) -> None:
-    """Raise ``ValueError`` if ``weight`` cannot be computed with as int8."""
-    if weight.device.type != "cpu":
-        raise ValueError(f"int8 is only computed on a CPU, not on {weight.device}")
-    if not usable(weight):
-        raise ValueError(
-            f"int8 needs float32 beside it, not {weight.dtype}"
-            if weight.dtype != torch.float32
-            else "int8 needs the kernels for CPUs, which a C compiler makes: install gcc"
-        )
+def activation_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """Return the dtype of activations, KV and sums beside weights of ``dtype``: on a CPU float32."""
+    return torch.float32 if in_floats(device) else dtype
+
+
+def plain_weight(weight: StoredWeight) -> Tensor:
+    """Return ``weight`` as torch computes with it: on a CPU float32; on a GPU codes become bfloat16."""
+    own = weight.dtype if isinstance(weight, Tensor) else torch.bfloat16
+    return dequantised(weight, activation_dtype(own, weight.device))
+
+
+def check_quantization(device: torch.device, quantization: Quantization) -> None:
+    """Raise ``ValueError`` if torch would have to compute what is quantised at load."""
+    if quantization == "none":
+        return
+    if device.type != "cpu":
+        raise ValueError(f"{quantization} is only computed on a CPU, not on {device}")
+    raise ValueError(
+        f"{quantization} needs the kernels for CPUs, which a C compiler makes: install gcc"
+    )
 
 
 @dataclass(frozen=True)
@@ -102,53 +111,6 @@ class _Behind:
         return _Behind(self.whole, self.first + first)
 
 
-class PackedMatrix:
-    """A weight as the kernels for CPUs read it: ``c`` points to ``held``."""
-
-    def __init__(self, shape: Sequence[int], panels: Tensor, **others: Tensor | None) -> None:
-        """Take the parts that ``float32`` or ``int8`` has packed of a weight of this ``shape``."""
-        parts = {"panels": panels, **others}
-        self.parts = {name: tensor for name, tensor in parts.items() if tensor is not None}
-        self.shape = tuple(shape)
-        self.nbytes = sum(tensor.nbytes for tensor in self.parts.values())
-        self.c = MatrixArgs(**{name: tensor.data_ptr() for name, tensor in self.parts.items()})
-        self.c.num_out, self.c.num_in = shape
-
-    @classmethod
-    def float32(
-        cls, weight: Tensor, bias: Tensor | None = None, *, lasting: bool = True
-    ) -> "PackedMatrix":
-        """Pack ``weight`` ``[out, in]``; the caller's is needed no longer.
-
-        A matrix that is not ``lasting`` keeps out of the memory for weights.
-        """
-        panels = _zeros((_whole_panels(len(weight)), weight.shape[1]), torch.float32, lasting)
-        pack_rows(weight, panels)
-        return cls(weight.shape, panels, bias=_padded(bias))
-
-    @classmethod
-    def int8(
-        cls, weight: Tensor, bias: Tensor | None = None, *, lasting: bool = True
-    ) -> "PackedMatrix":
-        """Round ``weight`` to signed bytes with a scale for each output, and pack them.
-
-        Rows to multiply are rounded too, to 255 levels between plus and minus their largest entry,
-        so nothing depends on other rows; products and sums are exact integers. The error is at most
-        half a level of each factor: about 0.4 % of a row's largest entry, and of a weight row's.
-        """
-        padded_out, padded_in = _whole_panels(len(weight)), -(-weight.shape[1] // 4) * 4
-        panels = _zeros((padded_out, padded_in), torch.int8, lasting)
-        scales, offsets = torch.empty(padded_out), torch.empty(padded_out, dtype=torch.int32)
-        pack_rows(weight, panels, scales, offsets)
-        return cls(weight.shape, panels, scales=scales, offsets=offsets, bias=_padded(bias))
-
-    def behind(self, first: int) -> "PackedMatrix":
-        """Return the outputs from the ``first`` on, which begins a panel."""
-        assert first % lib().panel_width() == 0
-        parts = {name: tensor[first:] for name, tensor in self.parts.items()}
-        return PackedMatrix((self.shape[0] - first, self.shape[1]), **parts)
-
-
 class PackedLinear:
     """A weight packed for the kernels for CPUs."""
 
@@ -157,11 +119,11 @@ class PackedLinear:
         self.matrix, self.nbytes = matrix, matrix.nbytes
         self._num_out, self._num_in = matrix.shape
         self._pointer = ctypes.pointer(matrix.c)
-        self._scratch_per_row = (self._num_in + 8) if matrix.c.scales else 0
+        self._scratch_per_row = lib().linear_scratch(matrix=matrix.c)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """See ``Linear``; float32."""
-        x, num_rows, num_in, num_out = x.contiguous(), len(x), self._num_in, self._num_out
+        """See ``Linear``; the result is float32."""
+        x, num_rows, num_in, num_out = x.float().contiguous(), len(x), self._num_in, self._num_out
         assert x.shape == (num_rows, num_in)
         out = torch.empty(num_rows, num_out)
         per_row = self._scratch_per_row
@@ -191,11 +153,11 @@ class HeadLinear:
     """A weight of its own for each head: ``[T, heads, in]`` -> ``[T, heads, out]``."""
 
     def __init__(self, weight: Tensor) -> None:
-        """Take ``weight`` ``[heads, out, in]``; a packed one is a copy."""
+        """Take ``weight`` ``[heads, out, in]``; a packed one is a copy in the same dtype."""
         self._shape = weight.shape
-        self._weight = None if usable(weight) else weight
+        self._weight = None if computes_on(weight.device) else plain_weight(weight)
         if self._weight is None:
-            self._held = [PackedMatrix.float32(head) for head in weight]
+            self._held = [PackedMatrix.of(head) for head in weight]
             self._matrices = (MatrixArgs * len(weight))(*(held.c for held in self._held))
 
     def __call__(self, x: Tensor, out: Tensor) -> None:
@@ -204,6 +166,7 @@ class HeadLinear:
             out.copy_(torch.einsum("thi,hoi->tho", x, self._weight))
             return
         assert x.stride(2) == out.stride(2) == 1
+        assert x.dtype == out.dtype == torch.float32
         assert x.shape[1:] == (self._shape[0], self._shape[2])
         lib().linear(
             matrices=self._matrices,
@@ -218,20 +181,3 @@ class HeadLinear:
             scratch=None,
             threads=torch.get_num_threads(),
         )
-
-
-def _zeros(shape: tuple[int, int], dtype: torch.dtype, lasting: bool) -> Tensor:
-    return huge_pages.zeros(shape, dtype) if lasting else torch.zeros(shape, dtype=dtype)
-
-
-def _whole_panels(size: int) -> int:
-    width: int = lib().panel_width()
-    return -(-size // width) * width
-
-
-def _padded(vector: Tensor | None) -> Tensor | None:
-    if vector is None:
-        return None
-    padded = torch.zeros(_whole_panels(len(vector)))
-    padded[: len(vector)] = vector
-    return padded

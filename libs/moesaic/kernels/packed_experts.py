@@ -1,4 +1,4 @@
-# Packed experts: the weighted sum of SwiGLU experts over the rows routed to them, by the kernels for CPUs.
+# Packed experts: the weighted sum of gated experts over the rows routed to them, by the kernels for CPUs.
 #   Layout     each panel of gate_up has gates and their ups; rows are sorted by slot.
 #   Cost       2 * 3 * R * H * I operations; the active slots' weights are read once, others never.
 #   Order      a row's experts are added in ascending slot order: same input, same sum.
@@ -12,9 +12,15 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from moesaic.kernels.linear import PackedMatrix, Quantization
+from moesaic.kernels.held_bytes import Quantization
+from moesaic.kernels.packed_matrix import PackedMatrix, form_of
+from moesaic.kernels.stored_weights import StoredWeight, take_rows
 from moesaic.native.library import lib, scratch
 from moesaic.native.structs import ExpertArgs
+
+Clamped = tuple[float, float]
+"""Slope and limit of an activation, where None is SwiGLU: ``gate * sigmoid(slope * gate) * (up + 1)``, with gates up
+to ``limit`` and ups within it on both sides, as in gpt-oss (arXiv:2508.10925)."""
 
 
 class PackedMLP:
@@ -22,34 +28,44 @@ class PackedMLP:
 
     def __init__(
         self,
-        gate_up: Tensor,
-        down: Tensor,
+        gate_up: StoredWeight,
+        down: StoredWeight,
         quantization: Quantization = "none",
         *,
+        biases: tuple[Tensor, Tensor] | None = None,
+        activation: Clamped | None = None,
         lasting: bool = True,
     ) -> None:
-        """Pack the weights; the caller's are needed no longer."""
-        hidden_size, size = down.shape
+        """Pack the weights, see ``make_mlp``; the caller's are needed no longer."""
         half = lib().panel_width() // 2
-        padded = -(-size // half) * half
-        halves = gate_up.new_zeros(2, padded, hidden_size)
-        halves[:, :size] = gate_up.view(2, size, -1)
-        mixed = halves.view(2, -1, half, hidden_size).transpose(0, 1).flatten(0, 2)
-        pack = PackedMatrix.int8 if quantization == "int8" else PackedMatrix.float32
-        self._take(pack(mixed, lasting=lasting), pack(down, lasting=lasting))
+        of_gate_up, of_down = (None, None) if biases is None else (b.float() for b in biases)
+        if of_gate_up is not None:
+            column = _mixed(of_gate_up.unsqueeze(1), half)
+            assert isinstance(column, Tensor)
+            of_gate_up = column.flatten()
+        parts = (_mixed(gate_up, half), of_gate_up, gate_up), (down, of_down, down)
+        first, second = (
+            PackedMatrix.of(weight, bias, form_of(stored, quantization), lasting=lasting)
+            for weight, bias, stored in parts
+        )
+        self._take(first, second, activation)
 
     @classmethod
-    def of_packed(cls, gate_up: PackedMatrix, down: PackedMatrix) -> "PackedMLP":
+    def of_packed(
+        cls, gate_up: PackedMatrix, down: PackedMatrix, activation: Clamped | None = None
+    ) -> "PackedMLP":
         """Compute with matrices that are packed already, in place."""
         mlp = cls.__new__(cls)
-        mlp._take(gate_up, down)
+        mlp._take(gate_up, down, activation)
         return mlp
 
-    def _take(self, gate_up: PackedMatrix, down: PackedMatrix) -> None:
+    def _take(self, gate_up: PackedMatrix, down: PackedMatrix, activation: Clamped | None) -> None:
         self.hidden_size, self.size = down.shape
         self.matrices = gate_up, down
         self.nbytes = gate_up.nbytes + down.nbytes
         self.c = ExpertArgs(gate_up=gate_up.c, down=down.c)
+        if activation is not None:
+            self.c.slope, self.c.limit = activation
 
     def __call__(self, x: Tensor) -> Tensor:
         """See ``GatedMLP``; float32. It is the only expert of every row."""
@@ -70,10 +86,10 @@ class PackedSlots:
                 self.c[slot] = ctypes.pointer(mlp.c)
 
     def compute(self, hidden_states: Tensor, topk_weights: Tensor, slot_ids: Tensor) -> Tensor:
-        """Compute as ``grouped_experts``; float32 rows, int32 slots."""
+        """Compute as ``grouped_experts``, in float32; int32 slots."""
         assert slot_ids.dtype == torch.int32
         hidden_states, topk_weights, slot_ids = (
-            tensor.contiguous() for tensor in (hidden_states, topk_weights, slot_ids)
+            tensor.contiguous() for tensor in (hidden_states.float(), topk_weights, slot_ids)
         )
         (num_rows, top_k), threads = slot_ids.shape, torch.get_num_threads()
         assert hidden_states.shape == (num_rows, self._hidden_size)
@@ -102,6 +118,17 @@ class PackedSlots:
             threads=threads,
         )
         return out
+
+
+def _mixed(gate_up: StoredWeight, half: int) -> StoredWeight:
+    """Put ``half`` gates, and the same ups, side by side; rows that fill up a panel are zeros."""
+    size = len(gate_up) // 2
+    padded = -(-size // half) * half
+    index = torch.arange(padded).view(-1, 1, half) + torch.tensor([[0], [size]])
+    filling = (torch.arange(padded) >= size).view(-1, 1, half).expand_as(index).flatten()
+    mixed = take_rows(gate_up, index.flatten().clamp_max(len(gate_up) - 1))
+    (mixed if isinstance(mixed, Tensor) else mixed.scales)[filling] = 0
+    return mixed
 
 
 @lru_cache(maxsize=64)

@@ -23,6 +23,7 @@ def paged_attention(
     scale: float,
     window: int | None,
     out: Tensor,
+    sinks: Tensor | None = None,
 ) -> None:
     """Write the attention of ``rows`` to their rows of ``out``; others stay as they are.
 
@@ -35,15 +36,19 @@ def paged_attention(
         scale: multiplies the scores.
         window: a row sees its own and the ``window - 1`` positions before it; None: all.
         out: same dtype, ``[T, heads, value_dim]``.
+        sinks: float32 ``[heads]``: one more logit of each row's softmax, not scaled, which weighs no value (attention
+            sinks, arXiv:2309.17453, learnt as in gpt-oss); None: there are none.
     """
     if queries.is_cuda:
         from moesaic.kernels.triton import paged_attention as kernel
 
-        kernel.paged_attention(queries, cached, rows, layout, block_size, scale, window, out)
+        kernel.paged_attention(queries, cached, rows, layout, block_size, scale, window, out, sinks)
     elif usable(queries):
-        _on_a_cpu(queries, cached, rows, layout, block_size, scale, window, out)
+        _on_a_cpu(queries, cached, rows, layout, block_size, scale, window, out, sinks)
     else:
-        paged_attention_reference(queries, cached, rows, layout, block_size, scale, window, out)
+        paged_attention_reference(
+            queries, cached, rows, layout, block_size, scale, window, out, sinks
+        )
 
 
 def _on_a_cpu(
@@ -55,12 +60,15 @@ def _on_a_cpu(
     scale: float,
     window: int | None,
     out: Tensor,
+    sinks: Tensor | None,
 ) -> None:
     num_heads = queries.shape[1]
     assert queries.stride()[1:] == (layout.key_dim, 1)
     assert out.is_contiguous()
     assert cached.is_contiguous()
+    assert sinks is None or (sinks.is_contiguous() and sinks.dtype == torch.float32)
     shape = shape_of(layout, num_heads, queries.stride(0), block_size, window, scale)
+    shape.sinks = None if sinks is None else sinks.data_ptr()
     batch = batch_of(rows)
     threads, kernels = torch.get_num_threads(), lib()
     needed = kernels.attention_scratch(shape=shape, batch=batch, threads=threads)
@@ -131,6 +139,7 @@ def paged_attention_reference(
     scale: float,
     window: int | None,
     out: Tensor,
+    sinks: Tensor | None = None,
 ) -> None:
     """Compute as ``paged_attention``, one sequence after the other."""
     sequences = zip(
@@ -153,7 +162,11 @@ def paged_attention_reference(
         # [n, kv_heads, group, key_dim]
         grouped = mine.reshape(count, layout.num_kv_heads, -1, layout.key_dim)
         scores = torch.einsum("nhgd,lhd->hgnl", grouped, keys) * scale
-        weights = scores.masked_fill(~seen, float("-inf")).softmax(dim=-1)
+        scores = scores.masked_fill(~seen, float("-inf"))
+        if sinks is not None:
+            each = sinks.view(layout.num_kv_heads, -1, 1, 1).expand(*scores.shape[:-1], 1)
+            scores = torch.cat((scores, each), dim=-1)
+        weights = scores.softmax(dim=-1)[..., :length]
         attended = torch.einsum("hgnl,lhd->nhgd", weights, values).flatten(1, 2)
         out[first : first + count] = attended.to(out.dtype)
 

@@ -27,6 +27,10 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="worker.v1"):
     pid: int = 0
     version: str = ""
     model_digest: str = ""  # workers: of configuration and weights
+    dtype: str = (
+        ""  # workers: of weights and activations; empty: made by a version that did not tell it
+    )
+    quantization: str = ""  # workers: the form that linear layers and experts are held in; the same
     config_digest: str = ""  # of config.json; empty: made by a version that did not tell it
     slots_per_layer: int = 0  # expert workers: capacity
     ridge_rows: int = 0  # expert workers: rows of an expert that take as long as its weights
@@ -80,9 +84,27 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, tag="generation.v1")
 
 
 class Weights(msgspec.Struct, frozen=True, kw_only=True, tag="weights.v1"):
-    """The weights that workers must have to join the cluster."""
+    """The weights that workers must have to join the cluster, in the numbers in which they hold them."""
 
     digest: str  # of configuration and weights
+    dtype: str = ""  # of weights and activations; empty: told by a version that did not know it
+    quantization: str = ""  # the form that linear layers and experts are held in; empty: the same
+    worker_id: str = ""  # of a worker that has them
+
+    def unlike(self, other: "Weights") -> str:
+        """Say how the weights of another worker differ, naming both; empty if they do not."""
+        mine, its = self.worker_id or "another worker", other.worker_id or "another worker"
+        if self.digest != other.digest:
+            return f"those of {mine} have digest {self.digest[:16]}, those of {its} {other.digest[:16]}"
+        numbers = [w for w in (self, other) if w.dtype]
+        if len({(w.dtype, w.quantization) for w in numbers}) < 2:
+            return ""
+        return f"{mine} has {self.flags}, {its} {other.flags}: start all workers of a cluster with the same"
+
+    @property
+    def flags(self) -> str:
+        """The flags that workers hold their weights by."""
+        return f"--dtype {self.dtype} --quantization {self.quantization}"
 
 
 class RegistryHint(msgspec.Struct, frozen=True, kw_only=True, tag="registry-hint.v1"):

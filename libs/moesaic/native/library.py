@@ -18,6 +18,8 @@ from moesaic.native.structs import STRUCTS
 
 log = structlog.get_logger()
 
+IN_FLOATS = ("cpu",)  # devices that compute in float32 alone
+
 
 class Kernels:
     """The functions of ``calls.h`` as one compiled file has them; arguments are given by name."""
@@ -68,9 +70,19 @@ def library() -> Kernels | None:
         return None
 
 
+def computes_on(device: torch.device) -> bool:
+    """Return true if the kernels compute on ``device``."""
+    return device.type == "cpu" and library() is not None
+
+
+def in_floats(device: torch.device) -> bool:
+    """Return true if ``device`` computes in float32, whatever its weights are."""
+    return device.type in IN_FLOATS
+
+
 def usable(tensor: Tensor) -> bool:
     """Return true if the kernels compute with ``tensor``."""
-    return tensor.dtype == torch.float32 and tensor.device.type == "cpu" and library() is not None
+    return tensor.dtype == torch.float32 and computes_on(tensor.device)
 
 
 def require_library(flag: str) -> None:

@@ -62,6 +62,11 @@ class AttentionStepArgs(Structure):
     """The rows of a step, as attention sees them."""
 
 
+@_struct("gating")
+class GatingArgs(Structure):
+    """The way in which a gate chooses."""
+
+
 @_struct("moe")
 class RoutedExpertsArgs(Structure):
     """The gate and the experts of one layer."""

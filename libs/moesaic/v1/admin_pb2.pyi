@@ -74,6 +74,8 @@ class GetInfoResponse(_message.Message):
     DATA_ADDRESS_FIELD_NUMBER: _builtins.int
     METRICS_ADDRESS_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    QUANTIZATION_FIELD_NUMBER: _builtins.int
     LOADING_FIELD_NUMBER: _builtins.int
     service: _builtins.str
     worker_id: _builtins.str
@@ -92,6 +94,10 @@ class GetInfoResponse(_message.Message):
     """where metrics are read, host:port; empty: not yet"""
     model: _builtins.str
     """its name in the API, or that of its directory; empty: it has none"""
+    dtype: _builtins.str
+    """workers: of weights and activations"""
+    quantization: _builtins.str
+    """workers: the form that linear layers and experts are held in"""
     @_builtins.property
     def waiting_for(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """what keeps it from being ready, for people"""
@@ -116,11 +122,13 @@ class GetInfoResponse(_message.Message):
         data_address: _builtins.str = ...,
         metrics_address: _builtins.str = ...,
         model: _builtins.str = ...,
+        dtype: _builtins.str = ...,
+        quantization: _builtins.str = ...,
         loading: Global___Loading | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["loading", b"loading"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_address", b"data_address", "epoch", b"epoch", "generation", b"generation", "loading", b"loading", "metrics_address", b"metrics_address", "model", b"model", "model_digest", b"model_digest", "pid", b"pid", "service", b"service", "state", b"state", "uptime_s", b"uptime_s", "version", b"version", "waiting_for", b"waiting_for", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_address", b"data_address", "dtype", b"dtype", "epoch", b"epoch", "generation", b"generation", "loading", b"loading", "metrics_address", b"metrics_address", "model", b"model", "model_digest", b"model_digest", "pid", b"pid", "quantization", b"quantization", "service", b"service", "state", b"state", "uptime_s", b"uptime_s", "version", b"version", "waiting_for", b"waiting_for", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

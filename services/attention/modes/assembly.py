@@ -13,15 +13,15 @@ from moesaic.dispatch.gathered.dispatcher import GatheredDispatcher
 from moesaic.dispatch.gathered.measure import calibrate
 from moesaic.dispatch.gathered.plan import GatherPlan, plan_gather
 from moesaic.engine.thread import EngineThread, engine_thread
-from moesaic.experts.packed import PackedExperts
+from moesaic.experts.packed import PackedExperts, layout_of
 from moesaic.experts.pull.ranges import Share
-from moesaic.kernels.expert_layout import ExpertLayout
 from moesaic.kernels.own_thread import on_own_thread
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.configuration.flops import step_flops
 from moesaic.models.layers.gate import load_gates
+from moesaic.models.weights.served import held_dtype
 from moesaic.native.compile import cache_directory
-from moesaic.services.attention.modes.contract import WorkerParts, dtype_of
+from moesaic.services.attention.modes.contract import WorkerParts
 from moesaic.services.attention.settings import AttentionSettings
 from moesaic.transport.ucx.opening import OpenNetwork
 
@@ -89,7 +89,7 @@ def plan_experts(
     plan = plan_gather(
         config.moe_layers,
         config.moe.num_experts,
-        _layout(settings, config).nbytes,
+        layout_of(config, held_dtype(settings, config), settings.quantization).nbytes,
         share=share,
         offload=settings.offload,
         window=settings.gather_window,
@@ -130,7 +130,7 @@ async def with_experts(
         InvalidInput: the file cannot be written.
     """
     settings, config, checkpoint = worker.settings, worker.config, worker.checkpoint
-    layout = _layout(settings, config)
+    layout = layout_of(config, held_dtype(settings, config), settings.quantization)
     gates = await on_own_thread(load_gates, checkpoint, config, layout.dtype, torch.device("cpu"))
     assembling = assemble(
         plan,
@@ -171,9 +171,3 @@ async def measured(worker: WorkerParts, gathered: Gathered) -> float:
         transfer_ms=[round(1e3 * s, 2) for s in found.transfer_s],
     )
     return found.slowdown
-
-
-def _layout(settings: AttentionSettings, config: ModelConfig) -> ExpertLayout:
-    return ExpertLayout(
-        config.hidden_size, config.moe.expert_size, dtype_of(settings), settings.quantization
-    )

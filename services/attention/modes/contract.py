@@ -10,12 +10,14 @@ from moesaic.dispatch.contract import Dispatcher
 from moesaic.dispatch.rungs import Degrading
 from moesaic.engine.computing import Shortcut
 from moesaic.engine.thread import EngineThread
+from moesaic.kernels.linear import activation_dtype
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.layers.decoder import Decoder, MoELayer
 from moesaic.models.layers.gate import Gate, load_gates
 from moesaic.models.layers.kv_cache import KVCache
 from moesaic.models.layers.warm_up import experts_elsewhere
 from moesaic.models.weights.checkpoint import Checkpoint
+from moesaic.models.weights.served import held_dtype
 from moesaic.services.attention.settings import AttentionSettings
 from moesaic.transport.device_memory import device_named
 from moesaic.transport.frame import FrameLimits
@@ -47,8 +49,8 @@ class WorkerParts:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of weights and activations."""
-        return dtype_of(self.settings)
+        """The type of weights in memory."""
+        return held_dtype(self.settings, self.config)
 
     @property
     def device(self) -> torch.device:
@@ -66,14 +68,14 @@ class WorkerParts:
 
         ``device`` has the tensors, if it is not the host that sends and receives them.
         """
-        opening = open_network(self.settings, "attention", limits, thread.run, device)
+        digest = self.config.digest
+        opening = open_network(self.settings, "attention", digest, limits, thread.run, device)
         return await self.process.enter(opening)
 
 
-def dtype_of(settings: AttentionSettings) -> torch.dtype:
-    """The type of weights and activations."""
-    dtype: torch.dtype = getattr(torch, settings.dtype)
-    return dtype
+def row_dtype(settings: AttentionSettings, config: ModelConfig) -> torch.dtype:
+    """The type of activations and KV."""
+    return activation_dtype(held_dtype(settings, config), device_named(settings.device))
 
 
 def no_shortcut(cache: KVCache) -> Shortcut | None:

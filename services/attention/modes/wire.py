@@ -22,7 +22,7 @@ async def choose_wire(
         WireChooser,
         worker.settings.node_name,
         worker.config.hidden_size,
-        worker.dtype,
+        worker.decoder.dtype,
         lambda: dispatcher.route_of(dispatcher.epoch),
         (dispatcher.set_wire, *others),
         lambda: dispatcher.num_sent,

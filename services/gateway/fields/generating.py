@@ -1,7 +1,7 @@
 """Bodies of the routes that generate text."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -22,12 +22,14 @@ from moesaic.services.gateway.fields.formats import (
 )
 from moesaic.services.gateway.fields.messages import Message
 from moesaic.services.gateway.fields.sampling import SamplingWire
+from moesaic.services.gateway.fields.tools import ToolFields
 
 MAX_CHOICES = 64
 MAX_ANSWERS = 1 << 14  # of one request: choices of all its prompts
 MAX_STOPS = 64
 MAX_STOP_CHARS = 4096
 MAX_TOP_LOGPROBS = 20
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class StreamOptions(BodyPart):
@@ -93,7 +95,7 @@ class GenerationWire(SamplingWire):
         return as_list(self.stop)
 
 
-class ChatWire(GenerationWire):
+class ChatWire(GenerationWire, ToolFields):
     """Body of ``/v1/chat/completions``."""
 
     messages: list[Message] = Field(min_length=1, max_length=4096)
@@ -101,6 +103,10 @@ class ChatWire(GenerationWire):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: ReasoningEffort | None = Field(
+        None, description="as far as the chat template knows it; none: no reasoning"
+    )
+    include_reasoning: bool | None = Field(None, description="false: leave it out of the answer")
 
 
 class CompletionWire(GenerationWire):

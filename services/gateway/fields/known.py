@@ -25,14 +25,15 @@ _OPENAI = {
     "functions": _refusal("", []),
     "modalities": _refusal("", ["text"]),
     "reasoning": _refusal("", {}),
-    "reasoning_effort": _refusal("chat_template_kwargs", "none"),
     "suffix": _refusal("", ""),
-    "tool_choice": _refusal("", "none", "auto"),
-    "tools": _refusal("", []),
     "verbosity": _refusal("", "medium"),
     "web_search_options": _refusal(),
 }
 _OF_OTHER_ROUTES = {
+    "include_reasoning": _refusal("/v1/chat/completions", True),
+    "reasoning_effort": _refusal("/v1/chat/completions", "none"),
+    "tool_choice": _refusal("/v1/chat/completions", "none", "auto"),
+    "tools": _refusal("/v1/chat/completions", []),
     "add_special_tokens": _refusal("", False),  # chats: their template says what is special
     "echo": _refusal("/v1/completions", False),
     "input": _refusal("messages or prompt"),
@@ -48,7 +49,6 @@ _VLLM = {
     "ec_transfer_params": _refusal(),
     "guided_json_object": _refusal("response_format", False),
     "guided_whitespace_pattern": _refusal(),
-    "include_reasoning": _refusal("", True),
     "kv_transfer_params": _refusal(),
     "length_penalty": _refusal("", 1),
     "logits_processors": _refusal("", []),
@@ -159,7 +159,6 @@ WITHIN: dict[str, dict[str, Refusal]] = {
         "function_call": _refusal(),
         "partial": _refusal("", False),
         "prefix": _refusal("", False),
-        "tool_calls": _refusal("", []),
         "tools": _refusal("", []),
     },
     "response_format": {

@@ -4,6 +4,8 @@ A field of ``SamplingWire`` that carries ``OnWire`` goes to workers under its ow
 against it: ``Sampling`` of attention.proto, ``Sampling`` of the engine, and the worker's reading of the one into the
 other.
 
+What a body leaves out is as the model's maker has it (``defaults``), and else as here.
+
 | Field of a body | Left out | On the wire |
 |---|---|---|
 | ``temperature``, ``top_p``, ``repetition_penalty`` | 1 | the number |
@@ -91,19 +93,22 @@ class SamplingWire(LengthWire):
     )
     seed: int | None = Field(None, ge=-INT64, lt=INT64)
 
-    def sampling(self, seed: int, bad_words: Sequence[Word]) -> Sampling:
+    def sampling(
+        self, seed: int, bad_words: Sequence[Word], defaults: "SamplingWire | None" = None
+    ) -> Sampling:
         """Encode the fields for workers.
 
         Args:
             seed: of one answer; any integer, it wraps to 64 bits.
             bad_words: the tokens of ``bad_words``.
+            defaults: for fields that are left out.
         """
-        values = {
-            name: on_wire.neutral
-            if (value := getattr(self, name)) is None
-            else on_wire.encode(value)
-            for name, on_wire in SAMPLED.items()
-        }
+        values = {}
+        for name, on_wire in SAMPLED.items():
+            value = getattr(self, name)
+            if value is None and defaults is not None:
+                value = getattr(defaults, name)
+            values[name] = on_wire.neutral if value is None else on_wire.encode(value)
         wrapped = (seed + INT64) % (2 * INT64) - INT64
         return Sampling(**values, seed=wrapped, bad_words=bad_words)
 

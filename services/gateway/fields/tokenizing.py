@@ -6,6 +6,7 @@ from pydantic import Field
 
 from moesaic.services.gateway.fields.bodies import RequestBody, TokenId
 from moesaic.services.gateway.fields.messages import Message
+from moesaic.services.gateway.fields.tools import Tools
 
 
 class TokenizeWire(RequestBody):
@@ -17,6 +18,7 @@ class TokenizeWire(RequestBody):
     add_generation_prompt: bool = True
     return_token_strs: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Tools | None = None
 
 
 class DetokenizeWire(RequestBody):

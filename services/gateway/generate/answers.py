@@ -2,11 +2,14 @@
 
 from collections.abc import AsyncGenerator, Iterable, Sequence
 
+from moesaic.models.text.tokenizer import StreamDecoder
 from moesaic.services.gateway.admission import Admitted
 from moesaic.services.gateway.fields.generating import GenerationWire
 from moesaic.services.gateway.generate.bad_words import bad_words_of
 from moesaic.services.gateway.generate.choices import Ending, GrowingChoice, Piece
 from moesaic.services.gateway.generate.runs import AnswerLimits, LogprobCounts, runs_of
+from moesaic.services.gateway.generate.speech import PLAIN, Speech
+from moesaic.services.gateway.generate.structure import grammar_of
 from moesaic.services.gateway.replies.accounts import Provenance, Usage, provenance_of, usage_of
 from moesaic.services.gateway.workers.run import Run
 from moesaic.v1.attention_pb2 import Finished, Tokens
@@ -18,6 +21,7 @@ async def begin(
     field: str,
     logprobs: LogprobCounts,
     default_max_tokens: int | None = None,
+    speech: Speech = PLAIN,
 ) -> "Answers":
     """Make the runs of a request and charge its tenant for them; workers get them by ``Answers.pieces``.
 
@@ -26,7 +30,8 @@ async def begin(
         prompts: token ids of each prompt.
         field: field of the body that the prompts are from.
         logprobs: counts of log-probabilities to tell.
-        default_max_tokens: tokens of an answer where the body says none; None: all that fit.
+        default_max_tokens: tokens of an answer where neither the body nor the model says fewer; None: all that fit.
+        speech: what the answers may be made of.
 
     Raises:
         InvalidInput: a prompt does not fit, or the fields contradict each other.
@@ -34,10 +39,13 @@ async def begin(
     """
     gateway, body = admitted.gateway, admitted.body
     asked, asked_by = body.answer_tokens, body.answer_tokens_field
-    limits = AnswerLimits(gateway.max_tokens, asked, default_max_tokens, asked_by)
+    defaults = (default_max_tokens, gateway.defaults.max_tokens)
+    default = min((most for most in defaults if most is not None), default=None)
+    limits = AnswerLimits(gateway.max_tokens, asked, default, asked_by)
     bad_words = await bad_words_of(gateway.language, body.bad_words)
-    runs = runs_of(admitted, prompts, field, limits, logprobs, bad_words)
-    answers = Answers(admitted, runs)
+    grammar = speech.grammar(grammar_of(body), gateway.language.marker_id)
+    runs = runs_of(admitted, prompts, field, limits, logprobs, bad_words, grammar)
+    answers = Answers(admitted, runs, speech)
     admitted.record.charge_tokens(limits.bound * len(runs))
     return answers
 
@@ -45,8 +53,11 @@ async def begin(
 class Answers:
     """The answers to one request, growing."""
 
-    def __init__(self, admitted: Admitted[GenerationWire], runs: Sequence[Run]) -> None:
+    def __init__(
+        self, admitted: Admitted[GenerationWire], runs: Sequence[Run], speech: Speech = PLAIN
+    ) -> None:
         self.runs = runs
+        self._thinks = speech.dialect.thinks
         self._admitted = admitted
         self._finished: dict[int, Finished] = {}  # by run
         body, language = admitted.body, admitted.gateway.language
@@ -56,9 +67,13 @@ class Answers:
             body.include_stop_str_in_output,
             body.min_tokens,
         )
+
+        def decoder() -> StreamDecoder:
+            skips = body.skip_special_tokens
+            return language.decoder(skip_special_tokens=skips, kept=speech.markers)
+
         self.choices = [
-            GrowingChoice(i, language.decoder(skip_special_tokens=body.skip_special_tokens), ending)
-            for i in range(len(runs))
+            GrowingChoice(i, decoder(), ending, speech.reader()) for i in range(len(runs))
         ]
         self.prompt_tokens = sum(len(run.prompt) for run in runs[:: body.n])
         admitted.record.prompt_tokens = self.prompt_tokens
@@ -95,7 +110,11 @@ class Answers:
     def usage(self) -> Usage:
         """Tokens so far."""
         completion_tokens = sum(choice.num_tokens for choice in self.choices)
-        return usage_of(self.prompt_tokens, completion_tokens, self._cached_tokens)
+        usage = usage_of(self.prompt_tokens, completion_tokens, self._cached_tokens)
+        if self._thinks:
+            num_reasoning = sum(choice.num_reasoning_tokens for choice in self.choices)
+            usage.completion_tokens_details = {"reasoning_tokens": num_reasoning}
+        return usage
 
     @property
     def provenance(self) -> Provenance:
@@ -123,6 +142,7 @@ def joined(pieces: Iterable[Piece]) -> Iterable[Piece]:
         if first is not piece:
             first.text += piece.text
             first.token_ids += piece.token_ids
+            first.parts += piece.parts
             first.logprobs = [*first.logprobs, *piece.logprobs]
             first.finish_reason, first.stop_reason = piece.finish_reason, piece.stop_reason
     return joined.values()

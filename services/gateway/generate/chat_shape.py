@@ -1,12 +1,17 @@
 """Choices of ``/v1/chat/completions``, whole and in chunks."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import msgspec
+
+from moesaic.models.text.dialects.reader import Part
 from moesaic.services.gateway.fields.generating import ChatWire
 from moesaic.services.gateway.generate.choices import Piece
 from moesaic.services.gateway.generate.deliver import Choices, ids_if
+from moesaic.services.gateway.generate.speech import Speech
 from moesaic.services.gateway.replies.generating import (
+    CalledFunctionReply,
     ChatChoice,
     ChatChunkChoice,
     ChatCompletion,
@@ -14,6 +19,8 @@ from moesaic.services.gateway.replies.generating import (
     ChatLogprobs,
     ChatMessage,
     Delta,
+    ToolCall,
+    ToolCallDelta,
 )
 from moesaic.services.gateway.replies.logprobs import chat_logprobs
 
@@ -24,6 +31,8 @@ class ChatShape:
 
     body: ChatWire
     text_of: Callable[[int], str]
+    speech: Speech
+    num_calls: dict[int, int] = field(default_factory=dict)  # of each choice, as far as it was told
     whole_type = ChatCompletion
     chunk_type = ChatCompletionChunk
 
@@ -33,17 +42,14 @@ class ChatShape:
         return [ChatChunkChoice(index=i, delta=delta) for i in range(self.body.n)]
 
     def chunks(self, piece: Piece) -> Choices:
-        """Text first, the finish reason with an empty delta."""
-        chunks: Choices = []
-        if piece.text or (piece.token_ids and (self.body.logprobs or self.body.return_token_ids)):
-            chunks.append(
-                ChatChunkChoice(
-                    index=piece.index,
-                    delta=Delta(content=piece.text),
-                    logprobs=self._logprobs(piece),
-                    token_ids=ids_if(self.body.return_token_ids, piece.token_ids),
-                )
-            )
+        """A chunk for each part, the finish reason with an empty delta."""
+        deltas = [self._delta(piece.index, part) for part in self._parts(piece)]
+        if not deltas and piece.token_ids and (self.body.logprobs or self.body.return_token_ids):
+            deltas = [Delta(content="")]
+        chunks: Choices = [ChatChunkChoice(index=piece.index, delta=delta) for delta in deltas]
+        if chunks:
+            chunks[0].logprobs = self._logprobs(piece)
+            chunks[0].token_ids = ids_if(self.body.return_token_ids, piece.token_ids)
         if piece.finish_reason:
             chunks.append(
                 ChatChunkChoice(
@@ -59,12 +65,61 @@ class ChatShape:
         """The assistant's turn."""
         return ChatChoice(
             index=piece.index,
-            message=ChatMessage(piece.text),
+            message=self._message(self._parts(piece)),
             logprobs=self._logprobs(piece),
             finish_reason=piece.finish_reason,
             stop_reason=piece.stop_reason,
             token_ids=ids_if(self.body.return_token_ids, piece.token_ids),
         )
+
+    def _parts(self, piece: Piece) -> list[Part]:
+        parts = piece.parts
+        if self.speech.is_plain and piece.text:
+            parts = [Part("content", piece.text)]
+        if self.body.include_reasoning is False:
+            return [part for part in parts if part.kind != "reasoning"]
+        return parts
+
+    def _delta(self, choice: int, part: Part) -> Delta:
+        if part.kind == "content":
+            return Delta(content=part.text)
+        if part.kind == "reasoning":
+            return Delta(reasoning=part.text, reasoning_content=part.text)
+        if part.kind == "call":
+            index = self.num_calls[choice] = self.num_calls.get(choice, -1) + 1
+            function = CalledFunctionReply(part.text, "")
+            call = ToolCallDelta(index, self._id_of(part), "function", function)
+        else:
+            call = ToolCallDelta(
+                self.num_calls[choice], function=CalledFunctionReply(arguments=part.text)
+            )
+        return Delta(tool_calls=[call])
+
+    def _message(self, parts: list[Part]) -> ChatMessage:
+        texts: dict[str, list[str]] = {"content": [], "reasoning": []}
+        calls: list[ToolCall] = []
+        arguments: list[list[str]] = []
+        for part in parts:
+            if part.kind == "call":
+                calls.append(ToolCall(self._id_of(part), CalledFunctionReply(part.text)))
+                arguments.append([])
+            elif part.kind == "arguments":
+                arguments[-1].append(part.text)
+            else:
+                texts[part.kind].append(part.text)
+        for call, pieces in zip(calls, arguments, strict=True):
+            call.function.arguments = "".join(pieces)
+        content, reasoning = ("".join(texts[kind]) for kind in ("content", "reasoning"))
+        told = reasoning or msgspec.UNSET
+        return ChatMessage(
+            content=content or (None if calls else ""),
+            reasoning=told,
+            reasoning_content=told,
+            tool_calls=calls or msgspec.UNSET,
+        )
+
+    def _id_of(self, part: Part) -> str:
+        return part.call_id or self.speech.dialect.new_id()
 
     def _logprobs(self, piece: Piece) -> ChatLogprobs | None:
         if not self.body.logprobs:

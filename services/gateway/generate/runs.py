@@ -8,7 +8,6 @@ from typing import NamedTuple
 from moesaic.errors import InvalidInput
 from moesaic.services.gateway.admission import Admitted
 from moesaic.services.gateway.fields.generating import MAX_ANSWERS, GenerationWire
-from moesaic.services.gateway.generate.structure import grammar_of
 from moesaic.services.gateway.workers.run import Run
 from moesaic.v1.attention_pb2 import Generation, Grammar, Word
 
@@ -65,6 +64,7 @@ def runs_of(
     limits: AnswerLimits,
     logprobs: LogprobCounts,
     bad_words: Sequence[Word],
+    grammar: Grammar | None,
 ) -> list[Run]:
     """Make the runs of a request, prompt by prompt, ``n`` each.
 
@@ -75,12 +75,14 @@ def runs_of(
         limits: bounds of each answer's length.
         logprobs: counts of log-probabilities to tell.
         bad_words: tokens of the words that no answer may have.
+        grammar: of the answers.
 
     Raises:
         InvalidInput: a prompt does not fit, or the fields contradict each other.
     """
     body, terms = admitted.body, admitted.terms
-    grammar = _checked_grammar(body)
+    _check_grammar(body, grammar)
+    defaults = admitted.gateway.defaults
     # A seed of the gateway's own, where the caller gave none, lets another worker go on where one was lost.
     seed = body.seed if body.seed is not None else secrets.randbits(63)
     if len(prompts) * body.n > MAX_ANSWERS:
@@ -98,7 +100,7 @@ def runs_of(
                 min_tokens=body.min_tokens,
                 stop_token_ids=body.stop_token_ids,
                 ignore_eos=body.ignore_eos,
-                sampling=body.sampling(seed + k, bad_words),
+                sampling=body.sampling(seed + k, bad_words, defaults),
                 top_logprobs=logprobs.of_answer,
                 prompt_logprobs=logprobs.of_prompt,
                 grammar=grammar,
@@ -108,10 +110,8 @@ def runs_of(
     return runs
 
 
-def _checked_grammar(body: GenerationWire) -> Grammar | None:
-    grammar = grammar_of(body)
+def _check_grammar(body: GenerationWire, grammar: Grammar | None) -> None:
     if grammar is not None and body.min_tokens:
         raise InvalidInput("min_tokens", f"cannot be combined with {grammar.field}")
     if grammar is not None and body.allowed_token_ids:
         raise InvalidInput("allowed_token_ids", f"cannot be combined with {grammar.field}")
-    return grammar

@@ -4,14 +4,12 @@ import json
 from typing import Any
 
 from moesaic.errors import InvalidInput
+from moesaic.models.text.dialects.rules import schema_text
 from moesaic.services.gateway.fields.generating import GenerationWire
 from moesaic.v1.attention_pb2 import Grammar
 
 MAX_GRAMMAR_CHARS = 200_000
 ANY_OBJECT = '{"type": "object"}'
-# JSON lets any run of blanks stand between two tokens, and small models get lost in them until their answer is
-# full. One blank, or a new line with its indent, is enough for every usual layout.
-BLANKS = {"whitespace_pattern": r"( |\n {0,40})?"}
 
 
 def grammar_of(body: GenerationWire) -> Grammar | None:
@@ -25,11 +23,19 @@ def grammar_of(body: GenerationWire) -> Grammar | None:
     if len(wanted) > 1:
         fix = f"cannot be combined with {wanted[0].field}"
         raise InvalidInput(wanted[1].field, fix)
-    for grammar in wanted:
-        if grammar.ByteSize() > MAX_GRAMMAR_CHARS:
-            fix = f"must take at most {MAX_GRAMMAR_CHARS} characters"
-            raise InvalidInput(grammar.field, fix)
-    return wanted[0] if wanted else None
+    return bounded(wanted[0]) if wanted else None
+
+
+def bounded(grammar: Grammar) -> Grammar:
+    """Give a grammar back.
+
+    Raises:
+        InvalidInput: it is very long.
+    """
+    if grammar.ByteSize() > MAX_GRAMMAR_CHARS:
+        fix = f"must take at most {MAX_GRAMMAR_CHARS} characters"
+        raise InvalidInput(grammar.field, fix)
+    return grammar
 
 
 def _of_response_format(body: GenerationWire) -> list[Grammar]:
@@ -101,6 +107,4 @@ def _text(schema: str | bool | dict[str, Any]) -> str:
             schema = json.loads(schema)
         except ValueError:
             return str(schema)
-    if isinstance(schema, dict):
-        schema = {"x-guidance": BLANKS, **schema}
-    return json.dumps(schema)
+    return schema_text(schema)

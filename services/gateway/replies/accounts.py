@@ -15,6 +15,7 @@ class Usage(msgspec.Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: dict[str, int]
+    completion_tokens_details: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
 
 
 def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:

@@ -40,12 +40,39 @@ PromptLogprobs = list[dict[str, PromptToken] | None]
 """By position, then by token id; nothing is known of the first position."""
 
 
-class ChatMessage(msgspec.Struct):
-    """The assistant's turn."""
+class CalledFunctionReply(msgspec.Struct, omit_defaults=True):
+    """The function of a call; in a chunk more of its arguments, and the name in the first one alone."""
 
-    content: str
+    name: str | None = None
+    arguments: str | None = None
+
+
+class ToolCall(msgspec.Struct):
+    """A call that the model makes."""
+
+    id: str
+    function: CalledFunctionReply
+    type: str = "function"
+
+
+class ToolCallDelta(msgspec.Struct, omit_defaults=True):
+    """Addition of a chunk to one of the calls."""
+
+    index: int | None = None
+    id: str | None = None
+    type: str | None = None
+    function: CalledFunctionReply | None = None
+
+
+class ChatMessage(msgspec.Struct, kw_only=True):
+    """The assistant's turn. Its reasoning has two names: vLLM's, and that of DeepSeek's API and SGLang."""
+
+    content: str | None
     role: str = "assistant"
     refusal: None = None
+    reasoning: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
@@ -64,6 +91,9 @@ class Delta(msgspec.Struct, omit_defaults=True):
 
     role: str | None = None
     content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChunkChoice(msgspec.Struct, kw_only=True):

@@ -9,6 +9,12 @@ from moesaic.services.gateway.generate.answers import begin
 from moesaic.services.gateway.generate.chat_shape import ChatShape
 from moesaic.services.gateway.generate.deliver import Delivery, token_texts
 from moesaic.services.gateway.generate.runs import LogprobCounts
+from moesaic.services.gateway.generate.speech import (
+    Speech,
+    template_kwargs_of,
+    tools_for_template,
+    wanted_of,
+)
 from moesaic.services.gateway.http.openapi import INFERENCE, answers
 from moesaic.services.gateway.replies.generating import (
     ChatCompletion,
@@ -28,15 +34,19 @@ async def create_chat_completion(body: ChatWire, request: Request) -> Response:
     """Answer a conversation."""
     admitted = admit(request, body, "chatcmpl")
     gateway = admitted.gateway
-    prompt = await gateway.language.encode_chat(
+    language = gateway.language
+    wanted = wanted_of(body, language)
+    prompt, opened = await language.encode_chat(
         [message.for_template(f"messages[{i}]") for i, message in enumerate(body.messages)],
         add_generation_prompt=body.add_generation_prompt,
-        template_kwargs=body.chat_template_kwargs or {},
+        template_kwargs=template_kwargs_of(body, language),
         control_tokens=gateway.settings.control_tokens_in_content,
+        tools=tools_for_template(body, wanted),
     )
     logprobs = LogprobCounts(_top_logprobs(body), body.prompt_logprobs)
-    growing = await begin(admitted, [prompt], "messages", logprobs)
-    shape = ChatShape(body, token_texts(gateway, body))
+    speech = Speech(language.dialect, wanted, opened)
+    growing = await begin(admitted, [prompt], "messages", logprobs, speech=speech)
+    shape = ChatShape(body, token_texts(gateway, body), speech)
 
     def of_prompt() -> PromptLogprobs:
         told, num_top = growing.runs[0].prompt_logprobs, body.prompt_logprobs or 0

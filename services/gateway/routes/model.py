@@ -78,13 +78,15 @@ async def tokenize(body: TokenizeWire, request: Request) -> Response:
         tokens = await language.list_tokens(body.prompt, add_special_tokens=special)
     else:
         messages = [m.for_template(f"messages[{i}]") for i, m in enumerate(body.messages or [])]
-        tokens = await language.encode_chat(
+        prompt = await language.encode_chat(
             messages,
             add_generation_prompt=body.add_generation_prompt,
             template_kwargs=body.chat_template_kwargs or {},
             control_tokens=gateway.settings.control_tokens_in_content,
+            tools=[tool.for_template() for tool in body.tools or []],
             most=max(language.max_tokens, MAX_LISTED),
         )
+        tokens = prompt.token_ids
 
     def answer() -> Response:
         strings = [language.token_text(i) for i in tokens] if body.return_token_strs else None

@@ -19,9 +19,9 @@ WORDS = [f"w{number}" for number in range(90)]
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A model with grouped-query attention and one with latent attention, with a tokenizer."""
+    """Models with grouped-query attention, with latent attention, and with other experts, and a tokenizer each."""
     found = {}
-    for family in ("qwen3_moe", "deepseek_v2"):
+    for family in ("qwen3_moe", "deepseek_v2", "gpt_oss"):
         found[family] = tmp_path_factory.mktemp(family)
         build_reference(next(case for case in CASES if case.family == family), found[family])
         vocabulary = {word: number for number, word in enumerate(WORDS)}
@@ -93,6 +93,16 @@ def test_wrong_use_names_the_field_and_the_fix(
     assert result.returncode == 2
     assert problem in result.stderr
     assert not list(models["qwen3_moe"].glob("united*"))
+
+
+def test_experts_with_biases_are_refused_by_name(
+    ask: Run, models: dict[str, Path], data: Path, tmp_path: Path
+) -> None:
+    result = ask(*arguments(models["gpt_oss"], data, ways="2", out=tmp_path))
+
+    assert result.returncode == 2
+    assert "--model: experts of family gpt_oss have biases" in result.stderr
+    assert not list(tmp_path.glob("united*"))
 
 
 def test_what_was_distilled_goes_on_learning_elsewhere(

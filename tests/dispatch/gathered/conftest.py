@@ -14,10 +14,9 @@ from moesaic.dispatch.gathered.peers import Peer
 from moesaic.dispatch.gathered.plan import plan_gather
 from moesaic.dispatch.local import LocalDispatcher
 from moesaic.experts import pieces
-from moesaic.experts.packed import PackedExperts
+from moesaic.experts.packed import PackedExperts, layout_of
 from moesaic.experts.pull.frames import PULL_LIMITS
 from moesaic.experts.pull.ranges import Share
-from moesaic.kernels.expert_layout import ExpertLayout
 from moesaic.models.configuration.config import load_config
 from moesaic.models.layers.gate import load_gates
 from moesaic.models.weights.checkpoint import Checkpoint
@@ -84,7 +83,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
         linked: bool = True,
     ) -> AsyncIterator[Workers]:
         config, checkpoint = load_config(directory), Checkpoint(directory)
-        layout = ExpertLayout(config.hidden_size, config.moe.expert_size, dtype, quantization)
+        layout = layout_of(config, dtype, quantization)
         packed = PackedExperts(checkpoint, config, layout)
         local = LocalDispatcher(checkpoint, config, dtype, CPU, quantization)
         all_workers = Workers(directory, local, config.moe_layers, config.hidden_size)

@@ -22,7 +22,10 @@ from moesaic.transport.inprocess import InProcessNetwork
 
 FAMILIES = [
     ParityCase(family, "seven layers", {"num_hidden_layers": 7})
-    for family in ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2")
+    for family in (
+        *("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "glm4_moe", "gpt_oss"),
+        *("olmoe", "granitemoe", "granitemoeshared", "ernie4_5_moe", "minimax_m2"),
+    )
 ]
 
 
@@ -60,14 +63,21 @@ async def test_every_family_gives_the_bits_of_local_experts(
             await workers.step(1)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"dtype": torch.bfloat16},
+        {"dtype": torch.float16},
+        {"quantization": "int8"},
+        {"dtype": torch.bfloat16, "quantization": "int4"},
+    ],
+)
 async def test_other_forms_of_weights_are_gathered_as_well(
-    deep: Path, start: Any, dtype: torch.dtype
+    deep: Path, start: Any, form: dict[str, Any]
 ) -> None:
-    form = {"dtype": dtype} if dtype == torch.bfloat16 else {"quantization": "int8"}
     async with start(deep, 2, **form) as workers:
         for layer in workers.layers:
-            hidden = torch.randn(5, workers.hidden_size).to(dtype)
+            hidden = torch.randn(5, workers.hidden_size)
             dispatcher, local = workers.workers[0].dispatcher, workers.local
             got = await dispatcher.dispatch(dispatcher.begin_step(), layer, hidden)
             assert torch.equal(got, await local.dispatch(local.begin_step(), layer, hidden))

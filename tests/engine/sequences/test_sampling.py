@@ -76,7 +76,7 @@ def test_log_probabilities_are_those_of_the_whole_vocabulary() -> None:
 
 
 def reference(logits: torch.Tensor, how: Sampling, position: int) -> int:
-    """One row on its own, in the order of the definitions."""
+    """One row on its own: the rules in the order of likelihood, the draw in that of ids."""
     probs = (logits.double() / how.temperature).softmax(-1).tolist()
     order = range(len(probs))
     if how.top_k or how.top_p < 1 or how.min_p:
@@ -88,6 +88,7 @@ def reference(logits: torch.Tensor, how: Sampling, position: int) -> int:
                 nucleus.append(token)
             before += probs[token]
         order = [token for token in nucleus if probs[token] >= how.min_p * probs[order[0]]]
+    order = sorted(order)
     target = draw(how.seed, position) * sum(probs[token] for token in order)
     reached = 0.0
     for token in order:

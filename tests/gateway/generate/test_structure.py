@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from moesaic.services.gateway.generate.structure import BLANKS
+from moesaic.models.text.dialects.rules import BLANKS
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 SENT = json.dumps({"x-guidance": BLANKS, **SCHEMA})

@@ -59,6 +59,7 @@ PATHS = {
     "classify": "/v1/classify",
 }
 IMAGE = [{"role": "user", "content": [{"type": "image_url"}]}]
+TOOL = {"type": "function", "function": {"name": "now"}}
 MANY = [f"l{i}" for i in range(27)]
 BAD_FIELDS = [
     ("chat", {"messages": []}, "messages", "invalid_request"),
@@ -70,7 +71,12 @@ BAD_FIELDS = [
     ("chat", {**CHAT, "stop": ""}, "stop", "invalid_request"),
     ("chat", {**CHAT, "top_logprobs": 21, "logprobs": True}, "top_logprobs", "invalid_request"),
     ("chat", {**CHAT, "top_logprobs": 2}, "top_logprobs", "invalid_request"),
-    ("chat", {**CHAT, "tools": [{}]}, "tools", "unsupported_parameter"),
+    ("chat", {**CHAT, "tools": [{}]}, "tools[0].type", "invalid_request"),
+    ("chat", {**CHAT, "tools": [TOOL]}, "tools", "unsupported_parameter"),  # its template takes none
+    ("chat", {**CHAT, "tools": [TOOL], "tool_choice": "any"}, "tool_choice", "invalid_request"),
+    ("chat", {**CHAT, "tool_choice": "required"}, "tool_choice", "invalid_request"),
+    ("chat", {**CHAT, "reasoning_effort": "low"}, "reasoning_effort", "unsupported_parameter"),
+    ("completions", {"prompt": "a", "tools": [TOOL]}, "tools", "unsupported_parameter"),
     ("chat", {**CHAT, "response_format": {"type": "json"}}, "response_format.type", "invalid_request"),
     ("chat", {**CHAT, "response_format": {"type": "json_schema"}}, "response_format.json_schema", "invalid_request"),
     ("chat", {**CHAT, "guided_json": {}, "guided_regex": "a"}, "guided_regex", "invalid_request"),

@@ -36,7 +36,7 @@ CHANGING = [
     ("lora_path", "adapter"),
     ("return_hidden_states", True),
     ("documents", [{"text": "a"}]),
-    ("reasoning_effort", "low"),
+    ("functions", [{"name": "a"}]),
     ("thinking_token_budget", 9),
     ("vllm_xargs", {"a": 1}),
     ("echo", True),
@@ -50,8 +50,10 @@ CHANGING = [
     ("verbosity", "low"),
     ("stop_sequences", ["a"]),
     ("do_sample", False),
-    ("tools", [{"type": "function"}]),
+    ("web_search_options", {}),
 ]
+
+NESTED = ("moesaic", "structured_outputs", "response_format")
 
 
 @pytest.mark.parametrize(("name", "value"), CHANGING)
@@ -59,7 +61,7 @@ def test_what_would_change_the_answer_is_refused_by_name(name: str, value: Any) 
     with pytest.raises(InvalidInput) as refused:
         check_extras(ChatWire.model_validate({**CHAT, name: value}))
 
-    inner = f".{next(reversed(value))}" if isinstance(value, dict) and name != "vllm_xargs" else ""
+    inner = f".{next(reversed(value))}" if isinstance(value, dict) and name in NESTED else ""
     assert (refused.value.field, refused.value.code) == (f"{name}{inner}", "unsupported_parameter")
 
 
@@ -77,12 +79,12 @@ def test_a_refusal_says_what_to_use_instead() -> None:
 
 
 def test_fields_within_a_message_are_found_where_they_are() -> None:
-    turns = [*CHAT["messages"], {"role": "assistant", "content": "a", "tool_calls": [{}]}]
+    turns = [*CHAT["messages"], {"role": "assistant", "content": "a", "audio": {"id": "a"}}]
 
     with pytest.raises(InvalidInput) as refused:
         check_extras(ChatWire.model_validate({"messages": turns}))
 
-    assert refused.value.field == "messages[1].tool_calls"
+    assert refused.value.field == "messages[1].audio"
 
 
 async def test_what_is_passed_over_is_named_in_a_header(open_house, scripts) -> None:

@@ -86,7 +86,23 @@ def experts(num_rows: int, hidden: int = 2048, size: int = 768, num_slots: int =
     grouped_experts(empty(num_rows, hidden), empty(num_rows, 8), slots, experts)
 
 
-def attention(num_rows: int, length: int, layout: KVLayout, num_heads: int) -> None:
+def gpt_oss(num_rows: int) -> None:
+    """Biases and the clamped activation, and sinks beside a window, at its sizes."""
+    hidden, slots = 2880, empty(num_rows, 4, dtype=torch.int64)
+    held = empty(2 * hidden, hidden), empty(hidden, hidden), empty(2 * hidden), empty(hidden)
+    weights = SlotWeights.of([held] * 8, (1.702, 7.0))
+    grouped_experts(empty(num_rows, hidden), empty(num_rows, 4), slots, weights)
+    attention(num_rows, 4096, KVLayout.grouped(8, 64), 64, 128, empty(64, dtype=torch.float32))
+
+
+def attention(
+    num_rows: int,
+    length: int,
+    layout: KVLayout,
+    num_heads: int,
+    window: int | None = None,
+    sinks: torch.Tensor | None = None,
+) -> None:
     """Two sequences."""
     two = empty(2, dtype=torch.int32)
     tables = empty(2, length // 16, dtype=torch.int32)
@@ -94,7 +110,7 @@ def attention(num_rows: int, length: int, layout: KVLayout, num_heads: int) -> N
     cached = empty(64, layout.key_dim + layout.value_column)
     queries = empty(2 * num_rows, num_heads, layout.key_dim)
     out = empty(2 * num_rows, num_heads, layout.value_dim)
-    paged_attention(queries, cached, rows, layout, 16, 0.1, None, out)
+    paged_attention(queries, cached, rows, layout, 16, 0.1, window, out, sinks)
 
 
 def rows_of_cache() -> None:
@@ -113,6 +129,16 @@ def gates() -> None:
     select_experts(empty(4, 128), top_k=8, normalise=True)
     select_experts(
         empty(4, 160), top_k=6, num_groups=8, topk_group=3, normalise=False, scaling=16.0
+    )
+    select_experts(
+        empty(4, 256),
+        top_k=8,
+        correction=empty(256, dtype=torch.float32),
+        num_groups=8,
+        topk_group=4,
+        group_best=2,
+        sigmoid=True,
+        normalise=True,
     )
 
 
@@ -165,6 +191,8 @@ CASES = {
     "latent attention, decode, 16 heads": lambda: attention(1, 4096, LATENT, 16),
     "latent attention, decode, 128 heads": lambda: attention(1, 4096, LATENT, 128),
     "latent attention, prefill": lambda: attention(512, 4096, LATENT, 128),
+    "gpt-oss, decode": lambda: gpt_oss(1),
+    "gpt-oss, prefill": lambda: gpt_oss(512),
     "less memory": on_less_memory,  # the last one: what it sets stays
 }
 

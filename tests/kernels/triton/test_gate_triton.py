@@ -1,5 +1,7 @@
 """The gate's kernel against the gate's reference."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,41 +11,39 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from moesaic.kernels.triton.gate import select_experts
 from moesaic.models.configuration.architecture import MoE
-from moesaic.models.layers import gate
+from moesaic.models.layers.gating import Gating
 
 DTYPES = [torch.float32, torch.bfloat16]
 
 
-def gate_of(num_experts: int, top_k: int, n_group: int, topk_group: int, normalise: bool) -> MoE:
+def gate_of(
+    num_experts: int, top_k: int, n_group: int, topk_group: int, normalise: bool, **rules: Any
+) -> MoE:
     return MoE(
         num_experts=num_experts,
         top_k=top_k,
         expert_size=1,
         norm_topk_prob=normalise,
         routed_scaling_factor=1.0 if normalise else 16.0,
-        topk_method="greedy" if n_group == 1 else "group_limited_greedy",
+        topk_method=rules.pop("topk_method", "group_limited_greedy"),
         n_group=n_group,
         topk_group=topk_group,
-        float32_gate=False,
-        shared_expert_size=0,
-        shared_expert_gated=False,
+        **rules,
     )
 
 
 def check(gate_logits: torch.Tensor, moe: MoE) -> None:
-    weights, ids = select_experts(
-        gate_logits,
-        top_k=moe.top_k,
-        num_groups=moe.n_group,
-        topk_group=moe.topk_group,
-        normalise=moe.norm_topk_prob,
-        scaling=moe.routed_scaling_factor,
-    )
+    correction = 0.3 * torch.randn(moe.num_experts) if moe.correction_bias else None
+    here = None if correction is None else correction.to(gate_logits.device)
+    weights, ids = Gating(moe, here).select_on_gpu(gate_logits)
 
-    expected, _ = gate.select_experts(gate_logits.cpu(), moe)
-    scores = gate_logits.cpu().float().softmax(dim=-1).gather(1, ids.cpu().long())
+    expected, _ = Gating(moe, correction).select_reference(gate_logits.cpu())
+    scores = gate_logits.cpu().float()
+    scores = scores.sigmoid() if moe.scoring_func == "sigmoid" else scores.softmax(dim=-1)
+    scores = scores.gather(1, ids.cpu().long())
     if moe.norm_topk_prob:
-        scores = scores / scores.sum(dim=-1, keepdim=True)
+        least = scores.sum(dim=-1, keepdim=True).clamp(min=moe.norm_least)
+        scores = scores / (least + moe.norm_epsilon)
     # Two machines' exp differ in the last bit; so may the order of experts whose scores are alike.
     torch.testing.assert_close(weights.cpu(), expected, atol=1e-6, rtol=2e-6)
     torch.testing.assert_close(
@@ -60,7 +60,18 @@ def test_it_chooses_as_the_reference_does(device: torch.device, data: st.DataObj
     size = data.draw(st.integers(1, 20))
     topk_group = data.draw(st.integers(1, n_group))
     top_k = data.draw(st.integers(1, min(8, topk_group * size)))
-    moe = gate_of(n_group * size, top_k, n_group, topk_group, data.draw(st.booleans()))
+    moe = gate_of(
+        n_group * size,
+        top_k,
+        n_group,
+        topk_group,
+        data.draw(st.booleans()),
+        topk_method=data.draw(st.sampled_from(["group_limited_greedy", "noaux_tc"])),
+        scoring_func=data.draw(st.sampled_from(["softmax", "sigmoid"])),
+        correction_bias=data.draw(st.booleans()),
+        norm_epsilon=data.draw(st.sampled_from([0.0, 0.5])),
+        norm_least=data.draw(st.sampled_from([0.0, 1.5])),
+    )
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 10**6)))
     logits = 3 * torch.randn(data.draw(st.integers(1, 5)), moe.num_experts, generator=generator)
 
@@ -78,6 +89,12 @@ def test_it_chooses_as_the_reference_does(device: torch.device, data: st.DataObj
         gate_of(128, 8, 1, 1, True),
         gate_of(160, 6, 8, 3, False),
         gate_of(256, 8, 8, 4, True),
+        gate_of(
+            *(256, 8, 8, 4, True),
+            topk_method="noaux_tc",
+            scoring_func="sigmoid",
+            correction_bias=True,
+        ),
     ],
     ids=lambda moe: f"{moe.num_experts}-experts",
 )

@@ -11,6 +11,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 from moesaic.kernels import grouped_experts as reference
 from moesaic.kernels.gated_mlp import PlainMLP
 from moesaic.kernels.triton import grouped_experts as kernels
+from moesaic.models.configuration.architecture import ClampedSwiglu
 
 Case = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
@@ -95,6 +96,36 @@ def test_it_equals_the_reference(
     # In bfloat16 the activations and each expert's output are rounded, to 8 bits.
     tolerance = 1e-6 if dtype == torch.float32 else 6e-3
     assert relative_error(combined, by_reference(*case)) < tolerance
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    hidden=st.sampled_from([16, 40, 72]),
+    size=st.sampled_from([16, 24, 40]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)
+def test_biases_and_the_clamped_activation(
+    device: torch.device, seed: int, hidden: int, size: int, dtype: torch.dtype
+) -> None:
+    case = random_case(seed, 9, 2, 4, hidden, size)
+    generator = torch.Generator().manual_seed(seed)
+    biases = [
+        tuple(torch.randn(n, generator=generator).bfloat16().float() for n in (2 * size, hidden))
+        for _ in range(4)
+    ]
+    swiglu = ClampedSwiglu(1.702, 0.75)  # a limit that many meet
+    mlps = [PlainMLP(*pair, both, swiglu) for *pair, both in zip(*case[3:], biases, strict=True)]  # type: ignore[arg-type]
+    rows, weights, slots, gate_up, down = on(device, case, dtype)
+    held = [
+        (gate_up[i].clone(), down[i].clone(), *(each.to(device, dtype) for each in biases[i]))
+        for i in range(4)
+    ]
+
+    got = kernels.grouped_experts(rows, weights, slots, kernels.SlotWeights.of(held, swiglu))
+
+    tolerance = 1e-6 if dtype == torch.float32 else 6e-3
+    assert relative_error(got, reference.grouped_experts(*case[:3], mlps)) < tolerance
 
 
 def test_rows_without_an_expert_here_are_zero(device: torch.device) -> None:

@@ -1,5 +1,7 @@
 """Norm, rotation and caching against their references, and those against the models' rotation."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -31,24 +33,22 @@ def close(got: Tensor, expected: Tensor) -> None:
 
 def check_grouped(
     num_rows: int, num_heads: int, num_kv_heads: int, dim: int, norm: bool, interleaved: bool,
-    dtype: torch.dtype, device: torch.device,
+    dtype: torch.dtype, device: torch.device, rotated: int | None = None, **options: Any,
 ) -> None:  # fmt: skip
     all_heads = num_heads + 2 * num_kv_heads
     qkv = torch.randn(num_rows, all_heads, dim, device=device).to(dtype)
     weights = torch.randn(num_heads + num_kv_heads, dim, device=device).to(dtype)
     qk_norm = weights if norm else None
-    turn = (*rotation(num_rows, dim, interleaved, device), interleaved)
+    turn = (*rotation(num_rows, rotated or dim, interleaved, device), interleaved)
     offsets = torch.randperm(num_rows + 5, device=device)[:num_rows]
     offsets[num_rows // 2 :][:1] = -1  # one is not kept
     cached = torch.randn(num_rows + 5, 2 * num_kv_heads * dim, device=device).to(dtype)
     expected = cached.clone()
 
-    queries = kernels.store_grouped(qkv, num_heads, qk_norm, EPS, *turn, offsets, cached)
+    rows = qkv, num_heads, qk_norm, EPS, *turn, offsets
+    queries = kernels.store_grouped(*rows, cached, **options)
 
-    close(
-        queries,
-        kv_rows.store_grouped_reference(qkv, num_heads, qk_norm, EPS, *turn, offsets, expected),
-    )
+    close(queries, kv_rows.store_grouped_reference(*rows, expected, **options))
     close(cached, expected)
 
 
@@ -79,6 +79,9 @@ def check_latent(
     norm=st.booleans(),
     interleaved=st.booleans(),
     dtype=st.sampled_from(DTYPES),
+    less=st.sampled_from([0, 0, 1, 4]),
+    wide=st.booleans(),
+    clip=st.sampled_from([None, 0.7]),
 )
 def test_grouped_rows_equal_the_reference(
     device: torch.device,
@@ -89,9 +92,16 @@ def test_grouped_rows_equal_the_reference(
     norm: bool,
     interleaved: bool,
     dtype: torch.dtype,
+    less: int,
+    wide: bool,
+    clip: float | None,
 ) -> None:
-    num_heads = group * num_kv_heads
-    check_grouped(num_rows, num_heads, num_kv_heads, 2 * half, norm, interleaved, dtype, device)
+    check_grouped(
+        *(num_rows, group * num_kv_heads, num_kv_heads, 2 * half, norm, interleaved, dtype, device),
+        rotated=2 * max(1, half - less),
+        is_wide=wide,
+        clip=clip,
+    )
 
 
 @settings(max_examples=20, deadline=None)
@@ -146,4 +156,6 @@ def test_rows_equal_the_reference_at_a_models_size(num_rows: int, dtype: torch.d
     device = torch.device("cuda")
     check_grouped(num_rows, 32, 4, 128, True, False, dtype, device)
     check_grouped(num_rows, 64, 8, 64, False, False, dtype, device)
+    check_grouped(num_rows, 48, 8, 128, True, False, dtype, device, rotated=64, is_wide=True)
+    check_grouped(num_rows, 16, 16, 128, True, False, dtype, device, is_wide=True, clip=8.0)
     check_latent(num_rows, 512, 64, True, dtype, device)

@@ -30,6 +30,7 @@ class Case:
     queries: Tensor
     cached: Tensor
     rows: PagedRows
+    sinks: Tensor | None
 
     def attend(self, function: object, window: int | None, only: slice = slice(None)) -> Tensor:
         """The outputs of the sequences ``only``, NaN in all other rows."""
@@ -44,7 +45,7 @@ class Case:
             max(self.rows.lengths[only].tolist(), default=0),
         )
         scale = self.layout.key_dim**-0.5
-        arguments = (rows, self.layout, self.block_size, scale, window, out)
+        arguments = (rows, self.layout, self.block_size, scale, window, out, self.sinks)
         assert callable(function)
         function(self.queries, self.cached, *arguments)
         return out
@@ -58,6 +59,7 @@ def make_case(
     dtype: torch.dtype = torch.float32,
     block_size: int = 4,
     seed: int = 0,
+    sinks: bool = False,
 ) -> Case:
     generator = torch.Generator(device).manual_seed(seed)
 
@@ -91,7 +93,8 @@ def make_case(
         max_length=max((length for _, length in sequences), default=0),
     )
     queries = normal(1 + int(counts.sum()), num_heads, layout.key_dim)
-    return Case(layout, num_heads, block_size, queries, cached.flatten(0, 1), rows)
+    learned = normal(num_heads).float() if sinks else None
+    return Case(layout, num_heads, block_size, queries, cached.flatten(0, 1), rows, learned)
 
 
 def check(case: Case, window: int | None) -> None:
@@ -113,9 +116,10 @@ def check(case: Case, window: int | None) -> None:
     dtype=st.sampled_from(DTYPES),
     block_size=st.sampled_from([1, 4, 16]),
     seed=st.integers(0, 10**6),
+    sinks=st.booleans(),
 )
-@example([(40, 0), (33, 60)], GROUPED[0], None, torch.bfloat16, 4, 0)  # several tiles of 128
-@example([(40, 0), (33, 60)], LATENT[1], 9, torch.float32, 4, 0)
+@example([(40, 0), (33, 60)], GROUPED[0], None, torch.bfloat16, 4, 0, True)  # several tiles of 128
+@example([(40, 0), (33, 60)], LATENT[1], 9, torch.float32, 4, 0, False)
 def test_it_equals_the_reference(
     device: torch.device,
     sequences: list[tuple[int, int]],
@@ -124,22 +128,25 @@ def test_it_equals_the_reference(
     dtype: torch.dtype,
     block_size: int,
     seed: int,
+    sinks: bool,
 ) -> None:
     totals = [(rows, rows + before) for rows, before in sequences]
-    check(make_case(totals, *shape, device, dtype, block_size, seed), window)
+    check(make_case(totals, *shape, device, dtype, block_size, seed, sinks), window)
 
 
 @pytest.mark.parametrize("shape", [GROUPED[0], LATENT[0]], ids=["grouped", "latent"])
 @pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("sinks", [False, True])
 def test_pieces_of_long_contexts_are_merged(
     device: torch.device,
     shape: tuple[KVLayout, int],
     window: int | None,
+    sinks: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(kernel, "SPLIT", 32)
     monkeypatch.setattr(kernel, "_SPLIT_PROGRAMS", 2)  # so that one takes several pieces
-    case = make_case([(1, 5), (1, 32), (3, 33), (1, 150)], *shape, device)
+    case = make_case([(1, 5), (1, 32), (3, 33), (1, 150)], *shape, device, sinks=sinks)
 
     check(case, window)
 

@@ -37,6 +37,9 @@ QWEN3: dict[str, Any] = {
     "sliding_window": None,
     "use_sliding_window": False,
 }
+# And the defaults of their classes.
+QWEN2: dict[str, Any] = {"model_type": "qwen2_moe"}
+GPT_OSS: dict[str, Any] = {"model_type": "gpt_oss"}
 DEEPSEEK_LITE: dict[str, Any] = {
     "model_type": "deepseek_v2",
     "vocab_size": 102400,
@@ -181,18 +184,22 @@ def test_generation_config_has_the_last_word_on_end_tokens(write_config: WriteCo
         (QWEN3, {"rms_norm_eps": -1.0}, "rms_norm_eps: expected a positive number"),
         (
             QWEN3,
-            {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
-            "rope_scaling.type: 'dynamic' is not",
+            {"rope_scaling": {"type": "longrope", "factor": 2.0}},
+            "rope_scaling.type: 'longrope' is not",
         ),
         (
             QWEN3,
-            {"rope_parameters": {"rope_type": "llama3"}, "rope_theta": 1.0},
+            {"rope_parameters": {"rope_type": "longrope"}, "rope_theta": 1.0},
             "rope_parameters.rope_type",
         ),
         (QWEN3, {"rope_scaling": {"type": "yarn"}}, "rope_scaling.factor: is missing"),
         (QWEN3, {"rope_scaling": [1]}, "rope_scaling: expected an object"),
-        (QWEN3, {"torch_dtype": "float16"}, "torch_dtype: 'float16' is not supported"),
-        (QWEN3, {"quantization_config": {"bits": 4}}, "quantization_config: quantised weights"),
+        (QWEN3, {"torch_dtype": "float64"}, "torch_dtype: 'float64' is not supported"),
+        (
+            QWEN3,
+            {"quantization_config": {"bits": 4}},
+            "quantization_config.quant_method: is missing",
+        ),
         (QWEN3, {"eos_token_id": "x"}, "eos_token_id: expected an integer or a list"),
         (DEEPSEEK_LITE, {"topk_method": "noaux_tc"}, "topk_method: 'noaux_tc' is not supported"),
         (
@@ -215,6 +222,26 @@ def test_generation_config_has_the_last_word_on_end_tokens(write_config: WriteCo
         (DEEPSEEK_LITE, {"num_experts_per_tok": ...}, "num_experts_per_tok: is missing"),
         (DEEPSEEK_LITE, {"moe_layer_freq": 2}, "moe_layer_freq: expected 1"),
         (DEEPSEEK_LITE, {"scoring_func": "sigmoid"}, "scoring_func: 'sigmoid' is not supported"),
+        (
+            QWEN2,
+            {"layer_types": ["sliding_attention"] * 24},
+            "layer_types: has windows, but use_sliding_window",
+        ),
+        (GPT_OSS, {"sliding_window": None}, "sliding_window: expected an integer"),
+        (GPT_OSS, {"rope_parameters": None}, "rope_parameters: is null: leave it out"),
+        (GPT_OSS, {"swiglu_limit": 0}, "swiglu_limit: expected a positive number"),
+        (GPT_OSS, {"layer_types": ["full_attention"] * 35}, "layer_types: expected a list of 36"),
+        (QWEN2, {"layer_types": ["full_attention"]}, "layer_types: expected a list of 24 entries"),
+        (
+            QWEN2,
+            {"layer_types": ["linear_attention"] * 24},
+            "layer_types: 'linear_attention' is not supported; supported: sliding_attention",
+        ),
+        (
+            QWEN2,
+            {"use_sliding_window": True, "sliding_window": None},
+            "sliding_window: expected an integer",
+        ),
         (QWEN3, {"rope_parameters": {"full_attention": {}}}, "rope_parameters.full_attention: "),
         (QWEN3, {"rope_scaling": {"rope_type": "yarn", "factor": None}}, "rope_scaling.factor: "),
     ],

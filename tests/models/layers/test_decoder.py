@@ -3,13 +3,22 @@
 import asyncio
 from collections.abc import Awaitable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from benchmarks.parity.cases import CASES, CPU, Served, build_reference, prompt_of, reference_logits
+from benchmarks.parity.cases import (
+    CASES,
+    CPU,
+    ParityCase,
+    Served,
+    build_reference,
+    prompt_of,
+    reference_logits,
+)
 from moesaic.models.configuration.config import load_config
 from moesaic.models.layers.decoder import Decoder
 from moesaic.models.layers.step_batch import StepBatch
@@ -78,17 +87,56 @@ def test_only_the_wanted_rows_get_logits(directory: Path) -> None:
     assert asyncio.run(served.decoder.forward(batch, served.cache, served.moe)).shape == (0, 96)
 
 
-def test_bfloat16_stays_close_to_float32(directory: Path) -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("case", BASES, ids=str)
+def test_weights_of_16_bits_give_the_bits_that_they_give_in_float32(
+    case: ParityCase, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    build_reference(case, tmp_path)
+    path, prompt = tmp_path / "model.safetensors", prompt_of(20, seed=1)
+    stored = {name: tensor.to(dtype) for name, tensor in load_file(path).items()}
+    save_file(stored, path)
+
+    wide, held = Served(tmp_path), Served(tmp_path, dtype)
+
+    rows = [(prompt, 0, [0, 1, 2])]
+    assert torch.equal(held.forward(rows), wide.forward(rows))
+    assert held.cache.rows(0).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("quantization", "least"), [("int8", 0.995), ("int4", 0.9), ("int4-128", 0.9)]
+)
+@pytest.mark.parametrize("case", BASES, ids=str)
+def test_quantised_models_stay_close_to_float32(
+    case: ParityCase, quantization: Any, least: float, tmp_path: Path
+) -> None:
+    build_reference(case, tmp_path)
     prompt = prompt_of(20, seed=1)
-    exact = Served(directory).forward([(prompt, 0, [0, 1, 2])])
+    exact = Served(tmp_path).forward([(prompt, 0, [0, 1, 2])])
 
-    served = Served(directory, torch.bfloat16)
-    logits = served.forward([(prompt, 0, [0, 1, 2])])
+    logits = Served(tmp_path, quantization=quantization).forward([(prompt, 0, [0, 1, 2])])
 
-    assert served.cache.rows(0).dtype == torch.bfloat16
-    # Eight bits of mantissa, and now and then another expert: most rows agree closely.
-    closeness = torch.cosine_similarity(logits, exact, dim=-1)
-    assert closeness.median() > 0.99
+    # Now and then a row takes another expert: most agree closely.
+    assert torch.cosine_similarity(logits, exact, dim=-1).median() > least
+
+
+@pytest.mark.parametrize("keep_head", [False, True])
+def test_head_and_embedding_are_quantised_unless_they_are_kept(
+    directory: Path, keep_head: bool
+) -> None:
+    how = (Checkpoint(directory), load_config(directory), torch.float32, CPU)
+    exact, ids = Decoder.load(*how), torch.arange(96)
+    hidden = torch.randn(9, exact.config.hidden_size, generator=torch.Generator().manual_seed(1))
+
+    decoder = Decoder.load(*how, "int4", keep_head=keep_head)
+
+    for one, other in (
+        (decoder.embed(ids), exact.embed(ids)),
+        (decoder.logits(hidden), exact.logits(hidden)),
+    ):
+        assert torch.equal(one, other) == keep_head
+        torch.testing.assert_close(one, other, atol=0.02 * float(other.abs().max()), rtol=0)
 
 
 def test_routed_experts_are_asked_before_the_shared_expert_is_computed(tmp_path: Path) -> None:

@@ -1,14 +1,16 @@
 """Routing, against a plain restatement of each family's rule."""
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moesaic.models.configuration.config import MoE
-from moesaic.models.layers.gate import Gate, select_experts
+from moesaic.models.layers.gate import Gate
+from moesaic.models.layers.gating import Gating
 
 GREEDY = MoE(
     num_experts=12,
@@ -36,7 +38,7 @@ def test_greedy_takes_the_heaviest_experts_with_their_softmax_weights(
 ) -> None:
     logits = random_logits(seed)
 
-    topk_weights, topk_ids = select_experts(logits, replace(GREEDY, top_k=top_k))
+    topk_weights, topk_ids = Gating(replace(GREEDY, top_k=top_k)).select(logits)
 
     scores = logits.softmax(-1)
     assert topk_ids.dtype == torch.int32
@@ -48,7 +50,7 @@ def test_greedy_takes_the_heaviest_experts_with_their_softmax_weights(
 def test_normalised_weights_are_the_softmax_over_the_chosen() -> None:
     logits = random_logits(1)
 
-    topk_weights, topk_ids = select_experts(logits, replace(GREEDY, norm_topk_prob=True))
+    topk_weights, topk_ids = Gating(replace(GREEDY, norm_topk_prob=True)).select(logits)
 
     torch.testing.assert_close(topk_weights, logits.gather(1, topk_ids.long()).softmax(-1))
 
@@ -57,7 +59,7 @@ def test_normalised_weights_are_the_softmax_over_the_chosen() -> None:
 def test_group_limited_routing_stays_within_the_best_groups(seed: int, scale: float) -> None:
     logits = random_logits(seed, num_tokens=1)
 
-    topk_weights, topk_ids = select_experts(logits, replace(LIMITED, routed_scaling_factor=scale))
+    topk_weights, topk_ids = Gating(replace(LIMITED, routed_scaling_factor=scale)).select(logits)
 
     scores = logits[0].softmax(-1).tolist()
     groups = sorted(range(4), key=lambda group: -max(scores[3 * group : 3 * group + 3]))[:2]
@@ -76,7 +78,7 @@ def test_of_equal_experts_and_groups_the_lowest_are_taken(moe: MoE, seed: int) -
         random_logits(seed).round().bfloat16()
     )  # a handful of numbers, so most are equal to others
 
-    _, topk_ids = select_experts(logits, moe)
+    _, topk_ids = Gating(moe).select(logits)
 
     size = moe.num_experts // moe.n_group
     for row, ids in zip(logits.tolist(), topk_ids.tolist(), strict=True):
@@ -91,5 +93,62 @@ def test_a_float32_gate_ignores_the_dtype_of_the_hidden_states() -> None:
 
     topk_weights, topk_ids = Gate(weight, GREEDY)(hidden)
 
-    expected = select_experts(hidden.float() @ weight.T, GREEDY)
+    expected = Gating(GREEDY).select(hidden.float() @ weight.T)
     torch.testing.assert_close((topk_weights, topk_ids), expected)
+
+
+def chosen_exactly(logits: list[float], moe: MoE, correction: list[float]) -> dict[int, float]:
+    """Experts and weights of one row, in float64, as arXiv:2412.19437 has them; with Ernie's softmax too."""
+    if moe.scoring_func == "sigmoid":
+        scores = [1 / (1 + math.exp(-x)) for x in logits]
+    else:
+        exps = [math.exp(x - max(logits)) for x in logits]
+        scores = [x / sum(exps) for x in exps]
+    ranks = [score + own for score, own in zip(scores, correction, strict=True)]
+    size, best = moe.num_experts // moe.n_group, 2 if moe.topk_method == "noaux_tc" else 1
+    groups = sorted(
+        range(moe.n_group),
+        key=lambda g: -sum(sorted(ranks[g * size : (g + 1) * size], reverse=True)[:best]),
+    )
+    allowed = [e for e in range(moe.num_experts) if e // size in groups[: moe.topk_group]]
+    ids = sorted(allowed, key=lambda e: -ranks[e])[: moe.top_k]
+    total = max(sum(scores[e] for e in ids), moe.norm_least) + moe.norm_epsilon
+    divisor = total if moe.norm_topk_prob else 1.0
+    return {e: scores[e] / divisor * moe.routed_scaling_factor for e in ids}
+
+
+@settings(deadline=None)
+@given(data=st.data(), seed=st.integers(0, 10**6))
+def test_every_rule_chooses_as_its_definition_says(data: st.DataObject, seed: int) -> None:
+    n_group = data.draw(st.sampled_from([1, 2, 4, 8]))
+    size, topk_group = data.draw(st.integers(1, 40)), data.draw(st.integers(1, n_group))
+    moe = MoE(
+        num_experts=n_group * size,
+        top_k=data.draw(st.integers(1, min(8, topk_group * size))),
+        expert_size=1,
+        norm_topk_prob=data.draw(st.booleans()),
+        routed_scaling_factor=data.draw(st.sampled_from([1.0, 2.5])),
+        topk_method=data.draw(st.sampled_from(["group_limited_greedy", "noaux_tc"])),
+        n_group=n_group,
+        topk_group=topk_group,
+        scoring_func=data.draw(st.sampled_from(["softmax", "sigmoid"])),
+        correction_bias=data.draw(st.booleans()),
+        norm_epsilon=data.draw(st.sampled_from([0.0, 1e-20, 0.5])),
+        norm_least=data.draw(st.sampled_from([0.0, 1e-12, 1.5])),
+    )
+    generator = torch.Generator().manual_seed(seed)
+    logits = 3 * torch.randn(3, moe.num_experts, generator=generator)
+    bias = torch.randn(moe.num_experts, generator=generator) * data.draw(
+        st.sampled_from([0.0, 0.1, 3.0])
+    )
+    gating, before = Gating(moe, bias if moe.correction_bias else None), logits.clone()
+
+    found = {"c": gating.select(logits), "torch": gating.select_reference(logits)}
+
+    assert torch.equal(logits, before)
+    own = bias.tolist() if moe.correction_bias else [0.0] * moe.num_experts
+    for way, (weights, ids) in found.items():
+        for row, (expected, chosen) in enumerate(zip(weights, ids.tolist(), strict=True)):
+            right = chosen_exactly(logits[row].tolist(), moe, own)
+            assert chosen == list(right), way
+            assert expected.tolist() == pytest.approx(list(right.values()), rel=3e-5), way

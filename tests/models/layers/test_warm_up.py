@@ -25,6 +25,7 @@ SOME = [
         ("mixtral", "sliding window"),
         ("qwen2_moe", "every second layer sparse"),
         ("deepseek_v2", "base"),
+        ("gpt_oss", "base"),
     }
 ]
 

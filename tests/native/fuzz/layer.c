@@ -18,7 +18,7 @@ static struct matrix float_matrix(struct layer_here *layer, int64_t out, int64_t
     const int64_t whole = (out + panel_width() - 1) / panel_width() * panel_width();
     float *weight = any_floats(out * in), *panels = own(layer, exact(whole * in * 4));
     memset(panels, 0, (size_t)(whole * in) * 4);
-    pack_stored(weight, 0, out, 1, in, panels);
+    pack_stored(weight, 0, out, 1, in, 0, panels);
     free(weight);
     return (struct matrix){.panels = panels, .num_in = in, .num_out = out};
 }
@@ -35,7 +35,8 @@ static struct matrix int8_matrix(struct layer_here *layer, int64_t out, int64_t 
                            .scales = scales,
                            .offsets = offsets,
                            .num_in = in,
-                           .num_out = out};
+                           .num_out = out,
+                           .form = 3};
 }
 
 // Each worker's replicas are numbered on from the last one's; every expert has a holder that lives.
@@ -111,8 +112,15 @@ void make_layer(struct layer_here *layer, uint64_t epoch, int64_t index) {
                            .slots = own_copy(layer, layer->slots, is->num_slots * 8),
                            .size = size,
                            .top_k = between(1, num_own < 4 ? num_own : 4),
-                           .scaling = (float)between(1, 3),
-                           .normalise = one_in(2)};
+                           .gating = {.correction = one_in(2) ? own(layer, any_floats(num_own)) : 0,
+                                      .num_groups = 1,
+                                      .kept_groups = 1,
+                                      .scaling = (float)between(1, 3),
+                                      .epsilon = 1e-20f,
+                                      .normalise = one_in(2),
+                                      .sigmoid = one_in(2)}};
+    if (num_own % 2 == 0 && is->moe.top_k <= num_own / 2 && one_in(2))
+        is->moe.gating.num_groups = 2, is->moe.gating.group_best = between(1, 2);
 }
 
 void free_layer(struct layer_here *layer) {

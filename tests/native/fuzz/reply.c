@@ -40,8 +40,8 @@ static struct choice choose_plainly(const struct answerable *is, const float *x,
     uint8_t *scratch = exact(schedule_experts_scratch(num_experts, is->num_workers));
     memset(c.load, 0, (size_t)is->num_workers * 8);
     for (int64_t i = 1; i < is->basis_size && loads; i++) c.load[is->basis[i]] = loads[i];
-    choose_experts(&is->moe.gate, x, rows, is->moe.top_k, is->moe.normalise, is->moe.scaling,
-                   c.logits, c.weights, c.ids, threads);
+    choose_experts(&is->moe.gate, x, rows, is->moe.top_k, &is->moe.gating, c.logits, c.weights, c.ids,
+                   threads);
     if (body) split_plainly(is, body, rows, &c);
     schedule_experts(c.ids, chosen, is->replicas, num_experts, is->num_workers, is->live,
                      is->weights, is->row, c.load, is->first, is->end, c.instance, c.replica,

@@ -17,8 +17,22 @@ FAMILIES = [
     "mixtral",
     "qwen2_moe",
     "deepseek_v2",
-    pytest.param("qwen3_moe", marks=pytest.mark.slow),  # the demo model is one
+    "gpt_oss",
+    "minimax_m2",  # corrected sigmoids, wide norms, partial rotation
+    *(
+        pytest.param(family, marks=pytest.mark.slow)  # the demo model is the first
+        for family in (
+            *("qwen3_moe", "deepseek_v3", "glm4_moe", "olmoe"),
+            *("granitemoe", "granitemoeshared", "ernie4_5_moe"),
+        )
+    ),
 ]
+TOPOLOGIES = (
+    ("--topology", "gathered", "--attention", "2"),
+    ("--topology", "all-to-all", "--attention", "2"),
+    ("--topology", "local", "--offload"),
+    ("--topology", "edge", "--agents", "2"),
+)
 VOCAB_SIZE = 4096  # of the demo model's tokenizer
 PROMPTS = (1, 5, 40)  # tokens
 TOKENS = 32
@@ -116,3 +130,28 @@ def test_tokens_of_a_family_do_not_depend_on_where_experts_are(
     for (ids, logprobs), (right_ids, right_logprobs) in zip(found, reference, strict=True):
         assert ids == right_ids
         assert logprobs == pytest.approx(right_logprobs, abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "family",
+    [
+        *("qwen2_moe", "deepseek_v3", "glm4_moe", "olmoe", "granitemoe", "granitemoeshared"),
+        *("ernie4_5_moe", "minimax_m2"),
+    ],
+)
+def test_tokens_of_a_family_are_the_same_in_the_other_topologies(
+    family: str, model: Path, tmp_path: Path
+) -> None:
+    flags = ("--model", str(model), "--served-model-name", "tiny")
+    with running(made(tmp_path / "alone"), *flags, "--topology", "local") as suite:
+        reference = answers(suite)
+
+    for number, topology in enumerate(TOPOLOGIES):
+        with running(made(tmp_path / str(number)), *flags, *topology) as suite:
+            found = answers(suite)
+
+        for (ids, logprobs), (right_ids, right_logprobs) in zip(found, reference, strict=True):
+            assert ids == right_ids, topology
+            assert logprobs == pytest.approx(right_logprobs, abs=1e-4), topology

@@ -13,7 +13,8 @@ from typing import Literal
 
 import msgspec
 
-from moesaic.cli.checks.preflight import check_model, check_redis
+from moesaic.cli.checks.model_names import found_model
+from moesaic.cli.checks.preflight import check_config, check_model, check_redis
 from moesaic.cli.machine.facts import installed_version
 from moesaic.cli.machine.ports import check_port
 from moesaic.cli.terminal.outcome import CommandError
@@ -223,10 +224,13 @@ def check_locked_memory() -> Finding:
 def check_model_directory(model: str) -> Finding:
     """Check that the model can be served and has a tokenizer."""
     try:
-        config = check_model(model)
+        directory = found_model(
+            model, weights=False
+        )  # of the hub: what says whether it can be served
+        config = check_model(model) if directory == model else check_config(directory)
     except CommandError as error:
         return Finding("model", "fail", str(error), "give a model directory with --model")
-    if not (Path(model) / "tokenizer.json").is_file():
+    if not (Path(directory) / "tokenizer.json").is_file():
         fix = "copy tokenizer.json of the model there"
         return Finding("model", "fail", f"{model}: no tokenizer.json", fix)
     moe = config.moe

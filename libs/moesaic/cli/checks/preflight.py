@@ -13,6 +13,27 @@ if TYPE_CHECKING:
     from moesaic.models.configuration.config import ModelConfig
 
 
+def check_config(model: str) -> "ModelConfig":
+    """Read the configuration in a model's directory.
+
+    Raises:
+        CommandError: ``--model`` is no directory, or not of a model that can be served.
+    """
+    from moesaic.errors import CheckpointError
+    from moesaic.models.configuration.config import load_config
+
+    if not Path(model).is_dir():
+        raise CommandError(
+            f"--model {model}: no such directory; give one with config.json, tokenizer.json and "
+            "safetensors files, or a repository of the Hugging Face hub as owner/name",
+            Exit.USAGE,
+        )
+    try:
+        return load_config(Path(model))
+    except CheckpointError as error:
+        raise CommandError(f"--model {model}: {error}", Exit.USAGE) from error
+
+
 def check_model(model: str) -> "ModelConfig":
     """Read a model's configuration, and check its other files.
 
@@ -21,21 +42,14 @@ def check_model(model: str) -> "ModelConfig":
     """
     from moesaic.classification.wording import PACKAGED
     from moesaic.errors import CheckpointError, InvalidInput
-    from moesaic.models.configuration.config import load_config
     from moesaic.models.configuration.fields import read_json
     from moesaic.models.text.chat import ChatTemplate
     from moesaic.models.text.tokenizer import Tokenizer
     from moesaic.models.weights.files import list_tensors
     from moesaic.models.weights.inventory import check_tensors
 
-    if not Path(model).is_dir():
-        raise CommandError(
-            f"--model {model}: no such directory; give one with config.json, tokenizer.json and "
-            "safetensors files",
-            Exit.USAGE,
-        )
+    config = check_config(model)
     try:
-        config = load_config(Path(model))
         check_tensors(config, list_tensors(Path(model)))
         Tokenizer.load(Path(model))
         serving = Path(model) / "moesaic.json"

@@ -45,6 +45,8 @@ async def service_facts(role: str, worker_id: str, admin_address: str) -> Facts:
         "metrics_address": info.metrics_address,
         "model": info.model,
         "model_digest": info.model_digest,
+        "dtype": info.dtype,
+        "quantization": info.quantization,
         "waiting_for": list(info.waiting_for),
     }
 

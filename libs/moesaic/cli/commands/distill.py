@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from moesaic.cli.checks.model_names import found_model
 from moesaic.cli.terminal.console import print_json, print_table, say
 from moesaic.cli.terminal.options import JsonOption
 from moesaic.cli.terminal.outcome import CommandError, Exit
@@ -24,7 +25,13 @@ LEAST_ROWS = 32  # of an expert, on average
 
 
 def distill(
-    model: Annotated[Path, typer.Option(help="Model directory.")],
+    model: Annotated[
+        str,
+        typer.Option(
+            metavar="DIRECTORY|OWNER/NAME",
+            help="HF-format model directory, or a repository of the Hugging Face hub.",
+        ),
+    ],
     data: Annotated[
         list[Path],
         typer.Option(
@@ -77,16 +84,18 @@ def distill(
         joint_threshold=joint_threshold,
         seed=seed,
     )
+    directory = Path(found_model(model))
+    out = out or directory
     began = time.monotonic()
     try:
-        _require_start(start, out or model, joint_steps)
-        manifests = _distilled(model, data, ways, tokens, recipe, start, out or model, threads)
+        _require_start(start, out, joint_steps)
+        manifests = _distilled(directory, data, ways, tokens, recipe, start, out, threads)
     except KeyboardInterrupt:
         raise CommandError("interrupted; the same again goes on", Exit.INTERRUPTED) from None
     except InvalidInput as error:
         raise CommandError(str(error), Exit.USAGE) from error
     except OSError as error:
-        raise CommandError(f"--out {out or model}: {error.strerror}", Exit.USAGE) from error
+        raise CommandError(f"--out {out}: {error.strerror}", Exit.USAGE) from error
     elapsed_s = time.monotonic() - began
     if as_json:
         print_json({"elapsed_s": round(elapsed_s, 1), "ways": [_summary(m) for m in manifests]})

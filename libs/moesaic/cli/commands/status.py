@@ -109,6 +109,8 @@ def _print(facts: dict[str, Any]) -> None:
     )
     if host:
         print(f"addresses: {host}PORT")
+    for line in numbers_lines(services):
+        print(line)
     for service in services:
         if service["waiting_for"]:
             print(f"{service['id']} waits for: {'; '.join(service['waiting_for'])}")
@@ -134,6 +136,18 @@ def _print_sites(edges: dict[str, dict[str, Any]]) -> None:
     print_table(SITE_COLUMNS, map(site_row, edges.values()))
     if links := [*link_rows(edges)]:
         print_table(LINK_COLUMNS, links)
+
+
+def numbers_lines(services: Iterable[dict[str, Any]]) -> list[str]:
+    """Describe the numbers in which workers hold their weights: one line if all do alike."""
+    workers: dict[str, list[str]] = {}
+    for service in services:
+        if dtype := service.get("dtype"):
+            numbers = [name for name in (dtype, service["quantization"]) if name != "none"]
+            workers.setdefault(" ".join(numbers), []).append(service["id"])
+    if len(workers) == 1:
+        return [f"weights in {numbers}" for numbers in workers]
+    return [f"weights in {numbers}: {', '.join(ids)}" for numbers, ids in workers.items()]
 
 
 def common_host(addresses: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""``moesaic up``: a whole suite on this machine."""
+"""``moesaic up`` and ``moesaic down``: a whole suite on this machine."""
 
 import time
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -14,14 +14,13 @@ from moesaic.cli.clients.rest_key import (
     checked_api_key,
 )
 from moesaic.cli.machine.links.link import read_link
+from moesaic.cli.suite.processes import DEFAULT_AGENTS, DEFAULT_EXPERT_WORKERS
 from moesaic.cli.terminal.console import print_json, say
-from moesaic.cli.terminal.options import JsonOption
+from moesaic.cli.terminal.options import DevicesOption, JsonOption, MemoryFractionOption
 
 if TYPE_CHECKING:
     from moesaic.cli.machine.state import SuiteState
 
-DEFAULT_EXPERT_WORKERS = 2
-DEFAULT_AGENTS = 3
 EDGE_PANEL = "Edge topology"
 SETTINGS_PANEL = "Settings of the services"
 
@@ -40,7 +39,12 @@ def up(
         ),
     ] = "disaggregated",
     model: Annotated[
-        str, typer.Option(envvar="MOESAIC_MODEL", help="HF-format model directory.")
+        str,
+        typer.Option(
+            envvar="MOESAIC_MODEL",
+            help="HF-format model directory, or a repository of the Hugging Face hub: owner/name or "
+            "owner/name@revision.",
+        ),
     ] = "models/demo",
     attention: Annotated[
         int | None,
@@ -119,6 +123,8 @@ def up(
             "root. A frame has the delay once on its way (default: no limits).",
         ),
     ] = "",
+    memory_fraction: MemoryFractionOption = 0.9,
+    devices: DevicesOption = "auto",
     host: Annotated[
         str, typer.Option(envvar="MOESAIC_HOST", help="Address the gateway listens on.")
     ] = "127.0.0.1",
@@ -157,21 +163,21 @@ def up(
         str | None,
         typer.Option(
             rich_help_panel=SETTINGS_PANEL,
-            help="Name of the model in the API (default: the directory's).",
+            help="Name of the model in the API (default: the directory's, or owner/name).",
         ),
     ] = None,
     quantization: Annotated[
         str | None,
         typer.Option(
             rich_help_panel=SETTINGS_PANEL,
-            help="Rounding of weights to 8 bits, on a CPU: int8 (default: none).",
+            help="Rounding of weights on a CPU: int8, int4 or int4-128 (default: none).",
         ),
     ] = None,
     dtype: Annotated[
         str | None,
         typer.Option(
             rich_help_panel=SETTINGS_PANEL,
-            help="Type of weights and activations: float32 or bfloat16 (default: float32).",
+            help="Type of weights in memory: float32, bfloat16 or float16 (default: the checkpoint's).",
         ),
     ] = None,
     log_level: Annotated[
@@ -240,6 +246,8 @@ def up(
         api_keys_file=checked_keys_file(api_keys_file),
         no_auth=no_auth,
         settings=settings,
+        memory_fraction=memory_fraction,
+        devices=devices,
     )
     started = time.monotonic()
 
@@ -252,7 +260,9 @@ def up(
 
     if detach:
         from moesaic.cli.suite.background import foreground_flags, start_in_background
+        from moesaic.cli.suite.prepare import prepared
 
+        options = prepared(options).options  # a download shows its progress here
         flags = foreground_flags(options, timeout)
         on_ready(start_in_background(flags, {API_KEY_VARIABLE: api_key}))
     else:
@@ -260,3 +270,14 @@ def up(
 
         run_suite(options, timeout, on_ready)
         say("stopped")
+
+
+def down(
+    timeout: Annotated[
+        float, typer.Option(min=0, help="Longest time for running requests to finish, in seconds.")
+    ] = 60,
+) -> None:
+    """Stop the suite that was started in this directory."""
+    from moesaic.cli.suite.background import stop_suite
+
+    print(stop_suite(timeout))

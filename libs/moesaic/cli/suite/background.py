@@ -74,6 +74,8 @@ def foreground_flags(options: SuiteOptions, timeout: float) -> list[str]:
         "--host": options.host,
         "--port": options.port,
         "--timeout": timeout,
+        "--memory-fraction": options.memory_fraction,
+        "--devices": options.devices,
     }
     if options.topology == "edge":
         flags["--agents"] = options.agents

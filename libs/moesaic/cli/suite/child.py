@@ -2,30 +2,15 @@
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_libc = ctypes.CDLL(
-    None, use_errno=True
-)  # loaded here: nothing may be loaded between fork and exec
-
-
-def die_with(parent_pid: int) -> Callable[[], None]:
-    """Make the function for a child to run before ``exec``: the kernel then kills it when its parent dies."""
-
-    def before_exec() -> None:
-        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent_pid:  # the parent died before the line above
-            os._exit(1)
-
-    return before_exec
+from moesaic.cluster.parents import die_with
 
 
 @contextlib.contextmanager

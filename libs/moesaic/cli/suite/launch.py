@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from moesaic.cli.checks.links import check_links
-from moesaic.cli.checks.preflight import check_cluster, check_model, check_redis
+from moesaic.cli.checks.preflight import check_cluster, check_redis
 from moesaic.cli.clients.credentials import given_secret
 from moesaic.cli.clients.readiness import await_ready
 from moesaic.cli.clients.rest_key import API_KEY_VARIABLE
@@ -19,13 +19,13 @@ from moesaic.cli.machine.cores import usable_cores
 from moesaic.cli.machine.links.network import joined
 from moesaic.cli.machine.ports import hold_port, number_of
 from moesaic.cli.machine.state import StateFile, SuiteState, process_start_time
-from moesaic.cli.suite.kv_memory import kv_environment
+from moesaic.cli.suite.fitting import kv_environment
 from moesaic.cli.suite.loading import ShownLoading
 from moesaic.cli.suite.log_tail import show_warnings
+from moesaic.cli.suite.prepare import prepared
 from moesaic.cli.suite.processes import Service, SuiteOptions, name_of, services_of, url_of
 from moesaic.cli.suite.redis_keeper import OwnRedis, own_redis
 from moesaic.cli.suite.restart import STATUS_BAD_SETTINGS
-from moesaic.cli.suite.service_settings import check_settings
 from moesaic.cli.suite.supervisor import ServiceFailed, Supervisor
 from moesaic.cli.terminal.console import say_at_time
 from moesaic.cli.terminal.outcome import CommandError, Exit
@@ -51,8 +51,8 @@ def run_suite(options: SuiteOptions, ready_within_s: float, on_ready: OnReady) -
     state_file = StateFile()
     redis_url = os.environ.get("MOESAIC_REDIS_URL") or os.environ.get("REDIS_URL") or ""
     # Checked before anything is made: a suite that cannot run leaves no directory.
-    num_experts, cores = check_model(options.model).moe.num_experts, usable_cores()
-    settings = check_settings(services_of(options, num_experts, cores))
+    options, config, settings, memory = prepared(options)
+    num_experts, cores = config.moe.num_experts, usable_cores()
     if options.link:
         check_links(redis_url, [setting.flag for setting in options.settings])
     with state_file.held(), hold_port(options.host, options.port) as held, ExitStack() as parts:
@@ -69,7 +69,7 @@ def run_suite(options: SuiteOptions, ready_within_s: float, on_ready: OnReady) -
         keep_previous_logs(state_file.directory, services)
         environment = {}
         if options.topology != "edge":  # agents divide their memory themselves
-            environment = kv_environment(options, num_experts, settings["attention-0"])
+            environment = kv_environment(memory, settings["attention-0"])
         model_name = getattr(settings["gateway"], "name_in_api", "")
         state = SuiteState(
             pid=os.getpid(),

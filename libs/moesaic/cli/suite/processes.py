@@ -16,6 +16,8 @@ Topology = Literal["local", "disaggregated", "gathered", "all-to-all", "edge"]
 STOP_ORDER = ("gateway", "edge-agent", "attention", "expert", "scheduler", "links")
 NAMES = {"edge-agent": "agent"}  # of processes, where it is not the role
 LOOPBACK = "127.0.0.1"
+DEFAULT_EXPERT_WORKERS = 2
+DEFAULT_AGENTS = 3
 GRACE_S = 30.0  # time for running work to finish
 
 
@@ -48,6 +50,9 @@ class SuiteOptions:
     api_keys_file: str = ""
     no_auth: bool = False
     settings: tuple[Setting, ...] = ()  # of services, besides the fields above
+    memory_fraction: float = 0.9  # of the memory that there is, for all processes
+    devices: str = "cpu"  # auto, cpu, or names; auto is cpu for what GPUs cannot compute
+    places: Mapping[str, str] = field(default_factory=dict)  # CUDA devices by process
 
     @property
     def all_attention(self) -> int:
@@ -147,6 +152,8 @@ def services_of(
         if cable:  # agents are machines: tensors go from one to another over the cables
             flags += ("--node", cable.agent, "--transports", "tcp")
         flags += ("--model", options.model, "--threads", of_role)
+        if device := options.places.get(name_of(role, number)):
+            flags += ("--device", device)
         service = _service(options, name_of(role, number), role, *flags, cable=cable)
         return replace(service, environment={"OMP_NUM_THREADS": of_role, **environment})
 

@@ -57,6 +57,7 @@ class ServiceStatus:
         self.waiting_for: list[str] = []  # reasons why it is not ready, for people
         self.epoch = 0  # highest placement epoch seen
         self.model_digest = ""
+        self.dtype = self.quantization = ""  # of a worker, once its weights are loaded
         self.data_address = ""
         self.metrics_address = ""
         self.model = ""  # its name, for people
@@ -149,6 +150,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             data_address=status.data_address,
             metrics_address=status.metrics_address,
             model=status.model,
+            dtype=status.dtype,
+            quantization=status.quantization,
             loading=pb.Loading(done_bytes=look.done, total_bytes=look.total, seconds=look.seconds)
             if look
             else None,

@@ -31,7 +31,8 @@ from moesaic.errors import (
 )
 from moesaic.experts.pull.ranges import Share
 from moesaic.experts.slots import load_table
-from moesaic.kernels.linear import Quantization
+from moesaic.kernels.held_bytes import Quantization
+from moesaic.kernels.linear import activation_dtype
 from moesaic.kernels.promised import PromisedRows
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.layers.gate import load_gates
@@ -75,9 +76,9 @@ class AllToAllDispatcher:
         self._table = load_table(checkpoint, config, wanted, dtype, cpu, quantization).table
         served = [expert in mine for expert in range(num_experts)]
         self._slots = self._table.slot_of_expert(config.moe_layers[0], num_experts, served)
-        self._dtype = dtype
+        self._dtype = activation_dtype(dtype, cpu)
         self._nothing = (
-            torch.empty(0, config.hidden_size, dtype=dtype),
+            torch.empty(0, config.hidden_size, dtype=self._dtype),
             torch.empty(0, config.moe.top_k),
             torch.empty(0, config.moe.top_k, dtype=torch.int32),
         )

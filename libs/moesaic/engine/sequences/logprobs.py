@@ -8,7 +8,7 @@ from torch import Tensor
 from moesaic.engine.sequences.requests import PromptEvent, TokenLogprob
 from moesaic.engine.sequences.sequence import Chunk, GenerationSequence
 
-AT_ONCE_BYTES = 1 << 19  # a prompt's rows are many, and each costs a copy of its logits for a while
+AT_ONCE_BYTES = 1 << 22  # a prompt's rows are many, and each costs a copy of its logits for a while
 
 
 def describe(

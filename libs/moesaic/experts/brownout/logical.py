@@ -5,6 +5,7 @@ same under every placement. A placement numbers only what its own rung needs: ``
 behind them.
 """
 
+from collections.abc import Iterable
 from functools import cached_property
 from typing import Protocol
 
@@ -60,9 +61,15 @@ class LogicalExperts:
             return {}
 
     def read(
-        self, layer: int, weights_id: int, dtype: torch.dtype | None, device: torch.device
+        self,
+        layer: int,
+        weights_id: int,
+        dtype: torch.dtype | None,
+        device: torch.device,
+        *,
+        lent: bool = False,
     ) -> ExpertWeights:
-        """Read one expert; without ``dtype`` as it is stored, and lent as ``load_expert`` says.
+        """Read one expert; without ``dtype`` as it is stored. It may be ``lent``, see ``load_expert``.
 
         A united one that was not distilled is the mean of its group.
 
@@ -70,16 +77,22 @@ class LogicalExperts:
             CheckpointError: a tensor is missing, mis-shaped or cannot be read.
         """
         way, group = divmod(weights_id, self._config.moe.num_experts)
-        if way and dtype is None:
-            dtype = torch.float32
         if not way:
-            return load_expert(self._checkpoint, self._config, layer, group, dtype, device)
-        assert dtype is not None
+            return load_expert(
+                self._checkpoint, self._config, layer, group, dtype, device, lent=lent
+            )
+        dtype = dtype or torch.float32
         if (file := self._files.get(way)) is not None:
-            return file.read(layer, group, dtype, device)
+            return self._in_place(file.read(layer, group, dtype, device), device)
         if layer == self._config.moe_layers[0] and not group:  # once for each way
             log.warning("united.not_distilled", way=way, instead="the mean of each group")
-        return self._mean(layer, way, group, dtype, device)
+        return self._in_place(self._mean(layer, way, group, dtype, device), device)
+
+    def _in_place(self, united: ExpertWeights, device: torch.device) -> ExpertWeights:
+        """Bring a united expert into the form of those that it stands in for."""
+        weight_format = self._config.weight_format
+        coded = weight_format is not None and device.type == "cpu"
+        return united.rounded(weight_format.held) if coded and weight_format else united
 
     def stored_bytes(self, layer: int, weights_id: int) -> int:
         """Bytes of one expert in files, for progress; of a united one those of an own one."""
@@ -118,7 +131,12 @@ class LogicalExperts:
         read = [
             load_expert(self._checkpoint, config, layer, e, torch.float32, device) for e in experts
         ]
-        return ExpertWeights(
-            gate_up=torch.stack([each.gate_up for each in read]).mean(dim=0).to(dtype),
-            down=torch.stack([each.down for each in read]).mean(dim=0).to(dtype),
-        )
+
+        def mean(tensors: Iterable[Tensor]) -> Tensor:
+            return torch.stack(list(tensors)).mean(dim=0).to(dtype)
+
+        both = zip(*(each.numbers(torch.float32) for each in read), strict=True)
+        gate_up, down = map(mean, both)
+        biases = [each.biases for each in read if each.biases is not None]
+        mean_biases = (mean(a for a, _ in biases), mean(b for _, b in biases)) if biases else None
+        return ExpertWeights(gate_up, down, mean_biases)

@@ -7,7 +7,7 @@
 #              hidden_states' dtype.
 #   Cost       2 * 3 * R * H * I operations. Where a slot's rows fit one block its weights are read
 #              once: the floor of a decode step. 2 * R * (I + H) numbers go through memory between.
-#   Order      products accumulate in float32; silu(gate) * up is rounded once. A row's experts are
+#   Order      products accumulate in float32, then biases; the activated is rounded once. A row's experts are
 #              added in ascending slot order, in float32, with no atomics: same input, same sum.
 #   Reference  moesaic.kernels.grouped_experts.
 """Grouped expert computation for CUDA."""
@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from moesaic.kernels.packed_experts import Clamped
 from moesaic.kernels.triton.expert_order import ExpertOrder, expert_order
 from moesaic.kernels.triton.shared_memory import is_roomy
 
@@ -34,12 +35,19 @@ class SlotWeights:
 
     gate_up: Tensor  # int64 [S]: addresses; 0 where the slot is empty
     down: Tensor
+    biases: tuple[Tensor, Tensor] | None  # the same of their biases
+    activation: Clamped | None
     size: int  # I
-    held: tuple[tuple[Tensor, Tensor] | None, ...]  # what is at the addresses, kept alive
+    held: tuple[tuple[Tensor, ...] | None, ...]  # what is at the addresses, kept alive
 
     @classmethod
-    def of(cls, experts: Sequence[tuple[Tensor, Tensor] | None]) -> "SlotWeights":
-        """Take each slot's ``gate_up`` ``[2I, H]`` (gate, then up) and ``down`` ``[H, I]``.
+    def of(
+        cls,
+        experts: Sequence[tuple[Tensor, ...] | None],
+        activation: Clamped | None = None,
+    ) -> "SlotWeights":
+        """Take each slot's ``gate_up`` ``[2I, H]`` (gate, then up) and ``down`` ``[H, I]``, and behind them the biases
+        ``[2I]`` and ``[H]`` of all or of none.
 
         They are contiguous, alike in shape, dtype and device, and begin at multiples of 16 bytes.
         ``None``: the slot is empty, and no row may be routed to it. At least one is not.
@@ -52,10 +60,15 @@ class SlotWeights:
                 assert weights.is_contiguous()
                 assert weights.data_ptr() % _ALIGNMENT == 0
         addresses = torch.tensor(
-            [[0 if expert is None else expert[i].data_ptr() for expert in experts] for i in (0, 1)],
+            [
+                [0 if expert is None else expert[i].data_ptr() for expert in experts]
+                for i in range(len(first))
+            ],
             device=first[0].device,
         )
-        return cls(addresses[0], addresses[1], first[1].shape[1], tuple(experts))
+        gate_up, down, *rest = addresses
+        biases = (rest[0], rest[1]) if rest else None
+        return cls(gate_up, down, biases, activation, first[1].shape[1], tuple(experts))
 
 
 @dataclass(frozen=True)
@@ -86,10 +99,17 @@ def _weights(addresses, slot, dtype: tl.constexpr):
     return tl.multiple_of(address.to(tl.pointer_type(dtype)), 16)
 
 
+@triton.jit
+def _with_bias(out, addresses, slot, column, real, dtype: tl.constexpr):
+    bias = tl.load(_weights(addresses, slot, dtype) + column, mask=real, other=0.0)
+    return out + bias.to(tl.float32)[None, :]
+
+
 @triton.jit(do_not_specialize=["num_blocks"])
 def _gate_up_kernel(
     hidden_states,
     gate_up,
+    biases,
     activated,
     choice_of_row,
     slot_of_block,
@@ -99,6 +119,9 @@ def _gate_up_kernel(
     TOP_K: tl.constexpr,
     HIDDEN: tl.constexpr,
     SIZE: tl.constexpr,
+    BIASED: tl.constexpr,
+    SLOPE: tl.constexpr,
+    LIMIT: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -133,7 +156,16 @@ def _gate_up_kernel(
             up_part = tl.load(weights + start + SIZE * HIDDEN, mask=inside[:, None], other=0.0)
         gate = tl.dot(left, gate_part, gate, input_precision="ieee")
         up = tl.dot(left, up_part, up, input_precision="ieee")
-    out = gate * tl.sigmoid(gate) * up
+    if BIASED:
+        dtype: tl.constexpr = hidden_states.dtype.element_ty
+        gate = _with_bias(gate, biases, slot, column, real, dtype)
+        up = _with_bias(up, biases, slot, SIZE + column, real, dtype)
+    if LIMIT == 0.0:
+        out = gate * tl.sigmoid(gate) * up
+    else:
+        gate = tl.where(gate > LIMIT, LIMIT, gate)  # NaN stays
+        up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
+        out = gate * tl.sigmoid(SLOPE * gate) * (up + 1.0)
     tl.store(
         activated + row[:, None] * SIZE + column[None, :],
         out.to(activated.dtype.element_ty),
@@ -145,12 +177,14 @@ def _gate_up_kernel(
 def _down_kernel(
     activated,
     down,
+    biases,
     expert_out,
     slot_of_block,
     rows_of_block,
     num_blocks,
     HIDDEN: tl.constexpr,
     SIZE: tl.constexpr,
+    BIASED: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -180,6 +214,8 @@ def _down_kernel(
             left = tl.load(x + start, mask=used[:, None] & inside[None, :], other=0.0)
             right = tl.load(weights + start, mask=inside[:, None], other=0.0)
         out = tl.dot(left, right, out, input_precision="ieee")
+    if BIASED:
+        out = _with_bias(out, biases, slot, column, real, activated.dtype.element_ty)
     tl.store(
         expert_out + row[:, None] * HIDDEN + column[None, :],
         out.to(expert_out.dtype.element_ty),
@@ -262,9 +298,12 @@ def grouped_products(
     activated = hidden_states.new_empty(num_rows, size)
     expert_out = hidden_states.new_empty(num_rows, hidden)
     blocks = (order.slot_of_block, order.rows_of_block)
+    biases = slots.biases or (slots.gate_up, slots.down)  # without biases they are not read
+    slope, limit = slots.activation or (0.0, 0.0)
     _gate_up_kernel[(num_blocks * triton.cdiv(size, tiles[0].columns),)](
         hidden_states,
         slots.gate_up,
+        biases[0],
         activated,
         order.choice_of_row,
         *blocks,
@@ -273,16 +312,21 @@ def grouped_products(
         TOP_K=top_k,
         HIDDEN=hidden,
         SIZE=size,
+        BIASED=slots.biases is not None,
+        SLOPE=slope,
+        LIMIT=limit,
         **_launch(tiles[0]),
     )
     _down_kernel[(num_blocks * triton.cdiv(hidden, tiles[1].columns),)](
         activated,
         slots.down,
+        biases[1],
         expert_out,
         *blocks,
         num_blocks,
         HIDDEN=hidden,
         SIZE=size,
+        BIASED=slots.biases is not None,
         **_launch(tiles[1]),
     )
     return expert_out

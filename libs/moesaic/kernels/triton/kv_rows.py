@@ -18,20 +18,29 @@ _TILE = 2048  # numbers a program works on
 
 @triton.jit
 def _pair(i, DIM: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """The columns of pair ``i``."""
+    """The columns of pair ``i``, the first ``DIM`` of which are rotated; those behind go side by side."""
     if INTERLEAVED:
         return 2 * i, 2 * i + 1
-    return i, i + DIM // 2
+    rotates = i < DIM // 2
+    return tl.where(rotates, i, 2 * i), tl.where(rotates, i + DIM // 2, 2 * i + 1)
 
 
 @triton.jit
 def _turned(a, b, cos, sin, column_a, column_b, real):
-    """The pairs ``(a, b)``, rotated."""
-    turned_a = a * tl.load(cos + column_a, mask=real, other=0.0).to(tl.float32)
-    turned_a += b * tl.load(sin + column_a, mask=real, other=0.0).to(tl.float32)
-    turned_b = b * tl.load(cos + column_b, mask=real, other=0.0).to(tl.float32)
-    turned_b += a * tl.load(sin + column_b, mask=real, other=0.0).to(tl.float32)
-    return turned_a, turned_b
+    """The pairs ``(a, b)``, rotated where they are ``real``."""
+    cos_a = tl.load(cos + column_a, mask=real, other=1.0).to(tl.float32)
+    sin_a = tl.load(sin + column_a, mask=real, other=0.0).to(tl.float32)
+    cos_b = tl.load(cos + column_b, mask=real, other=1.0).to(tl.float32)
+    sin_b = tl.load(sin + column_b, mask=real, other=0.0).to(tl.float32)
+    return a * cos_a + b * sin_a, b * cos_b + a * sin_b
+
+
+@triton.jit
+def _scale_of(row, eps, SIZE: tl.constexpr, SIZE_POW2: tl.constexpr):
+    """The scale that norms ``SIZE`` numbers."""
+    column = tl.arange(0, SIZE_POW2)
+    x = tl.load(row + column, mask=column < SIZE, other=0.0).to(tl.float32)
+    return tl.rsqrt(tl.sum(x * x, axis=0) / SIZE + eps)
 
 
 @triton.jit
@@ -47,19 +56,25 @@ def _grouped_kernel(
     rotation_stride,
     cached_stride,
     eps,
+    clip,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
+    ROTATED: tl.constexpr,
     PAIRS: tl.constexpr,
     HEADS: tl.constexpr,
     NORM: tl.constexpr,
+    WIDE: tl.constexpr,
+    QUERIES_POW2: tl.constexpr,
+    KEYS_POW2: tl.constexpr,
+    CLIP: tl.constexpr,
     INTERLEAVED: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
     i = tl.arange(0, PAIRS)[None, :]
     real = (i < DIM // 2) & (head < NUM_HEADS + 2 * NUM_KV_HEADS)
-    column_a, column_b = _pair(i, DIM, INTERLEAVED)
+    column_a, column_b = _pair(i, ROTATED, INTERLEAVED)
     source = qkv + token * qkv_stride + head * DIM
     a = tl.load(source + column_a, mask=real, other=0.0).to(tl.float32)
     b = tl.load(source + column_b, mask=real, other=0.0).to(tl.float32)
@@ -67,10 +82,20 @@ def _grouped_kernel(
     rotates = head < NUM_HEADS + NUM_KV_HEADS
     normed_a, normed_b = a, b
     if NORM:
-        scale = tl.rsqrt(tl.sum(a * a + b * b, axis=1) / DIM + eps)[:, None]
+        if WIDE:
+            row = qkv + token * qkv_stride
+            scale = _scale_of(row + NUM_HEADS * DIM, eps, NUM_KV_HEADS * DIM, KEYS_POW2)
+            if NUM_HEADS > 0:
+                of_queries = _scale_of(row, eps, NUM_HEADS * DIM, QUERIES_POW2)
+                scale = tl.where(head < NUM_HEADS, of_queries, scale)
+        else:
+            scale = tl.rsqrt(tl.sum(a * a + b * b, axis=1) / DIM + eps)[:, None]
         factor = qk_norm + head * DIM
         normed_a *= scale * tl.load(factor + column_a, mask=real & rotates, other=0.0)
         normed_b *= scale * tl.load(factor + column_b, mask=real & rotates, other=0.0)
+    if CLIP:
+        a, b = tl.clamp(a, -clip, clip), tl.clamp(b, -clip, clip)
+        normed_a, normed_b = tl.clamp(normed_a, -clip, clip), tl.clamp(normed_b, -clip, clip)
     turned_a, turned_b = _turned(
         normed_a,
         normed_b,
@@ -78,7 +103,7 @@ def _grouped_kernel(
         sin + token * rotation_stride,
         column_a,
         column_b,
-        i < DIM // 2,
+        i < ROTATED // 2,
     )
     a = tl.where(rotates, turned_a, a).to(queries.dtype.element_ty)
     b = tl.where(rotates, turned_b, b).to(queries.dtype.element_ty)
@@ -194,9 +219,13 @@ def store_grouped(
     interleaved: bool,
     offsets: Tensor,
     cached: Tensor,
+    *,
+    is_wide: bool = False,
+    clip: float | None = None,
 ) -> Tensor:
     """See ``moesaic.kernels.kv_rows``."""
     num_rows, all_heads, dim = qkv.shape
+    num_kv_heads = (all_heads - num_heads) // 2
     assert qkv.stride(2) == cos.stride(1) == sin.stride(1) == cached.stride(1) == 1
     assert qkv.stride(1) == dim
     assert cos.stride(0) == sin.stride(0)
@@ -216,9 +245,15 @@ def store_grouped(
         cos.stride(0),
         cached.stride(0),
         eps,
+        clip or 0.0,
         NUM_HEADS=num_heads,
-        NUM_KV_HEADS=(all_heads - num_heads) // 2,
+        NUM_KV_HEADS=num_kv_heads,
+        ROTATED=cos.shape[1],
         NORM=qk_norm is not None,
+        WIDE=is_wide,
+        QUERIES_POW2=triton.next_power_of_2(max(1, num_heads * dim)),
+        KEYS_POW2=triton.next_power_of_2(num_kv_heads * dim),
+        CLIP=clip is not None,
         INTERLEAVED=interleaved,
         **shape,
     )

@@ -25,6 +25,7 @@ from torch import Tensor
 from moesaic.kernels.paged_rows import KVLayout, PagedRows
 from moesaic.kernels.triton.shared_memory import is_roomy
 
+LOG2_E = tl.constexpr(math.log2(math.e))
 SPLIT = 512  # keys a piece
 _FEW_ROWS = 16  # more rows than this are never split: their tiles fill the GPU
 _SPLIT_PROGRAMS = 64  # at most, per tile; they take pieces in turn
@@ -123,6 +124,7 @@ def _attend_kernel(
     queries,
     cached,
     out,
+    sinks,
     pieces,
     piece_scores,
     first_rows,
@@ -148,6 +150,7 @@ def _attend_kernel(
     SHARED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
+    SINKS: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_KEYS: tl.constexpr,
     SPLIT: tl.constexpr,
@@ -191,6 +194,12 @@ def _attend_kernel(
             KEY_DIM, VALUE_DIM, MAIN_DIM, MAIN, EXTRA, VALUES, SHARED, BLOCK_SIZE, WINDOW,
             TILE_ROWS, TILE_KEYS,
         )  # fmt: skip
+        if SINKS:
+            sink = tl.load(sinks + head) * LOG2_E
+            now = tl.maximum(largest, sink)
+            shrink = tl.exp2(largest - now)
+            total = total * shrink[:, None]
+            weight = weight * shrink + tl.exp2(sink - now)
         attended = total / tl.where(weight == 0.0, 1.0, weight)[:, None]
         where = (token * NUM_HEADS + head)[:, None] * VALUE_DIM + value[None, :]
         tl.store(out + where, attended.to(out.dtype.element_ty), mask=store)
@@ -217,6 +226,7 @@ def _merge_kernel(
     pieces,
     piece_scores,
     out,
+    sinks,
     first_rows,
     num_rows,
     lengths,
@@ -226,6 +236,7 @@ def _merge_kernel(
     VALUE_DIM: tl.constexpr,
     VALUES: tl.constexpr,
     WINDOW: tl.constexpr,
+    SINKS: tl.constexpr,
     SPLIT: tl.constexpr,
 ):
     sequence = tl.program_id(0) // max_rows
@@ -241,6 +252,9 @@ def _merge_kernel(
     total = tl.zeros((VALUES,), tl.float32)
     largest = float("-inf")
     weight = 0.0
+    if SINKS:
+        largest = tl.load(sinks + head) * LOG2_E
+        weight = 1.0
     for piece in range(_first_key(position, WINDOW) // SPLIT, position // SPLIT + 1):
         score = tl.load(piece_scores + at + piece)
         attended = tl.load(pieces + (at + piece) * VALUE_DIM + value, mask=real, other=0.0)
@@ -264,6 +278,7 @@ def paged_attention(
     scale: float,
     window: int | None,
     out: Tensor,
+    sinks: Tensor | None = None,
 ) -> None:
     """Compute as ``moesaic.kernels.paged_attention.paged_attention``; never waits for the device."""
     num_heads, num_sequences = queries.shape[1], len(rows.lengths)
@@ -271,6 +286,7 @@ def paged_attention(
     assert out.is_contiguous()
     if not num_sequences:
         return
+    has_sinks, sinks = sinks is not None, out if sinks is None else sinks.contiguous()
     num_pieces = triton.cdiv(rows.max_length, SPLIT)
     split = SPLIT if rows.max_rows <= _FEW_ROWS and num_pieces > 1 else 0
     num_pairs = rows.max_rows * (num_heads // layout.num_kv_heads)
@@ -286,6 +302,7 @@ def paged_attention(
         "VALUE_DIM": layout.value_dim,
         "VALUES": shape["VALUES"],
         "WINDOW": window or 0,
+        "SINKS": has_sinks,
         "SPLIT": split,
     }
     tiles = triton.cdiv(num_pairs, shape["TILE_ROWS"])
@@ -294,6 +311,7 @@ def paged_attention(
         queries,
         cached,
         out,
+        sinks,
         pieces,
         piece_scores,
         *tables,
@@ -304,7 +322,7 @@ def paged_attention(
         rows.block_tables.stride(0),
         rows.max_rows,
         num_pieces,
-        scale * math.log2(math.e),
+        scale * LOG2_E.value,
         NUM_KV_HEADS=layout.num_kv_heads,
         KEY_DIM=layout.key_dim,
         VALUE_COLUMN=layout.value_column,
@@ -314,7 +332,14 @@ def paged_attention(
     )
     if split:
         _merge_kernel[(num_sequences * rows.max_rows, num_heads)](
-            pieces, piece_scores, out, *tables, rows.max_rows, num_pieces, **common
+            pieces,
+            piece_scores,
+            out,
+            sinks,
+            *tables,
+            rows.max_rows,
+            num_pieces,
+            **common,
         )
 
 

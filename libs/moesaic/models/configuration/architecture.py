@@ -3,11 +3,15 @@
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
-from typing import Literal
+from typing import Literal, NamedTuple
 
-Family = Literal["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2"]
-Dtype = Literal["float32", "bfloat16"]
-TopkMethod = Literal["greedy", "group_limited_greedy"]
+from moesaic.models.configuration.weight_format import WeightFormat
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+# Of which experts the best are taken: all, those of the groups with the best expert, or those of the
+# groups with the best two.
+TopkMethod = Literal["greedy", "group_limited_greedy", "noaux_tc"]
+ScoringFunc = Literal["softmax", "sigmoid"]
 
 
 @dataclass(frozen=True)
@@ -17,10 +21,21 @@ class GroupedQueryAttention:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    qk_norm: bool  # RMS norm over each head of queries and keys, before the rotation
-    qkv_bias: bool
-    output_bias: bool
-    sliding_window: int | None  # a token sees itself and the ``sliding_window - 1`` before it
+    qk_norm: bool = False  # RMS norm over each head of queries and keys, before the rotation
+    qkv_bias: bool = False
+    output_bias: bool = False
+    sliding_window: int | None = (
+        None  # a token sees itself and the ``sliding_window - 1`` before it
+    )
+    wide_qk_norm: bool = False  # that norm is over all heads of queries, and all of keys, together
+    clip: float | None = None  # bound of queries, keys and values, before the rotation
+    rotated_dim: int | None = None  # only so many numbers of a head, the first; None: all
+    scale: float | None = None  # of scores; None: ``head_dim**-0.5``
+    # Tokens of these layers see everything before them, whatever the window.
+    full_layers: tuple[int, ...] = ()
+    sinks: bool = (
+        False  # of each head, a learned logit joins the sum of its softmax and weighs no value
+    )
 
     @property
     def kv_width(self) -> int:
@@ -30,7 +45,16 @@ class GroupedQueryAttention:
     @property
     def rotary_dim(self) -> int:
         """Width of the rotated part of a head."""
-        return self.head_dim
+        return self.head_dim if self.rotated_dim is None else self.rotated_dim
+
+    @property
+    def softmax_scale(self) -> float:
+        """Multiplies the scores of a query with keys."""
+        return self.head_dim**-0.5 if self.scale is None else self.scale
+
+    def window_of(self, layer: int) -> int | None:
+        """Return the window of a decoder layer; None: its tokens see everything before them."""
+        return None if layer in self.full_layers else self.sliding_window
 
 
 @dataclass(frozen=True)
@@ -70,11 +94,34 @@ class Yarn:
 
 
 @dataclass(frozen=True)
+class Llama3:
+    """Context extension of Llama 3.1 (arXiv:2407.21783): waves that are long beside the context slow down."""
+
+    factor: float
+    original_max_positions: int
+    low_freq_factor: (
+        float  # of the context: the wavelength from which frequencies are divided by ``factor``
+    )
+    high_freq_factor: float  # the wavelength up to which they are kept
+
+
+@dataclass(frozen=True)
 class Rope:
     """Rotary position embedding."""
 
     theta: float
     yarn: Yarn | None
+    llama3: Llama3 | None = None
+    slowdown: float = 1.0  # all frequencies are divided by it
+    interleaved: bool = False  # pairs are neighbours, not halves
+
+
+class ClampedSwiglu(NamedTuple):
+    """An activation between the products of an expert (gpt-oss, arXiv:2508.10925): ``gate * sigmoid(slope * gate) *
+    (up + 1)``, with gates up to ``limit`` and ups within it on both sides."""
+
+    slope: float
+    limit: float
 
 
 @dataclass(frozen=True)
@@ -84,23 +131,37 @@ class MoE:
     num_experts: int
     top_k: int
     expert_size: int
-    # Softmax runs over all experts, then the top k are taken. Normalising those equals Mixtral's
+    # Scores are of all experts, then the top k are taken. Normalising those of a softmax equals Mixtral's
     # softmax over the chosen.
     norm_topk_prob: bool
-    routed_scaling_factor: float
-    topk_method: TopkMethod
-    n_group: int  # experts fall into this many groups in order; 1 unless group-limited
-    topk_group: int  # a token's experts come from this many groups
-    float32_gate: bool  # gate logits are computed in float32, whatever the model's dtype
-    shared_expert_size: int  # of all shared experts together, which count as one; 0: there is none
-    shared_expert_gated: bool
+    routed_scaling_factor: float = 1.0
+    topk_method: TopkMethod = "greedy"
+    n_group: int = 1  # experts fall into this many groups in order; 1 unless group-limited
+    topk_group: int = 1  # a token's experts come from this many groups
+    float32_gate: bool = False  # gate logits are computed in float32, whatever the model's dtype
+    shared_expert_size: int = (
+        0  # of all shared experts together, which count as one; 0: there is none
+    )
+    shared_expert_gated: bool = False
+    scoring_func: ScoringFunc = "softmax"
+    correction_bias: bool = False  # each expert has a bias, by which it is chosen and not weighed
+    norm_epsilon: float = 0.0  # added to the sum by which ``norm_topk_prob`` divides
+    norm_least: float = 0.0  # least value of that sum
+    gate_bias: bool = False  # added to the gate's logits
+    expert_bias: bool = False  # on both products of every routed expert
+    activation: ClampedSwiglu | None = None  # of routed experts; None: SwiGLU
+
+    @property
+    def group_limited(self) -> bool:
+        """A token's experts come from some of the groups alone."""
+        return self.topk_method != "greedy" and self.topk_group < self.n_group
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """One model: its sizes, its sparse layers, and the identity of the checkpoint."""
 
-    family: Family
+    family: str  # ``model_type`` of its file
     vocab_size: int
     hidden_size: int
     num_layers: int
@@ -115,7 +176,10 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     dtype: Dtype  # what the checkpoint was made in
     config_digest: str  # hex sha256 of config.json and generation_config.json
+    weight_format: WeightFormat | None = None  # of matrices that are stored quantised
     weights_digest: str = ""  # of every byte of the weights; empty where nobody has read them
+    embedding_multiplier: float = 1.0  # of what the embedding gives
+    logits_scaling: float = 1.0  # logits are divided by it
 
     @cached_property
     def digest(self) -> str:
@@ -130,4 +194,5 @@ class ModelConfig:
     @property
     def expert_parameters(self) -> int:
         """Parameters of one routed expert."""
-        return 3 * self.moe.expert_size * self.hidden_size
+        size, hidden = self.moe.expert_size, self.hidden_size
+        return 3 * size * hidden + (2 * size + hidden) * self.moe.expert_bias

@@ -1,10 +1,13 @@
 """Read the configuration of a model directory. Needs no torch."""
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
+from typing import cast, get_args
 
 from moesaic.errors import CheckpointError
 from moesaic.models.configuration.architecture import (
+    Dtype,
     GroupedQueryAttention,
     LatentAttention,
     ModelConfig,
@@ -12,8 +15,10 @@ from moesaic.models.configuration.architecture import (
     Rope,
     Yarn,
 )
-from moesaic.models.configuration.families import read_family
+from moesaic.models.configuration.families import FAMILIES
 from moesaic.models.configuration.fields import Fields, read_json
+from moesaic.models.configuration.rope_fields import read_rope
+from moesaic.models.configuration.weight_format import read_weight_format
 
 __all__ = [
     "GroupedQueryAttention",
@@ -41,7 +46,57 @@ def load_config(directory: Path) -> ModelConfig:
     files = [path for path in (directory / "config.json", generation) if path.exists()]
     fields = Fields("config.json", read_json(directory / "config.json"))
     ends = Fields(generation.name, read_json(generation) if generation in files else {})
-    return read_family(fields, ends, _digest_of(files))
+    return _read(fields, ends, _digest_of(files))
+
+
+def _read(fields: Fields, generation: Fields, config_digest: str) -> ModelConfig:
+    model_type = fields.choice("model_type", tuple(FAMILIES))
+    family = FAMILIES[model_type]
+    fields = fields.filled(family.defaults, {"dtype": "torch_dtype", **family.spellings})
+    fields.choice("hidden_act", ("silu",))
+    _refuse_unsupported(fields)
+    parts = family.read(fields)
+    attention = parts.attention
+    if attention.rotary_dim % 2:
+        raise fields.error(
+            "head_dim", f"rotary embedding needs an even width, got {attention.rotary_dim}"
+        )
+    rope = read_rope(fields, latent=isinstance(attention, LatentAttention))
+    ends = generation if generation.has("eos_token_id") else fields
+    # What is added to the residual stream counts as often if the stream is divided instead, from the
+    # embedding on; its norms then need a smaller epsilon.
+    added = parts.residual_multiplier
+    return ModelConfig(
+        family=model_type,
+        vocab_size=fields.size("vocab_size"),
+        hidden_size=fields.size("hidden_size"),
+        num_layers=fields.size("num_hidden_layers"),
+        max_positions=fields.size("max_position_embeddings"),
+        rms_norm_eps=fields.number("rms_norm_eps") / added**2,
+        tie_word_embeddings=fields.flag("tie_word_embeddings"),
+        attention=attention,
+        rope=replace(rope, interleaved=parts.interleaved),
+        moe=parts.moe,
+        moe_layers=parts.moe_layers,
+        dense_size=parts.dense_size,
+        eos_token_ids=ends.sizes("eos_token_id"),
+        dtype=_read_dtype(fields),
+        config_digest=config_digest,
+        weight_format=read_weight_format(fields),
+        embedding_multiplier=parts.embedding_multiplier / added,
+        logits_scaling=parts.logits_scaling,
+    )
+
+
+def _refuse_unsupported(fields: Fields) -> None:
+    if fields.has("per_layer_config"):
+        raise fields.error("per_layer_config", "layers of several shapes are not supported")
+
+
+def _read_dtype(fields: Fields) -> Dtype:
+    if not fields.has("dtype"):
+        return "float32"
+    return cast(Dtype, fields.choice("dtype", get_args(Dtype)))
 
 
 def _digest_of(files: list[Path]) -> str:

@@ -117,6 +117,21 @@ class Fields:
             raise self.error(name, f"{value!r} is not supported; supported: {', '.join(allowed)}")
         return str(value)
 
+    def choices(self, name: str, allowed: tuple[str, ...], as_many: str) -> tuple[str, ...]:
+        """Read a list of as many entries as field ``as_many`` says, each one of ``allowed``."""
+        value, count = self._get(name), self.size(as_many)
+        if not isinstance(value, list) or len(value) != count:
+            found = len(value) if isinstance(value, list) else repr(value)
+            raise self.error(
+                name, f"expected a list of {count} entries, as {as_many} says, got {found}"
+            )
+        for entry in value:
+            if entry not in allowed:
+                raise self.error(
+                    name, f"{entry!r} is not supported; supported: {', '.join(allowed)}"
+                )
+        return tuple(value)
+
     def sizes(self, name: str) -> tuple[int, ...]:
         """Read a list of integers, one integer, or nothing."""
         value = self._find(name)
@@ -124,11 +139,6 @@ class Fields:
         if not all(type(item) is int and item >= 0 for item in values):
             raise self.error(name, f"expected an integer or a list of integers, got {value!r}")
         return tuple(values)
-
-    def all_are(self, name: str, item: str) -> bool:
-        """Return true if field ``name`` is a list of nothing but ``item``."""
-        value = self._find(name)
-        return isinstance(value, list) and all(found == item for found in value)
 
     def group(self, name: str) -> dict[str, Any]:
         """Read the object in field ``name``; an empty one if it is missing or null."""

@@ -21,7 +21,8 @@ def flops_of(config: ModelConfig) -> ModelFlops:
     num_sparse = len(config.moe_layers)
     feed_forward = num_sparse * sparse + (config.num_layers - num_sparse) * dense
     head = 2 * hidden_size * config.vocab_size
-    return ModelFlops([_attention(config)] * config.num_layers, feed_forward, head)
+    attention = [_attention(config, layer) for layer in range(config.num_layers)]
+    return ModelFlops(attention, feed_forward, head)
 
 
 def step_flops(config: ModelConfig, num_tokens: int) -> int:
@@ -36,7 +37,7 @@ def saturation_of(config: ModelConfig, max_step_tokens: int, slowdown: float = 1
     return saturation_flops(step_flops(config, max_step_tokens), slowdown)
 
 
-def _attention(config: ModelConfig) -> AttentionFlops:
+def _attention(config: ModelConfig, layer: int) -> AttentionFlops:
     how = config.attention
     if isinstance(how, LatentAttention):
         return latent(
@@ -49,5 +50,5 @@ def _attention(config: ModelConfig) -> AttentionFlops:
             how.v_head_dim,
         )
     return grouped_query(
-        config.hidden_size, how.num_heads, how.num_kv_heads, how.head_dim, how.sliding_window
+        config.hidden_size, how.num_heads, how.num_kv_heads, how.head_dim, how.window_of(layer)
     )

@@ -2,9 +2,10 @@
 ``rope_theta`` beside a ``rope_scaling`` that may be null."""
 
 import math
+from functools import partial
 from typing import Any
 
-from moesaic.models.configuration.architecture import Rope, Yarn
+from moesaic.models.configuration.architecture import Llama3, Rope, Yarn
 from moesaic.models.configuration.fields import Fields
 
 _GROUPS = ("rope_parameters", "rope_scaling")
@@ -16,7 +17,6 @@ _DEFAULTS: dict[str, Any] = {
     "beta_slow": 1.0,
     "mscale": 0.0,  # 0 is how a file says "none"
     "mscale_all_dim": 0.0,
-    "partial_rotary_factor": 1.0,
 }
 _NULL_COUNTS = ("factor", "truncate")
 
@@ -27,7 +27,8 @@ def read_rope(fields: Fields, *, latent: bool) -> Rope:
     Raises:
         CheckpointError: a field is invalid, not supported, or contradicts another one.
     """
-    given = [name for name in _GROUPS if fields.group(name)]  # transformers skips empty ones
+    # transformers skips empty ones; those that the file leaves out may have a default.
+    given = [name for name in _GROUPS if fields.gives(name) and fields.group(name)]
     ropes = [_read_group(fields, name, latent=latent) for name in given or _GROUPS[:1]]
     if any(rope != ropes[0] for rope in ropes):
         raise fields.contradiction(given[0], fields, given[1])
@@ -41,25 +42,69 @@ def _read_group(fields: Fields, name: str, *, latent: bool) -> Rope:
             raise fields.under(name, values).error(
                 key, "layers that rotate differently are not supported"
             )
-    known = {k: v for k, v in values.items() if v is not None or k in _NULL_COUNTS}
-    inner = fields.under(name, known).filled(_DEFAULTS, {"rope_type": "type"})
-    for place in (inner, fields):
-        if place.gives("partial_rotary_factor") and place.number("partial_rotary_factor") != 1.0:
-            raise place.error(
-                "partial_rotary_factor", "heads that are rotated in part are not supported"
-            )
+    inner = _inner(fields, name)
     theta = _here_or_there(inner, fields, "rope_theta").number("rope_theta")
-    if inner.choice("rope_type", ("default", "yarn")) == "default":
-        return Rope(theta, None)
-    return Rope(theta, _read_yarn(inner, fields, latent=latent))
+    match inner.choice("rope_type", ("default", "yarn", "llama3", "linear", "dynamic")):
+        case "yarn":
+            return Rope(theta, _read_yarn(inner, fields, latent=latent))
+        case "llama3":
+            return Rope(theta, None, llama3=_read_llama3(inner, fields))
+        case "linear":
+            return Rope(theta, None, slowdown=inner.number("factor"))
+        case (
+            "dynamic"
+        ):  # it changes nothing up to max_position_embeddings, which is as far as any row goes
+            inner.number("factor")
+    return Rope(theta, None)
+
+
+def rotated_width(fields: Fields, head_dim: int, *, partly: bool) -> int | None:
+    """Read how many numbers of each head are rotated; None: all, as without ``partly`` it must be.
+
+    Raises:
+        CheckpointError: it is invalid, not supported, or said twice and differently.
+    """
+    name, width = "partial_rotary_factor", "rotary_dim"  # older files have the latter
+    places = [place for place in map(partial(_inner, fields), _GROUPS) if place.gives(name)]
+    if fields.gives(name) or (fields.has(name) and not places):
+        places.append(fields)
+    widths = [(int(head_dim * place.number(name)), place, name) for place in places]
+    if fields.has(width):
+        widths.append((fields.size(width), fields, width))
+    for found, place, said in widths:
+        if found > head_dim:
+            raise place.error(said, f"expected no more than a head, {head_dim}, got {found}")
+        if found < head_dim and not partly:
+            raise place.error(said, "heads that are rotated in part are not supported")
+        if found != widths[0][0]:
+            raise widths[0][1].contradiction(widths[0][2], place, said)
+    return widths[0][0] if widths and widths[0][0] < head_dim else None
+
+
+def _inner(fields: Fields, name: str) -> Fields:
+    """Return the fields of one of the groups."""
+    values = fields.group(name).items()
+    known = {k: v for k, v in values if v is not None or k in _NULL_COUNTS}
+    return fields.under(name, known).filled(_DEFAULTS, {"rope_type": "type"})
+
+
+def _read_llama3(inner: Fields, fields: Fields) -> Llama3:
+    low, high = inner.number("low_freq_factor"), inner.number("high_freq_factor")
+    if low >= high:
+        raise inner.error("high_freq_factor", f"expected more than low_freq_factor, {low}")
+    return Llama3(inner.number("factor"), _original_positions(inner, fields), low, high)
+
+
+def _original_positions(inner: Fields, fields: Fields) -> int:
+    name = "original_max_position_embeddings"
+    place = _here_or_there(inner, fields, name)
+    return place.size(name if place.gives(name) else "max_position_embeddings")
 
 
 def _read_yarn(inner: Fields, fields: Fields, *, latent: bool) -> Yarn:
     factor = inner.number("factor")
     mscale = inner.number("mscale", zero=True)
     all_dim = inner.number("mscale_all_dim", zero=True)
-    name = "original_max_position_embeddings"
-    place = _here_or_there(inner, fields, name)
 
     def magnitude(mscale: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
@@ -68,7 +113,7 @@ def _read_yarn(inner: Fields, fields: Fields, *, latent: bool) -> Yarn:
     given = inner.gives("attention_factor")
     return Yarn(
         factor=factor,
-        original_max_positions=place.size(name if place.gives(name) else "max_position_embeddings"),
+        original_max_positions=_original_positions(inner, fields),
         beta_fast=inner.number("beta_fast"),
         beta_slow=inner.number("beta_slow"),
         truncate=inner.flag("truncate"),

@@ -21,18 +21,27 @@ class AttentionPlan:
     write_offsets: Tensor  # int64 [T]: cached row of each; -1: not kept
     groups: tuple[PagedRows, ...]  # the attending rows, a group for each call of the kernel
     block_size: int
-    window: int | None  # a row sees its own and the ``window - 1`` positions before it; None: all
     attending: Tensor | None = None  # int64 [A]: the rows that attend; None: all
 
-    def attend(self, queries: Tensor, cached: Tensor, layout: KVLayout, scale: float) -> Tensor:
-        """Compute the attention of ``queries`` ``[A, heads, key_dim]``.
+    def attend(
+        self,
+        queries: Tensor,
+        cached: Tensor,
+        layout: KVLayout,
+        scale: float,
+        window: int | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """Compute the attention of ``queries`` ``[A, heads, key_dim]``; see ``paged_attention``.
 
         Returns:
             ``[A, heads * value_dim]``.
         """
         out = queries.new_empty(*queries.shape[:2], layout.value_dim)
         for rows in self.groups:
-            paged_attention(queries, cached, rows, layout, self.block_size, scale, self.window, out)
+            paged_attention(
+                queries, cached, rows, layout, self.block_size, scale, window, out, sinks
+            )
         return out.flatten(1)
 
 
@@ -45,9 +54,7 @@ class StepPlan:
     last: AttentionPlan  # one row attends at least: others rely on every layer being called
 
 
-def plan_attention(
-    batch: StepBatch, block_size: int, window: int | None, device: torch.device
-) -> StepPlan:
+def plan_attention(batch: StepBatch, block_size: int, device: torch.device) -> StepPlan:
     """Plan ``batch`` over a cache with blocks of ``block_size`` tokens."""
     counts, wanted = batch.sequence_rows, batch.wanted
     assert len(counts) == len(wanted) == len(batch.block_tables)
@@ -67,10 +74,7 @@ def plan_attention(
     )
 
     layer = AttentionPlan(
-        write_offsets.to(device),
-        _groups(counts, lengths, tables, device),
-        block_size,
-        window,
+        write_offsets.to(device), _groups(counts, lengths, tables, device), block_size
     )
     if wanted == counts:
         return StepPlan(layer, layer)

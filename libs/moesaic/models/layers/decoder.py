@@ -12,7 +12,9 @@ from torch.nn import functional as F
 from moesaic.kernels.decoder_step import DecoderStepKernel, RoutedExpertsKernel
 from moesaic.kernels.gated_mlp import GatedMLP
 from moesaic.kernels.grouped_query import GroupedQueryKernel, StepOfRows
-from moesaic.kernels.linear import Linear, PackedLinear, Quantization, make_linear
+from moesaic.kernels.held_bytes import Quantization
+from moesaic.kernels.linear import Linear, PackedLinear, activation_dtype, make_linear
+from moesaic.kernels.packed_matrix import PackedMatrix
 from moesaic.kernels.rms_norm import add_rms_norm, rms_norm
 from moesaic.models.configuration.architecture import LatentAttention, ModelConfig
 from moesaic.models.layers.attention_plan import AttentionPlan, StepPlan, plan_attention
@@ -23,6 +25,7 @@ from moesaic.models.layers.mlp import SharedExpert, load_mlp
 from moesaic.models.layers.rope import RotaryEmbedding, Rotation
 from moesaic.models.layers.step_batch import StepBatch
 from moesaic.models.layers.whole_steps import WholeSteps
+from moesaic.models.tensor_parallel.division import Division, part_of
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.models.weights.inventory import tensor_names
 from moesaic.models.weights.on_threads import on_threads
@@ -54,7 +57,9 @@ class AttentionLayer(Protocol):
 
 
 @dataclass(frozen=True)
-class _Layer:
+class DecoderLayer:
+    """The weights of one layer, routed experts and their gate aside."""
+
     attention_norm: Tensor  # [H]
     attention: AttentionLayer
     mlp_norm: Tensor  # [H]
@@ -69,25 +74,36 @@ class Decoder:
     def __init__(
         self,
         config: ModelConfig,
-        layers: list[_Layer],
-        embedding: Tensor,
+        layers: list[DecoderLayer],
+        embedding: Tensor | PackedMatrix,
         norm: Tensor,
         head: Linear,
+        division: Division | None = None,
     ) -> None:
-        """Take the weights, as ``load`` reads them: ``embedding`` ``[vocab, H]``, ``head`` ``H -> vocab``."""
-        self.config, self.dtype, self.device = config, embedding.dtype, embedding.device
-        self._layers, self._embedding, self._norm, self._head = layers, embedding, norm, head
+        """Take the weights, as ``load`` reads them.
+
+        Args:
+            config: of the model.
+            layers: all of them.
+            embedding: ``[vocab, H]``; packed where the kernels for CPUs look its rows up.
+            norm: of the last layer's output, ``[H]``, in the dtype of activations and on their device.
+            head: ``H -> vocab``.
+            division: this rank's part; None: it is the only one.
+        """
+        self.config, self.dtype, self.device = config, norm.dtype, norm.device
+        self.layers, self._embedding, self._norm, self.head = layers, embedding, norm, head
+        self.division = division
+        self._own = part_of(config, division) if division else config
         latent = isinstance(config.attention, LatentAttention)
         self._rotary = RotaryEmbedding(
-            config.rope, config.attention.rotary_dim, interleaved=latent, device=self.device
+            config.rope,
+            config.attention.rotary_dim,
+            interleaved=config.rope.interleaved,
+            device=self.device,
         )
-        # Latent attention rotates in float32, whatever the model's dtype.
-        self._rotation_dtype = torch.float32 if latent else self.dtype
-        self.window = (
-            None
-            if isinstance(config.attention, LatentAttention)
-            else config.attention.sliding_window
-        )
+        # Latent attention and pairs of neighbours rotate in float32, whatever the model's dtype.
+        in_float32 = latent or config.rope.interleaved
+        self._rotation_dtype = torch.float32 if in_float32 else self.dtype
 
     @classmethod
     def load(
@@ -97,39 +113,90 @@ class Decoder:
         dtype: torch.dtype,
         device: torch.device,
         quantization: Quantization = "none",
+        *,
+        keep_head: bool = False,
+        division: Division | None = None,
     ) -> "Decoder":
         """Read all weights but those of routed experts and their gates.
 
-        The head is never quantised: its errors would reach every token at full size.
+        With a quantisation, embedding and head are int8: they are a good part of what a token reads, and the
+        head's errors reach every token at full size. A head that is tied to the embedding shares its memory.
+        With a ``division``, read the part of one rank of several: see ``moesaic.models.tensor_parallel``.
+
+        Args:
+            checkpoint: the weights.
+            config: of the model.
+            dtype: of weights that are not quantised; on a CPU activations are float32.
+            device: that computes.
+            quantization: of linear layers and experts.
+            keep_head: leaves embedding and head as they are.
+            division: of the rank; only the first has the embedding.
 
         Raises:
             CheckpointError: a tensor is missing, mis-shaped or cannot be read.
         """
-        reader = TensorReader(checkpoint, dtype, device, quantization)
-        shape, tied = (config.vocab_size, config.hidden_size), config.tie_word_embeddings
+        reader = TensorReader(
+            checkpoint,
+            dtype,
+            device,
+            quantization,
+            weight_format=config.weight_format,
+            division=division,
+        )
+        own = part_of(config, division) if division else config
+        shape = (config.vocab_size, config.hidden_size)
+        rounding: Quantization = "none" if keep_head or quantization == "none" else "int8"
 
-        ends: list[tuple[Tensor, Linear]] = []
-        layers: dict[int, _Layer] = {}
+        def read(name: str, *, here: bool = True) -> tuple[Tensor | PackedMatrix, Linear]:
+            weight = reader.read(name, *shape)
+            if not here:
+                weight = weight[:1].clone()
+            linear = make_linear(weight, quantization=rounding)
+            if isinstance(linear, PackedLinear):
+                return linear.matrix, linear
+            return weight.to(activation_dtype(dtype, device)), linear
+
+        def read_ends() -> tuple[Tensor | PackedMatrix, Linear]:
+            embedding, head = read(EMBEDDING, here=division is None or division.rank == 0)
+            if division:
+                name = EMBEDDING if config.tie_word_embeddings else HEAD
+                part = _logits_of(reader.read(name, *shape), division)
+                head = make_linear(part, quantization=rounding)
+            elif not config.tie_word_embeddings:
+                _, head = read(HEAD)
+            return embedding, head
+
+        ends: list[tuple[Tensor | PackedMatrix, Linear]] = []
+        layers: dict[int, DecoderLayer] = {}
 
         def load(index: int) -> None:
-            if index >= 0:
-                layers[index] = _load_layer(reader.under(layer_prefix(index)), config, index)
-                return
-            embedding = reader.read(EMBEDDING, *shape)
-            ends.append((embedding, make_linear(embedding if tied else reader.read(HEAD, *shape))))
+            if index < 0:
+                ends.append(read_ends())
+            else:
+                layers[index] = _load_layer(reader.under(layer_prefix(index)), own, index)
 
-        names = (name for name in tensor_names(config, checkpoint) if ".experts." not in name)
+        names = tensor_names(config, checkpoint, experts=False)
         with checkpoint.progress.expecting(checkpoint.nbytes(names)):
             # The ends of the model are the largest: they begin first.
             on_threads(load, range(-1, config.num_layers))
-            norm = reader.read(FINAL_NORM, config.hidden_size)
+            norm = reader.vector(FINAL_NORM, config.hidden_size)
         [(embedding, head)] = ends
         in_order = [layers[index] for index in range(config.num_layers)]
-        return cls(config, in_order, embedding, norm, head)
+        if config.logits_scaling != 1.0:  # dividing here divides the logits
+            norm = norm.float() / config.logits_scaling
+        return cls(config, in_order, embedding, norm, head, division)
 
-    def new_kv_cache(self, num_blocks: int, block_size: int = 16) -> KVCache:
-        """Reserve an empty cache that fits this decoder."""
-        return KVCache(self.config, num_blocks, block_size, self.dtype, self.device)
+    def with_parts(self, layers: list[DecoderLayer], head: Linear) -> "Decoder":
+        """Return the same decoder with other layers and another head."""
+        return Decoder(self.config, layers, self._embedding, self._norm, head, self.division)
+
+    def new_kv_cache(
+        self, num_blocks: int, block_size: int = 16, *, one_for_all: bool = False
+    ) -> KVCache:
+        """Reserve an empty cache that fits this decoder; see ``KVCache``."""
+        return KVCache(
+            self._own, num_blocks, block_size, self.dtype, self.device, one_for_all=one_for_all
+        )
 
     def whole_steps(
         self, cache: KVCache, experts: Mapping[int, RoutedExpertsKernel] | None = None
@@ -145,20 +212,21 @@ class Decoder:
         """
         layers = [
             (layer.fused, experts.get(index) if experts is not None else None)
-            for index, layer in enumerate(self._layers)
+            for index, layer in enumerate(self.layers)
         ]
         whole = [
             (attention, routed)
             for attention, routed in layers
             if attention and (routed or experts is None)
         ]
-        last, head = self._layers[-1].attention, self._head
+        last, head = self.layers[-1].attention, self.head
         if (
             len(whole) < len(layers)
-            or any(layer.shared or layer.dense for layer in self._layers)
+            or any(layer.shared or layer.dense for layer in self.layers)
             or not isinstance(last, GroupedQueryLayer)
             or not isinstance(last.qkv, PackedLinear)
             or not isinstance(head, PackedLinear)
+            or not isinstance(self._embedding, PackedMatrix)
         ):
             return None
         # Keys and values alone, if they begin a panel of the packed projection.
@@ -167,11 +235,12 @@ class Decoder:
         kernel = DecoderStepKernel(
             whole,
             kv.matrix,
-            self._embedding.contiguous(),
+            self._embedding,
             self._norm,
             head.matrix,
-            last.lying(cache.block_size, self.window),
+            last.lying(cache.block_size),
             caches,
+            self.config.embedding_multiplier,
         )
         return WholeSteps(kernel, self._rotary, cache.block_size)
 
@@ -185,7 +254,7 @@ class Decoder:
         Returns:
             float32 ``[R, vocab]``: the next-token logits of the wanted rows, in their order.
         """
-        plan = plan_attention(batch, cache.block_size, self.window, self.device)
+        plan = plan_attention(batch, cache.block_size, self.device)
         attending = plan.last.attending
         if every_row:
             plan = StepPlan(plan.layer, plan.layer)
@@ -210,7 +279,7 @@ class Decoder:
         """
         hidden = self.embed(token_ids)
         delta: Tensor | None = None  # what the layer before adds to the residual stream
-        *others, last = range(len(self._layers))
+        *others, last = range(len(self.layers))
         rows = self.rows(positions, plan.layer, cache)
         for index in others:
             hidden, delta = await self._pass(index, hidden, delta, rows, moe)
@@ -222,11 +291,16 @@ class Decoder:
     def rows(self, positions: Tensor, plan: AttentionPlan, cache: KVCache) -> "PassingRows":
         """Describe the rows at ``positions``, int64 ``[T]``, to the layers that they pass."""
         rotation = self._rotary.rotation(positions, self._rotation_dtype)
-        return PassingRows(rotation, plan, cache, self._layers[0].attention)
+        return PassingRows(rotation, plan, cache, self.layers[0].attention)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Return the input of the first layer, ``[T, H]``, of int64 ``[T]``."""
-        return F.embedding(token_ids, self._embedding)
+        if isinstance(self._embedding, PackedMatrix):
+            embedded = self._embedding.look_up(token_ids)
+        else:
+            embedded = F.embedding(token_ids, self._embedding)
+        multiplier = self.config.embedding_multiplier
+        return embedded if multiplier == 1.0 else embedded * multiplier
 
     async def compute_layer(
         self,
@@ -256,15 +330,15 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the next-token logits, float32 ``[R, vocab]``, of outputs of the last layer, ``[R, H]``."""
-        return self._head(rms_norm(hidden, self._norm, self.config.rms_norm_eps)).float()
+        return self.head(rms_norm(hidden, self._norm, self.config.rms_norm_eps)).float()
 
     def dense(self, index: int) -> GatedMLP | None:
         """The MLP of a dense layer; ``None`` for a sparse one."""
-        return self._layers[index].dense
+        return self.layers[index].dense
 
     def shared(self, index: int) -> SharedExpert | None:
         """The shared expert of a sparse layer, if it has one."""
-        return self._layers[index].shared
+        return self.layers[index].shared
 
     async def _pass(
         self,
@@ -279,7 +353,7 @@ class Decoder:
         Returns:
             ``hidden`` behind its attention, and the output of its MLP, not added yet.
         """
-        layer = self._layers[index]
+        layer = self.layers[index]
         hidden, normed = self.attend(index, hidden, delta, rows)
         if layer.dense is not None:
             return hidden, layer.dense(normed)
@@ -292,7 +366,7 @@ class Decoder:
         self, index: int, hidden: Tensor, delta: Tensor | None, rows: "PassingRows"
     ) -> tuple[Tensor, Tensor]:
         """Return the residual stream behind a layer's attention, and its norm, ``[A, H]`` each."""
-        layer = self._layers[index]
+        layer = self.layers[index]
         eps, attending = self.config.rms_norm_eps, rows.plan.attending
         if layer.fused is not None and attending is None:
             return layer.fused(hidden, delta, rows.fused, rows.cache.rows(index))
@@ -322,23 +396,30 @@ class PassingRows:
         return self.attention.step_of(self.rotation, self.plan)
 
 
-def _load_layer(reader: TensorReader, config: ModelConfig, index: int) -> _Layer:
+def _logits_of(head: Tensor, division: Division) -> Tensor:
+    """Return a rank's rows of the head, ``[vocab, H]``; zeros where the vocabulary ends."""
+    tokens = division.vocabulary(len(head))
+    part = head.new_zeros(division.tokens_each(len(head)), head.shape[1])
+    part[: len(tokens)] = head[tokens.start : tokens.stop]
+    return part
+
+
+def _load_layer(reader: TensorReader, config: ModelConfig, index: int) -> DecoderLayer:
     attention = reader.under("self_attn.")
     dense = index not in config.moe_layers
-    mlp = reader.under("mlp.")
-    norm = reader.read("input_layernorm.weight", config.hidden_size)
-    mlp_norm = reader.read("post_attention_layernorm.weight", config.hidden_size)
+    norm = reader.vector("input_layernorm.weight", config.hidden_size)
+    mlp_norm = reader.vector("post_attention_layernorm.weight", config.hidden_size)
     layer: LatentLayer | GroupedQueryLayer
     if isinstance(config.attention, LatentAttention):
         layer, fused = LatentLayer.load(attention, config, config.attention, index), None
     else:
         layer = GroupedQueryLayer.load(attention, config, config.attention, index)
         fused = layer.between(norm, mlp_norm)
-    return _Layer(
+    return DecoderLayer(
         attention_norm=norm,
         attention=layer,
         mlp_norm=mlp_norm,
         fused=fused,
-        dense=load_mlp(mlp, config.hidden_size, config.dense_size) if dense else None,
-        shared=None if dense else SharedExpert.load(mlp, config),
+        dense=load_mlp(reader, config.hidden_size, config.dense_size) if dense else None,
+        shared=None if dense else SharedExpert.load(reader, config, index),
     )

@@ -1,4 +1,4 @@
-"""Grouped-query attention: Mixtral, Qwen2-MoE, Qwen3-MoE."""
+"""Grouped-query attention."""
 
 from dataclasses import dataclass
 
@@ -26,9 +26,10 @@ class GroupedQueryLayer:
     shape: GroupedQueryAttention
     qkv: Linear  # H -> (heads + 2 kv_heads) * d
     kv: Linear  # the last part of it, H -> 2 kv_heads * d
-    qk_norm: Tensor | None  # [heads + kv_heads, d]: one weight for all queries, one for all keys
+    qk_norm: Tensor | None  # [heads + kv_heads, d]: weights for all queries, and for all keys
     eps: float
     output: Linear  # heads * d -> H
+    sinks: Tensor | None  # float32 [heads]
 
     @classmethod
     def load(
@@ -40,14 +41,17 @@ class GroupedQueryLayer:
         sizes = {"q_proj": shape.num_heads * dim, "k_proj": num_kv * dim, "v_proj": num_kv * dim}
 
         def qk_norm() -> Tensor:
-            q, k = reader.read("q_norm.weight", dim), reader.read("k_norm.weight", dim)
-            return torch.cat((q.expand(shape.num_heads, -1), k.expand(num_kv, -1)))
+            norms = []
+            for name, heads in (("q_norm", shape.num_heads), ("k_norm", num_kv)):
+                weight = reader.vector(f"{name}.weight", heads * dim if shape.wide_qk_norm else dim)
+                norms.append(weight.view(-1, dim).expand(heads, -1))
+            return torch.cat(norms)
 
         def qkv_bias() -> Tensor:
-            return torch.cat([reader.read(f"{name}.bias", size) for name, size in sizes.items()])
+            return torch.cat([reader.vector(f"{name}.bias", size) for name, size in sizes.items()])
 
-        weights = [reader.read(f"{name}.weight", size, hidden) for name, size in sizes.items()]
-        qkv = reader.linear(torch.cat(weights), qkv_bias() if shape.qkv_bias else None)
+        weights = [reader.weight(f"{name}.weight", size, hidden) for name, size in sizes.items()]
+        qkv = reader.linear(reader.joined(*weights), qkv_bias() if shape.qkv_bias else None)
         return cls(
             layer=layer,
             shape=shape,
@@ -56,9 +60,10 @@ class GroupedQueryLayer:
             qk_norm=qk_norm() if shape.qk_norm else None,
             eps=config.rms_norm_eps,
             output=reader.linear(
-                reader.read("o_proj.weight", hidden, shape.num_heads * dim),
-                reader.read("o_proj.bias", hidden) if shape.output_bias else None,
+                reader.weight("o_proj.weight", hidden, shape.num_heads * dim),
+                reader.vector("o_proj.bias", hidden) if shape.output_bias else None,
             ),
+            sinks=reader.read("sinks", shape.num_heads).float() if shape.sinks else None,
         )
 
     def __call__(
@@ -73,8 +78,9 @@ class GroupedQueryLayer:
         qkv = self.qkv(hidden_states)
         queries = self._store(qkv, self.shape.num_heads, rotation, offsets, cache)
         layout = KVLayout.grouped(self.shape.num_kv_heads, self.shape.head_dim)
+        scale, window = self.shape.softmax_scale, self.shape.window_of(self.layer)
         rows = cache.rows(self.layer)
-        return self.output(plan.attend(queries, rows, layout, self.shape.head_dim**-0.5))
+        return self.output(plan.attend(queries, rows, layout, scale, window, self.sinks))
 
     def between(self, norm: Tensor, norm_behind: Tensor) -> GroupedQueryKernel | None:
         """Combine this layer with the norms before and behind it, ``[H]`` each, into one call.
@@ -86,25 +92,29 @@ class GroupedQueryLayer:
         if not (isinstance(qkv, PackedLinear) and isinstance(output, PackedLinear)):
             return None
         return GroupedQueryKernel(
-            qkv.matrix, output.matrix, norm, self.qk_norm, norm_behind, self.eps
+            *(qkv.matrix, output.matrix, norm, self.qk_norm, norm_behind, self.eps),
+            is_wide=self.shape.wide_qk_norm,
+            clip=self.shape.clip,
+            window=self.shape.window_of(self.layer),
+            sinks=self.sinks,
         )
 
     def step_of(self, rotation: Rotation, plan: AttentionPlan) -> StepOfRows:
         """Describe a step's rows for every layer's call, if all of them attend."""
         [rows] = plan.groups
-        lying = self.lying(plan.block_size, plan.window)
+        lying = self.lying(plan.block_size)
         turn = (rotation.cos, rotation.sin, rotation.interleaved)
         return StepOfRows(lying, *turn, plan.write_offsets, rows)
 
-    def lying(self, block_size: int, window: int | None) -> ShapeArgs:
-        """Describe the place of heads in the projection and in a CPU's cache."""
+    def lying(self, block_size: int) -> ShapeArgs:
+        """Describe the place of heads in the projection and in a CPU's cache, for layers with any window."""
         heads, kv_heads, dim = (
             self.shape.num_heads,
             self.shape.num_kv_heads,
             self.shape.head_dim,
         )
         layout, width = KVLayout.grouped(kv_heads, dim), (heads + 2 * kv_heads) * dim
-        return shape_of(layout, heads, width, block_size, window, dim**-0.5)
+        return shape_of(layout, heads, width, block_size, None, self.shape.softmax_scale)
 
     def _store(
         self, projected: Tensor, num_heads: int, rotation: Rotation, offsets: Tensor, cache: KVCache
@@ -126,4 +136,6 @@ class GroupedQueryLayer:
             offsets,
             cache.rows(self.layer),
             cache.block_size,
+            is_wide=self.shape.wide_qk_norm,
+            clip=self.shape.clip,
         )

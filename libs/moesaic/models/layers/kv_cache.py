@@ -2,7 +2,7 @@
 
 import math
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ class KVCache:
 
     The kernels of attention decide what these numbers mean, and where the tokens of a block lie in it:
     they are keys and values, or the latent and the shared rotated key.
+
+    Attributes:
+        on_copy: called with the blocks that are about to be copied, for whoever has parts of the same cache.
     """
 
     def __init__(
@@ -32,7 +35,8 @@ class KVCache:
 
         ``one_for_all``: the layers use the same blocks, each after the one before.
         """
-        self.num_blocks, self.block_size = num_blocks, block_size
+        self.num_blocks, self.block_size, self.one_for_all = num_blocks, block_size, one_for_all
+        self.on_copy: Callable[[Sequence[tuple[int, int]]], None] | None = None
         shape = (num_blocks * block_size, config.kv_width)
         num_separate = 1 if one_for_all else config.num_layers
         on_cpu = device is None or device.type == "cpu"
@@ -57,6 +61,8 @@ class KVCache:
         """Copy whole blocks, (from, to), in every layer; no block is copied to twice."""
         if not pairs:
             return
+        if self.on_copy is not None:
+            self.on_copy(pairs)
         source, target = zip(*pairs, strict=True)
         for layer in self._separate:
             blocks = layer.view(self.num_blocks, self.block_size, -1)

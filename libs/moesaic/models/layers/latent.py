@@ -45,33 +45,33 @@ class LatentLayer:
         q_name, q_size = ("q_proj", heads * qk_dim) if rank is None else ("q_a_proj", rank)
 
         def down_bias() -> Tensor:
-            kv = reader.read("kv_a_proj_with_mqa.bias", shape.kv_width)
+            kv = reader.vector("kv_a_proj_with_mqa.bias", shape.kv_width)
             if rank is None:  # a full query projection has none
                 return torch.cat((kv.new_zeros(q_size), kv))
-            return torch.cat((reader.read(f"{q_name}.bias", q_size), kv))
+            return torch.cat((reader.vector(f"{q_name}.bias", q_size), kv))
 
-        by_head = reader.read("kv_b_proj.weight", up_size, shape.kv_lora_rank).view(
+        by_head = reader.numbers("kv_b_proj.weight", up_size, shape.kv_lora_rank).view(
             heads, -1, shape.kv_lora_rank
         )
         key_up, value_up = torch.split(by_head, [shape.qk_nope_head_dim, shape.v_head_dim], dim=1)
-        q = reader.read(f"{q_name}.weight", q_size, hidden)
-        kv = reader.read("kv_a_proj_with_mqa.weight", shape.kv_width, hidden)
-        q_kv_down = reader.linear(torch.cat((q, kv)), down_bias() if shape.bias else None)
+        q = reader.weight(f"{q_name}.weight", q_size, hidden)
+        kv = reader.weight("kv_a_proj_with_mqa.weight", shape.kv_width, hidden)
+        q_kv_down = reader.linear(reader.joined(q, kv), down_bias() if shape.bias else None)
         return cls(
             layer=layer,
             shape=shape,
             q_kv_down=q_kv_down,
             kv_down=q_kv_down.behind(q_size),
-            q_norm=None if rank is None else reader.read("q_a_layernorm.weight", rank),
+            q_norm=None if rank is None else reader.vector("q_a_layernorm.weight", rank),
             q_up=None
             if rank is None
-            else reader.linear(reader.read("q_b_proj.weight", heads * qk_dim, rank)),
-            kv_norm=reader.read("kv_a_layernorm.weight", shape.kv_lora_rank),
+            else reader.linear(reader.weight("q_b_proj.weight", heads * qk_dim, rank)),
+            kv_norm=reader.vector("kv_a_layernorm.weight", shape.kv_lora_rank),
             key_up=HeadLinear(key_up.transpose(1, 2)),
             value_up=HeadLinear(value_up),
             output=reader.linear(
-                reader.read("o_proj.weight", hidden, heads * shape.v_head_dim),
-                reader.read("o_proj.bias", hidden) if shape.bias else None,
+                reader.weight("o_proj.weight", hidden, heads * shape.v_head_dim),
+                reader.vector("o_proj.bias", hidden) if shape.bias else None,
             ),
             scale=qk_dim**-0.5 * (config.rope.yarn.softmax_scale if config.rope.yarn else 1.0),
         )

@@ -1,21 +1,25 @@
 """The MLPs that every token passes: dense layers and shared experts."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from moesaic.kernels.gated_mlp import GatedMLP, make_mlp
+from moesaic.kernels.gated_mlp import GatedMLP
 from moesaic.kernels.linear import Linear, make_linear
 from moesaic.models.configuration.architecture import ModelConfig
+from moesaic.models.configuration.family import mlp_names
+from moesaic.models.weights.tensor_names import sparse_names
 from moesaic.models.weights.tensor_reader import TensorReader
 
 
-def load_mlp(reader: TensorReader, hidden: int, size: int) -> GatedMLP:
-    """Read an MLP of inner width ``size``; raises ``CheckpointError``."""
-    gate, up = (reader.read(f"{name}.weight", size, hidden) for name in ("gate_proj", "up_proj"))
-    down = reader.read("down_proj.weight", hidden, size)
-    return make_mlp(torch.cat((gate, up)), down, reader.quantization)
+def load_mlp(
+    reader: TensorReader, hidden: int, size: int, names: Sequence[str] = mlp_names("mlp.")
+) -> GatedMLP:
+    """Read an MLP of inner width ``size``, whose gate and up may be one tensor; raises ``CheckpointError``."""
+    *parts, last = names
+    gate_up = [reader.weight(name, 2 * size // len(parts), hidden) for name in parts]
+    return reader.mlp(reader.joined(*gate_up), reader.weight(last, hidden, size))
 
 
 @dataclass(frozen=True)
@@ -26,15 +30,15 @@ class SharedExpert:
     gate: Linear | None  # H -> 1
 
     @classmethod
-    def load(cls, reader: TensorReader, config: ModelConfig) -> "SharedExpert | None":
+    def load(cls, reader: TensorReader, config: ModelConfig, layer: int) -> "SharedExpert | None":
         """Read a sparse layer's shared expert, if the model has any; raises ``CheckpointError``."""
         moe, hidden = config.moe, config.hidden_size
         if not moe.shared_expert_size:
             return None
-        name = "shared_expert." if moe.shared_expert_gated else "shared_experts."
+        names = sparse_names(config, reader.checkpoint, layer)
         return cls(
-            load_mlp(reader.under(name), hidden, moe.shared_expert_size),
-            make_linear(reader.read("shared_expert_gate.weight", 1, hidden))
+            load_mlp(reader, hidden, moe.shared_expert_size, names.shared),
+            make_linear(reader.read(names.shared_gate, 1, hidden))
             if moe.shared_expert_gated
             else None,
         )

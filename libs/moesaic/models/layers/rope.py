@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moesaic.models.configuration.architecture import Rope, Yarn
+from moesaic.models.configuration.architecture import Llama3, Rope, Yarn
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,9 @@ class RotaryEmbedding:
 
 def _frequencies(rope: Rope, dim: int) -> Tensor:
     frequencies = 1.0 / rope.theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+    frequencies /= rope.slowdown
+    if rope.llama3 is not None:
+        return _slowed_as_llama3(frequencies, rope.llama3)
     if rope.yarn is None:
         return frequencies
     low, high = _yarn_bounds(rope.yarn, rope.theta, dim)
@@ -90,3 +93,11 @@ def _yarn_bounds(yarn: Yarn, theta: float, dim: int) -> tuple[float, float]:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
     return low, high if high != low else high + 0.001  # a ramp of no width would divide by zero
+
+
+def _slowed_as_llama3(frequencies: Tensor, how: Llama3) -> Tensor:
+    """Divide the frequencies of long waves, keep those of short ones, and mix the two between."""
+    turns = how.original_max_positions * frequencies / (2 * math.pi)  # in the first context
+    kept = (turns - how.low_freq_factor) / (how.high_freq_factor - how.low_freq_factor)
+    kept = kept.clamp(0, 1)
+    return frequencies * kept + frequencies / how.factor * (1 - kept)

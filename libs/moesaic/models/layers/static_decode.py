@@ -92,7 +92,7 @@ class StaticDecode:
             max_rows=1,
             max_length=self._max_length,
         )
-        plan = AttentionPlan(write_offsets, (rows,), self._cache.block_size, self._decoder.window)
+        plan = AttentionPlan(write_offsets, (rows,), self._cache.block_size)
         return token_ids, positions, plan
 
     async def compute(self, moe: MoELayer) -> Tensor:

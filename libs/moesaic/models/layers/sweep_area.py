@@ -10,7 +10,6 @@ from torch import Tensor
 from moesaic.models.configuration.architecture import ModelConfig
 from moesaic.models.layers.attention_plan import plan_attention
 from moesaic.models.layers.decoder import Decoder, MoELayer
-from moesaic.models.layers.kv_cache import KVCache
 from moesaic.models.layers.step_batch import StepBatch
 
 
@@ -21,7 +20,7 @@ class SweepArea:
         """Reserve ``num_blocks * block_bytes(...)`` bytes."""
         config, dtype, device = decoder.config, decoder.dtype, decoder.device
         self._decoder = decoder
-        self._cache = KVCache(config, num_blocks, block_size, dtype, device, one_for_all=True)
+        self._cache = decoder.new_kv_cache(num_blocks, block_size, one_for_all=True)
         self._hidden = torch.zeros(  # [rows, H]: output of the last layer that a row has passed
             num_blocks * block_size, config.hidden_size, dtype=dtype, device=device
         )
@@ -43,7 +42,7 @@ class SweepArea:
         fails may be made again.
         """
         decoder, device = self._decoder, self._decoder.device
-        plans = plan_attention(batch, self._cache.block_size, decoder.window, device)
+        plans = plan_attention(batch, self._cache.block_size, device)
         plan = plans.last if layer == decoder.config.num_layers - 1 else plans.layer
         token_ids, positions = batch.on(device)
         entered = layer > 0

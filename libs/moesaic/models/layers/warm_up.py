@@ -12,7 +12,6 @@ from torch import Tensor
 
 from moesaic.kernels.warm_up import row_counts, warming
 from moesaic.models.layers.decoder import Decoder, MoELayer
-from moesaic.models.layers.kv_cache import KVCache
 from moesaic.models.layers.step_batch import StepBatch
 
 SETTING = "--max-num-batched-tokens"
@@ -36,9 +35,7 @@ async def warm_up(
     config, device = decoder.config, decoder.device
     longest = max(min(most_rows, config.max_positions), min(LONG, config.max_positions))
     with warming(device, SETTING, most_rows):
-        cache = KVCache(
-            config, -(-longest // block_size), block_size, decoder.dtype, device, one_for_all=True
-        )
+        cache = decoder.new_kv_cache(-(-longest // block_size), block_size, one_for_all=True)
         for batch in batches(most_rows, most_sequences, config.max_positions, block_size):
             batch.token_ids = [token % config.vocab_size for token in batch.token_ids]
             await decoder.forward(batch, cache, moe)

@@ -5,6 +5,7 @@ time and size.
 """
 
 import datetime
+import functools
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import jinja2.meta
 
 from moesaic.errors import CheckpointError, InvalidInput
 from moesaic.models.configuration.fields import read_json
+from moesaic.models.text.call_messages import CALL_FORMS, CallMessages
 from moesaic.models.text.sandbox import MAX_CHARACTERS, MAX_WIDTH, Sandbox
 from moesaic.models.text.tokenizer import read_special_tokens
 
@@ -27,13 +30,19 @@ MAX_LOOPS = 100_000  # total length of all ranges in one rendering
 
 
 class ChatTemplate:
-    """The chat template of one model directory. Safe to use from several threads."""
+    """The chat template of one model directory. Safe to use from several threads.
 
-    def __init__(
-        self, sandbox: Sandbox, template: jinja2.Template, special: Mapping[str, str]
-    ) -> None:
+    Attributes:
+        source: its text.
+        variables: names that it asks for, such as ``tools``.
+    """
+
+    def __init__(self, sandbox: Sandbox, source: str, special: Mapping[str, str]) -> None:
         """Take the parts; ``load`` reads them. ``special`` has the texts of ``bos_token`` and the like."""
-        self._sandbox, self._template, self._special = sandbox, template, dict(special)
+        self.source = source
+        self.variables = frozenset(jinja2.meta.find_undeclared_variables(sandbox.parse(source)))
+        self._sandbox, self._special = sandbox, dict(special)
+        self._template = sandbox.from_string(source)
         self.is_slow = False  # it has taken longer than anything may take where others wait
 
     @classmethod
@@ -49,10 +58,14 @@ class ChatTemplate:
             raise InvalidInput("messages", "this model has no chat template; send a prompt instead")
         sandbox = _environment()
         try:
-            template = sandbox.from_string(source)
+            return cls(sandbox, source, read_special_tokens(directory))
         except (jinja2.TemplateError, InvalidInput) as error:
             raise CheckpointError(file, f"the chat template is invalid: {error}") from error
-        return cls(sandbox, template, read_special_tokens(directory))
+
+    @functools.cached_property
+    def call_form(self) -> CallMessages:
+        """The form in which it takes messages with tool calls, found by trying."""
+        return next((form for form in CALL_FORMS if form.fits(self.render)), CALL_FORMS[0])
 
     def render(
         self,

@@ -2,7 +2,7 @@
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ class Tokenizer:
     thread.
 
     Attributes:
+        added_ids: tokens beside those of the vocabulary proper, by their texts.
         special_token_ids: tokens that the texts of answers leave out.
         controls: texts of the tokens that open and end turns: special ones, and others of the form ``<|...|>``. The
             other added tokens, such as ``</think>``, are markup, which templates look for in messages.
@@ -49,6 +50,7 @@ class Tokenizer:
             special.get(name) for name in ("eos_token", "bos_token", "pad_token")
         )
         added = tokenizer.get_added_tokens_decoder()
+        self.added_ids = {token.content: i for i, token in added.items()}
         self.special_token_ids = frozenset(i for i, token in added.items() if token.special)
         self.controls = frozenset(
             token.content
@@ -194,15 +196,27 @@ class StreamDecoder:
     incomplete UTF-8 sequence, and within a run of single-byte tokens, which decodes as a whole.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
-        """Start an empty sequence."""
-        self._tokenizer, self._skip_special_tokens = tokenizer, skip_special_tokens
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        skip_special_tokens: bool = True,
+        kept: Collection[str] = (),
+    ) -> None:
+        """Start an empty sequence; special tokens with the texts ``kept`` are not skipped."""
+        self._tokenizer = tokenizer
+        shown = {tokenizer.added_ids.get(text) for text in kept}
+        # What the decoder skips is told to it only as all or none.
+        keeps = skip_special_tokens and not shown.isdisjoint(tokenizer.special_token_ids)
+        self._left_out = tokenizer.special_token_ids - shown if keeps else frozenset()
+        self._skip_special_tokens = skip_special_tokens and not keeps
         self._window: list[int] = []  # the ids shown last, for context, then those not shown yet
         self._num_shown = 0  # ids of the window whose text was given out
         self._shown_text = ""  # the text of those, decoded by themselves
 
     def feed(self, token_ids: Sequence[int]) -> str:
         """Append ``token_ids`` and return the text that is now certain, which may be empty."""
+        if self._left_out:
+            token_ids = [token_id for token_id in token_ids if token_id not in self._left_out]
         self._window += token_ids
         text = self._decode(self._window)
         if (

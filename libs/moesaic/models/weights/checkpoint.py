@@ -10,7 +10,7 @@ from moesaic.errors import CheckpointError
 from moesaic.models.configuration.architecture import ModelConfig
 from moesaic.models.weights.files import Stamp, StoredTensor, list_tensors
 from moesaic.models.weights.inventory import check_tensors
-from moesaic.models.weights.payload import STORED_DTYPES, fill
+from moesaic.models.weights.payload import CODE_DTYPES, STORED_DTYPES, fill, fill_codes
 from moesaic.telemetry.loading import LoadProgress
 
 
@@ -93,7 +93,57 @@ class Checkpoint:
         start = stored.start + index * (stored.nbytes // num)
         fill(name, stored, start, into, self.progress)
 
-    def _find(self, name: str, shape: tuple[int, ...] | None = None) -> StoredTensor:
+    def read_slice(
+        self,
+        name: str,
+        index: int,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> Tensor:
+        """Read entry ``index`` along the first axis of the tensor ``name`` of ``shape``; raises as ``read`` does."""
+        self._find(name, shape)
+        into = torch.empty(shape[1:], dtype=dtype)
+        self.read_slice_into(name, index, shape[0], into)
+        return into.to(device)
+
+    def read_codes(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        stored_dtype: str,
+        device: torch.device,
+        index: int | None = None,
+    ) -> Tensor:
+        """Read the tensor ``name`` of ``shape``, or entry ``index`` along its first axis, bit for bit.
+
+        Returns:
+            ``stored_dtype`` (``U8``, ``I32``, ``I64``) as torch has it, and ``F8_E4M3`` as uint8.
+
+        Raises:
+            CheckpointError: there is no such tensor, its shape or dtype is another, or it cannot be read.
+        """
+        stored = self._find(name, shape, (stored_dtype,))
+        num, of_each = (1, shape) if index is None else (shape[0], shape[1:])
+        start = stored.start + (index or 0) * (stored.nbytes // num)
+        codes = torch.empty(of_each, dtype=CODE_DTYPES[stored_dtype])
+        fill_codes(name, stored, start, codes, self.progress)
+        return codes.to(device)
+
+    def stored(self, name: str) -> StoredTensor | None:
+        """Return what the files say of the tensor ``name``; None: there is no such tensor."""
+        return self._tensors.get(name)
+
+    def error(self, name: str, problem: str) -> CheckpointError:
+        """Make the error about the tensor ``name``, for the caller to raise."""
+        return CheckpointError(self._tensors[name].file.name, problem, tensor=name)
+
+    def _find(
+        self,
+        name: str,
+        shape: tuple[int, ...] | None = None,
+        dtypes: Iterable[str] = STORED_DTYPES,
+    ) -> StoredTensor:
         stored = self._tensors.get(name)
         if stored is None:
             raise CheckpointError(
@@ -105,10 +155,10 @@ class Checkpoint:
                 f"expected shape {list(shape)}, found {list(stored.shape)}",
                 tensor=name,
             )
-        if stored.dtype not in STORED_DTYPES:
+        if stored.dtype not in dtypes:
             raise CheckpointError(
                 stored.file.name,
-                f"expected one of {', '.join(STORED_DTYPES)}, found {stored.dtype}",
+                f"expected one of {', '.join(dtypes)}, found {stored.dtype}",
                 tensor=name,
             )
         return stored

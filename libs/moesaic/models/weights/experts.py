@@ -2,25 +2,41 @@
 
 import math
 import threading
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor
 
+from moesaic.errors import CheckpointError
+from moesaic.kernels.held_bytes import WeightForm
+from moesaic.kernels.stored_weights import StoredWeight, dequantised, take_rows
 from moesaic.models.configuration.architecture import ModelConfig
 from moesaic.models.weights.checkpoint import Checkpoint
-from moesaic.models.weights.tensor_names import MIXTRAL_NAMES, USUAL_NAMES, moe_prefix
+from moesaic.models.weights.formats.names import stored_names
+from moesaic.models.weights.formats.reading import joined, read_entry, read_matrix
+from moesaic.models.weights.formats.rounding import rounded
+from moesaic.models.weights.tensor_names import layer_prefix, sparse_names
 
 _mine = threading.local()
 
 
 @dataclass(frozen=True)
 class ExpertWeights:
-    """One expert: ``down(silu(gate(x)) * up(x))``."""
+    """One expert: ``down(activation(gate(x), up(x)))``."""
 
-    gate_up: Tensor  # [2I, H]: gate, then up
-    down: Tensor  # [H, I]
+    gate_up: StoredWeight  # [2I, H]: gate, then up
+    down: StoredWeight  # [H, I]
+    biases: tuple[Tensor, Tensor] | None = None  # [2I] and [H]
+
+    def numbers(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return what both matrices stand for."""
+        return dequantised(self.gate_up, dtype), dequantised(self.down, dtype)
+
+    def rounded(self, form: WeightForm | None) -> "ExpertWeights":
+        """Return the same with its matrices in ``form``, see there."""
+        return ExpertWeights(rounded(self.gate_up, form), rounded(self.down, form), self.biases)
 
 
 def load_expert(
@@ -30,24 +46,31 @@ def load_expert(
     expert: int,
     dtype: torch.dtype | None,
     device: torch.device,
+    *,
+    lent: bool = False,
 ) -> ExpertWeights:
-    """Read routed expert ``expert`` of decoder layer ``layer``, from files of any naming.
+    """Read routed expert ``expert`` of decoder layer ``layer``, from files of any naming and format.
 
     Args:
         checkpoint: of the model.
         config: of the model.
         layer: the decoder layer.
         expert: of the layer.
-        dtype: of the weights; None: as they are stored, and lent until this thread reads the next expert so.
-        device: of the weights.
+        dtype: of numbers; None: as they are stored.
+        device: of the weights; on a CPU codes stay codes if they can be held so.
+        lent: the memory may be used again when this thread reads the next expert so.
 
     Raises:
         CheckpointError: a tensor is missing, mis-shaped or cannot be read.
     """
+    assert layer in config.moe_layers
+    assert 0 <= expert < config.moe.num_experts
+    layout = sparse_names(config, checkpoint, layer)
+    if config.weight_format is not None or layout.by_turns or config.moe.expert_bias:
+        return _load_apart(checkpoint, config, layer, expert, dtype, device)
     size, hidden = config.moe.expert_size, config.hidden_size
-    names = expert_tensors(checkpoint, config, layer, expert)
-    lent, dtype = dtype is None, dtype or checkpoint.dtype_of(names)
-    shapes = (2 * size, hidden), (hidden, size)
+    names = [layer_prefix(layer) + name.format(expert) for name in layout.experts]
+    dtype, shapes = dtype or checkpoint.dtype_of(names), ((2 * size, hidden), (hidden, size))
     both, down = _lend(shapes, dtype) if lent else [torch.empty(s, dtype=dtype) for s in shapes]
     if len(names) == 2:  # all experts of the layer in two tensors
         for name, into in zip(names, (both, down), strict=True):
@@ -56,6 +79,73 @@ def load_expert(
         for name, into in zip(names, (both[:size], both[size:], down), strict=True):
             checkpoint.read_into(name, into)
     return ExpertWeights(both.to(device), down.to(device))
+
+
+def expert_bytes(checkpoint: Checkpoint, config: ModelConfig, layer: int, expert: int) -> int:
+    """Bytes of an expert as it is stored."""
+    layout, moe = sparse_names(config, checkpoint, layer), config.moe
+    names = [name.format(expert) for name in layout.experts]
+    if moe.expert_bias:
+        names.extend(layout.biases)
+    stored = (
+        stored_names(config.weight_format, layer_prefix(layer) + name, checkpoint) for name in names
+    )
+    num_bytes = checkpoint.nbytes(chain.from_iterable(stored))
+    return num_bytes // (moe.num_experts if len(layout.experts) == 2 else 1)
+
+
+def _load_apart(
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    layer: int,
+    expert: int,
+    dtype: torch.dtype | None,
+    device: torch.device,
+) -> ExpertWeights:
+    """Read an expert of codes, of matrices that lie another way round, or with biases."""
+    size, hidden = config.moe.expert_size, config.hidden_size
+    prefix, weight_format = layer_prefix(layer), config.weight_format
+    layout = sparse_names(config, checkpoint, layer)
+    names = [prefix + name.format(expert) for name in layout.experts]
+    biases = [prefix + name for name in layout.biases]
+    if dtype is None:
+        dtype = torch.float32 if weight_format else checkpoint.dtype_of((*names, *biases))
+    if len(names) == 2:  # all experts of the layer in two tensors
+        num = config.moe.num_experts
+
+        def matrix(name: str, num_out: int, num_in: int) -> StoredWeight:
+            if layout.by_turns and name in checkpoint:  # codes do not lie the other way round
+                shape = num, num_in, num_out
+                return checkpoint.read_slice(name, expert, shape, dtype, device).T.contiguous()
+            shape = num, num_out, num_in
+            return read_entry(checkpoint, weight_format, name, expert, shape, dtype, device)
+
+        def bias(name: str, size: int) -> Tensor:
+            return checkpoint.read_slice(name, expert, (num, size), dtype, device)
+
+        gate_up, down = matrix(names[0], 2 * size, hidden), matrix(names[1], hidden, size)
+        order = torch.arange(2 * size)
+        if layout.by_turns:
+            order = torch.cat((order[::2], order[1::2]))
+            gate_up = take_rows(gate_up, order)
+        if not config.moe.expert_bias:
+            return ExpertWeights(gate_up, down)
+        of_gate_up, of_down = bias(biases[0], 2 * size), bias(biases[1], hidden)
+        return ExpertWeights(gate_up, down, (of_gate_up[order], of_down))
+    shapes = (size, hidden), (size, hidden), (hidden, size)
+    gate, up, last = (
+        read_matrix(checkpoint, weight_format, name, shape, dtype, device)
+        for name, shape in zip(names, shapes, strict=True)
+    )
+    gate_up = joined((gate, up), dtype)
+    coded = device.type == "cpu" and weight_format is not None and weight_format.held is not None
+    if coded and (isinstance(gate_up, Tensor) or isinstance(last, Tensor)):
+        raise CheckpointError(
+            "config.json",
+            "quantization_config: experts that are quantised in part, or not all, are not supported",
+            tensor=names[0],
+        )
+    return ExpertWeights(gate_up, last)
 
 
 def _lend(shapes: Sequence[tuple[int, int]], dtype: torch.dtype) -> list[Tensor]:
@@ -71,22 +161,3 @@ def _lend(shapes: Sequence[tuple[int, int]], dtype: torch.dtype) -> list[Tensor]
         kept = _mine.memory = torch.empty(num_bytes, dtype=torch.uint8)
     parts = torch.split(kept[:num_bytes].view(dtype), sizes)
     return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
-
-
-def expert_tensors(
-    found: Container[str], config: ModelConfig, layer: int, expert: int
-) -> tuple[str, ...]:
-    """Name the tensors of an expert in files that have ``found``: gate, up and down; or gate_up and down of all."""
-    assert layer in config.moe_layers
-    assert 0 <= expert < config.moe.num_experts
-    prefix = moe_prefix(found, layer) + "experts."
-    if prefix + "gate_up_proj" in found:
-        return prefix + "gate_up_proj", prefix + "down_proj"
-    names = MIXTRAL_NAMES if f"{prefix}{expert}.w1.weight" in found else USUAL_NAMES
-    return tuple(f"{prefix}{expert}.{name}.weight" for name in names)
-
-
-def expert_bytes(checkpoint: Checkpoint, config: ModelConfig, layer: int, expert: int) -> int:
-    """Bytes of an expert as it is stored."""
-    names = expert_tensors(checkpoint, config, layer, expert)
-    return checkpoint.nbytes(names) // (config.moe.num_experts if len(names) == 2 else 1)

@@ -18,7 +18,8 @@ from moesaic.errors import CheckpointError
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000
-DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}  # what can be served; quantised payloads cannot
+# What can be served: numbers, and codes.
+DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "U8": 1, "I32": 4, "I64": 8}
 _COMPARED_BYTES = 1 << 22
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
@@ -38,8 +39,8 @@ class Stamp(NamedTuple):
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """The place of one tensor: ``nbytes`` of ``dtype`` (``F32``, ``F16``, ``BF16``), row-major, from byte ``start``
-    of a file that is as its stamp says."""
+    """The place of one tensor: ``nbytes`` of ``dtype`` (of ``DTYPE_BYTES``, or not to be read), row-major, from byte
+    ``start`` of a file that is as its stamp says."""
 
     file: Path
     dtype: str
@@ -59,7 +60,7 @@ def list_tensors(directory: Path) -> dict[str, StoredTensor]:
     index_path = directory / INDEX_FILE
     if not index_path.exists():
         return _read_header(_single_file(directory))
-    weight_map = _read_index(index_path)
+    weight_map = read_index(index_path)
     tensors: dict[str, StoredTensor] = {}
     for file in sorted(set(weight_map.values())):
         first = next(name for name, of in weight_map.items() if of == file)
@@ -118,6 +119,20 @@ def same_payload(one: StoredTensor, other: StoredTensor) -> bool:
     return True
 
 
+def all_zeros(tensor: StoredTensor) -> bool:
+    """Return true if a tensor, small enough to be read at once, is nothing but zeros.
+
+    Raises:
+        CheckpointError: its file cannot be read.
+    """
+    try:
+        with tensor.file.open("rb") as file:
+            file.seek(tensor.start)
+            return not file.read(tensor.nbytes).strip(b"\0")
+    except OSError as error:
+        raise CheckpointError(tensor.file.name, f"cannot be read: {error}") from error
+
+
 def _single_file(directory: Path) -> Path:
     path = directory / SINGLE_FILE
     if path.is_file():
@@ -132,7 +147,12 @@ def _single_file(directory: Path) -> Path:
     raise CheckpointError(str(directory), f"has neither {SINGLE_FILE} nor {INDEX_FILE}")
 
 
-def _read_index(path: Path) -> dict[str, str]:
+def read_index(path: Path) -> dict[str, str]:
+    """Read the index at ``path``: the name of its file for each tensor.
+
+    Raises:
+        CheckpointError: it does not hold that.
+    """
     try:
         weight_map = json.loads(path.read_bytes())["weight_map"]
         valid = all(

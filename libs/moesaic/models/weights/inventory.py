@@ -5,28 +5,22 @@ from collections.abc import Container, Iterator, Mapping
 from itertools import pairwise
 
 from moesaic.errors import CheckpointError
-from moesaic.models.configuration.architecture import Family, LatentAttention, ModelConfig
-from moesaic.models.weights.files import StoredTensor, same_payload
+from moesaic.models.configuration.architecture import LatentAttention, ModelConfig
+from moesaic.models.configuration.families import FAMILIES
+from moesaic.models.configuration.family import MATRICES, mlp_names
+from moesaic.models.configuration.weight_format import WeightFormat
+from moesaic.models.weights.files import StoredTensor, all_zeros, same_payload
+from moesaic.models.weights.formats.names import is_unread, stored_names
 from moesaic.models.weights.tensor_names import (
     EMBEDDING,
     FINAL_NORM,
     HEAD,
-    MIXTRAL_NAMES,
-    USUAL_NAMES,
     layer_prefix,
-    moe_prefix,
+    sparse_names,
 )
 
 MAX_NAMED = 3  # tensors in one complaint
 
-# What checkpoints of a family carry and no forward pass uses.
-_ROTARY_BUFFERS = r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.(inv_freq|(cos|sin)_cached)"
-_UNUSED: Mapping[Family, tuple[str, ...]] = {
-    "mixtral": (_ROTARY_BUFFERS,),
-    "qwen2_moe": (_ROTARY_BUFFERS,),
-    "qwen3_moe": (_ROTARY_BUFFERS,),
-    "deepseek_v2": (_ROTARY_BUFFERS,),
-}
 # A layer that predicts one token more; it follows the decoder's layers and has this tensor.
 _MTP_LAYER = re.compile(r"model\.layers\.(\d+)\.eh_proj\.weight")
 
@@ -63,8 +57,15 @@ def check_tensors(config: ModelConfig, tensors: Mapping[str, StoredTensor]) -> N
         )
 
 
-def tensor_names(config: ModelConfig, found: Container[str]) -> Iterator[str]:
-    """List every tensor of the model, spelled as in the files that have ``found``."""
+def tensor_names(
+    config: ModelConfig, found: Container[str], *, experts: bool = True
+) -> Iterator[str]:
+    """List every tensor of the model, without routed ``experts`` if it says so, as in files that have ``found``."""
+    for name in _plain_names(config, found, experts):
+        yield from stored_names(config.weight_format, name, found)
+
+
+def _plain_names(config: ModelConfig, found: Container[str], experts: bool) -> Iterator[str]:
     yield EMBEDDING
     yield FINAL_NORM
     if not config.tie_word_embeddings:
@@ -76,9 +77,9 @@ def tensor_names(config: ModelConfig, found: Container[str]) -> Iterator[str]:
         for name in _attention_names(config):
             yield f"{prefix}self_attn.{name}"
         if layer in config.moe_layers:
-            yield from _sparse_names(config, found, layer)
+            yield from _sparse_names(config, found, layer, experts)
         else:
-            yield from _mlp_names(f"{prefix}mlp.")
+            yield from mlp_names(f"{prefix}mlp.")
 
 
 def _attention_names(config: ModelConfig) -> Iterator[str]:
@@ -100,39 +101,54 @@ def _attention_names(config: ModelConfig) -> Iterator[str]:
         yield f"{name}.weight"
         if attention.qkv_bias:
             yield f"{name}.bias"
+    if attention.sinks:
+        yield "sinks"
     if attention.output_bias:
         yield "o_proj.bias"
     if attention.qk_norm:
         yield from ("q_norm.weight", "k_norm.weight")
 
 
-def _sparse_names(config: ModelConfig, found: Container[str], layer: int) -> Iterator[str]:
-    prefix, moe = moe_prefix(found, layer), config.moe
-    yield f"{prefix}gate.weight"
-    if f"{prefix}experts.gate_up_proj" in found:
-        yield from (f"{prefix}experts.gate_up_proj", f"{prefix}experts.down_proj")
-    else:
-        names = MIXTRAL_NAMES if f"{prefix}experts.0.w1.weight" in found else USUAL_NAMES
-        for expert in range(moe.num_experts):
-            yield from (f"{prefix}experts.{expert}.{name}.weight" for name in names)
+def _sparse_names(
+    config: ModelConfig, found: Container[str], layer: int, experts: bool
+) -> Iterator[str]:
+    names, moe = sparse_names(config, found, layer), config.moe
+    of_layer = [names.gate]
+    if moe.gate_bias:
+        of_layer.append(names.gate_bias)
+    if moe.correction_bias:
+        of_layer.append(names.correction)
     if moe.shared_expert_size:
-        mlp = layer_prefix(layer) + "mlp."
-        yield from _mlp_names(
-            mlp + ("shared_expert." if moe.shared_expert_gated else "shared_experts.")
-        )
+        of_layer.extend(names.shared)
         if moe.shared_expert_gated:
-            yield f"{mlp}shared_expert_gate.weight"
-
-
-def _mlp_names(prefix: str) -> Iterator[str]:
-    return (f"{prefix}{name}.weight" for name in USUAL_NAMES)
+            of_layer.append(names.shared_gate)
+    if experts:
+        each = len(names.experts) == len(MATRICES)
+        for expert in range(moe.num_experts if each else 1):
+            of_layer.extend(name.format(expert) for name in names.experts)
+        if moe.expert_bias:
+            of_layer.extend(names.biases)
+    yield from (layer_prefix(layer) + name for name in of_layer)
 
 
 def _unused(config: ModelConfig, names: Mapping[str, StoredTensor]) -> Iterator[str]:
-    patterns = [re.compile(pattern) for pattern in _UNUSED[config.family]]
+    patterns = [re.compile(pattern) for pattern in FAMILIES[config.family].unused]
     yield from (name for name in names if any(p.fullmatch(name) for p in patterns))
+    if config.weight_format is not None:
+        yield from (name for name in names if is_unread(name))
+        yield from _empty_biases(config.weight_format, names)
     extra = sorted(int(match[1]) for name in names if (match := _MTP_LAYER.fullmatch(name)))
     # They follow the decoder's layers without a gap: others are of a longer model than config.json says.
     if extra and extra[0] == config.num_layers and all(b == a + 1 for a, b in pairwise(extra)):
         prefixes = tuple(layer_prefix(layer) for layer in extra)
         yield from (name for name in names if name.startswith(prefixes))
+
+
+def _empty_biases(weight_format: WeightFormat, names: Mapping[str, StoredTensor]) -> Iterator[str]:
+    """List the biases of zeros that older versions of AutoGPTQ write beside every matrix."""
+    if weight_format.layout != "gptq":
+        return
+    for name, stored in names.items():
+        beside = f"{name.removesuffix('bias')}qweight" in names
+        if name.endswith(".bias") and beside and all_zeros(stored):
+            yield name

@@ -2,18 +2,21 @@
 
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from moesaic.errors import CheckpointError
-from moesaic.kernels.packing import KINDS
+from moesaic.kernels.packed_matrix import ROW_DTYPES
 from moesaic.models.weights.files import Stamp, StoredTensor
 from moesaic.native.library import lib, library
 from moesaic.telemetry.loading import LoadProgress
 
 PIECE_BYTES = 1 << 18  # stays in a core's cache
 STORED_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+CODE_DTYPES = {"U8": torch.uint8, "F8_E4M3": torch.uint8, "I32": torch.int32, "I64": torch.int64}
 
 _mine = threading.local()
 
@@ -29,6 +32,37 @@ def fill(name: str, stored: StoredTensor, start: int, into: Tensor, progress: Lo
     """
     dtype, flat = STORED_DTYPES[stored.dtype], into.view(-1)
     bad, each = 0, PIECE_BYTES // dtype.itemsize
+    with _opened(name, stored) as descriptor:
+        for first in range(0, len(flat), each):
+            part = flat[first : first + each]
+            piece = part if part.dtype == dtype else _scratch(dtype)[: len(part)]
+            _read(descriptor, name, stored, start + first * dtype.itemsize, piece)
+            bad += _take(piece, part)
+            progress.add(piece.nbytes)
+    if bad:
+        raise CheckpointError(
+            stored.file.name,
+            f"{bad} of {len(flat)} weights are infinite or no number as {into.dtype}: the "
+            "file is damaged or not made for this dtype",
+            tensor=name,
+        )
+
+
+def fill_codes(
+    name: str, stored: StoredTensor, start: int, into: Tensor, progress: LoadProgress
+) -> None:
+    """Fill ``into``, contiguous on the CPU, bit for bit; raises as ``fill`` does if the file cannot be read."""
+    flat = into.view(-1).view(torch.uint8)
+    with _opened(name, stored) as descriptor:
+        for first in range(0, len(flat), PIECE_BYTES):
+            piece = flat[first : first + PIECE_BYTES]
+            _read(descriptor, name, stored, start + first, piece)
+            progress.add(piece.nbytes)
+
+
+@contextmanager
+def _opened(name: str, stored: StoredTensor) -> Iterator[int]:
+    """Open the file of ``stored`` for the length of the block, and raise what goes wrong as ``CheckpointError``."""
     try:
         with stored.file.open("rb", buffering=0) as file:
             if Stamp.of(os.fstat(file.fileno())) != stored.stamp:
@@ -37,21 +71,9 @@ def fill(name: str, stored: StoredTensor, start: int, into: Tensor, progress: Lo
                     "has changed while in use: start this process anew",
                     tensor=name,
                 )
-            for first in range(0, len(flat), each):
-                part = flat[first : first + each]
-                piece = part if part.dtype == dtype else _scratch(dtype)[: len(part)]
-                _read(file.fileno(), name, stored, start + first * dtype.itemsize, piece)
-                bad += _take(piece, part)
-                progress.add(piece.nbytes)
+            yield file.fileno()
     except OSError as error:
         raise CheckpointError(stored.file.name, f"cannot be read: {error}", tensor=name) from error
-    if bad:
-        raise CheckpointError(
-            stored.file.name,
-            f"{bad} of {len(flat)} weights are infinite or no number as {into.dtype}: the "
-            "file is damaged or not made for this dtype",
-            tensor=name,
-        )
 
 
 def _read(descriptor: int, name: str, stored: StoredTensor, start: int, piece: Tensor) -> None:
@@ -75,7 +97,7 @@ def _take(piece: Tensor, part: Tensor) -> int:
         if part is not piece:
             part.copy_(piece)
         return int((~part.isfinite()).sum())
-    here = {"weights": piece.data_ptr(), "kind": KINDS[piece.dtype], "count": len(piece)}
+    here = {"weights": piece.data_ptr(), "kind": ROW_DTYPES[piece.dtype], "count": len(piece)}
     if part is not piece:
         lib().widen_stored(**here, to=part.data_ptr())
     return int(lib().count_not_finite(**here))

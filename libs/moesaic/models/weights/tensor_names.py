@@ -2,12 +2,14 @@
 
 from collections.abc import Container
 
+from moesaic.models.configuration.architecture import ModelConfig
+from moesaic.models.configuration.families import FAMILIES
+from moesaic.models.configuration.family import SparseNames
+from moesaic.models.weights.formats.names import holds
+
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
-# The matrices of an MLP, gate, up and down; Mixtral's experts have names of their own.
-USUAL_NAMES = ("gate_proj", "up_proj", "down_proj")
-MIXTRAL_NAMES = ("w1", "w3", "w2")
 
 
 def layer_prefix(layer: int) -> str:
@@ -15,10 +17,8 @@ def layer_prefix(layer: int) -> str:
     return f"model.layers.{layer}."
 
 
-def moe_prefix(found: Container[str], layer: int) -> str:
-    """Return the prefix of the gate and the experts of ``layer`` in files that have ``found``.
-
-    Mixtral's have a name of their own.
-    """
-    mixtral = layer_prefix(layer) + "block_sparse_moe."
-    return mixtral if mixtral + "gate.weight" in found else layer_prefix(layer) + "mlp."
+def sparse_names(config: ModelConfig, found: Container[str], layer: int) -> SparseNames:
+    """Return the names behind ``layer_prefix`` of a sparse layer's tensors, in files that have ``found``."""
+    layouts, prefix = FAMILIES[config.family].layouts, layer_prefix(layer)
+    known = (each for each in layouts if holds(found, prefix + each.experts[0].format(0)))
+    return next(known, layouts[0])

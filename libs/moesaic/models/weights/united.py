@@ -152,6 +152,8 @@ class UnitedExperts:
     def _problem(self, names: set[str]) -> str:
         """Say what is wrong with a file that has tensors of these names; empty: nothing."""
         manifest, name = self.manifest, _NAME.fullmatch(self.path.name)
+        if self.config.moe.expert_bias:
+            return "has no biases, but this model's experts do: leave it out"
         if manifest.version != VERSION:
             return f"has version {manifest.version}, expected {VERSION}"
         if not 2 <= manifest.way <= self.config.moe.num_experts:

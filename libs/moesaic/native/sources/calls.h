@@ -10,16 +10,24 @@
 
 // A packed matrix: x [rows, num_in] -> [rows, num_out]. P panels, see matrix.h.
 struct matrix {
-    const void *panels;      // float [P][num_in][PANEL] or int8 [P][in4][PANEL][4]
+    const void *panels;      // of 32 or 16 bits [P][num_in][PANEL], int8 [P][in4][PANEL][4],
+                             // int4 [P][in32][4][PANEL][4], fp8 [P][num_in][PANEL]
     const float *bias;       // [P * PANEL] or none
-    const float *scales;     // [P * PANEL]; or none: float32
-    const int32_t *offsets;  // [P * PANEL]: what ZERO adds to each sum, where x is around it
+    const float *scales;     // [P * PANEL]: of int8, and of int4's scales
+    const int32_t *offsets;  // [P * PANEL], of int8: what ZERO adds to each sum, where x is around it
+    const void *group_scales;  // [P][groups][PANEL]: float16 of int4, float of fp8
+    const uint16_t *zeros;     // [P][groups][PANEL], float16, of int4; or none: all are `zero`
+    const uint8_t *levels;     // [16], of int4: of each code, up to 24; or none: codes are levels
     int64_t num_in, num_out;
+    int64_t form;   // float32, bfloat16, float16, int8, int4, fp8
+    int64_t group;  // inputs that share a scale; of int4 a multiple of 32, or all
+    int64_t zero;   // the level that stands for 0
 };
 
 struct expert {
     struct matrix gate_up;  // H -> 2I, each panel: half of it gate, half of it up
     struct matrix down;     // I -> H
+    float slope, limit;     // limit 0: silu(gate) * up; else as `Clamped` in packed_experts.py
 };
 
 // The sequences of a step, as the planner has them.
@@ -35,9 +43,10 @@ struct shape {
     // In the cache, in floats. A key_stride other than 1: of a block, a head's keys lie dimension by
     // dimension, LANES tokens and more of it side by side.
     int64_t block_stride, head_stride, token_stride, key_stride, value_start, value_stride;
-    int64_t block_size, window;        // window 0: none
+    int64_t block_size, window;        // window 0: none; of a step, each layer's own counts
     int64_t query_stride, out_stride;  // between rows
     float scale;
+    const float *sinks;  // [heads]: a logit in each softmax's sum that weighs no value; or none. As the window
 };
 
 // Attention between two norms.
@@ -46,7 +55,11 @@ struct layer {
     const float *norm;         // [H], before attention
     const float *qk_norm;      // [heads + kv_heads, dim] or none
     const float *norm_behind;  // [H]
+    int64_t window;            // 0: none
+    const float *sinks;        // [heads] or none
     float eps;
+    float clip;       // see store_grouped
+    int32_t is_wide;  // `qk_norm`
 };
 
 // A simulated fleet of edge servers; moesaic.simulation.edge.state says what each is.
@@ -90,7 +103,8 @@ struct rung {
 
 // The rows of a step, for all layers.
 struct step {
-    const float *cos, *sin;    // [T, dim]; or, with `positions` [T], of all positions
+    const float *cos, *sin;    // [T, rotated]; or, with `positions` [T], of all positions
+    int64_t rotated;
     const int64_t *positions;  // or none
     const int64_t *offsets;    // [T]: where in the cache; or none: nothing is written
     struct shape shape;
@@ -101,6 +115,18 @@ struct step {
     int32_t *degraded;                // [num_layers, T], with promises: choices that are not are added
 };
 
+// How a gate chooses among experts 0..E-1 by their scores.
+struct gating {
+    const float *correction;  // [E]: added to scores where experts are chosen, not to weights; or none
+    int64_t num_groups;       // experts fall into groups of equal size, in order
+    int64_t kept_groups;      // a row's experts come from so many
+    int64_t group_best;       // the best so many of a group, 1 or 2, together make its score
+    float scaling;            // of the weights
+    float epsilon, least;     // of the sum that divides them: what is added to it; its least value
+    int32_t normalise;        // weights are divided by their sum
+    int32_t sigmoid;          // scores are sigmoids, not softmax
+};
+
 // The routed experts of a layer.
 struct moe {
     struct matrix gate;                 // H -> E
@@ -108,8 +134,7 @@ struct moe {
     int64_t num_slots;
     int64_t size, top_k;                // I, k
     struct rung rung;
-    float scaling;
-    int32_t normalise;
+    struct gating gating;
 };
 
 struct whole_layer {
@@ -121,8 +146,9 @@ struct decoder {
     const struct whole_layer *layers;
     int64_t num_layers;
     struct matrix kv;        // the last layer's: H -> 2 kv_heads d, or all of its qkv
-    const float *embedding;  // [vocab, H]
-    const float *norm;       // [H]
+    struct matrix embedding;  // vocab outputs of H inputs each; its rows are looked up
+    float embedding_multiplier;
+    const float *norm;        // [H]
     struct matrix head;      // H -> vocab
     volatile int64_t *layers_done;  // counts up; other threads read it meanwhile
 };
@@ -233,10 +259,10 @@ struct apart {
 EXPORT int64_t panel_width(void);
 EXPORT int64_t vector_width(void);
 
-// Weights as files have them, of a kind: float32 (0), bfloat16 (1), float16 (2). [halves * rows, num_in] -> panels;
-// each takes as many outputs of each half. Outputs without a row become zeros.
+// Weights as files have them, of a kind: float32 (0), bfloat16 (1), float16 (2). [halves * rows, num_in] -> panels of
+// float32, or of the same kind; each takes as many outputs of each half. Outputs without a row become zeros.
 EXPORT void pack_stored(const void *weight, int kind, int64_t rows, int64_t halves, int64_t num_in,
-                        float *panels);
+                        int form, void *panels);
 
 // The same, rounded to bytes with a scale for each output; also sums up the part of ZERO in each. Inputs up to a
 // whole four are zeros.
@@ -249,8 +275,19 @@ EXPORT void widen_stored(const void *weights, int kind, int64_t count, float *to
 // How many are infinite or no number.
 EXPORT int64_t count_not_finite(const void *weights, int kind, int64_t count);
 
+// A byte for each code of int4 or fp8 [num_out, num_in] -> panels; `panels` holds whole panels of zeros.
+EXPORT void pack_codes(const uint8_t *codes, int64_t num_out, int64_t num_in, int64_t form,
+                       uint8_t *panels);
+
+// Bytes of `scratch` that `linear` needs for a row.
+EXPORT int64_t linear_scratch(const struct matrix *matrix);
+
+// The outputs `ids` [count] of a matrix -> out [count, num_in]: rows of an embedding.
+EXPORT void look_up(const struct matrix *matrix, const int64_t *ids, int64_t count, float *out,
+                    int threads);
+
 // x [count, heads, num_in] -> out [count, heads, num_out], a matrix for each head; strides in floats.
-// int8 takes one head, and `scratch` of count * (in_fours * 4 + 4) bytes; float32 needs none.
+// int8 and int4 take one head.
 EXPORT void linear(const struct matrix *matrices, int64_t heads, const float *x, int64_t x_stride,
                    int64_t x_head_stride, int64_t count, float *out, int64_t out_stride,
                    int64_t out_head_stride, uint8_t *scratch, int threads);
@@ -275,13 +312,16 @@ EXPORT void add_rms_norm(const float *x, int64_t x_stride, const float *delta, c
                          float eps, int64_t count, int64_t size, float *sum, float *out,
                          int threads);
 
-// Norms (by `qk_norm` [heads + kv_heads, d], or not at all) and rotates the queries and keys in qkv
-// [T, (heads + 2 kv_heads) d], in place, and stores keys and values at their offsets (or none) in
-// the cache. Row t turns by row t of cos and sin, or, with `positions`, by that of its position.
+// Norms (by `qk_norm` [heads + kv_heads, d], each head by itself or all of a kind together; or none) the
+// queries and keys in qkv [T, (heads + 2 kv_heads) d], in place, bounds them and the values by `clip` (0:
+// nothing), rotates the first `rotated` numbers of each query and key, and stores keys and values at
+// their offsets (or none) in the cache. Row t turns by row t of cos and sin [., rotated], or, with
+// `positions`, by that of its position.
 // Of a block it keeps all of a head's keys, token by token (key_stride 1) or dimension by dimension
 // (key_stride block_size), then all its values, then the next head's.
 EXPORT void store_grouped(float *qkv, int64_t count, int64_t heads, int64_t kv_heads, int64_t dim,
-                          const float *qk_norm, float eps, const float *cos, const float *sin,
+                          const float *qk_norm, int is_wide, float eps, float clip,
+                          const float *cos, const float *sin, int64_t rotated,
                           const int64_t *positions, int interleaved, const int64_t *offsets,
                           float *cache, int64_t block_size, int64_t key_stride, int threads);
 
@@ -296,15 +336,26 @@ EXPORT void rotate_heads(const float *x, int64_t x_stride, int64_t x_head_stride
                          int64_t heads, int64_t dim, const float *cos, const float *sin,
                          int interleaved, float *out, int64_t out_stride, int64_t out_head_stride);
 
-// Logits [T, E] -> the top k of their softmax, heaviest first; of equals, the first.
-EXPORT void select_experts(const float *logits, int64_t count, int64_t num_experts, int64_t top_k,
-                           int normalise, float scaling, float *weights, int32_t *ids,
+// Logits [T, E], which this may overwrite -> the weights and ids of the chosen [T, k], the best first; of
+// equals, the first.
+EXPORT void select_experts(float *logits, int64_t count, int64_t num_experts, int64_t top_k,
+                           const struct gating *gating, float *weights, int32_t *ids,
                            int threads);
 
 // The same from the rows x [T, H] on, by a gate in float32; `logits` has room for them.
 EXPORT void choose_experts(const struct matrix *gate, const float *x, int64_t count, int64_t top_k,
-                           int normalise, float scaling, float *logits, float *weights,
+                           const struct gating *gating, float *logits, float *weights,
                            int32_t *ids, int threads);
+
+// Bytes of `scratch` that `sample` needs.
+EXPORT int64_t sample_scratch(int64_t vocab, int threads);
+
+// Logits [R, vocab] by stride -> the token of each row [R]. Weights have `bits` bits behind the point,
+// top_p and draws 53. `sharpness`: the temperature's inverse; 0: the likeliest.
+EXPORT void sample(const float *logits, int64_t stride, int64_t count, int64_t vocab, int bits,
+                   const double *sharpness, const int64_t *top_k, const int64_t *top_p,
+                   const int64_t *min_weight, const int64_t *draws, int64_t *tokens,
+                   uint8_t *scratch, int threads);
 
 // Bytes of `scratch` that `split_choices` needs.
 EXPORT int64_t split_choices_scratch(int64_t num_experts);

@@ -18,6 +18,7 @@ import structlog
 import torch
 
 from moesaic.errors import DeadlineExceeded, FrameError, InvalidInput, MoesaicError, PeerLost
+from moesaic.messages.registry import Weights
 from moesaic.native.library import lib, library
 from moesaic.transport.contract import Handler, Link
 from moesaic.transport.device_memory import DeviceMemory
@@ -65,6 +66,7 @@ class UcxNetwork:
         transports: Transports = "auto",
         own_address: str | None = None,
         device: torch.device | None = None,
+        weights: Weights | None = None,
     ) -> None:
         """Open the transports; call it on the event loop that will own the network.
 
@@ -78,11 +80,13 @@ class UcxNetwork:
             own_address: of this machine; tensors use no other network than the one it is on.
             device: whose memory parcels come from and arrive in, with peers that have one as well;
                 ``None``: all tensors travel within frames.
+            weights: of this worker; peers with others are refused. ``None``: of any.
 
         Raises:
             InvalidInput: this machine does not offer the transports, or has no such address.
         """
         self._worker_id, self._role, self._secret = worker_id, role, secret
+        self._weights = weights
         self._links = Links(limits)
         self._memory = None if device is None else DeviceMemory(device)
         self._kinds = planes_of(transports, only_network(own_address), device)
@@ -238,7 +242,7 @@ class UcxNetwork:
                     meeting = Meeting(self._rings.bell, session.token(RING))
                     places.callback(meeting.close)
                     addresses[RING] = meeting.name
-                offer = PlaneOffer(shared_memory_id(), addresses)
+                offer = PlaneOffer(shared_memory_id(), addresses, self._weights)
                 await session.send(sock, FrameKind.OFFER, msgspec.msgpack.encode(offer))
                 choice = _decode(await session.receive(sock, FrameKind.ACCEPT), PlaneChoice)
                 wire: RingWire | UcxWire
@@ -272,6 +276,10 @@ class UcxNetwork:
     ) -> None:
         session = await handshake.accept(sock, self._secret, self._worker_id, self._role, on_seal)
         offer = _decode(await session.receive(sock, FrameKind.OFFER), PlaneOffer)
+        if self._weights and offer.weights and (unlike := self._weights.unlike(offer.weights)):
+            cause = f"its weights are others: {unlike}"
+            await handshake.refuse(sock, PeerLost(self._worker_id, cause))
+            raise PeerLost(session.peer, cause)
         own = best_first(self._planes, self._meets)
         plane = choose_plane(offer, own)
         wire: RingWire | UcxWire | None = None

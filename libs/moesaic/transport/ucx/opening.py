@@ -45,6 +45,7 @@ class OpenNetwork:
 async def open_network(
     settings: ModelSettings,
     role: Role,
+    digest: str,
     limits: FrameLimits,
     run: RunOnLoop,
     device: torch.device | None = None,
@@ -54,6 +55,7 @@ async def open_network(
     Args:
         settings: with the worker id, and with an address of this machine for tensors.
         role: of the worker.
+        digest: of its configuration and weights.
         limits: the largest frames to believe.
         run: awaits a coroutine on the event loop that the network shall live on.
         device: that tensors are on. From a GPU they travel as parcels, where the peer can take them.
@@ -72,6 +74,7 @@ async def open_network(
             transports=settings.transports,
             own_address=settings.data.host,
             device=device if device is not None and device.type != "cpu" else None,
+            weights=settings.weights_of(digest),
         )
 
     network = await run(construct())

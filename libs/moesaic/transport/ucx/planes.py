@@ -11,6 +11,7 @@ import msgspec
 import torch
 
 from moesaic.errors import FrameError
+from moesaic.messages.registry import Weights
 
 Transports = Literal["auto", "tcp", "shm", "ring"]
 
@@ -39,13 +40,14 @@ _SEGMENT = "32k"
 
 
 class PlaneOffer(msgspec.Struct, frozen=True):
-    """The dialler's address on each plane, and the host whose memory it can share.
+    """The dialler's address on each plane, the host whose memory it can share, and its weights.
 
     On the plane of rings it is the name of a meeting, else a UCX address.
     """
 
     host: str
     addresses: dict[str, bytes]
+    weights: Weights | None = None  # none: of any
 
 
 class PlaneChoice(msgspec.Struct, frozen=True):

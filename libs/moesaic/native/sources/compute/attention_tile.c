@@ -136,7 +136,8 @@ void begin(const struct queries *q, const float *queries, const struct desk *d) 
         const float *query = queries + row * s->query_stride + head * s->key_dim;
         for (int64_t c = 0; c < s->key_dim; c++)
             d->queries[i * s->key_dim + c] = query[c] * s->scale;
-        d->largest[i] = -3.0e38f, d->totals[i] = 0;
+        d->largest[i] = s->sinks ? s->sinks[head] : -3.0e38f;
+        d->totals[i] = s->sinks ? 1 : 0;  // a sink is a position before all others, with a value of zero
     }
     memset(d->sums, 0, (size_t)(q->num * wide(s->value_dim)) * 4);
 }
@@ -157,18 +158,18 @@ static void attend_many(const struct queries *q, const struct found *here, const
                         int64_t start, const struct desk *d) {
     const struct shape *s = q->shape;
     const int64_t values = wide(s->value_dim);
-    const struct matrix keys = {d->keys, 0, 0, 0, s->key_dim, PANEL};
-    const struct matrix tile = {d->values, 0, 0, 0, PANEL, values};
+    const struct matrix keys = {.panels = d->keys, .num_in = s->key_dim, .num_out = PANEL};
+    const struct matrix tile = {.panels = d->values, .num_in = PANEL, .num_out = values};
     // Rows before the tile see nothing of it.
     const int64_t skipped = start > q->position ? (start - q->position) * q->group : 0;
     const int64_t left = q->num - skipped;
     expect(s, next);
     lay_out(s, here, d);
-    multiply_panel(&keys, (struct rows){d->queries, 0, s->key_dim}, skipped, left, 0,
+    multiply_panel(&keys, floats_in(d->queries, s->key_dim), skipped, left, 0,
                    d->scores + skipped * PANEL, PANEL, PANEL, 0);
     soften_all(q, skipped, start, d);
     for (int64_t panel = 0; panel < values / PANEL; panel++) {
-        multiply_panel(&tile, (struct rows){d->scores, 0, PANEL}, skipped, left, panel,
+        multiply_panel(&tile, floats_in(d->scores, PANEL), skipped, left, panel,
                        d->sums + skipped * values + panel * PANEL, values, PANEL, 1);
     }
 }

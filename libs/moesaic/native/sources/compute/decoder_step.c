@@ -14,8 +14,9 @@ int64_t pass_bytes(const struct decoder *decoder, const struct whole_step *step)
 
 int64_t pass_scratch(const struct decoder *decoder, const struct whole_step *step, int threads) {
     const int64_t count = step->all.count;
-    // Keys and values, rounded rows.
-    int64_t layer = count * (decoder->kv.num_out * 4 + decoder->kv.num_in + 8) + 128;
+    // Keys and values, rounded rows; rows for the head.
+    int64_t layer = count * (decoder->kv.num_out * 4 + linear_scratch(&decoder->kv)) + 128;
+    layer = most(layer, count * linear_scratch(&decoder->head));
     for (int64_t i = 0; i < decoder->num_layers; i++)
         layer = most(layer, grouped_query_scratch(&decoder->layers[i].attention, &step->all, threads));
     const struct layer *last = &decoder->layers[decoder->num_layers - 1].attention;
@@ -31,9 +32,9 @@ void pass_begin(struct pass *pass, uint8_t *memory) {
     pass->delta = take(&arena, count * hidden * 4);
     pass->normed = take(&arena, count * hidden * 4);
     pass->rows = &pass->step->all, pass->layer = 0;
-    for (int64_t t = 0; t < count; t++)
-        memcpy(pass->x + t * hidden, d->embedding + pass->step->tokens[t] * hidden,
-               (size_t)hidden * 4);
+    look_up(&d->embedding, pass->step->tokens, count, pass->x, pass->threads);
+    for (int64_t i = 0; i < count * hidden && d->embedding_multiplier != 1; i++)
+        pass->x[i] *= d->embedding_multiplier;
 }
 
 // Writes the keys and values of all rows of the last layer; x += delta.
@@ -51,8 +52,8 @@ static void keep(const struct pass *pass, float *cache) {
                  pass->threads);
     linear(&d->kv, 1, pass->normed, hidden, 0, count, kv, d->kv.num_out, 0, arena.next,
            pass->threads);
-    store_grouped(kv, count, heads, s->shape.kv_heads, dim, qk_norm, l->eps, s->cos, s->sin,
-                  s->positions, s->interleaved, s->offsets, cache, s->shape.block_size,
+    store_grouped(kv, count, heads, s->shape.kv_heads, dim, qk_norm, l->is_wide, l->eps, l->clip,
+                  s->cos, s->sin, s->rotated, s->positions, s->interleaved, s->offsets, cache, s->shape.block_size,
                   s->shape.key_stride, pass->threads);
 }
 
@@ -80,8 +81,8 @@ void pass_end(struct pass *pass, float *logits) {
     if (!logits) return;
     add_rms_norm(pass->x, hidden, pass->delta, d->norm, d->layers->attention.eps, count, hidden,
                  pass->x, pass->normed, pass->threads);
-    linear(&d->head, 1, pass->normed, hidden, 0, count, logits, d->head.num_out, 0, 0,
-           pass->threads);
+    linear(&d->head, 1, pass->normed, hidden, 0, count, logits, d->head.num_out, 0,
+           pass->scratch, pass->threads);
 }
 
 static int64_t moe_bytes(const struct moe *m, int64_t count, int threads) {
@@ -109,8 +110,8 @@ static void route(const struct moe *m, const struct pass *pass) {
     float *logits = take(&arena, count * (m->gate.num_out + 2 * m->top_k) * 4);
     float *weights = logits + count * m->gate.num_out;
     int32_t *ids = (int32_t *)(weights + count * m->top_k);
-    choose_experts(&m->gate, pass->normed, count, m->top_k, m->normalise, m->scaling, logits,
-                   weights, ids, pass->threads);
+    choose_experts(&m->gate, pass->normed, count, m->top_k, &m->gating, logits, weights, ids,
+                   pass->threads);
     if (pass->rows->promises)
         split_choices(ids, weights, count, m->top_k, &m->rung, pass->rows->promises,
                       degraded_in(pass), arena.next);

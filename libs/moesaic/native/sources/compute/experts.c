@@ -1,5 +1,6 @@
-// The weighted sum of SwiGLU experts over the rows routed to them:
-//   sort (row, expert) pairs by slot; first products with silu(gate) * up; second products; sums.
+// The weighted sum of gated experts over the rows routed to them:
+//   sort (row, expert) pairs by slot; first products with silu(gate) * up, or its clamped kin; second
+//   products; sums.
 #include "compute/arena.h"
 #include "compute/matrix.h"
 #include "compute/pool.h"
@@ -44,13 +45,18 @@ static void sort_by_slot(struct work *work, const int32_t *slot_ids, int64_t pai
     }
 }
 
+// Of one row as floats or bytes, whichever takes more.
+INLINE int64_t input_room(int64_t hidden) {
+    return hidden * 4 > rounded_room(hidden) ? hidden * 4 : rounded_room(hidden);
+}
+
 EXPORT int64_t experts_scratch(int64_t rows, int64_t top_k, int64_t hidden, int64_t size,
                                int64_t num_slots, int threads) {
     const int64_t pairs = rows * top_k;
-    return pairs * (hidden + size) * 4                 // results, inner
-           + pairs * (size + 8) + rows * (hidden + 8)  // the same rounded, with scales
-           + pairs * 8 + num_slots * 4                 // order
-           + (int64_t)threads * BLOCK * hidden * 4     // inputs side by side
+    return pairs * (hidden + size) * 4                                   // results, inner
+           + pairs * rounded_room(size) + rows * rounded_room(hidden)    // the same rounded
+           + pairs * 8 + num_slots * 4                                   // order
+           + (int64_t)threads * BLOCK * input_room(hidden)               // inputs side by side
            + (pairs / BLOCK + num_slots + 1) * (int64_t)sizeof(struct block) + 1024;
 }
 
@@ -60,56 +66,80 @@ struct call {
     const float *x, *weights;
     float *out;
     int64_t num_rows, hidden, size, top_k;
-    int64_t wide, narrow;  // hidden and size in whole fours
-    int int8;
+    const struct matrix *gate_up, *down;  // of any slot: all have the same form
     struct work work;
-    float *inputs, *inner, *results, *x_scales, *inner_scales;
-    uint8_t *x_bytes, *inner_bytes;
+    struct rows x_rounded, inner_rounded;  // if the matrices take such
+    float *inner, *results;
+    uint8_t *inputs;
     int64_t gate_panels, gate_each, down_panels, down_each;  // each: panels of a block in one task
 };
+
+static struct rows room_for(struct arena *arena, const struct matrix *m, int64_t count) {
+    const int64_t bytes = rounded_bytes(m), scales = rounded_scales(m);
+    if (!bytes) return (struct rows){0};
+    const void *data = take(arena, count * bytes);
+    return (struct rows){data, bytes, take(arena, count * scales * 4), scales};
+}
+
+static void round_into(const struct matrix *m, const float *x, struct rows to, int64_t row) {
+    round_row(m, x + row * m->num_in, (uint8_t *)to.data + row * to.stride,
+              (float *)to.scales + row * to.scale_stride);
+}
 
 static void round_input(void *with, int64_t row, int worker) {
     const struct call *c = with;
     (void)worker;
-    c->x_scales[row] = round_row(c->x + row * c->hidden, c->hidden, c->x_bytes + row * c->wide);
+    round_into(c->gate_up, c->x, c->x_rounded, row);
 }
 
 static void round_inner(void *with, int64_t row, int worker) {
     const struct call *c = with;
     (void)worker;
-    c->inner_scales[row] =
-        round_row(c->inner + row * c->size, c->size, c->inner_bytes + row * c->narrow);
+    round_into(c->down, c->inner, c->inner_rounded, row);
 }
 
 // A block's inputs side by side.
-static struct rows gather(const struct call *c, struct block block, float *inputs, float *scales) {
+static struct rows gather(const struct call *c, struct block block, uint8_t *inputs) {
+    const struct rows *from = &c->x_rounded;
+    float *scales = (float *)(inputs + BLOCK * from->stride);
     for (int32_t i = 0; i < block.count; i++) {
         const int64_t row = c->work.row_of[block.first + i];
-        if (c->int8) {
-            memcpy((uint8_t *)inputs + i * c->wide, c->x_bytes + row * c->wide, (size_t)c->wide);
-            scales[i] = c->x_scales[row];
+        if (from->data) {
+            memcpy(inputs + i * from->stride, (const uint8_t *)from->data + row * from->stride,
+                   (size_t)from->stride);
+            memcpy(scales + i * from->scale_stride, from->scales + row * from->scale_stride,
+                   (size_t)from->scale_stride * 4);
         } else {
-            memcpy(inputs + i * c->hidden, c->x + row * c->hidden, (size_t)c->hidden * 4);
+            memcpy(inputs + i * c->hidden * 4, c->x + row * c->hidden, (size_t)c->hidden * 4);
         }
     }
-    return c->int8 ? (struct rows){inputs, scales, c->wide} : (struct rows){inputs, 0, c->hidden};
+    if (!from->data) return floats_in((float *)inputs, c->hidden);
+    return (struct rows){inputs, from->stride, scales, from->scale_stride};
+}
+
+INLINE vec activated(const struct expert *e, vec gate, vec up) {
+    if (e->limit == 0) return silu_of(gate) * up;
+    const vec most = all(e->limit), least = all(-e->limit);  // NaN is neither more nor less
+    gate = choose(gate > most, most, gate);
+    up = choose(up > most, most, choose(up < least, least, up));
+    return gate / (1.0f + exp_of(-e->slope * gate)) * (up + 1.0f);
 }
 
 static void multiply_gate_up(void *with, int64_t task, int worker) {
     const struct call *c = with;
     const int64_t groups = (c->gate_panels + c->gate_each - 1) / c->gate_each;
     const struct block block = c->work.blocks[task / groups];
-    const struct matrix *gate_up = &c->slots[block.slot]->gate_up;
-    float scales[BLOCK], both[BLOCK * PANEL] __attribute__((aligned(64)));
-    const struct rows rows = gather(c, block, c->inputs + worker * BLOCK * c->hidden, scales);
+    const struct expert *expert = c->slots[block.slot];
+    float both[BLOCK * PANEL] __attribute__((aligned(64)));
+    const struct rows rows = gather(c, block, c->inputs + worker * BLOCK * input_room(c->hidden));
     const int64_t begin = task % groups * c->gate_each;
     for (int64_t p = begin; p < begin + c->gate_each && p < c->gate_panels; p++) {
-        multiply_panel(gate_up, rows, 0, block.count, p, both, PANEL, PANEL, 0);
+        multiply_panel(&expert->gate_up, rows, 0, block.count, p, both, PANEL, PANEL, 0);
         const int64_t left = c->size - p * HALF, columns = left < HALF ? left : HALF;
         for (int32_t i = 0; i < block.count; i++)
             for (int64_t column = 0; column < columns; column += LANES) {
                 const float *gate = both + i * PANEL + column;
-                const vec product = silu_of(load(gate)) * load(gate + HALF);
+                const vec product = activated(expert, load(gate), load(gate + HALF));
                 float *to = c->inner + (block.first + i) * c->size + p * HALF + column;
                 if (columns - column >= LANES)
                     store(to, product);
@@ -123,8 +153,8 @@ static void multiply_down(void *with, int64_t task, int worker) {
     const struct call *c = with;
     const int64_t groups = (c->down_panels + c->down_each - 1) / c->down_each;
     const struct block block = c->work.blocks[task / groups];
-    const struct rows inner = c->int8 ? (struct rows){c->inner_bytes, c->inner_scales, c->narrow}
-                                      : (struct rows){c->inner, 0, c->size};
+    const struct rows inner =
+        c->inner_rounded.data ? c->inner_rounded : floats_in(c->inner, c->size);
     const int64_t begin = task % groups * c->down_each;
     (void)worker;
     for (int64_t p = begin; p < begin + c->down_each && p < c->down_panels; p++) {
@@ -190,35 +220,32 @@ EXPORT void experts(const struct expert *const *slots, int64_t num_slots, const 
                      .hidden = hidden,
                      .size = size,
                      .top_k = top_k,
-                     .wide = (hidden + 3) / 4 * 4,
-                     .narrow = (size + 3) / 4 * 4,
                      .gate_panels = (size + HALF - 1) / HALF,
                      .down_panels = (hidden + PANEL - 1) / PANEL};
     struct work *work = &c.work;
     work->row_of = take(&arena, pairs * 4);
     work->routed = take(&arena, pairs * 4);
     int32_t *next = take(&arena, num_slots * 4);
-    c.inputs = take(&arena, threads * BLOCK * hidden * 4);
+    c.inputs = take(&arena, threads * BLOCK * input_room(hidden));
     work->blocks = take(&arena, (pairs / BLOCK + num_slots + 1) * (int64_t)sizeof(struct block));
     sort_by_slot(work, slot_ids, pairs, top_k, num_slots, next);
     const int64_t routed = work->num_rows, blocks = work->num_blocks;
     c.results = take(&arena, routed * hidden * 4);
     c.inner = take(&arena, routed * size * 4);
-    c.int8 = routed && slots[work->blocks[0].slot]->down.scales != 0;
-    if (c.int8) {
-        c.x_scales = take(&arena, num_rows * 4);
-        c.x_bytes = take(&arena, num_rows * c.wide);
-        c.inner_scales = take(&arena, routed * 4);
-        c.inner_bytes = take(&arena, routed * c.narrow);
+    if (routed) {
+        c.gate_up = &slots[work->blocks[0].slot]->gate_up;
+        c.down = &slots[work->blocks[0].slot]->down;
+        c.x_rounded = room_for(&arena, c.gate_up, num_rows);
+        c.inner_rounded = room_for(&arena, c.down, routed);
     }
     c.gate_each = panels_a_task(c.gate_panels, blocks, threads);
     c.down_each = panels_a_task(c.down_panels, blocks, threads);
 
     const int few = num_rows < FEW ? 1 : threads;
-    if (c.int8) in_parallel(round_input, &c, num_rows, few);
+    if (c.x_rounded.data) in_parallel(round_input, &c, num_rows, few);
     in_parallel(multiply_gate_up, &c, blocks * ((c.gate_panels + c.gate_each - 1) / c.gate_each),
                 threads);
-    if (c.int8) in_parallel(round_inner, &c, routed, few);
+    if (c.inner_rounded.data) in_parallel(round_inner, &c, routed, few);
     in_parallel(multiply_down, &c, blocks * ((c.down_panels + c.down_each - 1) / c.down_each),
                 threads);
     in_parallel(combine, &c, (num_rows + SUMMED - 1) / SUMMED, few);

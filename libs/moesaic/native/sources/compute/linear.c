@@ -8,26 +8,24 @@ struct product {
     const float *x;
     float *out;
     int64_t x_stride, x_head_stride, out_stride, out_head_stride, count;
-    float *scales;  // of rows rounded to bytes
-    uint8_t *bytes;
+    struct rows rounded;  // to bytes, if the matrix takes such
     int64_t blocks, parts, panels;  // of rows; of panels, for each block; panels
 };
 
 static void round_one(void *with, int64_t row, int worker) {
     const struct product *p = with;
-    const struct matrix *m = p->matrices;
+    const struct rows *to = &p->rounded;
     (void)worker;
-    uint8_t *to = p->bytes + row * in_fours(m) * 4;
-    p->scales[row] = round_row(p->x + row * p->x_stride, m->num_in, to);
+    round_row(p->matrices, p->x + row * p->x_stride, (uint8_t *)to->data + row * to->stride,
+              (float *)to->scales + row * to->scale_stride);
 }
 
 static void multiply_part(void *with, int64_t task, int worker) {
     const struct product *p = with;
     const int64_t head = task / (p->blocks * p->parts), block = task / p->parts % p->blocks;
     const struct matrix *m = &p->matrices[head];
-    const struct rows rows = m->scales
-                                 ? (struct rows){p->bytes, p->scales, in_fours(m) * 4}
-                                 : (struct rows){p->x + head * p->x_head_stride, 0, p->x_stride};
+    const struct rows floats = floats_in(p->x + head * p->x_head_stride, p->x_stride);
+    const struct rows rows = p->rounded.data ? p->rounded : floats;
     const int64_t first = block * BLOCK, left = p->count - first;
     const int64_t part = task % p->parts;
     (void)worker;
@@ -40,26 +38,31 @@ static void multiply_part(void *with, int64_t task, int worker) {
     }
 }
 
+EXPORT int64_t linear_scratch(const struct matrix *matrix) {
+    return rounded_bytes(matrix) + rounded_scales(matrix) * 4;
+}
+
 EXPORT void linear(const struct matrix *matrices, int64_t heads, const float *x, int64_t x_stride,
                    int64_t x_head_stride, int64_t count, float *out, int64_t out_stride,
                    int64_t out_head_stride, uint8_t *scratch, int threads) {
     const int64_t panels = num_panels(matrices), blocks = (count + BLOCK - 1) / BLOCK;
     // Of few rows, threads share the weights; of many, the rows.
     const int64_t parts = heads * blocks >= 4 * threads ? 1 : panels;
-    struct product p = {matrices,
-                        x,
-                        out,
-                        x_stride,
-                        x_head_stride,
-                        out_stride,
-                        out_head_stride,
-                        count,
-                        (float *)scratch,
-                        scratch + count * 4,
-                        blocks,
-                        parts,
-                        panels};
-    if (matrices->scales)
+    struct product p = {.matrices = matrices,
+                        .x = x,
+                        .out = out,
+                        .x_stride = x_stride,
+                        .x_head_stride = x_head_stride,
+                        .out_stride = out_stride,
+                        .out_head_stride = out_head_stride,
+                        .count = count,
+                        .blocks = blocks,
+                        .parts = parts,
+                        .panels = panels};
+    const int64_t bytes = rounded_bytes(matrices), scales = rounded_scales(matrices);
+    if (bytes) {
+        p.rounded = (struct rows){scratch + count * scales * 4, bytes, (float *)scratch, scales};
         in_parallel(round_one, &p, count, count * matrices->num_in < 4096 ? 1 : threads);
+    }
     in_parallel(multiply_part, &p, heads * blocks * parts, threads);
 }

@@ -1,11 +1,5 @@
 #include "compute/matrix.h"
 
-#if defined(__AVX512VNNI__)
-enum { AROUND = ZERO };
-#else
-enum { AROUND = 0 };  // instructions that take unsigned bytes would saturate: rows are signed bytes
-#endif
-
 // Four weights of each of LANES outputs, and, of signed rows, their magnitudes.
 struct fours {
     ivec weights, magnitudes;
@@ -43,6 +37,65 @@ INLINE ivec add_dot4(ivec sum, ivec a, struct fours b) {
 #endif
 }
 
+// The same with unsigned weights up to 24, for a few steps: the sums are `folded` before the next block.
+INLINE ivec add_small4(ivec sums, ivec weights, ivec x) {
+#if defined(__AVX512VNNI__)
+    return (ivec)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)weights, (__m512i)x);
+#elif defined(__AVX512F__)
+    const __m512i pairs = _mm512_maddubs_epi16((__m512i)weights, (__m512i)x);
+    return (ivec)_mm512_add_epi16((__m512i)sums, pairs);
+#elif defined(__AVX2__)
+    const __m256i pairs = _mm256_maddubs_epi16((__m256i)weights, (__m256i)x);
+    return (ivec)_mm256_add_epi16((__m256i)sums, pairs);
+#else
+    return add_dot4(sums, x, (struct fours){.weights = weights});
+#endif
+}
+INLINE ivec folded(ivec sums) {
+#if defined(__AVX512F__) && !defined(__AVX512VNNI__)
+    return (ivec)_mm512_madd_epi16((__m512i)sums, _mm512_set1_epi16(1));
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+    return (ivec)_mm256_madd_epi16((__m256i)sums, _mm256_set1_epi16(1));
+#else
+    return sums;
+#endif
+}
+
+// The levels of codes, a byte each.
+INLINE ivec levels_of(const uint8_t *levels, ivec codes) {
+#if defined(__AVX512F__)
+    const __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)levels));
+    return (ivec)_mm512_shuffle_epi8(table, (__m512i)codes);
+#elif defined(__AVX2__)
+    const __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)levels));
+    return (ivec)_mm256_shuffle_epi8(table, (__m256i)codes);
+#else
+    uint8_t bytes[LANES * 4];
+    memcpy(bytes, &codes, sizeof bytes);
+    for (int i = 0; i < LANES * 4; i++) bytes[i] = levels[bytes[i]];
+    memcpy(&codes, bytes, sizeof bytes);
+    return codes;
+#endif
+}
+
+// Input `p` of a panel of numbers.
+INLINE void load_weights(const int form, const void *panel, int64_t p, vec weights[TILE_VECTORS]) {
+    const float *floats = (const float *)panel + p * PANEL;
+    const uint16_t *numbers = (const uint16_t *)panel + p * PANEL;
+#pragma GCC unroll 4
+    for (int v = 0; v < TILE_VECTORS; v++) {
+        if (form == FLOAT32)
+            weights[v] = load(floats + v * LANES);
+        else if (form == FLOAT16)
+            weights[v] = widened_float16(load_halves(numbers + v * LANES));
+        else if (v % 2 == 0) {
+            const ivec words = (ivec)load((const float *)(numbers + v * LANES));
+            weights[v] = (vec)(words << 16);
+            weights[v + 1] = (vec)(words & (int32_t)0xffff0000);
+        }
+    }
+}
+
 INLINE void write_tile(vec sums[TILE_ROWS][TILE_VECTORS], int count, float *out, int64_t stride,
                        int64_t columns) {
     if (columns == PANEL) {
@@ -53,18 +106,17 @@ INLINE void write_tile(vec sums[TILE_ROWS][TILE_VECTORS], int count, float *out,
     for (int i = 0; i < count; i++) memcpy(out + i * stride, sums[i], (size_t)columns * 4);
 }
 
-INLINE void tile_float(const int count, const float *x, int64_t stride, const float *panel,
-                       int64_t in, const float *bias, float *out, int64_t out_stride,
-                       int64_t columns, int onto) {
+INLINE void tile_float(const int form, const int count, const float *x, int64_t stride,
+                       const void *panel, int64_t in, const float *bias, float *out,
+                       int64_t out_stride, int64_t columns, int onto) {
     vec sums[TILE_ROWS][TILE_VECTORS] = {0};
     if (onto)
         for (int i = 0; i < count; i++)
             for (int v = 0; v < TILE_VECTORS; v++)
                 sums[i][v] = load(out + i * out_stride + v * LANES);
-    for (int64_t p = 0; p < in; p++, panel += PANEL) {
+    for (int64_t p = 0; p < in; p++) {
         vec weights[TILE_VECTORS];
-#pragma GCC unroll 4
-        for (int v = 0; v < TILE_VECTORS; v++) weights[v] = load(panel + v * LANES);
+        load_weights(form, panel, p, weights);
 #pragma GCC unroll 8
         for (int i = 0; i < count; i++) {
             const vec factor = all(x[i * stride + p]);
@@ -110,70 +162,176 @@ INLINE void tile_int8(const int count, const uint8_t *x, int64_t stride, const f
     write_tile(results, count, out, out_stride, columns);
 }
 
-void multiply_panel(const struct matrix *m, struct rows x, int64_t first, int64_t count,
-                    int64_t panel, float *out, int64_t out_stride, int64_t columns, int onto) {
-    const int64_t column = panel * PANEL;
-    const float *bias = m->bias ? m->bias + column : 0;
-    for (int64_t done = 0; done < count; done += TILE_ROWS, out += TILE_ROWS * out_stride) {
-        const int64_t row = first + done;
-        const int64_t left = count - done < TILE_ROWS ? count - done : TILE_ROWS;
-        if (!m->scales) {
-            const float *data = (const float *)x.data + row * x.stride;
-            const float *weights = (const float *)m->panels + column * m->num_in;
-#define TILE(n)                                                                              \
-    case n:                                                                                  \
-        tile_float(n, data, x.stride, weights, m->num_in, bias, out, out_stride, columns, onto); \
-        break
-            switch (left) {
-                TILE(1);
-                TILE(2);
-                TILE(3);
-                TILE(4);
-                TILE(5);
-                TILE(6);
+INLINE void tile_fp8(const int count, const float *x, int64_t stride, const struct matrix *m,
+                     int64_t panel, const float *bias, float *out, int64_t out_stride,
+                     int64_t columns) {
+    const uint8_t *codes = (const uint8_t *)m->panels + panel * PANEL * m->num_in;
+    const float *scales = (const float *)m->group_scales + panel * PANEL * num_groups(m);
+    vec totals[TILE_ROWS][TILE_VECTORS] = {0};
+    for (int64_t begin = 0; begin < m->num_in; begin += m->group, scales += PANEL) {
+        const int64_t end = begin + m->group < m->num_in ? begin + m->group : m->num_in;
+        vec sums[TILE_ROWS][TILE_VECTORS] = {0};
+        for (int64_t p = begin; p < end; p++, codes += PANEL) {
+            vec weights[TILE_VECTORS];
+#pragma GCC unroll 4
+            for (int v = 0; v < TILE_VECTORS; v++)
+                weights[v] = widened_fp8(load_quarters(codes + v * LANES));
+#pragma GCC unroll 8
+            for (int i = 0; i < count; i++) {
+                const vec factor = all(x[i * stride + p]);
+#pragma GCC unroll 4
+                for (int v = 0; v < TILE_VECTORS; v++)
+                    sums[i][v] = fma_of(factor, weights[v], sums[i][v]);
             }
-#undef TILE
-        } else {
-            const uint8_t *data = (const uint8_t *)x.data + row * x.stride;
-            const int8_t *weights = (const int8_t *)m->panels + column * 4 * in_fours(m);
-#define TILE(n)                                                                                \
-    case n:                                                                                    \
-        tile_int8(n, data, x.stride, x.scales + row, weights, in_fours(m), m->scales + column, \
-                  m->offsets + column, bias, out, out_stride, columns);                        \
-        break
-            switch (left) {
-                TILE(1);
-                TILE(2);
-                TILE(3);
-                TILE(4);
-                TILE(5);
-                TILE(6);
-            }
-#undef TILE
         }
+        for (int i = 0; i < count; i++)
+            for (int v = 0; v < TILE_VECTORS; v++)
+                totals[i][v] = fma_of(sums[i][v], load(scales + v * LANES) * 256.0f, totals[i][v]);
+    }
+    if (bias)
+        for (int i = 0; i < count; i++)
+            for (int v = 0; v < TILE_VECTORS; v++) totals[i][v] += load(bias + v * LANES);
+    write_tile(totals, count, out, out_stride, columns);
+}
+
+// Where it pays: without such instructions the compiler would drown in what stands for them.
+#if defined(__AVX2__)
+#define UNROLL(n) _Pragma(STRING(GCC unroll n))
+#define STRING(text) #text
+#else
+#define UNROLL(n)
+#endif
+
+// One block of inputs: sums of 16 bits have room for 8 steps of codes, and for 4 of levels.
+INLINE void add_block(const int levelled, const int count, const uint8_t *x, int64_t stride,
+                      const uint8_t *codes, const uint8_t *levels,
+                      ivec sums[TILE_ROWS][TILE_VECTORS]) {
+    enum { STEPS = GROUP_BLOCK / 8 };
+    ivec pairs[TILE_ROWS][TILE_VECTORS] = {0};
+    UNROLL(2)
+    for (int high = 0; high < 2; high++) {
+        UNROLL(4)
+        for (int step = 0; step < STEPS; step++) {
+            ivec weights[TILE_VECTORS];
+            UNROLL(4)
+            for (int v = 0; v < TILE_VECTORS; v++) {
+                const uint8_t *from = codes + (step * PANEL + v * LANES) * 4;
+                const ivec both = (ivec)load((const float *)from);
+                weights[v] = (high ? both >> 4 : both) & 0x0f0f0f0f;
+                if (levelled) weights[v] = levels_of(levels, weights[v]);
+            }
+            UNROLL(8)
+            for (int i = 0; i < count; i++) {
+                int32_t four;
+                memcpy(&four, x + i * stride + (high * STEPS + step) * 4, 4);
+                const ivec factor = four - (ivec){0};
+                UNROLL(4)
+                for (int v = 0; v < TILE_VECTORS; v++)
+                    pairs[i][v] = add_small4(pairs[i][v], weights[v], factor);
+            }
+        }
+        if (!levelled && !high) continue;
+        UNROLL(8)
+        for (int i = 0; i < count; i++)
+            UNROLL(4)
+            for (int v = 0; v < TILE_VECTORS; v++)
+                sums[i][v] += folded(pairs[i][v]), pairs[i][v] = (ivec){0};
     }
 }
 
-float round_row(const float *from, int64_t size, uint8_t *to) {
-    vec most = {0};
-    int64_t i = 0;
-    for (; i + LANES <= size; i += LANES) {
-        const vec x = load(from + i);
-        most = larger(choose(x < 0, -x, x), most);
+INLINE void tile_int4(const int levelled, const int count, const uint8_t *x, int64_t stride,
+                      const float *x_scales, int64_t scale_stride, const struct matrix *m,
+                      int64_t panel, const float *bias, float *out, int64_t out_stride,
+                      int64_t columns) {
+    const int64_t groups = num_groups(m), blocks = in_blocks(m->num_in);
+    const int64_t each = in_blocks(m->group < m->num_in ? m->group : m->num_in);
+    const uint8_t *codes = (const uint8_t *)m->panels + panel * PANEL * blocks * (GROUP_BLOCK / 2);
+    const uint16_t *scales = (const uint16_t *)m->group_scales + panel * PANEL * groups;
+    const uint16_t *zeros = m->zeros ? m->zeros + panel * PANEL * groups : 0;
+    vec totals[TILE_ROWS][TILE_VECTORS] = {0};
+    for (int64_t g = 0, block = 0; g < groups; g++, scales += PANEL) {
+        ivec sums[TILE_ROWS][TILE_VECTORS] = {0};
+        for (const int64_t end = block + each; block < end && block < blocks; block++) {
+            add_block(levelled, count, x + block * GROUP_BLOCK, stride, codes, m->levels, sums);
+            codes += PANEL * GROUP_BLOCK / 2;
+        }
+        vec factors[TILE_VECTORS], none[TILE_VECTORS];
+        for (int v = 0; v < TILE_VECTORS; v++) {
+            factors[v] = widened_float16(load_halves(scales + v * LANES));
+            none[v] = zeros ? widened_float16(load_halves(zeros + g * PANEL + v * LANES))
+                            : all((float)m->zero);
+        }
+        for (int i = 0; i < count; i++) {
+            const float *own = x_scales + i * scale_stride;
+            const vec scale = all(own[g]), sum = all(-own[groups + g]);
+            for (int v = 0; v < TILE_VECTORS; v++) {
+                const vec exact = fma_of(none[v], sum, __builtin_convertvector(sums[i][v], vec));
+                totals[i][v] = fma_of(exact, factors[v] * scale, totals[i][v]);
+            }
+        }
     }
-    const vec rest = load_some(from + i, size - i);
-    const float largest = largest_of(larger(choose(rest < 0, -rest, rest), most));
-    const float scale = (largest > 1e-30f ? largest : 1e-30f) / LEVELS, per_level = 1.0f / scale;
-    const vec shift = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
-    for (i = 0; i < size; i += LANES) {
-        const int64_t left = size - i < LANES ? size - i : LANES;
-        const vec x = left == LANES ? load(from + i) : load_some(from + i, left);
-        const vec level = (x * per_level + shift) - shift;
-        ivec whole = __builtin_convertvector(level, ivec) + AROUND;
-        for (int64_t j = 0; j < left; j++) to[i + j] = (uint8_t)whole[j];
+    for (int i = 0; i < count; i++)
+        for (int v = 0; v < TILE_VECTORS; v++) {
+            totals[i][v] *= load(m->scales + panel * PANEL + v * LANES);
+            if (bias) totals[i][v] += load(bias + v * LANES);
+        }
+    write_tile(totals, count, out, out_stride, columns);
+}
+
+// One call for each number of rows, which so is a constant.
+#define EACH_COUNT(call)           \
+    switch (left) {                \
+        case 1: call(1); break;    \
+        case 2: call(2); break;    \
+        case 3: call(3); break;    \
+        case 4: call(4); break;    \
+        case 5: call(5); break;    \
+        case 6: call(6); break;    \
     }
-    for (; size % 4; size++) to[size] = AROUND;
-    return scale;
+
+void multiply_panel(const struct matrix *m, struct rows x, int64_t first, int64_t count,
+                    int64_t panel, float *out, int64_t out_stride, int64_t columns, int onto) {
+    const int64_t column = panel * PANEL, in = m->num_in;
+    const float *bias = m->bias ? m->bias + column : 0;
+    const void *wide = (const float *)m->panels + column * in;
+    const void *narrow = (const uint16_t *)m->panels + column * in;
+    const int8_t *bytes = (const int8_t *)m->panels + column * 4 * in_fours(in);
+    for (int64_t done = 0; done < count; done += TILE_ROWS, out += TILE_ROWS * out_stride) {
+        const int64_t row = first + done;
+        const int64_t left = count - done < TILE_ROWS ? count - done : TILE_ROWS;
+        const float *floats = (const float *)x.data + row * x.stride;
+        const uint8_t *rounded = (const uint8_t *)x.data + row * x.stride;
+        const float *scales = x.scales + row * x.scale_stride;
+#define TILE32(n) \
+    tile_float(FLOAT32, n, floats, x.stride, wide, in, bias, out, out_stride, columns, onto)
+#define TILE_B16(n) \
+    tile_float(BFLOAT16, n, floats, x.stride, narrow, in, bias, out, out_stride, columns, 0)
+#define TILE_F16(n) \
+    tile_float(FLOAT16, n, floats, x.stride, narrow, in, bias, out, out_stride, columns, 0)
+#define TILE_8(n)                                                                          \
+    tile_int8(n, rounded, x.stride, scales, bytes, in_fours(in), m->scales + column,       \
+              m->offsets + column, bias, out, out_stride, columns)
+#define TILE_4(n)                                                                          \
+    tile_int4(0, n, rounded, x.stride, scales, x.scale_stride, m, panel, bias, out,        \
+              out_stride, columns)
+#define TILE_LEVELS(n)                                                                     \
+    tile_int4(1, n, rounded, x.stride, scales, x.scale_stride, m, panel, bias, out,        \
+              out_stride, columns)
+#define TILE_FP8(n) tile_fp8(n, floats, x.stride, m, panel, bias, out, out_stride, columns)
+        switch (m->form) {
+            case FLOAT32: EACH_COUNT(TILE32) break;
+            case BFLOAT16: EACH_COUNT(TILE_B16) break;
+            case FLOAT16: EACH_COUNT(TILE_F16) break;
+            case INT8: EACH_COUNT(TILE_8) break;
+            case INT4:
+                if (m->levels)
+                    EACH_COUNT(TILE_LEVELS)
+                else
+                    EACH_COUNT(TILE_4)
+                break;
+            case FP8: EACH_COUNT(TILE_FP8) break;
+        }
+    }
 }
 
 EXPORT int64_t panel_width(void) { return PANEL; }

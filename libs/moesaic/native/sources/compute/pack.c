@@ -1,10 +1,9 @@
-// Weights as files have them -> panels, see matrix.h. A tile of LANES outputs and as many inputs is turned in
-// registers; each number is read once, and written once.
+// Weights as files have them -> panels, see matrix.h. A tile of LANES words, outputs of 32 bits or pairs of 16, and as
+// many inputs is turned in registers; each number is read once, and written once.
 #include "calls.h"
 #include "compute/matrix.h"
 
-enum { FLOAT32, BFLOAT16, FLOAT16 };  // kinds of stored numbers
-enum { CHUNK = 4 * LANES };           // inputs that are widened at a time
+enum { CHUNK = 4 * LANES };  // inputs that are widened at a time
 
 typedef int8_t bytes __attribute__((vector_size(LANES)));
 
@@ -81,23 +80,46 @@ INLINE const char *row_of(const int kind, struct stored s, int64_t panel, int64_
     return (const char *)s.data + (column / each * s.rows + row) * s.in * size_of(kind);
 }
 
-INLINE void pack_floats(const int kind, struct stored s, float *panels) {
+// A chunk of two rows of 16 bits, the first in the low halves of words; zeros behind their end, and of a row that is none.
+INLINE void pair_chunk(const void *low, const void *high, int64_t left, uint32_t *to) {
+    for (int64_t i = 0; i < CHUNK; i++) {
+        to[i] = low && i < left ? ((const uint16_t *)low)[i] : 0;
+        to[i] |= high && i < left ? (uint32_t)((const uint16_t *)high)[i] << 16 : 0;
+    }
+}
+
+// A chunk of what lies in one word of a panel from input `first` on.
+INLINE void word_chunk(const int kind, const int form, struct stored s, int64_t panel, int64_t word,
+                       int64_t first, void *to) {
+    const int64_t left = s.in - first, start = first * size_of(kind);
+    if (form == FLOAT32) {
+        const char *row = row_of(kind, s, panel, word);
+        widen_chunk(kind, row ? row + start : 0, row ? left : 0, to);
+        return;
+    }
+    // Of bfloat16, two neighbouring vectors; of float16, two neighbouring outputs.
+    const int64_t low = form == BFLOAT16 ? word / LANES * 2 * LANES + word % LANES : 2 * word;
+    const char *lower = row_of(kind, s, panel, low);
+    const char *upper = row_of(kind, s, panel, low + (form == BFLOAT16 ? LANES : 1));
+    pair_chunk(lower ? lower + start : 0, upper ? upper + start : 0, left, to);
+}
+
+INLINE void pack_numbers(const int kind, const int form, struct stored s, float *panels) {
     float chunks[LANES][CHUNK] __attribute__((aligned(64)));
-    for (int64_t p = 0; p < stored_panels(s); p++, panels += PANEL * s.in)
+    const int64_t width = form == FLOAT32 ? PANEL : PANEL / 2;  // words
+    for (int64_t p = 0; p < stored_panels(s); p++, panels += width * s.in)
         for (int64_t first = 0; first < s.in; first += CHUNK)
-            for (int64_t column = 0; column < PANEL; column += LANES) {
+            for (int64_t word = 0; word < width; word += LANES) {
                 const int64_t left = s.in - first;
-                for (int c = 0; c < LANES; c++) {
-                    const char *row = row_of(kind, s, p, column + c);
-                    widen_chunk(kind, row ? row + first * size_of(kind) : 0, row ? left : 0, chunks[c]);
-                }
+                for (int c = 0; c < LANES; c++)
+                    word_chunk(kind, form, s, p, word + c, first, chunks[c]);
                 for (int64_t i = 0; i < CHUNK && i < left; i += LANES) {
                     vec v[LANES];
 #pragma GCC unroll 16
                     for (int c = 0; c < LANES; c++) v[c] = load(chunks[c] + i);
                     turn(v);
-                    float *to = panels + (first + i) * PANEL + column;
-                    for (int k = 0; k < LANES && i + k < left; k++) store(to + k * PANEL, v[k]);
+                    float *to = panels + (first + i) * width + word;
+                    for (int k = 0; k < LANES && i + k < left; k++) store(to + k * width, v[k]);
                 }
             }
 }
@@ -160,11 +182,14 @@ INLINE void pack_bytes(const int kind, struct stored s, int8_t *panels, float *s
 }
 
 EXPORT void pack_stored(const void *weight, int kind, int64_t rows, int64_t halves, int64_t num_in,
-                        float *panels) {
+                        int form, void *panels) {
     const struct stored s = {weight, rows, halves, num_in};
-    if (kind == FLOAT32) pack_floats(FLOAT32, s, panels);
-    if (kind == BFLOAT16) pack_floats(BFLOAT16, s, panels);
-    if (kind == FLOAT16) pack_floats(FLOAT16, s, panels);
+    if (form == BFLOAT16) pack_numbers(BFLOAT16, BFLOAT16, s, panels);
+    if (form == FLOAT16) pack_numbers(FLOAT16, FLOAT16, s, panels);
+    if (form != FLOAT32) return;
+    if (kind == FLOAT32) pack_numbers(FLOAT32, FLOAT32, s, panels);
+    if (kind == BFLOAT16) pack_numbers(BFLOAT16, FLOAT32, s, panels);
+    if (kind == FLOAT16) pack_numbers(FLOAT16, FLOAT32, s, panels);
 }
 
 EXPORT void pack_stored_int8(const void *weight, int kind, int64_t rows, int64_t halves,

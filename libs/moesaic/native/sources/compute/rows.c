@@ -1,4 +1,6 @@
 // The operations between the products: one row at a time, each in one pass.
+#include <math.h>
+
 #include "calls.h"
 #include "compute/pool.h"
 #include "compute/vector.h"
@@ -76,23 +78,38 @@ INLINE void rotate(float *x, const float *cos, const float *sin, int64_t size, i
 }
 
 struct grouped {
-    float *qkv, *cache, eps;
+    float *qkv, *cache, eps, clip;
     const float *qk_norm, *cos, *sin;
     const int64_t *positions, *offsets;
-    int64_t heads, kv_heads, dim, block_size, key_stride;
-    int interleaved;
+    int64_t heads, kv_heads, dim, rotated, block_size, key_stride;
+    int is_wide, interleaved;
 };
+
+// Norms the heads of queries, then those of keys: each by itself, or all together.
+static void norm_heads(const struct grouped *c, float *row) {
+    const int64_t dim = c->dim, all = (c->heads + c->kv_heads) * dim;
+    const int64_t queries = c->is_wide ? c->heads * dim : dim, keys = c->is_wide ? c->kv_heads * dim : dim;
+    for (int64_t i = 0; i < all;) {
+        const int64_t size = i < c->heads * dim ? queries : keys;
+        norm_row(row + i, c->qk_norm + i, size, c->eps, row + i);
+        i += size;
+    }
+}
+
+static void clip_row(float *row, int64_t size, float bound) {
+    for (int64_t i = 0; i < size; i++)
+        row[i] = row[i] > bound ? bound : row[i] < -bound ? -bound : row[i];
+}
 
 static void store_grouped_row(void *with, int64_t t) {
     const struct grouped *c = with;
     const int64_t heads = c->heads, kv_heads = c->kv_heads, dim = c->dim;
-    const int64_t turn = (c->positions ? c->positions[t] : t) * dim;
+    const int64_t turn = (c->positions ? c->positions[t] : t) * c->rotated;
     float *row = c->qkv + t * (heads + 2 * kv_heads) * dim;
-    for (int64_t h = 0; h < heads + kv_heads; h++) {
-        float *head = row + h * dim;
-        if (c->qk_norm) norm_row(head, c->qk_norm + h * dim, dim, c->eps, head);
-        rotate(head, c->cos + turn, c->sin + turn, dim, c->interleaved);
-    }
+    if (c->qk_norm) norm_heads(c, row);
+    if (c->clip > 0) clip_row(row, (heads + 2 * kv_heads) * dim, c->clip);
+    for (int64_t h = 0; h < heads + kv_heads; h++)
+        rotate(row + h * dim, c->cos + turn, c->sin + turn, c->rotated, c->interleaved);
     if (!c->offsets || c->offsets[t] < 0) return;
     const int64_t head_stride = 2 * c->block_size * dim, block = c->offsets[t] / c->block_size;
     const int64_t token = c->offsets[t] % c->block_size;
@@ -108,12 +125,29 @@ static void store_grouped_row(void *with, int64_t t) {
 }
 
 EXPORT void store_grouped(float *qkv, int64_t count, int64_t heads, int64_t kv_heads, int64_t dim,
-                          const float *qk_norm, float eps, const float *cos, const float *sin,
+                          const float *qk_norm, int is_wide, float eps, float clip,
+                          const float *cos, const float *sin, int64_t rotated,
                           const int64_t *positions, int interleaved, const int64_t *offsets,
                           float *cache, int64_t block_size, int64_t key_stride, int threads) {
-    struct grouped call = {qkv,       cache, eps,   qk_norm,  cos, sin,
-                           positions, offsets, heads, kv_heads, dim, block_size,
-                           key_stride, interleaved};
+    struct grouped call = {
+        .qkv = qkv,
+        .cache = cache,
+        .eps = eps,
+        .clip = clip,
+        .qk_norm = qk_norm,
+        .cos = cos,
+        .sin = sin,
+        .positions = positions,
+        .offsets = offsets,
+        .heads = heads,
+        .kv_heads = kv_heads,
+        .dim = dim,
+        .rotated = rotated,
+        .block_size = block_size,
+        .key_stride = key_stride,
+        .is_wide = is_wide,
+        .interleaved = interleaved,
+    };
     for_each(store_grouped_row, &call, count, (heads + 2 * kv_heads) * dim, threads);
 }
 
@@ -142,53 +176,116 @@ EXPORT void rotate_heads(const float *x, int64_t x_stride, int64_t x_head_stride
 }
 
 struct selection {
-    const float *logits;
-    float *weights, scaling;
+    float *logits, *weights;
     int32_t *ids;
     int64_t num_experts, top_k;
-    int normalise;
+    const struct gating *gating;
 };
+
+static int by_logits_alone(const struct gating *g) {
+    return !g->sigmoid && !g->correction && g->kept_groups == g->num_groups;
+}
+
+// Logits to scores. No number depends on where in the row it stands.
+static void score_row(const struct gating *g, float *row, int64_t num_experts) {
+    float most = row[0], total = 0;
+    for (int64_t e = 1; e < num_experts; e++)
+        if (row[e] > most) most = row[e];
+    for (int64_t e = 0; e < num_experts; e += LANES) {
+        const int64_t count = num_experts - e < LANES ? num_experts - e : LANES;
+        const vec x = count < LANES ? load_some(row + e, count) : load(row + e);
+        const vec scores = g->sigmoid ? 1.0f / (1.0f + exp_of(-x)) : exp_of(x - most);
+        store_some(row + e, scores, count);
+        for (int64_t i = 0; i < count; i++) total += scores[i];
+    }
+    for (int64_t e = 0; e < num_experts && !g->sigmoid; e++) row[e] /= total;
+}
+
+// By which experts are chosen, of their scores.
+INLINE float rank_of(const struct gating *g, const float *row, int64_t e) {
+    return g->correction ? row[e] + g->correction[e] : row[e];
+}
+
+static float score_of_group(const struct gating *g, const float *row, int64_t first, int64_t size) {
+    float best = -INFINITY, next = -INFINITY;
+    for (int64_t e = first; e < first + size; e++) {
+        const float rank = rank_of(g, row, e);
+        if (rank > best)
+            next = best, best = rank;
+        else if (rank > next)
+            next = rank;
+    }
+    return g->group_best > 1 && size > 1 ? best + next : best;
+}
+
+// The scores of groups that are not among the best become -inf. Such a group is worse than kept_groups
+// others, so it does not matter to those behind it whether it counts still.
+static void leave_groups(const struct gating *g, float *row, int64_t num_experts) {
+    const int64_t size = num_experts / g->num_groups;
+    for (int64_t n = 0; n < g->num_groups; n++) {
+        const float own = score_of_group(g, row, n * size, size);
+        int64_t better = 0;
+        for (int64_t m = 0; m < g->num_groups && better < g->kept_groups; m++) {
+            const float other = m == n ? -INFINITY : score_of_group(g, row, m * size, size);
+            better += other > own || (other == own && m < n);
+        }
+        for (int64_t e = n * size; e < (n + 1) * size && better == g->kept_groups; e++)
+            row[e] = -INFINITY;
+    }
+}
 
 static void select_row(void *with, int64_t t) {
     const struct selection *c = with;
-    const float *row = c->logits + t * c->num_experts;
-    float *weight = c->weights + t * c->top_k;
+    const struct gating *g = c->gating;
+    float *row = c->logits + t * c->num_experts, *weight = c->weights + t * c->top_k, last = 0;
     int32_t *id = c->ids + t * c->top_k;
-    for (int64_t n = 0; n < c->top_k; n++) {  // the heaviest that comes after the last chosen
+    const int is_scored = !by_logits_alone(g);
+    if (is_scored) score_row(g, row, c->num_experts);
+    if (g->kept_groups < g->num_groups) leave_groups(g, row, c->num_experts);
+    for (int64_t n = 0; n < c->top_k; n++) {  // the best that comes after the last chosen
         int32_t best = -1;
+        float most = 0;
         for (int32_t e = 0; e < c->num_experts; e++) {
-            if (n && !(row[e] < weight[n - 1] || (row[e] == weight[n - 1] && e > id[n - 1])))
-                continue;
-            if (best < 0 || row[e] > row[best]) best = e;
+            const float rank = rank_of(g, row, e);
+            if (n && !(rank < last || (rank == last && e > id[n - 1]))) continue;
+            if (best < 0 || rank > most) best = e, most = rank;
         }
         // Logits that are no numbers: the experts from the first on, so that ids stay in range.
         id[n] = best < 0 ? (int32_t)n : best;
-        weight[n] = row[id[n]];
+        last = rank_of(g, row, id[n]), weight[n] = row[id[n]];
     }
-    const float most = weight[0];
     float total = 0;
-    for (int64_t e = 0; e < c->num_experts && !c->normalise; e += LANES) {
-        const int64_t left = c->num_experts - e;
-        const vec exps = exp_of((left < LANES ? load_some(row + e, left) : load(row + e)) - most);
-        for (int64_t i = 0; i < LANES && i < left; i++) total += exps[i];
+    for (int64_t n = 0; n < c->top_k && is_scored; n++) total += weight[n];
+    if (!is_scored) {
+        const float most = weight[0];
+        for (int64_t e = 0; e < c->num_experts && !g->normalise; e += LANES) {
+            const int64_t left = c->num_experts - e;
+            const vec x = left < LANES ? load_some(row + e, left) : load(row + e);
+            const vec exps = exp_of(x - most);
+            for (int64_t i = 0; i < LANES && i < left; i++) total += exps[i];
+        }
+        for (int64_t n = 0; n < c->top_k; n++) {
+            weight[n] = exp_of(all(weight[n] - most))[0];
+            if (g->normalise) total += weight[n];
+        }
+    } else if (g->normalise) {
+        total = (total < g->least ? g->least : total) + g->epsilon;
+    } else {
+        total = 1;
     }
-    for (int64_t n = 0; n < c->top_k; n++) {
-        weight[n] = exp_of(all(weight[n] - most))[0];
-        if (c->normalise) total += weight[n];
-    }
-    for (int64_t n = 0; n < c->top_k; n++) weight[n] *= c->scaling / total;
+    for (int64_t n = 0; n < c->top_k; n++) weight[n] *= g->scaling / total;
 }
 
-EXPORT void select_experts(const float *logits, int64_t count, int64_t num_experts, int64_t top_k,
-                           int normalise, float scaling, float *weights, int32_t *ids,
+EXPORT void select_experts(float *logits, int64_t count, int64_t num_experts, int64_t top_k,
+                           const struct gating *gating, float *weights, int32_t *ids,
                            int threads) {
-    struct selection call = {logits, weights, scaling, ids, num_experts, top_k, normalise};
+    struct selection call = {logits, weights, ids, num_experts, top_k, gating};
     for_each(select_row, &call, count, num_experts * top_k, threads);
 }
 
 EXPORT void choose_experts(const struct matrix *gate, const float *x, int64_t count, int64_t top_k,
-                           int normalise, float scaling, float *logits, float *weights,
+                           const struct gating *gating, float *logits, float *weights,
                            int32_t *ids, int threads) {
     linear(gate, 1, x, gate->num_in, 0, count, logits, gate->num_out, 0, 0, threads);
-    select_experts(logits, count, gate->num_out, top_k, normalise, scaling, weights, ids, threads);
+    select_experts(logits, count, gate->num_out, top_k, gating, weights, ids, threads);
 }

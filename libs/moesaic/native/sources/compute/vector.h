@@ -44,6 +44,48 @@ INLINE vec fma_of(vec a, vec b, vec c) {
 #endif
 }
 
+typedef uint16_t halves __attribute__((vector_size(LANES * 2)));
+typedef int8_t quarters __attribute__((vector_size(LANES)));
+
+// Numbers of 16 bits as floats: IEEE's, or the first halves of floats.
+INLINE vec widened_float16(halves from) {
+#if defined(__AVX512F__)
+    return (vec)_mm512_cvtph_ps((__m256i)from);
+#elif defined(__AVX2__)
+    return (vec)_mm256_cvtph_ps((__m128i)from);
+#else
+    const ivec bits = __builtin_convertvector(from, ivec);
+    const vec size = (vec)((bits & 0x7fff) << 13);  // 2^-112 of what it shall be
+    return (vec)((ivec)(size * 0x1p112f) | (bits & 0x8000) << 16);
+#endif
+}
+
+// Numbers of 8 bits, e4m3, as floats, but for a factor of 2^-8.
+INLINE vec widened_fp8(quarters from) {
+#if defined(__AVX512F__)
+    const __m256i bits = _mm256_slli_epi16(_mm256_cvtepi8_epi16((__m128i)from), 7);
+    return (vec)_mm512_cvtph_ps(_mm256_and_si256(bits, _mm256_set1_epi16((short)0xbfff)));
+#elif defined(__AVX2__)
+    const __m128i wide = _mm_cvtepi8_epi16(_mm_cvtsi64_si128((long long)from));
+    return (vec)_mm256_cvtph_ps(
+        _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16((short)0xbfff)));
+#else
+    typedef int16_t wide __attribute__((vector_size(LANES * 2)));
+    return widened_float16((halves)(__builtin_convertvector(from, wide) * 128 & (int16_t)0xbfff));
+#endif
+}
+
+INLINE halves load_halves(const uint16_t *from) {
+    halves value;
+    memcpy(&value, from, sizeof value);
+    return value;
+}
+INLINE quarters load_quarters(const uint8_t *from) {
+    quarters value;
+    memcpy(&value, from, sizeof value);
+    return value;
+}
+
 INLINE vec load(const float *from) { return *(const vec_unaligned *)from; }
 INLINE void store(float *to, vec value) { *(vec_unaligned *)to = value; }
 INLINE vec all(float value) { return value - (vec){0}; }  // minus: adding 0 would turn -0 into 0

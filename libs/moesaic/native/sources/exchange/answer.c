@@ -284,8 +284,8 @@ static int answer_rows(struct answers *a, struct known *k, struct channel *c,
     const uint8_t *sent = message + request->tensors[0].start;
     if (in_bytes) unpack_int8_rows((const int8_t *)sent, rows, hidden, d.rows);
     const float *x = in_bytes ? d.rows : (const float *)sent;
-    choose_experts(&is->moe.gate, x, rows, is->moe.top_k, is->moe.normalise, is->moe.scaling,
-                   d.logits, d.weights, d.ids, a->threads);
+    choose_experts(&is->moe.gate, x, rows, is->moe.top_k, &is->moe.gating, d.logits, d.weights, d.ids,
+                   a->threads);
     const int64_t gated = now_ns();
     if (is_promised) {
         memset(d.degraded, 0, (size_t)rows * 4);

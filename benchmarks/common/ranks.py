@@ -1,0 +1,87 @@
+"""Real processes that are the ranks behind the first; the caller's own process leads."""
+
+import multiprocessing
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.queues import SimpleQueue
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+
+from benchmarks.parity.cases import CPU, Served
+from moesaic.models.configuration.config import load_config
+from moesaic.models.layers.decoder import Decoder
+from moesaic.models.tensor_parallel.division import divide
+from moesaic.models.tensor_parallel.follower import Follower
+from moesaic.models.tensor_parallel.group import RankGroup, meeting_at, meeting_point
+from moesaic.models.tensor_parallel.leader import lead
+from moesaic.models.weights.checkpoint import Checkpoint
+
+Job = tuple[Path, str] | None
+
+
+def _lost(error: Exception) -> NoReturn:
+    raise error
+
+
+def load_part(
+    directory: Path, rank: int, ranks: int, dtype: torch.dtype = torch.float32
+) -> Decoder:
+    """Load one rank's part of a model."""
+    config = load_config(directory)
+    checkpoint = Checkpoint(directory)
+    return Decoder.load(checkpoint, config, dtype, CPU, division=divide(config, rank, ranks))
+
+
+def _follow(rank: int, ranks: int, jobs: "SimpleQueue[Job]") -> None:
+    torch.set_num_threads(1)
+    while (job := jobs.get()) is not None:
+        directory, address = job
+        group = RankGroup(rank, ranks, meeting_at(address), CPU, _lost)
+        Follower(load_part(directory, rank, ranks), group).run()
+        group.close()
+
+
+class Ranks:
+    """Processes that follow in one model after another."""
+
+    def __init__(self, ranks: int) -> None:
+        """Start all ranks but the first."""
+        self.ranks, spawning = ranks, multiprocessing.get_context("spawn")
+        self._jobs = [spawning.SimpleQueue() for _ in range(1, ranks)]
+        self.processes = [
+            spawning.Process(target=_follow, args=(rank, ranks, jobs), daemon=True)
+            for rank, jobs in enumerate(self._jobs, start=1)
+        ]
+        for process in self.processes:
+            process.start()
+
+    @contextmanager
+    def led(self, directory: Path) -> Iterator[Decoder]:
+        """Compute with a model in all ranks, led from here."""
+        store = meeting_point("127.0.0.1")
+        for jobs in self._jobs:
+            jobs.put((directory, f"127.0.0.1:{store.port}"))
+        group = RankGroup(0, self.ranks, store, CPU, _lost)
+        try:
+            yield lead(load_part(directory, 0, self.ranks), group)
+        finally:
+            with suppress(RuntimeError):  # a test may have killed the others
+                group.close()
+
+    @contextmanager
+    def leading(self, directory: Path) -> Iterator[Served]:
+        """Serve a model in all ranks, led from here."""
+        served = Served(directory)
+        with self.led(directory) as served.decoder:
+            served.cache = served.decoder.new_kv_cache(num_blocks=64, block_size=8)
+            yield served
+
+    def close(self) -> None:
+        """Let the processes end."""
+        for jobs in self._jobs:
+            jobs.put(None)
+        for process in self.processes:
+            process.join(20)
+            process.kill()

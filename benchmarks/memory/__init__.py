@@ -1,0 +1,1 @@
+"""Does a suite take the memory that the plan says?"""

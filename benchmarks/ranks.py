@@ -1,0 +1,204 @@
+"""Costs of dividing an attention worker among ranks, on CPUs: what a layer's messages take, and whole layers.
+
+``messages_us``: what goes between two ranks for one layer of attention, of so many rows: as it is, when the first
+rank has the residual stream (it tells the rows, and adds up), and as it would be if both had it (two sums for both:
+of attention and of experts). ``layer_us``: a layer without experts, in one rank with one thread and with two, and in
+two ranks with one thread each.
+"""
+
+import asyncio
+import json
+import multiprocessing
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from benchmarks.common.ranks import Ranks, load_part
+from moesaic.models.layers.decoder import Decoder
+from moesaic.models.layers.step_batch import StepBatch
+from moesaic.models.layers.warm_up import experts_elsewhere
+from moesaic.models.tensor_parallel.group import meeting_at, meeting_point
+
+HIDDEN, LAYERS, VOCAB = 2048, 4, 8192
+CONFIG: dict[str, Any] = {
+    "model_type": "qwen3_moe",
+    "vocab_size": VOCAB,
+    "hidden_size": HIDDEN,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_experts": 8,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "intermediate_size": 6144,
+    "max_position_embeddings": 4096,
+}
+CONTEXT = 512
+STEPS = {"1 row": (1, CONTEXT), "8 rows": (8, CONTEXT), "prompt of 512": (512, 0)}
+ROUNDS, TIMES = 5, 8
+
+
+def run(quick: bool) -> dict[str, Any]:
+    """Measure messages, then layers, each in rounds in which all take turns."""
+    rounds = 2 if quick else ROUNDS
+    messages = _measure_messages(rounds)
+    with tempfile.TemporaryDirectory() as directory:
+        _write_model(Path(directory))
+        layers = _measure_layers(Path(directory), rounds)
+    return {
+        "config": {"model": CONFIG, "steps": STEPS, "rounds": rounds},
+        "figures": {"messages_us": messages, "layer_us": layers},
+        "notes": [
+            "random weights of the attention of Qwen3-30B-A3B, float32, no experts; medians over rounds",
+            "two ranks are two processes of one machine, by gloo; on GPUs NCCL does the same",
+        ],
+    }
+
+
+def _measure_messages(rounds: int) -> dict[str, Any]:
+    sizes = {"1 row": 1, "8 rows": 8, "512 rows": 512}
+    ways = ("told_and_added_up", "added_up_in_both")
+    store = meeting_point("127.0.0.1")
+    process = multiprocessing.get_context("spawn").Process(
+        target=_other_rank, args=(store.port, rounds, tuple(sizes.values())), daemon=True
+    )
+    process.start()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=2)
+    taken = list(_in_turn(rounds, tuple(sizes.values())))
+    dist.destroy_process_group()
+    process.join(20)
+    found: dict[str, dict[str, list[float]]] = {way: {name: [] for name in sizes} for way in ways}
+    names = {count: name for name, count in sizes.items()}
+    for count, seconds in taken:
+        for way, each in zip(ways, seconds, strict=True):
+            found[way][names[count]].append(1e6 * each)
+    return {
+        way: {n: round(statistics.median(v)) for n, v in by.items()} for way, by in found.items()
+    }
+
+
+def _other_rank(port: int, rounds: int, sizes: tuple[int, ...]) -> None:
+    store = meeting_at(f"127.0.0.1:{port}")
+    dist.init_process_group("gloo", store=store, rank=1, world_size=2)
+    for _ in _in_turn(rounds, sizes):
+        pass
+    dist.destroy_process_group()
+
+
+def _in_turn(rounds: int, sizes: tuple[int, ...]) -> Iterator[tuple[int, tuple[float, float]]]:
+    def told_and_added_up(rows: Tensor) -> None:
+        dist.broadcast(rows, 0)
+        dist.reduce(rows, 0)
+
+    def added_up_in_both(rows: Tensor) -> None:
+        dist.all_reduce(rows)
+        dist.all_reduce(rows)
+
+    for _ in range(rounds):
+        for count in sizes:
+            rows = torch.zeros(count, HIDDEN)
+            told = _timed(lambda rows=rows: told_and_added_up(rows))  # type: ignore[misc]
+            both = _timed(lambda rows=rows: added_up_in_both(rows))  # type: ignore[misc]
+            yield count, (told, both)
+
+
+def _write_model(directory: Path) -> None:
+    generator = torch.Generator().manual_seed(1)
+
+    def made(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator) * 0.02
+
+    tensors = {
+        "model.embed_tokens.weight": made(VOCAB, HIDDEN),
+        "lm_head.weight": made(VOCAB, HIDDEN),
+        "model.norm.weight": made(HIDDEN),
+    }
+    for layer in range(LAYERS):
+        at = f"model.layers.{layer}."
+        tensors |= {
+            f"{at}input_layernorm.weight": made(HIDDEN),
+            f"{at}post_attention_layernorm.weight": made(HIDDEN),
+            f"{at}self_attn.q_proj.weight": made(32 * 128, HIDDEN),
+            f"{at}self_attn.k_proj.weight": made(4 * 128, HIDDEN),
+            f"{at}self_attn.v_proj.weight": made(4 * 128, HIDDEN),
+            f"{at}self_attn.o_proj.weight": made(HIDDEN, 32 * 128),
+            f"{at}self_attn.q_norm.weight": made(128),
+            f"{at}self_attn.k_norm.weight": made(128),
+        }
+    safetensors.torch.save_file(tensors, directory / "model.safetensors")
+    (directory / "config.json").write_text(json.dumps(CONFIG))
+
+
+def _measure_layers(directory: Path, rounds: int) -> dict[str, Any]:
+    ranks = Ranks(2)
+    alone = load_part(directory, 0, 1)
+    found: dict[str, dict[str, list[float]]] = {}
+    try:
+        with ranks.led(directory) as divided:
+            ways = {
+                "one_rank_one_thread": (alone, 1),
+                "one_rank_two_threads": (alone, 2),
+                "two_ranks": (divided, 1),
+            }
+            steps = {name: _steps(decoder) for name, (decoder, _) in ways.items()}
+            for _ in range(rounds):
+                for name, (_, threads) in ways.items():
+                    with _threads(threads):
+                        for step, work in steps[name].items():
+                            took = found.setdefault(name, {}).setdefault(step, [])
+                            took.append(1e6 * _timed(work) / LAYERS)
+    finally:
+        ranks.close()
+    return {
+        way: {n: round(statistics.median(v)) for n, v in by.items()} for way, by in found.items()
+    }
+
+
+def _steps(decoder: Decoder) -> dict[str, Callable[[], object]]:
+    cache = decoder.new_kv_cache(8 * (CONTEXT // 16 + 1))
+    found: dict[str, Callable[[], object]] = {}
+    for name, (count, behind) in STEPS.items():
+        sequences, each = (count, 1) if behind else (1, count)
+        batch = StepBatch(
+            token_ids=[7] * count,
+            positions=[behind + i for _ in range(sequences) for i in range(each)],
+            sequence_rows=[each] * sequences,
+            block_tables=[
+                [33 * s + i for i in range((behind + each - 1) // 16 + 1)] for s in range(sequences)
+            ],
+            wanted=[0] * sequences,
+        )
+
+        def work(batch: StepBatch = batch) -> object:
+            return asyncio.run(decoder.forward(batch, cache, experts_elsewhere, every_row=True))
+
+        found[name] = work
+    return found
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _timed(work: Callable[[], object]) -> float:
+    work()
+    began = time.perf_counter()
+    for _ in range(TIMES):
+        work()
+    return (time.perf_counter() - began) / TIMES

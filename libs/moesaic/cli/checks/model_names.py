@@ -1,0 +1,77 @@
+"""Models that a command is given by name: brought here before anything else begins."""
+
+import os
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from moesaic.cli.terminal.console import say
+from moesaic.cli.terminal.outcome import CommandError, Exit
+from moesaic.model_names import repository_of
+
+if TYPE_CHECKING:
+    from moesaic.models.weights.hub import OnBytes
+
+CLEAN_UP_S = 3.0
+
+
+def found_model(model: str, *, weights: bool = True) -> str:
+    """Find the directory of a model; download a repository's, with progress in the terminal.
+
+    Args:
+        model: a directory, ``owner/name`` or ``owner/name@revision``.
+        weights: with its weights.
+
+    Returns:
+        ``model`` itself if it is no repository's name.
+
+    Raises:
+        CommandError: it cannot be had, with the reason and the fix.
+    """
+    if repository_of(model) is None:
+        return model
+    from moesaic.cli.terminal.transfer import Transfer
+    from moesaic.errors import MoesaicError
+
+    try:
+        with Transfer(f"downloading {model}") as transfer:
+            return str(_interruptible(model, weights, transfer.show))
+    except MoesaicError as error:
+        raise CommandError(str(error), Exit.UNHEALTHY if error.retryable else Exit.USAGE) from error
+
+
+class _Interrupted(Exception):
+    """Nobody waits for a download any more."""
+
+
+def _interruptible(model: str, weights: bool, show: "OnBytes") -> Path:
+    """Find a model on another thread: ``huggingface_hub`` would end whole files before it lets Ctrl-C through.
+
+    Ctrl-C ends the process. What a file in the middle has got is removed, if that takes no time.
+    """
+    from moesaic.models.weights.hub import local_model
+
+    found: Future[Path] = Future()
+    given_up = threading.Event()
+
+    def on_bytes(done: int, total: int) -> None:
+        if given_up.is_set():
+            raise _Interrupted
+        show(done, total)
+
+    def find() -> None:
+        try:
+            found.set_result(local_model(model, weights=weights, on_bytes=on_bytes))
+        except BaseException as error:
+            found.set_exception(error)
+
+    thread = threading.Thread(target=find, name="download", daemon=True)
+    thread.start()
+    try:
+        return found.result()
+    except KeyboardInterrupt:
+        say("moesaic: interrupted; the same again goes on with the files that are missing")
+        given_up.set()
+        thread.join(CLEAN_UP_S)
+        os._exit(Exit.INTERRUPTED)  # threads of the hub may wait for the network still

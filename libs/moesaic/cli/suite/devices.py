@@ -1,0 +1,92 @@
+"""The device of each process that computes, and the memory of each place."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from moesaic.cli.terminal.outcome import CommandError, Exit
+
+if TYPE_CHECKING:
+    from moesaic.settings import ServiceSettings
+
+MACHINE = "machine"  # the place of a process without a GPU
+CPU = "cpu"
+_DRIVERS = (
+    "/dev/nvidiactl",
+    "/dev/dxg",
+)  # one of them is where CUDA can be; torch takes seconds to look
+UNKNOWN_BYTES = 1 << 60
+
+
+def devices_named(text: str) -> tuple[str, ...]:
+    """Read ``--devices``: ``auto``, ``cpu``, or CUDA devices such as ``cuda:0,cuda:1``.
+
+    Returns:
+        CUDA devices; none: processes compute on the CPU.
+
+    Raises:
+        CommandError: it is none of these, or a device is not there.
+    """
+    if text == CPU:
+        return ()
+    there = tuple(f"cuda:{index}" for index in range(_num_gpus()))
+    if text == "auto":
+        return there
+    named = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
+    if missing := [device for device in named if device not in there]:
+        raise CommandError(
+            f"--devices {text}: {missing[0] or 'an empty word'} is no device here; there are "
+            f"{', '.join(there) or 'no GPUs that torch sees'}; give auto, cpu, or some of them, such as cuda:0,cuda:1",
+            Exit.USAGE,
+        )
+    return named
+
+
+def _num_gpus() -> int:
+    if not any(Path(driver).exists() for driver in _DRIVERS):
+        return 0
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def place_of(settings: "ServiceSettings") -> str:
+    """Name the place of a process: the machine, or its device with an index."""
+    device = str(getattr(settings, "device", CPU))
+    return MACHINE if device == CPU else "cuda:0" if device == "cuda" else device
+
+
+def shared_out(sizes: Mapping[str, int], room: Mapping[str, int]) -> dict[str, str]:
+    """Give each process a device: the largest first, each to where most is left.
+
+    Args:
+        sizes: bytes by process.
+        room: bytes by device, one at least.
+    """
+    left, devices = dict(room), dict[str, str]()
+    for name in sorted(sizes, key=lambda name: -sizes[name]):
+        device = max(left, key=lambda device: left[device])
+        devices[name] = device
+        left[device] -= sizes[name]
+    return {name: devices[name] for name in sizes}
+
+
+def memory_there_is(places: Iterable[str], given: Sequence[int] = ()) -> dict[str, int]:
+    """Count the bytes of the machine and of devices that are free now.
+
+    Args:
+        places: of processes; the machine is always among the results, and first.
+        given: sizes to take instead, in order; the last counts for all behind it.
+    """
+    devices = sorted(set(places) - {MACHINE})
+    if given:
+        sizes = [*given, *[given[-1]] * len(devices)]
+        return dict(zip((MACHINE, *devices), sizes, strict=False))
+    from moesaic.telemetry.memory import free_bytes
+
+    found = {MACHINE: free_bytes() or UNKNOWN_BYTES}
+    for device in devices:
+        import torch
+
+        found[device] = int(torch.cuda.mem_get_info(device)[0])
+    return found

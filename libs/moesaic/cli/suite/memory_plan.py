@@ -1,0 +1,271 @@
+# The memory of a suite, process by process, before any of it starts. Imports no torch but for gathered experts.
+#   Weights, KV, steps   by moesaic.models.configuration.sizes.
+#   Process              what a process takes besides, measured by benchmarks/memory: interpreter, libraries, and
+#                        for the gateway its tokenizer.
+#   KV                   eight whole contexts an attention worker, or what --memory-fraction of the memory leaves.
+"""The plan of a suite's memory: each process by part, beside the memory that there is."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from moesaic.cli.suite.devices import MACHINE, place_of
+from moesaic.cli.suite.processes import SuiteOptions, name_of, numbers_of, slots_per_layer
+from moesaic.models.configuration.config import ModelConfig
+from moesaic.models.configuration.sizes import (
+    LEAST_KV_TOKENS,
+    Numbers,
+    WeightBytes,
+    kv_bytes,
+    numbers_for,
+    step_bytes,
+    usual_kv_tokens,
+    weight_bytes,
+)
+from moesaic.prefix.block_hashes import BLOCK_SIZE
+
+if TYPE_CHECKING:
+    from moesaic.settings import ServiceSettings
+
+Settings = Mapping[str, "ServiceSettings"]  # by the name of a service
+MIB = 1 << 20
+PROCESS_BYTES = {
+    "attention": 265 * MIB,
+    "edge-agent": 265 * MIB,
+    "expert": 225 * MIB,
+    "scheduler": 56 * MIB,
+    "gateway": 62 * MIB,
+    "redis": 8 * MIB,
+}
+ON_GPU_BYTES = 500 * MIB  # of a device: its context and the libraries' kernels
+TOKEN_BYTES = 320  # of the vocabulary, in a gateway's tokenizer
+KV = "kv"
+
+
+@dataclass(frozen=True)
+class ProcessMemory:
+    """The memory of one process.
+
+    Attributes:
+        name: of the process.
+        role: of its service.
+        place: the machine, or a device such as ``cuda:0``.
+        parts: bytes by part.
+        on_host: of the machine's memory besides, for a process whose place is a device.
+    """
+
+    name: str
+    role: str
+    place: str
+    parts: Mapping[str, int]
+    on_host: int = 0
+
+    @property
+    def total(self) -> int:
+        """Bytes of its place."""
+        return sum(self.parts.values())
+
+
+@dataclass(frozen=True)
+class SuiteMemory:
+    """The memory of all processes of a suite.
+
+    Attributes:
+        processes: of the suite.
+        available: bytes by place.
+        fraction: of these that the suite may take.
+        kv_token: bytes of a token's KV, in an attention worker.
+        kv_tokens: for which each attention worker has KV.
+        context: tokens of the longest request.
+        expert: bytes of a routed expert.
+        slots: experts a layer in each process that holds some; 0: none, or it is the agent's own matter.
+    """
+
+    processes: tuple[ProcessMemory, ...]
+    available: Mapping[str, int]
+    fraction: float
+    kv_token: int
+    kv_tokens: int
+    context: int
+    expert: int
+    slots: int
+
+    @property
+    def needed(self) -> dict[str, int]:
+        """Bytes by place."""
+        sums = dict.fromkeys(self.available, 0)
+        for process in self.processes:
+            sums[process.place] += process.total
+            sums[MACHINE] += process.on_host
+        return sums
+
+    def room(self, place: str) -> int:
+        """Count the bytes of a place that the suite may take."""
+        return int(self.fraction * self.available[place])
+
+    @property
+    def fits(self) -> bool:
+        """True if no place is asked for more than the suite may take of it."""
+        return all(needed <= self.room(place) for place, needed in self.needed.items())
+
+
+def plan_suite(
+    options: SuiteOptions,
+    config: ModelConfig,
+    settings: "Settings",
+    available: Mapping[str, int],
+) -> SuiteMemory:
+    """Plan a suite's memory.
+
+    Args:
+        options: of the suite.
+        config: of the model, with its context cut as the suite wants it.
+        settings: of each service, by its name.
+        available: bytes by place, of all places that settings name and of the machine.
+
+    Returns:
+        The plan, with as much KV as the rest leaves; with the least KV, it need not fit.
+
+    Raises:
+        CommandError: there are fewer slots than experts.
+    """
+    names = [name_of(role, n) for role, count in numbers_of(options).items() for n in range(count)]
+    roles = [role for role, count in numbers_of(options).items() for _ in range(count)]
+    processes, num_kv = [], 0
+    slots = slots_of(options, config.moe.num_experts)
+    first_attention = next(n for n, role in zip(names, roles, strict=True) if role != "expert")
+    for name, role in zip(names, roles, strict=True):
+        place, numbers = place_of(settings[name]), numbers_for(settings[name], config)
+        parts = _parts(options, role, name, config, settings[name], numbers, slots)
+        own = PROCESS_BYTES[role] * getattr(settings[name], "tensor_parallel", 1)
+        if place == MACHINE:
+            processes.append(ProcessMemory(name, role, place, {**parts, "process": own}))
+        else:
+            parts["process"] = ON_GPU_BYTES
+            processes.append(ProcessMemory(name, role, place, parts, on_host=own))
+        num_kv += KV in parts
+    for name, more in (
+        ("gateway", TOKEN_BYTES * config.vocab_size),
+        ("scheduler", 0),
+        ("redis", 0),
+    ):
+        own = PROCESS_BYTES[name] + more
+        processes.append(ProcessMemory(name, name, MACHINE, {"process": own}))
+    numbers = numbers_for(settings[first_attention], config)
+    plan = SuiteMemory(
+        processes=tuple(processes),
+        available=available,
+        fraction=options.memory_fraction,
+        kv_token=kv_bytes(config, numbers),
+        kv_tokens=0,
+        context=config.max_positions,
+        expert=weight_bytes(config, numbers).expert,
+        slots=slots,
+    )
+    return _with_kv(plan, settings[first_attention]) if num_kv else plan
+
+
+def slots_of(options: SuiteOptions, num_experts: int) -> int:
+    """Count the experts of a layer in each process that holds them; 0: other rules say."""
+    if options.topology == "disaggregated":
+        return slots_per_layer(options, num_experts)
+    return 0 if options.topology in ("edge", "gathered") or options.offload else num_experts
+
+
+def _parts(
+    options: SuiteOptions,
+    role: str,
+    name: str,
+    config: ModelConfig,
+    settings: "ServiceSettings",
+    numbers: Numbers,
+    slots: int,
+) -> dict[str, int]:
+    weights = weight_bytes(config, numbers)
+    if role == "expert":
+        rows = getattr(settings, "max_num_batched_tokens", 2048)
+        work = rows * 4 * config.hidden_size * numbers.item_bytes
+        return {"experts": slots * len(config.moe_layers) * weights.expert, "steps": work}
+    parts = {
+        "embedding": weights.embedding,
+        "attention": weights.attention,
+        "dense": weights.dense,
+        "shared experts": weights.shared,
+        "gates": weights.gates,
+        "experts": _own_experts(options, name, config, settings, weights),
+        "head": weights.head,
+        "steps": step_bytes(config, numbers, *_step_of(settings)),
+        "scoring": _sweep_bytes(config, settings, numbers),
+        KV: 0,
+    }
+    if options.memory_bytes and role == "edge-agent":  # all of it is within the agent's limit
+        return {"limit": options.memory_bytes[int(name.rpartition("-")[2])]}
+    return parts
+
+
+def _own_experts(
+    options: SuiteOptions,
+    name: str,
+    config: ModelConfig,
+    settings: "ServiceSettings",
+    weights: WeightBytes,
+) -> int:
+    """Count the bytes of routed experts in an attention worker or an agent."""
+    if options.topology == "disaggregated" and not options.offload:
+        return 0
+    layers, num_experts = config.moe_layers, config.moe.num_experts
+    if options.topology == "all-to-all":
+        return len(layers) * -(-num_experts // options.attention) * weights.expert
+    if options.topology != "gathered" and not options.offload:
+        return len(layers) * num_experts * weights.expert
+    from moesaic.dispatch.gathered.plan import plan_gather
+    from moesaic.experts.pull.ranges import Share
+
+    count = options.attention if options.topology == "gathered" else 1
+    share = Share(int(name.rpartition("-")[2]) if count > 1 else 0, count)
+    return plan_gather(
+        layers,
+        num_experts,
+        weights.expert,
+        share=share,
+        offload=options.offload,
+        window=getattr(settings, "gather_window", 1),
+        pool=options.topology == "disaggregated",
+    ).total_bytes
+
+
+def _step_of(settings: "ServiceSettings") -> tuple[int, int]:
+    """Give the rows of the largest step, and the sequences that get logits in it."""
+    rows: int = getattr(settings, "max_num_batched_tokens", 2048)
+    return rows, min(rows, getattr(settings, "max_num_seqs", 64))
+
+
+def _sweep_bytes(config: ModelConfig, settings: "ServiceSettings", numbers: Numbers) -> int:
+    """Count the bytes for scoring without stored KV, no more than two whole prompts of the model need."""
+    token = (config.hidden_size + config.kv_width) * numbers.item_bytes
+    return min(getattr(settings, "sweep_bytes", 0), 2 * config.max_positions * token)
+
+
+def _with_kv(plan: SuiteMemory, settings: Any) -> SuiteMemory:
+    """Give each attention worker KV: as its settings say, else as places allow."""
+    holders = [process for process in plan.processes if KV in process.parts]
+    usual = usual_kv_tokens(plan.context)
+    if settings.kv_blocks:
+        tokens = settings.kv_blocks * BLOCK_SIZE
+    elif settings.kv_memory_bytes:
+        tokens = min(settings.kv_memory_bytes // plan.kv_token, usual)
+    else:
+        needed = plan.needed
+        each = min(
+            (plan.room(place) - needed[place]) // sum(holder.place == place for holder in holders)
+            for place in {holder.place for holder in holders}
+        )
+        tokens = min(each // plan.kv_token, usual)
+    tokens = max(tokens, min(LEAST_KV_TOKENS, plan.context)) // BLOCK_SIZE * BLOCK_SIZE
+    processes = tuple(
+        replace(process, parts={**process.parts, KV: tokens * plan.kv_token})
+        if KV in process.parts
+        else process
+        for process in plan.processes
+    )
+    return replace(plan, processes=processes, kv_tokens=tokens)

@@ -1,0 +1,171 @@
+# Ranks of one attention instance: the first leads, the others compute their parts of what it tells them.
+#   Way        gloo for tensors of CPUs, NCCL for those of GPUs: torch.distributed chooses by the tensor.
+#   Message    one broadcast of FRAME bytes: eight numbers, and behind them what is told if it fits; else
+#              a second one. Sums and parts come back by reduce and gather.
+#   Cost       a small message and its sum take some 100 microseconds between two processes on CPUs.
+"""The group of ranks of one attention instance."""
+
+import datetime
+from collections.abc import Callable
+from enum import IntEnum
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch's list of names lacks it
+
+LEADER = 0
+_NUMBERS = 8  # int64, at the head of every message
+_INLINE_BYTES = 1 << 14
+_FRAME_BYTES = 8 * _NUMBERS + _INLINE_BYTES
+# Followers wait for the next step, and nobody knows when it comes; a lost rank closes its connections.
+_PATIENCE = datetime.timedelta(days=300)
+_JOIN_PATIENCE = datetime.timedelta(minutes=30)
+
+
+class Told(IntEnum):
+    """The kinds of what the first rank tells the others."""
+
+    END = 0
+    CACHE = 1  # there is a new KV cache
+    FORGET = 2  # a KV cache is gone
+    COPY = 3  # blocks of a KV cache are copied
+    PLAN = 4  # of the steps that follow
+    ATTEND = 5
+    MLP = 6  # of a dense layer, or of a shared expert
+    HEAD = 7
+
+
+def meeting_point(host: str, port: int = 0) -> TCPStore:
+    """Open the place where the ranks meet, of the first one; ``store.port`` is its port.
+
+    Raises:
+        RuntimeError: the address cannot be listened on.
+    """
+    return TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=_JOIN_PATIENCE)
+
+
+def meeting_at(address: str) -> TCPStore:
+    """Go to the place that the first rank has opened at ``host:port``; waits for it.
+
+    Raises:
+        RuntimeError: it is not there.
+    """
+    host, _, port = address.rpartition(":")
+    return TCPStore(host, int(port), is_master=False, timeout=_JOIN_PATIENCE)
+
+
+class RankGroup:
+    """This rank's place among all of its instance. Not safe for several threads at a time."""
+
+    def __init__(
+        self,
+        rank: int,
+        ranks: int,
+        store: TCPStore,
+        device: torch.device,
+        lost: Callable[[Exception], NoReturn],
+    ) -> None:
+        """Meet the other ranks; waits for them.
+
+        Args:
+            rank: of this process; 0 leads.
+            ranks: of the instance.
+            store: from ``meeting_point`` or ``meeting_at``.
+            device: that computes here.
+            lost: called if another rank is gone; does not return.
+
+        Raises:
+            RuntimeError: they have not come.
+        """
+        self.rank, self.ranks, self.device, self._lost = rank, ranks, device, lost
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(
+            backend, store=store, rank=rank, world_size=ranks, timeout=_PATIENCE
+        )
+        self._frame = torch.zeros(_FRAME_BYTES, dtype=torch.uint8)
+        self._numbers = self._frame[: 8 * _NUMBERS].view(torch.int64)
+
+    @property
+    def leads(self) -> bool:
+        """True for the first rank."""
+        return self.rank == LEADER
+
+    def tell(self, kind: Told, first: int, second: int, content: Tensor) -> None:
+        """Tell the other ranks something; of the first rank.
+
+        Args:
+            kind: of what.
+            first: a number of the kind's own.
+            second: another.
+            content: of one or two dimensions, on any device.
+        """
+        content = content.contiguous()
+        shape = (len(content), content[0].numel() if len(content) else 0)
+        inline = content.device.type == "cpu" and content.nbytes <= _INLINE_BYTES
+        numbers = (kind, first, second, *shape, content.dim(), content.nbytes, inline)
+        self._numbers.copy_(torch.tensor(numbers))
+        if inline and content.nbytes:
+            body = self._frame[8 * _NUMBERS : 8 * _NUMBERS + content.nbytes]
+            body.copy_(content.view(-1).view(torch.uint8))
+        self._run(lambda: dist.broadcast(self._frame, LEADER))
+        if not inline:
+            self._run(lambda: dist.broadcast(content, LEADER))
+
+    def hear(
+        self, dtypes: Callable[[Told], tuple[torch.dtype, torch.device]]
+    ) -> tuple[Told, int, int, Tensor]:
+        """Wait for what the first rank tells next; of the others.
+
+        Args:
+            dtypes: gives the type and the device of what a kind of message has.
+
+        Returns:
+            Kind, numbers and content, which is this caller's own.
+        """
+        self._run(lambda: dist.broadcast(self._frame, LEADER))
+        kind, first, second, rows, width, dimensions, nbytes, inline = self._numbers.tolist()
+        dtype, device = dtypes(Told(kind))
+        shape = (rows, width)[:dimensions]
+        if inline:
+            body = self._frame[8 * _NUMBERS : 8 * _NUMBERS + nbytes].clone()
+            return Told(kind), first, second, body.view(dtype).view(shape).to(device)
+        content = torch.empty(shape, dtype=dtype, device=device)
+        self._run(lambda: dist.broadcast(content, LEADER))
+        return Told(kind), first, second, content
+
+    def sum(self, part: Tensor) -> Tensor:
+        """Add up the parts of all ranks, in the first one.
+
+        Returns:
+            The sum there, and something of no use elsewhere; ``part`` may be changed.
+        """
+        part = part.contiguous()
+        self._run(lambda: dist.reduce(part, LEADER))
+        return part
+
+    def side_by_side(self, part: Tensor) -> Tensor:
+        """Bring the parts of all ranks, ``[R, n]`` each, side by side in the first one.
+
+        Returns:
+            ``[R, n * ranks]`` there, and ``part`` elsewhere.
+        """
+        part = part.contiguous()
+        parts = [torch.empty_like(part) for _ in range(self.ranks)] if self.leads else None
+        self._run(lambda: dist.gather(part, parts, LEADER))
+        return torch.cat(parts, dim=1) if parts else part
+
+    def close(self) -> None:
+        """Leave the group; the first rank lets the others end."""
+        try:
+            if self.leads:
+                self.tell(Told.END, 0, 0, torch.zeros(0, dtype=torch.uint8))
+        finally:
+            dist.destroy_process_group()
+
+    def _run(self, collective: Callable[[], object]) -> None:
+        try:
+            collective()
+        except RuntimeError as error:  # torch's for all that goes wrong between ranks
+            self._lost(error)

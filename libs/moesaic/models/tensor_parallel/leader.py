@@ -1,0 +1,159 @@
+"""The first rank: the residual stream is here alone, and the others add their parts to each product of it."""
+
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import msgspec
+import torch
+from torch import Tensor
+
+from moesaic.kernels.gated_mlp import GatedMLP
+from moesaic.kernels.linear import Linear
+from moesaic.models.layers.attention_plan import AttentionPlan
+from moesaic.models.layers.decoder import AttentionLayer, Decoder, DecoderLayer
+from moesaic.models.layers.kv_cache import KVCache
+from moesaic.models.layers.rope import Rotation
+from moesaic.models.tensor_parallel.group import RankGroup, Told
+from moesaic.models.tensor_parallel.plans import encode_plan
+
+_KNOWN_PLANS = 32  # of steps under way: one or two for each part of a step, and those of a sweep
+_NOTHING = torch.zeros(0, dtype=torch.uint8)
+
+
+class NewCache(msgspec.Struct, frozen=True, array_like=True):
+    """The form of a KV cache that all ranks have a part of."""
+
+    num_blocks: int
+    block_size: int
+    one_for_all: bool
+
+
+class Leading:
+    """The others as the parts of the first rank see them. Used on the engine's thread alone."""
+
+    def __init__(self, group: RankGroup) -> None:
+        """Take the group, whose others listen."""
+        self.group = group
+        self._caches = weakref.WeakKeyDictionary[KVCache, int]()
+        self._next_cache, self._gone = 0, deque[int]()
+        self._plans: dict[
+            int, tuple[AttentionPlan, int]
+        ] = {}  # by slot: what the others know there
+        self._next_plan = 0
+
+    def announce(self, plan: AttentionPlan, rotation: Rotation, cache: KVCache) -> int:
+        """Make sure that the others know a plan and a cache.
+
+        Returns:
+            The number of the plan.
+        """
+        number = self._cache(cache)
+        for slot, (known, of) in self._plans.items():
+            if known is plan and of == number:
+                return slot
+        slot = self._next_plan % _KNOWN_PLANS
+        self._next_plan += 1
+        content = torch.frombuffer(bytearray(encode_plan(plan, rotation)), dtype=torch.uint8)
+        self.group.tell(Told.PLAN, slot, number, content)
+        self._plans[slot] = plan, number
+        return slot
+
+    def _cache(self, cache: KVCache) -> int:
+        while self._gone:
+            self.group.tell(Told.FORGET, self._gone.popleft(), 0, _NOTHING)
+        number = self._caches.get(cache)
+        if number is None:
+            number, self._next_cache = self._next_cache, self._next_cache + 1
+            form = NewCache(cache.num_blocks, cache.block_size, cache.one_for_all)
+            content = torch.frombuffer(bytearray(msgspec.msgpack.encode(form)), dtype=torch.uint8)
+            self.group.tell(Told.CACHE, number, 0, content)
+            self._caches[cache] = number
+            cache.on_copy = partial(self._copy, number)
+            weakref.finalize(cache, self._gone.append, number)
+        return number
+
+    def _copy(self, cache: int, pairs: Sequence[tuple[int, int]]) -> None:
+        self.group.tell(Told.COPY, cache, 0, torch.tensor(pairs, dtype=torch.int64))
+
+
+@dataclass(frozen=True)
+class DividedAttention:
+    """The attention of one layer, whose heads are in all ranks; an ``AttentionLayer``."""
+
+    leading: Leading
+    index: int
+    own: AttentionLayer
+
+    def __call__(
+        self, hidden_states: Tensor, rotation: Rotation, plan: AttentionPlan, cache: KVCache
+    ) -> Tensor:
+        """See ``AttentionLayer``."""
+        number = self.leading.announce(plan, rotation, cache)
+        self.leading.group.tell(Told.ATTEND, self.index, number, hidden_states)
+        return self.leading.group.sum(self.own(hidden_states, rotation, plan, cache))
+
+
+@dataclass(frozen=True)
+class DividedMLP:
+    """The MLP of a dense layer or of a shared expert, whose inner width is in all ranks; a ``GatedMLP``."""
+
+    leading: Leading
+    index: int
+    own: GatedMLP
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of this rank's part."""
+        return self.own.nbytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See ``GatedMLP``."""
+        self.leading.group.tell(Told.MLP, self.index, 0, x)
+        return self.leading.group.sum(self.own(x))
+
+
+@dataclass(frozen=True)
+class DividedHead:
+    """The head, whose vocabulary is in all ranks; a ``Linear``."""
+
+    leading: Leading
+    own: Linear
+    vocab_size: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of this rank's part."""
+        return self.own.nbytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See ``Linear``; of no rows, without a word to the others."""
+        if not len(x):
+            return x.new_empty(0, self.vocab_size)
+        self.leading.group.tell(Told.HEAD, 0, 0, x)
+        return self.leading.group.side_by_side(self.own(x))[:, : self.vocab_size]
+
+    def behind(self, first: int) -> Linear:
+        """Refuse: nobody asks for a part of a vocabulary."""
+        raise NotImplementedError
+
+
+def lead(decoder: Decoder, group: RankGroup) -> Decoder:
+    """Return a decoder that computes with all ranks of ``group``; ``decoder`` has this rank's part."""
+    leading = Leading(group)
+
+    def divided(index: int, layer: DecoderLayer) -> DecoderLayer:
+        return replace(
+            layer,
+            attention=DividedAttention(leading, index, layer.attention),
+            fused=None,  # the sum over ranks is between attention and the norm behind it
+            dense=layer.dense and DividedMLP(leading, index, layer.dense),
+            shared=layer.shared
+            and replace(layer.shared, mlp=DividedMLP(leading, index, layer.shared.mlp)),
+        )
+
+    layers = [divided(index, layer) for index, layer in enumerate(decoder.layers)]
+    head = DividedHead(leading, decoder.head, decoder.config.vocab_size)
+    return decoder.with_parts(layers, head)

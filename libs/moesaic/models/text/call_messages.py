@@ -1,0 +1,80 @@
+"""Messages with tool calls, as chat templates want them: they differ in what arguments and missing texts are."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from moesaic.errors import InvalidInput
+
+_NAME, _KEY, _VALUE, _ID = "probe_name", "probe_key", "probe_value", "probecall"
+_SCHEMA = {"type": "object", "properties": {_KEY: {"type": "string"}}}
+_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": _NAME, "description": "probe", "parameters": _SCHEMA},
+}
+_CALL: dict[str, Any] = {
+    "id": _ID,  # of nine letters: Mistral's templates count them
+    "type": "function",
+    "function": {"name": _NAME, "arguments": json.dumps({_KEY: _VALUE})},
+}
+_PROBE: list[Mapping[str, Any]] = [
+    {"role": "user", "content": "probe"},
+    {"role": "assistant", "content": None, "tool_calls": [_CALL]},
+    {"role": "tool", "content": "probe", "tool_call_id": _ID, "name": _NAME},
+]
+
+
+class CallMessages(NamedTuple):
+    """One form.
+
+    Attributes:
+        objects: arguments are given as objects, not as their texts.
+        empty: what the text of a message is that only calls.
+    """
+
+    objects: bool
+    empty: str | None
+
+    def of(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """Give messages this form; each call in them has its arguments as a text.
+
+        Raises:
+            InvalidInput: arguments that are to be an object are none.
+        """
+        return [self._message(i, m) if m.get("tool_calls") else m for i, m in enumerate(messages)]
+
+    def fits(self, render: Callable[..., str]) -> bool:
+        """Try whether a template writes a call as it is in this form."""
+        try:
+            text = render(self.of(_PROBE), add_generation_prompt=False, tools=[_TOOL])
+        except InvalidInput:
+            return False
+        wrong = (f"{{'{_KEY}'", f'\\"{_KEY}')  # an object as Python writes it, a text within a text
+        return _NAME in text and _VALUE in text and not any(part in text for part in wrong)
+
+    def _message(self, number: int, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        calls = [
+            self._call(call, f"messages[{number}].tool_calls[{i}].function.arguments")
+            for i, call in enumerate(message["tool_calls"])
+        ]
+        return {**message, "content": message["content"] or self.empty, "tool_calls": calls}
+
+    def _call(self, call: Mapping[str, Any], field: str) -> Mapping[str, Any]:
+        function = call["function"]
+        arguments = self._arguments(function["arguments"], field)
+        return {**call, "function": {**function, "arguments": arguments}}
+
+    def _arguments(self, written: str, field: str) -> Any:
+        if not self.objects:
+            return written
+        try:
+            arguments = json.loads(written) if written.strip() else {}
+        except (ValueError, RecursionError):
+            arguments = None
+        if not isinstance(arguments, dict):
+            raise InvalidInput(field, "must be the text of a JSON object for this model's template")
+        return arguments
+
+
+CALL_FORMS = [CallMessages(objects, empty) for objects in (True, False) for empty in ("", None)]
+"""All forms, the usual one first. Where a call has no text, some templates write what they are given."""

@@ -1,0 +1,97 @@
+"""Grammars in Lark's notation, as ``llguidance`` reads it, with a model's own markers in them.
+
+Where a marker is a token of its own, free text cannot have it, and the token's id names it. Where it is spelled, free
+text ends lazily at it.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from moesaic.models.text.dialects.functions import ToolFunction
+
+# JSON lets any run of blanks stand between two tokens, and small models get lost in them until their answer is
+# full. One blank, or a new line with its indent, is enough for every usual layout.
+BLANKS = {"whitespace_pattern": r"( |\n {0,40})?"}
+FREE = "/(?s:.*)/"
+
+
+class Rules:
+    """A grammar that is being written.
+
+    Args:
+        token_id: id of the token that a text is by itself; None: it is none.
+        markers: texts that may be tokens.
+    """
+
+    def __init__(self, token_id: Callable[[str], int | None], markers: tuple[str, ...]) -> None:
+        self._ids = {m: i for m in markers if (i := token_id(m)) is not None}
+        self._lines: list[str] = []
+        self.lead = ""  # stands already where a text begins with it
+
+    def is_token(self, marker: str) -> bool:
+        """True if a marker is a token by itself."""
+        return marker in self._ids
+
+    def add(self, body: str, options: str = "") -> str:
+        """Add a rule; gives its name."""
+        name = f"r{len(self._lines)}"
+        self._lines.append(f"{name}{options}: {body}")
+        return name
+
+    def text(self, text: str) -> str:
+        """Write a text that comes as it is, its markers as tokens where they are such."""
+        parts = [text.removeprefix(self.lead)]
+        for marker in self._ids:
+            parts = [
+                piece
+                for part in parts
+                for piece in (_around(part, marker) if part not in self._ids else [part])
+            ]
+        return " ".join(
+            f"<[{self._ids[part]}]>" if part in self._ids else _quoted(part)
+            for part in parts
+            if part
+        )
+
+    def free_until(self, *markers: str, before: str = "") -> str:
+        """Write free text up to one of some markers, and that marker; ``before`` comes right before it.
+
+        Where the marker is a token, ``before`` is left to the model: free text would take it.
+        """
+        ways = [
+            f"{self.add(FREE)} {self.text(marker)}"
+            if marker in self._ids
+            else self.add(FREE, f"[suffix={_quoted(before + marker)}]")
+            for marker in markers
+        ]
+        return f"({' | '.join(ways)})"
+
+    def value(self, schema: Any) -> str:
+        """Write a value of JSON."""
+        return self.add(f"%json {schema_text(schema)}")
+
+    def arguments(self, function: ToolFunction) -> str:
+        """Write the arguments of a function, as an object of JSON; a strict one has no others than its schema."""
+        bound = {"type": "object", "additionalProperties": False, **function.parameters}
+        return self.value(bound if function.strict else {"type": "object"})
+
+    def whole(self, start: str) -> str:
+        """Write the grammar down; it begins with ``start``."""
+        return "\n".join([f"start: {start}", *self._lines, ""])
+
+
+def schema_text(schema: Any) -> str:
+    """Write a schema as text, without a way to write blanks for ever."""
+    if isinstance(schema, Mapping):
+        schema = {"x-guidance": BLANKS, **schema}
+    return json.dumps(schema)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _around(text: str, marker: str) -> list[str]:
+    pieces = text.split(marker)
+    return [piece for each in pieces for piece in (marker, each)][1:]

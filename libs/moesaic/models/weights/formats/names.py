@@ -1,0 +1,53 @@
+"""The tensors of a matrix in each format, by the ends of their names. Needs no torch."""
+
+from collections.abc import Container, Iterator, Mapping
+
+from moesaic.models.configuration.weight_format import Layout, WeightFormat
+
+# Of one matrix; MXFP4 has those of all experts together. The first tells a quantised matrix, but in fp8 its dtype does.
+_PARTS: Mapping[Layout, tuple[str, ...]] = {
+    "fp8": ("weight",),
+    "awq": ("qweight", "qzeros", "scales"),
+    "gptq": ("qweight", "qzeros", "scales", "g_idx"),
+    "pack-quantized": (
+        "weight_packed",
+        "weight_scale",
+        "weight_shape",
+        "weight_zero_point",
+        "weight_g_idx",
+    ),
+}
+_UNREAD = (".input_scale",)  # of activations, which are not quantised here
+
+
+def holds(found: Container[str], name: str) -> bool:
+    """Return true if what is called ``name``, a matrix or those of all experts, is there in any format."""
+    prefix = name.removesuffix(".weight")
+    others = (f"{name}_blocks", f"{prefix}.qweight", f"{prefix}.weight_packed")
+    return name in found or any(other in found for other in others)
+
+
+def stored_names(
+    weight_format: WeightFormat | None, name: str, found: Container[str]
+) -> Iterator[str]:
+    """List the tensors that hold what is called ``name``; it alone if it is a plain tensor or not there."""
+    if weight_format is None:
+        yield name
+        return
+    if weight_format.layout == "mxfp4":
+        fused = f"{name}_blocks" in found
+        yield from (f"{name}_blocks", f"{name}_scales") if fused else (name,)
+        return
+    prefix, _, end = name.rpartition(".")
+    parts = _PARTS[weight_format.layout]
+    if end != "weight" or f"{prefix}.{parts[0]}" not in found:
+        yield name
+        return
+    if weight_format.layout == "fp8":
+        parts += (weight_format.scale,)
+    yield from (full for part in parts if (full := f"{prefix}.{part}") in found)
+
+
+def is_unread(name: str) -> bool:
+    """Return true for a tensor beside a matrix that its weights do not depend on."""
+    return name.endswith(_UNREAD)

@@ -1,0 +1,96 @@
+"""Read one matrix of a checkpoint, in whatever format it is stored."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from moesaic.kernels.stored_weights import StoredWeight, cat_rows, dequantised
+from moesaic.models.configuration.weight_format import Layout, WeightFormat
+from moesaic.models.weights.checkpoint import Checkpoint
+from moesaic.models.weights.formats import awq, fp8, gptq, mxfp4, pack_quantized
+from moesaic.models.weights.formats.parts import MatrixParts
+
+_Read = Callable[[MatrixParts, WeightFormat, int, int], StoredWeight]
+_INTEGERS: Mapping[Layout, tuple[str, _Read]] = {
+    "awq": ("qweight", awq.read),
+    "gptq": ("qweight", gptq.read),
+    "pack-quantized": ("weight_packed", pack_quantized.read),
+}
+
+
+def read_matrix(
+    checkpoint: Checkpoint,
+    weight_format: WeightFormat | None,
+    name: str,
+    shape: tuple[int, int],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> StoredWeight:
+    """Read the matrix ``name``.
+
+    Args:
+        checkpoint: the files; what they hold decides whether the matrix is quantised.
+        weight_format: of the matrices that are; None: there are none.
+        name: as it has in a model of numbers, ``PREFIX.weight``.
+        shape: outputs and inputs.
+        dtype: of numbers.
+        device: to have them.
+
+    Returns:
+        On a CPU codes, if the format can be held so; else numbers.
+
+    Raises:
+        CheckpointError: a tensor is missing, mis-shaped, damaged, or has another dtype than the format's.
+    """
+    prefix = name.removesuffix(".weight")
+    read = _reader(checkpoint, weight_format, prefix)
+    if weight_format is None or read is None:
+        return checkpoint.read(name, shape, dtype, device)
+    weight = read(MatrixParts(checkpoint, prefix), weight_format, *shape)
+    return _settled(weight, dtype, device)
+
+
+def read_entry(
+    checkpoint: Checkpoint,
+    weight_format: WeightFormat | None,
+    name: str,
+    index: int,
+    shape: tuple[int, int, int],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> StoredWeight:
+    """Read matrix ``index`` of the fused matrices ``name``, of ``shape`` (matrices, out, in); see ``read_matrix``."""
+    if weight_format is None or weight_format.layout != "mxfp4" or name in checkpoint:
+        return checkpoint.read_slice(name, index, shape, dtype, device)
+    return _settled(mxfp4.read_entry(checkpoint, name, index, *shape), dtype, device)
+
+
+def joined(weights: Sequence[StoredWeight], dtype: torch.dtype) -> StoredWeight:
+    """Put the outputs of weights one below the other; if they are held in different forms, as numbers."""
+    try:
+        return cat_rows(weights)
+    except ValueError:
+        return torch.cat([dequantised(weight, dtype) for weight in weights])
+
+
+def _settled(weight: StoredWeight, dtype: torch.dtype, device: torch.device) -> StoredWeight:
+    """Bring a weight that was read to the CPU to ``device``, as numbers unless it stays."""
+    if device.type == "cpu" and not isinstance(weight, Tensor):
+        return weight
+    return dequantised(weight, dtype).to(device)
+
+
+def _reader(
+    checkpoint: Checkpoint, weight_format: WeightFormat | None, prefix: str
+) -> _Read | None:
+    """Find the reader of a matrix; None: it is not quantised."""
+    if weight_format is None:
+        return None
+    if weight_format.layout == "fp8":
+        stored = checkpoint.stored(f"{prefix}.weight")
+        return fp8.read if stored and stored.dtype == "F8_E4M3" else None
+    if weight_format.layout not in _INTEGERS:
+        return None
+    first, read = _INTEGERS[weight_format.layout]
+    return read if f"{prefix}.{first}" in checkpoint else None

@@ -1,0 +1,168 @@
+"""The speech of a chat's answers: which calls they may have, how they are read, and what binds them."""
+
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from moesaic.errors import InvalidInput
+from moesaic.models.text.dialects.dialect import NOTHING, Body, Dialect, Wanted
+from moesaic.models.text.dialects.reader import Reader
+from moesaic.models.text.dialects.rules import Rules
+from moesaic.models.text.dialects.thinking import Opened
+from moesaic.services.gateway.fields.generating import ChatWire
+from moesaic.services.gateway.generate.structure import bounded
+from moesaic.services.gateway.language import Language
+from moesaic.v1.attention_pb2 import Grammar
+
+TokenId = Callable[[str], int | None]
+
+
+@dataclass(frozen=True)
+class Speech:
+    """Properties of the answers to one request, known before they come.
+
+    Attributes:
+        dialect: of the model.
+        wanted: calls that the request allows.
+        opened: how its prompt leaves the reasoning.
+    """
+
+    dialect: Dialect = field(default_factory=Dialect)
+    wanted: Wanted = NOTHING
+    opened: Opened = "closed"
+
+    @functools.cached_property
+    def is_plain(self) -> bool:
+        """True if all of an answer is content."""
+        return self.reader() is None
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Special tokens that the text of an answer must keep."""
+        return self.dialect.markers(self.wanted)
+
+    def reader(self) -> Reader | None:
+        """Make a reader of one answer; None: all of it is content."""
+        return self.dialect.reader(self.wanted, self.opened)
+
+    def grammar(self, asked: Grammar | None, token_id: TokenId) -> Grammar | None:
+        """Combine the form of the answer that the request asks for with its calls and the reasoning before it.
+
+        Raises:
+            InvalidInput: they cannot be combined.
+        """
+        wanted = self.wanted
+        if asked is not None and wanted.needed:
+            raise InvalidInput(asked.field, "cannot be combined with a tool_choice that must call")
+        body = _body_of(asked) if asked is not None else None
+        if asked is not None and body is None:
+            if wanted.tools:
+                fix = "cannot be combined with tools; a JSON schema, a regex or a choice can"
+                raise InvalidInput(asked.field, fix)
+            return asked
+        if asked is not None and not wanted.tools and self.opened == "closed":
+            return asked
+        text = self.dialect.grammar(token_id, self.opened, wanted, body)
+        if text is None:
+            return asked
+        return bounded(Grammar(grammar=text, field=asked.field if asked is not None else "tools"))
+
+
+PLAIN = Speech()
+
+
+def wanted_of(body: ChatWire, language: Language) -> Wanted:
+    """Find the calls that a request allows.
+
+    Raises:
+        InvalidInput: its fields contradict each other, or this model cannot call.
+    """
+    if not body.tools:
+        if body.tool_choice not in (None, "none", "auto"):
+            raise InvalidInput("tool_choice", "needs tools: there are none to call")
+        return NOTHING
+    functions = [tool.known for tool in body.tools]
+    if body.chosen is not None and body.chosen not in {known.name for known in functions}:
+        names = ", ".join(known.name for known in functions)[:300]
+        raise InvalidInput("tool_choice", f"names no tool: {body.chosen[:60]!r} is not in {names}")
+    if body.tool_choice == "none":
+        return NOTHING
+    _check_model(language)
+    many = body.parallel_tool_calls is not False
+    if body.chosen is not None:
+        one = [replace(known, strict=True) for known in functions if known.name == body.chosen]
+        return Wanted(one, needed=True, bound=True, many=False)
+    if body.tool_choice == "required":
+        strict = [replace(known, strict=True) for known in functions]
+        return Wanted(strict, needed=True, bound=True, many=many)
+    return Wanted(functions, bound=any(known.strict for known in functions), many=many)
+
+
+def _check_model(language: Language) -> None:
+    if not language.takes("tools"):
+        fix = "this model's chat template has no place for them: leave them out, or send tool_choice none"
+        raise InvalidInput("tools", fix, code="unsupported_parameter")
+    if not language.dialect.can_call:
+        fix = (
+            "the form of this model's calls is not known: name it with --tool-call-parser of the gateway, "
+            "or send tool_choice none"
+        )
+        raise InvalidInput("tools", fix, code="unsupported_parameter")
+
+
+def template_kwargs_of(body: ChatWire, language: Language) -> dict[str, Any]:
+    """Make the keywords for the chat template, with the effort of reasoning among them.
+
+    Raises:
+        InvalidInput: the template cannot honour them.
+    """
+    kwargs = dict(body.chat_template_kwargs or {})
+    effort = body.reasoning_effort
+    switches = [name for name in ("enable_thinking", "thinking") if language.takes(name)]
+    if effort is None:
+        return kwargs
+    if language.takes("reasoning_effort"):
+        kwargs.setdefault("reasoning_effort", effort)
+    elif switches:
+        for name in switches:
+            kwargs.setdefault(name, effort != "none")
+    elif effort != "none":
+        fix = "this model's chat template knows no effort of reasoning: leave it out or send none"
+        raise InvalidInput("reasoning_effort", fix, code="unsupported_parameter")
+    return kwargs
+
+
+def tools_for_template(body: ChatWire, wanted: Wanted) -> Sequence[Mapping[str, Any]] | None:
+    """Write the tools for the chat template: none where none may be called."""
+    return [tool.for_template() for tool in body.tools or []] if wanted.tools else None
+
+
+def _body_of(asked: Grammar) -> Body | None:
+    """Write the form of an answer as a rule; None: it cannot be a part of a grammar."""
+    kind = asked.WhichOneof("kind")
+    if kind == "json_schema":
+        try:
+            json.loads(asked.json_schema)
+        except ValueError:
+            return None  # the worker says what is wrong with it
+        return lambda rules: rules.add(f"%json {asked.json_schema}")
+    if kind == "choice":
+        return lambda rules: _choice_rule(rules, json.loads(asked.choice))
+    if kind == "regex":
+        pattern = asked.regex.replace("\n", r"\n")
+        return lambda rules: rules.add(f"/{_slashes_escaped(pattern)}/")
+    return None
+
+
+def _choice_rule(rules: Rules, texts: Sequence[str]) -> str:
+    return rules.add(" | ".join(map(rules.text, texts)))
+
+
+def _slashes_escaped(pattern: str) -> str:
+    pieces, escaped = [], False
+    for char in pattern:
+        pieces.append("\\/" if char == "/" and not escaped else char)
+        escaped = char == "\\" and not escaped
+    return "".join(pieces)

@@ -1,0 +1,77 @@
+"""``--model owner/name``: the real command with a real server that speaks the hub's API."""
+
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from moesaic.cli.machine.state import SuiteState
+from tests.hub_server import Hub, HubRepository, commit_of, hub_server
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+Start = Callable[..., "subprocess.Popen[str]"]
+Wait = Callable[[str], SuiteState]
+Eventually = Callable[[Callable[[], object]], object]
+
+
+@pytest.fixture
+def hub(house: Path) -> Iterator[Hub]:
+    """The model of the house at a hub, and no longer in the house."""
+    files = {file.name: file.read_bytes() for file in (house / "model").iterdir()}
+    with hub_server(acme__tiny=HubRepository(files)) as server:
+        yield server
+
+
+def test_a_suite_serves_a_model_of_the_hub(
+    start: Start, suite: Wait, house: Path, hub: Hub
+) -> None:
+    cache = {"HF_ENDPOINT": hub.url, "HF_HOME": str(house / "cache")}
+    process = start("up", "--model", "acme/tiny", "--port", "0", **cache)
+    state = suite("ready")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate()
+
+    commit = commit_of(hub.repositories["acme/tiny"].files)
+    directory = house / "cache" / "hub" / "models--acme--tiny" / "snapshots" / commit
+    assert (state.model, state.model_name) == (str(directory), "acme/tiny")
+    assert f"--model {directory}" in (house / "run" / "expert-0.log").read_text()
+    assert "downloading acme/tiny: 0.00 of 0.00 GiB" in err
+    assert len(hub.bodies()) == 1
+
+
+def test_a_suite_that_cannot_start_downloads_no_weights(run: Run, house: Path, hub: Hub) -> None:
+    cache = {"HF_ENDPOINT": hub.url, "HF_HOME": str(house / "cache")}
+    refused = run("up", "--model", "acme/tiny", "--slots-per-layer", "1", **cache)
+    assert refused.returncode == 2
+    assert "--slots-per-layer" in refused.stderr
+    assert hub.bodies() == []
+    assert not (house / "run").exists()
+
+
+def test_an_unknown_model_is_wrong_use(run: Run, house: Path, hub: Hub) -> None:
+    cache = {"HF_ENDPOINT": hub.url, "HF_HOME": str(house / "cache")}
+    refused = run("up", "--model", "acme/unknown", **cache)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith(
+        "moesaic: --model: acme/unknown: there is neither such a directory"
+    )
+    assert refused.stderr.count("\n") == 1
+
+
+def test_ctrl_c_ends_a_download_and_leaves_no_half_files(
+    start: Start, eventually: Eventually, house: Path, hub: Hub
+) -> None:
+    hub.repositories["acme/tiny"].files["model.safetensors"] = bytes(200 << 20)
+    hub.pause_s = 0.01
+    cache = {"HF_ENDPOINT": hub.url, "HF_HOME": str(house / "cache")}
+    process = start("up", "--model", "acme/tiny", "--port", "0", **cache)
+    eventually(lambda: list((house / "cache").rglob("*.incomplete")))
+
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate()
+
+    assert process.returncode == 130
+    assert "interrupted; the same again goes on" in err
+    assert list((house / "cache").rglob("*.incomplete")) == []

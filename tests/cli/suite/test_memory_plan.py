@@ -1,0 +1,229 @@
+"""The plan of a suite's memory: KV from what is left, refusal of what does not fit, devices by room."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.memory.checkpoint import SHAPE
+from moesaic.cli.suite.devices import MACHINE, devices_named, place_of, shared_out
+from moesaic.cli.suite.fitting import CHOSEN, VARIABLE, check_fits, kv_environment, table, what_fits
+from moesaic.cli.suite.memory_plan import MIB, SuiteMemory, plan_suite
+from moesaic.cli.suite.processes import Setting, SuiteOptions, services_of
+from moesaic.cli.suite.service_settings import check_settings, service_flags
+from moesaic.cli.terminal.outcome import CommandError
+from moesaic.models.configuration.config import ModelConfig, load_config
+
+GIB = 1 << 30
+ROOMY = {MACHINE: 64 * GIB}
+Plan = Callable[..., SuiteMemory]
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in (*CHOSEN, "dtype", "device", "quantization"):
+        monkeypatch.delenv(f"MOESAIC_{name.upper()}", raising=False)
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE))
+    return tmp_path
+
+
+def options_of(model: Path, *flags: str, **changes: Any) -> SuiteOptions:
+    options = SuiteOptions(
+        topology="local", model=str(model), attention=1, experts=2, slots_per_layer=0, agents=3,
+        host="127.0.0.1", port=0,
+    )  # fmt: skip
+    options = replace(options, **changes)
+    settings: tuple[Setting, ...] = service_flags(flags, (), options.topology)
+    return replace(options, settings=settings)
+
+
+def parts_of(options: SuiteOptions) -> tuple[SuiteOptions, ModelConfig, Mapping[str, Any]]:
+    config = load_config(Path(options.model))
+    return options, config, check_settings(services_of(options, config.moe.num_experts, 8))
+
+
+def plan(options: SuiteOptions, available: Mapping[str, int] = ROOMY) -> SuiteMemory:
+    return plan_suite(*parts_of(options), available)
+
+
+def of_role(found: SuiteMemory, role: str) -> Mapping[str, int]:
+    return next(process.parts for process in found.processes if process.role == role)
+
+
+def test_experts_are_divided_among_workers_and_the_rest_is_in_the_attention_worker(
+    model: Path,
+) -> None:
+    local = plan(options_of(model))
+    apart = plan(options_of(model, topology="disaggregated", experts=4))
+
+    assert of_role(local, "attention")["experts"] == 4 * of_role(apart, "expert")["experts"]
+    assert of_role(apart, "attention")["experts"] == 0
+    assert of_role(local, "attention")["head"] == of_role(apart, "attention")["head"] > 0
+    assert [process.role for process in apart.processes].count("expert") == 4
+    assert apart.slots == 32
+
+
+def test_more_slots_are_more_memory(model: Path) -> None:
+    apart = options_of(model, topology="disaggregated")
+    more = of_role(plan(replace(apart, slots_per_layer=128)), "expert")["experts"]
+    assert more == 2 * of_role(plan(apart), "expert")["experts"]
+
+
+@pytest.mark.parametrize(
+    ("flag", "share"), [("--dtype=bfloat16", 0.5), ("--quantization=int8", 0.26)]
+)
+def test_smaller_weights_are_smaller(model: Path, flag: str, share: float) -> None:
+    whole, small = (
+        of_role(plan(options_of(model)), "attention"),
+        of_role(plan(options_of(model, flag)), "attention"),
+    )
+    assert small["experts"] == pytest.approx(share * whole["experts"], rel=0.02)
+
+
+def test_eight_contexts_are_enough_and_what_is_left_bounds_them(model: Path) -> None:
+    options = options_of(model)
+    roomy = plan(options)
+    assert roomy.kv_tokens == 8 * 4096
+    without_kv = sum(roomy.needed.values()) - of_role(roomy, "attention")["kv"]
+
+    tight = plan(options, {MACHINE: (without_kv + 20 * MIB) * 10 // 9 + 1})
+    assert of_role(tight, "attention")["kv"] == pytest.approx(20 * MIB, rel=0.01)
+    assert tight.fits
+
+    two = plan(replace(options, attention=2), {MACHINE: 2 * without_kv * 10 // 9})
+    assert two.kv_tokens < tight.kv_tokens + 8 * 4096
+
+
+def test_a_shorter_context_needs_less_kv(model: Path) -> None:
+    options, config, settings = parts_of(options_of(model))
+    short = plan_suite(options, replace(config, max_positions=512), settings, ROOMY)
+    assert short.kv_tokens == 16_384
+
+
+@pytest.mark.parametrize("name", sorted(CHOSEN))
+def test_the_kv_that_a_user_has_chosen_stands(name: str, model: Path) -> None:
+    flag, value = "--" + name.replace("_", "-"), "1" if name.endswith("fraction") else "64"
+    options, config, settings = parts_of(options_of(model, f"{flag}={value}"))
+    found = plan_suite(options, config, settings, ROOMY)
+    assert kv_environment(found, settings["attention-0"]) == {}
+    if name == "kv_blocks":
+        assert found.kv_tokens == 1024
+
+
+def test_workers_are_told_the_kv_of_the_plan(model: Path) -> None:
+    options, config, settings = parts_of(options_of(model))
+    found = plan_suite(options, config, settings, ROOMY)
+    told = kv_environment(found, settings["attention-0"])
+    assert told == {VARIABLE: str(found.kv_tokens * found.kv_token)}
+
+
+def test_what_does_not_fit_is_refused_with_the_table_and_what_would(model: Path) -> None:
+    options, config, settings = parts_of(options_of(model))
+    available = {MACHINE: 1100 * MIB}
+    found = plan_suite(options, config, settings, available)
+    assert not found.fits
+    with pytest.raises(CommandError) as refused:
+        check_fits(options, config, settings, found)
+    text = str(refused.value)
+    assert table(found) in text
+    assert "--quantization int8: " in text
+    assert refused.value.status == 2
+
+
+def test_each_way_out_that_is_named_fits(model: Path) -> None:
+    options, config, settings = parts_of(options_of(model))
+    named = 0
+    for mib in range(600, 1500, 50):
+        available = {MACHINE: mib * MIB}
+        for line in what_fits(options, config, settings, available):
+            flags = line.partition(":")[0].split(" ")
+            if flags[0] == "--offload":
+                continue
+            again = parts_of(options_of(model, *flags))
+            assert plan_suite(*again, available).fits, (mib, flags)
+            named += 1
+    assert named > 5
+
+
+def test_a_limit_of_an_agent_is_its_memory(model: Path) -> None:
+    options = options_of(model, topology="edge", memory_bytes=(GIB, GIB, 2 * GIB))
+    limits = [p.parts["limit"] for p in plan(options).processes if p.role == "edge-agent"]
+    assert limits == [GIB, GIB, 2 * GIB]
+
+
+def test_gathered_experts_are_a_share_and_a_ring(model: Path) -> None:
+    local, gathered = options_of(model), options_of(model, topology="gathered", attention=2)
+    assert (
+        of_role(plan(gathered), "attention")["experts"]
+        > of_role(plan(local), "attention")["experts"] / 2
+    )
+    offloaded = plan(options_of(model, offload=True))
+    assert of_role(offloaded, "attention")["experts"] > 0
+
+
+def test_a_gpu_holds_weights_and_the_machine_the_process(model: Path) -> None:
+    options = replace(options_of(model), places={"attention-0": "cuda:1"})
+    found = plan(options, {MACHINE: 8 * GIB, "cuda:1": 24 * GIB})
+    [attention] = [p for p in found.processes if p.role == "attention"]
+    assert attention.place == "cuda:1"
+    assert found.needed["cuda:1"] == attention.total
+    assert found.needed[MACHINE] > attention.on_host > 0
+    _, _, settings = parts_of(options)
+    assert [place_of(settings[n]) for n in ("attention-0", "gateway")] == ["cuda:1", MACHINE]
+
+
+@given(
+    st.lists(st.integers(1, 100), min_size=1, max_size=12),
+    st.lists(st.integers(1, 400), min_size=1, max_size=4),
+)
+def test_processes_are_shared_out_to_where_most_is_left(sizes: list[int], room: list[int]) -> None:
+    names = {f"w{i}": size for i, size in enumerate(sizes)}
+    devices = {f"cuda:{i}": free for i, free in enumerate(room)}
+    found = shared_out(names, devices)
+
+    assert list(found) == list(names)
+    left = {d: free - sum(names[n] for n in names if found[n] == d) for d, free in devices.items()}
+    used = [d for d in devices if d in found.values()]
+    # To move its smallest process elsewhere would leave no device fuller than the fullest is now.
+    for device in used:
+        smallest = min(names[n] for n in names if found[n] == device)
+        assert all(left[other] <= left[device] + smallest for other in devices)
+
+
+def test_devices_that_are_not_there_are_named() -> None:
+    assert devices_named("cpu") == ()
+    with pytest.raises(CommandError, match=r"--devices cuda:99: cuda:99 is no device here"):
+        devices_named("cuda:99")
+
+
+def test_the_command_shows_a_plan_without_weights(ask: Any, house: Path, model: Path) -> None:
+    shown = ask("plan", "--model", str(house), "--memory", "64G", "--max-model-len", "1K", "--json")
+    facts = json.loads(shown.stdout)
+    assert (facts["fits"], facts["max_model_len"]) == (True, 1024)
+    assert facts["places"][0]["available_bytes"] == 64 * 10**9
+
+    small = ask("plan", "--model", str(house), "--memory", "1150M", "--topology", "local")
+    assert small.returncode == 1
+    assert "--quantization int8" in small.stdout
+    assert "1.07 GiB there are" in small.stdout
+
+
+def test_up_refuses_what_does_not_fit_before_anything_starts(
+    ask: Any, house: Path, model: Path
+) -> None:
+    (house / "model" / "config.json").write_text(json.dumps({**SHAPE, "hidden_size": 1 << 20}))
+    refused = ask("up", "--model", "model", "--port", "0")
+    assert refused.returncode == 2
+    assert "this suite does not fit into memory" in refused.stderr
+    assert not (house / "run").exists()
+
+
+def test_up_refuses_a_context_that_the_model_does_not_have(ask: Any, house: Path) -> None:
+    refused = ask("up", "--model", "model", "--max-model-len", "129")
+    assert refused.returncode == 2
+    assert "--max-model-len: 129 tokens are more than the model's 128 positions" in refused.stderr

@@ -1,0 +1,56 @@
+"""An attention worker of several ranks serves as one of one rank, and is lost with any of them."""
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from benchmarks.parity.cases import ParityCase, build_reference
+from tests.suites import DEMO, Suite, eventually, running
+from tests.system.streams import around_fault, check
+from tests.system.topologies.test_families import VOCAB_SIZE, answers, made
+
+
+def followers(suite: Suite, name: str) -> list[int]:
+    """Process ids of the ranks behind the first of an attention worker."""
+    found = []
+    for task in Path(f"/proc/{suite.pid(name)}/task").iterdir():
+        found += [int(pid) for pid in (task / "children").read_text().split()]
+    return found
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("topology", ["local", "disaggregated"])
+@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v2"])
+def test_two_ranks_give_the_tokens_of_one(family: str, topology: str, tmp_path: Path) -> None:
+    directory = tmp_path / "model"
+    options = {"vocab_size": VOCAB_SIZE, "initializer_range": 0.1}
+    build_reference(ParityCase(family, "served", options), directory)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(DEMO / name, directory)
+    flags = ("--model", str(directory), "--served-model-name", "tiny", "--topology", topology)
+    with running(made(tmp_path / "one"), *flags) as suite:
+        reference = answers(suite)
+
+    with running(made(tmp_path / "two"), *flags, "--tensor-parallel", "2") as suite:
+        found = answers(suite)
+
+    for (ids, logprobs), (right_ids, right_logprobs) in zip(found, reference, strict=True):
+        assert ids == right_ids
+        assert logprobs == pytest.approx(right_logprobs, abs=1e-4)
+
+
+@pytest.mark.timeout(300)
+async def test_streams_outlive_a_rank_of_their_worker(tmp_path: Path) -> None:
+    with running(tmp_path, "--attention", "2", "--tensor-parallel", "2") as suite:
+        suite.until_joined()
+        [rank] = followers(suite, "attention-0")
+        [other] = followers(suite, "attention-1")
+        before, after = await around_fault(suite, lambda: os.kill(rank, signal.SIGKILL))
+
+        assert check(before, after) == len(before)
+        eventually(lambda: followers(suite, "attention-0") not in ([], [rank]))
+        assert followers(suite, "attention-1") == [other]
+        suite.until_ready()
