@@ -82,6 +82,7 @@ class ExpertLayout:
                 raise ValueError(f"an expert's weights are {own}, the layout's {self.codes}")
         if self._packs_rows:
             for matrix, weight in enumerate((gate_up, down)):
+                assert isinstance(weight, Tensor)  # codes are of other forms
                 parts = {p.name: _view(into, p) for p in self._parts if p.matrix == matrix}
                 halves = 1 if matrix else 2
                 if biases is not None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from moesaic.errors import CheckpointError
 from moesaic.kernels.packed_matrix import ROW_DTYPES
 from moesaic.models.weights.files import Stamp, StoredTensor
-from moesaic.native.library import lib, library
+from moesaic.native.library import computes_on, lib
 from moesaic.telemetry.loading import LoadProgress
 
 PIECE_BYTES = 1 << 18  # stays in a core's cache
@@ -93,7 +93,7 @@ def _take(piece: Tensor, part: Tensor) -> int:
         Numbers that are not finite there.
     """
     exact = part.dtype in (piece.dtype, torch.float32)  # then these are the same before and after
-    if library() is None or not exact:
+    if not exact or not computes_on(part.device):
         if part is not piece:
             part.copy_(piece)
         return int((~part.isfinite()).sum())
