@@ -26,13 +26,14 @@ static struct matrix float_matrix(struct layer_here *layer, int64_t out, int64_t
 static struct matrix int8_matrix(struct layer_here *layer, int64_t out, int64_t in) {
     const int64_t whole = (out + panel_width() - 1) / panel_width() * panel_width();
     const int64_t bytes = whole * ((in + 3) / 4 * 4);
-    float *weight = any_floats(out * in), *scales = own(layer, exact(whole * 4));
+    float *weight = exact(out * in * 4), *scales = own(layer, exact(whole * 4));
+    for (int64_t i = 0; i < out * in; i++) weight[i] = (float)between(-127, 127);
     int8_t *panels = own(layer, exact(bytes));
     int32_t *offsets = own(layer, exact(whole * 4));
     pack_stored_int8(weight, 0, out, 1, in, panels, scales, offsets);
     free(weight);
     return (struct matrix){.panels = panels,
-                           .scales = scales,
+                           .scales = one_in(2) ? scales : own(layer, any_floats(whole)),
                            .offsets = offsets,
                            .num_in = in,
                            .num_out = out,
@@ -93,8 +94,10 @@ void make_layer(struct layer_here *layer, uint64_t epoch, int64_t index) {
     for (int64_t slot = 0; slot < is->num_slots; slot++) {
         const int64_t mixed = (size + half - 1) / half * half * 2;
         layer->experts[slot] = (struct expert){
-            in_int8 ? int8_matrix(layer, mixed, hidden) : float_matrix(layer, mixed, hidden),
-            in_int8 ? int8_matrix(layer, hidden, size) : float_matrix(layer, hidden, size)};
+            .gate_up = in_int8 ? int8_matrix(layer, mixed, hidden) : float_matrix(layer, mixed, hidden),
+            .down = in_int8 ? int8_matrix(layer, hidden, size) : float_matrix(layer, hidden, size),
+            .slope = 1.702f,
+            .limit = in_int8 ? 0 : 7.0f};
         layer->slots[slot] = &layer->experts[slot];
     }
     uint16_t prices[MOST_OWN];

@@ -35,14 +35,14 @@ INLINE void widen_some(const int kind, const void *from, int64_t count, float *t
         for (int64_t i = 0; i < count; i++) to[i] = float_of(kind, ((const uint16_t *)from)[i]);
 }
 
-// A chunk of a row, zeros behind its end.
+// A chunk of a row, zeros behind its end, and of one that is none.
 INLINE void widen_chunk(const int kind, const void *from, int64_t left, float *to) {
     if (left >= CHUNK) {
         widen_some(kind, from, CHUNK, to);
         return;
     }
     memset(to, 0, CHUNK * 4);
-    widen_some(kind, from, left, to);
+    if (from) widen_some(kind, from, left, to);
 }
 
 #define KEPT(i, s) ((i) & (s) ? LANES + (i) - (s) : (i))
@@ -80,7 +80,7 @@ INLINE const char *row_of(const int kind, struct stored s, int64_t panel, int64_
     return (const char *)s.data + (column / each * s.rows + row) * s.in * size_of(kind);
 }
 
-// A chunk of two rows of 16 bits, the first in the low halves of words; zeros behind their end, and of a row that is none.
+// The same of two rows of 16 bits, the first in the low halves of words.
 INLINE void pair_chunk(const void *low, const void *high, int64_t left, uint32_t *to) {
     for (int64_t i = 0; i < CHUNK; i++) {
         to[i] = low && i < left ? ((const uint16_t *)low)[i] : 0;
