@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -107,9 +108,8 @@ def _in_turn(rounds: int, sizes: tuple[int, ...]) -> Iterator[tuple[int, tuple[f
     for _ in range(rounds):
         for count in sizes:
             rows = torch.zeros(count, HIDDEN)
-            told = _timed(lambda rows=rows: told_and_added_up(rows))  # type: ignore[misc]
-            both = _timed(lambda rows=rows: added_up_in_both(rows))  # type: ignore[misc]
-            yield count, (told, both)
+            told = _timed(partial(told_and_added_up, rows))
+            yield count, (told, _timed(partial(added_up_in_both, rows)))
 
 
 def _write_model(directory: Path) -> None:

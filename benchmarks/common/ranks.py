@@ -11,8 +11,8 @@ import torch
 
 from benchmarks.parity.cases import CPU, Served
 from moesaic.models.configuration.config import load_config
+from moesaic.models.configuration.division import divide
 from moesaic.models.layers.decoder import Decoder
-from moesaic.models.tensor_parallel.division import divide
 from moesaic.models.tensor_parallel.follower import Follower
 from moesaic.models.tensor_parallel.group import RankGroup, meeting_at, meeting_point
 from moesaic.models.tensor_parallel.leader import lead

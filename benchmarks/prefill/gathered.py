@@ -54,10 +54,10 @@ async def worker(arguments: argparse.Namespace) -> None:
     """Run one process: it holds its share, and runs steps if it is the first, or if all are to."""
     import torch
 
-    from moesaic.kernels.own_thread import on_own_thread
     from moesaic.models.configuration.config import load_config
     from moesaic.models.layers.decoder import Decoder
     from moesaic.models.weights.checkpoint import Checkpoint
+    from moesaic.native.own_thread import on_own_thread
 
     torch.set_num_threads(1)
     directory = Path(arguments.model)

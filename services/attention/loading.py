@@ -6,13 +6,13 @@ from functools import partial
 
 from moesaic.cluster.service import Process
 from moesaic.engine.thread import engine_thread
-from moesaic.kernels.own_thread import on_own_thread
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.configuration.context import with_context
 from moesaic.models.layers.decoder import Decoder
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.models.weights.served import find_served_model, held_dtype
 from moesaic.native.library import require_library
+from moesaic.native.own_thread import on_own_thread
 from moesaic.services.attention.modes.contract import WorkerParts
 from moesaic.services.attention.ranks import division_of, ranks, share_threads
 from moesaic.services.attention.settings import AttentionSettings

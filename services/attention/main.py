@@ -7,9 +7,9 @@ import structlog
 from moesaic.cluster.background import background
 from moesaic.cluster.lifecycle import run_service, stop_event
 from moesaic.cluster.service import Availability, introduce, service
-from moesaic.kernels.own_thread import on_own_thread
 from moesaic.models.weights.digest import digesting
 from moesaic.models.weights.served import with_own_dtype
+from moesaic.native.own_thread import on_own_thread
 from moesaic.services.attention.admin import AttentionAdmin
 from moesaic.services.attention.brownout import follow_policy, tell_decisions
 from moesaic.services.attention.engine import open_engine, profile_of, record_of, warm_up

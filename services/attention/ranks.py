@@ -16,14 +16,14 @@ from moesaic.cluster.lifecycle import EXIT_UNHEALTHY
 from moesaic.cluster.parents import die_with
 from moesaic.engine.thread import EngineThread
 from moesaic.errors import UnusableSettings
-from moesaic.kernels.own_thread import on_own_thread
 from moesaic.models.configuration.config import ModelConfig
+from moesaic.models.configuration.division import Division, divide
 from moesaic.models.layers.decoder import Decoder
-from moesaic.models.tensor_parallel.division import Division, divide
 from moesaic.models.tensor_parallel.follower import Follower
 from moesaic.models.tensor_parallel.group import RankGroup, meeting_at, meeting_point
 from moesaic.models.tensor_parallel.leader import lead
 from moesaic.models.weights.served import find_served_model
+from moesaic.native.own_thread import on_own_thread
 from moesaic.services.attention.settings import AttentionSettings
 from moesaic.telemetry.logs import configure_logging
 from moesaic.transport.device_memory import device_named

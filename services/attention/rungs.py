@@ -8,9 +8,9 @@ import torch
 from moesaic.dispatch.rungs import Degrading, LoadedRung
 from moesaic.engine.thread import EngineThread
 from moesaic.errors import MoesaicError
-from moesaic.kernels.own_thread import on_own_thread
 from moesaic.messages.brownout import BrownoutPolicy
 from moesaic.messages.rung import Rung
+from moesaic.native.own_thread import on_own_thread
 
 log = structlog.get_logger()
 

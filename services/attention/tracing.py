@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import numpy as np
 
 from moesaic.dispatch.tracing import ChosenExperts, StepTracer
-from moesaic.kernels.own_thread import on_own_thread
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.layers.gate import Gate
+from moesaic.native.own_thread import on_own_thread
 from moesaic.services.attention.engine import RunningEngine
 from moesaic.v1 import attention_pb2 as pb
 

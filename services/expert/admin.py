@@ -17,8 +17,8 @@ from moesaic.experts.host import ExpertHost
 from moesaic.experts.pace import LoadPace
 from moesaic.experts.pull.loader import ExpertPeers
 from moesaic.experts.slots import LoadResult
-from moesaic.kernels.own_thread import on_own_thread
 from moesaic.messages.placement import Placement
+from moesaic.native.own_thread import on_own_thread
 from moesaic.services.expert.activations import ActivationReporter
 from moesaic.v1 import expert_pb2 as pb
 from moesaic.v1 import expert_pb2_grpc

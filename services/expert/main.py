@@ -17,13 +17,13 @@ from moesaic.dispatch.two_phase.relay import ExpertRelay
 from moesaic.engine.thread import EngineThread, engine_thread
 from moesaic.experts.costs import experts_cost, measure_experts, ridge_of
 from moesaic.experts.host import ExpertHost
-from moesaic.kernels.own_thread import on_own_thread
 from moesaic.kernels.warm_up import WARMING
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.models.weights.digest import digesting
 from moesaic.models.weights.served import find_served_model, held_dtype, with_own_dtype
 from moesaic.native.library import computes_on
+from moesaic.native.own_thread import on_own_thread
 from moesaic.services.expert.activations import ActivationReporter
 from moesaic.services.expert.admin import ExpertAdmin
 from moesaic.services.expert.load import report_load

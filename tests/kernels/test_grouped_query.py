@@ -29,9 +29,9 @@ def test_one_call_gives_the_bits_of_its_pieces(
         decoder = Decoder.load(
             Checkpoint(tmp_path), served.config, torch.float32, CPU, quantization
         )
-        assert all(layer.fused is not None for layer in decoder._layers)
+        assert all(layer.fused is not None for layer in decoder.layers)
         if not whole:
-            decoder._layers = [replace(layer, fused=None) for layer in decoder._layers]
+            decoder.layers = [replace(layer, fused=None) for layer in decoder.layers]
         served.decoder = decoder
         served.cache = decoder.new_kv_cache(num_blocks=24, block_size=block_size)
         tables = [7, 0, 11, 5, 2, 9], [3, 13]

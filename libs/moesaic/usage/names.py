@@ -164,6 +164,8 @@ COMPOSE = frozenset(
 # Read by tests and benchmarks.
 DEVELOPMENT = frozenset(
     {
+        "MOESAIC_BENCH_LARGE",
+        "MOESAIC_BENCH_LAYERS",
         "MOESAIC_BENCH_LLAMA_CPP",
         "MOESAIC_BENCH_VLLM",
         "MOESAIC_COMMAND",

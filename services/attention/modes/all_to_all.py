@@ -5,8 +5,8 @@ from functools import partial
 from moesaic.dispatch.baselines.all_to_all import AllToAllDispatcher
 from moesaic.dispatch.routed.asking import ROWS_PER_TIMEOUT
 from moesaic.experts.pull.ranges import Share
-from moesaic.kernels.own_thread import on_own_thread
 from moesaic.models.configuration.config import ModelConfig
+from moesaic.native.own_thread import on_own_thread
 from moesaic.services.attention.modes.contract import Mode, OpenMode, WorkerParts
 from moesaic.services.attention.modes.peers import follow_fleet, share_peers
 from moesaic.services.attention.settings import AttentionSettings

@@ -15,12 +15,12 @@ from moesaic.dispatch.gathered.plan import GatherPlan, plan_gather
 from moesaic.engine.thread import EngineThread, engine_thread
 from moesaic.experts.packed import PackedExperts, layout_of
 from moesaic.experts.pull.ranges import Share
-from moesaic.kernels.own_thread import on_own_thread
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.configuration.flops import step_flops
 from moesaic.models.layers.gate import load_gates
 from moesaic.models.weights.served import held_dtype
 from moesaic.native.compile import cache_directory
+from moesaic.native.own_thread import on_own_thread
 from moesaic.services.attention.modes.contract import WorkerParts
 from moesaic.services.attention.settings import AttentionSettings
 from moesaic.transport.ucx.opening import OpenNetwork

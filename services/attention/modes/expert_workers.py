@@ -2,7 +2,7 @@
 
 from moesaic.dispatch.routed.dispatcher import RoutedDispatcher
 from moesaic.experts.brownout.logical import LogicalExperts
-from moesaic.kernels.own_thread import on_own_thread
+from moesaic.native.own_thread import on_own_thread
 from moesaic.services.attention.modes.contract import WorkerParts
 from moesaic.services.attention.modes.peers import follow_placement
 from moesaic.transport.frame import FrameLimits

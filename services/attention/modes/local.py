@@ -6,11 +6,11 @@ from moesaic.dispatch.contract import Step
 from moesaic.dispatch.local import LocalDispatcher, LocalExperts
 from moesaic.engine.computing import Shortcut
 from moesaic.engine.one_call import LocalSteps
-from moesaic.kernels.own_thread import on_own_thread
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.layers.decode_graphs import DecodeGraphs
 from moesaic.models.layers.kv_cache import KVCache
 from moesaic.models.layers.whole_steps import WholeSteps
+from moesaic.native.own_thread import on_own_thread
 from moesaic.services.attention.modes.contract import Mode, OpenMode, WorkerParts
 from moesaic.services.attention.modes.offload import plan_offload
 from moesaic.services.attention.settings import AttentionSettings

@@ -79,7 +79,7 @@ def test_more_slots_are_more_memory(model: Path) -> None:
 )
 def test_smaller_weights_are_smaller(model: Path, flag: str, share: float) -> None:
     whole, small = (
-        of_role(plan(options_of(model)), "attention"),
+        of_role(plan(options_of(model, "--dtype=float32")), "attention"),
         of_role(plan(options_of(model, flag)), "attention"),
     )
     assert small["experts"] == pytest.approx(share * whole["experts"], rel=0.02)
@@ -123,7 +123,7 @@ def test_workers_are_told_the_kv_of_the_plan(model: Path) -> None:
 
 
 def test_what_does_not_fit_is_refused_with_the_table_and_what_would(model: Path) -> None:
-    options, config, settings = parts_of(options_of(model))
+    options, config, settings = parts_of(options_of(model, "--dtype=float32"))
     available = {MACHINE: 1100 * MIB}
     found = plan_suite(options, config, settings, available)
     assert not found.fits
@@ -207,7 +207,8 @@ def test_the_command_shows_a_plan_without_weights(ask: Any, house: Path, model: 
     assert (facts["fits"], facts["max_model_len"]) == (True, 1024)
     assert facts["places"][0]["available_bytes"] == 64 * 10**9
 
-    small = ask("plan", "--model", str(house), "--memory", "1150M", "--topology", "local")
+    whole = ("--dtype", "float32", "--topology", "local")
+    small = ask("plan", "--model", str(house), "--memory", "1150M", *whole)
     assert small.returncode == 1
     assert "--quantization int8" in small.stdout
     assert "1.07 GiB there are" in small.stdout

@@ -11,7 +11,7 @@ from benchmarks.parity.cases import CASES, build_reference
 from moesaic.errors import UnusableSettings
 from moesaic.models.configuration.architecture import GroupedQueryAttention, ModelConfig
 from moesaic.models.configuration.config import load_config
-from moesaic.models.tensor_parallel.division import divide, part_of
+from moesaic.models.configuration.division import divide, part_of
 
 QWEN3 = next(case for case in CASES if str(case) == "qwen3_moe: base")
 QWEN2 = next(case for case in CASES if str(case) == "qwen2_moe: dense layers named")

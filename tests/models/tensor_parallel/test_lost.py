@@ -21,6 +21,4 @@ def test_an_instance_ends_with_any_of_its_ranks(number: int, tmp_path: Path) -> 
         ranks.processes[0].join(20)
         with pytest.raises(RuntimeError):
             served.forward(ROWS)
-    for process in ranks.processes:
-        process.join(20)
-        assert process.exitcode not in (None, 0)
+    ranks.close()

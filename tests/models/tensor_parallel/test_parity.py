@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.ranks import Ranks, load_part
 from benchmarks.parity.cases import (
     CASES,
     ParityCase,
@@ -15,10 +15,14 @@ from benchmarks.parity.cases import (
     prompt_of,
     reference_greedy,
 )
+from moesaic.errors import UnusableSettings
 from moesaic.models.layers.sweep_area import SweepArea
 from tests.models.layers.test_sweep_area import OTHER_TABLE, TABLE, sweep
 
-BASES = [case for case in CASES if case.name == "base"]
+WIDE = ("olmoe", "minimax_m2")  # a norm over all heads together
+DIVIDED = [case for case in CASES if case.family not in WIDE]
+BASES = [case for case in DIVIDED if case.name == "base"]
+QWEN3 = next(case for case in BASES if case.family == "qwen3_moe")
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +57,7 @@ def assert_like_one_rank(ranks: Ranks, case: ParityCase, directory: Path) -> Non
         torch.testing.assert_close(logits, alone.forward(rows, wanted), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", DIVIDED, ids=str)
 def test_logits_are_those_of_one_rank(ranks: Ranks, case: ParityCase, tmp_path: Path) -> None:
     assert_like_one_rank(ranks, case, tmp_path)
 
@@ -78,7 +82,7 @@ def test_greedy_tokens_are_those_of_transformers(
 
 
 def test_sweeps_and_copied_blocks_reach_every_rank(ranks: Ranks, tmp_path: Path) -> None:
-    build_reference(BASES[2], tmp_path)
+    build_reference(QWEN3, tmp_path)
     alone, tokens = Served(tmp_path), prompt_of(45, seed=6)
     expected = alone.forward([(tokens, 0, TABLE)])
     copied = [40 + block for block in TABLE]
@@ -95,7 +99,7 @@ def test_sweeps_and_copied_blocks_reach_every_rank(ranks: Ranks, tmp_path: Path)
 
 
 def test_caches_that_are_gone_are_forgotten(ranks: Ranks, tmp_path: Path) -> None:
-    build_reference(BASES[2], tmp_path)
+    build_reference(QWEN3, tmp_path)
     alone, tokens = Served(tmp_path), prompt_of(20, seed=7)
     expected = alone.forward([(tokens, 0, TABLE)])
 
@@ -104,3 +108,11 @@ def test_caches_that_are_gone_are_forgotten(ranks: Ranks, tmp_path: Path) -> Non
             served.cache = served.decoder.new_kv_cache(num_blocks=16, block_size=8)
             found = served.forward([(tokens, 0, TABLE)])
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", WIDE)
+def test_a_norm_over_all_heads_is_refused_by_name(family: str, tmp_path: Path) -> None:
+    build_reference(ParityCase(family, "base"), tmp_path)
+
+    with pytest.raises(UnusableSettings, match="a norm over all heads together"):
+        load_part(tmp_path, 0, 2)

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "compute/matrix.h"
 #include "exchange/int8_rows.h"
 
 static void *own(struct layer_here *layer, void *memory) {
@@ -18,7 +19,7 @@ static struct matrix float_matrix(struct layer_here *layer, int64_t out, int64_t
     const int64_t whole = (out + panel_width() - 1) / panel_width() * panel_width();
     float *weight = any_floats(out * in), *panels = own(layer, exact(whole * in * 4));
     memset(panels, 0, (size_t)(whole * in) * 4);
-    pack_stored(weight, 0, out, 1, in, 0, panels);
+    pack_stored(weight, FLOAT32, out, 1, in, FLOAT32, panels);
     free(weight);
     return (struct matrix){.panels = panels, .num_in = in, .num_out = out};
 }
@@ -30,14 +31,14 @@ static struct matrix int8_matrix(struct layer_here *layer, int64_t out, int64_t 
     for (int64_t i = 0; i < out * in; i++) weight[i] = (float)between(-127, 127);
     int8_t *panels = own(layer, exact(bytes));
     int32_t *offsets = own(layer, exact(whole * 4));
-    pack_stored_int8(weight, 0, out, 1, in, panels, scales, offsets);
+    pack_stored_int8(weight, FLOAT32, out, 1, in, panels, scales, offsets);
     free(weight);
     return (struct matrix){.panels = panels,
                            .scales = one_in(2) ? scales : own(layer, any_floats(whole)),
                            .offsets = offsets,
                            .num_in = in,
                            .num_out = out,
-                           .form = 3};
+                           .form = INT8};
 }
 
 // Each worker's replicas are numbered on from the last one's; every expert has a holder that lives.
@@ -94,10 +95,9 @@ void make_layer(struct layer_here *layer, uint64_t epoch, int64_t index) {
     for (int64_t slot = 0; slot < is->num_slots; slot++) {
         const int64_t mixed = (size + half - 1) / half * half * 2;
         layer->experts[slot] = (struct expert){
-            .gate_up = in_int8 ? int8_matrix(layer, mixed, hidden) : float_matrix(layer, mixed, hidden),
-            .down = in_int8 ? int8_matrix(layer, hidden, size) : float_matrix(layer, hidden, size),
-            .slope = 1.702f,
-            .limit = in_int8 ? 0 : 7.0f};
+            in_int8 ? int8_matrix(layer, mixed, hidden) : float_matrix(layer, mixed, hidden),
+            in_int8 ? int8_matrix(layer, hidden, size) : float_matrix(layer, hidden, size),
+            one_in(2) ? 1.7f : 0.0f, one_in(2) ? 2.0f : 0.0f};
         layer->slots[slot] = &layer->experts[slot];
     }
     uint16_t prices[MOST_OWN];

@@ -23,8 +23,8 @@ from moesaic.experts.pull.server import PullServer
 from moesaic.experts.pull.shard import MemoryShard
 from moesaic.experts.pull.shard_file import FileShard, shard_file
 from moesaic.kernels.gated_mlp import GatedMLP
-from moesaic.kernels.own_thread import on_own_thread
 from moesaic.models.layers.gate import Gate
+from moesaic.native.own_thread import on_own_thread
 from moesaic.transport.contract import Network
 
 RunOnMover = Callable[[Any], Awaitable[Any]]  # awaits a coroutine on the mover's event loop

@@ -14,7 +14,7 @@ from moesaic.dispatch.gathered.plan import GatherPlan
 from moesaic.experts.packed import PackedExperts
 from moesaic.experts.pull.ranges import Runs, Share, rows_of
 from moesaic.experts.pull.shard import Shard
-from moesaic.kernels.own_thread import on_own_thread
+from moesaic.native.own_thread import on_own_thread
 
 
 class Source(Protocol):

@@ -62,22 +62,22 @@ class ComputingSettings(Protocol):
 
     @property
     def dtype(self) -> Literal["auto", "float32", "bfloat16", "float16"]:
-        """Of weights; auto: the checkpoint's own."""
+        """The dtype of weights; auto: the checkpoint's own."""
         ...
 
     @property
     def quantization(self) -> Quantization:
-        """Of weights."""
+        """The quantisation of weights."""
         ...
 
     @property
     def device(self) -> str:
-        """It computes there."""
+        """The device that computes."""
         ...
 
     @property
     def keep_head(self) -> bool:
-        """Embedding and head are not quantised."""
+        """True if embedding and head are not quantised."""
         ...
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,21 +10,21 @@ from torch.nn import functional as F
 
 from moesaic.kernels.decoder_step import DecoderStepKernel, RoutedExpertsKernel
 from moesaic.kernels.gated_mlp import GatedMLP
-from moesaic.kernels.grouped_query import GroupedQueryKernel, StepOfRows
+from moesaic.kernels.grouped_query import StepOfRows
 from moesaic.kernels.held_bytes import Quantization
 from moesaic.kernels.linear import Linear, PackedLinear, activation_dtype, make_linear
 from moesaic.kernels.packed_matrix import PackedMatrix
 from moesaic.kernels.rms_norm import add_rms_norm, rms_norm
 from moesaic.models.configuration.architecture import LatentAttention, ModelConfig
+from moesaic.models.configuration.division import Division, part_of
 from moesaic.models.layers.attention_plan import AttentionPlan, StepPlan, plan_attention
+from moesaic.models.layers.decoder_layer import AttentionLayer, DecoderLayer, load_layer
 from moesaic.models.layers.grouped_query import GroupedQueryLayer
 from moesaic.models.layers.kv_cache import KVCache
-from moesaic.models.layers.latent import LatentLayer
-from moesaic.models.layers.mlp import SharedExpert, load_mlp
+from moesaic.models.layers.mlp import SharedExpert
 from moesaic.models.layers.rope import RotaryEmbedding, Rotation
 from moesaic.models.layers.step_batch import StepBatch
 from moesaic.models.layers.whole_steps import WholeSteps
-from moesaic.models.tensor_parallel.division import Division, part_of
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.models.weights.inventory import tensor_names
 from moesaic.models.weights.on_threads import on_threads
@@ -40,32 +39,6 @@ The decoder calls it, computes the shared expert, then awaits the result. So a p
 sends its frames before it returns an awaitable overlaps the two; a coroutine function is right too,
 but starts only when awaited. It must not change the hidden states.
 """
-
-
-class AttentionLayer(Protocol):
-    """The attention of one decoder layer."""
-
-    def __call__(
-        self, hidden_states: Tensor, rotation: Rotation, plan: AttentionPlan, cache: KVCache
-    ) -> Tensor:
-        """Write the rows' keys and values to the cache, and compute the rows that attend.
-
-        Returns:
-            ``[A, H]`` for ``[T, H]``.
-        """
-        ...
-
-
-@dataclass(frozen=True)
-class DecoderLayer:
-    """The weights of one layer, routed experts and their gate aside."""
-
-    attention_norm: Tensor  # [H]
-    attention: AttentionLayer
-    mlp_norm: Tensor  # [H]
-    fused: GroupedQueryKernel | None  # attention and both norms in one call
-    dense: GatedMLP | None  # None: a sparse layer
-    shared: SharedExpert | None
 
 
 class Decoder:
@@ -173,7 +146,7 @@ class Decoder:
             if index < 0:
                 ends.append(read_ends())
             else:
-                layers[index] = _load_layer(reader.under(layer_prefix(index)), own, index)
+                layers[index] = load_layer(reader.under(layer_prefix(index)), own, index)
 
         names = tensor_names(config, checkpoint, experts=False)
         with checkpoint.progress.expecting(checkpoint.nbytes(names)):
@@ -402,24 +375,3 @@ def _logits_of(head: Tensor, division: Division) -> Tensor:
     part = head.new_zeros(division.tokens_each(len(head)), head.shape[1])
     part[: len(tokens)] = head[tokens.start : tokens.stop]
     return part
-
-
-def _load_layer(reader: TensorReader, config: ModelConfig, index: int) -> DecoderLayer:
-    attention = reader.under("self_attn.")
-    dense = index not in config.moe_layers
-    norm = reader.vector("input_layernorm.weight", config.hidden_size)
-    mlp_norm = reader.vector("post_attention_layernorm.weight", config.hidden_size)
-    layer: LatentLayer | GroupedQueryLayer
-    if isinstance(config.attention, LatentAttention):
-        layer, fused = LatentLayer.load(attention, config, config.attention, index), None
-    else:
-        layer = GroupedQueryLayer.load(attention, config, config.attention, index)
-        fused = layer.between(norm, mlp_norm)
-    return DecoderLayer(
-        attention_norm=norm,
-        attention=layer,
-        mlp_norm=mlp_norm,
-        fused=fused,
-        dense=load_mlp(reader, config.hidden_size, config.dense_size) if dense else None,
-        shared=None if dense else SharedExpert.load(reader, config, index),
-    )

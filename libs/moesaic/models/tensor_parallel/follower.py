@@ -7,7 +7,7 @@ from moesaic.models.layers.attention_plan import AttentionPlan
 from moesaic.models.layers.decoder import Decoder
 from moesaic.models.layers.kv_cache import KVCache
 from moesaic.models.layers.rope import Rotation
-from moesaic.models.tensor_parallel.group import RankGroup, Told
+from moesaic.models.tensor_parallel.group import RankGroup, RankMessage
 from moesaic.models.tensor_parallel.leader import NewCache
 from moesaic.models.tensor_parallel.plans import decode_plan
 
@@ -31,37 +31,37 @@ class Follower:
         group, decoder = self._group, self._decoder
         kind, first, second, content = group.hear(self._type_of)
         match kind:
-            case Told.END:
+            case RankMessage.END:
                 return False
-            case Told.CACHE:
+            case RankMessage.CACHE:
                 form = msgspec.msgpack.decode(_bytes(content), type=NewCache)
                 self._caches[first] = decoder.new_kv_cache(
                     form.num_blocks, form.block_size, one_for_all=form.one_for_all
                 )
-            case Told.FORGET:
+            case RankMessage.FORGET:
                 gone = self._caches.pop(first)
                 self._plans = {k: v for k, v in self._plans.items() if v[2] is not gone}
-            case Told.COPY:
+            case RankMessage.COPY:
                 self._caches[first].copy_blocks([(a, b) for a, b in content.tolist()])
-            case Told.PLAN:
+            case RankMessage.PLAN:
                 plan, rotation = decode_plan(_bytes(content), decoder.device)
                 self._plans[first] = plan, rotation, self._caches[second]
-            case Told.ATTEND:
+            case RankMessage.ATTEND:
                 plan, rotation, cache = self._plans[second]
                 group.sum(decoder.layers[first].attention(content, rotation, plan, cache))
-            case Told.MLP:
+            case RankMessage.MLP:
                 layer = decoder.layers[first]
                 mlp = layer.dense or (layer.shared and layer.shared.mlp)
                 assert mlp is not None
                 group.sum(mlp(content))
-            case Told.HEAD:
+            case RankMessage.HEAD:
                 group.side_by_side(decoder.head(content))
         return True
 
-    def _type_of(self, kind: Told) -> tuple[torch.dtype, torch.device]:
-        if kind in (Told.ATTEND, Told.MLP, Told.HEAD):
+    def _type_of(self, kind: RankMessage) -> tuple[torch.dtype, torch.device]:
+        if kind in (RankMessage.ATTEND, RankMessage.MLP, RankMessage.HEAD):
             return self._decoder.dtype, self._decoder.device
-        return torch.int64 if kind == Told.COPY else torch.uint8, torch.device("cpu")
+        return torch.int64 if kind == RankMessage.COPY else torch.uint8, torch.device("cpu")
 
 
 def _bytes(content: torch.Tensor) -> bytes:

@@ -24,7 +24,7 @@ _PATIENCE = datetime.timedelta(days=300)
 _JOIN_PATIENCE = datetime.timedelta(minutes=30)
 
 
-class Told(IntEnum):
+class RankMessage(IntEnum):
     """The kinds of what the first rank tells the others."""
 
     END = 0
@@ -92,7 +92,7 @@ class RankGroup:
         """True for the first rank."""
         return self.rank == LEADER
 
-    def tell(self, kind: Told, first: int, second: int, content: Tensor) -> None:
+    def tell(self, kind: RankMessage, first: int, second: int, content: Tensor) -> None:
         """Tell the other ranks something; of the first rank.
 
         Args:
@@ -114,8 +114,8 @@ class RankGroup:
             self._run(lambda: dist.broadcast(content, LEADER))
 
     def hear(
-        self, dtypes: Callable[[Told], tuple[torch.dtype, torch.device]]
-    ) -> tuple[Told, int, int, Tensor]:
+        self, dtypes: Callable[[RankMessage], tuple[torch.dtype, torch.device]]
+    ) -> tuple[RankMessage, int, int, Tensor]:
         """Wait for what the first rank tells next; of the others.
 
         Args:
@@ -126,14 +126,14 @@ class RankGroup:
         """
         self._run(lambda: dist.broadcast(self._frame, LEADER))
         kind, first, second, rows, width, dimensions, nbytes, inline = self._numbers.tolist()
-        dtype, device = dtypes(Told(kind))
+        dtype, device = dtypes(RankMessage(kind))
         shape = (rows, width)[:dimensions]
         if inline:
             body = self._frame[8 * _NUMBERS : 8 * _NUMBERS + nbytes].clone()
-            return Told(kind), first, second, body.view(dtype).view(shape).to(device)
+            return RankMessage(kind), first, second, body.view(dtype).view(shape).to(device)
         content = torch.empty(shape, dtype=dtype, device=device)
         self._run(lambda: dist.broadcast(content, LEADER))
-        return Told(kind), first, second, content
+        return RankMessage(kind), first, second, content
 
     def sum(self, part: Tensor) -> Tensor:
         """Add up the parts of all ranks, in the first one.
@@ -160,7 +160,7 @@ class RankGroup:
         """Leave the group; the first rank lets the others end."""
         try:
             if self.leads:
-                self.tell(Told.END, 0, 0, torch.zeros(0, dtype=torch.uint8))
+                self.tell(RankMessage.END, 0, 0, torch.zeros(0, dtype=torch.uint8))
         finally:
             dist.destroy_process_group()
 

@@ -13,10 +13,11 @@ from torch import Tensor
 from moesaic.kernels.gated_mlp import GatedMLP
 from moesaic.kernels.linear import Linear
 from moesaic.models.layers.attention_plan import AttentionPlan
-from moesaic.models.layers.decoder import AttentionLayer, Decoder, DecoderLayer
+from moesaic.models.layers.decoder import Decoder
+from moesaic.models.layers.decoder_layer import AttentionLayer, DecoderLayer
 from moesaic.models.layers.kv_cache import KVCache
 from moesaic.models.layers.rope import Rotation
-from moesaic.models.tensor_parallel.group import RankGroup, Told
+from moesaic.models.tensor_parallel.group import RankGroup, RankMessage
 from moesaic.models.tensor_parallel.plans import encode_plan
 
 _KNOWN_PLANS = 32  # of steps under way: one or two for each part of a step, and those of a sweep
@@ -57,26 +58,26 @@ class Leading:
         slot = self._next_plan % _KNOWN_PLANS
         self._next_plan += 1
         content = torch.frombuffer(bytearray(encode_plan(plan, rotation)), dtype=torch.uint8)
-        self.group.tell(Told.PLAN, slot, number, content)
+        self.group.tell(RankMessage.PLAN, slot, number, content)
         self._plans[slot] = plan, number
         return slot
 
     def _cache(self, cache: KVCache) -> int:
         while self._gone:
-            self.group.tell(Told.FORGET, self._gone.popleft(), 0, _NOTHING)
+            self.group.tell(RankMessage.FORGET, self._gone.popleft(), 0, _NOTHING)
         number = self._caches.get(cache)
         if number is None:
             number, self._next_cache = self._next_cache, self._next_cache + 1
             form = NewCache(cache.num_blocks, cache.block_size, cache.one_for_all)
             content = torch.frombuffer(bytearray(msgspec.msgpack.encode(form)), dtype=torch.uint8)
-            self.group.tell(Told.CACHE, number, 0, content)
+            self.group.tell(RankMessage.CACHE, number, 0, content)
             self._caches[cache] = number
             cache.on_copy = partial(self._copy, number)
             weakref.finalize(cache, self._gone.append, number)
         return number
 
     def _copy(self, cache: int, pairs: Sequence[tuple[int, int]]) -> None:
-        self.group.tell(Told.COPY, cache, 0, torch.tensor(pairs, dtype=torch.int64))
+        self.group.tell(RankMessage.COPY, cache, 0, torch.tensor(pairs, dtype=torch.int64))
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class DividedAttention:
     ) -> Tensor:
         """See ``AttentionLayer``."""
         number = self.leading.announce(plan, rotation, cache)
-        self.leading.group.tell(Told.ATTEND, self.index, number, hidden_states)
+        self.leading.group.tell(RankMessage.ATTEND, self.index, number, hidden_states)
         return self.leading.group.sum(self.own(hidden_states, rotation, plan, cache))
 
 
@@ -111,7 +112,7 @@ class DividedMLP:
 
     def __call__(self, x: Tensor) -> Tensor:
         """See ``GatedMLP``."""
-        self.leading.group.tell(Told.MLP, self.index, 0, x)
+        self.leading.group.tell(RankMessage.MLP, self.index, 0, x)
         return self.leading.group.sum(self.own(x))
 
 
@@ -132,7 +133,7 @@ class DividedHead:
         """See ``Linear``; of no rows, without a word to the others."""
         if not len(x):
             return x.new_empty(0, self.vocab_size)
-        self.leading.group.tell(Told.HEAD, 0, 0, x)
+        self.leading.group.tell(RankMessage.HEAD, 0, 0, x)
         return self.leading.group.side_by_side(self.own(x))[:, : self.vocab_size]
 
     def behind(self, first: int) -> Linear:

@@ -9,8 +9,8 @@ from moesaic.kernels.gated_mlp import GatedMLP, make_mlp
 from moesaic.kernels.held_bytes import Quantization
 from moesaic.kernels.linear import Linear, activation_dtype, make_linear
 from moesaic.kernels.stored_weights import StoredWeight, dequantised, take_columns, take_rows
+from moesaic.models.configuration.division import Cut, Division
 from moesaic.models.configuration.weight_format import WeightFormat
-from moesaic.models.tensor_parallel.division import Cut, Division
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.models.weights.formats.reading import joined, read_matrix
 

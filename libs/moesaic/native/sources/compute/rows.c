@@ -183,7 +183,8 @@ struct selection {
 };
 
 static int by_logits_alone(const struct gating *g) {
-    return !g->sigmoid && !g->correction && g->kept_groups == g->num_groups;
+    const int divides_plainly = !g->normalise || (g->least == 0 && g->epsilon == 0);
+    return !g->sigmoid && !g->correction && g->kept_groups == g->num_groups && divides_plainly;
 }
 
 // Logits to scores. No number depends on where in the row it stands.
