@@ -11,9 +11,11 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.parity.cases import CASES, CPU, Served, build_reference, local_moe
 from moesaic.errors import CheckpointError
+from moesaic.models.configuration.architecture import ModelConfig
 from moesaic.models.configuration.config import load_config
 from moesaic.models.layers.decoder import Decoder
 from moesaic.models.weights.checkpoint import Checkpoint
+from moesaic.models.weights.experts import expert_bytes, load_expert
 from moesaic.models.weights.files import list_tensors
 from moesaic.models.weights.inventory import tensor_names
 
@@ -37,6 +39,18 @@ class Recording(Checkpoint):
         super().read_slice_into(name, *how)
 
 
+def assert_bytes_add_up(checkpoint: Checkpoint, config: ModelConfig) -> None:
+    """Experts as they are counted, and all else, are all that there is."""
+    stored = list_tensors(checkpoint.directory)
+    experts = sum(
+        expert_bytes(checkpoint, config, layer, expert)
+        for layer in config.moe_layers
+        for expert in range(config.moe.num_experts)
+    )
+    rest = checkpoint.nbytes(tensor_names(config, stored, experts=False))
+    assert experts + rest == checkpoint.nbytes(stored)
+
+
 @pytest.mark.parametrize("original", [True, False])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_tensors_of_a_model_are_those_that_are_read(
@@ -50,6 +64,19 @@ def test_the_tensors_of_a_model_are_those_that_are_read(
 
     stored = list_tensors(tmp_path)
     assert checkpoint.read_names == set(tensor_names(config, stored)) == set(stored)
+
+
+@pytest.mark.parametrize("family", sorted({case.family for case in CASES}))
+def test_what_is_shown_of_loading_adds_up(tmp_path: Path, family: str) -> None:
+    build_reference(next(case for case in CASES if case.family == family), tmp_path)
+    config, checkpoint = load_config(tmp_path), Checkpoint(tmp_path)
+    assert_bytes_add_up(checkpoint, config)
+    first = config.moe_layers[0]
+    with checkpoint.progress.expecting(1 << 40):
+        load_expert(checkpoint, config, first, 1, torch.float32, CPU)
+        look = checkpoint.progress.look()
+    assert look is not None
+    assert look.done == expert_bytes(checkpoint, config, first, 1) > 0
 
 
 @pytest.fixture
